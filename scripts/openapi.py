@@ -18,7 +18,7 @@ from memecourt.v1 import court_pb2 as wire
 from serving.rest.api import TIMEOUT, USUAL_TIMEOUT_S
 from serving.rest.app import OPENAPI, WEBHOOK_KEYS
 from serving.rest.bodies import BODY_BYTES
-from serving.rest.http_call import LINES
+from serving.rest.events import LINES
 from serving.rest.moderations import CATEGORIES, MODEL
 from serving.rest.moderations import PATH as MODERATIONS
 from serving.rest.operations import JUDGE, OPERATIONS, PICTURE, Operation, Source

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
-from google.protobuf.message import Message
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from court.errors import BadRequest, CourtError, Overrun
 from serving.http.connections import GuardedConnection
-from serving.rest.bodies import content_length, received
-from serving.rest.http_call import CallEnded, EventForm, EventWriter, HttpCall, LineWriter
+from serving.rest.bodies import ReceivedRequest, content_length, received
+from serving.rest.events import EventForm, EventWriter, LineWriter
 from serving.rest.messages import response_json
 from serving.rest.operations import JUDGE, Operation
 from serving.rest.problems import MEDIA_TYPE, ProblemDetails, problem_of
 from serving.rest.remote_pictures import Fetch
-from serving.rpc.calls import to_court_error
+from serving.rpc.calls import ANSWER_RESERVE_S, Budget, to_court_error
 from serving.rpc.methods import Methods
-from serving.rpc.status import DEADLINE, status_of
+from serving.rpc.status import DEADLINE, code_name_of, status_of
 
 TIMEOUT = "x-timeout-s"
 """Header with the caller's timeout in seconds."""
@@ -38,41 +39,83 @@ class CallerGone(Exception):
     """The caller has disconnected, so nobody can be answered."""
 
 
-class Api:
-    """Gives HTTP endpoints access to the services' methods."""
+@dataclass(frozen=True, slots=True)
+class _Incoming:
+    """The request of a call as flow control reads it: only once there is memory for it."""
 
-    def __init__(self, methods: Methods, fetch: Fetch, *, fetches: bool) -> None:
-        """Prepares to answer calls.
+    request: Request
+    reading: Callable[[], Awaitable[ReceivedRequest]]
+    announced_bytes: int | None
+
+    def peer(self) -> str:
+        """Returns the connection of the call."""
+        client = self.request.client
+        return f"http:{client.host}:{client.port}" if client else "http:"
+
+    async def read(self) -> ReceivedRequest:
+        """Reads the request."""
+        return await self.reading()
+
+
+class Call:
+    """A call of a method for an HTTP request, whose time runs from now on."""
+
+    def __init__(
+        self,
+        api: Api,
+        operation: Operation,
+        request: Request,
+        *,
+        timeout_s: float | None,
+        reading: Callable[[], Awaitable[ReceivedRequest]] | None = None,
+        announced_bytes: int | None = None,
+    ) -> None:
+        """Prepares the call without reading the body.
 
         Args:
-            fetch: Fetches pictures that a request names by address, or refuses to.
-            fetches: True if ``fetch`` ever fetches pictures.
+            timeout_s: Timeout of the caller in seconds; None for no timeout. Waiting for memory is part of it.
+            reading: Reads the request; None to read it as the operation says.
+            announced_bytes: Bytes to reserve before that; None for the maximum.
         """
-        self.methods = methods
-        self.fetch = fetch
-        self._fetches = fetches
+        self._api = api
+        self._operation = operation
+        self._request = request
+        if reading is None:
+            announced_bytes = api.announced_bytes(operation, request)
+        self._incoming = _Incoming(request, reading or self._read, announced_bytes)
+        self._deadline = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
 
-    async def answer(self, operation: Operation, call: HttpCall, request: Request) -> Message | None:
-        """Answers a call until its deadline, or until its caller disconnects.
+    def time_left(self) -> float | None:
+        """Seconds until the caller's deadline; None if there is none."""
+        return None if self._deadline is None else max(0.0, self._deadline - asyncio.get_running_loop().time())
 
-        Returns:
-            The response; None for a method that has written its responses to the call.
+    async def respond(self) -> Any:
+        """Calls the method; returns its response, or raises its errors."""
+        with self._admitted():
+            return await self._api.methods[self._operation.method].respond(self._incoming, self._budget)
+
+    async def stream(self, events: EventWriter) -> None:
+        """Calls a method with a stream of responses, and writes them as events."""
+        with self._admitted():
+            await self._api.methods[self._operation.method].stream(self._incoming, self._budget, events)
+
+    async def finish(self, answering: Coroutine[Any, Any, Any]) -> Any:
+        """Returns the result of an answer to this call, until its deadline or until its caller disconnects.
 
         Raises:
-            CallEnded: The method has ended the call with an error.
             Overrun: The deadline has passed; DEADLINE.
             CallerGone: The caller has disconnected; the method was cancelled.
         """
-        working = asyncio.ensure_future(self.methods.answer(operation.full_name, call))
-        leaving = asyncio.ensure_future(connection_of(request).lost.wait())
+        working = asyncio.ensure_future(answering)
+        leaving = asyncio.ensure_future(connection_of(self._request).lost.wait())
         try:
             done, _ = await asyncio.wait(
-                (working, leaving), timeout=call.time_remaining(), return_when=asyncio.FIRST_COMPLETED
+                (working, leaving), timeout=self.time_left(), return_when=asyncio.FIRST_COMPLETED
             )
             if leaving in done or working.cancelled():  # reading the body may notice the disconnect first
                 raise CallerGone
             if working in done:
-                return parsed(operation, working.result())
+                return working.result()
             raise Overrun("There was no answer in the time that the request gives.", reason=DEADLINE)
         finally:
             working.cancel()
@@ -80,39 +123,44 @@ class Api:
             # Awaited, so that the method releases its memory and slot, and does not continue after the answer.
             await asyncio.gather(working, leaving, return_exceptions=True)
 
-    def call_of(
-        self,
-        operation: Operation,
-        request: Request,
-        *,
-        usual_s: float | None = USUAL_TIMEOUT_S,
-        events: EventWriter | None = None,
-        observe: Callable[[Any], None] = lambda _: None,
-    ) -> HttpCall:
-        """Builds the call for an HTTP request.
+    @contextmanager
+    def _admitted(self) -> Iterator[None]:
+        """Counts the call and lets it through, as the interceptors do over gRPC."""
+        headers = self._request.headers
+        with self._api.methods.telemetry.call(self._operation.full_name, headers, self.time_left, code_name_of):
+            self._api.methods.access.admit(self._operation.full_name, headers.items())
+            yield
+
+    async def _read(self) -> ReceivedRequest:
+        return await received(self._operation, self._request, self._api.fetch)
+
+    def _budget(self) -> Budget:
+        left = self.time_left()
+        within_s = None if left is None else left - ANSWER_RESERVE_S
+        return Budget(within_s, self._request.headers.get("traceparent", ""))
+
+
+class Api:
+    """Gives HTTP endpoints access to the services' methods.
+
+    Attributes:
+        fetch: Fetches pictures that a request names by address, or refuses to.
+    """
+
+    def __init__(self, methods: Methods, fetch: Fetch, *, fetches: bool) -> None:
+        """Prepares to answer calls.
 
         Args:
-            usual_s: Timeout in seconds if the header gives none; None for no timeout.
-            events: Writer for the responses of a streaming method.
-            observe: Called with the request message, without a separately sent picture; may complete it.
-
-        Raises:
-            BadRequest: The timeout header is not a number of seconds.
+            fetches: True if ``fetch`` ever fetches pictures.
         """
+        self.methods = methods
+        self.fetch = fetch
+        self._fetches = fetches
 
-        # Read only when the method asks for it, once there is memory for the body.
-        async def message() -> bytes:
-            found = await received(operation, request, self.fetch)
-            observe(found.message)
-            return found.serialized()
-
-        return HttpCall(
-            request,
-            message,
-            announced_bytes=self.announced_bytes(operation, request),
-            timeout_s=timeout_of(request, usual_s),
-            events=events,
-        )
+    async def answer(self, operation: Operation, request: Request) -> Any:
+        """Answers a request with the usual timeout. Raises as :meth:`Call.finish` and the method."""
+        call = Call(self, operation, request, timeout_s=timeout_of(request, USUAL_TIMEOUT_S))
+        return await call.finish(call.respond())
 
     def announced_bytes(self, operation: Operation, request: Request) -> int | None:
         """Returns the announced size of a request; None for the maximum, as when a picture will be fetched."""
@@ -132,9 +180,7 @@ class Endpoint:
         request = Request(scope, receive)
 
         async def work() -> Response:
-            response = await self._api.answer(self._operation, self._api.call_of(self._operation, request), request)
-            assert response is not None
-            return json_response(response_json(response))
+            return json_response(response_json(await self._api.answer(self._operation, request)))
 
         if (response := await finished(work)) is not None:
             await response(scope, receive, send)
@@ -155,12 +201,10 @@ class EventEndpoint:
         events = (LineWriter if self._operation.lines else EventWriter)(send, self._form)
 
         async def work() -> None:
-            await self._api.answer(
-                self._operation, self._api.call_of(self._operation, request, usual_s=None, events=events), request
-            )
+            call = Call(self._api, self._operation, request, timeout_s=timeout_of(request, None))
+            await call.finish(call.stream(events))
             # A stream without any event still needs a response.
-            if not events.begun:
-                await events.begin()
+            await events.send_initial_metadata()
 
         try:
             failed: list[ProblemDetails] = []
@@ -193,11 +237,8 @@ async def finished(
         return await work()
     except CallerGone:
         return None
-    except CallEnded as ended:
-        status = ended.status
     except Exception as error:
-        status = status_of(to_court_error(error))
-    return (failed or problem_response)(problem_of(status))
+        return (failed or problem_response)(problem_of(status_of(to_court_error(error))))
 
 
 def json_response(content: Any, status: int = 200, **headers: str) -> Response:
@@ -232,11 +273,6 @@ def timeout_of(request: Request, usual: float | None) -> float | None:
             field=TIMEOUT,
         )
     return seconds
-
-
-def parsed(operation: Operation, response: Message | bytes | None) -> Message | None:
-    """Returns a response as a message, parsing it if the method has serialised it."""
-    return operation.response.FromString(response) if isinstance(response, bytes) else response
 
 
 def connection_of(request: Request) -> GuardedConnection:

@@ -20,7 +20,7 @@ from memecourt.v1 import court_pb2 as wire
 from serving.access.callers import NotAllowed
 from serving.http.hosts import host_of
 from serving.rest.api import Api, Endpoint, EventEndpoint, error_response, json_response
-from serving.rest.http_call import EventForm
+from serving.rest.events import EventForm
 from serving.rest.judging import JudgeEndpoint
 from serving.rest.messages import json_of
 from serving.rest.moderations import PATH as MODERATIONS

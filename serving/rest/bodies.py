@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 from urllib.parse import parse_qsl
 
 from starlette.requests import Request
@@ -17,9 +17,6 @@ from serving.rest.messages import loaded, message_of, object_of, with_picture
 from serving.rest.operations import JUDGE, PICTURE, Operation, Source
 from serving.rest.remote_pictures import Fetch, picture_at
 from serving.rpc.flow_control import MESSAGE_BYTES
-
-if TYPE_CHECKING:
-    from google.protobuf.message import Message
 
 # The same limit for both transports, so that no request is too large for only one of them.
 BODY_BYTES = MESSAGE_BYTES
@@ -75,18 +72,19 @@ async def whole_body(request: Request) -> bytearray:
 
 @dataclass(frozen=True, slots=True)
 class ReceivedRequest:
-    """A received request.
+    """A received request; its length is that of what was received for it.
 
     Attributes:
-        picture: Picture that was sent separately and is not in the message; None otherwise.
+        message: Complete request.
+        size: Bytes that were received.
     """
 
-    message: Message
-    picture: bytes | bytearray | None = None
+    message: Any
+    size: int
 
-    def serialized(self) -> bytes:
-        """Serialises the complete request in binary form."""
-        return with_picture(self.message, self.picture)
+    def __len__(self) -> int:
+        """Bytes that were received."""
+        return self.size
 
 
 async def received(operation: Operation, request: Request, fetch: Fetch) -> ReceivedRequest:
@@ -109,12 +107,13 @@ async def received(operation: Operation, request: Request, fetch: Fetch) -> Rece
     pairs = _query_of(request)
     if operation.source is Source.QUERY:
         query = object_of(operation.descriptor.input_type, [*pairs, *own.items()])
-        return ReceivedRequest(message_of(operation.request, query))
+        return ReceivedRequest(message_of(operation.request, query), len(request.scope["query_string"]))
     query = object_of(operation.descriptor.input_type, pairs)
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if operation.takes_picture and media.startswith("image/"):
         message = message_of(operation.request, query, own)
-        return ReceivedRequest(message, await whole_body(request))
+        picture = await whole_body(request)
+        return ReceivedRequest(with_picture(message, picture), len(picture))
     # A field in two places would need a rule for which one counts.
     if query:
         raise BadRequest(
@@ -124,10 +123,11 @@ async def received(operation: Operation, request: Request, fetch: Fetch) -> Rece
     if operation.takes_picture and media == _FORM:
         return await _of_form(operation, request, own)
     if media == _JSON:
-        fields = loaded(await whole_body(request))
+        body = await whole_body(request)
+        fields = loaded(body)
         if operation is JUDGE and "image_url" in fields:
             return await _with_fetched(fields, own, fetch)
-        return ReceivedRequest(message_of(operation.request, fields, own))
+        return ReceivedRequest(message_of(operation.request, fields, own), len(body))
     taken = ", ".join((_JSON, *((_FORM, "image/*") if operation.takes_picture else ())))
     raise BadRequest(f"The body's Content-Type is none that is taken here: {taken}.", reason="MEDIA_TYPE_NOT_TAKEN")
 
@@ -157,7 +157,8 @@ async def _of_form(operation: Operation, request: Request, own: Mapping[str, str
             )
     if form.picture is not None and PICTURE in fields:
         raise BadRequest("The picture stands in the form twice.", reason="MALFORMED_REQUEST", field=PICTURE)
-    return ReceivedRequest(message_of(operation.request, fields, own), form.picture)
+    message = with_picture(message_of(operation.request, fields, own), form.picture)
+    return ReceivedRequest(message, sum(map(len, form.fields.values())) + len(form.picture or b""))
 
 
 async def _with_fetched(fields: dict[str, object], own: Mapping[str, str], fetch: Fetch) -> ReceivedRequest:
@@ -165,7 +166,8 @@ async def _with_fetched(fields: dict[str, object], own: Mapping[str, str], fetch
     if PICTURE in fields:
         raise BadRequest("Give image or image_url, not both.", reason="MALFORMED_REQUEST", field="image_url")
     message = message_of(JUDGE.request, fields, own)  # report errors in the other fields first
-    return ReceivedRequest(message, await picture_at(url, fetch))
+    picture = await picture_at(url, fetch)
+    return ReceivedRequest(with_picture(message, picture), len(picture))
 
 
 def _query_of(request: Request) -> Sequence[tuple[str, str]]:

@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import uuid
 from contextlib import suppress
+from typing import Any
 from urllib.parse import quote, urlencode
 
 from google.protobuf.message import Message
-from google.rpc import code_pb2
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from court.errors import BadRequest
 from memecourt.v1 import court_pb2 as wire
-from serving.rest.api import Api, CallerGone, connection_of, finished, json_response, parsed
-from serving.rest.http_call import CallEnded, HttpCall
+from serving.docket.ports import TrialUnknown
+from serving.rest.api import Api, Call, CallerGone, connection_of, finished, json_response, timeout_of
+from serving.rest.bodies import ReceivedRequest, received
 from serving.rest.messages import response_json
 from serving.rest.operations import JUDGE, VERDICT
 
@@ -32,7 +33,7 @@ class JudgeEndpoint:
         """Creates the endpoint."""
         self._api = api
         # Strong references, since asyncio allows running tasks without any to be garbage-collected.
-        self._going_on: set[asyncio.Task[Message | bytes | None]] = set()
+        self._going_on: set[asyncio.Task[Any]] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers."""
@@ -41,9 +42,7 @@ class JudgeEndpoint:
         async def work() -> Response:
             if (wait_s := later_after(request)) is not None:
                 return await self._later(request, wait_s)
-            verdict = await self._api.answer(JUDGE, self._api.call_of(JUDGE, request), request)
-            assert verdict is not None
-            return json_response(response_json(verdict))
+            return json_response(response_json(await self._api.answer(JUDGE, request)))
 
         if (response := await finished(work)) is not None:
             await response(scope, receive, send)
@@ -58,14 +57,24 @@ class JudgeEndpoint:
         """Returns the verdict if it is ready soon, or else its address once the trial is in the docket."""
         named: list[wire.JudgeRequest] = []
 
-        def name(request: wire.JudgeRequest) -> None:
+        async def read() -> ReceivedRequest:
+            found = await received(JUDGE, request, self._api.fetch)
+            message: wire.JudgeRequest = found.message
             # Every request gets an id, which the 202 response needs for the verdict's address. Assigned before the
             # trial sees the request, so that it is recorded under this id.
-            request.request_id = request.request_id or str(uuid.uuid4())
-            named.append(wire.JudgeRequest(request_id=request.request_id, content=request.content))
+            message.request_id = message.request_id or str(uuid.uuid4())
+            named.append(wire.JudgeRequest(request_id=message.request_id, content=message.content))
+            return found
 
-        call = self._api.call_of(JUDGE, request, usual_s=None, observe=name)
-        trial = asyncio.create_task(self._api.methods.answer(JUDGE.full_name, call))
+        call = Call(
+            self._api,
+            JUDGE,
+            request,
+            timeout_s=timeout_of(request, None),
+            reading=read,
+            announced_bytes=self._api.announced_bytes(JUDGE, request),
+        )
+        trial = asyncio.create_task(call.respond())
         # Watch the connection itself: ASGI's receive belongs to the trial, which reads the body with it.
         leaving = asyncio.create_task(connection_of(request).lost.wait())
         self._going_on.add(trial)
@@ -82,9 +91,7 @@ class JudgeEndpoint:
                 if leaving in done or trial.cancelled():
                     raise CallerGone
                 if trial in done:
-                    verdict = parsed(JUDGE, trial.result())
-                    assert verdict is not None
-                    return json_response(response_json(verdict))
+                    return json_response(response_json(trial.result()))
                 pause_s = min(2 * pause_s, _LATER_POLL_S)
                 if began is None and named:
                     began = await self._state_of(request, named[0])
@@ -105,19 +112,17 @@ class JudgeEndpoint:
         """Returns the state of a request's trial; None if it has not been opened."""
         name = wire.RequestName(namespace=judge_request.content.namespace, request_id=judge_request.request_id)
 
-        async def message() -> bytes:
-            return wire.GetVerdictRequest(request=name).SerializeToString()
+        async def read() -> ReceivedRequest:
+            return ReceivedRequest(wire.GetVerdictRequest(request=name), 0)
 
-        call = HttpCall(request, message, announced_bytes=0, timeout_s=None)
         try:
-            return parsed(VERDICT, await self._api.methods.answer(VERDICT.full_name, call))
-        except CallEnded as ended:
-            # Only "not found" may resolve itself by waiting.
-            if ended.status.code != code_pb2.NOT_FOUND:
-                raise
+            call = Call(self._api, VERDICT, request, timeout_s=None, reading=read, announced_bytes=0)
+            found: Message = await call.respond()
+            return found
+        except TrialUnknown:  # only this may resolve itself by waiting
             return None
 
-    def _over(self, task: asyncio.Task[Message | bytes | None]) -> None:
+    def _over(self, task: asyncio.Task[Any]) -> None:
         self._going_on.discard(task)
         with suppress(asyncio.CancelledError, Exception):
             task.result()  # the outcome is in the docket, even if nobody waits for it

@@ -24,8 +24,6 @@ from memecourt.v1 import court_pb2 as wire
 from serving.rest.operations import PICTURE
 from serving.rpc.listings import LABELS
 
-# Wire type of bytes in protobuf's encoding.
-_LENGTH_DELIMITED = 2
 _MAX_ERROR_CHARS = 300
 _JSON_PARTS = re.compile(rb'([{}])|(?P<text>"(?:[^"\\]++|\\.)*+")\s*+(?P<colon>:?)', re.DOTALL)
 """Braces and texts of JSON; a text before a colon is a name."""
@@ -209,24 +207,9 @@ def require_bytes(picture: bytes | bytearray) -> None:
         raise bad_picture("PICTURE_EMPTY", {})
 
 
-def with_picture(message: Message, picture: bytes | bytearray | None) -> bytes:
-    """Serialises a request with a separate picture in a single copy: concatenated messages are merged.
-
-    Raises:
-        BadPicture: The picture has no bytes.
-    """
-    if picture is None:
-        return message.SerializeToString()
-    require_bytes(picture)
-    number = message.DESCRIPTOR.fields_by_name[PICTURE].number
-    # Encoded by hand, as protobuf would: setting the field would copy the picture in memory.
-    head = bytes([number << 3 | _LENGTH_DELIMITED]) + _varint(len(picture))
-    return b"".join((message.SerializeToString(), head, picture))
-
-
-def _varint(number: int) -> bytes:
-    found = bytearray()
-    while number > 127:
-        found.append(number & 127 | 128)
-        number >>= 7
-    return bytes([*found, number])
+def with_picture(message: Message, picture: bytes | bytearray | None) -> Message:
+    """Sets the picture of a request, if one was sent separately. Raises BadPicture if it has no bytes."""
+    if picture is not None:
+        require_bytes(picture)
+        setattr(message, PICTURE, bytes(picture))
+    return message

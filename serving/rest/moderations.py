@@ -15,10 +15,9 @@ from starlette.types import Receive, Scope, Send
 
 from court.errors import BadRequest
 from memecourt.v1 import court_pb2 as wire
-from serving.rest.api import USUAL_TIMEOUT_S, Api, finished, json_response, timeout_of
+from serving.rest.api import USUAL_TIMEOUT_S, Api, Call, finished, json_response, timeout_of
 from serving.rest.bodies import ReceivedRequest, idempotency_key, whole_body
-from serving.rest.http_call import HttpCall
-from serving.rest.messages import decision_of, loaded, message_of, response_json
+from serving.rest.messages import decision_of, loaded, message_of, response_json, with_picture
 from serving.rest.operations import JUDGE
 from serving.rest.problems import ProblemDetails
 from serving.rest.remote_pictures import Fetch, picture_at
@@ -72,34 +71,32 @@ class ModerationsEndpoint:
         """Returns the verdict on each input. The first call reads the body, which determines their number."""
         inputs: list[ReceivedRequest] = []
 
-        async def first() -> bytes:
-            fields = loaded(await whole_body(request))
-            inputs.extend(await judge_requests(fields, idempotency_key(request), self._api.fetch))
-            return inputs[0].serialized()
+        async def first() -> ReceivedRequest:
+            body = await whole_body(request)
+            inputs.extend(await judge_requests(loaded(body), idempotency_key(request), self._api.fetch))
+            return inputs[0]
 
-        call = HttpCall(
-            request,
-            first,
-            announced_bytes=self._api.announced_bytes(JUDGE, request),
-            timeout_s=timeout_of(request, USUAL_TIMEOUT_S),
-        )
-        verdicts = [await self._verdict(call, request)]
+        announced = self._api.announced_bytes(JUDGE, request)
+        timeout_s = timeout_of(request, USUAL_TIMEOUT_S)
+        call = Call(self._api, JUDGE, request, timeout_s=timeout_s, reading=first, announced_bytes=announced)
+        verdicts: list[wire.JudgeResponse] = [await call.finish(call.respond())]
         # Sequentially: a list takes only one admission slot at a time, like a single request.
         for each in inputs[1:]:
-            data = each.serialized()
 
-            async def prepared(data: bytes = data) -> bytes:
-                return data
+            async def prepared(each: ReceivedRequest = each) -> ReceivedRequest:
+                return each
 
             # One deadline for all inputs: each gets the time that is left.
-            further = HttpCall(request, prepared, announced_bytes=len(data), timeout_s=call.time_remaining())
-            verdicts.append(await self._verdict(further, request))
+            further = Call(
+                self._api,
+                JUDGE,
+                request,
+                timeout_s=call.time_left(),
+                reading=prepared,
+                announced_bytes=len(each),
+            )
+            verdicts.append(await further.finish(further.respond()))
         return verdicts
-
-    async def _verdict(self, call: HttpCall, request: Request) -> wire.JudgeResponse:
-        verdict = await self._api.answer(JUDGE, call, request)
-        assert isinstance(verdict, wire.JudgeResponse)
-        return verdict
 
 
 async def judge_requests(fields: Mapping[str, Any], request_id: str, fetch: Fetch) -> Sequence[ReceivedRequest]:
@@ -130,14 +127,15 @@ async def judge_requests(fields: Mapping[str, Any], request_id: str, fetch: Fetc
     if all(isinstance(text, str) for text in texts):
         return [
             ReceivedRequest(
-                message_of(JUDGE.request, {**content, "text": text, "request_id": _numbered(request_id, n)})
+                message_of(JUDGE.request, {**content, "text": text, "request_id": _numbered(request_id, n)}), len(text)
             )
             for n, text in enumerate(texts)
         ]
     words, pictures = _parts(texts)
     meme = {**content, "request_id": request_id, **({"text": "\n".join(words)} if words else {})}
     message = message_of(JUDGE.request, meme)
-    return [ReceivedRequest(message, await picture_at(pictures[0], fetch, "input") if pictures else None)]
+    picture = await picture_at(pictures[0], fetch, "input") if pictures else None
+    return [ReceivedRequest(with_picture(message, picture), sum(map(len, words)) + len(picture or b""))]
 
 
 def _numbered(request_id: str, number: int) -> str:

@@ -42,10 +42,12 @@ WITHOUT_TOKEN = frozenset(
 """Open to callers without a token: orchestrators and load balancers have none, and health reveals nothing else."""
 WITH_ANY_TOKEN = frozenset({"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"})
 
+Metadata: TypeAlias = Sequence[tuple[str, str | bytes]]
+
 _log = logging.getLogger("memecourt.access")
 
 if TYPE_CHECKING:
-    from serving.service_call import ServiceCall
+    from serving.rpc.calls import CallContext
 
     _Handler: TypeAlias = grpc.RpcMethodHandler[Any, Any]
     _Continuation: TypeAlias = Callable[[grpc.HandlerCallDetails], Awaitable[_Handler | None]]
@@ -58,28 +60,40 @@ class Access(grpc.aio.ServerInterceptor):
         """Args: the tokens in force; None for a server that does not authenticate callers."""
         self._tokens = tokens
 
-    async def intercept_service(self, continuation: _Continuation, details: grpc.HandlerCallDetails) -> _Handler | None:
-        """Returns the method's handler, or one that refuses the call."""
-        if details.method in WITHOUT_TOKEN:
-            return await continuation(details)
+    def admit(self, method: str, metadata: Metadata, *, exists: bool = True) -> None:
+        """Sets the caller of the current call, if it may call a method.
+
+        Args:
+            method: Full name, ``/memecourt.v1.Court/Judge``.
+            exists: False for a method that the server does not have.
+
+        Raises:
+            Unauthenticated, NotAllowed: The call is refused.
+        """
         caller: Caller | None = None
         try:
-            caller, now = (ANYBODY, None) if self._tokens is None else _caller(self._tokens, details)
-            handler = await continuation(details)
-            if handler is None:
-                return handler  # no such method: the library reports it
-            _check(caller, details.method)
+            caller, now = (ANYBODY, None) if self._tokens is None else _caller(self._tokens, metadata)
+            if exists:
+                _check(caller, method)
         except (Unauthenticated, NotAllowed) as error:
-            method = details.method if details.method in SCOPES else "another"  # the caller may send any text
+            method = method if method in SCOPES else "another"  # the caller may send any text
             _log.warning("refused method=%s caller=%s reason=%s", method, caller.name if caller else "", error.reason)
-            return _refusing(error)
+            raise
         set_current(caller, now)
+
+    async def intercept_service(self, continuation: _Continuation, details: grpc.HandlerCallDetails) -> _Handler | None:
+        """Returns the method's handler, or one that refuses the call."""
+        handler = await continuation(details)
+        if details.method not in WITHOUT_TOKEN:
+            try:
+                self.admit(details.method, tuple(details.invocation_metadata or ()), exists=handler is not None)
+            except (Unauthenticated, NotAllowed) as error:
+                return _refusing(error)
         return handler
 
 
-def _caller(tokens: Tokens, details: grpc.HandlerCallDetails) -> tuple[Caller, Callable[[], Caller | None]]:
+def _caller(tokens: Tokens, metadata: Metadata) -> tuple[Caller, Callable[[], Caller | None]]:
     """Returns the caller, and a function that looks up the same token again."""
-    metadata: Sequence[tuple[str, str | bytes]] = tuple(details.invocation_metadata or ())
     values = [value for key, value in metadata if key == "authorization"]
     if not values:
         raise Unauthenticated(
@@ -113,7 +127,7 @@ def _check(caller: Caller, method: str) -> None:
 def _refusing(error: CourtError) -> _Handler:
     """Returns a handler that refuses a call of any kind without reading its requests."""
 
-    async def refuse(_: object, context: ServiceCall) -> NoReturn:
+    async def refuse(_: object, context: CallContext) -> NoReturn:
         await abort(context, error)
 
     handler: _Handler = grpc.stream_stream_rpc_method_handler(refuse)

@@ -8,11 +8,13 @@ caller, and its message is dropped, since it may contain a path or the text of a
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import traceback
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeAlias, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeAlias, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError, Message
@@ -23,7 +25,7 @@ from court.record import TrialAborted
 from serving.errors import Busy, closing, starting
 from serving.rpc.status import status_of
 
-_ANSWER_RESERVE_S = 0.1
+ANSWER_RESERVE_S = 0.1
 """Seconds of a caller's deadline that are reserved for sending the answer."""
 
 _MOST_STREAMS = 1000
@@ -35,16 +37,13 @@ _NOTHING_CHANGED = frozenset({"LIBRARY_LOCKED", "LIBRARY_NOT_WRITTEN"})
 _log = logging.getLogger("memecourt.service")
 
 Request = TypeVar("Request", bound=Message)
-Response = TypeVar("Response", bound=Message)
 T = TypeVar("T")
 
 if TYPE_CHECKING:
-    from serving.rpc.flow_control import ReceiveBudget
-    from serving.service_call import ServiceCall
+    from serving.rpc.flow_control import ReceiveBudget, RequestSource, Reservation
 
     Handler: TypeAlias = grpc.RpcMethodHandler[Any, Any]
-    Unary: TypeAlias = Callable[[Request, ServiceCall], Awaitable[Response]]
-    Streaming: TypeAlias = Callable[[Request, ServiceCall], AsyncGenerator[Response, None]]
+    CallContext: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 
 def parse_request(kind: type[Request], data: bytes) -> Request:
@@ -72,7 +71,7 @@ def to_court_error(error: Exception) -> CourtError:
     return CourtError("The server made a mistake.", reason="INTERNAL")
 
 
-async def abort(context: ServiceCall, error: CourtError) -> NoReturn:
+async def abort(context: CallContext, error: CourtError) -> NoReturn:
     """Ends a call with the status of an error."""
     status = rpc_status.to_status(status_of(error))
     # The library keeps the exception it raises now, and its frames reference the call: a reference cycle. Keep the
@@ -81,7 +80,7 @@ async def abort(context: ServiceCall, error: CourtError) -> NoReturn:
     await context.abort(status.code, status.details, status.trailing_metadata)
 
 
-async def finish_call(context: ServiceCall, answer: Awaitable[T]) -> T:
+async def finish_call(context: CallContext, answer: Awaitable[T]) -> T:
     """Awaits an answer, or ends the call with the status of the raised error.
 
     A caller that disconnects cancels its call. If this happens while something is being sent, the library also raises
@@ -106,64 +105,141 @@ def _of_vanished(error: Exception) -> bool:
     return isinstance(error, grpc.aio.InternalError)
 
 
-def unary(kind: type[Request], method: Unary[Request, Response], memory: ReceiveBudget) -> Handler:
-    """Builds the handler of a call with one request and one response.
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Time that a call has, and the trace that it belongs to.
 
-    It is registered with a stream of requests, which is the same on the wire: the library would read a single request
-    before any of our code runs.
-
-    Args:
-        method: Called with the parsed request; raises its errors.
-        memory: Memory budget that must have room before the request is read.
+    Attributes:
+        within_s: Seconds until an answer must be sent; None if the caller gave no deadline.
+        traceparent: W3C ``traceparent`` header, or empty.
     """
 
-    async def answer(context: ServiceCall) -> Response:
-        async with _only_request(memory, context) as data:
-            return await method(parse_request(kind, data), context)
-
-    async def call(_: AsyncIterator[bytes], context: ServiceCall) -> Response:
-        return await finish_call(context, answer(context))
-
-    return grpc.stream_unary_rpc_method_handler(call, request_deserializer=None, response_serializer=serialized)
+    within_s: float | None = None
+    traceparent: str = ""
 
 
-def streaming(
-    kind: type[Request], method: Streaming[Request, Response], memory: ReceiveBudget, *, of: str = ""
-) -> Handler:
-    """Builds the handler of a call with one request and a stream of responses.
+class Method(Generic[Request]):
+    """A method of a service, whichever transport calls it."""
 
-    ``method`` is an async generator, which is advanced only once flow control has let the previous response go. The
-    number of concurrent calls is limited, and further callers are told to retry: each call lasts for as long as its
-    caller likes, and uses memory until then. A call whose caller takes no response within the idle timeout ends (IDLE),
-    as it would lock out others for ever. The rest is as for :func:`unary`; ``of`` is passed to
-    :meth:`ReceiveBudget.receive`.
-    """
-    answering = 0
+    def __init__(
+        self,
+        request: type[Request],
+        answer: Callable[[Request, Budget], Any],
+        memory: ReceiveBudget,
+        *,
+        of: str = "",
+    ) -> None:
+        """Describes a method.
 
-    async def tell(data: bytes, context: ServiceCall) -> None:
-        nonlocal answering
-        request = parse_request(kind, data)
-        if answering >= _MOST_STREAMS:
-            raise Busy(f"{answering:,} such streams are open, which is as many as this server has. Come again.")
-        # Nothing is awaited since the comparison, so that two calls can't both take the last place.
-        answering += 1
+        Args:
+            request: Type of its request.
+            answer: Coroutine function that returns the response, or async generator function of a stream's responses.
+            memory: Memory budget that must have room before the request is read.
+            of: Passed to :meth:`ReceiveBudget.receive`.
+        """
+        self._request = request
+        self._answer = answer
+        self._memory = memory
+        self._of = of
+        self._streaming = 0
+
+    @property
+    def streams(self) -> bool:
+        """True if the method has a stream of responses."""
+        return inspect.isasyncgenfunction(self._answer)
+
+    async def respond(self, source: RequestSource, budget: Callable[[], Budget]) -> Message:
+        """Reads the request and returns the response.
+
+        Args:
+            budget: Called once the request has been read, which takes its part of the time.
+        """
+        request, reservation = await self._received(source)
         try:
-            outgoing = Responses(context, memory.idle_s, "Read responses as they come; open the call again to go on.")
-            # Closed explicitly: otherwise its subscriptions would stay registered until garbage collection.
-            async with aclosing(method(request, context)) as responses:
-                async for response in responses:
-                    await outgoing.send(response)
+            answering = self._answer(request, budget())
+            del request  # the method drops it when only the picture is needed
+            response: Message = await answering
+            return response
         finally:
-            answering -= 1
+            # Released only when the call is over: the request stays in memory until then.
+            reservation.release()
 
-    async def answer(context: ServiceCall) -> None:
-        async with _only_request(memory, context, of) as data:
-            await tell(data, context)
+    async def stream(self, source: RequestSource, budget: Callable[[], Budget], sink: ResponseSink) -> None:
+        """Reads the request and sends the responses.
 
-    async def call(_: AsyncIterator[bytes], context: ServiceCall) -> None:
-        await finish_call(context, answer(context))
+        The next response is made only once flow control has let the previous one go. The number of concurrent calls is
+        limited, and further callers are told to retry: each call lasts for as long as its caller likes, and uses memory
+        until then. A call whose caller takes no response within the idle timeout ends (IDLE), as it would lock out
+        others for ever.
+        """
+        request, reservation = await self._received(source)
+        try:
+            if self._streaming >= _MOST_STREAMS:
+                raise Busy(
+                    f"{self._streaming:,} such streams are open, which is as many as this server has. Come again."
+                )
+            # Nothing is awaited since the comparison, so that two calls can't both take the last place.
+            self._streaming += 1
+            try:
+                advice = "Read responses as they come; open the call again to go on."
+                outgoing = Responses(sink, self._memory.idle_s, advice)
+                # Closed explicitly: otherwise its subscriptions would stay registered until garbage collection.
+                async with aclosing(self._answer(request, budget())) as responses:
+                    async for response in responses:
+                        await outgoing.send(response)
+            finally:
+                self._streaming -= 1
+        finally:
+            reservation.release()
 
-    return grpc.stream_stream_rpc_method_handler(call, request_deserializer=None, response_serializer=serialized)
+    async def _received(self, source: RequestSource) -> tuple[Request, Reservation]:
+        received = await self._memory.receive(source, of=self._of)
+        if received is None:
+            raise BadRequest("The call ended without a request.", reason="MALFORMED_REQUEST")
+        data, reservation = received
+        try:
+            return (parse_request(self._request, data) if isinstance(data, bytes) else data.message), reservation
+        except CourtError:
+            reservation.release()
+            raise
+
+    def handler(self) -> Handler:
+        """Builds the gRPC handler.
+
+        It is registered with a stream of requests, which is the same on the wire: the library would read a single
+        request before any of our code runs.
+        """
+
+        async def respond(_: AsyncIterator[bytes], context: CallContext) -> bytes:
+            response = await finish_call(context, self.respond(context, lambda: budget_of(context)))
+            return response.SerializeToString()
+
+        async def stream(_: AsyncIterator[bytes], context: CallContext) -> None:
+            await finish_call(context, self.stream(context, lambda: budget_of(context), context))
+
+        if self.streams:
+            return grpc.stream_stream_rpc_method_handler(
+                stream, request_deserializer=None, response_serializer=lambda response: response.SerializeToString()
+            )
+        return grpc.stream_unary_rpc_method_handler(respond, request_deserializer=None, response_serializer=None)
+
+
+def grpc_handler(service: str, methods: Mapping[str, Method[Any]], **others: Handler) -> grpc.GenericRpcHandler:
+    """Builds the gRPC handler of a service."""
+    handlers = {name: method.handler() for name, method in methods.items()}
+    return grpc.method_handlers_generic_handler(service, {**handlers, **others})
+
+
+class ResponseSink(Protocol):
+    """The part of a call that responses are written to."""
+
+    async def send_initial_metadata(self, metadata: tuple[tuple[str, str], ...]) -> None:
+        """Sends the initial metadata."""
+        ...
+
+    async def write(self, response: Any) -> None:
+        """Sends a response once flow control allows it."""
+        ...
 
 
 class Responses:
@@ -174,8 +250,8 @@ class Responses:
         advice: Advice to a caller that took no response for too long.
     """
 
-    def __init__(self, context: ServiceCall, idle_s: float, advice: str) -> None:
-        self._context = context
+    def __init__(self, sink: ResponseSink, idle_s: float, advice: str) -> None:
+        self._sink = sink
         self._idle_s = idle_s
         self._advice = advice
         self._begun = False
@@ -183,7 +259,7 @@ class Responses:
     async def begin(self, metadata: Sequence[tuple[str, str]] = ()) -> None:
         """Sends the initial metadata, unless they were sent already."""
         if not self._begun:
-            await self._context.send_initial_metadata(tuple(metadata))
+            await self._sink.send_initial_metadata(tuple(metadata))
             self._begun = True
 
     async def send(self, response: Message | bytes) -> None:
@@ -197,26 +273,13 @@ class Responses:
                 # If the metadata went with a first response that is not taken, the library would send them a second
                 # time and fail: the caller would be told that all is well.
                 await self.begin()
-                await self._context.write(response)
+                await self._sink.write(response)
             return
         except TimeoutError:
             if not limit.expired():
                 raise
         # Raised out here: chained to the timeout, it would keep the response and the waiting frames alive.
         raise BadRequest(f"No response was taken for {self._idle_s:g} seconds. {self._advice}", reason="IDLE")
-
-
-@asynccontextmanager
-async def _only_request(memory: ReceiveBudget, context: ServiceCall, of: str = "") -> AsyncIterator[bytes]:
-    received = await memory.receive(context, of=of)
-    if received is None:
-        raise no_request()
-    data, lot = received
-    try:
-        yield data
-    finally:
-        # Released only when the call is over: the request stays in memory until then.
-        lot.release()
 
 
 @contextmanager
@@ -240,29 +303,18 @@ def changing() -> Iterator[None]:
         ) from error
 
 
-def no_request() -> BadRequest:
-    """Builds the error for a caller that ended its call without a request."""
-    return BadRequest("The call ended without a request.", reason="MALFORMED_REQUEST")
-
-
-def serialized(message: Message) -> bytes:
-    """Serialises a response."""
-    return message.SerializeToString()
-
-
-def time_left(context: ServiceCall) -> float | None:
+def time_left(context: CallContext) -> float | None:
     """Seconds until an answer must be sent; None if the caller gave no deadline."""
     left = context.time_remaining()
     # An answer right at the deadline would be a verdict that is stored but never reaches the caller.
-    return None if left is None else left - _ANSWER_RESERVE_S
+    return None if left is None else left - ANSWER_RESERVE_S
 
 
-def traceparent(context: ServiceCall) -> str:
-    """Returns the W3C ``traceparent`` header, or an empty string."""
-    for key, value in context.invocation_metadata() or ():
-        if key == "traceparent" and isinstance(value, str):
-            return value
-    return ""
+def budget_of(context: CallContext) -> Budget:
+    """Returns the time that is left to a gRPC call, and its trace."""
+    metadata = context.invocation_metadata() or ()
+    traceparent = next((value for key, value in metadata if key == "traceparent" and isinstance(value, str)), "")
+    return Budget(time_left(context), traceparent)
 
 
 class Session(Generic[T]):

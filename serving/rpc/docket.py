@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
@@ -17,7 +17,7 @@ from memecourt.v1 import court_pb2 as wire
 from serving.access.callers import check_in_force, current
 from serving.docket.open import Docket
 from serving.docket.ports import NotDecided, TrialErased, TrialFilter, TrialReader, TrialUnknown
-from serving.rpc.calls import Session, changing, streaming, unary
+from serving.rpc.calls import Budget, Method, Session, changing, grpc_handler
 from serving.rpc.convert import MOST_WHY, found_to_be, number, required, signed, within
 from serving.rpc.listings import line_of, place_of, summary_of, token_of, trial_of, which_of
 from serving.rpc.watch import watch_reviews
@@ -28,7 +28,6 @@ from serving.telemetry import SILENT, Telemetry
 if TYPE_CHECKING:
     from serving.docket.review.corrections import Corrections
     from serving.rpc.flow_control import ReceiveBudget
-    from serving.service_call import ServiceCall
 
 SERVICE = wire.DESCRIPTOR.services_by_name["Docket"].full_name
 
@@ -56,7 +55,14 @@ class DocketService:
         """
         self._session: Session[Docket] = Session()
         self._telemetry = telemetry
-        self._memory = memory
+        self.methods: Mapping[str, Method[Any]] = {
+            "GetTrial": Method(wire.GetTrialRequest, self.get_trial, memory),
+            "ListTrials": Method(wire.ListTrialsRequest, self.list_trials, memory),
+            "ExportTrials": Method(wire.ExportTrialsRequest, self.export_trials, memory),
+            "ReviewVerdict": Method(wire.ReviewVerdictRequest, self.review_verdict, memory),
+            "OpenAppeal": Method(wire.OpenAppealRequest, self.open_appeal, memory),
+            "WatchReviews": Method(wire.WatchReviewsRequest, self.watch_reviews, memory),
+        }
         self._overruled: Callable[[str], None] = _ignore
         self._rulings: Corrections | None = None
         self._hub = EventFeed()
@@ -89,24 +95,14 @@ class DocketService:
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Returns the gRPC handler for a server."""
-        return grpc.method_handlers_generic_handler(
-            SERVICE,
-            {
-                "GetTrial": unary(wire.GetTrialRequest, self.get_trial, self._memory),
-                "ListTrials": unary(wire.ListTrialsRequest, self.list_trials, self._memory),
-                "ExportTrials": streaming(wire.ExportTrialsRequest, self.export_trials, self._memory),
-                "ReviewVerdict": unary(wire.ReviewVerdictRequest, self.review_verdict, self._memory),
-                "OpenAppeal": unary(wire.OpenAppealRequest, self.open_appeal, self._memory),
-                "WatchReviews": streaming(wire.WatchReviewsRequest, self.watch_reviews, self._memory),
-            },
-        )
+        return grpc_handler(SERVICE, self.methods)
 
-    async def get_trial(self, request: wire.GetTrialRequest, _: ServiceCall) -> wire.GetTrialResponse:
+    async def get_trial(self, request: wire.GetTrialRequest, _: Budget) -> wire.GetTrialResponse:
         """Returns one trial with all of its events."""
         with self._session.call() as docket:
             return wire.GetTrialResponse(trial=trial_of(await _visible_record(docket.trials, request.trial_id)))
 
-    async def list_trials(self, request: wire.ListTrialsRequest, _: ServiceCall) -> wire.ListTrialsResponse:
+    async def list_trials(self, request: wire.ListTrialsRequest, _: Budget) -> wire.ListTrialsResponse:
         """Returns a page of trials, the most recently opened first.
 
         Each page continues after the last trial of the previous one, so that trials opened in the meantime neither
@@ -126,7 +122,7 @@ class DocketService:
             )
 
     async def export_trials(
-        self, request: wire.ExportTrialsRequest, _: ServiceCall
+        self, request: wire.ExportTrialsRequest, _: Budget
     ) -> AsyncGenerator[wire.ExportTrialsResponse, None]:
         """Streams all trials that match a filter and were opened before the call, the oldest first.
 
@@ -155,7 +151,7 @@ class DocketService:
                     return
                 after = (lines[-1].opened_at, lines[-1].trial_id)
 
-    async def review_verdict(self, request: wire.ReviewVerdictRequest, _: ServiceCall) -> wire.ReviewVerdictResponse:
+    async def review_verdict(self, request: wire.ReviewVerdictRequest, _: Budget) -> wire.ReviewVerdictResponse:
         """Upholds or overrules a verdict."""
         with self._session.call() as docket:
             outcome = _OUTCOMES.get(request.outcome)
@@ -194,7 +190,7 @@ class DocketService:
             await self._follow(now, event)
             return wire.ReviewVerdictResponse(summary=summary_of(line_of(now)))
 
-    async def open_appeal(self, request: wire.OpenAppealRequest, _: ServiceCall) -> wire.OpenAppealResponse:
+    async def open_appeal(self, request: wire.OpenAppealRequest, _: Budget) -> wire.OpenAppealResponse:
         """Opens an appeal against a verdict."""
         with self._session.call() as docket:
             statement = required(request.statement, MOST_WHY, "statement")
@@ -229,7 +225,7 @@ class DocketService:
             _log.error("precedent of trial=%s not changed reason=%s", record.trial_id, error.reason)
 
     async def watch_reviews(
-        self, request: wire.WatchReviewsRequest, _: ServiceCall
+        self, request: wire.WatchReviewsRequest, _: Budget
     ) -> AsyncGenerator[wire.WatchReviewsResponse, None]:
         """Streams reviews as they are stored, by any server."""
         with self._session.call() as docket:

@@ -27,16 +27,13 @@ import asyncio
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import grpc
 
 from court.errors import BadRequest, CourtError
 from court.meme import LIMITS
 from serving.errors import Busy, closing
-
-if TYPE_CHECKING:
-    from serving.service_call import ServiceCall
 
 MESSAGE_BYTES = LIMITS.max_bytes + 64 * 1024
 """Size of the largest message: a picture at its limit, plus the other fields. gRPC's default of 4 MiB is too small."""
@@ -69,6 +66,21 @@ def _never_busy(_: float) -> float:
     return 0.0
 
 
+class RequestSource(Protocol):
+    """The part of a call that requests are read from.
+
+    A transport that knows a request's length in advance gives it in ``announced_bytes``, to reserve just that.
+    """
+
+    def peer(self) -> str:
+        """Returns the connection of the call."""
+        ...
+
+    async def read(self) -> Any:
+        """Reads the next request, whose length is its size in bytes; ``grpc.aio.EOF`` at the end."""
+        ...
+
+
 class Reservation:
     """Memory reserved for a request, from before it is read until it is answered."""
 
@@ -96,7 +108,7 @@ class Reservation:
         """Releases the reservation when a task is done."""
         self.release()
 
-    async def read(self, context: ServiceCall) -> bytes | None:
+    async def read(self, source: RequestSource) -> Any:
         """Reads the next message of a call into this reservation; None if the caller has finished sending."""
         # A waiter gets its room in one turn of the event loop and reads in a later one; it may be ended in between.
         if self._why is not None:
@@ -106,7 +118,7 @@ class Reservation:
         assert reader is not None
         cancelled = reader.cancelling()
         try:
-            data: object = await context.read()
+            data: Any = await source.read()
         except asyncio.CancelledError:
             # Only if no other cancellation is pending: one by a disconnecting caller or a stopping server must
             # propagate.
@@ -117,7 +129,6 @@ class Reservation:
             self._reader = None
         if data is grpc.aio.EOF:
             return None
-        assert isinstance(data, bytes)
         self.holds(len(data))
         return data
 
@@ -273,12 +284,12 @@ class ReceiveBudget:
 
     async def receive(
         self,
-        context: ServiceCall,
+        source: RequestSource,
         *,
         of: str = "",
         in_call: bool = False,
         busy_until: Callable[[float], float] = _never_busy,
-    ) -> tuple[bytes, Reservation] | None:
+    ) -> tuple[Any, Reservation] | None:
         """Waits for memory and reads a request.
 
         Args:
@@ -295,17 +306,17 @@ class ReceiveBudget:
             Busy: There was no memory, or others needed it before the request had arrived.
             Unavailable: The court is closing.
         """
-        reservation = await self._room(context.peer(), in_call, of)
+        reservation = await self._room(source.peer(), in_call, of)
         reservation.busy_until = busy_until
         # HTTP announces the length of a request, gRPC does not.
-        announced: int | None = getattr(context, "announced_bytes", None)
+        announced: int | None = getattr(source, "announced_bytes", None)
         if announced is not None:
             reservation.holds(announced)
         if self._idling is None:
             self._idling = asyncio.get_running_loop().call_later(self._idle_s, self._end_idle)
         data = None
         try:
-            data = await reservation.read(context)
+            data = await reservation.read(source)
         finally:
             self._has_read(reservation)
             # Nothing arrived, or reading failed: nobody else would release this memory.

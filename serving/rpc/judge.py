@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
 from memecourt.v1 import court_pb2 as wire
 from serving.access.callers import check_namespace, current
 from serving.docket.ports import TrialUnknown
-from serving.rpc.calls import (
-    Session,
-    finish_call,
-    no_request,
-    parse_request,
-    streaming,
-    time_left,
-    traceparent,
-    unary,
-)
+from serving.rpc.calls import Budget, Method, Session, budget_of, finish_call, grpc_handler
 from serving.rpc.convert import answer_of, ask_of, receipt_of, verdict_of
 from serving.rpc.flow_control import ReceiveBudget
 from serving.rpc.judge_stream import Judging, judge_stream
@@ -37,8 +28,7 @@ from serving.telemetry import SILENT, Telemetry
 
 if TYPE_CHECKING:
     from court.record import TrialRecord
-    from serving.rpc.calls import Handler
-    from serving.service_call import ServiceCall
+    from serving.rpc.calls import CallContext, Handler
 
 SERVICE = wire.DESCRIPTOR.services_by_name["Court"].full_name
 
@@ -73,8 +63,12 @@ class CourtService:
         self._memory = memory
         self._court: _OpenCourt | None = None
         self._verdicts: LRUCache[str, bytes] = LRUCache(_MOST_VERDICTS)
-        budget = self._memory
-        telemetry.observe(bytes=lambda: budget.bytes_in_use + budget.pictures)
+        self.methods: Mapping[str, Method[Any]] = {
+            "Judge": Method(wire.JudgeRequest, self.judge, memory, of=SERVICE),
+            "WatchTrial": Method(wire.WatchTrialRequest, self.watch_trial, memory, of=SERVICE),
+            "GetVerdict": Method(wire.GetVerdictRequest, self.get_verdict, memory),
+        }
+        telemetry.observe(bytes=lambda: memory.bytes_in_use + memory.pictures)
 
     @property
     def memory(self) -> ReceiveBudget:
@@ -106,33 +100,26 @@ class CourtService:
                     await self._court.runner.admission.empty()
 
     def handler(self) -> grpc.GenericRpcHandler:
-        """Returns the gRPC handler for a server.
-
-        Judge is registered as a call with a stream of requests, which is the same on the wire: its one request is then
-        read only when there is memory for it.
-        """
-        judge: Handler = grpc.stream_unary_rpc_method_handler(
-            self.judge, request_deserializer=None, response_serializer=None
-        )
+        """Returns the gRPC handler for a server."""
         stream: Handler = grpc.stream_stream_rpc_method_handler(
             self.judge_stream, request_deserializer=None, response_serializer=None
         )
-        watch = streaming(wire.WatchTrialRequest, self.watch_trial, self._memory, of=SERVICE)
-        get = unary(wire.GetVerdictRequest, self.get_verdict, self._memory)
-        return grpc.method_handlers_generic_handler(
-            SERVICE, {"Judge": judge, "JudgeStream": stream, "WatchTrial": watch, "GetVerdict": get}
-        )
+        return grpc_handler(SERVICE, self.methods, JudgeStream=stream)
 
-    async def judge(self, _: AsyncIterator[bytes], context: ServiceCall) -> bytes:
+    async def judge(self, request: wire.JudgeRequest, budget: Budget) -> wire.JudgeResponse:
         """Judges one meme."""
-        return await finish_call(context, self._judge(context))
+        with self._session.call() as court:
+            trial_request, token = self._request_of(request, budget.traceparent), request.client_token
+            del request  # only the picture is kept for long
+            answer = await court.runner.answer(trial_request, within_s=budget.within_s)
+            return await self._response_to(court, answer, trial_request, token)
 
-    async def judge_stream(self, _: AsyncIterator[bytes], context: ServiceCall) -> None:
+    async def judge_stream(self, _: AsyncIterator[bytes], context: CallContext) -> None:
         """Judges a stream of memes."""
         await finish_call(context, self._judge_stream(context))
 
     async def watch_trial(
-        self, request: wire.WatchTrialRequest, _: ServiceCall
+        self, request: wire.WatchTrialRequest, _: Budget
     ) -> AsyncGenerator[wire.WatchTrialResponse, None]:
         """Streams the events of a trial."""
         with self._session.call() as court:
@@ -145,7 +132,7 @@ class CourtService:
             ):
                 yield response
 
-    async def get_verdict(self, request: wire.GetVerdictRequest, _: ServiceCall) -> wire.GetVerdictResponse:
+    async def get_verdict(self, request: wire.GetVerdictRequest, _: Budget) -> wire.GetVerdictResponse:
         """Returns the state of a trial, and its verdict if there is one."""
         with self._session.call() as court:
             trial_id = await trial_named(request, court.runner)
@@ -169,34 +156,16 @@ class CourtService:
                     response.verdict.content.CopyFrom(stands.content)
             return response
 
-    async def _judge(self, context: ServiceCall) -> bytes:
-        with self._session.call() as court:
-            received = await self._memory.receive(context, of=SERVICE)
-            if received is None:
-                raise no_request()
-            data, lot = received
-            # It references the message too: otherwise the `del data` below would free nothing.
-            del received
-            try:
-                request = parse_request(wire.JudgeRequest, data)
-                del data  # only the picture is kept for long
-                ask, token = self._request_of(request, context), request.client_token
-                del request
-                answer = await court.runner.answer(ask, within_s=time_left(context))
-                verdict, own_part = await self._response_to(court, answer, ask, token)
-                return verdict + own_part.SerializeToString()  # concatenated messages are merged when parsed
-            finally:
-                lot.release()
-
-    async def _judge_stream(self, context: ServiceCall) -> None:
+    async def _judge_stream(self, context: CallContext) -> None:
         with self._session.call() as court:
 
             def judging_of(request: wire.JudgeRequest) -> Judging:
-                ask, token = self._request_of(request, context), request.client_token
+                trial_request = self._request_of(request, budget_of(context).traceparent)
+                token = request.client_token
 
-                async def respond(within_s: float | None) -> tuple[bytes, wire.JudgeResponse]:
-                    answer = await court.runner.answer(ask, within_s=within_s, patient=True)
-                    return await self._response_to(court, answer, ask, token)
+                async def respond(within_s: float | None) -> wire.JudgeResponse:
+                    answer = await court.runner.answer(trial_request, within_s=within_s, patient=True)
+                    return await self._response_to(court, answer, trial_request, token)
 
                 return respond
 
@@ -211,22 +180,22 @@ class CourtService:
                 on_sent=self._telemetry.streamed,
             )
 
-    def _request_of(self, request: wire.JudgeRequest, context: ServiceCall) -> TrialRequest:
-        ask = ask_of(
+    def _request_of(self, request: wire.JudgeRequest, traceparent: str) -> TrialRequest:
+        trial_request = ask_of(
             request,
             default=self._settings.procedure,
-            traceparent=traceparent(context),
+            traceparent=traceparent,
             trace_id=self._telemetry.trace_id(),
         )
-        check_namespace(ask.namespace)
-        return ask
+        check_namespace(trial_request.namespace)
+        return trial_request
 
     async def _response_to(
-        self, court: _OpenCourt, answer: Answer, ask: TrialRequest, token: bytes
-    ) -> tuple[bytes, wire.JudgeResponse]:
-        """Returns the serialised verdict, and the part of the response that is specific to this request."""
-        verdict = await self._sent(court, answer.record, keep=answer.reused)
-        return verdict, answer_of(answer, ask, client_token=token)
+        self, court: _OpenCourt, answer: Answer, request: TrialRequest, token: bytes
+    ) -> wire.JudgeResponse:
+        response = wire.JudgeResponse.FromString(await self._sent(court, answer.record, keep=answer.reused))
+        response.MergeFrom(answer_of(answer, request, client_token=token))
+        return response
 
     async def _sent(self, court: _OpenCourt, record: TrialRecord, *, keep: bool = True) -> bytes:
         """Serialises a verdict with its receipt; caches it if ``keep``."""

@@ -15,10 +15,10 @@ from serving.rpc.flow_control import ReceiveBudget, Reservation
 from serving.rpc.status import DEADLINE, failure_of
 
 if TYPE_CHECKING:
-    from serving.service_call import ServiceCall
+    from serving.rpc.calls import CallContext
 
-Judging: TypeAlias = Callable[[float | None], Awaitable[tuple[bytes, wire.JudgeResponse]]]
-"""Judges a meme within the given seconds; returns the serialised verdict, and the part specific to the request."""
+Judging: TypeAlias = Callable[[float | None], Awaitable[wire.JudgeResponse]]
+"""Judges a meme within the given seconds."""
 
 _MAX_ID_CHARS = 128
 """Maximum characters of a request id that are echoed: longer ones are refused, and could be as large as a picture."""
@@ -27,7 +27,7 @@ _ANSWER_RESERVE_S = 0.1
 
 
 async def judge_stream(
-    context: ServiceCall,
+    context: CallContext,
     memory: ReceiveBudget,
     of: str,
     judging_of: Callable[[wire.JudgeRequest], Judging],
@@ -88,7 +88,7 @@ class _ResponseNotTaken(Exception):
 class _OpenStream:
     def __init__(
         self,
-        context: ServiceCall,
+        context: CallContext,
         memory: ReceiveBudget,
         of: str,
         judging_of: Callable[[wire.JudgeRequest], Judging],
@@ -162,16 +162,15 @@ class _OpenStream:
     async def _outcome(self, request: wire.JudgeStreamRequest) -> wire.JudgeStreamResponse:
         response = wire.JudgeStreamResponse(request_id=request.request.request_id[:_MAX_ID_CHARS])
         try:
-            verdict, own = await self._verdict(request)
+            verdict = await self._verdict(request)
         # The failure of one request does not affect the stream and its other requests.
         except Exception as error:
             response.failure.CopyFrom(failure_of(to_court_error(error)))
         else:
-            response.verdict.MergeFromString(verdict)
-            response.verdict.MergeFrom(own)
+            response.verdict.CopyFrom(verdict)
         return response
 
-    async def _verdict(self, request: wire.JudgeStreamRequest) -> tuple[bytes, wire.JudgeResponse]:
+    async def _verdict(self, request: wire.JudgeStreamRequest) -> wire.JudgeResponse:
         if not request.request.request_id:
             raise BadRequest(
                 "A request in a stream has a request_id of its own, to tell the responses apart.",

@@ -1,10 +1,9 @@
-"""The services' methods with their interceptors, for the gRPC server and for other transports."""
+"""The services' methods with what guards and counts their calls, for every transport."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
 
@@ -13,33 +12,30 @@ from serving.rpc.auth import Access
 from serving.telemetry import SILENT, Telemetry
 
 if TYPE_CHECKING:
-    from google.protobuf.message import Message
-
-    from serving.service_call import ServiceCall
-
-    _Handler: TypeAlias = grpc.RpcMethodHandler[Any, Any]
-    _Finding: TypeAlias = Callable[[grpc.HandlerCallDetails], Any]
+    from serving.rpc.calls import Method
 
 
 class Service(Protocol):
-    """A service that a server offers."""
+    """A service that a server offers.
+
+    Attributes:
+        methods: Methods with one request, by name.
+    """
+
+    methods: Mapping[str, Method[Any]]
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Returns the gRPC handler of its methods."""
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Details(grpc.HandlerCallDetails):
-    method: str
-    invocation_metadata: tuple[tuple[str, str | bytes], ...]
-
-
 class Methods:
-    """The methods of services, behind interceptors that count and authorise calls.
+    """The methods of services, and the interceptors that count and authorise their calls over gRPC.
 
     Attributes:
-        interceptors: Interceptors of every call, the outermost first.
+        access: Authorises calls.
+        telemetry: Counts, times and traces calls.
+        interceptors: Interceptors of every gRPC call, the outermost first.
     """
 
     def __init__(self, *services: Service, tokens: Tokens | None = None, telemetry: Telemetry = SILENT) -> None:
@@ -49,43 +45,13 @@ class Methods:
             services: Services of :mod:`memecourt.v1`.
             tokens: Tokens of callers; None for a server that does not authenticate.
         """
+        self.access = Access(tokens)
+        self.telemetry = telemetry
+        self._services = services
         self.handlers = [service.handler() for service in services]
         # Telemetry comes first, so that calls refused by Access are counted too.
-        self.interceptors: Sequence[grpc.aio.ServerInterceptor] = (telemetry.interceptor(), Access(tokens))
+        self.interceptors: Sequence[grpc.aio.ServerInterceptor] = (telemetry.interceptor(), self.access)
 
-    async def answer(self, method: str, call: ServiceCall) -> Message | bytes | None:
-        """Answers a call of another transport than gRPC, in this task, as the gRPC server would.
-
-        Args:
-            method: Full name of the method, ``/memecourt.v1.Court/Judge``.
-
-        Returns:
-            The response; None for a method that has written its responses to the call.
-        """
-        # Through the same interceptors as gRPC: another transport can bypass neither the authorisation nor the counts.
-        details = _Details(method, tuple(call.invocation_metadata() or ()))
-        handler: _Handler | None = await self._find(details)
-        assert handler is not None, method
-        # All methods are registered with a stream of requests (calls.unary), so there are no other kinds.
-        answer: Any = handler.stream_stream or handler.stream_unary
-        response: Message | bytes | None = await answer(_no_requests(), call)
-        return response
-
-    def _find(self, details: grpc.HandlerCallDetails) -> Any:
-        find: _Finding = self._own
-        for interceptor in reversed(self.interceptors):
-            find = _after(interceptor, find)
-        return find(details)
-
-    async def _own(self, details: grpc.HandlerCallDetails) -> _Handler | None:
-        return next((found for handler in self.handlers if (found := handler.service(details))), None)
-
-
-def _after(interceptor: grpc.aio.ServerInterceptor, find: _Finding) -> _Finding:
-    return lambda details: interceptor.intercept_service(find, details)
-
-
-async def _no_requests() -> AsyncIterator[bytes]:
-    """Yields nothing: requests are read from the call itself."""
-    return
-    yield
+    def __getitem__(self, name: str) -> Method[Any]:
+        """Returns the method of a name, ``Judge``; no two services have one of the same name."""
+        return next(service.methods[name] for service in self._services if name in service.methods)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import ExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from retrieval.open import open_writer_of
 from retrieval.precedents.finder import LibraryFinder
 from retrieval.precedents.postgres_finder import PgvectorFinder
 from serving.access.callers import check_namespace, current
-from serving.rpc.calls import Session, changing, unary
+from serving.rpc.calls import Budget, Method, Session, changing, grpc_handler
 from serving.rpc.convert import MOST_WHY, few, found_to_be, language, number, precedent_of, required, signed, within
 from serving.rpc.listings import where_of
 from serving.runner.decoding import DecodingPool
@@ -30,7 +30,6 @@ from serving.runner.executor import TrialExecutor
 
 if TYPE_CHECKING:
     from serving.rpc.flow_control import ReceiveBudget
-    from serving.service_call import ServiceCall
 
 SERVICE = wire.DESCRIPTOR.services_by_name["Precedents"].full_name
 
@@ -73,7 +72,13 @@ class PrecedentsService:
 
     def __init__(self, memory: ReceiveBudget) -> None:
         """Starts closed. ``memory``: the memory budget that must have room before a request is read."""
-        self._memory = memory
+        self.methods: Mapping[str, Method[Any]] = {
+            "SearchPrecedents": Method(wire.SearchPrecedentsRequest, self.search_precedents, memory),
+            "AddPrecedent": Method(wire.AddPrecedentRequest, self.add_precedent, memory),
+            "RemovePrecedent": Method(wire.RemovePrecedentRequest, self.remove_precedent, memory),
+            "RelabelPrecedent": Method(wire.RelabelPrecedentRequest, self.relabel_precedent, memory),
+            "GetLibrary": Method(wire.GetLibraryRequest, self.get_library, memory),
+        }
         self._session: Session[_Open] = Session()
         self._changing = asyncio.Semaphore(_MAX_CHANGES)
         self._writing = ExitStack()
@@ -96,19 +101,10 @@ class PrecedentsService:
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Returns the gRPC handler for a server."""
-        return grpc.method_handlers_generic_handler(
-            SERVICE,
-            {
-                "SearchPrecedents": unary(wire.SearchPrecedentsRequest, self.search_precedents, self._memory),
-                "AddPrecedent": unary(wire.AddPrecedentRequest, self.add_precedent, self._memory),
-                "RemovePrecedent": unary(wire.RemovePrecedentRequest, self.remove_precedent, self._memory),
-                "RelabelPrecedent": unary(wire.RelabelPrecedentRequest, self.relabel_precedent, self._memory),
-                "GetLibrary": unary(wire.GetLibraryRequest, self.get_library, self._memory),
-            },
-        )
+        return grpc_handler(SERVICE, self.methods)
 
     async def search_precedents(
-        self, request: wire.SearchPrecedentsRequest, _: ServiceCall
+        self, request: wire.SearchPrecedentsRequest, _: Budget
     ) -> wire.SearchPrecedentsResponse:
         """Returns the precedents most similar to a text, a picture or both."""
         with self._session.call() as court:
@@ -140,7 +136,7 @@ class PrecedentsService:
                 notes=findings.notes,
             )
 
-    async def get_library(self, _: wire.GetLibraryRequest, __: ServiceCall) -> wire.GetLibraryResponse:
+    async def get_library(self, _: wire.GetLibraryRequest, __: Budget) -> wire.GetLibraryResponse:
         """Describes the library."""
         with self._session.call() as court:
             account = await _finder(court.executor).account()
@@ -153,7 +149,7 @@ class PrecedentsService:
                 voters=account.tuning.vote.k,
             )
 
-    async def add_precedent(self, request: wire.AddPrecedentRequest, _: ServiceCall) -> wire.AddPrecedentResponse:
+    async def add_precedent(self, request: wire.AddPrecedentRequest, _: Budget) -> wire.AddPrecedentResponse:
         """Adds a labelled meme."""
         with self._session.call() as court:
             finder = _finder(court.executor)
@@ -180,16 +176,14 @@ class PrecedentsService:
                     )
             return wire.AddPrecedentResponse(id=change.meme, change=change.number)
 
-    async def remove_precedent(
-        self, request: wire.RemovePrecedentRequest, _: ServiceCall
-    ) -> wire.RemovePrecedentResponse:
+    async def remove_precedent(self, request: wire.RemovePrecedentRequest, _: Budget) -> wire.RemovePrecedentResponse:
         """Removes a precedent."""
         who, why = signed(request.who, "who"), required(request.why, MOST_WHY, "why")
         change = await self._changed(request.id, lambda writer: writer.remove(request.id, who=who, why=why))
         return wire.RemovePrecedentResponse(change=change.number)
 
     async def relabel_precedent(
-        self, request: wire.RelabelPrecedentRequest, _: ServiceCall
+        self, request: wire.RelabelPrecedentRequest, _: Budget
     ) -> wire.RelabelPrecedentResponse:
         """Changes the label of a precedent."""
         label = found_to_be(request.label)

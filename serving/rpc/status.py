@@ -69,6 +69,14 @@ def status_of(error: CourtError) -> status_pb2.Status:
     return status
 
 
+def code_name_of(error: BaseException | None) -> str:
+    """Returns the name of the gRPC code that a call with this outcome ends with."""
+    if error is None:
+        return "OK"
+    code = _code_of(error) if isinstance(error, CourtError) else code_pb2.INTERNAL
+    return str(code_pb2.Code.Name(code))
+
+
 def failure_of(error: CourtError) -> wire.Failure:
     """Converts an error to a value, for a response in a stream."""
     root, code = _root(error), _code_of(error)

@@ -13,7 +13,7 @@ import logging
 import traceback
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -76,6 +76,26 @@ class Telemetry:
         from serving.telemetry.rpc_calls import CallsInterceptor
 
         return CallsInterceptor(self._metrics, self._tracing)
+
+    def call(
+        self,
+        method: str,
+        headers: Mapping[str, str],
+        time_left: Callable[[], float | None],
+        code_of: Callable[[BaseException | None], str],
+    ) -> AbstractContextManager[None]:
+        """Counts, times and traces a call of another transport than gRPC inside the block.
+
+        Args:
+            method: Full name, ``/memecourt.v1.Court/Judge``.
+            time_left: Returns the seconds until the caller's deadline, or None.
+            code_of: Returns the name of the code that the call ended with, given its error.
+        """
+        from serving.telemetry.rpc_calls import MeasuredCall
+
+        return MeasuredCall.of_method(
+            method, headers, self._metrics, self._tracing, time_left=time_left, code_of=code_of
+        )
 
     def trace_id(self) -> str:
         """Returns the trace id of the current call, 32 hex digits, to be stored in its trial's record.

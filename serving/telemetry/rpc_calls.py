@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import grpc
@@ -18,11 +18,11 @@ from serving.telemetry.metrics import CODES
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
-    from serving.service_call import ServiceCall
     from serving.telemetry.metrics import Metrics
     from serving.telemetry.tracing import Tracing
 
     _Handler: TypeAlias = grpc.RpcMethodHandler[Any, Any]
+    _Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 _OTHER = ("_OTHER", "_OTHER")
 """Label values for unknown services and methods, whose names are arbitrary."""
@@ -77,13 +77,13 @@ class CallsInterceptor(grpc.aio.ServerInterceptor):
         answer = getattr(handler, shape)
         tracing = self._tracing if name[0] in _OURS else None
 
-        async def generated(request: Any, context: ServiceCall) -> AsyncIterator[Any]:
-            with _Call(name, context, self._metrics, tracing):
+        async def generated(request: Any, context: _Context) -> AsyncIterator[Any]:
+            with self._measured(name, context, tracing):
                 async for response in answer(request, context):
                     yield response
 
-        async def awaited(request: Any, context: ServiceCall) -> Any:
-            with _Call(name, context, self._metrics, tracing):
+        async def awaited(request: Any, context: _Context) -> Any:
+            with self._measured(name, context, tracing):
                 return await answer(request, context)
 
         return getattr(grpc, f"{shape}_rpc_method_handler")(  # type: ignore[no-any-return]
@@ -93,28 +93,58 @@ class CallsInterceptor(grpc.aio.ServerInterceptor):
             response_serializer=handler.response_serializer,
         )
 
+    def _measured(self, name: tuple[str, str], context: _Context, tracing: Tracing | None) -> MeasuredCall:
+        return MeasuredCall(
+            name,
+            dict(context.invocation_metadata() or ()),
+            self._metrics,
+            tracing,
+            time_left=context.time_remaining,
+            code_of=lambda error: _status_name(context) or ("UNKNOWN" if error else "OK"),
+        )
 
-class _Call:
+
+class MeasuredCall:
     """Measures a running call. A class rather than a generator for speed, since it is on the path of every call."""
 
     def __init__(
-        self, name: tuple[str, str], context: ServiceCall, metrics: Metrics | None, tracing: Tracing | None
+        self,
+        name: tuple[str, str],
+        headers: Mapping[str, str | bytes],
+        metrics: Metrics | None,
+        tracing: Tracing | None,
+        *,
+        time_left: Callable[[], float | None],
+        code_of: Callable[[BaseException | None], str],
     ) -> None:
+        """Prepares to measure a call.
+
+        Args:
+            name: Service and method.
+            time_left: Returns the seconds until the caller's deadline, or None.
+            code_of: Returns the name of the code that the call ended with, given its error.
+        """
         self._name = name
-        self._context = context
+        self._headers = headers
         self._metrics = metrics
         self._tracing = tracing
+        self._time_left = time_left
+        self._code_of = code_of
         self._span: Span | None = None
         self._began = 0.0
+
+    @classmethod
+    def of_method(cls, method: str, *arguments: Any, **named: Any) -> MeasuredCall:
+        """Prepares to measure a call of a method by its full name, ``/memecourt.v1.Court/Judge``."""
+        return cls(_KNOWN[method], *arguments, **named)
 
     def __enter__(self) -> None:
         self._began = time.perf_counter()
         if self._metrics:
             self._metrics.begun(*self._name)
         if self._tracing:
-            metadata = self._context.invocation_metadata() or ()
             # Binary metadata (keys ending in -bin) has no trace context.
-            headers = {key: value for key, value in metadata if isinstance(value, str)}
+            headers = {key: value for key, value in self._headers.items() if isinstance(value, str)}
             self._span = self._tracing.begin_call(*self._name, headers)
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
@@ -127,12 +157,12 @@ class _Call:
     def _code(self, error: BaseException | None) -> str:
         # GeneratorExit if a stream is closed between two responses.
         if isinstance(error, asyncio.CancelledError | GeneratorExit):
-            left = self._context.time_remaining()
+            left = self._time_left()
             return "DEADLINE_EXCEEDED" if left is not None and left <= _CLOCK_SKEW_S else "CANCELLED"
-        return _status_name(self._context) or ("UNKNOWN" if error else "OK")
+        return self._code_of(error)
 
 
-def _status_name(context: ServiceCall) -> str:
+def _status_name(context: _Context) -> str:
     """Returns the name of the status that the handler has set, or an empty string."""
     code: Any = context.code()
     number = code.value[0] if isinstance(code, grpc.StatusCode) else code

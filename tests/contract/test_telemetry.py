@@ -28,7 +28,7 @@ from court.trial import TrialCase
 from memecourt.v1 import court_pb2 as wire
 from memecourt.v1.court_pb2_grpc import CourtStub, DocketStub
 from serving.docket.open import Docket
-from serving.rpc.calls import streaming, unary
+from serving.rpc.calls import Method
 from serving.rpc.docket import DocketService
 from serving.rpc.flow_control import ReceiveBudget
 from serving.rpc.judge import CourtService
@@ -83,8 +83,8 @@ class ScriptedService:
         return grpc.method_handlers_generic_handler(
             COURT,
             {
-                "Judge": unary(wire.JudgeRequest, self.judge, memory),
-                "WatchTrial": streaming(wire.WatchTrialRequest, self.watch, memory),
+                "Judge": Method(wire.JudgeRequest, self.judge, memory).handler(),
+                "WatchTrial": Method(wire.WatchTrialRequest, self.watch, memory).handler(),
                 "JudgeStream": grpc.stream_stream_rpc_method_handler(
                     self.stream,
                     request_deserializer=wire.JudgeStreamRequest.FromString,

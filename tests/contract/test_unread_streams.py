@@ -8,7 +8,7 @@ import pytest
 
 from memecourt.client import AsyncClient
 from memecourt.v1 import court_pb2 as wire
-from serving.rpc.calls import streaming
+from serving.rpc.calls import Method
 from serving.rpc.flow_control import ReceiveBudget
 from serving.rpc.methods import Methods
 from serving.rpc.server import make_server
@@ -38,7 +38,7 @@ class LargeExport:
             self.ended.set()
 
     def handler(self):
-        method = streaming(wire.ExportTrialsRequest, self.export, self.memory)
+        method = Method(wire.ExportTrialsRequest, self.export, self.memory).handler()
         return grpc.method_handlers_generic_handler("memecourt.v1.Docket", {"ExportTrials": method})
 
 
