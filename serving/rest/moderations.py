@@ -6,6 +6,7 @@ needs human review. Errors are returned as errors, also in OpenAI's format, neve
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -140,8 +141,11 @@ async def judge_requests(fields: Mapping[str, Any], request_id: str, fetch: Fetc
 
 def _numbered(request_id: str, number: int) -> str:
     """Returns the id of one of several inputs: the caller's for the first; empty if the caller gives none."""
-    # A repeated request gets the same ids, and so the existing verdict for each input.
-    return f"{request_id}-{number}" if request_id and number else request_id
+    if not request_id or not number:
+        return request_id
+    # A repeated request gets the same ids, and so the existing verdict for each input. A digest is never an id that a
+    # caller chose for another request, nor too long.
+    return f"moderation-{hashlib.sha256(f'{number} {request_id}'.encode()).hexdigest()}"
 
 
 def _parts(parts: Sequence[Any]) -> tuple[Sequence[str], Sequence[object]]:

@@ -118,3 +118,18 @@ def test_the_user_of_moderations_is_ignored(tmp_path):
         assert (await client.post("/v1/moderations", json={"input": TEXT, "user": 7})).status_code == 400
 
     play(tmp_path, scene)
+
+
+@pytest.mark.parametrize("key", ["post", "post-1", "k" * 128])
+def test_ids_of_further_moderation_inputs_leave_callers_ids_free(tmp_path, key):
+    async def scene(_, client):
+        headers = {"idempotency-key": key}
+        sent = {"input": ["one", "two", "three"]}
+        answers = [await client.post("/v1/moderations", json=sent, headers=headers) for _ in range(2)]
+        first, again = ([each["memecourt"]["verdict_id"] for each in answer.json()["results"]] for answer in answers)
+        assert first == again and len(set(first)) == 3
+        for name in (f"{key}-1"[-128:], f"{key}-2"[-128:]):
+            answer = await client.post("/v1/judge", json={"text": "another", "request_id": name})
+            assert answer.status_code == 200 and answer.json()["request_id"] == name
+
+    play(tmp_path, scene)
