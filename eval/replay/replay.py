@@ -7,34 +7,27 @@ would be asked in other words than then can't be replayed: nobody knows what the
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pydantic import ValidationError
 
 from court.errors import CourtError, Unavailable
 from court.events import (
-    AnswerGiven,
     AnyEvent,
-    Described,
     DocumentWeighed,
     EvidenceSearched,
     GuardHeard,
     JudgeRuled,
-    ModelCall,
     NearDuplicate,
     NearDuplicatesFound,
     PrecedentsCited,
-    QuestionAsked,
     QuestioningEnd,
     QuestionRuled,
     RawReply,
     Role,
     Side,
     SideRested,
-    Summarised,
-    SummarisedAhead,
     TextRead,
     TrialFailed,
     VerdictGiven,
@@ -50,7 +43,6 @@ from court.replies import UnusableReply, parse_question_ruling
 from court.roles import GuardModel, RoleModel, RoleModels
 from court.settings import TrialSettings
 from court.trial import Court, TrialCase
-from court.verdict import Strength
 from eval.replay.model import NotRecorded, PromptChanged, RecordedExpert, RecordedModel, RecordedOdds, place_of
 from eval.replay.outcome import changes
 from serving.docket.store.bodies import GONE
@@ -59,7 +51,6 @@ from serving.views.messages import messages_of
 from serving.views.recheck import Difference
 from serving.views.recorded_evidence import RecordedEvidence
 
-_NONE = "none"
 _FAILED_PATIENCE_S = 0.5
 """Seconds that a call of a failed trial waits where the record has no reply: the failure ends it before."""
 
@@ -360,7 +351,7 @@ class _SilentGuard:
 
 
 def _replies(record: TrialRecord) -> Iterator[tuple[CallId, Sequence[RawReply]]]:
-    """Replies of all calls on record by their places: as they came, or made again of what was read out of them."""
+    """Replies of all calls on record by their places."""
     for event in record.events:
         side: Side | None = getattr(event, "side", None)
         number: int = getattr(event, "round", 0)
@@ -378,63 +369,4 @@ def _replies(record: TrialRecord) -> Iterator[tuple[CallId, Sequence[RawReply]]]
                 claim=claim,
                 step=step,
             )
-            yield call_id, _raw_replies(event, call)
-
-
-def _raw_replies(event: AnyEvent, call: ModelCall) -> Sequence[RawReply]:
-    if call.replies:
-        return call.replies
-    # Of the first of two replies the record has had its beginning all along.
-    first = (RawReply(text=call.quoted),) if call.fault else ()
-    return (*first, RawReply(text=json.dumps(_read_out(event), ensure_ascii=False)))
-
-
-def _read_out(event: AnyEvent) -> Mapping[str, object]:
-    """A reply that reads as the one that an event was made of."""
-    match event:
-        case Described():
-            return {"description": event.description}
-        case QuestionAsked():
-            return {"question": event.question}
-        case AnswerGiven():
-            return {"answer": event.answer}
-        case Summarised() | SummarisedAhead():
-            # Records with claims have raw replies too.
-            return {"summary": event.summary, "justification": event.justification}
-        case VerdictGiven() | JudgeRuled():
-            return _ruling(event)
-    raise AssertionError(f"{event.kind} comes of no call")
-
-
-def _ruling(event: VerdictGiven | JudgeRuled) -> Mapping[str, object]:
-    ruling = event.ruling
-    if isinstance(event, JudgeRuled):
-        strengths, rationale = event.strengths, event.rationale
-        found = (event.category, event.clause, event.target)
-    else:
-        verdict = event.verdict
-        harm = verdict.finding
-        found = (harm.category, harm.clause or _NONE, harm.target or _NONE) if harm else (_NONE,) * 3
-        rationale = verdict.rationale
-        if verdict.strengths is None:
-            raise _Obstacle("The record holds a call of the Judge, and no strengths.")
-        strengths = verdict.strengths
-    if ruling is None:
-        raise _Obstacle("The record holds a call of the Judge, and no ruling.")
-    category, clause, target = found
-    return {
-        "harmful_evidence": ruling.harmful_evidence,
-        "harmless_evidence": ruling.harmless_evidence,
-        "precedents": {str(number): one.supports for number, one in enumerate(ruling.precedents, 1)},
-        "harmful_strength": _strength(strengths.harmful),
-        "harmless_strength": _strength(strengths.benign),
-        "label": str(ruling.label).lower().replace("_", " "),
-        "category": category,
-        "clause": clause,
-        "target": target,
-        "rationale": rationale,
-    }
-
-
-def _strength(strength: Strength) -> str:
-    return str(strength).lower()
+            yield call_id, call.replies
