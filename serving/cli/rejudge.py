@@ -239,6 +239,7 @@ def _line(each: Rejudged | Followed) -> str:
 def _as_json(each: Rejudged | Followed) -> dict[str, object]:
     old, new = each.old, each.new
     if old is None:
+        assert isinstance(each, Followed), "only a trial of another docket can be erased"
         return {"trial_id": each.trial_id, "outcome": each.outcome}
     return {
         "trial_id": old.trial_id,

@@ -121,7 +121,7 @@ def _config(listener: Listener, app: ASGIApp, settings: Settings, *, key_passwor
         ws="none",
         limit_concurrency=listener.at_once,
         headers=[("keep-alive", f"timeout={math.floor(settings.keep_alive)}")],
-        timeout_keep_alive=settings.keep_alive,
+        timeout_keep_alive=math.floor(settings.keep_alive),
         timeout_graceful_shutdown=_DRAIN_S,
         ssl_ciphers=_CIPHERS,
         ssl_certfile=settings.tls_certificate,
