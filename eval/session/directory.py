@@ -84,7 +84,7 @@ def differing(before: BaseModel, now: BaseModel, free: Collection[str] = ()) -> 
 
 
 def _difference(name: str, old: object, new: object) -> str:
-    plain = (str, int, float, type(None))
+    plain = (str, int, float, type(None), BaseModel)
     if not (isinstance(old, plain) and isinstance(new, plain)):
         return name.partition(" ")[0]
     return f"{name} (was {_short(old)}, is {_short(new)})"
