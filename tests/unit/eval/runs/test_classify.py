@@ -21,6 +21,7 @@ from eval.synthetic.task_oracle import TaskInput, answer_signs, answer_target
 from eval.synthetic.tasks import SIGNS, TARGETS, signs_of, target_of
 from tests.support.classify import MODEL_OPTIONS, classify, figures, words
 from tests.support.classify import data as data
+from tests.support.classify import home as home
 from tests.support.classify import model as model
 from tests.support.golden import check_figures
 
