@@ -53,9 +53,7 @@ _PEM = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--key", type=_PEM, help="Private key of the client certificate (PEM).")
 @click.option("--at-once", default=8, type=click.IntRange(1, 1000), help="Maximum memes in flight to the court.")
 @click.option("--timeout", default=120.0, type=_SECONDS, help="Seconds allowed for one meme.")
-@click.option(
-    "--again-after", default=60.0, type=_SECONDS, help="Seconds until an unacknowledged meme goes to another."
-)
+@click.option("--again-after", "again_after_s", default=60.0, type=_SECONDS, help="Seconds until another takes a meme.")
 @click.option("--deliveries", default=5, type=click.IntRange(1, 1000), help="Tries before a meme is dead-lettered.")
 @click.option("--grace", default=20.0, type=click.FloatRange(0, 3600), help="Seconds to finish after a stop signal.")
 @click.option("--fetch-host", "hosts", multiple=True, envvar=_HOSTS_VARIABLE, show_envvar=True, help=_HOSTS)
@@ -102,6 +100,8 @@ async def _consume(options: dict[str, Any]) -> None:
     stopping, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _interrupted, number)
+    if any(options[name] != options[name] for name in ("timeout", "again_after_s", "grace")):
+        raise Unusable("--timeout, --again-after and --grace are numbers.")  # click takes nan for one in any range
     named = {field: options[name] for field, name in _TLS.items()}
     try:
         tls = Tls(**named) if options["tls"] or any(named.values()) else None
