@@ -111,7 +111,7 @@ class Samples:
 
     @property
     def plain(self) -> bool:
-        """True if this is one unchanged data set, which manifests of the first edition describe fully."""
+        """True if this is one unchanged data set, described fully by the name and split of its data set."""
         return not self.mixed and self.only == "all" and self.sets[0].protocol is None
 
 

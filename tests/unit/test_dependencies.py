@@ -39,6 +39,7 @@ WHERE = {
 """Path prefixes of the modules that each extra is for: only they may import what it alone declares."""
 IMPORTED_AS = {
     "faiss-cpu": "faiss",
+    "fpdf2": "fpdf",
     "googleapis-common-protos": "google.rpc",
     "grpcio": "grpc",
     "grpcio-health-checking": "grpc_health",
