@@ -253,7 +253,7 @@ def test_trials_are_sampled_by_id_and_a_larger_share_adds_to_a_smaller():
     assert few != {number for number in range(2000) if is_sampled(f"t{number}", 0.1)}, "another purpose, another sample"
 
 
-def test_trials_outside_the_share_are_skipped_and_not_seen_again(tmp_path):
+def test_trials_outside_the_share_are_skipped_for_good(tmp_path):
     async def work(both):
         ids = await both.judged(*(f"text {number}" for number in range(12)))
         chosen = [*await both.follow(share=0.3)]
