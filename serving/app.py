@@ -127,7 +127,9 @@ async def serve(
         bound(address if address.startswith("unix") else f"{host}:{port}")
         if settings.http:
             keys = [signer.public_key for receiver in receivers for signer in receiver.signers if signer.public_key]
-            tell(f"http on {await stack.enter_async_context(_http(methods, health, settings, keys, stopping))}")
+            tell(
+                f"http on {await stack.enter_async_context(_http(methods, health, settings, keys, stopping=stopping))}"
+            )
         if settings.insecure and not only_here(host):
             lifted = ", ".join(settings.insecure)
             _log.warning("others than this machine can connect, and this was not asked for: %s", lifted)

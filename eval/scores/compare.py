@@ -115,7 +115,7 @@ def compare(a: Results, b: Results, protocol: Protocol, *, resamples: int = RESA
         b,
         {meme: gold for meme, (gold, _) in in_a.items()},
         {meme: gold for meme, (gold, _) in in_b.items()},
-        f" under the protocol {protocol}",
+        where=f" under the protocol {protocol}",
     )
     pairs = [(in_a[meme], in_b[meme]) for meme in shared]
     of_a, of_b = verdict_arrays([one for one, _ in pairs]), verdict_arrays([other for _, other in pairs])

@@ -68,7 +68,7 @@ def measure(
         # A metric may be undefined in a resample (a label that was not drawn), which says nothing about the interval.
         over = over[~np.isnan(over)]
         n = counts.get(name, counts[""])
-        found[name] = None if value is None or not over.size else _with_interval(name, value, over, part, n)
+        found[name] = None if value is None or not over.size else _with_interval(name, value, over, part, n=n)
     return {name: found[complete.get(name, name)] for name in names}
 
 

@@ -187,7 +187,7 @@ def harm_arrays(gold: Sequence[bool], predicted: Sequence[bool | None]) -> TaskA
         return np.array([[label is False, label is True] for label in labels], dtype=np.bool_)
 
     answered = np.array([label is not None for label in predicted], dtype=np.bool_)
-    return TaskArrays(HARM, flags(gold), flags(predicted), answered, np.full((len(gold), 2), np.nan))
+    return TaskArrays(HARM, flags(gold), flags(predicted), answered, scores=np.full((len(gold), 2), np.nan))
 
 
 def card(results: Results, protocol: Protocol, *, resamples: int = RESAMPLES, seed: int = 0) -> Card:
@@ -335,7 +335,9 @@ def _mmae(judged: Sequence[Judged], resamples: int, seed: int) -> tuple[int, Fig
         for levels in zip(*((one.meme.level, one.prediction.level) for one in levelled), strict=True)
     )
     scores = np.full((n, len(Level)), np.nan)
-    arrays = TaskArrays(tuple(level.name for level in Level), gold, predicted, np.ones(n, dtype=np.bool_), scores)
+    arrays = TaskArrays(
+        tuple(level.name for level in Level), gold, predicted, np.ones(n, dtype=np.bool_), scores=scores
+    )
     return n, measure(arrays, ("mmae",), group_numbers_of(levelled), resamples=resamples, seed=seed)["mmae"]
 
 

@@ -120,7 +120,7 @@ def _card(
     gold = np.array([[one.gold is not Gold.TRUE, one.gold is Gold.TRUE] for one in known], dtype=np.bool_)
     columns = np.array(predicted)
     arrays = TaskArrays(
-        _LABELS, gold, columns[:, None] == np.arange(2), columns < _ABSTAINED, np.full(gold.shape, np.nan)
+        _LABELS, gold, columns[:, None] == np.arange(2), columns < _ABSTAINED, scores=np.full(gold.shape, np.nan)
     )
     names = ("coverage", "accuracy", "macro-f1", "weighted-f1", *_PER_LABEL)
     found = measure(arrays, names, None, resamples=resamples, seed=seed)

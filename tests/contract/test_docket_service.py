@@ -182,7 +182,7 @@ def test_altered_page_tokens_and_those_of_another_filter_are_refused(sqlite: Pat
         for index in range(len(token)):
             sign = draw.choice([c for c in "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"])
             altered.append(token[:index] + sign + token[index + 1 :])
-            altered.append(token[:place])
+            altered.append(token[:index])
         altered += [token + "A", token + "=", "x", "\N{CAT FACE}", " " + token, "x" * 1000]
         filter_digest = which_of(harmful)
         altered += [

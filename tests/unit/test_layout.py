@@ -23,6 +23,7 @@ VARIADIC = {
     "c.line",
     "_splits",
     "_git",
+    "struct.pack",
     "threads.submit",
     "with_options",
 }

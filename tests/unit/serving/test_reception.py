@@ -1470,7 +1470,7 @@ def test_stopping_server_records_its_trials_for_another_to_resume(town):
         async with town.server(name="a", docket=docket) as a:
             callers = await callers_of_running_trial(town, a, 2, None)
         results = await asyncio.gather(*callers, return_exceptions=True)
-        with pytest.raises(Unavailable, match="not in session"):
+        with pytest.raises(Unavailable, match="closing"):
             await a.answer(ASK)
         town.finder.gate.set()
         async with town.server(name="b", docket=docket, dead_s=60) as b:

@@ -7,7 +7,6 @@ import pytest
 from click.testing import CliRunner
 from statsmodels.stats.multitest import multipletests
 
-from court.digests import digest
 from court.errors import BadRequest
 from eval.arena.folder import FixedTask
 from eval.arena.groups import LEAST_TASKS, boards_by, group_sections, groups_of
@@ -213,10 +212,8 @@ def test_group_without_finite_ratings_shows_win_rates_and_the_reason(tmp_path):
     assert ran.exit_code == 1 and "'colour'" in ran.output
 
 
-def test_tags_are_stored_and_untagged_questions_keep_their_digest(by_language):
+def test_tags_are_stored_and_part_of_the_digest(by_language):
     tagged = next(event for event in by_language.folder.events() if event.kind == "TaskFormulated")
     assert json.loads(json_line(tagged))["tags"]["field"] == "tea" and leaderboard(by_language.root).tasks == 80
-    # As in the first release, whose lines had no tags.
-    old = {"meme": "m", "rounds": ["Who?"], "language": "", "reference": ""}
-    assert digest_of([FixedTask(meme="m", rounds=("Who?",))]) == digest([old])
-    assert digest_of([FixedTask(meme="m", rounds=("Who?",), tags={"field": "tea"})]) != digest([old])
+    plain, about_tea = ([FixedTask(meme="m", rounds=("Who?",), tags=tags)] for tags in ({}, {"field": "tea"}))
+    assert digest_of(plain) == digest_of(list(plain)) != digest_of(about_tea)

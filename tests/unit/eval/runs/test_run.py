@@ -575,7 +575,7 @@ def test_trials_failed_for_lack_of_a_server_are_retried_on_resume(home, data, tm
                 server.faults.script(["503"] * 4)  # as many times as a call is attempted
             return await hear(self, ask, *args, **kwargs)
 
-        monkeypatch.setattr(TrialExecutor, "hear", hear_without)
+        monkeypatch.setattr(TrialExecutor, "run", hear_without)
         with pytest.raises(Unavailable, match=r"1 of 8 memes have no answer yet.*MODEL_BUSY 1") as caught:
             await run(plan, Progress())
         assert caught.value.reason == UNFINISHED
@@ -613,7 +613,7 @@ def hear_when_busy(times, reason="MODEL_BUSY"):
 
 
 def test_busy_server_costs_no_meme_within_the_patience(home, data, tmp_path, monkeypatch):
-    monkeypatch.setattr(TrialExecutor, "hear", hear_when_busy(1))
+    monkeypatch.setattr(TrialExecutor, "run", hear_when_busy(1))
     folder = run_plan(a_plan(home, data, tmp_path / "run", limit=4, patience_s=60.0))
     assert [p.outcome is not Outcome.FAILED for p in folder.predictions()] == [True] * 4
     assert folder.manifest().finished is not None
@@ -621,7 +621,7 @@ def test_busy_server_costs_no_meme_within_the_patience(home, data, tmp_path, mon
 
 def test_run_without_patience_is_unfinished_and_says_how_to_resume(home, data, tmp_path, monkeypatch):
     out = tmp_path / "run"
-    monkeypatch.setattr(TrialExecutor, "hear", hear_when_busy(2))
+    monkeypatch.setattr(TrialExecutor, "run", hear_when_busy(2))
     arguments = (
         "--dataset",
         "synthetic-harmeme",
@@ -647,7 +647,7 @@ def test_run_without_patience_is_unfinished_and_says_how_to_resume(home, data, t
 
 
 def test_meme_that_times_out_twice_is_recorded_as_failed(home, data, tmp_path, monkeypatch):
-    monkeypatch.setattr(TrialExecutor, "hear", hear_when_busy(9, "MODEL_TOO_SLOW"))
+    monkeypatch.setattr(TrialExecutor, "run", hear_when_busy(9, "MODEL_TOO_SLOW"))
     folder = run_plan(a_plan(home, data, tmp_path / "run", limit=2, patience_s=60.0))
     assert [p.reason for p in folder.predictions()] == ["MODEL_TOO_SLOW"] * 2
 
@@ -656,7 +656,7 @@ def test_run_stops_when_its_server_is_gone(home, data, tmp_path, monkeypatch):
     async def gone(self, ask, *args, **kwargs):
         raise Unavailable("gone", reason="MODEL_GONE")
 
-    monkeypatch.setattr(TrialExecutor, "hear", gone)
+    monkeypatch.setattr(TrialExecutor, "run", gone)
     monkeypatch.setattr("eval.session.engine.IN_A_ROW", 2)
     with pytest.raises(CourtError, match="The last 6 memes in a row failed") as caught:
         run_plan(a_plan(home, data, tmp_path / "run", concurrency=1))

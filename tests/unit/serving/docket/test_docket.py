@@ -1,7 +1,6 @@
 """The docket as a SQLite file. Tests common to all dockets are in tests/contract/test_dockets.py."""
 
 import asyncio
-import random
 import sqlite3
 import subprocess
 import sys
@@ -15,7 +14,6 @@ from click.testing import CliRunner
 from sqlalchemy import Engine, event
 
 from court.errors import BadRequest, Unavailable
-from court.record import TrialRecord
 from court.verdict import Label
 from retrieval.library.postgres.address import Address
 from serving.cli.records import records
@@ -23,15 +21,11 @@ from serving.docket.open import Docket
 from serving.docket.ports import DocketError, TrialFilter
 from serving.docket.store.group_commit import sqlite_engine
 from serving.docket.store.sqlite import SqliteDatabase
-from serving.docket.store.tables import FORMAT
 from serving.settings import Settings
 from tests.support.dockets import (
     NOON,
     append_all,
     events_of,
-    listing_fields,
-    open_trials,
-    random_records,
     review_trial,
     with_docket,
 )
@@ -161,78 +155,6 @@ def test_spare_connections_stay_unused(tmp_path):
             used.add(id(connection.connection.dbapi_connection))
     assert len(used) == 1 and engine.pool.checkedin() == 4
     engine.dispose()
-
-
-FORMAT_1 = """
-CREATE TABLE events (
-    trial_id VARCHAR NOT NULL, seq INTEGER NOT NULL, kind VARCHAR NOT NULL, at VARCHAR NOT NULL, body TEXT NOT NULL,
-    PRIMARY KEY (trial_id, seq)
-);
-CREATE INDEX ix_events_kind ON events (kind);
-CREATE TABLE pictures (
-    pixels_sha256 VARCHAR NOT NULL, place INTEGER NOT NULL, png BLOB NOT NULL, PRIMARY KEY (pixels_sha256, place)
-);
-PRAGMA user_version = 1;
-"""
-
-
-def format_1(path, trials):
-    """Writes a docket as the first version of MemeCourt stored it."""
-    connection = sqlite3.connect(path)
-    connection.execute("PRAGMA journal_mode=WAL")
-    connection.executescript(FORMAT_1)
-    connection.execute("INSERT INTO pictures VALUES ('p', 0, x'0102')")
-    for one in (one for events in trials for one in events):
-        row = one.trial_id, one.seq, one.kind, one.at.isoformat(), one.model_dump_json()
-        connection.execute("INSERT INTO events VALUES (?, ?, ?, ?, ?)", row)
-    connection.commit()
-    connection.close()
-
-
-def test_docket_of_format_1_is_upgraded_in_place(tmp_path, monkeypatch):
-    monkeypatch.setattr("serving.docket.store.schema.CHUNK", 7)
-    path, trials = tmp_path / "d.sqlite", random_records(random.Random(1), 60, NOON)
-    format_1(path, trials)
-
-    async def read_all(docket):
-        lines = {line.trial_id: line for line in await docket.index.list(limit=999)}
-        records = {trial_id: await docket.trials.record(trial_id) for trial_id in lines}
-        return lines, records, await docket.trials.frames("p"), await open_trials(docket)
-
-    for _ in range(2):  # the second time it is already upgraded
-        lines, records, frames, still_open = with_docket(path, read_all, create=False)
-        assert len(lines) == 60 and frames == [b"\x01\x02"]
-        for events in trials:
-            record = TrialRecord.of(events)
-            assert records[record.trial_id] == record
-            assert {name: getattr(lines[record.trial_id], name) for name in listing_fields(record)} == listing_fields(
-                record
-            )
-        assert set(still_open) == {t for t, record in records.items() if record.state == "OPEN"}
-    connection = sqlite3.connect(path)
-    assert connection.execute("PRAGMA user_version").fetchone() == (FORMAT,)
-    connection.close()
-    with_docket(path, lambda docket: append_all(docket, events_of()))
-
-
-def test_failed_upgrade_leaves_the_docket_unchanged(tmp_path):
-    path, trials = tmp_path / "d.sqlite", random_records(random.Random(2), 9, NOON)
-    format_1(path, trials)
-    connection = sqlite3.connect(path)
-    connection.execute("UPDATE events SET body = '{}' WHERE trial_id = ? AND seq = 0", (trials[4][0].trial_id,))
-    connection.commit()
-    with pytest.raises(DocketError, match=f"can't be upgraded.*{trials[4][0].trial_id}"):
-        Docket.open(path)
-    assert connection.execute("PRAGMA user_version").fetchone() == (1,)
-    assert {
-        name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'")
-    } == {
-        "events",
-        "ix_events_kind",
-        "pictures",
-    }
-    assert len(connection.execute("SELECT * FROM events").fetchall()) == sum(map(len, trials))
-    connection.close()
 
 
 @pytest.mark.parametrize(
