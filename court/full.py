@@ -23,9 +23,9 @@ from court.examination import Examination, SideCase
 from court.expert.findings import Testimony
 from court.expert.witness import ExpertWitness, asks_for_claims, may_be_called
 from court.guard import GuardWitness
+from court.judgment import Opinion, spokesman_of
 from court.meme import Frame
 from court.messages import AdvocateBrief, Exhibit, JudgeBrief
-from court.panel import Opinion, spokesman_of
 from court.policy import Policy
 from court.ports import EvidenceSource
 from court.precedents import Precedent, Vote

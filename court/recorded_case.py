@@ -9,7 +9,17 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from court.events import Described, GuardHeard, JudgeRuled, PrecedentsCited, Side, SideRested, Summarised, VerdictGiven
+from court.events import (
+    ClaimsFound,
+    Described,
+    GuardHeard,
+    JudgeRuled,
+    PrecedentsCited,
+    Side,
+    SideRested,
+    Summarised,
+    VerdictGiven,
+)
 from court.expert.findings import testimony_of
 from court.expert.messages import findings_words
 from court.guard import opinion_words
@@ -136,7 +146,7 @@ class RecordedCase:
             vote=None if cited is None or not settings.tally_shown else cited.vote,
             guard=opinion.adapter if opinion else "",
             opinion=opinion_words(opinion) if opinion else "",
-            claims=findings_words(testimony_of(self.record.events).findings),
+            claims=findings_words(testimony_of(self.record.events).findings) if self.record.last(ClaimsFound) else "",
             meme_only=settings.dull_judge,
             prompts=prompts,
             defender_first=settings.judge_order == "defender first",

@@ -269,9 +269,7 @@ def test_review_without_scripts(served, person):
     page.goto("/desk/find")
     page.get_by_label("Words in the text").fill("one")
     click_through(page, "Find")
-    page.get_by_label("Keep this search as").fill("ones")
-    click_through(page, "Save")
-    assert page.get_by_role("link", name="ones", exact=True).count() == 1
+    assert page.locator("a[href*='/trials/one']").count() >= 1
     assert not page.get_by_role("button", name="Keys").is_visible()  # controls that need scripts are hidden
 
 

@@ -161,7 +161,7 @@ def test_finished_reproduction_needs_no_model_server(reproduced):
     dead_urls = dict.fromkeys(ABILITIES, "http://127.0.0.1:9/v1")
     assert json.loads(reproduce(root, dead_urls, "--json")) == output
     changed = CliRunner().invoke(cli, [*arguments(root, dead_urls), "--seed", "5"])
-    assert changed.exit_code == 1 and "begun with something else: seed" in changed.output
+    assert changed.exit_code == 1 and "seed (was 0, is 5)" in changed.output
 
 
 def test_run_that_lost_predictions_is_resumed(reproduced, tmp_path):

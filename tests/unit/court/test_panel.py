@@ -10,8 +10,7 @@ import pytest
 from court.backends.chat.scripted import ScriptedModel
 from court.errors import BadRequest
 from court.events import JudgeRuled, ModelCall, OddsGiven, Procedure, VerdictGiven
-from court.judgment import joined_odds, mean_score
-from court.panel import Opinion, disagreement, median_strengths, spokesman_of
+from court.judgment import Opinion, disagreement, joined_odds, mean_score, median_strengths, spokesman_of
 from court.precedents import SureRange
 from court.record import TrialAborted, TrialRecord
 from court.replies import RulingReply

@@ -10,9 +10,9 @@ from court import judgment
 from court.backends.chat.scripted import ScriptedModel
 from court.errors import ReplyUnusable
 from court.events import TextRead, TextSource
+from court.judgment import Opinion
 from court.meme import Frame
 from court.messages import Exhibit, JudgeBrief
-from court.panel import Opinion
 from court.policy import DEFAULT_POLICY
 from court.ports import ChatReply, FinishReason
 from court.replies import UnusableReply, parse_answer, parse_argument, parse_description, parse_question, parse_ruling

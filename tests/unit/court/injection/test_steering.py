@@ -21,9 +21,9 @@ from court import judgment, prompts
 from court.backends.chat.scripted import ScriptedModel
 from court.errors import ReplyUnusable
 from court.events import OddsGiven, Procedure, Side, TextRead, TextSource, TrialFailed
+from court.judgment import Opinion
 from court.meme import Frame
 from court.messages import AdvocateBrief, Exchange, Exhibit, JudgeBrief
-from court.panel import Opinion
 from court.policy import DEFAULT_POLICY
 from court.ports import ChatReply, FinishReason
 from court.precedents import Vote
