@@ -64,7 +64,14 @@ def changed_place(_: click.Context, __: click.Parameter, value: str) -> Path | A
 
 def docket_place_in(context: click.Context, parameter: click.Parameter, value: str | None) -> Path | Address | None:
     """Parses a docket's place to an Address object, which hides the password when displayed."""
-    return None if value is None else changed_place(context, parameter, value)
+    if value is None:
+        return None
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        # Bytes that the shell could not decode arrive as surrogates, which SQLite accepts in no path.
+        raise click.BadParameter("The name of a docket must be text in UTF-8.", context, parameter) from None
+    return changed_place(context, parameter, value)
 
 
 def place_on_disk(instead: str) -> Callable[[click.Context, click.Parameter, str], Path]:
