@@ -28,6 +28,8 @@ from serving.access.tokens import WHAT as TOKENS
 from serving.access.tokens import Tokens
 from serving.docket.audit.anchoring import keep_anchored, open_witness
 from serving.docket.retention import keep_retention, retention_periods
+from serving.judging.executor import TrialExecutor
+from serving.judging.judge import TrialRunner
 from serving.rpc.docket import DocketService
 from serving.rpc.flow_control import ReceiveBudget
 from serving.rpc.health import COURT, DOCKET, PRECEDENTS, SERVING, Health, run_health_checks
@@ -35,8 +37,6 @@ from serving.rpc.judge import CourtService
 from serving.rpc.methods import Methods
 from serving.rpc.precedents import PrecedentsService
 from serving.rpc.server import make_server
-from serving.runner.executor import TrialExecutor
-from serving.runner.runner import TrialRunner
 from serving.settings import Settings
 from serving.telemetry import Telemetry, open_telemetry
 from serving.telemetry.docket_state import measure_docket, measure_sample

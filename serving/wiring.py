@@ -40,10 +40,10 @@ from serving.docket.retention import WHO
 from serving.docket.review.corrections import Corrections, Overrulings, forget_precedent
 from serving.docket.review.projection import Rules
 from serving.evidence import open_evidence
+from serving.judging.executor import TrialExecutor
+from serving.judging.near_duplicates import NearDuplicateIndex
 from serving.models.connect import connect_models
 from serving.rpc.health import COURT, DOCKET, DOCKET_WITHIN_S, OVERALL, PRECEDENTS, ModelProbe, ReadinessCheck
-from serving.runner.executor import TrialExecutor
-from serving.runner.near_duplicates import NearDuplicateIndex
 from serving.settings import RoleName, Settings
 from serving.version import SOFTWARE
 

@@ -23,7 +23,7 @@ from eval.solvers.calls import MemeItem, Solver
 from eval.solvers.prediction import Outcome, Prediction
 from eval.solvers.question import gold_of
 from eval.solvers.trial import TrialSolver, may_pass, request_id
-from serving.runner.executor import TrialExecutor
+from serving.judging.executor import TrialExecutor
 
 if TYPE_CHECKING:
     from eval.runs.ray_cluster import Cluster

@@ -44,7 +44,7 @@ from eval.solvers.prediction import Prediction
 from eval.solvers.trial import TrialSolver
 from serving.docket.ports import TrialReader, TrialUnknown, TrialWriter
 from serving.docket.store.pictures import picture_of
-from serving.runner.executor import TrialExecutor
+from serving.judging.executor import TrialExecutor
 from serving.settings import Settings
 from serving.version import SOFTWARE
 from serving.wiring import open_court

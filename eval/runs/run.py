@@ -38,8 +38,8 @@ from eval.solvers.labelling import open_question, settings_of_question
 from eval.solvers.question import Question
 from eval.solvers.translated import ENGLISH, TranslatedSolver
 from eval.solvers.trial import TrialSolver
+from serving.judging.executor import TrialExecutor
 from serving.models.connect import pictures_per_prompt
-from serving.runner.executor import TrialExecutor
 from serving.settings import RoleName
 from serving.wiring import open_court
 

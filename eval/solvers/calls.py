@@ -26,7 +26,7 @@ from eval.models.prompts import gave_away
 from eval.session.engine import Tried
 from eval.solvers.prediction import Cost, Outcome, Prediction
 from serving.docket.ports import DocketError
-from serving.runner.executor import TrialExecutor
+from serving.judging.executor import TrialExecutor
 
 T = TypeVar("T")
 PROMPTS = "eval.solvers.prompts"

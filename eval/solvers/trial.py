@@ -16,7 +16,7 @@ from eval.session.engine import LATE, Tried
 from eval.solvers.calls import PICTURE_MISSING, MemeItem, StoredCourt, ends_the_run, failed
 from eval.solvers.from_record import prediction_of
 from eval.solvers.prediction import Prediction
-from serving.runner.request import TrialRequest
+from serving.judging.request import TrialRequest
 
 _NOT_THE_TRIALS = frozenset({"CANCELLED", CallsError.default_reason})
 """Reasons for which a trial stopped that are not outcomes: it is always resumed."""

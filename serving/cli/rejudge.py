@@ -28,8 +28,8 @@ from serving.cli.common import (
 if TYPE_CHECKING:
     from retrieval.library.postgres.address import Address
     from serving.docket.ports import TrialFilter
-    from serving.runner.follow import Followed
-    from serving.runner.rejudge import Rejudged
+    from serving.judging.follow import Followed
+    from serving.judging.rejudge import Rejudged
     from serving.settings import Settings
 
 EXIT_FAILED = 1
@@ -169,8 +169,8 @@ async def _rejudged(
     as_json: bool,
 ) -> Counter[str]:
     from serving.export.tables import Selection
-    from serving.runner.rejudge import Rejudging, rejudge_all
-    from serving.runner.verdict_cache import VerdictCache
+    from serving.judging.known import VerdictCache
+    from serving.judging.rejudge import Rejudging, rejudge_all
     from serving.wiring import open_court
 
     done: Counter[str] = Counter()
@@ -201,7 +201,7 @@ async def _followed(
     import asyncio
 
     from court.errors import CourtError
-    from serving.runner.follow import Follower, FollowRules
+    from serving.judging.follow import Follower, FollowRules
     from serving.wiring import open_court
 
     done: Counter[str] = Counter()

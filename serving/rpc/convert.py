@@ -19,11 +19,11 @@ from court.verdict import ClaimFinding, Label, Review
 from memecourt.v1 import court_pb2 as wire
 from serving.access.callers import current
 from serving.docket.ports import Receipt
-from serving.runner.executor import TrialResult
-from serving.runner.request import ANY_VERSIONS, RequiredPolicy, RequiredVersions, TrialRequest
+from serving.judging.executor import TrialResult
+from serving.judging.request import ANY_VERSIONS, RequiredPolicy, RequiredVersions, TrialRequest
 
 if TYPE_CHECKING:
-    from serving.runner.request import Answer
+    from serving.judging.request import Answer
 
 _MOST = {"request_id": 128, "content.namespace": 128, "content.id": 256}
 _MOST_PINNED, _LONGEST_PIN = 16, 512

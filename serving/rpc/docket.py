@@ -17,12 +17,12 @@ from memecourt.v1 import court_pb2 as wire
 from serving.access.callers import check_in_force, current
 from serving.docket.open import Docket
 from serving.docket.ports import NotDecided, TrialErased, TrialFilter, TrialReader, TrialUnknown
+from serving.judging.executor import TrialExecutor
+from serving.judging.feed import EventFeed
 from serving.rpc.calls import Budget, Method, Session, changing, grpc_handler
 from serving.rpc.convert import MOST_WHY, found_to_be, number, required, signed, within
 from serving.rpc.listings import line_of, place_of, summary_of, token_of, trial_of, which_of
 from serving.rpc.watch import watch_reviews
-from serving.runner.executor import TrialExecutor
-from serving.runner.feed import EventFeed
 from serving.telemetry import SILENT, Telemetry
 
 if TYPE_CHECKING:

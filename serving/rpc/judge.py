@@ -13,16 +13,16 @@ import grpc
 from memecourt.v1 import court_pb2 as wire
 from serving.access.callers import check_namespace, current
 from serving.docket.ports import TrialUnknown
+from serving.judging.executor import TrialExecutor
+from serving.judging.judge import TrialRunner
+from serving.judging.request import Answer, TrialRequest
+from serving.judging.single_flight import LRUCache
 from serving.rpc.calls import Budget, Method, Session, budget_of, finish_call, grpc_handler
 from serving.rpc.convert import answer_of, ask_of, receipt_of, verdict_of
 from serving.rpc.flow_control import ReceiveBudget
 from serving.rpc.judge_stream import Judging, judge_stream
 from serving.rpc.listings import line_of, summary_of
 from serving.rpc.watch import trial_named, unknown_trial, watch_trial
-from serving.runner.executor import TrialExecutor
-from serving.runner.request import Answer, TrialRequest
-from serving.runner.runner import TrialRunner
-from serving.runner.single_flight import LRUCache
 from serving.settings import Settings
 from serving.telemetry import SILENT, Telemetry
 

@@ -22,11 +22,11 @@ from retrieval.open import open_writer_of
 from retrieval.precedents.finder import LibraryFinder
 from retrieval.precedents.postgres_finder import PgvectorFinder
 from serving.access.callers import check_namespace, current
+from serving.judging.decode import DecodingPool
+from serving.judging.executor import TrialExecutor
 from serving.rpc.calls import Budget, Method, Session, changing, grpc_handler
 from serving.rpc.convert import MOST_WHY, few, found_to_be, language, number, precedent_of, required, signed, within
 from serving.rpc.listings import where_of
-from serving.runner.decoding import DecodingPool
-from serving.runner.executor import TrialExecutor
 
 if TYPE_CHECKING:
     from serving.rpc.flow_control import ReceiveBudget

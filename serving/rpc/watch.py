@@ -23,10 +23,10 @@ from serving.docket.log.entries import Entry
 from serving.docket.ports import DocketError, RequestName, TransparencyLog, TrialReader, TrialUnknown
 from serving.docket.store.bodies import event_in
 from serving.errors import closing
+from serving.judging.feed import POLL_S, EventFeed
+from serving.judging.judge import TrialRunner
 from serving.rpc import listings
 from serving.rpc.convert import within
-from serving.runner.feed import POLL_S, EventFeed
-from serving.runner.runner import TrialRunner
 
 _log = logging.getLogger("memecourt.service")
 

@@ -20,7 +20,7 @@ from court.errors import CourtError
 from serving.docket.log.entries import Entry
 from serving.docket.open import Docket
 from serving.docket.ports import Backlog, Delivery, DeliveryStore, Hook, HookStates
-from serving.runner.heartbeat import Heartbeat
+from serving.judging.heartbeat import Heartbeat
 from serving.telemetry import Telemetry
 from serving.webhooks.attempts import CONNECTIONS, Outcome, Receiver, ReceiverAnswer, next_attempt
 from serving.webhooks.messages import Message, messages_of, wanted_kinds

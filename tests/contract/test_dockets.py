@@ -22,8 +22,8 @@ from serving.docket.ports import (
     TrialFilter,
     TrialUnknown,
 )
-from serving.runner.executor import TrialExecutor
-from serving.runner.request import TrialRequest
+from serving.judging.executor import TrialExecutor
+from serving.judging.request import TrialRequest
 from tests.support.dockets import (
     NOON,
     append_all,

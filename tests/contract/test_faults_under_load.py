@@ -22,7 +22,7 @@ from court.record import TrialState
 from memecourt.client import judge_request
 from memecourt.v1 import court_pb2 as wire
 from memecourt.v1.court_pb2_grpc import CourtStub
-from serving.runner import reaper
+from serving.judging import reaper
 from tests.support.dockets import open_trials, parse_place
 from tests.support.fakes import FakeReader
 from tests.support.playing import until, wait_until

@@ -30,8 +30,8 @@ from serving.docket.retention import erase_expired, retention_periods
 from serving.docket.review.projection import is_sampled
 from serving.docket.store.bodies import GONE, document_owner
 from serving.docket.store.erasure import UNFINISHED
-from serving.runner.executor import TrialExecutor
-from serving.runner.follow import Follower, FollowRules, candidate_id
+from serving.judging.executor import TrialExecutor
+from serving.judging.follow import Follower, FollowRules, candidate_id
 from serving.settings import Settings
 from tests.support.cast import Cast
 from tests.support.dockets import NOON, with_docket

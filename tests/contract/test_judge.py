@@ -29,10 +29,10 @@ from court.verdict import Label, ReviewReason, ScoreMeaning, Strength
 from memecourt.client import AsyncClient, Client, JudgeError, Retries, judge_request
 from memecourt.v1 import court_pb2 as wire
 from serving.docket.ports import TrialUnknown
+from serving.judging.request import Call
 from serving.rpc.flow_control import MESSAGE_BYTES, Reservation
 from serving.rpc.judge import SERVICE
 from serving.rpc.status import failure_of, status_of
-from serving.runner.request import Call
 from tests.support.cast import RULING, Cast, full_court
 from tests.support.fakes import FakeReader, H, N, findings
 from tests.support.leftovers import soon, without_garbage_collector

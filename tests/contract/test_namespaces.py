@@ -134,7 +134,7 @@ def test_a_court_opens_with_the_libraries_and_policies_of_namespaces(tmp_path):
     from court.backends.pictures.reader import GuardedPictureReader
     from retrieval.build import build_starter
     from retrieval.embed.builtin import BuiltinEncoder
-    from serving.runner.request import TrialRequest
+    from serving.judging.request import TrialRequest
 
     policy = tmp_path / "policy.toml"
     policy.write_text(

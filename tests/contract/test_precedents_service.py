@@ -34,10 +34,10 @@ from retrieval.open import open_writer
 from retrieval.precedents.finder import LibraryFinder
 from retrieval.precedents.postgres_finder import PgvectorFinder
 from serving.access.callers import Caller, Scope
+from serving.judging.decode import DecodingPool
+from serving.judging.quarantine import Quarantine
 from serving.rpc.flow_control import ReceiveBudget
 from serving.rpc.precedents import SERVICE, PrecedentsService
-from serving.runner.decoding import DecodingPool
-from serving.runner.quarantine import Quarantine
 from tests.support.encoders import PlainPictureReader, picture_of, png_of
 from tests.support.fakes import FakeFinder, H, findings
 from tests.support.libraries import ENCODER, EPOCH, PICTURES, TUNING, drawn_library, drawn_meme

@@ -4,7 +4,7 @@ import pytest
 
 from retrieval.library.postgres.address import Address
 from tests.support.reception import a_town
-from tests.unit.serving.test_reception import (  # noqa: F401 - collected here too, with the fixture below
+from tests.unit.serving.judging.test_reception import (  # noqa: F401 - collected here too, with the fixture below
     test_concurrent_requests_for_a_new_meme_at_several_servers_share_one_trial,
     test_conflicting_concurrent_requests_under_one_id_open_only_one_trial,
     test_failed_or_overruled_trial_is_followed_by_one_new_trial_across_servers,

@@ -28,14 +28,14 @@ from court.trial import TrialCase
 from memecourt.v1 import court_pb2 as wire
 from memecourt.v1.court_pb2_grpc import CourtStub, DocketStub
 from serving.docket.open import Docket
+from serving.judging.executor import TrialExecutor
+from serving.judging.judge import TrialRunner
 from serving.rpc.calls import Method
 from serving.rpc.docket import DocketService
 from serving.rpc.flow_control import ReceiveBudget
 from serving.rpc.judge import CourtService
 from serving.rpc.methods import Methods
 from serving.rpc.server import make_server
-from serving.runner.executor import TrialExecutor
-from serving.runner.runner import TrialRunner
 from serving.settings import Settings
 from serving.telemetry import open_telemetry
 from tests.support.cast import Cast, full_court

@@ -25,7 +25,7 @@ from serving.docket.log.notes import VerifierKey
 from serving.docket.log.verify import Report
 from serving.docket.open import Docket
 from serving.docket.review.corrections import Corrections, Overrulings
-from serving.runner.runner import TrialRunner
+from serving.judging.judge import TrialRunner
 from tests.support.cast import Cast
 from tests.support.desk_pages import page_text, with_desk_pages
 from tests.support.libraries import ENCODER

@@ -15,8 +15,8 @@ from court.verdict import Label
 from memecourt.client import judge_request
 from memecourt.v1 import court_pb2 as wire
 from serving.docket.open import Docket
-from serving.runner.executor import TrialExecutor
-from serving.runner.request import TrialRequest
+from serving.judging.executor import TrialExecutor
+from serving.judging.request import TrialRequest
 from tests.support.cast import Cast, full_court
 from tests.support.dockets import open_trials
 from tests.support.fakes import FakeReader

@@ -17,7 +17,7 @@ from serving.docket.log.entries import PrecedentChanged
 from serving.docket.log.notes import VerifierKey
 from serving.docket.open import Docket
 from serving.docket.store.keys import KeyFile, make_key, next_key, read_key, settle_keys
-from serving.runner.heartbeat import Heartbeat
+from serving.judging.heartbeat import Heartbeat
 from serving.telemetry import SILENT
 from serving.webhooks import attempts, sender
 from serving.webhooks.attempts import AFTER_S, ATTEMPTS, Receiver

@@ -24,7 +24,7 @@ BACKGROUND = {
     "retrieval/library/reload.py",
     "retrieval/library/storage.py",
     "serving/rpc/health.py",
-    "serving/runner/heartbeat.py",
+    "serving/judging/heartbeat.py",
     "serving/wiring.py",
 }
 """Files of background loops, which no trial calls: health checks, heartbeat, watching for a changed library."""

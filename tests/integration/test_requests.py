@@ -10,8 +10,8 @@ import pytest
 from court.errors import NotLoaded
 from court.record import TrialState
 from serving.docket.ports import RequestName
-from serving.runner.request import RequiredVersions, TrialRequest
-from serving.runner.runner import TrialRunner
+from serving.judging.judge import TrialRunner
+from serving.judging.request import RequiredVersions, TrialRequest
 from serving.settings import Settings
 from serving.wiring import open_court
 from tests.support.pictures import captioned, encode
@@ -110,9 +110,9 @@ def test_required_library_version_must_be_loaded(home, tmp_path):
 CRASH = """
     import asyncio, os, sys
     from pathlib import Path
-    from serving.runner.request import TrialRequest
+    from serving.judging.request import TrialRequest
     from serving.wiring import open_court
-    from serving.runner.runner import TrialRunner
+    from serving.judging.judge import TrialRunner
     from serving.settings import Settings
 
     async def main():
@@ -134,8 +134,8 @@ CRASH = """
 
 
 def test_trial_of_a_killed_process_is_taken_over_by_the_next(home, tmp_path, monkeypatch):
-    monkeypatch.setattr("serving.runner.heartbeat.DEAD_S", 1.0)
-    monkeypatch.setattr("serving.runner.heartbeat.BEAT_S", 0.1)
+    monkeypatch.setattr("serving.judging.heartbeat.DEAD_S", 1.0)
+    monkeypatch.setattr("serving.judging.heartbeat.BEAT_S", 0.1)
     settings, file = settings_for(home, tmp_path), tmp_path / "meme.png"
     file.write_bytes(encode(MEME, "PNG"))
     command = [sys.executable, "-c", textwrap.dedent(CRASH), str(home), str(settings.docket), str(file)]

@@ -21,7 +21,7 @@ from serving.console.app import create_app
 from serving.console.review.parts import BLIND_FIRST, NEAR, REVIEW_QUEUE, RULINGS
 from serving.docket.open import Docket
 from serving.docket.review.corrections import Corrections, Overrulings
-from serving.runner.near_duplicates import NearDuplicateIndex
+from serving.judging.near_duplicates import NearDuplicateIndex
 from serving.settings import Settings
 from tests.support.desks import NO_SAMPLING, ReviewDesk
 from tests.support.encoders import picture_of, png_of

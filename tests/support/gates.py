@@ -15,7 +15,7 @@ _check: ContextVar[Callable[[], None] | None] = ContextVar("check", default=None
 
 
 class FakeAdmission:
-    """A fake of :class:`serving.runner.admission.Admission` that admits calls without a gate at once."""
+    """A fake of :class:`serving.judging.admission.Admission` that admits calls without a gate at once."""
 
     running = waiting = 0
 

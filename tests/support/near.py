@@ -15,7 +15,7 @@ from court.events import MemeIdentity, PolicyReference, Procedure, ReviewOutcome
 from court.meme import Frame, Picture, PictureFormat
 from court.verdict import Label, Review, ReviewReason, Strength, Strengths, Verdict
 from serving.docket.open import Docket
-from serving.runner.near_duplicates import NearDuplicateIndex
+from serving.judging.near_duplicates import NearDuplicateIndex
 from serving.settings import Settings
 from tests.support.drawn_memes import Caption, captioned_meme
 from tests.support.pictures import encode

@@ -18,6 +18,8 @@ from memecourt.v1.court_pb2_grpc import CourtStub, DocketStub, PrecedentsStub
 from retrieval.precedents.finder import LibraryFinder
 from serving.access.tokens import Tokens
 from serving.docket.open import Docket
+from serving.judging.executor import TrialExecutor
+from serving.judging.judge import TrialRunner
 from serving.rest.serve import open_api
 from serving.rpc.docket import DocketService
 from serving.rpc.flow_control import ReceiveBudget
@@ -25,8 +27,6 @@ from serving.rpc.judge import CourtService
 from serving.rpc.methods import Methods
 from serving.rpc.precedents import PrecedentsService
 from serving.rpc.server import make_server
-from serving.runner.executor import TrialExecutor
-from serving.runner.runner import TrialRunner
 from serving.settings import Settings
 from tests.support.encoders import picture_of, png_of
 from tests.support.fakes import FakeReader

@@ -10,11 +10,11 @@ import pytest
 from court.meme import Frame, Picture, PictureFormat
 from court.trial import Court
 from serving.docket.open import Docket
-from serving.runner.executor import TrialExecutor
-from serving.runner.heartbeat import Heartbeat
-from serving.runner.request import TrialRequest
-from serving.runner.runner import TrialRunner
-from serving.runner.single_flight import SingleFlight
+from serving.judging.executor import TrialExecutor
+from serving.judging.heartbeat import Heartbeat
+from serving.judging.judge import TrialRunner
+from serving.judging.request import TrialRequest
+from serving.judging.single_flight import SingleFlight
 from serving.settings import Settings
 from serving.telemetry import SILENT
 from tests.support.fakes import LIBRARY, FakeFinder, FakeReader, H, findings, ticking_clock
@@ -123,7 +123,7 @@ def a_town(place, monkeypatch):
     """A town with its docket at this place, which counts the callers that wait for a shared trial."""
     monkeypatch.delenv("MEMECOURT_CONFIG", raising=False)
     # A busy machine needs longer to record that a trial ended by its deadline.
-    monkeypatch.setattr("serving.runner.request._TO_END_S", 30.0)
+    monkeypatch.setattr("serving.judging.request._TO_END_S", 30.0)
     made, result = Town(*place), SingleFlight.result
 
     async def counted(shared):

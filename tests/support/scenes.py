@@ -13,12 +13,12 @@ import pytest
 from court.meme import Frame
 from memecourt.v1.court_pb2_grpc import CourtStub
 from serving.docket.open import Docket
+from serving.judging.executor import TrialExecutor
+from serving.judging.judge import TrialRunner
 from serving.rpc.flow_control import ReceiveBudget
 from serving.rpc.judge import CourtService
 from serving.rpc.methods import Methods
 from serving.rpc.server import make_server
-from serving.runner.executor import TrialExecutor
-from serving.runner.runner import TrialRunner
 from serving.settings import Settings
 from tests.support.fakes import a_picture
 from tests.support.playing import run_within

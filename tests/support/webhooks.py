@@ -6,7 +6,7 @@ import pytest
 
 from court.events import TrialFailed
 from court.verdict import Review, ReviewReason
-from serving.runner.heartbeat import Heartbeat
+from serving.judging.heartbeat import Heartbeat
 from serving.telemetry import SILENT
 from serving.webhooks.attempts import Receiver
 from serving.webhooks.sender import HookSender

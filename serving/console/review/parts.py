@@ -15,7 +15,7 @@ from serving.console.visitors import Role
 from serving.docket.review.corrections import Corrections
 from serving.docket.review.projection import ReviewPriority
 from serving.docket.review.queue import Case, ReviewQueue
-from serving.runner.near_duplicates import NearDuplicateIndex
+from serving.judging.near_duplicates import NearDuplicateIndex
 
 REVIEW_QUEUE, RULINGS, NEAR, BLIND_FIRST, REVIEWED = "review_queue", "rulings", "near", "blind_first", "reviewed"
 """Names of the parts (:class:`serving.console.registry.Console`). Only the first is required."""

@@ -57,7 +57,7 @@ from eval.standin.server import FakeModelServer, serving
 from eval.standin.settings import Settings as StandInSettings
 from eval.synthetic.make import Layout, make
 from serving.docket.open import Docket
-from serving.runner.executor import TrialExecutor
+from serving.judging.executor import TrialExecutor
 from serving.settings import ModelSettings, Settings
 from tests.support.fakes import RecordingSink, a_meme, findings
 from tests.support.run import docket_of

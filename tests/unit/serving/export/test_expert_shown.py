@@ -16,8 +16,8 @@ from serving.export.document import document, read_document, write_document
 from serving.export.dsa import draft
 from serving.export.page import page
 from serving.export.source import ExportSource
+from serving.judging.known import whole
 from serving.rpc.convert import verdict_of
-from serving.runner.verdict_cache import whole
 from serving.telemetry.trial_state import ObservedTrial
 from serving.views.messages import messages_of
 from serving.views.recheck import differences

@@ -10,8 +10,8 @@ from court.errors import BadPicture, BadText
 from court.events import Procedure
 from court.meme import is_text_digest
 from serving.docket.ports import Failure, TrialIndex
-from serving.runner.request import AdmissionSlot
-from serving.runner.single_flight import LRUCache
+from serving.judging.request import AdmissionSlot
+from serving.judging.single_flight import LRUCache
 
 # RE-6 promises this number across restarts and servers: it is counted from the docket.
 MOST_KILLS = 2

@@ -363,7 +363,7 @@ def test_bystanders_of_a_server_crash_are_cleared_one_at_a_time(town):
 
 
 def test_waiting_suspects_take_no_turns_and_leave_with_their_callers(town, monkeypatch):
-    monkeypatch.setattr("serving.runner.request._TO_END_S", 0.25)  # waiting suspects have no end to record
+    monkeypatch.setattr("serving.judging.request._TO_END_S", 0.25)  # waiting suspects have no end to record
     gate, alone = asyncio.Event(), asyncio.Event()
     died = set()
 

@@ -5,9 +5,9 @@ request, at any server, finds the lease and gets the same trial: from its record
 if it was interrupted. A lease names its server and a number that is new each time; a server that takes over a trial
 replaces the lease by compare-and-set.
 
-A request for a known meme (:mod:`serving.runner.verdict_cache`) is leased to the meme's trial. An unknown meme is
+A request for a known meme (:mod:`serving.judging.known`) is leased to the meme's trial. An unknown meme is
 leased itself, before any request for it: requests for it during its trial, at any server, wait for that trial
-(:mod:`serving.runner.claims`).
+(:mod:`serving.judging.leases`).
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from court.record import TrialAborted, TrialRecord, TrialState
 from court.trial import STOPPED
 from serving.docket.ports import Lease, RequestConflict, RequestName, TrialUnknown
 from serving.errors import Busy, closing
-from serving.runner.admission import Admission
-from serving.runner.claims import MEMES, LeaseTable, owner_of_meme, server_of
-from serving.runner.decoding import DecodingPool
-from serving.runner.executor import TrialExecutor
-from serving.runner.heartbeat import Heartbeat
-from serving.runner.in_flight import RunningTrial, TrialsInFlight, UnstoredEnd
-from serving.runner.quarantine import Quarantine
-from serving.runner.reaper import Reaper
-from serving.runner.request import (
+from serving.judging.admission import Admission
+from serving.judging.decode import DecodingPool
+from serving.judging.executor import TrialExecutor
+from serving.judging.heartbeat import Heartbeat
+from serving.judging.known import VerdictCache, reusable, whole
+from serving.judging.leases import MEMES, LeaseTable, owner_of_meme, server_of
+from serving.judging.quarantine import Quarantine
+from serving.judging.reaper import Reaper
+from serving.judging.request import (
     ANY_VERSIONS,
     AdmissionSlot,
     Answer,
@@ -46,8 +46,8 @@ from serving.runner.request import (
     TrialRequest,
     UncountedPictures,
 )
-from serving.runner.single_flight import WorkCancelled
-from serving.runner.verdict_cache import VerdictCache, reusable, whole
+from serving.judging.running import RunningTrial, TrialsInFlight, UnstoredEnd
+from serving.judging.single_flight import WorkCancelled
 from serving.settings import Settings
 from serving.telemetry import SILENT, Telemetry
 

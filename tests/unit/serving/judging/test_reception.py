@@ -17,10 +17,10 @@ from court.record import TrialAborted, TrialRecord, TrialState
 from court.verdict import Label
 from serving.docket.ports import RequestConflict, RequestName
 from serving.errors import Busy
-from serving.runner.claims import MEMES
-from serving.runner.executor import TrialExecutor
-from serving.runner.request import Call, RequiredPolicy, RequiredVersions
-from serving.runner.single_flight import SingleFlight
+from serving.judging.executor import TrialExecutor
+from serving.judging.leases import MEMES
+from serving.judging.request import Call, RequiredPolicy, RequiredVersions
+from serving.judging.single_flight import SingleFlight
 from serving.settings import Settings
 from serving.telemetry import Telemetry
 from serving.telemetry.metrics import Metrics
@@ -827,7 +827,7 @@ class _Interrupted(Intercepted):
 
 @pytest.mark.parametrize("end", ["fails", "is cancelled", "the server stops"])
 def test_unrecorded_end_of_a_trial_is_recorded_once_the_docket_is_back(town, monkeypatch, end):
-    monkeypatch.setattr("serving.runner.reaper.AGAIN_S", 0.05)
+    monkeypatch.setattr("serving.judging.reaper.AGAIN_S", 0.05)
 
     async def scene():
         docket = town.docket()
@@ -866,8 +866,8 @@ def test_unrecorded_end_of_a_trial_is_recorded_once_the_docket_is_back(town, mon
 
 
 def test_backlog_of_unstored_claims_is_bounded_while_the_docket_is_read_only(town, monkeypatch):
-    monkeypatch.setattr("serving.runner.in_flight._MOST_NEVER_BEGUN", 5)
-    monkeypatch.setattr("serving.runner.reaper.AGAIN_S", 0.05)
+    monkeypatch.setattr("serving.judging.running._MOST_NEVER_BEGUN", 5)
+    monkeypatch.setattr("serving.judging.reaper.AGAIN_S", 0.05)
 
     class ReadOnly(Intercepted):
         """A docket that can be read but not written."""
@@ -909,7 +909,7 @@ def test_backlog_of_unstored_claims_is_bounded_while_the_docket_is_read_only(tow
 
 
 def test_trial_with_a_late_recorded_end_is_counted_as_ended(town, monkeypatch):
-    monkeypatch.setattr("serving.runner.reaper.AGAIN_S", 0.05)
+    monkeypatch.setattr("serving.judging.reaper.AGAIN_S", 0.05)
 
     async def scene():
         docket = town.docket()
@@ -955,7 +955,7 @@ def test_telemetry_forgets_a_trial_that_could_not_be_resumed(town):
 
 
 def test_trial_taken_over_by_another_server_is_not_ended_by_its_former_one(town, monkeypatch):
-    monkeypatch.setattr("serving.runner.reaper.AGAIN_S", 0.05)
+    monkeypatch.setattr("serving.judging.reaper.AGAIN_S", 0.05)
 
     async def scene():
         docket = town.docket()
@@ -1209,7 +1209,7 @@ def test_overruled_verdict_is_returned_to_its_own_requests_only(town):
 
 @pytest.mark.parametrize("cached_before", [True, False])
 def test_verdict_overruled_elsewhere_is_reused_only_until_the_cache_expires(town, monkeypatch, cached_before):
-    monkeypatch.setattr("serving.runner.verdict_cache.FRESH_S", 0.2)
+    monkeypatch.setattr("serving.judging.known.FRESH_S", 0.2)
 
     async def scene(runner):
         first = await runner.answer(ASK)

@@ -18,9 +18,9 @@ from court.errors import CantResume, CourtError
 from court.record import TrialRecord, TrialState
 from serving.docket.ports import TrialErased, TrialUnknown
 from serving.export.tables import Selection
-from serving.runner.executor import TrialExecutor
-from serving.runner.request import TrialRequest
-from serving.runner.verdict_cache import VerdictCache
+from serving.judging.executor import TrialExecutor
+from serving.judging.known import VerdictCache
+from serving.judging.request import TrialRequest
 
 # Never change this: with another value, the same command would try everything again.
 _NAMES = uuid.UUID("b5e3c9a4-52f1-4a43-8a0e-9d1f2f0f7c11")

@@ -15,7 +15,7 @@ from court.meme import Picture
 from court.policy import Policy
 from court.record import TrialRecord
 from serving.docket.ports import RequestName
-from serving.runner.admission import Admission
+from serving.judging.admission import Admission
 
 _TO_END_S = 0.25
 """Seconds that a call may exceed its deadline so that its trial can record that it ended by it."""

@@ -15,10 +15,10 @@ from court.digests import digest_of_file
 from court.errors import BadPicture, Unavailable
 from court.meme import Picture
 from court.ports import PictureReader
-from serving.runner.admission import Admission
-from serving.runner.quarantine import Quarantine
-from serving.runner.request import PictureMemory, UncountedPictures, size_of
-from serving.runner.single_flight import SingleFlight
+from serving.judging.admission import Admission
+from serving.judging.quarantine import Quarantine
+from serving.judging.request import PictureMemory, UncountedPictures, size_of
+from serving.judging.single_flight import SingleFlight
 from serving.telemetry import SILENT, Telemetry
 
 

@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 
 from court.record import TrialRecord, TrialState
 from serving.docket.ports import Lease, LeaseStore, RequestName, TrialReader, TrialUnknown
-from serving.runner.heartbeat import Heartbeat
+from serving.judging.heartbeat import Heartbeat
 
 MEMES = "\0meme"
 """Namespace of leases on memes, by their keys; callers can't use a namespace that contains NUL."""

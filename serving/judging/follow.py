@@ -28,8 +28,8 @@ from serving.docket.review.projection import is_sampled
 from serving.docket.store import tables as t
 from serving.docket.store.bodies import PART, part_owner
 from serving.docket.store.database import insert_into
-from serving.runner.executor import TrialExecutor
-from serving.runner.request import TrialRequest
+from serving.judging.executor import TrialExecutor
+from serving.judging.request import TrialRequest
 from serving.views.recorded_evidence import EvidenceOnRecord
 
 # Entries per page: an old docket has many.

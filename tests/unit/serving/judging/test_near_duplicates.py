@@ -20,7 +20,7 @@ from court.errors import Unavailable
 from court.events import MemeIdentity, VerdictGiven
 from court.meme import Picture, text_digest
 from retrieval.near_duplicates.match import MatchThresholds, MemeText
-from serving.runner.near_duplicates import StoredFingerprint
+from serving.judging.near_duplicates import StoredFingerprint
 from tests.support.drawn_memes import BACKGROUNDS, CAPTIONS, COPIES, Caption, captioned_meme
 from tests.support.near import AT, CAPTION, NAMESPACE, TEXT, H, N, Server, U, a_server, a_verdict, opened, picture_of
 from tests.support.near import meme as meme
@@ -121,7 +121,7 @@ def test_harmful_duplicate_is_cited_among_many_harmless_ones(run_scene, still, m
 
 
 def test_same_text_is_found_among_more_captions_than_are_compared(run_scene, meme, copy, monkeypatch):
-    monkeypatch.setattr("serving.runner.near_duplicates._WEIGHED", 3)
+    monkeypatch.setattr("serving.judging.near_duplicates._WEIGHED", 3)
 
     async def scene(server):
         await server.record_trial("wanted", meme, "Bring  SOUP", label=H)
@@ -243,7 +243,7 @@ def test_unavailable_docket_is_reported_and_searches_recover(run_scene, meme, co
 
 
 def test_verdict_does_not_wait_for_a_fingerprint_blocked_by_another_server(run_scene, meme, caplog, monkeypatch):
-    monkeypatch.setattr("serving.runner.near_duplicates._PATIENCE", 0.01)
+    monkeypatch.setattr("serving.judging.near_duplicates._PATIENCE", 0.01)
 
     async def scene(server):
         go_on = asyncio.Event()
@@ -256,7 +256,7 @@ def test_verdict_does_not_wait_for_a_fingerprint_blocked_by_another_server(run_s
         server.docket.fingerprints.put_fingerprint = blocked
         await server.record_trial("first", meme)
         assert await server.find(meme) == []
-        monkeypatch.setattr("serving.runner.near_duplicates._PATIENCE", 60.0)
+        monkeypatch.setattr("serving.judging.near_duplicates._PATIENCE", 60.0)
         go_on.set()
         await server.index.close()  # waits for the pending write
         assert [trial_id for _, trial_id, _ in await server.docket.fingerprints.fingerprints(0)] == ["first"]
@@ -561,7 +561,7 @@ def test_texts_without_letters_do_not_match_each_other(run_scene, text):
 
 
 def test_texts_with_colliding_fingerprints_are_distinguished(run_scene, monkeypatch):
-    monkeypatch.setattr("serving.runner.near_duplicates._fingerprint", lambda _: b"the same")
+    monkeypatch.setattr("serving.judging.near_duplicates._fingerprint", lambda _: b"the same")
 
     async def scene(server):
         await record_text_trial(server, "a", "one text")

@@ -14,12 +14,12 @@ from court.meme import Meme, Picture
 from court.record import TrialAborted, TrialRecord, TrialState
 from court.trial import STOPPED
 from serving.docket.ports import Lease
-from serving.runner.decoding import DecodingPool
-from serving.runner.executor import TrialExecutor
-from serving.runner.quarantine import Quarantine
-from serving.runner.request import AdmissionSlot, Call
-from serving.runner.single_flight import LRUCache, SingleFlight
-from serving.runner.verdict_cache import VerdictCache
+from serving.judging.decode import DecodingPool
+from serving.judging.executor import TrialExecutor
+from serving.judging.known import VerdictCache
+from serving.judging.quarantine import Quarantine
+from serving.judging.request import AdmissionSlot, Call
+from serving.judging.single_flight import LRUCache, SingleFlight
 from serving.telemetry import Telemetry
 
 _MOST_UNRESUMABLE = 4096

@@ -17,8 +17,8 @@ from court.record import TrialRecord, TrialState
 from court.trial import Court
 from court.verdict import ReviewReason
 from serving.docket.ports import TrialReader, TrialUnknown, VerdictKeys
-from serving.runner.request import TrialRequest
-from serving.runner.single_flight import LRUCache
+from serving.judging.request import TrialRequest
+from serving.judging.single_flight import LRUCache
 from serving.settings import Settings
 
 FRESH_S = 2.0

@@ -17,9 +17,9 @@ from court.trial import Court, TrialCase
 from serving.docket.open import Docket
 from serving.docket.store.bodies import quotes_erased
 from serving.docket.store.pictures import picture_of
-from serving.runner.feed import EventFeed
-from serving.runner.near_duplicates import NearDuplicateIndex
-from serving.runner.request import TrialRequest
+from serving.judging.feed import EventFeed
+from serving.judging.near_duplicates import NearDuplicateIndex
+from serving.judging.request import TrialRequest
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import pytest
 
 from court.errors import Unavailable
 from serving.errors import Busy
-from serving.runner.admission import Admission
+from serving.judging.admission import Admission
 from tests.support.admission import Clock
 
 

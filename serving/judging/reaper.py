@@ -17,9 +17,9 @@ from court.errors import CourtError, Unavailable
 from court.events import TrialFailed
 from court.record import TrialState
 from serving.docket.ports import Lease, LeaseStore, TrialWriter
-from serving.runner.claims import LeaseTable, request_of
-from serving.runner.feed import EventFeed
-from serving.runner.in_flight import TrialsInFlight, UnstoredEnd
+from serving.judging.feed import EventFeed
+from serving.judging.leases import LeaseTable, request_of
+from serving.judging.running import TrialsInFlight, UnstoredEnd
 
 AGAIN_S = 1.0
 """Seconds between two attempts while the docket is unavailable."""
