@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from court.record import TrialRecord
     from eval.runs.tried_again import TrialPair
     from retrieval.library.postgres.address import Address
-    from serving.docket.ports import TrialFilter
+    from serving.docket.store.listing import TrialFilter
 
 _SHOWN = 20  # pairs of different labels that are listed; --json lists all
 
@@ -55,7 +55,7 @@ def shadow(
     SHADOW may be the court's own docket, to compare memes that `memecourt rejudge` judged again.
     """
     from eval.runs.tried_again import write_runs
-    from serving.docket.ports import TrialFilter
+    from serving.docket.store.listing import TrialFilter
 
     # click gives times without a zone; the options say that they are UTC.
     times = [None if at is None else at.replace(tzinfo=UTC) for at in (since, until)]

@@ -42,7 +42,8 @@ from eval.session.engine import LATE
 from eval.solvers.calls import MemeItem, StoredCourt
 from eval.solvers.prediction import Prediction
 from eval.solvers.trial import TrialSolver
-from serving.docket.ports import TrialReader, TrialUnknown, TrialWriter
+from serving.docket.errors import TrialUnknown
+from serving.docket.ports import TrialReader, TrialWriter
 from serving.docket.store.pictures import picture_of
 from serving.judging.executor import TrialExecutor
 from serving.settings import Settings

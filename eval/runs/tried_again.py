@@ -21,7 +21,8 @@ from eval.datasets.items import JudgedMeme
 from eval.datasets.protocol import Protocol
 from eval.runs.folder import RunFolder, RunManifest
 from eval.solvers.from_record import prediction_of
-from serving.docket.ports import TrialReader, TrialUnknown
+from serving.docket.errors import TrialUnknown
+from serving.docket.ports import TrialReader
 from serving.export.tables import Selection
 from serving.version import SOFTWARE
 

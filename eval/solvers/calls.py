@@ -25,7 +25,7 @@ from eval.models.call_cache import CallCache, CallsError
 from eval.models.prompts import gave_away
 from eval.session.engine import Tried
 from eval.solvers.prediction import Cost, Outcome, Prediction
-from serving.docket.ports import DocketError
+from serving.docket.errors import DocketError
 from serving.judging.executor import TrialExecutor
 
 T = TypeVar("T")

@@ -18,7 +18,8 @@ from serving.cli.common import MOST_ID, docket_in, docket_option, printable, req
 
 if TYPE_CHECKING:
     from retrieval.library.postgres.address import Address
-    from serving.docket.ports import ReviewStore, TrialFilter
+    from serving.docket.store.listing import TrialFilter
+    from serving.docket.store.reviews import ReviewStore
     from serving.settings import Settings
 
 _OF_ONE = ("html", "json", "dsa")
@@ -154,7 +155,7 @@ def _filter(options: dict[str, Any]) -> TrialFilter:
 
     from court.record import TrialState
     from court.verdict import Label
-    from serving.docket.ports import TrialFilter
+    from serving.docket.store.listing import TrialFilter
 
     def utc(at: datetime | None) -> datetime | None:
         # Click's dates have no zone, and the options promise UTC.

@@ -15,7 +15,7 @@ from serving.cli.common import docket_in, docket_option, run, settings_of, tell
 if TYPE_CHECKING:
     from retrieval.library.postgres.address import Address
     from serving.docket.open import Docket
-    from serving.docket.ports import DocketLine
+    from serving.docket.store.listing import DocketLine
 
 _PAGE = 100
 
@@ -51,7 +51,7 @@ def hashes(namespace: str | None, docket: Path | Address | None) -> None:
 
 async def _found_harmful(docket: Docket, namespace: str | None) -> AsyncIterator[DocketLine]:
     from court.verdict import Label
-    from serving.docket.ports import TrialFilter
+    from serving.docket.store.listing import TrialFilter
 
     which, after = TrialFilter(reviewed=True, namespace=namespace), None
     while True:
@@ -70,7 +70,7 @@ async def _hashed(docket: Docket, line: DocketLine) -> list[dict[str, Any] | Non
     from PIL import Image
 
     from retrieval.near_duplicates.pdq import QUALITY_FLOOR, hashes_of
-    from serving.docket.ports import TrialUnknown
+    from serving.docket.errors import TrialUnknown
 
     try:
         record = await docket.trials.record(line.trial_id)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from court.question import CourtQuestion
     from court.record import TrialRecord
     from retrieval.library.postgres.address import Address
-    from serving.docket.ports import DocketLine
+    from serving.docket.store.listing import DocketLine
     from serving.settings import Settings
 
 

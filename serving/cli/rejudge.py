@@ -27,7 +27,7 @@ from serving.cli.common import (
 
 if TYPE_CHECKING:
     from retrieval.library.postgres.address import Address
-    from serving.docket.ports import TrialFilter
+    from serving.docket.store.listing import TrialFilter
     from serving.judging.follow import Followed
     from serving.judging.rejudge import Rejudged
     from serving.settings import Settings
@@ -145,7 +145,7 @@ def _utc(at: datetime | None) -> datetime | None:
 def _filter_of(chosen: dict[str, Any]) -> TrialFilter:
     from court.record import TrialState
     from court.verdict import Label
-    from serving.docket.ports import TrialFilter
+    from serving.docket.store.listing import TrialFilter
 
     since, until = (_utc(chosen[name]) for name in ("since", "until"))
     return TrialFilter(

@@ -14,7 +14,7 @@ from serving.cli.common import docket_in, docket_option, printable, run, setting
 
 if TYPE_CHECKING:
     from serving.docket.open import Docket
-    from serving.docket.ports import Backlog, Hook
+    from serving.docket.store.hooks import Backlog, Hook
     from serving.settings import Settings, WebhookSettings
 
 

@@ -23,8 +23,8 @@ from serving.console.guard import RequestGuard, guarded
 from serving.console.registry import Console, Page
 from serving.console.rendering import render
 from serving.console.visitors import Sessions
+from serving.docket.errors import NotDecided, TrialUnknown
 from serving.docket.open import Docket
-from serving.docket.ports import NotDecided, TrialUnknown
 from serving.docket.review.locks import CaseError
 from serving.export.source import PictureSource
 from serving.http.hosts import own_names

@@ -19,7 +19,8 @@ from serving.console.registry import Page, console_of, form_of, trial_of, visito
 from serving.console.rendering import render
 from serving.console.review.parts import note_shown, note_verdict_shown
 from serving.console.visitors import Role
-from serving.docket.ports import TrialFilter, TrialUnknown
+from serving.docket.errors import TrialUnknown
+from serving.docket.store.listing import TrialFilter
 from serving.export.source import Pictures, gather
 from serving.export.trial_file import TrialForm, file_name, write_trial
 

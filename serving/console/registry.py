@@ -12,11 +12,14 @@ from starlette.responses import Response
 
 from court.record import TrialRecord
 from serving.console.visitors import Role, Session, Sessions, Visitor
-from serving.docket.ports import TrialErased, TrialUnknown
+from serving.docket.errors import TrialErased, TrialUnknown
 
 if TYPE_CHECKING:
     from serving.docket.audit.audit import Auditor
-    from serving.docket.ports import ReviewStore, TransparencyLog, TrialIndex, TrialReader
+    from serving.docket.ports import TrialReader
+    from serving.docket.store.listing import TrialIndex
+    from serving.docket.store.log_queries import TransparencyLog
+    from serving.docket.store.reviews import ReviewStore
     from serving.export.source import PictureSource
 
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]

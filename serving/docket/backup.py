@@ -28,10 +28,10 @@ from court.digests import sha256_of
 from court.errors import BadRequest, Unavailable
 from court.meme import is_text_digest
 from retrieval.library.postgres.address import Address
+from serving.docket.errors import DocketError
 from serving.docket.log.anchors import read_anchor, read_keys
 from serving.docket.log.verify import Report
 from serving.docket.open import Docket
-from serving.docket.ports import DocketError
 from serving.docket.store import tables as t
 from serving.docket.store.pictures import ObjectPictures, flush
 from serving.docket.store.sqlite import copy_sqlite

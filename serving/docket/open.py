@@ -13,35 +13,21 @@ from court.errors import CourtError
 from retrieval.library.postgres.address import Address
 from serving.access.private_files import tighten
 from serving.docket.audit.audit import Auditor
-from serving.docket.ports import (
-    DeliveryStore,
-    Eraser,
-    FingerprintStore,
-    HeartbeatStore,
-    HookStore,
-    LeaseStore,
-    LogKeys,
-    ReviewStore,
-    TransparencyLog,
-    TrialIndex,
-    TrialReader,
-    TrialWriter,
-    VerdictKeys,
-)
+from serving.docket.ports import TrialReader, TrialWriter
 from serving.docket.review.projection import USUAL, Rules
 from serving.docket.review.queue import ReviewQueue
 from serving.docket.store import sqlite
 from serving.docket.store.database import Database
-from serving.docket.store.erasure import SqlEraser, remove_erased_pictures
-from serving.docket.store.hooks import SqlDeliveryStore, SqlHookStore
+from serving.docket.store.erasure import Eraser, remove_erased_pictures
+from serving.docket.store.hooks import DeliveryStore, HookStore
 from serving.docket.store.keys import KeyFile
-from serving.docket.store.listing import SqlTrialIndex
-from serving.docket.store.log_queries import SqlLogKeys, SqlTransparencyLog
+from serving.docket.store.listing import TrialIndex
+from serving.docket.store.log_queries import LogKeys, TransparencyLog
 from serving.docket.store.pictures import ObjectPictures
 from serving.docket.store.postgres import PostgresDatabase
-from serving.docket.store.requests import SqlHeartbeatStore, SqlLeaseStore
-from serving.docket.store.reuse import SqlFingerprintStore, SqlVerdictKeys
-from serving.docket.store.reviews import SqlReviewStore
+from serving.docket.store.requests import HeartbeatStore, LeaseStore
+from serving.docket.store.reuse import FingerprintStore, VerdictKeys
+from serving.docket.store.reviews import ReviewStore
 from serving.docket.store.transactions import Transactions
 from serving.docket.store.trials import SqlTrialReader, SqlTrialWriter
 from serving.settings import Settings
@@ -51,10 +37,13 @@ from serving.settings import Settings
 class Docket:
     """The stores of one docket; code that needs one of them should take only that one.
 
+    Once a method of a store has returned, its writes survive a crash of the process and a power failure. Several
+    servers may share a docket. If it is locked, full, missing or closed, every method raises Unavailable
+    (``DOCKET_UNAVAILABLE``, ``DOCKET_CLOSED``). The data is then almost never stored; only if a connection broke during
+    the commit and can't be restored is this unknown. A retry is safe: for an event it may report that it already
+    exists.
+
     Attributes:
-        reviews: Reviews of verdicts, and records of access.
-        deliveries: Undelivered webhook messages.
-        auditor: Auditor that verifies the docket and proves its contents.
         transactions: Transactions of the database, which all stores share.
         pictures: Picture storage outside of the database; None if they are stored in it.
     """
@@ -137,22 +126,22 @@ class Docket:
             raise database.translated(error) from None
         signer = KeyFile(key)
         transactions = Transactions(database, signer)
-        trials, log = SqlTrialReader(transactions, objects), SqlTransparencyLog(transactions)
-        keys = SqlLogKeys(transactions)
+        trials, log = SqlTrialReader(transactions, objects), TransparencyLog(transactions)
+        keys = LogKeys(transactions)
         return cls(
             writer=SqlTrialWriter(transactions, objects),
             trials=trials,
-            index=SqlTrialIndex(transactions),
-            leases=SqlLeaseStore(transactions),
-            heartbeats=SqlHeartbeatStore(transactions),
-            verdict_keys=SqlVerdictKeys(transactions),
-            fingerprints=SqlFingerprintStore(transactions),
+            index=TrialIndex(transactions),
+            leases=LeaseStore(transactions),
+            heartbeats=HeartbeatStore(transactions),
+            verdict_keys=VerdictKeys(transactions),
+            fingerprints=FingerprintStore(transactions),
             log=log,
             log_keys=keys,
-            reviews=SqlReviewStore(transactions),
-            eraser=SqlEraser(transactions, objects),
-            hooks=SqlHookStore(transactions),
-            deliveries=SqlDeliveryStore(transactions),
+            reviews=ReviewStore(transactions),
+            eraser=Eraser(transactions, objects),
+            hooks=HookStore(transactions),
+            deliveries=DeliveryStore(transactions),
             auditor=Auditor(transactions, trials, log=log, keys=keys, signer=signer),
             transactions=transactions,
             pictures=objects,

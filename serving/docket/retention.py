@@ -16,9 +16,9 @@ from typing import Final
 
 from court.errors import CourtError
 from serving.docket.open import Docket
-from serving.docket.ports import DocketLine, TrialFilter, TrialIndex
 from serving.docket.review.corrections import name_of
 from serving.docket.store.erasure import UNFINISHED
+from serving.docket.store.listing import DocketLine, TrialFilter, TrialIndex
 from serving.settings import Settings
 
 EVERY_S: Final = 3600.0

@@ -18,7 +18,7 @@ from court.events import Procedure, TextSource, VerdictGiven, VerdictReviewed
 from court.policy import DEFAULT_POLICY, Clause
 from court.record import TrialRecord
 from court.verdict import ClaimFinding, ClaimLabel, Finding, Label, ScoreMeaning
-from serving.docket.ports import NotDecided
+from serving.docket.errors import NotDecided
 from serving.export import dsa_schema as schema
 
 FORMAT = "memecourt-dsa-draft/1"

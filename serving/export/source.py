@@ -12,7 +12,8 @@ from typing import Protocol
 from court.events import VerdictGiven
 from court.meme import Frame
 from court.record import TrialRecord
-from serving.docket.ports import Receipt, TransparencyLog, TrialReader
+from serving.docket.ports import TrialReader
+from serving.docket.store.log_queries import Receipt, TransparencyLog
 
 
 class Pictures(StrEnum):

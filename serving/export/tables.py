@@ -25,7 +25,9 @@ from court.events import (
     calls_in,
 )
 from court.record import TrialRecord
-from serving.docket.ports import TrialErased, TrialFilter, TrialIndex, TrialReader
+from serving.docket.errors import TrialErased
+from serving.docket.ports import TrialReader
+from serving.docket.store.listing import TrialFilter, TrialIndex
 from serving.export.document import document
 from serving.export.source import ExportSource
 

@@ -11,7 +11,7 @@ from court.errors import CourtError
 from court.events import AnyEvent
 from court.ports import EventListener
 from serving.access.callers import in_force
-from serving.docket.ports import TransparencyLog
+from serving.docket.store.log_queries import TransparencyLog
 
 POLL_S = 0.5
 """Seconds between two queries of the docket for what other servers have stored."""

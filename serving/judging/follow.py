@@ -21,9 +21,9 @@ from court.deadline import gather_or_cancel
 from court.errors import CourtError
 from court.events import Procedure
 from court.record import TrialRecord, TrialState
+from serving.docket.errors import TrialErased, TrialUnknown
 from serving.docket.log.entries import Entry, erased_of
 from serving.docket.open import Docket
-from serving.docket.ports import TrialErased, TrialUnknown
 from serving.docket.review.projection import is_sampled
 from serving.docket.store import tables as t
 from serving.docket.store.bodies import PART, part_owner

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from court.errors import CourtError
-from serving.docket.ports import HeartbeatStore
+from serving.docket.store.requests import HeartbeatStore
 
 BEAT_S = 3.0
 """Seconds between two heartbeats."""

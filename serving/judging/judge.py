@@ -27,7 +27,8 @@ from court.evidence import text_reader_off
 from court.meme import Meme, check_present, check_text, text_digest
 from court.record import TrialAborted, TrialRecord, TrialState
 from court.trial import STOPPED
-from serving.docket.ports import Lease, RequestConflict, RequestName, TrialUnknown
+from serving.docket.errors import RequestConflict, TrialUnknown
+from serving.docket.store.requests import Lease, RequestName
 from serving.errors import Busy, closing
 from serving.judging.admission import Admission
 from serving.judging.decode import DecodingPool

@@ -16,7 +16,9 @@ from court.events import Procedure, ReviewOutcome, TextRead, VerdictReviewed, Ve
 from court.record import TrialRecord, TrialState
 from court.trial import Court
 from court.verdict import ReviewReason
-from serving.docket.ports import TrialReader, TrialUnknown, VerdictKeys
+from serving.docket.errors import TrialUnknown
+from serving.docket.ports import TrialReader
+from serving.docket.store.reuse import VerdictKeys
 from serving.judging.request import TrialRequest
 from serving.judging.single_flight import LRUCache
 from serving.settings import Settings

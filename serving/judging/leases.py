@@ -14,7 +14,9 @@ from collections.abc import Callable
 from weakref import WeakValueDictionary
 
 from court.record import TrialRecord, TrialState
-from serving.docket.ports import Lease, LeaseStore, RequestName, TrialReader, TrialUnknown
+from serving.docket.errors import TrialUnknown
+from serving.docket.ports import TrialReader
+from serving.docket.store.requests import Lease, LeaseStore, RequestName
 from serving.judging.heartbeat import Heartbeat
 
 MEMES = "\0meme"

@@ -40,7 +40,10 @@ from retrieval.near_duplicates.match import (
 from retrieval.near_duplicates.pdq import BYTES
 from retrieval.near_duplicates.pdq_index import PdqIndex
 from retrieval.text import letters_of
-from serving.docket.ports import FingerprintStore, TrialIndex, TrialReader, TrialUnknown
+from serving.docket.errors import TrialUnknown
+from serving.docket.ports import TrialReader
+from serving.docket.store.listing import TrialIndex
+from serving.docket.store.reuse import FingerprintStore
 from serving.errors import closing
 from serving.settings import Settings
 

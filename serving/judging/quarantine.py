@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from court.errors import BadPicture, BadText
 from court.events import Procedure
 from court.meme import is_text_digest
-from serving.docket.ports import Failure, TrialIndex
+from serving.docket.store.listing import Failure, TrialIndex
 from serving.judging.request import AdmissionSlot
 from serving.judging.single_flight import LRUCache
 

@@ -16,7 +16,8 @@ from datetime import datetime
 from court.errors import CourtError, Unavailable
 from court.events import TrialFailed
 from court.record import TrialState
-from serving.docket.ports import Lease, LeaseStore, TrialWriter
+from serving.docket.ports import TrialWriter
+from serving.docket.store.requests import Lease, LeaseStore
 from serving.judging.feed import EventFeed
 from serving.judging.leases import LeaseTable, request_of
 from serving.judging.running import TrialsInFlight, UnstoredEnd

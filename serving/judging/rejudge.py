@@ -16,7 +16,7 @@ from enum import StrEnum
 from court.digests import digest
 from court.errors import CantResume, CourtError
 from court.record import TrialRecord, TrialState
-from serving.docket.ports import TrialErased, TrialUnknown
+from serving.docket.errors import TrialErased, TrialUnknown
 from serving.export.tables import Selection
 from serving.judging.executor import TrialExecutor
 from serving.judging.known import VerdictCache

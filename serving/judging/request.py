@@ -14,7 +14,7 @@ from court.events import PolicyReference, Procedure, Versions
 from court.meme import Picture
 from court.policy import Policy
 from court.record import TrialRecord
-from serving.docket.ports import RequestName
+from serving.docket.store.requests import RequestName
 from serving.judging.admission import Admission
 
 _TO_END_S = 0.25

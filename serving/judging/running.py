@@ -13,7 +13,7 @@ from court.events import AnyEvent, PrecedentsCited, TextRead, TrialFailed, Trial
 from court.meme import Meme, Picture
 from court.record import TrialAborted, TrialRecord, TrialState
 from court.trial import STOPPED
-from serving.docket.ports import Lease
+from serving.docket.store.requests import Lease
 from serving.judging.decode import DecodingPool
 from serving.judging.executor import TrialExecutor
 from serving.judging.known import VerdictCache

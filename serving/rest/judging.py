@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from court.errors import BadRequest
 from memecourt.v1 import court_pb2 as wire
-from serving.docket.ports import TrialUnknown
+from serving.docket.errors import TrialUnknown
 from serving.rest.api import Api, Call, CallerGone, connection_of, finished, json_response, timeout_of
 from serving.rest.bodies import ReceivedRequest, received
 from serving.rest.messages import response_json

@@ -18,7 +18,7 @@ from court.record import TrialRecord
 from court.verdict import ClaimFinding, Label, Review
 from memecourt.v1 import court_pb2 as wire
 from serving.access.callers import current
-from serving.docket.ports import Receipt
+from serving.docket.store.log_queries import Receipt
 from serving.judging.executor import TrialResult
 from serving.judging.request import ANY_VERSIONS, RequiredPolicy, RequiredVersions, TrialRequest
 

@@ -15,8 +15,10 @@ from court.record import TrialRecord, TrialState
 from court.verdict import Label
 from memecourt.v1 import court_pb2 as wire
 from serving.access.callers import check_in_force, current
+from serving.docket.errors import NotDecided, TrialErased, TrialUnknown
 from serving.docket.open import Docket
-from serving.docket.ports import NotDecided, TrialErased, TrialFilter, TrialReader, TrialUnknown
+from serving.docket.ports import TrialReader
+from serving.docket.store.listing import TrialFilter
 from serving.judging.executor import TrialExecutor
 from serving.judging.feed import EventFeed
 from serving.rpc.calls import Budget, Method, Session, changing, grpc_handler

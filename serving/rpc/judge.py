@@ -12,7 +12,7 @@ import grpc
 
 from memecourt.v1 import court_pb2 as wire
 from serving.access.callers import check_namespace, current
-from serving.docket.ports import TrialUnknown
+from serving.docket.errors import TrialUnknown
 from serving.judging.executor import TrialExecutor
 from serving.judging.judge import TrialRunner
 from serving.judging.request import Answer, TrialRequest

@@ -17,7 +17,7 @@ from court.verdict import Label
 from memecourt.v1 import court_pb2 as wire
 from retrieval.library.filters import Filter
 from serving.access.callers import check_namespace, current
-from serving.docket.ports import DocketLine, TrialFilter
+from serving.docket.store.listing import DocketLine, TrialFilter
 from serving.rpc.convert import few, language, time_of, within
 
 W = TypeVar("W")

@@ -12,7 +12,7 @@ from court.record import TrialAborted
 from memecourt.v1 import court_pb2 as wire
 from retrieval.library.changes import CantChange, NoSuchPrecedent, PrecedentExists
 from serving.access.callers import NotAllowed, Unauthenticated
-from serving.docket.ports import NotDecided, RequestConflict, TrialUnknown
+from serving.docket.errors import NotDecided, RequestConflict, TrialUnknown
 from serving.errors import Busy
 
 DOMAIN = "memecourt.v1"

@@ -19,9 +19,12 @@ from court.events import (
 )
 from memecourt.v1 import court_pb2 as wire
 from serving.access.callers import check_in_force, check_namespace, current
+from serving.docket.errors import DocketError, TrialUnknown
 from serving.docket.log.entries import Entry
-from serving.docket.ports import DocketError, RequestName, TransparencyLog, TrialReader, TrialUnknown
+from serving.docket.ports import TrialReader
 from serving.docket.store.bodies import event_in
+from serving.docket.store.log_queries import TransparencyLog
+from serving.docket.store.requests import RequestName
 from serving.errors import closing
 from serving.judging.feed import POLL_S, EventFeed
 from serving.judging.judge import TrialRunner

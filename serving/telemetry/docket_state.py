@@ -7,9 +7,11 @@ import logging
 from datetime import UTC, datetime
 
 from court.errors import CourtError
-from serving.docket.ports import ReviewStore, TransparencyLog, TrialReader
+from serving.docket.ports import TrialReader
 from serving.docket.review.drift import RECENT_DAYS, measure_drift
 from serving.docket.review.queue import ReviewQueue
+from serving.docket.store.log_queries import TransparencyLog
+from serving.docket.store.reviews import ReviewStore
 from serving.telemetry import Telemetry
 
 EVERY_S = 10.0

@@ -19,8 +19,8 @@ from court.events import AnyEvent, AppealOpened, SecondOpinionAsked, TrialFailed
 from court.verdict import Label, decision
 from serving.docket.log.canonical_json import parse
 from serving.docket.log.entries import Entry
-from serving.docket.ports import Subject
 from serving.docket.store.bodies import event_in
+from serving.docket.store.hooks import Subject
 from serving.settings import WebhookEvent, WebhookSettings
 
 VERDICT_GIVEN: WebhookEvent = "memecourt.verdict.given"

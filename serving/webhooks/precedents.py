@@ -15,7 +15,7 @@ from retrieval.open import open_writer_of
 from retrieval.precedents.finder import LibraryFinder
 from retrieval.precedents.postgres_finder import PgvectorFinder
 from serving.docket.log.entries import PrecedentChanged
-from serving.docket.ports import ReviewStore
+from serving.docket.store.reviews import ReviewStore
 
 POLL_S = 2.0
 """Seconds between two checks of the library."""

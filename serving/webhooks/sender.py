@@ -19,7 +19,7 @@ from datetime import UTC, datetime, timedelta
 from court.errors import CourtError
 from serving.docket.log.entries import Entry
 from serving.docket.open import Docket
-from serving.docket.ports import Backlog, Delivery, DeliveryStore, Hook, HookStates
+from serving.docket.store.hooks import Backlog, Delivery, DeliveryStore, Hook, HookStates
 from serving.judging.heartbeat import Heartbeat
 from serving.telemetry import Telemetry
 from serving.webhooks.attempts import CONNECTIONS, Outcome, Receiver, ReceiverAnswer, next_attempt

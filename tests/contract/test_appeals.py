@@ -14,8 +14,8 @@ from memecourt.v1 import court_pb2 as wire
 from serving.access.tokens import Scope
 from serving.cli import common
 from serving.cli.main import cli
+from serving.docket.errors import NotDecided, TrialErased, TrialUnknown
 from serving.docket.log.notes import VerifierKey
-from serving.docket.ports import NotDecided, TrialErased, TrialUnknown
 from serving.docket.review.locks import AnotherWanted
 from serving.docket.review.projection import ReviewPriority
 from serving.rpc import convert

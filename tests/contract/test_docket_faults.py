@@ -25,9 +25,10 @@ from court.events import VerdictReviewed
 from court.record import TrialState
 from eval.standin.postgres import PostgresServer
 from retrieval.library.postgres.address import Address
+from serving.docket.errors import DocketError
 from serving.docket.log.notes import VerifierKey
 from serving.docket.open import Docket
-from serving.docket.ports import DocketError, RequestName
+from serving.docket.store.requests import RequestName
 from tests.support.dockets import NOON, append_all, events_of, listing_fields, parse_place, review_trial, with_docket
 from tests.support.fakes import a_picture
 from tests.support.sizes import FULL

@@ -10,6 +10,7 @@ from sqlalchemy import select
 from court.events import PrecedentReading, PrecedentsCited, ReviewOutcome, Ruling, VerdictGiven
 from court.verdict import Label
 from memecourt.verify import verify_bundle
+from serving.docket.errors import DocketError, NotDecided, TrialErased, TrialUnknown
 from serving.docket.log.merkle import (
     consistency_proof,
     leaf_hash,
@@ -17,12 +18,12 @@ from serving.docket.log.merkle import (
 )
 from serving.docket.log.notes import VerifierKey, open_checkpoint
 from serving.docket.open import Docket
-from serving.docket.ports import DocketError, NotDecided, RequestName, TrialErased, TrialUnknown
 from serving.docket.store import review_tables as desk_tables
 from serving.docket.store import tables as t
 from serving.docket.store.bodies import GONE, PART, unpacked
 from serving.docket.store.keys import KeyFile
 from serving.docket.store.log_queries import nodes
+from serving.docket.store.requests import RequestName
 from tests.support.docket_log import checked_log
 from tests.support.dockets import (
     NOON,

@@ -12,7 +12,7 @@ from sqlalchemy import create_engine, inspect, text
 from sqlalchemy.exc import DatabaseError
 
 from retrieval.library.postgres.address import Address
-from serving.docket.ports import DocketError
+from serving.docket.errors import DocketError
 from serving.docket.store import review_tables, schema, triggers
 from serving.docket.store import tables as t
 from serving.docket.store.keys import KeyFile

@@ -28,7 +28,7 @@ from court.verdict import Label, Review, ReviewReason, Strength, Strengths, Verd
 from memecourt.v1 import court_pb2 as wire
 from retrieval.library.postgres.address import Address
 from serving.docket.open import Docket
-from serving.docket.store.reviews import SqlReviewStore
+from serving.docket.store.reviews import ReviewStore
 from serving.docket.store.trials import SqlTrialReader
 from serving.rpc.docket import SERVICE
 from serving.rpc.listings import place_of, token_of, which_of
@@ -596,9 +596,9 @@ def test_a_review_that_may_be_stored_is_not_offered_for_retry(
     sqlite: Path, monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
     """The docket fails while or just after it stores the review: retrying could store it twice."""
-    original_review = SqlReviewStore.review
+    original_review = ReviewStore.review
 
-    async def review(self: SqlReviewStore, *arguments: Any, **more: Any) -> VerdictReviewed:
+    async def review(self: ReviewStore, *arguments: Any, **more: Any) -> VerdictReviewed:
         event = await original_review(self, *arguments, **more)
         if broken == "review":
             raise Unavailable("The docket can't be written now.", reason="DOCKET_UNAVAILABLE")
@@ -607,7 +607,7 @@ def test_a_review_that_may_be_stored_is_not_offered_for_retry(
 
     async def work(it: Scene) -> Refusal:
         await it.tried("t-1")
-        monkeypatch.setattr(SqlReviewStore, "review", review)
+        monkeypatch.setattr(ReviewStore, "review", review)
         refusal = await refusal_of(CALLS["ReviewVerdict"](it))
         monkeypatch.undo()
         assert len(await it.docket.log.entries(0, 9, {"VerdictReviewed"})) == 1

@@ -12,16 +12,10 @@ from court.question import CourtQuestion
 from court.record import TrialRecord, TrialState
 from court.second_question import QuestionBrief
 from court.verdict import Label
+from serving.docket.errors import DocketError, NotDecided, RequestConflict, TrialUnknown
 from serving.docket.open import Docket
-from serving.docket.ports import (
-    DocketError,
-    Lease,
-    NotDecided,
-    RequestConflict,
-    RequestName,
-    TrialFilter,
-    TrialUnknown,
-)
+from serving.docket.store.listing import TrialFilter
+from serving.docket.store.requests import Lease, RequestName
 from serving.judging.executor import TrialExecutor
 from serving.judging.request import TrialRequest
 from tests.support.dockets import (

@@ -23,9 +23,9 @@ from court.verdict import ClaimLabel, Label
 from eval.cli import cli
 from memecourt.v1.court_pb2 import JudgeRequest
 from serving.cli.main import cli as court_cli
+from serving.docket.errors import TrialErased
 from serving.docket.log.notes import VerifierKey
 from serving.docket.open import Docket
-from serving.docket.ports import TrialErased
 from serving.docket.retention import erase_expired, retention_periods
 from serving.docket.review.projection import is_sampled
 from serving.docket.store.bodies import GONE, document_owner

@@ -28,7 +28,7 @@ from court.settings import TrialSettings
 from court.verdict import Label, ReviewReason, ScoreMeaning, Strength
 from memecourt.client import AsyncClient, Client, JudgeError, Retries, judge_request
 from memecourt.v1 import court_pb2 as wire
-from serving.docket.ports import TrialUnknown
+from serving.docket.errors import TrialUnknown
 from serving.judging.request import Call
 from serving.rpc.flow_control import MESSAGE_BYTES, Reservation
 from serving.rpc.judge import SERVICE

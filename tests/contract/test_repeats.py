@@ -7,7 +7,7 @@ import pytest
 from memecourt.v1 import court_pb2 as wire
 from serving.access.callers import Scope
 from serving.access.tokens import add
-from serving.docket.ports import RequestName
+from serving.docket.store.requests import RequestName
 from tests.support.libraries import drawn_library
 from tests.support.playing import run_within
 from tests.support.real_court import IMAGE, real_court

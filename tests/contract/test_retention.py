@@ -8,8 +8,8 @@ import pytest
 
 from court.errors import Unavailable
 from court.events import TrialOpened
+from serving.docket.errors import TrialErased
 from serving.docket.log.notes import VerifierKey
-from serving.docket.ports import TrialErased
 from serving.docket.retention import WHO, erase_expired, keep_retention, retention_periods
 from serving.docket.store.erasure import UNFINISHED
 from serving.settings import Settings

@@ -15,9 +15,9 @@ from google.rpc import error_details_pb2
 
 from memecourt.client import AsyncClient
 from memecourt.v1 import court_pb2 as wire
+from serving.docket.errors import DocketError
 from serving.docket.open import Docket
-from serving.docket.ports import DocketError
-from serving.docket.store.log_queries import SqlTransparencyLog
+from serving.docket.store.log_queries import TransparencyLog
 from serving.docket.store.trials import SqlTrialReader
 from tests.support.docket_service import AT, TIMEOUT, Scene, a_scene
 from tests.support.playing import run_within
@@ -185,9 +185,9 @@ async def _first(call: Any) -> Any:
 def test_altered_reviews_are_skipped_with_a_log_line(
     place: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, altered: str
 ) -> None:
-    entries, record = SqlTransparencyLog.entries, SqlTrialReader.record
+    entries, record = TransparencyLog.entries, SqlTrialReader.record
 
-    async def read(self: SqlTransparencyLog, *arguments: Any) -> Any:
+    async def read(self: TransparencyLog, *arguments: Any) -> Any:
         page = list(await entries(self, *arguments))
         if page and altered == "the review":
             page[0] = replace(page[0], body="{}")
@@ -204,7 +204,7 @@ def test_altered_reviews_are_skipped_with_a_log_line(
         for name in ("a", "b"):
             await it.tried(name, at=AT)
             await it.reviewed(name)
-        monkeypatch.setattr(SqlTransparencyLog, "entries", read)
+        monkeypatch.setattr(TransparencyLog, "entries", read)
         monkeypatch.setattr(SqlTrialReader, "record", recall)
         async with watching(it, from_entry=0) as call:
             return (await read_responses(call, 2))[1].reviewed.trial_id

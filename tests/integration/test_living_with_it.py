@@ -9,7 +9,7 @@ import pytest
 from memecourt.client import Client
 from memecourt.retries import Retries
 from memecourt.v1 import court_pb2 as wire
-from serving.docket.ports import TrialErased, TrialUnknown
+from serving.docket.errors import TrialErased, TrialUnknown
 from tests.support.dockets import append_all, events_of, with_docket
 
 pytestmark = pytest.mark.integration

@@ -9,7 +9,7 @@ import pytest
 
 from court.errors import NotLoaded
 from court.record import TrialState
-from serving.docket.ports import RequestName
+from serving.docket.store.requests import RequestName
 from serving.judging.judge import TrialRunner
 from serving.judging.request import RequiredVersions, TrialRequest
 from serving.settings import Settings

@@ -22,7 +22,7 @@ from serving.access.tokens import Tokens
 from serving.console.app import create_app
 from serving.console.serve import open_console
 from serving.docket.open import Docket
-from serving.docket.store.reviews import SqlReviewStore
+from serving.docket.store.reviews import ReviewStore
 from serving.docket.store.transactions import Transactions
 from serving.settings import Settings
 from tests.support.dockets import append_all
@@ -32,7 +32,7 @@ PEOPLE = {"vera": Scope.VIEW, "ruth": Scope.REVIEW, "ada": Scope.ADMIN, "pipe": 
 """Scope of each person's token."""
 
 
-class RecordingReviewStore(SqlReviewStore):
+class RecordingReviewStore(ReviewStore):
     """Records who unblurred which picture; ``refuses`` makes storing that fail."""
 
     def __init__(self, transactions: Transactions) -> None:

@@ -25,8 +25,8 @@ from court.verdict import Label, Review, ReviewReason, Verdict
 from retrieval.library.postgres.address import Address
 from serving.docket.log.entries import Entry
 from serving.docket.open import Docket
-from serving.docket.ports import TrialFilter
 from serving.docket.store import log_queries
+from serving.docket.store.listing import TrialFilter
 from tests.support.fakes import RecordingSink, a_meme
 from tests.support.trial import a_court
 

@@ -5,7 +5,7 @@ import hashlib
 
 from court.events import ModelCall, PrecedentsCited, RawReply, ReviewOutcome, Role, TextRead, VerdictGiven
 from court.verdict import Label
-from serving.docket.ports import RequestName
+from serving.docket.store.requests import RequestName
 from tests.support.dockets import append_all, events_of, review_trial
 from tests.support.fakes import a_picture
 

@@ -10,7 +10,7 @@ from serving.console.registry import Page, console_of, trial_of, visitor_of
 from serving.console.rendering import render
 from serving.console.review.parts import hidden_and_noted, note_verdict_shown
 from serving.console.visitors import Role
-from serving.docket.ports import DocketLine, TrialFilter
+from serving.docket.store.listing import DocketLine, TrialFilter
 from serving.views.compare import compare
 
 _MOST = 50

@@ -23,7 +23,7 @@ from court.record import TrialRecord
 from serving.console.registry import Page, console_of, form_of, session_of, trial_of, visitor_of
 from serving.console.rendering import render
 from serving.console.visitors import Role
-from serving.docket.ports import TrialUnknown
+from serving.docket.errors import TrialUnknown
 from serving.views.blur import blurred, empty, media_type
 
 MEME = "meme"

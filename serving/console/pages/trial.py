@@ -41,7 +41,8 @@ from serving.console.registry import Page, console_of, session_of, trial_of, vis
 from serving.console.rendering import render
 from serving.console.review.parts import note_shown, note_verdict_shown
 from serving.console.visitors import Role
-from serving.docket.ports import DocketError, TrialErased, TrialReader, TrialUnknown
+from serving.docket.errors import DocketError, TrialErased, TrialUnknown
+from serving.docket.ports import TrialReader
 from serving.views.trial_view import view_of
 
 _CHANGES: Mapping[str, tuple[type[Event], ...]] = {

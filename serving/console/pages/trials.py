@@ -17,7 +17,7 @@ from serving.console.registry import Page, console_of, visitor_of
 from serving.console.rendering import render
 from serving.console.review.parts import PRIORITY_WORDS, blinded_ids, cases_of, hidden_and_noted, hidden_ids
 from serving.console.visitors import Role
-from serving.docket.ports import DocketLine, TrialFilter
+from serving.docket.store.listing import DocketLine, TrialFilter
 
 M = TypeVar("M", Label, TrialState)
 

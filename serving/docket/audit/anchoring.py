@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from court.backends.http import http_client
 from court.errors import BadRequest, CourtError, Unavailable
-from serving.docket.ports import TransparencyLog
+from serving.docket.store.log_queries import TransparencyLog
 
 EVERY_S = 1.0
 """Seconds between two checks for a newer checkpoint."""

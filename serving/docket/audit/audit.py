@@ -19,12 +19,12 @@ from serving.docket.log.entries import Entry, erased_of
 from serving.docket.log.errors import BadEntry, BadNote
 from serving.docket.log.notes import VerifierKey, open_checkpoint, read_checkpoint, split_note
 from serving.docket.log.verify import Derived, Fault, Progress, Report, StoredDocket, verify, verify_pictures
-from serving.docket.ports import LogKeys, TransparencyLog, TrialReader
+from serving.docket.ports import TrialReader
 from serving.docket.store import log_queries
 from serving.docket.store import tables as t
 from serving.docket.store.bodies import PART, event_in, part_key
 from serving.docket.store.log_append import Signer
-from serving.docket.store.log_queries import KEY_ROTATED
+from serving.docket.store.log_queries import KEY_ROTATED, LogKeys, TransparencyLog
 from serving.docket.store.transactions import Transactions
 from serving.docket.store.trials import trial_change, trial_row
 

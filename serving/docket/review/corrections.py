@@ -23,7 +23,8 @@ from retrieval.library.edit import Opened, add_precedent, changed
 from retrieval.library.manifest import LabelledMeme
 from retrieval.library.ports import Writer
 from retrieval.library.sources import Provenance
-from serving.docket.ports import TrialErased, TrialReader
+from serving.docket.errors import TrialErased
+from serving.docket.ports import TrialReader
 from serving.docket.store.pictures import picture_of
 
 _MOST_WHY = 2000

@@ -14,7 +14,8 @@ from datetime import date, datetime, timedelta
 from typing import Final
 
 from court.precedents import RiskCurve
-from serving.docket.ports import TrialReader, TrialUnknown
+from serving.docket.errors import TrialUnknown
+from serving.docket.ports import TrialReader
 from serving.docket.review.queue import ReviewQueue, SampledReview
 
 RECENT_DAYS: Final = 28

@@ -16,7 +16,7 @@ from sqlalchemy import ColumnElement, Connection, delete, select, update
 from court.errors import CourtError
 from court.events import VerdictReviewed
 from court.record import TrialState
-from serving.docket.ports import NotDecided, TrialUnknown
+from serving.docket.errors import NotDecided, TrialUnknown
 from serving.docket.review.blinding import verdict_was_shown
 from serving.docket.store import review_tables as t
 from serving.docket.store import tables

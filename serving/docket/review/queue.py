@@ -20,8 +20,9 @@ from court.events import ReviewOutcome, SecondOpinionAsked, VerdictReviewed
 from court.meme import is_text_digest
 from court.record import TrialState
 from court.verdict import Label
+from serving.docket.errors import NotDecided
 from serving.docket.log.entries import Entry
-from serving.docket.ports import NotDecided, TransparencyLog, TrialReader
+from serving.docket.ports import TrialReader
 from serving.docket.review import locks
 from serving.docket.review.agreement import Agreement, agreement
 from serving.docket.review.blinding import is_blinded
@@ -37,6 +38,7 @@ from serving.docket.review.projection import (
 )
 from serving.docket.store import review_tables as t
 from serving.docket.store.database import insert_into, unknown
+from serving.docket.store.log_queries import TransparencyLog
 from serving.docket.store.tables import stamp
 from serving.docket.store.transactions import Transactions
 

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Table, insert
 from sqlalchemy.dialects import postgresql, sqlite
 
 from court.errors import CourtError, Unavailable
-from serving.docket.ports import DocketError, TrialErased, TrialUnknown
+from serving.docket.errors import DocketError, TrialErased, TrialUnknown
 
 
 class Database(Protocol):

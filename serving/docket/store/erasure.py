@@ -18,13 +18,11 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from sqlalchemy import Connection, and_, delete, insert, select, update
-from typing_extensions import override
 
 from court.errors import CourtError, Unavailable
 from court.meme import is_text_digest
 from court.record import TrialState
 from serving.docket.log.entries import NO_SEQ, Erased, body_of, erased_of
-from serving.docket.ports import Eraser
 from serving.docket.store import review_tables
 from serving.docket.store import tables as t
 from serving.docket.store.bodies import part_key, unpacked
@@ -64,7 +62,7 @@ class _Erasure:
     outside: bool = False
 
 
-class SqlEraser(SqlStore, Eraser):
+class Eraser(SqlStore):
     """Erases in one transaction, and then in the picture storage and the database's files."""
 
     def __init__(self, transactions: Transactions, pictures: ObjectPictures | None) -> None:
@@ -73,18 +71,34 @@ class SqlEraser(SqlStore, Eraser):
         self._pictures = pictures
         self._removing = threading.Lock()
 
-    @override
     async def erase(self, trial_id: str, *, who: str, why: str, at: datetime, precedents: Sequence[str] = ()) -> Erased:
+        """Erases a trial's meme and records that in the log. Idempotent: returns the existing erasure.
+
+        Deletes the bodies of its entries, its picture unless another trial has the same, and its data in other tables.
+        The records of who viewed it and that it was erased remain, and so do earlier copies of the docket.
+
+        Args:
+            who: Person or system that requests the erasure.
+            precedents: Ids of precedents made from the trial; their texts are erased from all records that quote them.
+
+        Raises:
+            TrialUnknown: There is none of that id.
+            Unavailable: The erasure can't be done now; or it is done, but files or the picture storage still contain
+                some of it (``ERASURE_UNFINISHED``): repeat it.
+        """
         # An empty id stands for entries without a trial, such as erasures of precedents alone.
         if not trial_id:
             raise unknown(trial_id)
         (erased,) = await self.erase_all({trial_id: precedents}, who=who, why=why, at=at)
         return erased
 
-    @override
     async def erase_all(
         self, trials: Mapping[str, Sequence[str]], *, who: str, why: str, at: datetime
     ) -> Sequence[Erased]:
+        """Erases several trials with the precedents made from them, as :meth:`erase` but with one clean-up.
+
+        If one of them is unknown, the others are still erased before the error is raised.
+        """
         outside = self._pictures is not None
         return await self._erase(
             *(
@@ -93,15 +107,18 @@ class SqlEraser(SqlStore, Eraser):
             )
         )
 
-    @override
     async def erase_precedent(self, precedent_id: str, *, who: str, why: str, at: datetime) -> Erased:
+        """Erases a precedent's texts and picture digests from all records that quote it; as above.
+
+        Later quotes under its id are not stored either. Repeating it adds nothing to the log.
+        """
         (erased,) = await self.erase_precedents([precedent_id], who=who, why=why, at=at)
         return erased
 
-    @override
     async def erase_precedents(
         self, precedent_ids: Collection[str], *, who: str, why: str, at: datetime
     ) -> Sequence[Erased]:
+        """Erases several precedents, or documents by their names in the docket, with one clean-up."""
         return await self._erase(
             *(_Erasure(trial_id="", who=who, why=why, at=at, precedents=(each,)) for each in precedent_ids)
         )

@@ -3,17 +3,101 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, delete, func, select, update
-from typing_extensions import override
 
-from serving.docket.ports import Backlog, Delivery, DeliveryStore, Hook, HookStates, HookStore, Subject
 from serving.docket.store import tables as t
 from serving.docket.store.database import insert_into
 from serving.docket.store.group_commit import Batch
 from serving.docket.store.transactions import Rank, SqlStore
+
+
+@dataclass(frozen=True, slots=True)
+class Hook:
+    """Shared state of a webhook receiver.
+
+    Attributes:
+        next_entry: Number of the log entry to be read next.
+        owner: Server that sends to it; empty if none does.
+        paused_until: Time until which the receiver has asked for a pause; None if it has not.
+        failing_since: Time of the first attempt in the current run of failures; None if the last one succeeded.
+        disabled_at: Time since when nothing is sent; None if the receiver is enabled.
+        why: Reason why it was disabled.
+    """
+
+    name: str
+    next_entry: int
+    owner: str = ""
+    paused_until: datetime | None = None
+    failing_since: datetime | None = None
+    disabled_at: datetime | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A webhook message that is not delivered yet.
+
+    Attributes:
+        entry: Number of the log entry that it reports.
+        attempts: Number of attempts so far.
+        due_at: Time of the next attempt; None if it was given up.
+        error: Error of the last attempt, as a message of our own.
+    """
+
+    entry: int
+    event: str
+    since: datetime
+    attempts: int
+    due_at: datetime | None
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """Counts of undelivered messages.
+
+    Attributes:
+        waiting: Number of messages that will be retried.
+        given_up: Number of messages that were given up.
+        oldest: Time of the oldest entry among the waiting messages; None if there are none.
+    """
+
+    waiting: int
+    given_up: int
+    oldest: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class HookStates:
+    """Snapshot of the state of all receivers.
+
+    Attributes:
+        backlogs: Undelivered messages by receiver; receivers without any may be missing.
+    """
+
+    log_size: int
+    hooks: Mapping[str, Hook]
+    backlogs: Mapping[str, Backlog]
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """Fields of a trial that messages contain.
+
+    Attributes:
+        content_id: Caller's id of the content.
+        erased: True if its record was erased.
+    """
+
+    namespace: str
+    content_id: str
+    request_id: str
+    erased: bool
+
 
 T = TypeVar("T")
 
@@ -37,11 +121,12 @@ class _HookTables(SqlStore):
         return done
 
 
-class SqlHookStore(_HookTables, HookStore):
+class HookStore(_HookTables):
     """Receivers, in a table that is not part of the log."""
 
-    @override
     async def register(self, names: Collection[str]) -> None:
+        """Adds receivers that are missing; they start with the next log entry."""
+
         def write(connection: Connection) -> None:
             # From the current end of the log: a new receiver is not sent the whole history.
             size = connection.execute(select(t.log.c.size)).scalar_one()
@@ -51,23 +136,24 @@ class SqlHookStore(_HookTables, HookStore):
 
         await self._write(write)
 
-    @override
     async def hooks(self) -> Sequence[Hook]:
+        """Returns all receivers that were ever registered, by name."""
         query = select(t.hooks).order_by(_hook.name)
         return await self._transactions.read(lambda connection: [_hook_in(row) for row in connection.execute(query)])
 
-    @override
     async def take(self, hook: Hook, owner: str) -> bool:
+        """Makes a server the owner by compare-and-set; False if another was quicker."""
         # Compare-and-set on the owner: of several concurrent servers, one gets the receiver.
         unchanged = (_hook.name == hook.name, _hook.owner == hook.owner)
         return await self._change(update(t.hooks).where(*unchanged).values(owner=owner))
 
-    @override
     async def release(self, owner: str) -> None:
+        """Releases all receivers owned by a server."""
         await self._change(update(t.hooks).where(_hook.owner == owner).values(owner=""))
 
-    @override
     async def replay(self, name: str, entry: int) -> bool:
+        """Resends everything from an entry on; False if there is no such receiver."""
+
         def write(connection: Connection) -> bool:
             own = update(t.hooks).where(_hook.name == name).values(next_entry=entry)
             # Waiting messages are created again with their entries, and would otherwise be sent twice.
@@ -76,8 +162,9 @@ class SqlHookStore(_HookTables, HookStore):
 
         return await self._write(write)
 
-    @override
     async def enable(self, name: str) -> bool:
+        """Enables a receiver, which continues where it stopped; False if there is no such receiver."""
+
         def write(connection: Connection) -> bool:
             # All messages are due again for a first attempt, including those that were given up.
             again = {"attempts": 0, "due_at": _row.since}
@@ -89,24 +176,24 @@ class SqlHookStore(_HookTables, HookStore):
 
         return await self._write(write)
 
-    @override
     async def disable(self, name: str, *, why: str, at: datetime) -> bool:
+        """Disables a receiver until it is enabled again; False if there is no such receiver."""
         return await self._change(update(t.hooks).where(_hook.name == name).values(disabled_at=t.stamp(at), why=why))
 
 
-class SqlDeliveryStore(_HookTables, DeliveryStore):
+class DeliveryStore(_HookTables):
     """Messages, in a table that is not part of the log."""
 
-    @override
     async def due(self, name: str, now: datetime, *, most: int) -> Sequence[Delivery]:
+        """Returns messages that are due for another attempt, the longest waiting first."""
         query = select(t.deliveries).where(_row.hook == name, _WAITS, _row.due_at <= t.stamp(now))
         query = query.order_by(_row.due_at, _row.entry, _row.event).limit(most)
         return await self._transactions.read(
             lambda connection: [_delivery_in(row) for row in connection.execute(query)]
         )
 
-    @override
     async def backlog(self, name: str) -> Backlog:
+        """Counts the undelivered messages of a receiver."""
         own = _row.hook == name
         waiting = select(func.count(), func.min(_row.since)).where(own, _WAITS)
         given_up = select(func.count()).where(own, ~_WAITS)
@@ -117,8 +204,8 @@ class SqlDeliveryStore(_HookTables, DeliveryStore):
 
         return await self._transactions.read(read)
 
-    @override
     async def states(self) -> HookStates:
+        """Reads the positions and backlogs of all receivers in one snapshot."""
         waiting = select(_row.hook, func.count(), func.min(_row.since)).where(_WAITS).group_by(_row.hook)
         given_up = select(_row.hook, func.count()).where(~_WAITS).group_by(_row.hook)
 
@@ -133,10 +220,20 @@ class SqlDeliveryStore(_HookTables, DeliveryStore):
 
         return await self._transactions.read(read)
 
-    @override
     async def settle(
         self, before: Hook, after: Hook, *, gone: Collection[Delivery], remaining: Collection[Delivery]
     ) -> bool:
+        """Stores the outcome of some attempts atomically.
+
+        Args:
+            before: State of the receiver as it was read.
+            after: New state of the receiver, with the same owner.
+            gone: Messages that no longer wait.
+            remaining: Messages that still wait, or were given up.
+
+        Returns:
+            False if another server has taken over or the position was reset: then nothing is stored.
+        """
         # A concurrent change of the owner or of the position must not be overwritten.
         unchanged = (_hook.name == before.name, _hook.owner == before.owner, _hook.next_entry == before.next_entry)
         values = _values(after)
@@ -164,8 +261,8 @@ class SqlDeliveryStore(_HookTables, DeliveryStore):
 
         return await self._write(write)
 
-    @override
     async def subjects(self, trial_ids: Collection[str]) -> Mapping[str, Subject]:
+        """Returns trials by id; unknown ones are missing."""
         trial = t.trials.c
         query = select(trial.trial_id, trial.namespace, trial.content_id, trial.request_id, trial.erased)
         query = query.where(trial.trial_id.in_(sorted(trial_ids)))

@@ -7,9 +7,9 @@ import secrets
 import tempfile
 from pathlib import Path
 
+from serving.docket.errors import DocketError
 from serving.docket.log.errors import BadNote
 from serving.docket.log.notes import SigningKey
-from serving.docket.ports import DocketError
 
 
 class KeyFile:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice, product
 from typing import Any
 
 from pydantic import ValidationError
 from sqlalchemy import ColumnElement, Connection, bindparam, func, not_, select, tuple_
-from typing_extensions import override
 
 from court.events import (
     Procedure,
@@ -25,11 +25,86 @@ from court.events import (
 from court.meme import is_text_digest
 from court.record import TrialState
 from court.verdict import Label
-from serving.docket.ports import DocketLine, Failure, TrialFilter, TrialIndex
 from serving.docket.store import tables as t
 from serving.docket.store.bodies import event_in, unpacked
 from serving.docket.store.database import no_record
 from serving.docket.store.transactions import SqlStore
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A failed run of a trial, from its opening or last resumption.
+
+    Attributes:
+        begun: Number of the log entry of its start.
+        ended: Number of the log entry of its failure.
+    """
+
+    begun: int
+    ended: int
+    failed: TrialFailed
+
+
+@dataclass(frozen=True, slots=True)
+class TrialFilter:
+    """Filter of trials that must meet all conditions. Empty or None means no condition.
+
+    Attributes:
+        opened_from: Earliest opening time, inclusive.
+        opened_until: Latest opening time, exclusive.
+        reviewed: True for reviewed verdicts, False for others.
+        needs_review: True for verdicts that need human review, False for others.
+        namespace: Namespace of the content; the empty one is a namespace too.
+        namespaces: Namespaces that the caller may see. An empty set matches no trial.
+        pixels_sha256: SHA-256 of the picture's pixels; for a text without picture, the text's digest.
+        erased: True for erased trials, False for others.
+        content_id: Caller's id of the content.
+    """
+
+    labels: frozenset[Label] = frozenset()
+    states: frozenset[TrialState] = frozenset()
+    opened_from: datetime | None = None
+    opened_until: datetime | None = None
+    reviewed: bool | None = None
+    needs_review: bool | None = None
+    namespace: str | None = None
+    namespaces: frozenset[str] | None = None
+    pixels_sha256: str | None = None
+    erased: bool | None = None
+    other_than: frozenset[str] = frozenset()
+    content_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DocketLine:
+    """One trial in a listing.
+
+    Attributes:
+        opened_at: Opening time, UTC.
+        content_id: Caller's id of the content.
+        state: State of the trial; OPEN includes interrupted trials.
+        label: Label by the Judge; None if there is no verdict.
+        needs_human_review: True if the verdict needs human review.
+        review: The last review, or None where there was none.
+        failure_reason: Machine-readable reason of a failure; empty if there was none.
+        erased: True if the record was erased, so that nothing of the meme is left.
+        text_alone: True if the text was sent without a picture.
+    """
+
+    trial_id: str
+    opened_at: datetime
+    procedure: Procedure
+    namespace: str
+    content_id: str
+    state: TrialState
+    label: Label | None
+    needs_human_review: bool
+    request_id: str = ""
+    review: VerdictReviewed | None = None
+    failure_reason: str = ""
+    erased: bool = False
+    text_alone: bool = False
+
 
 _ALL = TrialFilter()
 _row, _entry = t.trials.c, t.entries.c
@@ -60,10 +135,9 @@ _LABELS = select(_row.trial_id, _row.label, _row.review).where(
 )
 
 
-class SqlTrialIndex(SqlStore, TrialIndex):
+class TrialIndex(SqlStore):
     """Reads the table of trials."""
 
-    @override
     async def list(
         self,
         *,
@@ -72,6 +146,14 @@ class SqlTrialIndex(SqlStore, TrialIndex):
         which: TrialFilter = _ALL,
         oldest_first: bool = False,
     ) -> Sequence[DocketLine]:
+        """Lists trials by opening time, the latest first.
+
+        Args:
+            limit: Maximum number of lines.
+            after: Cursor: ``opened_at`` and ``trial_id`` of the last line of the previous page.
+            oldest_first: True to reverse the order.
+        """
+
         def lines(connection: Connection) -> Sequence[DocketLine]:
             place = tuple_(_row.opened_at, _row.trial_id)
             # Applied to each of the cases below: at most a page of any of them can be on the page.
@@ -103,16 +185,22 @@ class SqlTrialIndex(SqlStore, TrialIndex):
 
         return await self._transactions.read(lines)
 
-    @override
     async def labels(self, trial_ids: Sequence[str]) -> Mapping[str, Label]:
+        """Returns the labels in force, by trial: the Judge's, or the reviewer's if overruled.
+
+        Trials that have no verdict or do not exist are missing.
+        """
         return await self._transactions.read_batched(lambda connection: _labels(connection, trial_ids))
 
-    @override
     async def failures(self, pixels_sha256: str) -> Sequence[Failure]:
+        """Returns failures of trials in which a model may have been shown this picture, in stored order.
+
+        Only those since the last verdict by a model that was shown it; trials without models do not count.
+        """
         return await self._transactions.read(lambda connection: _failures(connection, pixels_sha256))
 
-    @override
     async def requests(self) -> Mapping[str, Sequence[str]]:
+        """Returns the ids of all trials by the request that they were opened for, the oldest first."""
         return await self._transactions.read(_requests)
 
 

@@ -12,10 +12,10 @@ from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, LargeBinary, bindparam, cast, insert, select, update
 
+from serving.docket.errors import DocketError
 from serving.docket.log.entries import Entry
 from serving.docket.log.merkle import Frontier, Node, tile_updates
 from serving.docket.log.notes import SigningKey, sign_checkpoint
-from serving.docket.ports import DocketError
 from serving.docket.store import tables as t
 from serving.docket.store.bodies import seal_bodies
 from serving.docket.store.database import insert_into, insert_rows

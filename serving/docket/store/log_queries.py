@@ -8,20 +8,36 @@ from datetime import datetime
 from typing import Any, Final
 
 from sqlalchemy import Connection, Select, bindparam, select
-from typing_extensions import override
 
 from court.errors import CourtError
+from serving.docket.errors import DocketError, NotDecided
 from serving.docket.log.entries import NO_SEQ, Entry, KeyRotated, body_of
 from serving.docket.log.merkle import TileNodes, inclusion_proof
 from serving.docket.log.notes import SigningKey, VerifierKey
 from serving.docket.log.rotation import read_rotation, sign_rotation
-from serving.docket.ports import DocketError, LogKeys, NotDecided, Receipt, TransparencyLog
 from serving.docket.store import tables as t
 from serving.docket.store.bodies import part_value, parts_in, unpacked
 from serving.docket.store.database import unknown
 from serving.docket.store.group_commit import Batch
 from serving.docket.store.log_append import EntryDraft, LogAppender, open_appender
 from serving.docket.store.transactions import Rank, SqlStore
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """Inclusion proof of a log entry, which anybody with the docket's public key can check.
+
+    Attributes:
+        checkpoint: Signed note with the size of the log and the root hash of its tree.
+        header: Header of the entry; its hash is a leaf of the tree.
+        proof: Hashes from the leaf to the root (RFC 6962 §2.1.1).
+    """
+
+    checkpoint: str
+    number: int
+    header: bytes
+    proof: Sequence[bytes]
+
 
 _entry = t.entries.c
 _AT_ONCE = 500  # numbers in one query
@@ -41,23 +57,28 @@ _COVERS = (
 _TILE = select(t.tiles.c.hashes).where(t.tiles.c.level == bindparam("level"), t.tiles.c.place == bindparam("place"))
 
 
-class SqlTransparencyLog(SqlStore, TransparencyLog):
+class TransparencyLog(SqlStore):
     """Reads the log, and signs it if it has grown since the last signature."""
 
-    @override
     async def entries(self, first: int, most: int, kinds: Collection[str] | None = None) -> Sequence[Entry]:
+        """Returns log entries from a number on, as stored, without verification.
+
+        Args:
+            first: Number of the first entry.
+            kinds: Kinds of entries to include; None for all.
+        """
         query = select(t.entries).where(_entry.number >= first)
         if kinds is not None:
             query = query.where(_entry.kind.in_(sorted(kinds)))
         query = query.order_by(_entry.number).limit(most)
         return await self._transactions.read(lambda connection: _read(connection, query))
 
-    @override
     async def size(self) -> int:
+        """Returns the number of entries in the log, which is also the number of the next one."""
         return await self._transactions.read(_size)
 
-    @override
     async def added(self, first: int) -> tuple[int, Collection[tuple[str, str]]]:
+        """Returns the size of the log, and the distinct pairs of kind and trial among entries from a number on."""
         query = select(_entry.kind, _entry.trial_id).where(_entry.number >= first).distinct()
 
         def read(connection: Connection) -> tuple[int, Collection[tuple[str, str]]]:
@@ -66,44 +87,69 @@ class SqlTransparencyLog(SqlStore, TransparencyLog):
 
         return await self._transactions.read(read)
 
-    @override
     async def checkpoint(self) -> str:
+        """Returns the signed checkpoint of the current log (C2SP tlog-checkpoint).
+
+        Raises:
+            DocketError: The key is not there, or not this docket's (``DOCKET_KEY``).
+        """
         # Others may append between the signature and the next read.
         while (found := await self._transactions.read(checkpoint)) is None:
             await self.sign()
         return found
 
-    @override
     async def sign(self) -> None:
+        """Signs the current log and stores the checkpoint, which also proves that the key works.
+
+        Raises:
+            DocketError: The key is not there, or not this docket's (``DOCKET_KEY``).
+            Unavailable: The checkpoint can't be stored now.
+        """
         await self._transactions.write(_SIGN, None)
 
-    @override
     async def vkey(self) -> str:
+        """Returns the public key that verifies checkpoints (C2SP signed-note). Raises DocketError as above."""
         while not (found := await self._transactions.read(key)):
             await self.sign()
         return found
 
-    @override
     async def receipt(self, trial_id: str) -> Receipt:
+        """Returns the inclusion proof of a verdict, which is the same each time.
+
+        Raises:
+            TrialUnknown: There is no trial of that id.
+            NotDecided: The trial has no verdict.
+            DocketError: The docket is damaged or can't be read, as above.
+        """
         while (found := await self._transactions.read_batched(lambda c: _receipt(c, trial_id))) is None:
             await self.sign()
         return found
 
 
-class SqlLogKeys(SqlStore, LogKeys):
+class LogKeys(SqlStore):
     """Reads the log's keys from its entries, and records a key rotation."""
 
-    @override
     async def keys(self) -> Sequence[VerifierKey]:
-        log = SqlTransparencyLog(self._transactions)
+        """Returns all public keys that ever signed checkpoints, the oldest first. Raises DocketError."""
+        log = TransparencyLog(self._transactions)
         current = VerifierKey.parse(await log.vkey())
         entries = await log.entries(0, _MOST_ROTATIONS, {KEY_ROTATED})
         return [*(read_rotation(entry).old for entry in entries), current]
 
-    @override
     async def rotate(
         self, old: SigningKey, new: SigningKey, *, who: str, why: str, compromised: bool, at: datetime
     ) -> int:
+        """Signs checkpoints with another key from now on, which the signer must have; returns the entry's number.
+
+        Args:
+            old: Current key of the docket.
+            who: Person or system that wants it.
+            compromised: True if the old key may have leaked.
+
+        Raises:
+            DocketError: The docket has another key by now, or the new key is not in the key file (``DOCKET_KEY``).
+            Unavailable: The change can't be stored now.
+        """
         ask = _Rotation(old, new, who=who, why=why, compromised=compromised, at=at)
         return await self._transactions.write(_ROTATE, ask)
 

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from court.errors import CourtError, NotLoaded
 from retrieval.library.postgres.address import Address
-from serving.docket.ports import DocketError
+from serving.docket.errors import DocketError
 from serving.docket.store import schema
 from serving.docket.store import tables as t
 from serving.docket.store.database import Database, exists, failed, later_format, unavailable

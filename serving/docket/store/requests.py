@@ -7,15 +7,42 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import Connection, and_, bindparam, delete, select, true, tuple_, update
-from typing_extensions import override
 
 from court.errors import CourtError
 from court.record import TrialState
-from serving.docket.ports import HeartbeatStore, Lease, LeaseStore, RequestConflict, RequestName
+from serving.docket.errors import RequestConflict
 from serving.docket.store import tables as t
 from serving.docket.store.database import insert_into
 from serving.docket.store.group_commit import Batch
 from serving.docket.store.transactions import Rank, SqlStore
+
+
+@dataclass(frozen=True, slots=True)
+class RequestName:
+    """Name of a request, unique within the docket.
+
+    Attributes:
+        namespace: Namespace of the content, or empty.
+    """
+
+    namespace: str
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Lease on a request: the server that answers it, and with which trial.
+
+    Attributes:
+        trial_id: Id of the trial that answers the request; it may have ended, be running, or not have started.
+        owner: Server that runs the trial.
+    """
+
+    name: RequestName
+    payload: str
+    trial_id: str
+    owner: str
+
 
 # Used by every request and built once: building a statement takes longer than running it.
 _CLAIM_OF = select(t.requests).where(
@@ -31,20 +58,31 @@ class _TakeOver:
     replacement: Lease
 
 
-class SqlLeaseStore(SqlStore, LeaseStore):
+class LeaseStore(SqlStore):
     """Leases, in the table of requests, which is not part of the log."""
 
-    @override
     async def claim(self, name: RequestName, *, payload: str, trial_id: str, owner: str) -> Lease:
+        """Acquires the lease on a request unless there is one; returns the current lease.
+
+        Of concurrent callers, in any process, one succeeds and all get its lease.
+
+        Raises:
+            RequestConflict: The name belongs to a different request.
+            Unavailable: The lease can't be stored now.
+        """
         return await self._transactions.write_unlogged(_CLAIM, Lease(name, payload, trial_id, owner))
 
-    @override
     async def take_over(self, claim: Lease, *, owner: str, trial_id: str | None = None) -> Lease | None:
+        """Replaces the owner, and optionally the trial, of a lease by compare-and-set.
+
+        Returns:
+            The new lease; None if owner or trial had changed, because somebody was quicker.
+        """
         replacement = replace(claim, owner=owner, trial_id=claim.trial_id if trial_id is None else trial_id)
         return await self._transactions.write_unlogged(_TAKE_OVER, _TakeOver(claim, replacement))
 
-    @override
     async def claim_of(self, name: RequestName) -> Lease | None:
+        """Finds the lease on a request; None if nobody has claimed it."""
         parameters = {"namespace": name.namespace, "request_id": name.request_id}
 
         def find(connection: Connection) -> Lease | None:
@@ -53,24 +91,35 @@ class SqlLeaseStore(SqlStore, LeaseStore):
 
         return await self._transactions.read_batched(find)
 
-    @override
     async def open_claims(self) -> Sequence[Lease]:
+        """Returns the lease of each open trial.
+
+        Leases whose trial was never opened are not included: their request is unknown until it is repeated.
+        """
         return await self._transactions.read(_open_claims)
 
 
-class SqlHeartbeatStore(SqlStore, HeartbeatStore):
+class HeartbeatStore(SqlStore):
     """Counters, in the table of servers, which is not part of the log."""
 
-    @override
     async def beat(self, owner: str) -> None:
+        """Increments a server's counter."""
         await self._transactions.write_unlogged(_BEAT, owner)
 
-    @override
     async def retire(self, owner: str, count: int | None = None) -> None:
+        """Removes the counter of a server that is gone.
+
+        Args:
+            count: Counter when last read; if it has advanced since, it is not removed. None for a server that shuts
+                down itself.
+        """
         await self._transactions.write_unlogged(_RETIRE, (owner, count))
 
-    @override
     async def heartbeats(self) -> Mapping[str, int]:
+        """Returns the counters of all known servers, by server.
+
+        Reading twice shows whether a counter advances, independently of clocks.
+        """
         return await self._transactions.read(
             lambda connection: {owner: count for owner, count in connection.execute(select(t.servers))}
         )

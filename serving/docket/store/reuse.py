@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from sqlalchemy import Connection, bindparam, select, text
-from typing_extensions import override
 
 from court.events import ReviewOutcome
-from serving.docket.ports import FingerprintStore, VerdictKeys
 from serving.docket.store import tables as t
 from serving.docket.store.database import insert_into
 from serving.docket.store.group_commit import Batch
@@ -22,35 +20,38 @@ _FINGERPRINTS = (
 )
 
 
-class SqlVerdictKeys(SqlStore, VerdictKeys):
+class VerdictKeys(SqlStore):
     """Keys and their trials, which are not part of the log."""
 
-    @override
     async def put(self, key: str, trial_id: str) -> None:
+        """Maps a key to a trial, unless it is mapped already or the trial's verdict was overruled."""
         await self._transactions.write_unlogged(_PUT_KEY, (key, trial_id))
 
-    @override
     async def get(self, key: str) -> str | None:
+        """Returns the trial that answers a key, or None."""
         return await self._transactions.read_batched(
             lambda connection: connection.execute(_TRIAL_OF, {"key": key}).scalar_one_or_none()
         )
 
-    @override
     async def get_many(self, keys: Sequence[str]) -> Mapping[str, str]:
+        """Returns the trials for up to some hundred keys, by key; keys without one are missing."""
         return await self._transactions.read_batched(
             lambda connection: {key: trial_id for key, trial_id in connection.execute(_TRIALS_OF, {"keys": keys})}
         )
 
 
-class SqlFingerprintStore(SqlStore, FingerprintStore):
+class FingerprintStore(SqlStore):
     """Fingerprints by the numbers assigned when they were stored."""
 
-    @override
     async def put_fingerprint(self, trial_id: str, fingerprint: bytes) -> None:
+        """Stores the fingerprint of a trial's picture; idempotent."""
         await self._transactions.write_fingerprint(_PUT_FINGERPRINT, (trial_id, fingerprint))
 
-    @override
     async def fingerprints(self, since: int, *, most: int = 10_000) -> Sequence[tuple[int, str, bytes]]:
+        """Returns number, trial and fingerprint of entries above a number, in order, at most ``most``.
+
+        A number only becomes visible after all lower ones, so a reader that continues from the last one misses none.
+        """
         parameters = {"since": since, "most": most}
         return await self._transactions.read_batched(
             lambda connection: [

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
 from sqlalchemy import Connection, func, select
-from typing_extensions import override
 
 from court.errors import CourtError
 from court.events import AppealOpened, ReviewOutcome, SecondOpinionAsked, VerdictReviewed
 from court.record import TrialState
 from court.verdict import Label
+from serving.docket.errors import NotDecided
 from serving.docket.log.canonical_json import parse
 from serving.docket.log.entries import NO_SEQ, PictureShown, PrecedentChanged, body_of
-from serving.docket.ports import AwaitingReview, NotDecided, ReviewStore
 from serving.docket.store import tables as t
 from serving.docket.store.bodies import event_in, unpacked
 from serving.docket.store.database import erased, unknown
@@ -24,6 +24,19 @@ from serving.docket.store.group_commit import Batch
 from serving.docket.store.log_append import EntryDraft, LogAppender, open_appender
 from serving.docket.store.transactions import Rank, SqlStore
 from serving.docket.store.trials import append_events
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitingReview:
+    """Counts of verdicts that wait for human review.
+
+    Attributes:
+        oldest: Opening time of the oldest of their trials; None if there is none.
+    """
+
+    count: int
+    oldest: datetime | None
+
 
 ReviewEvent = VerdictReviewed | SecondOpinionAsked | AppealOpened
 """Events by people after a verdict; their sequence numbers are assigned here."""
@@ -34,10 +47,9 @@ _AWAITING = select(func.count(), func.min(t.trials.c.opened_at)).where(
 _CHANGE = PrecedentChanged.model_fields["kind"].default
 
 
-class SqlReviewStore(SqlStore, ReviewStore):
+class ReviewStore(SqlStore):
     """Appends reviews and access records to the log."""
 
-    @override
     async def review(
         self,
         trial_id: str,
@@ -49,6 +61,13 @@ class SqlReviewStore(SqlStore, ReviewStore):
         reviewer: str,
         at: datetime,
     ) -> VerdictReviewed:
+        """Appends a review to a decided trial; the keys of an overruled trial are removed in the same transaction.
+
+        Raises:
+            TrialUnknown: There is none of that id.
+            NotDecided: The trial has no verdict.
+            Unavailable: The review can't be stored now.
+        """
         draft = VerdictReviewed(
             trial_id=trial_id,
             seq=0,
@@ -63,28 +82,48 @@ class SqlReviewStore(SqlStore, ReviewStore):
         assert isinstance(stored, VerdictReviewed)
         return stored
 
-    @override
     async def open_appeal(
         self, trial_id: str, *, by: str, statement: str, reference: str, at: datetime
     ) -> AppealOpened:
+        """Appends an appeal to a decided trial; idempotent by ``reference``.
+
+        Raises:
+            TrialUnknown: There is none of that id.
+            NotDecided: The trial has no verdict to appeal against.
+            Unavailable: The appeal can't be stored now.
+        """
         draft = AppealOpened(trial_id=trial_id, seq=0, at=at, by=by, statement=statement, reference=reference)
         stored = await self._transactions.write(_APPEAL, draft)
         assert isinstance(stored, AppealOpened)
         return stored
 
-    @override
     async def note_access(
         self, trial_id: str, *, who: str, what: str, at: datetime, kind: Literal["PictureShown"] = "PictureShown"
     ) -> None:
+        """Records that somebody views an unblurred picture, before it is shown.
+
+        Raises:
+            TrialUnknown: There is none of that id, or its record was erased (TrialErased).
+            Unavailable: The access can't be stored now.
+        """
         access = PictureShown(kind=kind, trial_id=trial_id, who=who, what=what, at=at)
         await self._transactions.write(_NOTE_ACCESS, access)
 
-    @override
     async def note_changes(self, changes: Sequence[PrecedentChanged], *, since: int) -> int:
+        """Records changes of one library that are not recorded yet; safe for concurrent servers.
+
+        Args:
+            changes: Changes in order, the newest last.
+            since: Number of the last change to skip, if none of this library was ever recorded.
+
+        Returns:
+            Number of changes that were recorded.
+        """
         return await self._transactions.write(_NOTE_CHANGES, (changes, since))
 
-    @override
     async def awaiting_review(self) -> AwaitingReview:
+        """Counts verdicts that need human review and have none."""
+
         def read(connection: Connection) -> AwaitingReview:
             count, oldest = connection.execute(_AWAITING).one()
             return AwaitingReview(count, datetime.fromisoformat(oldest) if oldest else None)

@@ -18,7 +18,7 @@ from sqlalchemy.exc import DatabaseError, DBAPIError, IntegrityError, Operationa
 from typing_extensions import override
 
 from court.errors import CourtError
-from serving.docket.ports import DocketError
+from serving.docket.errors import DocketError
 from serving.docket.store import schema
 from serving.docket.store import tables as t
 from serving.docket.store.database import Database, exists, failed, later_format, unavailable

@@ -11,7 +11,7 @@ from sqlalchemy import text
 from court.errors import BadRequest
 from court.events import ReviewOutcome, SecondOpinionAsked, VerdictReviewed
 from court.verdict import Label, ReviewReason, Strength
-from serving.docket.ports import NotDecided, TrialUnknown
+from serving.docket.errors import NotDecided, TrialUnknown
 from serving.docket.review.locks import LOCK_MINUTES, AnotherWanted, CaseClosed, CaseTaken, NotLocked
 from serving.docket.review.projection import ReviewPriority, Rules, folded, is_sampled, reasons_of
 from serving.docket.review.queue import Search, place_of

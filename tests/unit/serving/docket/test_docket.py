@@ -17,9 +17,10 @@ from court.errors import BadRequest, Unavailable
 from court.verdict import Label
 from retrieval.library.postgres.address import Address
 from serving.cli.records import records
+from serving.docket.errors import DocketError
 from serving.docket.open import Docket
-from serving.docket.ports import DocketError, TrialFilter
 from serving.docket.store.group_commit import sqlite_engine
+from serving.docket.store.listing import TrialFilter
 from serving.docket.store.sqlite import SqliteDatabase
 from serving.settings import Settings
 from tests.support.dockets import (

@@ -20,9 +20,9 @@ from memecourt.verify import verify_bundle
 from retrieval.library.library import Library
 from retrieval.library.writer import LibraryWriter
 from serving.cli.main import cli
+from serving.docket.errors import TrialUnknown
 from serving.docket.log.notes import SigningKey, VerifierKey, open_checkpoint, sign_checkpoint
 from serving.docket.open import Docket
-from serving.docket.ports import TrialUnknown
 from serving.docket.store.keys import read_key
 from tests.support.dockets import with_docket
 from tests.support.library import ENCODER, content, create

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
+from serving.docket.errors import DocketError
 from serving.docket.open import Docket
-from serving.docket.ports import DocketError
 
 
 @pytest.mark.parametrize("read_only", [False, True])

@@ -8,8 +8,8 @@ import pytest
 
 from court.errors import Unavailable
 from court.events import VerdictGiven
+from serving.docket.errors import TrialErased
 from serving.docket.open import Docket
-from serving.docket.ports import TrialErased
 from tests.support.dockets import NOON, append_all, events_of, with_docket
 from tests.support.erasing import Marked, occurrences
 from tests.support.sizes import FULL

@@ -14,7 +14,7 @@ from court.record import TrialRecord
 from court.verdict import Label
 from retrieval.library.changes import ChangeKind, NoSuchPrecedent
 from retrieval.library.writer import LibraryWriter
-from serving.docket.ports import TrialErased
+from serving.docket.errors import TrialErased
 from serving.docket.review.corrections import Corrections, Overrulings, forget, policy_of
 from tests.support.desks import trial, verdict
 from tests.support.dockets import NOON

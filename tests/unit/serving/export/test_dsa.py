@@ -11,7 +11,7 @@ from court.events import Procedure, VerdictGiven, VerdictReviewed
 from court.policy import DEFAULT_POLICY, Clause
 from court.record import TrialRecord
 from serving.cli.main import cli
-from serving.docket.ports import NotDecided
+from serving.docket.errors import NotDecided
 from serving.export.dsa import CATEGORIES, draft
 from serving.export.dsa_schema import DATES, LENGTHS, LISTS, REQUIRED, WORDS, faults, missing
 from tests.support.cast import ACQUITTAL, RULING, Cast

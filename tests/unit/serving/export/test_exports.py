@@ -24,7 +24,8 @@ from eval.session.files import replace_file
 from memecourt import verify
 from serving.access import private_files
 from serving.cli.main import cli
-from serving.docket.ports import DocketError, DocketLine, TrialErased, TrialFilter, TrialUnknown
+from serving.docket.errors import DocketError, TrialErased, TrialUnknown
+from serving.docket.store.listing import DocketLine, TrialFilter
 from serving.export import tables
 from serving.export.document import document, read_document, write_document
 from serving.export.page import page

@@ -12,7 +12,7 @@ from court.events import Procedure, TrialFailed
 from court.record import TrialAborted, TrialState
 from court.roles import RoleModel
 from court.settings import TrialSettings
-from serving.docket.ports import RequestName
+from serving.docket.store.requests import RequestName
 from tests.support.cast import Cast, frames_of
 from tests.support.chat_completions import HELLO, court_and_server, failing, wait_for_stats
 from tests.support.gates import call_through

@@ -15,7 +15,8 @@ from court.events import Procedure, ReviewOutcome, TrialFailed, TrialOpened, Tri
 from court.meme import Picture
 from court.record import TrialAborted, TrialRecord, TrialState
 from court.verdict import Label
-from serving.docket.ports import RequestConflict, RequestName
+from serving.docket.errors import RequestConflict
+from serving.docket.store.requests import RequestName
 from serving.errors import Busy
 from serving.judging.executor import TrialExecutor
 from serving.judging.leases import MEMES
