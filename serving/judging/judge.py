@@ -19,7 +19,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Self
+from typing import Self, assert_never
 
 from court.digests import digest_of_file
 from court.errors import BadPicture, CantResume, CourtError, NotLoaded, Overrun, Unavailable
@@ -35,7 +35,15 @@ from serving.judging.decode import DecodingPool
 from serving.judging.executor import TrialExecutor
 from serving.judging.heartbeat import Heartbeat
 from serving.judging.known import VerdictCache, reusable, whole
-from serving.judging.leases import MEMES, LeaseTable, owner_of_meme, server_of
+from serving.judging.leases import (
+    MEMES,
+    Answered,
+    LeaseTable,
+    Moved,
+    Orphaned,
+    RunningElsewhere,
+    owner_of_meme,
+)
 from serving.judging.quarantine import Quarantine
 from serving.judging.reaper import Reaper
 from serving.judging.request import (
@@ -238,7 +246,7 @@ class TrialRunner:
                 if self._closing.is_set():
                     return
                 try:
-                    if await self._taken_over(claim):
+                    if await self._resume_orphan(claim):
                         del waiting[trial_id]
                 except Unavailable as error:  # it did not start; a trial that started and failed raises TrialAborted
                     away = error.reason
@@ -412,52 +420,59 @@ class TrialRunner:
         return lead, lead == wanted
 
     async def _follow(self, call: Call, claim: Lease) -> Answer:
-        """Answers a leased request: waits for its trial, resumes it or starts it."""
+        """Answers a leased request by its trial, whatever state it is in."""
         pause, longest = _POLL_S
         while True:
-            flight = self._in_flight.of(claim.trial_id)
-            if flight is None:
-                found = await self._stored_outcome(call, claim)
-                if isinstance(found, TrialRecord):
-                    return self._answered(call, found, near=await self._differs_in_pixels(call, found))
-                if found is None:  # another server is running it
+            # First: the docket may not know yet of a trial that is running here.
+            match self._in_flight.of(claim.trial_id) or await self._claims.state(claim):
+                case RunningTrial(task=None) as mine:
+                    # Nothing is awaited before this call joins: a trial without callers would never be cancelled.
+                    self._in_flight.begin(mine, call)
+                    if (record := await self._result(call, mine)) is not None:
+                        return self._answered(call, record)
+                case RunningTrial(ending=True) as ending:
+                    await ending.over()
+                case RunningTrial() as running:
+                    if (record := await self._result(call, running)) is not None:
+                        return self._answered(call, record)
+                case RunningElsewhere():
                     await call.place.leave()
                     await asyncio.sleep(pause)
-                    # Trials on another server may take long: back off, so that many waiting calls don't load the
-                    # docket.
+                    # Trials elsewhere may take long: back off, so that many waiting calls don't load the docket.
                     pause = min(2 * pause, longest)
-                claim = found or await self._claims.standing(claim)
-                continue
-            if flight.ending:
-                await flight.over()
-            else:
-                with flight:
-                    try:
-                        return self._answered(call, await self._run_versions(call, flight))
-                    except CourtError as error:
-                        if not self._goes_on(call, flight, error):
-                            raise
+                case Answered(record):
+                    return self._answered(call, record, near=await self._differs_in_pixels(call, record))
+                case Moved(trial_id):
+                    await self._claims.follow(claim, trial_id)
+                case Orphaned() as orphan:
+                    claim = await self._adopt(call, claim, orphan)
+                    continue
+                case unknown:
+                    assert_never(unknown)
             claim = await self._claims.standing(claim)
 
-    async def _run_versions(self, call: Call, flight: RunningTrial) -> TrialRecord:
-        """Returns the record of a trial on this server, starting it if necessary."""
-        if flight.task is None:
-            self._in_flight.begin(flight, call)
-        if flight.begun_by is call:
-            call.ends_with_trial()
-        else:
-            await call.place.leave()
-        try:
-            return await flight.result()
-        except WorkCancelled:
-            stopped = Unavailable("The server was stopped before there was a verdict.", reason=STOPPED)
-            record = flight.record
-            if record is None:
-                raise stopped from None
-            # It was cancelled after the verdict was stored, and a stored verdict counts.
-            if record.state is TrialState.DECIDED:
-                return record
-            raise TrialAborted(stopped, record) from None
+    async def _result(self, call: Call, flight: RunningTrial) -> TrialRecord | None:
+        """Waits for a trial on this server; None if its end does not concern this call, which has to look again."""
+        with flight:
+            if flight.begun_by is call:
+                call.ends_with_trial()
+            else:
+                await call.place.leave()
+            try:
+                return await flight.result()
+            except WorkCancelled:
+                stopped = Unavailable("The server was stopped before there was a verdict.", reason=STOPPED)
+                record = flight.record
+                if record is None:
+                    raise stopped from None
+                # It was cancelled after the verdict was stored, and a stored verdict counts.
+                if record.state is TrialState.DECIDED:
+                    return record
+                raise TrialAborted(stopped, record) from None
+            except CourtError as error:
+                if not self._goes_on(call, flight, error):
+                    raise
+                return None
 
     def _goes_on(self, call: Call, flight: RunningTrial, error: CourtError) -> bool:
         """True if a call should look for an answer again after the trial that it waited for has failed."""
@@ -524,52 +539,56 @@ class TrialRunner:
 
     # Leases and trials.
 
-    async def _stored_outcome(self, call: Call, claim: Lease) -> TrialRecord | Lease | None:
-        """Reads a trial that is not running on this server from the docket, and resumes or restarts it if orphaned.
-
-        Returns:
-            Its record, if it has a verdict; the lease to follow, if it was resumed or has changed; None if another
-            server is running it.
-        """
-        record = await self._claims.record(claim.trial_id)
-        if record is not None and record.state is TrialState.DECIDED:
-            return record
-        ruling = await self._claims.ruling(claim, record)
-        if ruling.trial_id != claim.trial_id:
-            # The request that it was opened for has moved to another trial, and so do all that follow it.
-            return await self._claims.follow(claim, ruling.trial_id)
-        if not self._claims.left_alone(ruling, record):
-            return None
+    async def _adopt(self, call: Call, claim: Lease, orphan: Orphaned) -> Lease:
+        """Resumes an orphaned trial on this server, or starts one in its place; returns the lease to follow."""
+        record = orphan.record
         if record is not None:
             # Also before resuming: RE-6 counts across restarts, and resuming would show the meme to a model again.
             await self._quarantine.require_meme(record.opened.meme.digest, record.opened.procedure)
-        anew = record is not None and not self._in_flight.resumable(record)
-        if record is None or anew:
+        resumed = record is not None and self._in_flight.resumable(record)
+        if not resumed:
             self._require(call.ask)
         # First the slot, then the lease: a server too busy to start the trial must not keep others from doing so.
         await call.place.take()
-        trial_id, owner = str(uuid.uuid4()) if anew else claim.trial_id, self._claims.owner()
+        trial_id = claim.trial_id if record is None or resumed else str(uuid.uuid4())
+        flight = await self._take_over(claim, orphan.ruling, trial_id, resumed=resumed)
+        if flight is None:
+            return await self._claims.standing(claim)
+        # The call joins it next, with nothing awaited in between.
+        if resumed:
+            self._in_flight.take_up(flight, call)
+        else:
+            self._in_flight.begin(flight, call)
+        return replace(claim, trial_id=trial_id)
+
+    async def _take_over(self, claim: Lease, ruling: Lease, trial_id: str, *, resumed: bool) -> RunningTrial | None:
+        """Takes over the leases of an orphaned trial.
+
+        Args:
+            claim: Lease of the request that follows the trial.
+            ruling: Lease of the request or meme that the trial was or is to be opened for.
+            trial_id: Id of the trial that this server runs instead.
+
+        Returns:
+            The trial, to be started before anything is awaited; None if a call or a server was quicker.
+        """
+        owner = self._claims.owner()
         wanted = {replace(each, trial_id=trial_id, owner=owner) for each in (ruling, claim)}
         async with self._claims.taking(claim.trial_id):
-            # Checked again under the lock: another call may have started the trial meanwhile.
+            # Checked under the lock: another call may have started the trial meanwhile.
             if self._in_flight.of(claim.trial_id):
-                return claim  # another call of this server was quicker
+                return None
             with self._unless_left(*wanted):
                 if await self._claims.take_over(ruling, trial_id, owner) is None:
-                    return await self._claims.standing(claim)
+                    return None
                 # A resumed trial keeps its id, which this request's lease already names.
-                if ruling != claim and (anew or record is None):
+                if ruling != claim and not resumed:
                     await self._claims.take_over(claim, trial_id, owner)
             flight = self._in_flight.enlist(trial_id)
             flight.claims |= wanted
-            if record is None or anew:
-                self._in_flight.begin(flight, call)
-            else:
-                self._in_flight.take_up(flight, call)
-        # _follow joins the trial next without suspending in between: a task without callers would never be cancelled.
-        return replace(claim, trial_id=trial_id)
+        return flight
 
-    async def _taken_over(self, claim: Lease) -> bool:
+    async def _resume_orphan(self, claim: Lease) -> bool:
         """Resumes an open trial whose server has died.
 
         Returns:
@@ -579,26 +598,19 @@ class TrialRunner:
             Unavailable: The trial could not be started now, and stays open as before.
             As :meth:`court.trial.Court.resume`.
         """
-        record = await self._claims.record(claim.trial_id)
-        # It never started, has ended, or is running on this server.
-        if record is None or record.state is not TrialState.OPEN or self._in_flight.of(claim.trial_id):
+        standing = await self._claims.standing(claim)  # it may have been attempted before, and deferred
+        if standing.trial_id != claim.trial_id or self._in_flight.of(claim.trial_id):
             return True
-        ruling = await self._claims.standing(claim)  # it may have been attempted before, and deferred
-        server = server_of(ruling)
-        if ruling.trial_id != claim.trial_id:
-            return True
-        if not self._claims.gone(server):  # nor is it this server, which is alive
-            return self._claims.lives(server)
-        async with self._claims.taking(claim.trial_id):
-            if self._in_flight.of(claim.trial_id):
+        match await self._claims.state(standing):
+            case RunningElsewhere(alive):
+                return alive
+            case Orphaned(ruling, TrialRecord(state=TrialState.OPEN)):
+                flight = await self._take_over(ruling, ruling, claim.trial_id, resumed=True)
+            case _:
                 return True
-            wanted = replace(ruling, owner=self._claims.owner())
-            with self._unless_left(wanted):
-                if await self._claims.take_over(ruling, owner=wanted.owner) is None:
-                    return False  # it changed hands: check its new server next time
-            flight = self._in_flight.enlist(claim.trial_id)
-            flight.claims.add(wanted)
-            self._in_flight.take_up(flight)
+        if flight is None:
+            return False  # it changed hands: check its new server next time
+        self._in_flight.take_up(flight)
         with flight:
             try:
                 record = await flight.result()

@@ -184,7 +184,7 @@ class VerdictCache:
             if known.used and known.checking is None and now - known.checked > FRESH_S / 4
         }
         checking = asyncio.create_task(self._check(due))
-        checking.add_done_callback(_run_versions)
+        checking.add_done_callback(_retrieve)
         for known in due.values():
             known.checking = checking
         return checking
@@ -251,7 +251,7 @@ class VerdictCache:
         return current
 
 
-def _run_versions(checking: asyncio.Task[None]) -> None:
+def _retrieve(checking: asyncio.Task[None]) -> None:
     if not checking.cancelled():
         checking.exception()  # waiting callers got the error; if there were none, the next caller checks again
 

@@ -11,6 +11,8 @@ import asyncio
 import itertools
 import uuid
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
 from weakref import WeakValueDictionary
 
 from court.record import TrialRecord, TrialState
@@ -25,6 +27,47 @@ _MEME_PREFIX = "meme/"
 """Prefix of a meme's key as the owner of a request's lease: the owner is whichever server leases the meme."""
 _NO_OWNER = ""
 """Owner of a lease that a server gave up, or under which it never started a trial."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The trial has a verdict."""
+
+    record: TrialRecord
+
+
+@dataclass(frozen=True, slots=True)
+class RunningElsewhere:
+    """The trial belongs to another server.
+
+    Attributes:
+        alive: True if the server's heartbeat was seen to advance; False if that is not known yet.
+    """
+
+    alive: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Orphaned:
+    """No server runs the trial, which has no verdict.
+
+    Attributes:
+        ruling: Lease that determines which server runs it (:meth:`LeaseTable.ruling`).
+        record: Record of the trial; None if it was not opened yet.
+    """
+
+    ruling: Lease
+    record: TrialRecord | None
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """The request that the trial was opened for has moved to another trial, and so do all that follow it."""
+
+    trial_id: str
+
+
+LeaseState: TypeAlias = Answered | RunningElsewhere | Orphaned | Moved
 
 
 class LeaseTable:
@@ -145,21 +188,23 @@ class LeaseTable:
             lock = self._locks[trial_id] = asyncio.Lock()
         return lock
 
-    def left_alone(self, ruling: Lease, record: TrialRecord | None) -> bool:
-        """True if no server is running a trial that has no verdict and is not in flight here."""
-        # Its server has stored its end and is done with it, whatever the lease says.
-        if record is not None and record.state is TrialState.FAILED:
-            return True
-        # An owner that is this server counts as gone: callers check first that the trial is not running here.
-        return self.gone(server_of(ruling))
+    async def state(self, lease: Lease) -> LeaseState:
+        """Returns the state of a lease whose trial is not running on this server. Raises Unavailable."""
+        record = await self.record(lease.trial_id)
+        if record is not None and record.state is TrialState.DECIDED:
+            return Answered(record)
+        ruling = await self.ruling(lease, record)
+        if ruling.trial_id != lease.trial_id:
+            return Moved(ruling.trial_id)
+        server = server_of(ruling)
+        # A server that has stored the end of a trial is done with it, whatever the lease says.
+        if (record is not None and record.state is TrialState.FAILED) or self._gone(server):
+            return Orphaned(ruling, record)
+        return RunningElsewhere(self._heartbeat.lives(server))
 
-    def gone(self, server: str) -> bool:
+    def _gone(self, server: str) -> bool:
         """True if a lease's owner does not run the trial any more: it gave the lease up, is dead, or is this server."""
         return server in (self._heartbeat.server, _NO_OWNER) or self._heartbeat.dead(server)
-
-    def lives(self, server: str) -> bool:
-        """True if a server's heartbeat was seen to advance."""
-        return self._heartbeat.lives(server)
 
     def own(self, claim: Lease) -> bool:
         """True if the lease belongs to this server."""
