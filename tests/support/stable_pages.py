@@ -8,6 +8,7 @@ _CHANGING = (
     (re.compile(r'(name="proof" value=)"\w+"'), r'\1"PROOF"'),
     (re.compile(r"\b[0-9a-f]{40,}\b"), "DIGEST"),
     (re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?(\+00:00|Z)?"), "TIME"),
+    (re.compile(r"(<time [^>]*>)[^<]*"), r"\1AGE"),
     (re.compile(r"<svg.*?</svg>", re.S), "<svg/>"),
     (re.compile(r"\b\d+ ms\b"), "MS"),
     (re.compile(r'(root <span class="mono">)\w+'), r"\1ROOT"),
