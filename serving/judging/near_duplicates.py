@@ -41,6 +41,7 @@ from retrieval.near_duplicates.pdq import BYTES
 from retrieval.near_duplicates.pdq_index import PdqIndex
 from retrieval.text import letters_of
 from serving.docket.errors import TrialUnknown
+from serving.docket.follower import LogFollower
 from serving.docket.ports import TrialReader
 from serving.docket.store.listing import TrialIndex
 from serving.docket.store.reuse import FingerprintStore
@@ -272,8 +273,7 @@ class NearDuplicateIndex:
         self._most = most
         self._view = _Snapshot(PdqIndex(np.empty((0, BYTES), np.uint8), []), rows=[], texts={}, first=0, size=0)
         self._read_up_to = 0
-        self._reading: asyncio.Task[None] | None = None
-        self._begun = self._done = 0
+        self._follower = LogFollower(self._read_on)
         self._keeping: set[asyncio.Future[None]] = set()
         self._hashes: OrderedDict[str, Hashes] = OrderedDict()
         self._comparer = GuardedComparer()
@@ -287,30 +287,16 @@ class NearDuplicateIndex:
         await self._comparer.warm()
 
     async def catch_up(self) -> None:
-        """Reads new fingerprints, stored by any server. One read serves all concurrent callers.
+        """Reads new fingerprints, stored by any server. Raises Unavailable if the docket can't be read now."""
+        await self._follower.get()
 
-        Raises:
-            Unavailable: The docket can't be read now.
-        """
-        wanted = self._begun + 1  # a read that started before this call may miss recent entries
-        while self._done < wanted:
-            reading = self._reading
-            if reading is None or reading.done():
-                # A separate task: a cancelled caller neither cancels the others nor leaves a page half processed.
-                self._begun += 1
-                reading = self._reading = asyncio.create_task(self._read_on(self._begun))
-            await asyncio.wait([reading])
-            if not reading.cancelled() and (error := reading.exception()):
-                raise error
-
-    async def _read_on(self, number: int) -> None:
+    async def _read_on(self) -> None:
         while fingerprints := await self._fingerprints.fingerprints(self._read_up_to, most=_PAGE):
             self._view = await self._aside(lambda: self._view.with_more(fingerprints, self._most))
             # Only once they are in the snapshot: after a failure the page is read again.
             self._read_up_to = fingerprints[-1][0]
             if len(fingerprints) < _PAGE:
-                break
-        self._done = number
+                return
 
     async def find(
         self, picture: Picture | None, text: str, text_read: bool, namespace: str
@@ -409,7 +395,7 @@ class NearDuplicateIndex:
 
     async def close(self) -> None:
         """Waits for running reads and comparisons, and stops the threads."""
-        going_on = [*self._keeping, *([self._reading] if self._reading is not None else [])]
+        going_on = [*self._keeping, *([self._follower.running] if self._follower.running is not None else [])]
         if going_on:
             _, hanging = await asyncio.wait(going_on, timeout=_PATIENCE)
             for task in hanging:

@@ -17,9 +17,10 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 from court.errors import CourtError
+from serving.docket.follower import LogFollower
 from serving.docket.log.entries import Entry
 from serving.docket.open import Docket
-from serving.docket.store.hooks import Backlog, Delivery, DeliveryStore, Hook, HookStates
+from serving.docket.store.hooks import Backlog, Delivery, Hook, HookStates
 from serving.judging.heartbeat import Heartbeat
 from serving.telemetry import Telemetry
 from serving.webhooks.attempts import CONNECTIONS, Outcome, Receiver, ReceiverAnswer, next_attempt
@@ -65,32 +66,6 @@ class _Attempted:
     answer: ReceiverAnswer | None
 
 
-class SharedStates:
-    """Cached state of all receivers, shared by all senders of a server."""
-
-    def __init__(self, deliveries: DeliveryStore, *, good_s: float = 0.0) -> None:
-        """Starts empty; a state is reused for ``good_s`` seconds."""
-        self._deliveries = deliveries
-        self._good_s = good_s
-        self._until = 0.0
-        self._reading: asyncio.Future[HookStates] | None = None
-
-    async def get(self) -> HookStates:
-        """Returns the state, at most ``good_s`` seconds old. Raises CourtError if the docket can't be read."""
-        now = asyncio.get_running_loop().time()
-        reading = self._reading
-        # After an error the next caller reads again instead of getting the same error.
-        if reading is None or (reading.done() and (now >= self._until or reading.cancelled() or reading.exception())):
-            self._until = now + self._good_s
-            reading = self._reading = asyncio.ensure_future(self._deliveries.states())
-        # Shielded, so that cancelling one sender does not cancel the read for the others.
-        return await asyncio.shield(reading)
-
-    def forget(self) -> None:
-        """Invalidates the cached state after a change."""
-        self._reading = None
-
-
 class HookSender:
     """Sends to one receiver while this server owns it."""
 
@@ -102,7 +77,7 @@ class HookSender:
         *,
         telemetry: Telemetry,
         clock: Clock = utc_now,
-        states: SharedStates | None = None,
+        states: LogFollower[HookStates] | None = None,
     ) -> None:
         """Prepares the sender.
 
@@ -111,7 +86,7 @@ class HookSender:
             clock: Returns the current time, UTC.
             states: State of the receivers, shared with other senders; read for each round if not given.
         """
-        self._states = states or SharedStates(docket.deliveries)
+        self._states = states or LogFollower(docket.deliveries.states)
         self._receiver = receiver
         self._docket = docket
         self._heartbeat = heartbeat
@@ -318,7 +293,7 @@ async def send_webhooks(
     """
     heartbeat = heartbeat or Heartbeat(docket.heartbeats, f"webhooks-{uuid.uuid4().hex}")
     stopping = asyncio.Event()
-    states = SharedStates(docket.deliveries, good_s=_SHARED_S)
+    states = LogFollower(docket.deliveries.states, fresh_s=_SHARED_S)
     senders = [HookSender(receiver, docket, heartbeat, telemetry=telemetry, states=states) for receiver in receivers]
     beating = asyncio.create_task(heartbeat.run())
     sending: set[asyncio.Task[None]] = set()

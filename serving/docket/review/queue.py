@@ -6,7 +6,6 @@ consoles share the queue and the locks.
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from court.meme import is_text_digest
 from court.record import TrialState
 from court.verdict import Label
 from serving.docket.errors import NotDecided
+from serving.docket.follower import LogFollower
 from serving.docket.log.entries import Entry
 from serving.docket.ports import TrialReader
 from serving.docket.review import locks
@@ -165,14 +165,12 @@ class ReviewQueue:
         self._rules = rules
         self._clock = clock
         self._patience_s = patience_s
-        self._drawing: asyncio.Task[None] | None = None
-        # Numbers of projection runs: a caller waits for one that started after its call.
-        self._began = self._done = 0
+        self._follower = LogFollower(self._project)
 
     # The log
 
     async def catch_up(self) -> bool:
-        """Projects new log entries into the queue. One run serves all concurrent callers.
+        """Projects new log entries into the queue.
 
         Returns:
             True if everything that was in the log at the call is projected. For a large docket the first run takes
@@ -181,37 +179,20 @@ class ReviewQueue:
         Raises:
             Unavailable: The docket can't be read or written now.
         """
-        wanted = self._began + 1  # a run that started before this call may miss recent entries
-        deadline = asyncio.get_running_loop().time() + self._patience_s
-        while self._done < wanted:
-            drawing = self._drawing
-            if drawing is None or drawing.done():
-                # A separate task, so that a cancelled caller does not cancel it for the others.
-                self._began += 1
-                drawing = self._drawing = asyncio.create_task(self._draw(self._began))
-                drawing.add_done_callback(_retrieve_error)
-            left = deadline - asyncio.get_running_loop().time()
-            # wait() does not cancel the task on timeout, as wait_for() would for all callers.
-            await asyncio.wait([drawing], timeout=max(left, 0.0))
-            if not drawing.done():
-                return False
-            drawing.result()
-        return True
+        return await self._follower.catch_up(self._patience_s)
 
     async def behind(self) -> int:
         """Returns the number of log entries that the queue has not read yet."""
         return max(0, await self._log.size() - await self._transactions.read(_next))
 
-    async def _draw(self, number: int) -> None:
+    async def _project(self) -> None:
         while True:
             # Read again for each page: another process may have projected some of them meanwhile.
             first = await self._transactions.read(_next)
             entries = await self._log.entries(first, _PAGE, KINDS)
             if not entries:
-                break
+                return
             await self._transactions.write_alone(lambda c, f=first, e=entries: self._take_in(c, f, e))  # type: ignore[misc]
-        # Only after all pages: a failed run must not count for any caller.
-        self._done = number
 
     def _take_in(self, connection: Connection, first: int, entries: Sequence[Entry]) -> None:
         """Projects entries that start at a number, unless another process was quicker."""
@@ -606,15 +587,6 @@ class ReviewQueue:
             return [_case_in(found, taken.get(found.trial_id)) for found in rows]
 
         return await self._transactions.read(ask)
-
-
-def _retrieve_error(drawing: asyncio.Task[None]) -> None:
-    """Retrieves the outcome of a finished read, so that waiters get its error.
-
-    Without waiters the next call reads again.
-    """
-    if not drawing.cancelled():
-        drawing.exception()
 
 
 def _label_found(stored: str | None) -> Label | None:
