@@ -44,6 +44,16 @@ class GuardedConnection(H11Protocol):
         self._awaits_body = self._idle = False
         self._timer: asyncio.TimerHandle | None = None
 
+    def use_headers(self, headers: list[tuple[bytes, bytes]]) -> None:
+        """Gives these headers to the running answer, if its own have not been sent."""
+        if self.cycle is not None:
+            self.cycle.default_headers = headers
+
+    def end_when_answered(self) -> None:
+        """Closes the connection with its running answer, or now if it is idle; a request that has begun is answered."""
+        if self._idle or self._answering():
+            self.shutdown()
+
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)

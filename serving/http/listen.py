@@ -61,7 +61,8 @@ async def open_listener(
     Args:
         settings: TLS, tokens, lifted requirements, and the time of idle connections.
         address: ``host:port``; port 0 for a free one.
-        stopping: Event from which on responses end their connections, so that callers open others elsewhere.
+        stopping: Event from which on responses end their connections, so that callers open others elsewhere. After the
+            drain delay of the settings no connection is accepted, and idle ones are closed.
 
     Raises:
         BadRequest: The address can't be listened on, or is reachable by other machines without tokens or TLS.
@@ -75,7 +76,7 @@ async def open_listener(
     contents = read_all(paths, listener.certificate)
     with _listening(listener, host, port) as listening:
         app = _Targets(app)
-        server = _Server(_config(listener, app, settings), listener.body_s, stopping)
+        server = _Server(_config(listener, app, settings), listener.body_s)
 
         def renew(_: Contents) -> None:
             server.renewed = _config(listener, app, settings, key_password=_NONE).ssl
@@ -84,6 +85,8 @@ async def open_listener(
         tasks = [serving]
         if paths:
             tasks.append(asyncio.create_task(follow_files(paths, renew, listener.certificate, contents)))
+        if stopping is not None:
+            tasks.append(asyncio.create_task(server.leave(stopping, settings.drain_delay)))
         try:
             begun = asyncio.create_task(server.begun.wait())
             await asyncio.wait((begun, serving), return_when=asyncio.FIRST_COMPLETED)
@@ -96,8 +99,8 @@ async def open_listener(
             yield f"{scheme}://{shown}:{listening.getsockname()[1]}"
         finally:
             server.should_exit = True
-            for following in tasks[1:]:
-                following.cancel()
+            for beside in tasks[1:]:
+                beside.cancel()
             await asyncio.wait(tasks)
 
 
@@ -164,9 +167,9 @@ class _Server(uvicorn.Server):
         renewed: TLS context for new connections; None for the current one.
     """
 
-    def __init__(self, config: uvicorn.Config, body_s: float, stopping: asyncio.Event | None) -> None:
+    def __init__(self, config: uvicorn.Config, body_s: float) -> None:
         super().__init__(config)
-        self._stopping = stopping
+        self._leaving = False
         self._body_s = body_s
         self._sockets: Sequence[socket.socket] = ()
         self.servers: list[asyncio.Server] = []
@@ -186,7 +189,7 @@ class _Server(uvicorn.Server):
     @override
     async def on_tick(self, counter: int) -> bool:
         """Runs uvicorn's periodic tick (ten times a second), after switching to renewed TLS."""
-        if self.renewed is not None:
+        if self.renewed is not None and self._sockets:
             former, used = self.servers, self.config.ssl
             self.config.ssl = self.renewed
             try:
@@ -200,9 +203,34 @@ class _Server(uvicorn.Server):
                 for server in former:
                     server.close()
         ended = await super().on_tick(counter)
-        if self._stopping is not None and self._stopping.is_set():
-            self.server_state.default_headers = [(b"connection", b"close")]
+        if self._leaving:
+            self._end_connections_with_answers()  # since uvicorn has set its own headers again
         return ended
+
+    async def leave(self, stopping: asyncio.Event, delay_s: float) -> None:
+        """Lets callers go elsewhere once the server stops, and after a delay refuses further connections.
+
+        A proxy gives a refused connection's request to another server, even where it keeps no copy of the body.
+        """
+        await stopping.wait()
+        self._leaving = True
+        self._end_connections_with_answers()
+        await asyncio.sleep(delay_s)
+        for server in self.servers:
+            server.close()
+        for each in self._sockets:
+            each.close()
+        self._sockets = ()
+        for connection in self._connections():
+            connection.end_when_answered()
+
+    def _end_connections_with_answers(self) -> None:
+        self.server_state.default_headers = headers = [(b"connection", b"close")]
+        for connection in self._connections():
+            connection.use_headers(headers)
+
+    def _connections(self) -> list[GuardedConnection]:
+        return [each for each in self.server_state.connections if isinstance(each, GuardedConnection)]
 
     async def _open(self) -> list[asyncio.Server]:
         """Listens with the current TLS context."""

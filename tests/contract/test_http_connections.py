@@ -2,28 +2,32 @@
 
 import asyncio
 import contextlib
+import re
+import time
 
 import pytest
 
 from serving.http import connections
 from serving.http.listen import Listener, open_listener
 from serving.settings import Settings
+from tests.support.sizes import FULL
 
 REQUEST = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\nhi"
 ANSWER = b"answered"
 
 
 async def app(scope, receive, send):
-    await receive()
+    while (await receive()).get("more_body"):
+        pass
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"8")]})
     await send({"type": "http.response.body", "body": ANSWER})
 
 
 @contextlib.asynccontextmanager
-async def listening(*, at_once=16, keep_alive=1.0, stopping=None):
+async def listening(*, at_once=16, keep_alive=1.0, stopping=None, drain_delay=0.0):
     """Yields a function that opens a connection to a listener."""
     listener = Listener("The test", field="test", example="", at_once=at_once)
-    settings = Settings(keep_alive=keep_alive)
+    settings = Settings(keep_alive=keep_alive, drain_delay=drain_delay)
     opened = []
     async with open_listener(listener, app, settings, "127.0.0.1:0", stopping=stopping) as url:
 
@@ -146,13 +150,65 @@ def test_idle_connections_make_room_before_others():
 def test_stopping_servers_end_connections_with_their_answers():
     async def work():
         stopping = asyncio.Event()
-        async with listening(keep_alive=60.0, stopping=stopping) as connect:
-            one = await connect()
+        async with listening(keep_alive=60.0, stopping=stopping, drain_delay=60.0) as connect:
+            one, begun = await connect(), await connect()
             assert b"connection: close" not in await ask(one)
+            begun[1].write(REQUEST[:-1])
+            await ask(await connect())  # answered later than the request that has begun
             stopping.set()
-            while b"connection: close" not in await ask(one):
-                pass  # until the listener's next tick
-            assert await asyncio.wait_for(one[0].read(), 60) == b""
-            assert b"connection: close" in await ask(await connect())
+            for each, request in ((one, REQUEST), (begun, REQUEST[-1:]), (await connect(), REQUEST)):
+                assert b"connection: close" in await ask(each, request)
+                assert await asyncio.wait_for(each[0].read(), 60) == b""
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("cut", [1, 9, len(REQUEST) - 1])
+def test_stopped_servers_refuse_connections_and_answer_what_has_begun(cut):
+    async def work():
+        stopping = asyncio.Event()
+        async with listening(keep_alive=60.0, stopping=stopping, drain_delay=0.2) as connect:
+            idle, begun = await connect(), await connect()
+            await ask(idle)
+            await ask(begun)
+            begun[1].write(REQUEST[:cut])
+            stopping.set()
+            assert await asyncio.wait_for(idle[0].read(), 60) == b""
+            with pytest.raises(ConnectionRefusedError):
+                await connect()
+            assert b"connection: close" in await ask(begun, REQUEST[cut:])
+
+    asyncio.run(work())
+
+
+CONNECTIONS = 1000 if FULL else 40
+
+
+@pytest.mark.promise("LB-1", "1,000 connections reused up to the announced idle time less a second: 0 requests lost")
+def test_lb_1_connections_are_reused_up_to_the_announced_time_less_a_second():
+    async def work():
+        lost, reused = [], 0
+
+        async def call(connect, number):
+            nonlocal reused
+            one = await connect()
+            try:
+                for _ in range(3):
+                    head = await ask(one)
+                    idle_since = time.monotonic()
+                    announced = int(re.search(rb"keep-alive: timeout=(\d+)", head)[1])
+                    # Most wait for the whole time, the others for parts of it.
+                    await asyncio.sleep((announced - 1) * min(1, (number % 10 + 1) / 5))
+                    if time.monotonic() - idle_since > announced - 0.5:
+                        one = await connect()  # the machine was too busy to wake this caller in time
+                    else:
+                        reused += 1
+                await ask(one)
+            except (OSError, asyncio.IncompleteReadError) as error:
+                lost.append(repr(error))
+
+        async with listening(at_once=2 * CONNECTIONS, keep_alive=4.0) as connect:
+            await asyncio.gather(*(call(connect, number) for number in range(CONNECTIONS)))
+        assert lost == [] and reused > CONNECTIONS
 
     asyncio.run(work())
