@@ -13,7 +13,7 @@ import click
 from eval.commands.options import dataset_of, patience_option, split_of, vllm_choice, vllm_options
 
 if TYPE_CHECKING:
-    from eval.datasets.known import Dataset
+    from eval.datasets.card import DatasetCard
     from eval.models.vllm_session import VllmSessions
     from eval.runs.plan import Plan
     from eval.session.progress import Progress
@@ -173,18 +173,17 @@ def _library_of(first: Plan) -> Path:
     return first.out / LIBRARY
 
 
-def _questions(options: dict[str, Any], dataset: Dataset) -> list[Question]:
+def _questions(options: dict[str, Any], dataset: DatasetCard) -> list[Question]:
     from court.errors import BadRequest
     from court.question import read_question
-    from eval.datasets.read_tasks import require_same_labels
+    from eval.datasets.read import require_same_labels
     from eval.scores.task_card import require_metrics
     from eval.solvers.question import PRECEDENTS, Answerer, parse_inputs, question_about
 
-    card = dataset.card
     worded = read_question(options["question_file"]) if options["question_file"] else None
     if options["task"] is None and worded is None:
         raise click.UsageError("Missing option --task; or --question, whose id names the task.")
-    task = card.task(options["task"] or worded.id if worded else options["task"])
+    task = dataset.task(options["task"] or worded.id if worded else options["task"])
     # Scored by the task's gold: with other options every answer would be wrong.
     if worded is not None:
         require_same_labels(worded, task)
@@ -206,7 +205,7 @@ def _questions(options: dict[str, Any], dataset: Dataset) -> list[Question]:
             "The vote of labelled memes asks no model: leave --rotate, --odds, --llm-url and --vllm out, or name a "
             "model."
         )
-    tasks = [one.id for one in card.all_tasks()]
+    tasks = [one.id for one in dataset.all_tasks()]
     inputs = [parse_inputs(shown, tasks, task.id) for shown in options["inputs"] or ("picture,text",)]
     if by is Answerer.PRECEDENTS:
         for words in inputs:
@@ -261,7 +260,7 @@ def _shots(text: str) -> tuple[int, ...]:
 _MOST_SHOTS = 16
 
 
-def _plan(options: dict[str, Any], dataset: Dataset, question: Question, *, out: Path, name: str) -> Plan:
+def _plan(options: dict[str, Any], dataset: DatasetCard, question: Question, *, out: Path, name: str) -> Plan:
     from court.errors import BadRequest
     from court.events import Procedure
     from court.settings import TrialSettings
@@ -273,7 +272,7 @@ def _plan(options: dict[str, Any], dataset: Dataset, question: Question, *, out:
 
     procedure = Procedure.SUMMARY if question.by is Answerer.PRECEDENTS else Procedure.FULL
     trial = trial_settings_of(options["settings"])
-    without = question.by is Answerer.TRIAL and dataset.card.court_task is None
+    without = question.by is Answerer.TRIAL and dataset.court_task is None
     # Its labelled memes say nothing of harm: shown as precedents they would pass for harmless ones.
     if without and trial.setdefault("precedents", "false") != "false":
         raise BadRequest(

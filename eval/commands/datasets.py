@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
+    from eval.datasets.card import DatasetCard
     from eval.datasets.check import DatasetCheck
-    from eval.datasets.known import Dataset
 
 _SHOWN = 5  # cases of a finding that are listed one by one; --json lists all
 
@@ -34,27 +34,29 @@ def datasets(context: click.Context, as_json: bool) -> None:
     """  # noqa: D301 - click's mark for text that is not to be wrapped
     if context.invoked_subcommand:
         return
-    from eval.datasets.known import DATASETS
+    from eval.datasets.known import known_cards
 
     if as_json:
-        click.echo(json.dumps({id_: _described(dataset) for id_, dataset in DATASETS.items()}))
+        click.echo(json.dumps({card.id: card.to_json() for card in known_cards()}))
         return
-    for dataset in DATASETS.values():
+    for dataset in known_cards():
         click.echo(f"{dataset.id:<18} {dataset.title}")
-        for split in dataset.splits.values():
+        harm = dataset.court_task.id if dataset.court_task else ""
+        for split in dataset.all_splits():
             rows = "" if split.memes is None else f"{split.memes:>7,} memes"
-            classes = ", ".join(f"{count:,} {label}" for label, count in split.classes.items())
-            files = " or ".join(split.files) + (f", labels in {' or '.join(split.labels)}" if split.labels else "")
+            classes = ", ".join(f"{count:,} {label}" for label, count in split.labels_of(harm).items())
+            labels = f", labels in {' or '.join(split.labels.files)}" if split.labels else ""
+            files = " or ".join(split.files) + labels
             click.echo(f"  {split.name:<16} {files}{rows and ':'}{rows}{f' ({classes})' if classes else ''}")
             if split.remark:
                 click.echo(f"  {'':<16} {split.remark}")
-        folders = ", ".join(folder or "the directory itself" for folder in dataset.pictures)
+        folders = ", ".join(folder or "the directory itself" for folder in dataset.layout.pictures)
         click.echo(f"  pictures         in {folders}, or any folder below")
-        for task in dataset.card.all_tasks():
-            click.echo(f"  task             {task.id}, {task.kind}: {', '.join(task.labels)}")
+        for one in dataset.all_tasks():
+            click.echo(f"  task             {one.id}, {one.kind}: {', '.join(one.labels)}")
         none = "none: no label says whether a meme is harmful, or it has to be said whose labels"
         click.echo(f"  protocols        {', '.join(dataset.protocols) or none}")
-        for caveat in dataset.card.caveats:
+        for caveat in dataset.caveats:
             click.echo(f"  mind             {caveat}")
         click.echo(f"  from             {dataset.source_url}")
         click.echo(f"  cite             {dataset.citation}")
@@ -106,7 +108,7 @@ def card() -> None:
 def show(id_: str) -> None:
     """Shows the card of a data set as it is written."""
     from court.errors import BadRequest
-    from eval.datasets.card_index import card_file
+    from eval.datasets.known import card_file
 
     try:
         click.echo(card_file(id_).read_text("utf-8"), nl=False)
@@ -156,10 +158,10 @@ def fetch(id_: str, out: Path) -> None:
 
     dataset = _dataset(id_)
     click.echo(f"{dataset.title}: {dataset.licence or 'no licence is named'}; {dataset.source_url}", err=True)
-    click.echo(download(dataset.card, out))
+    click.echo(download(dataset, out))
 
 
-def _dataset(id_: str) -> Dataset:
+def _dataset(id_: str) -> DatasetCard:
     from eval.commands.options import dataset_of
 
     return dataset_of(id_)
@@ -169,13 +171,13 @@ async def _checked(data: Path, id_: str | None, pictures: bool) -> list[DatasetC
     from court.backends.pictures.reader import GuardedPictureReader
     from eval.commands.options import say
     from eval.datasets.check import check as check_dataset
-    from eval.datasets.known import find_dataset
+    from eval.datasets.known import find_card
     from eval.datasets.recognise import recognised
     from eval.scores.task_card import require_metrics
     from eval.session.progress import watching
 
-    chosen = [find_dataset(id_)] if id_ else recognised(data)
-    for task in (task for dataset in chosen for task in dataset.card.tasks):
+    chosen = [find_card(id_)] if id_ else recognised(data)
+    for task in (task for dataset in chosen for task in dataset.tasks):
         require_metrics(task.id, task.labels, task.official, *task.metrics)
     reader = GuardedPictureReader(workers=2) if pictures else None
     try:
@@ -224,16 +226,6 @@ def _print_check(report: DatasetCheck) -> None:
     for caveat in report.caveats:
         click.echo(f"  mind         {caveat}")
     click.echo(f"  {len(report.findings)} findings" if report.findings else "  nothing found")
-
-
-def _described(dataset: Dataset) -> dict[str, Any]:
-    """A data set as JSON, its card apart."""
-    known = {field.name: getattr(dataset, field.name) for field in fields(dataset) if field.name != "card"}
-    splits = {name: asdict(split) for name, split in dataset.splits.items()}
-    layout = dataset.card.layout
-    places = {"own_folders": layout.own, "folders": layout.folders, "format": layout.kind}
-    described: dict[str, Any] = _plain(known | places | {"splits": splits, "card": dataset.card.to_json()})
-    return described
 
 
 def _plain(value: Any) -> Any:

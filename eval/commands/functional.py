@@ -58,7 +58,7 @@ def score(data: Path, runs: tuple[Path, ...], predictions: tuple[Path, ...], htm
     A case passes if it gets its label; one without a class fails. Rates have 95 % Wilson intervals.
     """
     from eval.commands.pages import command_line, show_sections, unfinished_in_words
-    from eval.datasets.known import DATASETS
+    from eval.datasets.known import find_card
     from eval.datasets.read import read_split
     from eval.reports.functional_words import functional_sections
     from eval.reports.gather import runs_below
@@ -75,14 +75,14 @@ def score(data: Path, runs: tuple[Path, ...], predictions: tuple[Path, ...], htm
         require_verdicts(one)
     if predictions:
         # The tests are the split test; train is for precedents.
-        memes = read_split(DATASETS[DATASET], data, "test").memes
+        memes = read_split(find_card(DATASET), data, "test").memes
         results += [
             read_predictions(file, memes).results(
                 memes,
                 name=file.stem,
                 dataset=DATASET,
                 split="test",
-                protocols=DATASETS[DATASET].protocols,
+                protocols=find_card(DATASET).protocols,
             )
             for file in predictions
         ]

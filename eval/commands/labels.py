@@ -56,7 +56,7 @@ def annotators(
             # A run of trials is itself compared with its memes' votes.
             runs = tuple(dict.fromkeys((votes, *runs)))
         # What the card calls harmful, unless the user says it.
-        if not named and own.manifest is not None and (task := dataset_of(own.manifest).card.court_task):
+        if not named and own.manifest is not None and (task := dataset_of(own.manifest).court_task):
             named = list(task.court.harmful) if task.court else []
     else:
         rows = read_meme_rows(votes, ("id", "annotator", "label"), "votes of annotators")

@@ -14,7 +14,7 @@ from serving.cli.common import FiniteRange, with_options
 if TYPE_CHECKING:
     from court.events import Procedure
     from eval.arena.folder import ArenaManifest
-    from eval.datasets.known import Dataset
+    from eval.datasets.card import DatasetCard
     from eval.datasets.protocol import Protocol
     from eval.models.samples import Samples
     from eval.models.vllm_session import VllmChoice
@@ -39,13 +39,13 @@ TEMPLATES_APART = (
 )
 
 
-def dataset_of(id_: str) -> Dataset:
+def dataset_of(id_: str) -> DatasetCard:
     """The data set of this id or card. Raises click.UsageError, which names those that there are."""
     from court.errors import BadRequest
-    from eval.datasets.known import find_dataset
+    from eval.datasets.known import find_card
 
     try:
-        return find_dataset(id_)
+        return find_card(id_)
     except BadRequest as error:
         raise click.UsageError(error.message) from None
 
@@ -61,9 +61,9 @@ def tag_of(language: str | None) -> str:
     return CARD if language == CARD else checked(language or "", "language")
 
 
-def split_of(dataset: Dataset, name: str) -> tuple[str, bool]:
+def split_of(dataset: DatasetCard, name: str) -> tuple[str, bool]:
     """The split of this name, and True if templates are to be held apart for it."""
-    if name == TEMPLATE_SPLIT and name not in dataset.splits:
+    if name == TEMPLATE_SPLIT and name not in {split.name for split in dataset.splits}:
         return dataset.first_test(), True
     return name, False
 
@@ -122,7 +122,6 @@ def arena_samples(
         BadRequest: The table can't be used.
     """
     from eval.datasets.card import card_of
-    from eval.datasets.known import dataset_of_card
     from eval.models.open import read_models
     from eval.models.samples import Samples, one_set, read_samples
     from eval.session.directory import MANIFEST
@@ -131,7 +130,7 @@ def arena_samples(
         only = manifest.samples[0].only if manifest.samples else "all"
         # No id leads to a card of the user's own, and its file may have changed or be gone.
         card = None if dataset else manifest.cards.get(manifest.dataset)
-        named = dataset_of_card(card_of(card, MANIFEST)) if card else dataset_of(dataset or manifest.dataset)
+        named = card_of(card, MANIFEST) if card else dataset_of(dataset or manifest.dataset)
         return one_set(named, data, manifest.split, limit=manifest.limit, only=only)
     if models is None:
         return None

@@ -180,7 +180,7 @@ def resume_command(plan: Plan, options: dict[str, Any]) -> str:
 
 def _planned(options: dict[str, Any]) -> Plan:
     from court.events import Procedure
-    from eval.datasets.known import find_dataset
+    from eval.datasets.known import find_card
     from eval.models.vllm_session import SERVER
     from eval.runs.plan import Plan
 
@@ -192,7 +192,7 @@ def _planned(options: dict[str, Any]) -> Plan:
         raise click.UsageError("--retry-failed goes with --resume.")
     if options["ray_workers"] and not options["ray"]:
         raise click.UsageError("--ray-workers goes with --ray.")
-    dataset = find_dataset(options["dataset"])
+    dataset = find_card(options["dataset"])
     # Before the plan, so that a second `run` over a folder never overwrites what the first has judged.
     if (options["out"] / "manifest.json").exists():
         raise click.UsageError(f"{options['out']} holds a run already. --resume takes it up again.")

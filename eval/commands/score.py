@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from eval.datasets.known import Dataset
+    from eval.datasets.card import DatasetCard
     from eval.scores.scored_file import ScoredFile
 
 
@@ -115,7 +115,7 @@ def score(
 
 def _score_answers(
     file: Path,
-    dataset: Dataset,
+    dataset: DatasetCard,
     data: Path,
     *,
     split: str,
@@ -126,20 +126,20 @@ def _score_answers(
     as_json: bool,
 ) -> None:
     """Scores answers to a question of the card, and shows them as runs of classify are shown."""
-    from eval.datasets.read_tasks import read_task_split
+    from eval.datasets.read import read_split
     from eval.reports import tasks
     from eval.reports.sections import as_text
     from eval.scores.task_file import read_answers
     from eval.solvers.question import ELSEWHERE, question_about
 
     # Before anything is read: a task that there is none of is told with those that there are.
-    card_task = dataset.card.task(task)
-    read = read_task_split(dataset, data, split, card_task.id)
+    card_task = dataset.task(task)
+    read = read_split(dataset, data, split, task=card_task.id)
     scored = read_answers(file, read.memes, card_task, scorer=scorer)
     results = replace(
         scored.results(read.memes, name=name, dataset=dataset.id, split=split, protocols=()),
         answered_question=question_about(card_task, inputs=(ELSEWHERE,)),
-        card=dataset.card,
+        card=dataset,
     )
     groups = tasks.gather_tasks([results], seed=seed)
     if as_json:

@@ -124,6 +124,15 @@ class CardSplit(CardModel):
         """Possible names of a language's file."""
         return tuple(name.replace("{language}", language) for name in self.files)
 
+    @property
+    def memes(self) -> int | None:
+        """Published number of rows of all its files; None if unknown."""
+        return None if self.rows is None else self.rows * max(1, len(self.languages))
+
+    def labels_of(self, task: str) -> dict[str, int]:
+        """Published number of rows per label of a task, over all its files; empty if unknown."""
+        return {label: count * max(1, len(self.languages)) for label, count in self.classes.get(task, {}).items()}
+
 
 class CardFields(CardModel):
     """Fields of a meme, besides its labels."""
@@ -381,6 +390,28 @@ class DatasetCard(CardModel):
         """The task that trials are scored on; None if there is none or its variant was not chosen."""
         # Until a variant is chosen, a task with several juries has no single gold label to score trials on.
         return next((task for task in self.tasks if task.court and (task.variant or not task.variants)), None)
+
+    @property
+    def protocols(self) -> tuple[Protocol, ...]:
+        """Protocols that trials are scored under, the usual one first; empty if no trial can be scored."""
+        task = self.court_task
+        return () if task is None else tuple(task.protocols) or (Protocol.PLAIN,)
+
+    def of_role(self, role: SplitRole) -> tuple[CardSplit, ...]:
+        """The splits with this role, in order, without their parts per language."""
+        # Reading the parts with the whole would duplicate their rows.
+        return tuple(split for split in self.splits if split.role is role)
+
+    def first_test(self) -> str:
+        """Name of the split that is judged by default. Raises BadRequest if the card has no test split."""
+        for split in self.of_role(SplitRole.TEST):
+            return split.name
+        raise BadRequest(
+            f"{self.title} has no split of the role test. Name the split to judge: "
+            f"{', '.join(split.name for split in self.all_splits())}.",
+            reason="NO_TEST_SPLIT",
+            field="split",
+        )
 
     def task(self, id_: str) -> CardTask:
         """The task with this id (``ID:VARIANT`` for a task with variants). Raises BadRequest, which lists all tasks."""

@@ -6,14 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import Field
-
 from court.errors import BadText
 from court.meme import LIMITS, check_text
 from eval.datasets.card import OWN, DatasetCard
-from eval.datasets.items import _ItemModel
+from eval.datasets.items import JudgedMeme
 from eval.datasets.label_rules import GoldRule, compile_task
 from eval.datasets.picture_finder import leads_out
+from eval.datasets.protocol import Level, Protocol
 from eval.datasets.verbs import BadCell, Compiled, Expression, JoinOf, compile_expression, word_of
 
 TEXT_FIELDS = ("text", "ocr", "caption", "group")
@@ -22,41 +21,6 @@ _LONGEST_NAME = 250
 """Bytes of a file name, leaving room for an ending; file systems allow 255."""
 _LONGEST_PATH = 500
 """Characters of a picture's name including its folders."""
-
-
-class CardMeme(_ItemModel):
-    """A meme with its gold labels of every task; :class:`JudgedMeme` has those of a single question.
-
-    ``gold["stance"] == ("skeptical",)``: for a task with one label, a tuple of it; for one with several, a tuple in the
-    order of the card or the row, empty if the meme has none of them. A task absent from ``gold`` has no gold label for
-    this meme (its annotators left it open, or it applies only to some memes) and is not scored.
-    """
-
-    id: str = Field(min_length=1)
-    split: str
-    file: str
-    """Name of its file below the data set's directory."""
-    line: int = Field(ge=0)
-    """Position in its file, counted from 1: a line, or a row in formats without lines."""
-    image: str = ""
-    """Name of its picture as given in the row; :class:`DatasetPictures` finds the file."""
-    text: str = ""
-    ocr: str = ""
-    caption: str = ""
-    """Description of the picture by the data set's authors."""
-    language: str = ""
-    group: str = ""
-    """Template, family or source."""
-    gold: dict[str, tuple[str, ...]]
-    shares: dict[str, dict[str, float]] = Field(default_factory=dict)
-    """Share of annotators per label, by task, if there are several annotators."""
-    annotators: dict[str, int] = Field(default_factory=dict)
-    """Number of annotators by task, if there are several."""
-
-    @property
-    def picture(self) -> tuple[str, dict[str, str]]:
-        """Name of its picture, and the fields that may be used in a folder's name."""
-        return self.image, {"id": self.id, "language": self.language, "group": self.group}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +67,7 @@ class RowRules:
             )
             for task in card.all_tasks()
         ]
+        self._harm = card.court_task
 
     def id_of(self, record: dict[str, Any], language: str) -> str:
         """The id of a row; also sets ``@language``, if known, and the row's own id as ``@id``.
@@ -134,7 +99,7 @@ class RowRules:
             raise BadCell(f"its id is longer than {_LONGEST_ID} characters", self.id_column)
         return id_
 
-    def meme_of(self, record: dict[str, Any], id_: str, *, file: str, line: int) -> CardMeme | None:
+    def meme_of(self, record: dict[str, Any], id_: str, *, file: str, line: int) -> JudgedMeme | None:
         """The meme of a row; None if a task drops it.
 
         Args:
@@ -165,18 +130,33 @@ class RowRules:
             if found.shares:
                 shares[task.id] = dict(found.shares)
                 annotators[task.id] = found.annotators
-        return CardMeme(
+        return JudgedMeme(
             id=id_,
             split=self._split,
             file=file,
             line=line,
             image=self._image(record) if self._picture is not None else "",
             language=record.get("@language", ""),
-            gold=gold,
+            tasks=gold,
             shares=shares,
             annotators=annotators,
             **values,
+            **self._harm_of(gold),
         )
+
+    def _harm_of(self, gold: dict[str, tuple[str, ...]]) -> dict[str, Any]:
+        """Fields of a meme that the task on harm fills; none if the meme has no gold label of it."""
+        task = self._harm
+        if task is None or task.court is None or task.id not in gold:
+            return {}
+        (label,) = gold[task.id]
+        return {
+            "harmful": label in task.court.harmful,
+            # Cards with this protocol list their labels in ascending order; validation enforces it.
+            "level": Level(task.labels.index(label)) if Protocol.MERGED in task.protocols else None,
+            "source_label": label,
+            "targets": gold.get(task.court.targets, ()),
+        }
 
     def _image(self, record: dict[str, Any]) -> str:
         assert self._picture is not None

@@ -12,7 +12,8 @@ from court.errors import BadRequest
 from eval.datasets.card import DatasetCard, FileKind
 from eval.datasets.card_joins import JoinedFiles
 from eval.datasets.card_places import find_files, tree_rows
-from eval.datasets.card_rows import TEXT_FIELDS, CardMeme, RowRules
+from eval.datasets.card_rows import TEXT_FIELDS, RowRules
+from eval.datasets.items import JudgedMeme
 from eval.datasets.picture_finder import LOOKED_FOR, DatasetPictures
 from eval.datasets.record_files import Numbered, RecordFile
 from eval.datasets.verbs import MADE_NAMES, BadCell, Record, word_of
@@ -20,12 +21,11 @@ from retrieval.library.sources import Problem
 
 _FIRST = 5_000
 """Maximum number of memes held in memory while the folder of pictures is searched for."""
-__all__ = ["CardMeme", "CardReader"]
 
 
-def first_memes(memes: Iterator[CardMeme]) -> list[CardMeme]:
+def first_memes(memes: Iterator[JudgedMeme]) -> list[JudgedMeme]:
     """Takes the first memes of a split, which suffice to find the folder of its pictures before the rest is read."""
-    first: list[CardMeme] = []
+    first: list[JudgedMeme] = []
     named = 0
     for meme in memes:
         first.append(meme)
@@ -73,7 +73,7 @@ class CardReader:
         self._joins = JoinedFiles(card, data, self.split, beside=self.paths[0].parent, problems=self.problems)
         self._rules = RowRules(card, self.split.name, self._joins.of)
 
-    def with_pictures(self) -> Iterator[CardMeme]:
+    def with_pictures(self) -> Iterator[JudgedMeme]:
         """The memes; the folder of their pictures is located before the first one is yielded.
 
         Raises:
@@ -96,11 +96,11 @@ class CardReader:
             )
         yield from chain(first, memes)
 
-    def find_picture_folder(self, first: Sequence[CardMeme]) -> None:
+    def find_picture_folder(self, first: Sequence[JudgedMeme]) -> None:
         """Locates the folder of the pictures by the first memes. Raises BadRequest if several files match a name."""
         if self.card.fields.picture is None:
             return
-        named: Iterable[CardMeme] = first
+        named: Iterable[JudgedMeme] = first
         # None of the first rows has a picture: read the file again to find the first rows that have one.
         if len(first) == _FIRST and not any(meme.image for meme in first):
             named = CardReader(self.card, self.data, self.split.name)
@@ -145,7 +145,7 @@ class CardReader:
                     record.pop(name, None)
             yield number, record
 
-    def __iter__(self) -> Iterator[CardMeme]:
+    def __iter__(self) -> Iterator[JudgedMeme]:
         # Counters restart with each iteration.
         self.excluded.clear()
         self.rows = self.elsewhere = self.refused = 0

@@ -7,6 +7,7 @@ import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from itertools import chain
 from pathlib import Path
 from typing import TypeVar
@@ -16,9 +17,9 @@ from court.errors import BadPicture, BadRequest, CourtError
 from court.ports import PictureReader
 from eval.datasets.card import CardSplit, DatasetCard
 from eval.datasets.card_split import CardReader, first_memes
-from eval.datasets.check_pictures import PictureSearch
-from eval.datasets.faults import DatasetFault, DatasetFaultKind
-from eval.datasets.known import Dataset
+from eval.datasets.items import JudgedMeme
+from eval.datasets.known import is_own
+from eval.datasets.picture_finder import DatasetPictures
 from eval.datasets.recognise import mistaken_for, recognised
 from retrieval.library.sources import Problem
 from retrieval.text import text_key
@@ -29,6 +30,40 @@ _PAGE = 1000
 Progress = Callable[[int, int], None]
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
+
+
+class DatasetFaultKind(StrEnum):
+    """Kind of a finding."""
+
+    FILE_MISSING = "file missing"
+    ROW_DAMAGED = "row damaged"
+    ID_TWICE = "id twice"
+    TEXT_TWICE = "text twice"
+    PICTURE_TWICE = "picture twice"
+    LABELS_CONFLICT = "labels conflict"
+    PICTURES_MISSING = "pictures missing"
+    PICTURES_DOUBTFUL = "pictures doubtful"
+    PICTURE_UNREADABLE = "picture unreadable"
+    COUNT_DIFFERS = "count differs"
+    OTHER_DATA_SET = "other data set"
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetFault:
+    """A fault in a data set.
+
+    Attributes:
+        split: Name of the split; several, joined by ``+``, if the fault lies between them.
+        what: One-sentence description, without any content of a meme.
+        count: Number of memes, or groups of memes, concerned.
+        where: Positions of the fault: lines of files, or ids that belong together.
+    """
+
+    kind: DatasetFaultKind
+    split: str
+    what: str
+    count: int = 1
+    where: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -104,12 +139,12 @@ class DatasetCheck:
 
 
 async def check(
-    dataset: Dataset, data: Path, *, reader: PictureReader | None = None, progress: Progress = lambda *_: None
+    card: DatasetCard, data: Path, *, reader: PictureReader | None = None, progress: Progress = lambda *_: None
 ) -> DatasetCheck:
     """Checks all splits that are present, each by itself and against the others.
 
     Args:
-        dataset: Expected data set.
+        card: Card of the expected data set.
         reader: Sandboxed decoder for every picture, which also detects equal pixels in different files; None to check
             only that pictures exist and whether files are identical byte for byte.
         progress: Callback with the number of decoded pictures and the total.
@@ -119,11 +154,11 @@ async def check(
         Unavailable: Decoding failed for reasons other than the pictures themselves.
     """
     findings: list[DatasetFault] = []
-    if other := _other(dataset, data):
+    if other := _other(card, data):
         findings.append(other)
     found: list[FoundMeme] = []
     # Includes splits that are missing on disk: a missing file is a finding.
-    splits = [_split(dataset.card, data, split, found=found, findings=findings) for split in dataset.card.splits]
+    splits = [_split(card, data, split, found=found, findings=findings) for split in card.splits]
     # Comes first: it computes the digests by which equal pictures and conflicting labels are found.
     await _pictures(found, reader, findings, progress)
     findings += _twice(_sharing(found, lambda one: one.id), DatasetFaultKind.ID_TWICE, "an id")
@@ -134,28 +169,28 @@ async def check(
     findings += _twice(_sharing(found, lambda one: one.picture), DatasetFaultKind.PICTURE_TWICE, same)
     findings += _conflicts(found)
     return DatasetCheck(
-        dataset=dataset.id,
+        dataset=card.id,
         splits=tuple(splits),
         findings=tuple(findings),
         decoded=reader is not None,
-        title=dataset.title,
-        caveats=dataset.card.caveats,
+        title=card.title,
+        caveats=card.caveats,
     )
 
 
-def _other(dataset: Dataset, data: Path) -> DatasetFault | None:
+def _other(card: DatasetCard, data: Path) -> DatasetFault | None:
     """Reports a fault if the directory holds another data set."""
     # Number of rows first: parts of one data set have the same file names.
-    other = mistaken_for(dataset, data)
+    other = mistaken_for(card, data)
     if other is not None:
-        what = f"the train split has as many rows as {other.title}, not as {dataset.title}: check with --dataset "
+        what = f"the train split has as many rows as {other.title}, not as {card.title}: check with --dataset "
         return DatasetFault(DatasetFaultKind.OTHER_DATA_SET, "train", what + other.id)
     try:
         found = recognised(data)
     except BadRequest:  # none or several recognised: nothing contradicts the requested one
         return None
     # A user's own card was named on purpose, and a variant of a data set is that data set.
-    if dataset in found or dataset.own_card is not None or dataset.id.partition(":")[0] in {one.id for one in found}:
+    if is_own(card) or card.id.partition(":")[0] in {one.id for one in found}:
         return None
     what = f"by its files and their numbers of rows this is {' and '.join(one.id for one in found)}"
     return DatasetFault(DatasetFaultKind.OTHER_DATA_SET, "", what)
@@ -173,14 +208,14 @@ def _split(
         reader = CardReader(card, data, split.name, doubles=True)
         memes = iter(reader)
         first = first_memes(memes)
-        pictures = PictureSearch(reader, first)
+        pictures = _PictureSearch(reader, first)
         for meme in chain(first, memes):
             number += 1
-            for task_id, labels in meme.gold.items():
+            for task_id, labels in meme.tasks.items():
                 counts[task_id].update(labels)
             key = text_key(meme.text)
             text = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=16).digest() if key else None
-            label = ", ".join(meme.gold.get(task.id, ()))
+            label = ", ".join(meme.tasks.get(task.id, ()))
             path = pictures.find(meme)
             found.append(FoundMeme(split.name, meme.line, meme.id, label=label, text=text, path=path))
     except BadRequest as error:
@@ -215,6 +250,66 @@ def _split(
     return checked
 
 
+class _PictureSearch:
+    """Locates the pictures of a split and collects faults.
+
+    Args:
+        first: Its first memes.
+    """
+
+    def __init__(self, reader: CardReader, first: Sequence[JudgedMeme]) -> None:
+        self._split, self._source_url = reader.split.name, reader.card.source_url
+        # If the card has no pictures, none can be missing.
+        self._pictures = reader.pictures if reader.card.fields.picture is not None else None
+        self._doubt = ""
+        self.found = 0
+        if self._pictures is not None:
+            self._in_doubt(lambda _: reader.find_picture_folder(first))
+
+    def find(self, meme: JudgedMeme) -> Path | None:
+        """The file of a meme's picture; None if missing."""
+        path = self._in_doubt(lambda pictures: pictures.find(*meme.picture))
+        # Only counted: a million paths would stay in memory.
+        self.found += path is not None
+        return path
+
+    def _in_doubt(self, search: Callable[[DatasetPictures], T]) -> T | None:
+        if self._pictures is None:
+            return None
+        try:
+            return search(self._pictures)
+        # Several files match: the user has to choose, and the other checks continue.
+        except BadRequest as error:
+            self._doubt, self._pictures = error.message, None
+            return None
+
+    def faults(self, memes: int, without: Sequence[str]) -> list[DatasetFault]:
+        """Lists the faults of the pictures of all memes.
+
+        Args:
+            without: Names of the memes without a picture.
+        """
+        # If the folder is ambiguous, it is unknown which pictures exist.
+        if self._doubt:
+            what = f"{self._doubt} The pictures of later rows were not looked for."
+            return [DatasetFault(DatasetFaultKind.PICTURES_DOUBTFUL, self._split, what)]
+        if self._pictures is None:
+            return []
+        kind = DatasetFaultKind.PICTURES_MISSING
+        # All missing is a different fault than some missing: the pictures were never unpacked, or are elsewhere.
+        if memes and not self.found:
+            what = (
+                f"none of {memes:,} pictures is there (looked for in the folders of the data set and three levels "
+                f"deep below the directory){f'; they are had from {self._source_url}' if self._source_url else ''}"
+            )
+            return [DatasetFault(kind, self._split, what, memes)]
+        if self.found < memes:
+            missing = tuple(without)
+            what = "pictures named in the file are not in the folder of the others"
+            return [DatasetFault(kind=kind, split=self._split, what=what, count=len(missing), where=missing)]
+        return []
+
+
 def _problems(split: str, problems: Sequence[Problem], findings: list[DatasetFault]) -> None:
     # One finding per reason, with all its lines: a wrong column gives one finding instead of thousands.
     for reason, group in _grouped(problems, lambda problem: problem.reason).items():
@@ -229,22 +324,20 @@ def _counts(card: DatasetCard, split: CardSplit, checked: SplitCheck) -> list[Da
     """Reports counts that differ from the published ones."""
     faults = []
     remark = f" ({split.remark})" if split.remark else ""
-    # Published counts apply to each language's file.
-    files = max(1, len(split.languages))
-    if split.rows is not None and checked.rows != split.rows * files:
-        message = f"{checked.rows:,} rows; {split.rows * files:,} were published{remark}"
+    if split.memes is not None and checked.rows != split.memes:
+        message = f"{checked.rows:,} rows; {split.memes:,} were published{remark}"
         faults.append(DatasetFault(DatasetFaultKind.COUNT_DIFFERS, split.name, message))
     # Covers unpublished counts: an empty split means a truncated file or a `where` value that no row has.
-    elif split.rows is None and not checked.rows:
+    elif split.memes is None and not checked.rows:
         faults.append(DatasetFault(DatasetFaultKind.COUNT_DIFFERS, split.name, "no row is of this split"))
     # If a variant was chosen, the task has its bare id, and the labels of other juries are not read.
     ids = {name: one.id for one in card.all_tasks() for name in (one.id, f"{one.id}:{one.variant}")}
-    for task, published in split.classes.items():
+    for task in split.classes:
         if task not in ids:
             continue
         # Labels without memes are dropped on both sides: cards need not list them.
         ours = {label: count for label, count in checked.tasks[ids[task]].items() if count}
-        theirs = {label: count * files for label, count in published.items() if count}
+        theirs = {label: count for label, count in split.labels_of(task).items() if count}
         if ours != theirs:
             prefix = f"{task}: " if len(checked.tasks) > 1 else ""
             message = f"{prefix}{_in_words(ours)}; published: {_in_words(theirs)}{remark}"

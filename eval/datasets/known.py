@@ -1,162 +1,105 @@
-"""The known data sets: size of each split, source, licence, and the card by which they are read.
+"""Known data sets by the names of their cards: shipped ones, those in the folder ``MEMECOURT_CARDS``, and files.
 
-None of them may be redistributed, and the program downloads none. Figures are listed with their origin; a figure
-without a source is left out rather than guessed.
+None of the data sets may be redistributed, and the program ships none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+import os
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
 
 from court.errors import BadRequest
-from eval.datasets.card import CardSplit, DatasetCard
-from eval.datasets.card import SplitRole as SplitRole
-from eval.datasets.card_index import card_files, find_card, shipped_ids
-from eval.datasets.protocol import LEVELS, Protocol
+from eval.datasets.card import DatasetCard, read_card
 
-HARMEME_LABELS = tuple(LEVELS)
+CARDS_VARIABLE = "MEMECOURT_CARDS"
 SYNTHETIC_KEY = "synthetic.json"
 """File beside synthetic data that records how they were generated."""
 FUNCTIONAL_KEY = "functional.jsonl"
 """File beside functional tests with the functionality and contrast set of each meme; one line per meme."""
+_SHIPPED = Path(__file__).parent / "cards"
+_FILE = re.compile(r"(?P<path>.+\.toml)(?::(?P<variant>\w+))?")
 
 
-@dataclass(frozen=True, slots=True)
-class Split:
-    """A split as released by its authors.
-
-    Attributes:
-        name: Our name for it: that of the first file without its ending.
-        files: Possible names of its file, the authors' own first.
-        memes: Rows of the released file; None if unknown.
-        classes: Rows per label, in the data set's own words; empty if unknown.
-        labels: Possible names of the file with its labels, if separate.
-    """
-
-    name: str
-    role: SplitRole
-    files: tuple[str, ...]
-    memes: int | None = None
-    classes: Mapping[str, int] = field(default_factory=dict)
-    labels: tuple[str, ...] = ()
-    remark: str = ""
+# Cached: shipped cards do not change while the program runs.
+@lru_cache(maxsize=1)
+def shipped_ids() -> frozenset[str]:
+    """Ids of the data sets whose cards are shipped with the program."""
+    return frozenset(path.stem for path in _SHIPPED.glob("*.toml"))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Dataset:
-    """A data set.
-
-    Attributes:
-        id: Id of the data set in commands and runs.
-        protocols: Protocols that turn its labels into two classes, the usual one first; empty if no trial can be
-            scored.
-        labels: Labels of the task that trials are scored on, in its own words.
-        pictures: Folders that picture names may be relative to.
-        source_url: Address at which its authors publish it.
-        verified: Origin of the figures that the splits were checked against.
-    """
-
-    id: str
-    title: str
-    protocols: tuple[Protocol, ...]
-    splits: Mapping[str, Split]
-    labels: tuple[str, ...]
-    pictures: tuple[str, ...]
-    source_url: str
-    citation: str
-    licence: str
-    verified: str
-    card: DatasetCard
-
-    @property
-    def own_card(self) -> DatasetCard | None:
-        """The card, if it is a user's own that no version of the program ships."""
-        return None if self.id.partition(":")[0] in shipped_ids() else self.card
-
-    def of_role(self, role: SplitRole) -> tuple[Split, ...]:
-        """The splits with this role, in order, without their parts per language."""
-        # Language parts are listed under a name with a colon; reading them with the whole would duplicate their rows.
-        return tuple(split for name, split in self.splits.items() if split.role is role and ":" not in name)
-
-    def first_test(self) -> str:
-        """Name of the split that is judged by default. Raises BadRequest if the card has no test split."""
-        for split in self.of_role(SplitRole.TEST):
-            return split.name
-        raise BadRequest(
-            f"{self.title} has no split of the role test. Name the split to judge: {', '.join(self.splits)}.",
-            reason="NO_TEST_SPLIT",
-            field="split",
-        )
+def is_own(card: DatasetCard) -> bool:
+    """True for a user's card, which no version of the program ships and whose file may change."""
+    return card.id.partition(":")[0] not in shipped_ids()
 
 
-def dataset_of_card(card: DatasetCard) -> Dataset:
-    """The data set that a card describes."""
-    task = card.court_task
-    return Dataset(
-        id=card.id,
-        title=card.title,
-        protocols=() if task is None else tuple(task.protocols) or (Protocol.PLAIN,),
-        splits={split.name: _split(split, task.id if task else "") for split in card.all_splits()},
-        labels=task.labels if task else (),
-        pictures=card.layout.pictures,
-        source_url=card.source_url,
-        citation=card.citation,
-        licence=card.licence,
-        verified=card.verified,
-        card=card,
-    )
+def known_cards() -> tuple[DatasetCard, ...]:
+    """All named cards: shipped ones, then those of the folder ``MEMECOURT_CARDS``."""
+    return tuple(map(find_card, card_files()))
 
 
-def _split(split: CardSplit, task: str) -> Split:
-    # Published counts apply to each language's file.
-    files = max(1, len(split.languages))
-    counted = split.classes.get(task, {})
-    return Split(
-        name=split.name,
-        role=split.role,
-        files=split.files,
-        memes=None if split.rows is None else split.rows * files,
-        classes={label: count * files for label, count in counted.items()},
-        labels=split.labels.files if split.labels else (),
-        remark=split.remark,
-    )
+def card_files() -> Mapping[str, Path]:
+    """Files of all named cards, by name. Raises BadRequest if two share a name or the folder does not exist."""
+    found = {path.stem: path for path in sorted(_SHIPPED.glob("*.toml"), key=lambda path: path.stem)}
+    if folder := os.environ.get(CARDS_VARIABLE):
+        if not Path(folder).is_dir():
+            raise BadRequest(f"{CARDS_VARIABLE} is {folder}, which is no directory.", reason="CARD_UNREADABLE")
+        for path in sorted(Path(folder).glob("*.toml"), key=lambda path: path.stem):
+            # Runs refer to data sets by id, so a user's card must not shadow a shipped one.
+            if path.stem in found:
+                raise BadRequest(
+                    f"{path} has the name of a data set that is known. Name the file, and the id in it, otherwise.",
+                    reason="CARD_INVALID",
+                )
+            found[path.stem] = path
+    return found
 
 
-class _Datasets(Mapping[str, Dataset]):
-    """Data sets by id, each built from its card when first needed."""
-
-    def __init__(self) -> None:
-        self._made: dict[str, Dataset] = {}
-
-    def __getitem__(self, id_: str) -> Dataset:
-        if id_ not in card_files():
-            raise KeyError(id_)
-        card = find_card(id_)
-        made = self._made.get(id_)
-        # A card in a user's folder may have changed meanwhile.
-        if made is None or made.card is not card:
-            made = self._made[id_] = dataset_of_card(card)
-        return made
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(card_files())
-
-    def __len__(self) -> int:
-        return len(card_files())
+def card_file(name: str) -> Path:
+    """File of the card with this name or path. Raises BadRequest if there is none."""
+    if _FILE.fullmatch(name) and Path(name).is_file():
+        return Path(name)
+    find_card(name)
+    return card_files()[name.partition(":")[0]]
 
 
-DATASETS: Mapping[str, Dataset] = _Datasets()
-"""All named data sets by id: shipped ones, then those of the folder ``MEMECOURT_CARDS``."""
-
-
-def find_dataset(name: str) -> Dataset:
-    """The data set with this name.
+def find_card(name: str) -> DatasetCard:
+    """The card of a data set.
 
     Args:
-        name: Id, with ``:VARIANT`` if the card has several juries; or the path of a card.
+        name: Id, or path of a card (``….toml``); if annotators of several countries labelled the same memes, a suffix
+            ``:VARIANT`` chooses whose labels are read: ``multi3hate:US``.
 
     Raises:
-        BadRequest: There is none with this name, or its card is invalid.
+        BadRequest: There is no card with this name, or it is invalid.
     """
-    return DATASETS[name] if name in DATASETS else dataset_of_card(find_card(name))
+    if file := _FILE.fullmatch(name):
+        card, variant = read_card(Path(file["path"])), file["variant"] or ""
+        # Runs store ids only: two data sets with one id could not be told apart.
+        if card.id in shipped_ids() and Path(file["path"]).resolve().parent != _SHIPPED.resolve():
+            raise BadRequest(
+                f"{file['path']} has the id {card.id}, which is that of a data set that is known. Give it another.",
+                reason="CARD_INVALID",
+                field="dataset",
+            )
+    else:
+        id_, _, variant = name.partition(":")
+        files = card_files()
+        if id_ not in files:
+            raise BadRequest(
+                f"There is no data set {name!r}. There are: {', '.join(files)}; or name a card of your own, FILE.toml.",
+                reason="DATASET_UNKNOWN",
+                field="dataset",
+            )
+        card = _read_once(files[id_], files[id_].stat().st_mtime_ns)
+        if card.id != id_:
+            raise BadRequest(f"{files[id_]} has the id {card.id}. Name the file {card.id}.toml.", reason="CARD_INVALID")
+    return card.with_variant(variant) if variant else card
+
+
+@lru_cache(maxsize=256)
+def _read_once(path: Path, changed_ns: int) -> DatasetCard:
+    """Reads a card, cached until its file changes."""
+    return read_card(path)

@@ -1,4 +1,4 @@
-"""Reads one split of a data set, as memes to be judged or as a source of precedents."""
+"""Reads one split of a data set: memes with a gold label, as questions, as examples or as precedents."""
 
 from __future__ import annotations
 
@@ -9,18 +9,22 @@ from pathlib import Path
 
 from court.digests import digest
 from court.errors import BadRequest
+from court.question import CourtQuestion
 from court.verdict import Label
-from eval.datasets.card import CardTask, DatasetCard
-from eval.datasets.card_split import CardMeme, CardReader
+from eval.datasets.card import CardSplit, CardTask, DatasetCard, SplitRole
+from eval.datasets.card_split import CardReader
 from eval.datasets.items import JudgedMeme
-from eval.datasets.known import SYNTHETIC_KEY, Dataset, find_dataset
+from eval.datasets.known import SYNTHETIC_KEY, find_card, is_own
 from eval.datasets.picture_finder import DatasetPictures
 from eval.datasets.protocol import Level, Protocol, of_level
 from eval.datasets.recognise import mistaken_for, recognised
 from retrieval.library.sources import Problem, Row, Rows, Source, SourceFormat
 
+EXAMPLES = "examples of"
+"""Part of the name of a library of labelled examples, whose labels of harm are meaningless."""
 
-def labels_dropped(dataset: Dataset, protocols: Sequence[Protocol]) -> tuple[str, ...]:
+
+def labels_dropped(card: DatasetCard, protocols: Sequence[Protocol]) -> tuple[str, ...]:
     """Lists the labels, in the data set's own words, of memes that none of these protocols scores.
 
     Raises:
@@ -28,12 +32,12 @@ def labels_dropped(dataset: Dataset, protocols: Sequence[Protocol]) -> tuple[str
     """
     dropped = tuple(
         label
-        for place, label in enumerate(dataset.labels)
-        if Protocol.PLAIN not in protocols and all(of_level(Level(place), one) is None for one in protocols)
+        for level, label in enumerate(card.court_task.labels if card.court_task else ())
+        if Protocol.PLAIN not in protocols and all(of_level(Level(level), one) is None for one in protocols)
     )
     if not dropped:
         raise BadRequest(
-            f"Scored as {', '.join(protocols)}, {dataset.title} has no label to drop. Labels are dropped by the "
+            f"Scored as {', '.join(protocols)}, {card.title} has no label to drop. Labels are dropped by the "
             "protocol extreme, where it is the only one.",
             reason="NOTHING_TO_DROP",
             field="protocol",
@@ -43,20 +47,19 @@ def labels_dropped(dataset: Dataset, protocols: Sequence[Protocol]) -> tuple[str
 
 @dataclass(frozen=True, slots=True)
 class SplitRead:
-    """Content of a split.
+    """Memes of a split that have a gold label of a task.
 
     Attributes:
-        memes: In the order of the file; ids are unique.
-        problems: Rows that could not be used, including duplicates of an id.
-        sha256: SHA-256 of the file, in hex.
+        memes: In the order of the files; ids are unique.
+        problems: Rows that could not be used, sorted by line: duplicates of an id and rows without a label included.
+        notes: Sentences with the number of rows that are not among the memes.
         pictures: The folder that picture names are relative to; None if no picture was found.
-        files: SHA-256 of every file that was read, by its name below the directory; separate label files are included.
+        files: SHA-256 of every file that was read, by its name below the directory; that of the rows comes first.
     """
 
     memes: tuple[JudgedMeme, ...]
     problems: tuple[Problem, ...]
-    file: Path
-    sha256: str
+    notes: tuple[str, ...]
     pictures: Path | None
     files: Mapping[str, str]
 
@@ -65,63 +68,63 @@ Choose = Callable[[Iterable[JudgedMeme]], Sequence[JudgedMeme]]
 """Selects the memes to keep while the split is streamed, such as a sample."""
 
 
-def read_split(dataset: Dataset, data: Path, split: str, *, choose: Choose = tuple) -> SplitRead:
-    """Reads the memes of a split, with gold labels.
+def read_split(card: DatasetCard, data: Path, split: str, *, task: str = "", choose: Choose = tuple) -> SplitRead:
+    """Reads the memes of a split that have a gold label of a task.
 
     Args:
+        task: Id of the task; empty for the one that trials are scored on.
         choose: Selects memes while they are streamed; only selected ones are kept in memory.
 
     Raises:
-        BadRequest: There is no such split, its files are missing or belong to another data set, or no row is usable,
-            for instance because a test split has no labels.
+        BadRequest: There is no such split or task, its files are missing or belong to another data set, or no meme has
+            a label, for instance because a test split has none.
     """
-    task = court_task_of(dataset.card)
-    refuse_others(dataset, data, split)
-    reader = CardReader(dataset.card, data, split)
+    task_id = card.task(task).id if task else court_task_of(card).id
+    refuse_others(card, data, split)
+    reader = CardReader(card, data, split)
     # Collected while streaming: the memes are gone when the selection is made.
-    without_label: list[Problem] = []
+    unlabelled: list[Problem] = []
     labelled = False
 
-    def judged() -> Iterator[JudgedMeme]:
+    def with_gold() -> Iterator[JudgedMeme]:
         nonlocal labelled
         for meme in reader.with_pictures():
-            found = _judged(task, meme)
-            if found is None:
-                reason = f"it has no label of {task.id}"
-                without_label.append(Problem(Path(meme.file).name, meme.line, meme.id, reason))
-            else:
+            if task_id in meme.tasks:
                 labelled = True
-                yield found
+                yield meme
+            else:
+                reason = f"it has no label of {task_id}"
+                unlabelled.append(Problem(Path(meme.file).name, meme.line, meme.id, reason))
 
-    memes = choose(judged())
-    problems = [*reader.problems, *without_label]
+    memes = choose(with_gold())
     if not labelled:
+        reason = (*reader.problems, *unlabelled)[0].reason
         raise BadRequest(
-            f"No row of the split {split} of {dataset.title} can be used: {problems[0].reason}. The labels are had "
-            f"from {dataset.source_url}.",
+            f"No row of the split {split} of {card.title} has a gold label of {task_id}: {reason}. The labels are had "
+            f"from {card.source_url or 'its authors'}.",
             reason="DATA_UNUSABLE",
         )
-    # Joined files are known only after the rows were read.
-    files = reader.digests()
-    # The rows' own file comes first; joined ones follow.
-    first = next(iter(files))
+    counts = {
+        f"rows of {split} can't be used; memecourt-eval datasets check lists them.": reader.refused,
+        f"rows of {split} are left out, as the card says.": len(reader.excluded),
+        f"memes of {split} have no gold label of {task_id}: nothing is asked about them.": len(unlabelled),
+    }
     return SplitRead(
-        memes=with_picture_names(memes, reader.pictures),
-        # Sorted by line: missing labels were collected after the other problems.
-        problems=tuple(sorted(problems, key=lambda problem: problem.line)),
-        file=data / first,
-        sha256=files[first],
+        memes=_with_picture_names(memes, reader.pictures),
+        problems=tuple(sorted((*reader.problems, *unlabelled), key=lambda problem: problem.line)),
+        notes=tuple(f"{count:,} {what}" for what, count in counts.items() if count),
         pictures=reader.pictures.folder,
-        files=files,
+        # Joined files are known only after the rows were read.
+        files=reader.digests(),
     )
 
 
-def with_picture_names(memes: Iterable[JudgedMeme], pictures: DatasetPictures) -> tuple[JudgedMeme, ...]:
+def _with_picture_names(memes: Iterable[JudgedMeme], pictures: DatasetPictures) -> tuple[JudgedMeme, ...]:
     """The memes with the names by which their pictures are found. Raises BadRequest if several files match."""
     found = []
     # Only for selected memes: each name costs a disk access.
     for meme in memes:
-        name = pictures.name_of(meme.image, {"id": meme.id, "language": meme.language, "group": meme.group})
+        name = pictures.name_of(*meme.picture)
         found.append(meme if name == meme.image else meme.model_copy(update={"image": name}))
     return tuple(found)
 
@@ -132,28 +135,48 @@ def keep_none(memes: Iterable[JudgedMeme]) -> tuple[JudgedMeme, ...]:
     return ()
 
 
-def source_of(dataset: Dataset, data: Path, split: str) -> Source:
-    """A split as a source for a precedent library, with pictures. Raises BadRequest like :func:`read_split`."""
+def train_splits(card: DatasetCard) -> tuple[CardSplit, ...]:
+    """The splits that examples come from. Raises BadRequest if the data set has none."""
+    found = card.of_role(SplitRole.TRAIN)
+    if not found:
+        raise BadRequest(
+            f"{card.title} has no train split to take labelled memes from: ask with --shots 0, and a model.",
+            reason="NO_TRAIN_SPLIT",
+            field="shots",
+        )
+    return found
+
+
+def source_of(card: DatasetCard, data: Path, split: str, *, examples_of: str = "") -> Source:
+    """A split as a source for a library, with pictures. Raises BadRequest like :func:`read_split`.
+
+    Args:
+        examples_of: Task whose labelled examples form the library. The labels stay in the data set: a library knows
+            only harm, which the task may say nothing about. :func:`require_examples` keeps trials from using it.
+    """
     # Reads the files without keeping memes, so that errors appear before a library is built; rows are read on use.
-    read = read_split(dataset, data, split, choose=keep_none)
-    name = f"{dataset.id} {split}"
+    read = read_split(card, data, split, task=examples_of, choose=keep_none)
+    name = f"{card.id} {split}" + f", {EXAMPLES} {examples_of}" * bool(examples_of)
 
     def rows() -> Rows:
         # Read again, so that no rows stay in memory between naming a source and building from it.
-        again = read_split(dataset, data, split)
+        again = read_split(card, data, split, task=examples_of)
         good = [row_of(meme, name) for meme in again.memes]
+        if examples_of:
+            bare = [replace(row, label=Label.NOT_HARMFUL, source_label="", categories=()) for row in good]
+            return Rows(SourceFormat.CARD, bare, [])
         # Under the source's name, by which a library's report sorts them.
         return Rows(SourceFormat.CARD, good, [replace(problem, source=name) for problem in again.problems])
 
     return Source(
-        path=read.file,
+        path=data / next(iter(read.files)),
         name=name,
         pictures=read.pictures,
         format=SourceFormat.CARD,
         rows=rows,
         files=tuple(data / file for file in read.files if (data / file).is_file()),
         # Shipped cards are identified by the files; a user's card may change. A tree of pictures has no file digest.
-        recipe=digest([dataset.own_card.to_json(), dict(read.files)]) if dataset.own_card else "",
+        recipe=digest([card.to_json(), dict(read.files)]) if is_own(card) else "",
     )
 
 
@@ -181,7 +204,7 @@ def named_source(dataset: str, data: Path, split: str) -> Source | None:
         BadRequest: The data set, or the card with this name, can't be read.
     """
     try:
-        found = find_dataset(dataset)
+        found = find_card(dataset)
     except BadRequest as error:
         if error.reason == "DATASET_UNKNOWN":
             return None
@@ -206,45 +229,47 @@ def court_task_of(card: DatasetCard) -> CardTask:
     )
 
 
-def refuse_others(dataset: Dataset, data: Path, split: str) -> None:
+def refuse_others(card: DatasetCard, data: Path, split: str) -> None:
     """Refuses data that certainly belong to another data set. Raises BadRequest."""
-    dataset.card.split(split)
+    card.split(split)
     # They would be read without an error, and results on synthetic memes taken for those of the data set.
-    if (data / SYNTHETIC_KEY).is_file() and not dataset.id.startswith("synthetic") and dataset.own_card is None:
+    if (data / SYNTHETIC_KEY).is_file() and not card.id.startswith("synthetic") and not is_own(card):
         raise BadRequest(
-            f"{data} holds a synthetic benchmark: figures on it are none on {dataset.title}. Ask for --dataset "
-            f"{recognised(data)[0].id}, or name the directory of {dataset.id}.",
+            f"{data} holds a synthetic benchmark: figures on it are none on {card.title}. Ask for --dataset "
+            f"{recognised(data)[0].id}, or name the directory of {card.id}.",
             reason="DATA_OF_ANOTHER",
         )
-    other = mistaken_for(dataset, data)
+    other = mistaken_for(card, data)
     if other is not None:
         raise BadRequest(
-            f"{data} has as many rows in its train split as {other.title}, and not as {dataset.title}. Name the "
-            f"directory of {dataset.id}, or ask for --dataset {other.id}.",
+            f"{data} has as many rows in its train split as {other.title}, and not as {card.title}. Name the "
+            f"directory of {card.id}, or ask for --dataset {other.id}.",
             reason="DATA_OF_ANOTHER",
         )
 
 
-def _judged(task: CardTask, meme: CardMeme) -> JudgedMeme | None:
-    """The meme as trials are scored on it; None if it has no gold label for the task."""
-    assert task.court is not None
-    if task.id not in meme.gold:
-        return None
-    (label,) = meme.gold[task.id]
-    return JudgedMeme(
-        id=meme.id,
-        split=meme.split,
-        line=meme.line,
-        image=meme.image,
-        text=meme.text,
-        harmful=label in task.court.harmful,
-        # Cards with this protocol list their labels in ascending order; validation enforces it.
-        level=Level(task.labels.index(label)) if Protocol.MERGED in task.protocols else None,
-        source_label=label,
-        targets=meme.gold.get(task.court.targets, ()),
-        # Only votes on harm: those on other tasks are read again where needed.
-        shares={task.id: meme.shares[task.id]} if task.id in meme.shares else {},
-        annotators={task.id: meme.annotators[task.id]} if task.id in meme.annotators else {},
-        language=meme.language,
-        group=meme.group,
-    )
+def require_examples(library: str, wanted: object) -> None:
+    """Raises BadRequest if trials were to use a library of examples, or a task a library of precedents.
+
+    Args:
+        wanted: The question for which examples are needed; None for trials.
+    """
+    if (EXAMPLES in library) != (wanted is not None):
+        what = (
+            "holds labelled examples of a task, whose labels say nothing of harm"
+            if wanted is None
+            else "holds precedents of trials, and no examples of the task"
+        )
+        raise BadRequest(f"The library {library} {what}. Leave --library out.", reason="LIBRARY_FOR_OTHERS")
+
+
+def require_same_labels(question: CourtQuestion, task: CardTask) -> None:
+    """Raises BadRequest if a custom question has other options than the task whose gold labels score it."""
+    if set(question.options) != set(task.labels) or question.several != (task.kind == "multi"):
+        several = "true" if task.kind == "multi" else "false"
+        raise BadRequest(
+            f"The question {question.id} is scored by the task {task.id}: its options must be "
+            f"{', '.join(task.labels)}, and several {several}.",
+            reason="QUESTION_UNUSABLE",
+            field="question",
+        )

@@ -10,7 +10,7 @@ from court.errors import BadRequest
 from eval.datasets.card import DatasetCard, FileKind, SplitRole
 from eval.datasets.card_places import located, tree_rows
 from eval.datasets.card_split import CardReader
-from eval.datasets.known import DATASETS, FUNCTIONAL_KEY, SYNTHETIC_KEY, Dataset
+from eval.datasets.known import FUNCTIONAL_KEY, SYNTHETIC_KEY, find_card, is_own, known_cards
 from eval.datasets.record_files import RecordFile, row_count
 
 # A few rows are enough to see the columns; rows of JSON lines may lack some.
@@ -19,7 +19,7 @@ _PEEKED = 20
 _SYNTHETIC = "synthetic"
 
 
-def recognised(data: Path) -> tuple[Dataset, ...]:
+def recognised(data: Path) -> tuple[DatasetCard, ...]:
     """The data sets found in a directory.
 
     A folder with the data set's own name identifies it; otherwise a split's published number of rows does, and if
@@ -31,42 +31,41 @@ def recognised(data: Path) -> tuple[Dataset, ...]:
     """
     if not data.is_dir():
         raise BadRequest(f"{data} is no directory.")
-    layouts = {dataset: _found(dataset.card, data) for dataset in DATASETS.values()}
+    cards = {card.id: card for card in known_cards()}
+    layouts = {id_: _found(card, data) for id_, card in cards.items()}
     # Checked first: synthetic data have the same layout as the published ones.
     if (data / SYNTHETIC_KEY).is_file():
         # Functional tests are synthetic data too, with one more file.
         if (data / FUNCTIONAL_KEY).is_file():
-            return (DATASETS["synthetic-functional"],)
+            return (cards["synthetic-functional"],)
         # FHM's split names decide, as both layouts have a train file.
-        fhm = {"test_seen", "dev_seen"} & set(layouts[DATASETS["synthetic-fhm"]])
-        return (DATASETS["synthetic-fhm" if fhm else "synthetic-harmeme"],)
-    claims: dict[Path, dict[Dataset, tuple[bool, bool]]] = {}
-    for dataset, found in layouts.items():
+        fhm = {"test_seen", "dev_seen"} & set(layouts["synthetic-fhm"])
+        return (cards["synthetic-fhm" if fhm else "synthetic-harmeme"],)
+    claims: dict[Path, dict[str, tuple[bool, bool]]] = {}
+    for id_, found in layouts.items():
+        card = cards[id_]
         # Synthetic data have a key file, checked above; without it their cards would claim the published files.
-        if dataset.id.startswith(_SYNTHETIC) or mistaken_for(dataset, data):
+        if id_.startswith(_SYNTHETIC) or mistaken_for(card, data):
             continue
         for name, (paths, surely) in found.items():
             # A folder's own name outweighs a published size, and either outweighs none (see `_owners`).
-            counted = _row_count(dataset.card, paths) == dataset.card.split(name).rows
+            counted = _row_count(card, paths) == card.split(name).rows
             # Many data sets share file names such as "train.jsonl", hence the columns are checked.
-            if (surely or counted) and fits(dataset.card, paths[0]):
-                claims.setdefault(paths[0], {})[dataset] = (surely, counted)
+            if (surely or counted) and fits(card, paths[0]):
+                claims.setdefault(paths[0], {})[id_] = (surely, counted)
     owners = [_owners(data, path, claim) for path, claim in claims.items()]
     # An ambiguous file stops everything, as one directory could otherwise be read as two data sets.
     doubtful = next((owner for owner in owners if len(owner) > 1), None)
     if doubtful:
-        raise BadRequest(
-            f"What lies in {data} could be {' or '.join(dataset.id for dataset in doubtful)}. Name it with --dataset."
-        )
+        raise BadRequest(f"What lies in {data} could be {' or '.join(doubtful)}. Name it with --dataset.")
     # If two claim different files, both are present; each file has one owner.
-    chosen = tuple(dataset for dataset in layouts if [dataset] in owners)
+    chosen = tuple(card for id_, card in cards.items() if [id_] in owners)
     if not chosen:
-        _refuse(data, [dataset for dataset, found in layouts.items() if found])
+        _refuse(data, [id_ for id_, found in layouts.items() if found], ", ".join(cards))
     return chosen
 
 
-def _refuse(data: Path, candidates: list[Dataset]) -> None:
-    known = ", ".join(DATASETS)
+def _refuse(data: Path, candidates: list[str], known: str) -> None:
     if not candidates:
         raise BadRequest(
             f"{data} holds no file of a data set that is known ({known}). memecourt-eval datasets says which are "
@@ -74,22 +73,22 @@ def _refuse(data: Path, candidates: list[Dataset]) -> None:
             reason="DATA_MISSING",
         )
     raise BadRequest(
-        f"What lies in {data} has the file names of {', '.join(one.id for one in candidates)}, and as many rows as "
+        f"What lies in {data} has the file names of {', '.join(candidates)}, and as many rows as "
         f"none of them. Name it with --dataset ({known}), or a card of your own.",
         reason="DATA_UNRECOGNISED",
     )
 
 
-def _owners(data: Path, path: Path, claim: dict[Dataset, tuple[bool, bool]]) -> list[Dataset]:
+def _owners(data: Path, path: Path, claim: dict[str, tuple[bool, bool]]) -> list[str]:
     """The data sets with the strongest claim to a file."""
     # Tuples (own folder, row count) compare in order: the folder's name first, then the number of rows.
     best = max(claim.values())
-    first = [dataset for dataset, strength in claim.items() if strength == best]
+    first = [id_ for id_, strength in claim.items() if strength == best]
     if len(first) < 2:
         return first
     # Reading all labels is slow, and done only for files that are otherwise indistinguishable (versions of one data
     # set).
-    labelled = [dataset for dataset in first if _has_its_labels(dataset.card, data, path)]
+    labelled = [id_ for id_ in first if _has_its_labels(find_card(id_), data, path)]
     return labelled or first
 
 
@@ -102,7 +101,7 @@ def _has_its_labels(card: DatasetCard, data: Path, path: Path) -> bool:
             try:
                 for meme in CardReader(card, data, split.name):
                     for task, count in counts.items():
-                        count.update(meme.gold.get(task, ()))
+                        count.update(meme.tasks.get(task, ()))
             except BadRequest:
                 # A file that this card can't read does not belong to this data set; whoever names it explicitly sees
                 # the error.
@@ -111,23 +110,23 @@ def _has_its_labels(card: DatasetCard, data: Path, path: Path) -> bool:
     return False
 
 
-def mistaken_for(dataset: Dataset, data: Path) -> Dataset | None:
+def mistaken_for(card: DatasetCard, data: Path) -> DatasetCard | None:
     """Another data set whose train split has exactly the number of rows found here; None if the number is as published.
 
     HarMeme's parts and versions share file names, so a wrong directory would be read without any error.
     """
-    train = next((split for split in dataset.card.splits if split.role is SplitRole.TRAIN), None)
+    train = next(iter(card.of_role(SplitRole.TRAIN)), None)
     # A user's own card is trusted, whatever its file looks like.
-    if train is None or train.rows is None or dataset.own_card is not None:
+    if train is None or train.rows is None or is_own(card):
         return None
-    place = located(dataset.card, data, train.files)
-    kind = dataset.card.layout.kind
+    place = located(card, data, train.files)
+    kind = card.layout.kind
     # With `where` or `ids` the file holds more than the split, so its row count says nothing about the split.
-    if place is None or train.where or train.ids or (count := _row_count(dataset.card, place[0])) == train.rows:
+    if place is None or train.where or train.ids or (count := _row_count(card, place[0])) == train.rows:
         return None
-    for other in DATASETS.values():
-        same = other is not dataset and other.card.layout.kind is kind
-        if same and any(one.memes == count for one in other.of_role(SplitRole.TRAIN)) and fits(other.card, place[0][0]):
+    for other in known_cards():
+        same = other.id != card.id and other.layout.kind is kind
+        if same and any(one.memes == count for one in other.of_role(SplitRole.TRAIN)) and fits(other, place[0][0]):
             return other
     return None
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from court.errors import BadPicture
 from court.meme import Frame
+from eval.datasets.card import DatasetCard
 from eval.datasets.items import JudgedMeme
-from eval.datasets.known import Dataset
 from eval.datasets.picture_finder import picture_path
 from eval.datasets.read import read_split
 from eval.datasets.sample import sample
@@ -58,7 +58,7 @@ class ShownMemes:
 
 
 async def shown_memes(
-    dataset: Dataset,
+    dataset: DatasetCard,
     data: Path,
     split: str,
     *,

@@ -10,8 +10,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from court.errors import BadRequest
+from eval.datasets.card import DatasetCard
 from eval.datasets.items import JudgedMeme
-from eval.datasets.known import Dataset, find_dataset
+from eval.datasets.known import find_card, is_own
 from eval.datasets.protocol import Protocol
 from eval.models.memes import ShownMemes, shown_memes
 
@@ -68,7 +69,7 @@ class Sample:
         protocol: Rule that makes two classes of its labels; memes that it drops are not sampled.
     """
 
-    dataset: Dataset
+    dataset: DatasetCard
     data: Path
     split: str
     limit: int | None = None
@@ -107,7 +108,7 @@ class Samples:
     @property
     def own_cards(self) -> dict[str, dict[str, JsonValue]]:
         """Cards of the user's own data sets, by id."""
-        return {one.dataset.id: card.to_json() for one in self.sets if (card := one.dataset.own_card) is not None}
+        return {one.dataset.id: one.dataset.to_json() for one in self.sets if is_own(one.dataset)}
 
     @property
     def plain(self) -> bool:
@@ -115,7 +116,7 @@ class Samples:
         return not self.mixed and self.only == "all" and self.sets[0].protocol is None
 
 
-def one_set(dataset: Dataset, data: Path, split: str, *, limit: int | None, only: Only = "all") -> Samples:
+def one_set(dataset: DatasetCard, data: Path, split: str, *, limit: int | None, only: Only = "all") -> Samples:
     """Returns the samples of one data set, under their own ids."""
     return Samples((Sample(dataset, data, split, limit),), only)
 
@@ -143,7 +144,7 @@ def read_samples(table: Mapping[str, Any], where: str, base: Path) -> Samples | 
     sets: list[Sample] = []
     for entry in read.sample:
         try:
-            dataset = find_dataset(entry.dataset)
+            dataset = find_card(entry.dataset)
         except BadRequest as error:
             raise BadRequest(f"{where}: {error.message}", reason="SAMPLE_SETTINGS") from None
         # Ids begin with the data set's: two samples of one data set could have the same ids.

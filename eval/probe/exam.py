@@ -12,10 +12,9 @@ from pydantic import BaseModel, ConfigDict
 
 from court.digests import digest
 from court.errors import BadRequest
-from eval.datasets.card import PICTURE_ENDINGS
+from eval.datasets.card import PICTURE_ENDINGS, SplitRole
 from eval.datasets.card_draft import quoted
 from eval.datasets.items import JudgedMeme
-from eval.datasets.known import SplitRole
 from eval.datasets.picture_finder import picture_path
 from eval.datasets.read import read_split
 from eval.models.samples import Sample, Samples

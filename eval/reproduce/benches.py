@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Literal
 
 from court.errors import BadRequest
+from eval.datasets.card import DatasetCard, SplitRole
 from eval.datasets.items import JudgedMeme
-from eval.datasets.known import DATASETS, Dataset, SplitRole
+from eval.datasets.known import find_card
 from eval.datasets.protocol import Protocol
 from eval.datasets.read import labels_dropped, read_split
 from eval.runs.material import judged_memes
@@ -27,7 +28,7 @@ class Benchmark:
 
     name: str
     compared: str
-    dataset: Dataset
+    dataset: DatasetCard
     data: Path
     split: str
     protocol: Protocol
@@ -49,11 +50,13 @@ def public_benches(data: Path, *, harm_p: Literal["v1", "v0"] = "v1", drops: boo
     """
 
     def harmeme(name: str, dataset: str) -> Benchmark:
-        return Benchmark(name, name, DATASETS[dataset], data=data, split="test", protocol=Protocol.EXTREME, drops=drops)
+        return Benchmark(
+            name, name, find_card(dataset), data=data, split="test", protocol=Protocol.EXTREME, drops=drops
+        )
 
     def fhm(split: str) -> Benchmark:
         name = f"fhm-{split.replace('_', '-')}"
-        return Benchmark(name, "fhm", DATASETS["fhm"], data=data, split=split, protocol=Protocol.PLAIN, drops=False)
+        return Benchmark(name, "fhm", find_card("fhm"), data=data, split=split, protocol=Protocol.PLAIN, drops=False)
 
     return (
         harmeme("harm-c", "harm-c"),
@@ -65,7 +68,7 @@ def public_benches(data: Path, *, harm_p: Literal["v1", "v0"] = "v1", drops: boo
 
 def drawn_benches(data: Path) -> tuple[Benchmark, ...]:
     """Synthetic benchmarks in place of the paper's, in folders ``harm-c``, ``harm-p`` and ``fhm``."""
-    harmeme, fhm = DATASETS["synthetic-harmeme"], DATASETS["synthetic-fhm"]
+    harmeme, fhm = find_card("synthetic-harmeme"), find_card("synthetic-fhm")
     levels = {"split": "test", "protocol": Protocol.EXTREME, "drops": True}
     return (
         Benchmark("harm-c", "harm-c", harmeme, data=data / "harm-c", **levels),  # type: ignore[arg-type]

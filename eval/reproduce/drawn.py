@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from eval.datasets.known import SplitRole
+from eval.datasets.card import SplitRole
 from eval.reproduce.benches import Benchmark
 from eval.reproduce.targets import SizeName, Target, Targets, published
 from eval.scores.metrics import score

@@ -16,13 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pydantic import Field, JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from court.errors import BadRequest
 from court.events import Procedure
-from eval.datasets.card import card_of
-from eval.datasets.items import JudgedMeme, _ItemModel
-from eval.datasets.known import Dataset, dataset_of_card, find_dataset
+from eval.datasets.card import DatasetCard, card_of
+from eval.datasets.items import JudgedMeme
+from eval.datasets.known import find_card
 from eval.datasets.protocol import Protocol
 from eval.session.directory import MANIFEST, SessionFolder, SessionManifest
 from eval.solvers.prediction import Prediction
@@ -32,7 +32,11 @@ MEMES, EXCLUDED, PREDICTIONS = "memes.jsonl", "excluded.jsonl", "predictions.jso
 DOCKET, LIBRARY = "docket.sqlite", "library"
 
 
-class Excluded(_ItemModel):
+class _FrozenModel(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Excluded(_FrozenModel):
     """A precedent left out of the run's library; one line of ``excluded.jsonl``."""
 
     precedent: str
@@ -44,7 +48,7 @@ class Excluded(_ItemModel):
     picture_similarity: float | None = None
 
 
-class RunSpec(_ItemModel):
+class RunSpec(_FrozenModel):
     """Specification of a run: what is judged, and how. It is compared before anything is loaded."""
 
     dataset: str
@@ -105,13 +109,13 @@ class RunManifest(RunSpec, SessionManifest):
     """Card of its data set if it is the user's own; empty for a data set known by its id."""
 
 
-def dataset_of(manifest: RunManifest) -> Dataset:
+def dataset_of(manifest: RunManifest) -> DatasetCard:
     """The data set of a run; a user's own card is taken from the manifest, as its file may have changed.
 
     Raises:
         BadRequest: The data set has another version, or its card is not available.
     """
-    return dataset_of_card(card_of(manifest.card, MANIFEST)) if manifest.card else find_dataset(manifest.dataset)
+    return card_of(manifest.card, MANIFEST) if manifest.card else find_card(manifest.dataset)
 
 
 class RunFolder(SessionFolder[RunManifest]):

@@ -8,12 +8,11 @@ from functools import partial
 from pathlib import Path
 
 from court.errors import BadRequest
+from eval.datasets.card import SplitRole
 from eval.datasets.items import JudgedMeme
-from eval.datasets.known import SplitRole
 from eval.datasets.language import CARD, require_card_languages
 from eval.datasets.picture_finder import picture_path
-from eval.datasets.read import keep_none, read_split, source_of
-from eval.datasets.read_tasks import examples_source, read_task_split, train_splits
+from eval.datasets.read import keep_none, read_split, source_of, train_splits
 from eval.datasets.sample import sample
 from eval.runs.plan import Plan
 from eval.session.progress import Progress
@@ -49,9 +48,9 @@ def material_of(plan: Plan, progress: Progress) -> Material:
     chosen = partial(judged_memes, limit=plan.limit, seed=plan.seed, dropped_labels=plan.dropped_labels)
     read = read_split(plan.dataset, plan.data, plan.split, choose=chosen)
     for problem in read.problems[:3]:
-        progress.tell(f"{read.file.name}, line {problem.line}: {problem.reason}")
-    if read.problems:
-        progress.tell(f"{len(read.problems):,} rows can't be used; memecourt-eval datasets check lists them.")
+        progress.tell(f"{problem.source}, line {problem.line}: {problem.reason}")
+    for sentence in read.notes:
+        progress.tell(sentence)
     for protocol in plan.protocols:
         if protocol not in plan.dataset.protocols:
             known = ", ".join(plan.dataset.protocols)
@@ -77,14 +76,14 @@ def _question_material(plan: Plan, question: Question, progress: Progress) -> Ma
         noted = _noting_words(memes, worded)
         return sample(noted, plan.limit, plan.seed, lambda meme: ", ".join(meme.tasks[question.task]))
 
-    read = read_task_split(plan.dataset, plan.data, plan.split, question.task, choose=drawn)
+    read = read_split(plan.dataset, plan.data, plan.split, task=question.task, choose=drawn)
     for sentence in read.notes:
         progress.tell(sentence)
     require_inputs(question, tuple(worded.values()))
     files = dict(read.files)
     if question.needs_examples:
         for split in train_splits(plan.dataset):
-            files |= read_task_split(plan.dataset, plan.data, split.name, question.task, choose=keep_none).files
+            files |= read_split(plan.dataset, plan.data, split.name, task=question.task, choose=keep_none).files
     material = Material(read.memes, read.pictures, files)
     return _with_pictures(plan, material) if question.needs_picture else material
 
@@ -104,7 +103,7 @@ def examples_of(plan: Plan) -> dict[str, JudgedMeme]:
     if not plan.question.needs_examples:
         return {}
     task = plan.question.task
-    splits = [read_task_split(plan.dataset, plan.data, split.name, task) for split in train_splits(plan.dataset)]
+    splits = [read_split(plan.dataset, plan.data, split.name, task=task) for split in train_splits(plan.dataset)]
     # If an id occurs in two splits, the first wins, as in a library.
     return {meme.id: meme for split in reversed(splits) for meme in split.memes}
 
@@ -139,6 +138,6 @@ def on_template(meme: JudgedMeme, templates: Mapping[str, str]) -> JudgedMeme:
 def train_source(plan: Plan, split: str) -> Source:
     """A split that precedents come from; without pictures if only texts are judged."""
     if plan.labelled_examples is not None:
-        return examples_source(plan.dataset, plan.data, split, plan.labelled_examples.task)
+        return source_of(plan.dataset, plan.data, split, examples_of=plan.labelled_examples.task)
     source = source_of(plan.dataset, plan.data, split)
     return replace(source, pictures=None) if plan.text_only else source

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from court.errors import NotLoaded
 from court.events import Procedure
-from eval.datasets.known import Dataset
+from eval.datasets.card import DatasetCard
 from eval.datasets.protocol import Protocol
 from eval.datasets.read import labels_dropped
 from eval.models.vllm_session import VllmChoice
@@ -56,7 +56,7 @@ class Plan:
 
     out: Path
     name: str
-    dataset: Dataset
+    dataset: DatasetCard
     data: Path
     split: str
     procedure: Procedure
@@ -104,7 +104,7 @@ class Plan:
     def labelled_examples(self) -> Question | None:
         """Question whose labelled examples form the library; None if it holds precedents on harm."""
         # A trial uses precedents on harm even if its Judge is asked another question.
-        on_harm = self.question is not None and self.question.by is Answerer.TRIAL and self.dataset.card.court_task
+        on_harm = self.question is not None and self.question.by is Answerer.TRIAL and self.dataset.court_task
         return None if on_harm else self.question
 
     @property

@@ -8,7 +8,7 @@ from pathlib import Path
 from court.errors import BadRequest
 from eval.datasets.card import DatasetCard
 from eval.datasets.items import JudgedMeme
-from eval.datasets.known import find_dataset
+from eval.datasets.known import find_card
 from eval.datasets.protocol import Protocol
 from eval.runs.folder import RunFolder, RunManifest, dataset_of
 from eval.solvers.prediction import Outcome, Prediction
@@ -105,10 +105,9 @@ def card_of_results(results: Results) -> DatasetCard | None:
     if results.card is not None:
         return results.card
     try:
-        dataset = dataset_of(results.manifest) if results.manifest else find_dataset(results.dataset)
+        return dataset_of(results.manifest) if results.manifest else find_card(results.dataset)
     except BadRequest:  # figures do not depend on the card, only its wording is missing
         return None
-    return dataset.card
 
 
 def require_verdicts(results: Results) -> None:

@@ -21,8 +21,9 @@ from court.digests import digest
 from court.errors import BadRequest
 from court.events import Procedure
 from court.trial import Court
-from eval.datasets.known import SplitRole
-from eval.datasets.read_tasks import require_examples
+from eval.datasets.card import SplitRole
+from eval.datasets.known import is_own
+from eval.datasets.read import require_examples
 from eval.models.call_cache import SqliteCallCache
 from eval.models.vllm_session import vllm_session
 from eval.runs.controls import Control, with_control
@@ -295,7 +296,7 @@ def _manifest(
         name=plan.name,
         **dict(plan.spec),
         **circumstances(plan.command),
-        card=plan.dataset.own_card.to_json() if plan.dataset.own_card else {},
+        card=plan.dataset.to_json() if is_own(plan.dataset) else {},
         data=dict(material.files),
         # Absolute paths: a run may be resumed from another folder.
         data_dir=str(plan.data.resolve()),

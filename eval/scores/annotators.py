@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import log
 
 from court.errors import BadRequest
-from eval.runs.results import Judged, Results
+from eval.runs.results import Judged, Results, card_of_results
 from eval.scores.alpha import Scale, alpha_figure
 from eval.scores.bootstrap import RESAMPLES, Figure
 from eval.scores.resampled_means import MemeValues, mean_of, share_of
@@ -69,10 +69,10 @@ def card_votes(results: Results) -> list[AnnotatorVote]:
     Raises:
         BadRequest: The card has no votes.
     """
-    votes = []
+    card, votes = card_of_results(results), []
+    court = card.court_task.id if card and card.court_task else ""
+    task = results.question.task if results.question else court
     for one in results.judged:
-        # Trials have a single task, that of harm.
-        task = results.question.task if results.question else next(iter(one.meme.shares), "")
         n = one.meme.annotators.get(task, 0)
         # Cards store shares, not counts; rounding restores the whole number that a product of floats may miss.
         labels = [label for label, share in one.meme.shares.get(task, {}).items() for _ in range(round(share * n))]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from scipy.stats import binomtest, fisher_exact
 
@@ -17,7 +16,6 @@ from court.errors import BadRequest
 from eval.datasets.items import JudgedMeme
 from eval.datasets.language import DETECT, language_of
 from eval.datasets.protocol import Protocol
-from eval.datasets.read_tasks import gold_by_meme
 from eval.runs.folder import dataset_of
 from eval.runs.results import Results
 from eval.scores.bootstrap import Figure
@@ -148,7 +146,7 @@ def groups_of(results: Results, by: str) -> tuple[dict[str, tuple[str, ...]], tu
             or a property, as for :func:`groups_by`.
 
     Raises:
-        BadRequest: There is no such task or property, or the data set's files are not where they were.
+        BadRequest: There is no such task or property.
         NotLoaded: Languages are to be detected, and py3langid is not installed.
     """
     memes, manifest = [one.meme for one in results.judged], results.manifest
@@ -156,8 +154,8 @@ def groups_of(results: Results, by: str) -> tuple[dict[str, tuple[str, ...]], tu
         dataset = dataset_of(manifest) if manifest else None
     except BadRequest:  # the memes' own properties are known without the card
         dataset = None
-    tasks = {task.id: task for task in dataset.card.all_tasks()} if dataset else {}
-    if dataset is None or manifest is None or by not in tasks:
+    tasks = {task.id: task for task in dataset.all_tasks()} if dataset else {}
+    if by not in tasks:
         if by not in AXES:
             named = f" and the tasks {', '.join(tasks)}" if tasks else ""
             raise BadRequest(
@@ -168,15 +166,8 @@ def groups_of(results: Results, by: str) -> tuple[dict[str, tuple[str, ...]], tu
         of_meme = groups_by(memes, by)
         # Sorted by name, as no card defines an order of these groups.
         return of_meme, tuple(sorted({name for names in of_meme.values() for name in names}))
-    court = dataset.card.court_task
-    if manifest.question is not None:
-        gold = {meme.id: meme.tasks[by] for meme in memes if by in meme.tasks}
-    elif court is not None and by == court.id:
-        gold = {meme.id: (meme.source_label,) for meme in memes}
-    else:
-        # Runs of trials do not store labels of other tasks.
-        gold = gold_by_meme(dataset, Path(manifest.data_dir), results.split, by)
-    return {meme: labels or (NO_LABEL,) for meme, labels in gold.items()}, (*tasks[by].labels, NO_LABEL)
+    gold = {meme.id: meme.tasks[by] or (NO_LABEL,) for meme in memes if by in meme.tasks}
+    return gold, (*tasks[by].labels, NO_LABEL)
 
 
 def subgroup_table(results: Results, protocol: Protocol, groups: Mapping[str, Sequence[str]]) -> SubgroupTable:

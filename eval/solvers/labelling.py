@@ -21,7 +21,7 @@ from court.record import TrialRecord
 from court.replies import Reply, UnusableReply
 from court.roles import Proposer
 from eval.datasets.items import JudgedMeme
-from eval.datasets.read_tasks import require_examples
+from eval.datasets.read import require_examples
 from eval.models.prompts import load
 from eval.session.engine import Tried
 from eval.session.progress import Progress

@@ -29,7 +29,7 @@ from court.errors import BadRequest
 from court.events import Procedure
 from court.prompts.sets import open_set
 from court.settings import TrialSettings
-from eval.datasets.known import Dataset, SplitRole
+from eval.datasets.card import DatasetCard, SplitRole
 from eval.datasets.protocol import Protocol
 from eval.datasets.read import labels_dropped, read_split, source_of
 from eval.models.vllm_session import VllmChoice, VllmSessions
@@ -274,7 +274,7 @@ class Study:
 
     out: Path
     kind: str
-    dataset: Dataset
+    dataset: DatasetCard
     data: Path
     split: str
     procedure: Procedure

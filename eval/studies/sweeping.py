@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import JsonValue
 
 from court.errors import BadRequest
-from eval.datasets.known import Dataset, SplitRole
+from eval.datasets.card import DatasetCard, SplitRole
 from eval.datasets.protocol import Protocol
 from eval.runs.results import Results
 from eval.scores.bootstrap import Figure
@@ -72,11 +72,9 @@ class Sweep:
         return self.candidates[0]
 
 
-def require_not_test(dataset: Dataset, split: str) -> None:
+def require_not_test(dataset: DatasetCard, split: str) -> None:
     """Raises BadRequest if settings must not be chosen on this split."""
-    if split not in dataset.splits:
-        raise BadRequest(f"{dataset.title} has no split {split!r}; it has {', '.join(dataset.splits)}.")
-    role = dataset.splits[split].role
+    role = dataset.split(split).role
     # Validation only: train memes are the precedents, and test memes measure what was chosen.
     if role is SplitRole.VALIDATION:
         return

@@ -20,8 +20,9 @@ from typing import Any
 from PIL import ImageEnhance
 
 from court.errors import BadRequest
-from eval.datasets.known import DATASETS, HARMEME_LABELS, SYNTHETIC_KEY, SplitRole
-from eval.datasets.protocol import Level
+from eval.datasets.card import SplitRole
+from eval.datasets.known import SYNTHETIC_KEY, find_card
+from eval.datasets.protocol import LEVELS, Level
 from eval.synthetic.draw import SCENES, SIZE, draw, png_of
 from eval.synthetic.tasks import caption_of, signs_of, target_of
 from eval.synthetic.world import BAD, GROUPS, KIND, OPENERS, TIMES, level_of, text_of
@@ -127,7 +128,7 @@ def make(
         raise BadRequest(f"Between 1 and {_MOST:,} memes can be made in all, not {train}, {val} and {test}.")
     if Plant.LEAKAGE in plant and test < 5:
         raise BadRequest("Leakage needs at least 5 memes in test to be near to.")
-    dataset = DATASETS[f"synthetic-{layout}"]
+    dataset = find_card(f"synthetic-{layout}")
     # Includes the layout, so that the two benchmarks of one seed do not contain the same memes.
     rng = random.Random(f"{layout} {seed}")
     families = _families(rng)
@@ -303,7 +304,7 @@ def _write(
         if meme.image not in missing:
             (pictures / meme.image).write_bytes(files.get(meme.image) or _png(meme, size))
         progress(number, len(memes))
-    for split in DATASETS[f"synthetic-{layout}"].splits.values():
+    for split in find_card(f"synthetic-{layout}").splits:
         lines = [_line(layout, meme) for meme in memes if meme.split == split.name]
         (root / split.files[0]).write_text("".join(lines), "utf-8")
     _write_tasks(root, layout, memes)
@@ -316,7 +317,7 @@ def _write_tasks(root: Path, layout: Layout, memes: Sequence[SyntheticMeme]) -> 
     """Writes the labels of the world's other tasks, without defects, and the card that describes them."""
     (root / TASKS).mkdir()
     for role in SplitRole:
-        splits = {split.name for split in DATASETS[f"synthetic-{layout}"].of_role(role)}
+        splits = {split.name for split in find_card(f"synthetic-{layout}").of_role(role)}
         # Defects are faults of rows and files; a leaking meme is sound.
         sound = [meme for meme in memes if meme.split in splits and (not meme.planted or meme.of)]
         lines = [json.dumps(_task_row(meme)) + "\n" for meme in sound]
@@ -342,7 +343,7 @@ def _line(layout: Layout, meme: SyntheticMeme) -> str:
         return '{"id": "cut off\n'
     record: dict[str, Any]
     if layout is Layout.HARMEME:
-        label = {"empty label": "", "foreign label": "hardly harmful"}.get(meme.planted, HARMEME_LABELS[meme.level])
+        label = {"empty label": "", "foreign label": "hardly harmful"}.get(meme.planted, tuple(LEVELS)[meme.level])
         labels = [label, "community"] if meme.harmful else [label]
         record = {"id": meme.id, "image": meme.image, "labels": labels, "text": meme.text}
     else:

@@ -15,7 +15,7 @@ from court.backends.chat.scripted import ScriptedModel
 from court.backends.ocr.reader import rapidocr_reader
 from court.ports import ChatReply, FinishReason
 from eval.cli import cli
-from eval.datasets.known import DATASETS
+from eval.datasets.known import find_card
 from eval.models.call_cache import SqliteCallCache
 from eval.models.metered import MeteredModel
 from eval.models.samples import one_set
@@ -119,7 +119,7 @@ def test_real_model_rewrites_texts(vllm, data, tmp_path):
 
     plan = ProbePlan(
         out=tmp_path / "probe",
-        samples=one_set(DATASETS["fhm"], data, "dev_seen", limit=None),
+        samples=one_set(find_card("fhm"), data, "dev_seen", limit=None),
         target="target",
         controllers=("controller",),
         limits=Limits(steps=2, seeds=1),

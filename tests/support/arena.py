@@ -8,7 +8,7 @@ import pytest
 from court.backends.chat.scripted import ScriptedModel
 from eval.arena.run import Ask, run
 from eval.arena.settings import ArenaSettings
-from eval.datasets.known import DATASETS
+from eval.datasets.known import find_card
 from eval.models.call_cache import SqliteCallCache
 from eval.models.metered import MeteredModel
 from eval.models.open import ModelSpec
@@ -44,7 +44,7 @@ def on_disk(out, data, strengths=THREE, **changes):
     settings = ArenaSettings(targets=tuple(strengths), judges=("ash", "beech"), controller="ash", resamples=200)
     spec = {name: ModelSpec(url=("http://127.0.0.1:9/v1",), model=name) for name in strengths}
     arguments = {"out": out, "name": "made", "settings": settings, "specs": spec}
-    ask = Ask(**{**arguments, "samples": one_set(DATASETS["synthetic-harmeme"], data, "test", limit=None), **changes})
+    ask = Ask(**{**arguments, "samples": one_set(find_card("synthetic-harmeme"), data, "test", limit=None), **changes})
 
     async def go():
         store = SqliteCallCache.open(out.parent / "store.sqlite")

@@ -10,7 +10,7 @@ import pytest
 from court.backends.chat.scripted import ScriptedModel
 from court.events import Procedure
 from court.roles import RoleModel, RoleModels
-from eval.datasets.known import DATASETS
+from eval.datasets.known import find_card
 from eval.datasets.protocol import Protocol
 from eval.studies.arms import Study, arms_named
 from eval.synthetic.make import Layout, make
@@ -18,7 +18,7 @@ from eval.synthetic.oracle import oracle
 from serving.settings import ModelSettings, Settings
 from tests.support.encoders import WordEncoder
 
-DATASET = DATASETS["synthetic-harmeme"]
+DATASET = find_card("synthetic-harmeme")
 
 
 @pytest.fixture(scope="module")

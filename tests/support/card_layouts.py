@@ -6,7 +6,7 @@ from eval.datasets.card import DatasetCard, card_of
 def counts_of(read, task):
     found = {}
     for meme in read.memes:
-        for label in meme.gold.get(task, ()):
+        for label in meme.tasks.get(task, ()):
             found[label] = found.get(label, 0) + 1
     return found
 

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from eval.datasets.card import DatasetCard
-from eval.datasets.card_rows import CardMeme
 from eval.datasets.card_split import CardReader
+from eval.datasets.items import JudgedMeme
 
 
 class CardMemes:
@@ -19,7 +19,7 @@ class CardMemes:
         self.files = reader.digests()
         self.pictures = reader.pictures
 
-    def picture_of(self, meme: CardMeme) -> Path | None:
+    def picture_of(self, meme: JudgedMeme) -> Path | None:
         """Returns the file of a meme's picture; None if it is missing."""
         return self.pictures.find(*meme.picture)
 

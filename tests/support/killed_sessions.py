@@ -7,7 +7,7 @@ from court.backends.chat.scripted import ScriptedModel
 from eval.arena.detection import detect
 from eval.arena.difficulty import rate_difficulty
 from eval.arena.losses import explain_losses, losses_of
-from eval.datasets.known import DATASETS
+from eval.datasets.known import find_card
 from eval.models.call_cache import SqliteCallCache
 from eval.models.metered import MeteredModel
 from eval.models.samples import one_set
@@ -58,7 +58,7 @@ async def run_probe(root, on_call):
             write_data_set(root / "data")
         plan = ProbePlan(
             root / "out",
-            one_set(DATASETS["fhm"], root / "data", "dev_seen", limit=None),
+            one_set(find_card("fhm"), root / "data", "dev_seen", limit=None),
             "target",
             ("senior",),
             limits=Limits(steps=2, seeds=1),

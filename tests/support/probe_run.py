@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from eval.datasets.known import DATASETS
+from eval.datasets.known import find_card
 from eval.models.samples import one_set
 from eval.probe.refining import Limits
 from eval.probe.run import ProbePlan, probe
@@ -20,7 +20,7 @@ def data(tmp_path_factory):
 def a_plan(out, data, **changes):
     plan = ProbePlan(
         out=out,
-        samples=one_set(DATASETS["fhm"], data, "dev_seen", limit=None),
+        samples=one_set(find_card("fhm"), data, "dev_seen", limit=None),
         target="target",
         controllers=("c0",),
         limits=Limits(steps=3, seeds=1),

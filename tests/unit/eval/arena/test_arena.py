@@ -41,7 +41,7 @@ from eval.arena.words import Relevance, Setting, Verdict, words_of
 from eval.cli import cli
 from eval.commands.arena import figures_of
 from eval.datasets.card import card_of
-from eval.datasets.known import DATASETS, dataset_of_card
+from eval.datasets.known import find_card
 from eval.models.metered import BudgetSpent, Limit
 from eval.models.samples import one_set
 from eval.session.files import json_line
@@ -729,7 +729,7 @@ def test_arena_on_a_data_set_is_reported_and_refuses_other_settings(tmp_path, da
 def test_custom_card_is_stored_and_only_the_same_card_resumes_the_arena(tmp_path, data):
     def samples_with_title(title):
         return one_set(
-            dataset_of_card(DATASETS["synthetic-harmeme"].card.model_copy(update={"id": "mine", "title": title})),
+            find_card("synthetic-harmeme").model_copy(update={"id": "mine", "title": title}),
             data,
             "test",
             limit=None,
@@ -739,7 +739,7 @@ def test_custom_card_is_stored_and_only_the_same_card_resumes_the_arena(tmp_path
     on_disk(out, data, samples=samples_with_title("Mine"))
     manifest = ArenaFolder(out).manifest()
     assert manifest.cards["mine"]["title"] == "Mine"
-    assert dataset_of_card(card_of(manifest.cards["mine"], "manifest.json")).title == "Mine"
+    assert card_of(manifest.cards["mine"], "manifest.json").title == "Mine"
     on_disk(out, data, samples=samples_with_title("Mine"))
     with pytest.raises(BadRequest, match=r"something else than is there now: cards\."):
         on_disk(out, data, samples=samples_with_title("Another"))

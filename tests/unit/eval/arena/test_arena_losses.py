@@ -19,7 +19,7 @@ from eval.arena.leaderboard import leaderboard
 from eval.arena.losses import explain_losses, loss_report, losses_of
 from eval.arena.words import LossError, Verdict
 from eval.cli import cli
-from eval.datasets.known import DATASETS
+from eval.datasets.known import find_card
 from eval.models.metered import MeteredModel
 from eval.models.samples import one_set, read_memes
 from eval.synthetic.make import Layout, make
@@ -249,14 +249,14 @@ def test_memes_with_questions_are_found_despite_a_limited_sample(tmp_path, monke
     make(data, Layout.HARMEME, train=4, val=0, test=4)
 
     def ids(limit):
-        shown, _ = asyncio.run(read_memes(one_set(DATASETS["synthetic-harmeme"], data, "test", limit=limit), seed=0))
+        shown, _ = asyncio.run(read_memes(one_set(find_card("synthetic-harmeme"), data, "test", limit=limit), seed=0))
         return [meme.id for meme in shown.memes]
 
     meme = next(one for one in ids(None) if one not in ids(1))
     tasks, models, out = tmp_path / "tasks.jsonl", tmp_path / "arena.toml", tmp_path / "arena"
     tasks.write_text("".join(json.dumps({"meme": meme, "rounds": [f"Who is it about, {n}?"]}) + "\n" for n in range(3)))
     models.write_text('[models.owl]\nurl = "http://127.0.0.1:9/v1"\nmodel = "m"\n')
-    on_disk(out, data, samples=one_set(DATASETS["synthetic-harmeme"], data, "test", limit=1), tasks=tasks)
+    on_disk(out, data, samples=one_set(find_card("synthetic-harmeme"), data, "test", limit=1), tasks=tasks)
     scripted = ScriptedModel(lambda request: {"why": "it overlooks something", "error": "text", **aspect_of(request)})
 
     async def role_models(chosen, store, *_, **__):

@@ -16,7 +16,7 @@ from eval.arena.repeats import repeat_section, repeated_board, repeats_of
 from eval.arena.run import Ask, run
 from eval.arena.settings import ArenaSettings
 from eval.cli import cli
-from eval.datasets.known import DATASETS
+from eval.datasets.known import find_card
 from eval.models.call_cache import SqliteCallCache
 from eval.models.metered import MeteredModel
 from eval.models.open import ModelSpec
@@ -123,9 +123,9 @@ def arena_request(out, samples):
 
 
 def test_repeats_on_two_data_sets_share_memes_and_cached_calls(tmp_path, data_sets):
-    fhm = Sample(DATASETS["fhm"], data_sets / "fhm", "dev_seen", limit=2)
+    fhm = Sample(find_card("fhm"), data_sets / "fhm", "dev_seen", limit=2)
     # The same files under another name save making a second data set.
-    more = Sample(DATASETS["synthetic-fhm"], data_sets / "more", "dev_seen", limit=2)
+    more = Sample(find_card("synthetic-fhm"), data_sets / "more", "dev_seen", limit=2)
     repeats = repeats_of(arena_request(tmp_path / "arena", Samples((fhm, more), "harmful", mixed=True)), 2)
     assert [(request.seed, request.sample_seed, request.out.name) for request in repeats] == [
         (0, None, "repeat-1"),

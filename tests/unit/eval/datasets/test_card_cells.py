@@ -10,10 +10,9 @@ import pytest
 from court.errors import BadRequest
 from eval.datasets.card import card_of
 from eval.datasets.card_draft import draft_card
-from eval.datasets.card_index import card_file, find_card
 from eval.datasets.card_split import CardReader
 from eval.datasets.check import check
-from eval.datasets.known import dataset_of_card
+from eval.datasets.known import card_file, find_card
 from eval.datasets.verbs import BadCell, Expression, compile_expression
 from tests.support.card_layouts import own_card
 from tests.support.card_memes import read_by_card
@@ -32,7 +31,7 @@ def read_lines(tmp_path, *lines, card=None):
     read = read_by_card(card or own_card("jsonl", ["rows.jsonl"]), tmp_path, "all")
     assert len(read.memes) + len(read.excluded) + read.refused + read.elsewhere == read.rows == len(rows)
     assert all(problem.source == "rows.jsonl" for problem in read.problems)
-    return {m.id: m.gold.get("harm") for m in read.memes}, [(p.line, p.reason) for p in read.problems]
+    return {m.id: m.tasks.get("harm") for m in read.memes}, [(p.line, p.reason) for p in read.problems]
 
 
 @pytest.mark.parametrize(
@@ -137,7 +136,7 @@ def test_byte_order_marks_and_line_ends_are_not_part_of_cells(tmp_path, encoding
         lines = [("\t" if kind == "tsv" else ",").join(row) for row in rows]
     (tmp_path / "rows").write_bytes("".join(line + end for line in lines).encode(encoding))
     read = read_by_card(own_card(kind, ["rows"]), tmp_path, "all")
-    assert [(m.id, m.text, m.gold["harm"]) for m in read.memes] == [
+    assert [(m.id, m.text, m.tasks["harm"]) for m in read.memes] == [
         ("m1", "grün", ("harmful",)),
         ("m2", "b", ("harmless",)),
     ]
@@ -418,7 +417,7 @@ def test_votes_of_annotators_are_combined_into_a_label(tmp_path):
     lines = [json.dumps({"id": n} | dict(zip("abc", row, strict=True))) for n, row in enumerate(rows)]
     (tmp_path / "rows.jsonl").write_text("\n".join(lines))
     read = read_by_card(card, tmp_path, "all")
-    assert {m.id: m.gold["harm"] for m in read.memes} == {"0": ("x",), "2": ("x",)}
+    assert {m.id: m.tasks["harm"] for m in read.memes} == {"0": ("x",), "2": ("x",)}
     assert read.memes[0].shares == {"harm": {"x": pytest.approx(2 / 3), "y": pytest.approx(1 / 3)}}
     assert [(p.line, p.reason) for p in read.problems] == [
         (2, "column a, b, c: no label of harm has the most votes, and 2 or more"),
@@ -426,7 +425,7 @@ def test_votes_of_annotators_are_combined_into_a_label(tmp_path):
         (5, "column a, b, c: it is no value that the card names for harm (x, y, z)"),
     ]
     lax = card_of(card.to_json() | {"tasks": [task | {"missing": "none"}]}, "lax")
-    assert "harm" not in read_by_card(lax, tmp_path, "all").memes[1].gold
+    assert "harm" not in read_by_card(lax, tmp_path, "all").memes[1].tasks
 
 
 ODD_CELLS = (
@@ -464,8 +463,8 @@ def test_rows_with_odd_cells_are_read_or_refused_and_a_draft_is_valid(tmp_path, 
     refused = [problem for problem in read.problems if problem.line]
     assert len(refused) == read.refused and all(one.source == path.name for one in refused)
     assert all(one.reason.startswith("column ") for one in refused)
-    assert all(len(meme.gold["harm"]) == 1 for meme in read.memes)
-    found = asyncio.run(check(dataset_of_card(card), tmp_path))
+    assert all(len(meme.tasks["harm"]) == 1 for meme in read.memes)
+    found = asyncio.run(check(card, tmp_path))
     (split,) = found.splits
     # The check reports duplicate ids separately.
     assert split.memes + split.refused == split.rows == 60 and split.memes >= len(read.memes)

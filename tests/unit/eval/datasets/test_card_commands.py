@@ -225,7 +225,7 @@ def test_data_set_is_fetched_from_the_hub(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "Frogs: CC0" in done.stderr and not (tmp_path / "data/README.md").exists()
     read = read_by_card(read_card(card), tmp_path / "data", "train")
-    assert [meme.gold["green"] for meme in read.memes] == [("green",), ("brown",)]
+    assert [meme.tasks["green"] for meme in read.memes] == [("green",), ("brown",)]
     assert (
         unknown.returncode == 1
         and "could not be had from the hub" in unknown.stderr

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from eval.cli import cli
-from eval.datasets.known import find_dataset
+from eval.datasets.known import find_card
 from eval.datasets.read import read_split
 from eval.runs.results import read_results
 from eval.scores.annotators import card_votes
@@ -73,7 +73,7 @@ def invoke(*args, code=0):
 
 
 def test_memes_have_the_card_s_fields_and_votes(data):
-    memes = read_split(find_dataset(str(data / "card.toml")), data, "test").memes
+    memes = read_split(find_card(str(data / "card.toml")), data, "test").memes
     assert [meme.language for meme in memes] == ["de", "", "", "de", "", ""]
     assert [meme.group for meme in memes] == ["card 0", "card 0", "card 1", "card 1", "card 2", "card 2"]
     assert memes[1].shares == {"harm": {"bad": pytest.approx(2 / 3), "good": pytest.approx(1 / 3)}}

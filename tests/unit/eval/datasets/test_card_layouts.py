@@ -9,8 +9,7 @@ import pytest
 
 from court.errors import BadRequest
 from eval.datasets.card import card_of
-from eval.datasets.card_index import find_card
-from eval.datasets.known import dataset_of_card
+from eval.datasets.known import find_card
 from eval.datasets.read import source_of
 from retrieval.library.readers import read_source
 from tests.support.card_layouts import counts_of, own_card
@@ -93,14 +92,14 @@ def test_picture_tree_takes_labels_from_folder_names(tmp_path):
         tasks=[task],
     )
     read = read_by_card(card, tmp_path, "all")
-    assert {m.id: m.gold["mood"] for m in read.memes} == {"a": ("calm",), "b": ("calm",), "c": ("loud",)}
+    assert {m.id: m.tasks["mood"] for m in read.memes} == {"a": ("calm",), "b": ("calm",), "c": ("loud",)}
     assert read.picture_of(read.memes[2]) == tmp_path / "pictures/loud/deep/c.png"
     assert list(read.files) == ["pictures"]
     before = read.files["pictures"]
     (tmp_path / "pictures/calm/d.png").write_bytes(png_of((1, 2, 3)))
     assert read_by_card(card, tmp_path, "all").files["pictures"] != before
     task["court"] = {"harmful": ["loud"], "benign": ["calm"]}
-    dataset = dataset_of_card(card_of(card.to_json() | {"tasks": [task]}, "tree"))
+    dataset = card_of(card.to_json() | {"tasks": [task]}, "tree")
     source = source_of(dataset, tmp_path, "all")
     assert [row.label.value for row in read_source(source).good] == ["NOT_HARMFUL"] * 3 + ["HARMFUL"]
     assert source.recipe and source.files == ()
@@ -118,15 +117,15 @@ def test_fhm_fine_has_three_tasks(tmp_path):
     (folder / "train.json").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "test.jsonl").write_text('{"id": 3, "img": "img/03.png", "text": "pond"}\n')
     read = read_by_card(find_card("fhm-fine"), tmp_path, "train")
-    assert read.memes[1].gold == {"hate": ("hateful",), "pc": ("sex", "race"), "attack": ("mocking",)}
-    assert read_by_card(find_card("fhm-fine"), tmp_path, "test").memes[0].gold == {}
+    assert read.memes[1].tasks == {"hate": ("hateful",), "pc": ("sex", "race"), "attack": ("mocking",)}
+    assert read_by_card(find_card("fhm-fine"), tmp_path, "test").memes[0].tasks == {}
 
 
 def test_mami_has_kinds_of_misogyny(tmp_path):
     header = ("file_name", "misogynous", "shaming", "stereotype", "objectification", "violence", "Text Transcription")
     write_table(tmp_path / "TRAINING/training.csv", header, [("1.jpg", 1, 0, 1, 0, 1, "x")], "\t")
     (read,) = read_by_card(find_card("mami"), tmp_path, "train").memes
-    assert read.gold == {"misogynous": ("misogynous",), "kinds": ("stereotype", "violence")}
+    assert read.tasks == {"misogynous": ("misogynous",), "kinds": ("stereotype", "violence")}
 
 
 def test_pride_mm_splits_its_file_by_a_column(tmp_path):
@@ -141,9 +140,9 @@ def test_pride_mm_splits_its_file_by_a_column(tmp_path):
     write_table(tmp_path / "PrideMM.csv", ("name", "text", "split", "hate", "target", "stance", "humour"), rows)
     read = read_by_card(find_card("pridemm"), tmp_path, "train")
     assert (len(read.memes), read.elsewhere, read.refused, read.rows) == (2, 2, 2, 6)
-    assert read.memes[0].gold["target"] == ("community",) and read.memes[0].gold["stance"] == ("support",)
+    assert read.memes[0].tasks["target"] == ("community",) and read.memes[0].tasks["stance"] == ("support",)
     # The file writes None for no text, and only hateful memes have a target.
-    assert read.memes[1].text == "" and "target" not in read.memes[1].gold
+    assert read.memes[1].text == "" and "target" not in read.memes[1].tasks
     assert [(p.line, p.reason) for p in read.problems] == [
         (6, "column split: it names no split of the card (test, train, val, validation)"),
         (7, "column target: the label is empty"),
@@ -166,10 +165,10 @@ def test_memotion_joins_test_labels_by_row_order(tmp_path):
     write_table(folder / "2000_testdata.csv", ("Image_name", "OCR_extracted_text", "corrected_text"), test)
     write_table(folder / "Meme_groundTruth.csv", ("Labels",), [("1_3021_x",), ("0_0100_x",)])
     (meme,) = read_by_card(find_card("memotion"), tmp_path, "train").memes
-    assert (meme.text, meme.gold["humour"], meme.gold["sentiment"]) == ("raw", ("hilarious",), ("positive",))
+    assert (meme.text, meme.tasks["humour"], meme.tasks["sentiment"]) == ("raw", ("hilarious",), ("positive",))
     read = read_by_card(find_card("memotion"), tmp_path, "test")
     assert [meme.text for meme in read.memes] == ["better", "raw"]
-    assert read.memes[0].gold == {
+    assert read.memes[0].tasks == {
         "humour": ("hilarious",),
         "sarcasm": ("not_sarcastic",),
         "offensive": ("very_offensive",),
@@ -189,7 +188,7 @@ def test_mmhs150k_has_votes_and_splits_by_ids(tmp_path):
     (tmp_path / "img_txt").mkdir()
     (tmp_path / "img_txt/12.json").write_text('{"img_text": "sign"}')
     read = read_by_card(find_card("mmhs150k"), tmp_path, "train")
-    assert [(m.id, m.gold.get("hate"), m.gold.get("kind")) for m in read.memes] == [
+    assert [(m.id, m.tasks.get("hate"), m.tasks.get("kind")) for m in read.memes] == [
         ("11", ("not hate",), ("not hate",)),
         ("12", ("hate",), ("racist",)),
         ("13", ("hate",), None),

@@ -10,9 +10,8 @@ from click.testing import CliRunner
 from court.errors import BadRequest
 from court.verdict import Label
 from eval.cli import cli
-from eval.datasets.card import card_of
-from eval.datasets.card_index import card_files, find_card
-from eval.datasets.known import SplitRole, find_dataset
+from eval.datasets.card import SplitRole, card_of
+from eval.datasets.known import card_files, find_card
 from eval.datasets.read import read_split, source_of
 from eval.datasets.recognise import recognised
 from retrieval.library.readers import read_source
@@ -71,18 +70,18 @@ def test_climate_memes_have_a_stance_and_frames(tmp_path):
     read = read_by_card(find_card("climatememes"), climate(tmp_path), "test")
     assert (len(read.memes), read.rows, read.problems, read.excluded) == (24, 24, (), ())
     meme = read.memes[3]
-    assert meme.gold == {"stance": ("convinced",), "frames": ("REAL", "HOAX")}
+    assert meme.tasks == {"stance": ("convinced",), "frames": ("REAL", "HOAX")}
     assert (meme.id, meme.text, meme.caption, meme.group) == ("3", "row 3\nsecond", "pond 3", "pond")
     assert (meme.language, meme.file, meme.line) == ("en", "dataset/test_split.csv", 5)
     # The paper spells this frame differently from its file.
-    assert read.memes[32 % 24].gold["frames"] == ("IMPACT",)
+    assert read.memes[32 % 24].tasks["frames"] == ("IMPACT",)
     assert read.picture_of(meme) == tmp_path / "images/3.jpg" and read.picture_of(read.memes[4]) is None
     assert "Ada" not in meme.model_dump_json()
 
 
 def test_runs_are_refused_for_cards_without_a_harm_label(tmp_path):
     with pytest.raises(BadRequest, match="has no table court"):
-        read_split(find_dataset("climatememes"), climate(tmp_path), "test")
+        read_split(find_card("climatememes"), climate(tmp_path), "test")
     ran = CliRunner().invoke(
         cli, ["run", "--dataset", "climatememes", "--data", str(tmp_path), "--out", str(tmp_path / "run")]
     )
@@ -95,7 +94,7 @@ def test_multi3hate_has_a_label_by_each_of_five_juries(tmp_path):
     assert (len(read.memes), read.rows) == (20, 20)
     meme = read.memes[5]
     assert (meme.id, meme.language, meme.group, meme.text) == ("de-1", "de", "Template 1", "de 1")
-    assert meme.gold == {
+    assert meme.tasks == {
         "hate:US": ("hateful",),
         "hate:DE": ("hateful",),
         "hate:MX": ("not hateful",),
@@ -105,13 +104,13 @@ def test_multi3hate_has_a_label_by_each_of_five_juries(tmp_path):
     }
     assert read.picture_of(meme) == data / "data/memes/de/template_de/1.jpg"
     own = read_by_card(find_card("multi3hate:own"), data, "all:hi")
-    assert [one.gold for one in own.memes] == [{"hate": ("not hateful",)}] * 4
+    assert [one.tasks for one in own.memes] == [{"hate": ("not hateful",)}] * 4
     with pytest.raises(BadRequest, match="a figure has no meaning without its jury"):
-        read_split(find_dataset("multi3hate"), data, "all")
-    judged = read_split(find_dataset("multi3hate:US"), data, "all:en")
+        read_split(find_card("multi3hate"), data, "all")
+    judged = read_split(find_card("multi3hate:US"), data, "all:en")
     assert [one.harmful for one in judged.memes] == [False, True, False, True]
     assert judged.pictures == data and (data / judged.memes[1].image).is_file()
-    source = source_of(find_dataset("multi3hate:US"), data, "all:en")
+    source = source_of(find_card("multi3hate:US"), data, "all:en")
     assert [row.label.value for row in read_source(source).good] == ["NOT_HARMFUL", "HARMFUL"] * 2
 
 
@@ -136,8 +135,15 @@ def languages_card(tmp_path, **changes):
 
 
 def test_language_parts_of_a_split_are_not_counted_again(tmp_path):
-    dataset = find_dataset(f"{languages_card(tmp_path)}:A")
-    assert set(dataset.splits) == {"train", "train:en", "train:de", "test", "test:en", "test:de"}
+    dataset = find_card(f"{languages_card(tmp_path)}:A")
+    assert {split.name for split in dataset.all_splits()} == {
+        "train",
+        "train:en",
+        "train:de",
+        "test",
+        "test:en",
+        "test:de",
+    }
     # Precedents come from all training splits: each row once, not again for its language.
     assert [split.name for split in dataset.of_role(SplitRole.TRAIN)] == ["train"]
     assert dataset.first_test() == "test"
@@ -180,7 +186,7 @@ def test_unknown_metric_is_refused_before_any_model_call(tmp_path, command, metr
 
 def test_missing_jury_error_explains_how_to_name_one(tmp_path):
     with pytest.raises(BadRequest, match=r"one of A, B behind the data set or the card: kites:A, FILE\.toml:A\."):
-        read_split(find_dataset(str(languages_card(tmp_path))), tmp_path, "test")
+        read_split(find_card(str(languages_card(tmp_path))), tmp_path, "test")
 
 
 def test_multilingual_data_set_is_recognised_by_its_row_counts(tmp_path):
@@ -209,7 +215,7 @@ def test_custom_card_is_named_by_its_file(tmp_path):
         '[[tasks]]\nid = "harm"\nkind = "binary"\nof = "bad"\nmap = {"1" = "bad", "0" = "fine"}\n'
         'court = {harmful = ["bad"], benign = ["fine"]}\n'
     )
-    read = read_split(find_dataset(str(card)), tmp_path, "all")
+    read = read_split(find_card(str(card)), tmp_path, "all")
     assert [(m.id, m.harmful, m.source_label, m.text) for m in read.memes][:2] == [
         ("0", False, "fine", "pond 0"),
         ("1", True, "bad", "pond 1"),
@@ -273,7 +279,7 @@ def mami(root: Path) -> Path:
 def test_cards_read_the_same_memes_as_the_library_s_reader(tmp_path, id_, layout, written):
     """Compares two implementations: a card, and the older reader of single files."""
     path = written(tmp_path)
-    read = read_split(find_dataset(id_), tmp_path, "train")
+    read = read_split(find_card(id_), tmp_path, "train")
     rows = read_source(Source(path, format=layout, name=f"{id_} train"))
     unique = [row for n, row in enumerate(rows.good) if row.id not in {one.id for one in rows.good[:n]}]
     harmful = [row.label is Label.HARMFUL for row in unique]
@@ -282,6 +288,6 @@ def test_cards_read_the_same_memes_as_the_library_s_reader(tmp_path, id_, layout
     assert [meme.harmful for meme in read.memes] == harmful and len(labelled) > 3
     assert {problem.line for problem in rows.problems} <= {problem.line for problem in read.problems}
     assert len(read.memes) + len(read.problems) == len(rows.good) + len(rows.problems)
-    assert read.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
-    source = source_of(find_dataset(id_), tmp_path, "train")
+    assert next(iter(read.files.values())) == hashlib.sha256(path.read_bytes()).hexdigest()
+    source = source_of(find_card(id_), tmp_path, "train")
     assert read_source(source).good == unique and source.label == f"{id_} train"

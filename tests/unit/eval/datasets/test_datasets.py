@@ -13,8 +13,9 @@ from click.testing import CliRunner
 from court.backends.pictures.reader import GuardedPictureReader
 from court.errors import BadRequest
 from eval.cli import cli
+from eval.datasets.card import SplitRole
 from eval.datasets.check import DatasetFaultKind, check
-from eval.datasets.known import DATASETS, SplitRole
+from eval.datasets.known import find_card, known_cards
 from eval.datasets.picture_finder import picture_path
 from eval.datasets.protocol import LEVELS, Level, Protocol
 from eval.datasets.read import read_split, source_of
@@ -57,32 +58,34 @@ def kinds(report):
 
 
 def run_check(dataset, path, reader=None):
-    return asyncio.run(check(DATASETS[dataset], path, reader=reader))
+    return asyncio.run(check(find_card(dataset), path, reader=reader))
 
 
 def test_known_data_sets_are_complete_and_their_class_counts_add_up():
-    for dataset in DATASETS.values():
+    for dataset in known_cards():
         assert len(dataset.of_role(SplitRole.TRAIN)) == (dataset.id != "multi3hate") and dataset.of_role(SplitRole.TEST)
         assert dataset.source_url and dataset.citation and dataset.licence and dataset.verified
-        for split in dataset.splits.values():
-            assert set(split.classes) <= set(dataset.labels)
+        for split in dataset.all_splits():
+            labels = split.labels_of(dataset.court_task.id) if dataset.court_task else {}
+            assert not labels or set(labels) <= set(dataset.court_task.labels)
             # Harm-P V1 has one row without a label.
             unlabelled = dataset.id == "harm-p" and split.name == "train"
-            assert not split.classes or sum(split.classes.values()) + unlabelled == split.memes
+            assert not labels or sum(labels.values()) + unlabelled == split.memes
     # The protocol of the court's paper leaves 251 memes, 21 of them harmful, as docs/benchmark.md says.
-    test = DATASETS["harm-c"].splits["test"]
-    assert (test.memes, test.classes["very harmful"], test.classes["not harmful"]) == (354, 21, 230)
+    test = find_card("harm-c").split("test")
+    labels = test.labels_of("harm")
+    assert (test.memes, labels["very harmful"], labels["not harmful"]) == (354, 21, 230)
 
 
 @pytest.mark.parametrize("folder", ["", "Harm-C", "HarMeme_V1/Annotations/Harm-C", "annotations", "Harm-C/annotations"])
 def test_known_folder_layouts_are_read(tmp_path, folder):
     harmeme(tmp_path / folder / "val.jsonl", ("a", "not harmful", "x"), ("b", "very harmful", "y"))
-    read = read_split(DATASETS["harm-c"], tmp_path, "val")
+    read = read_split(find_card("harm-c"), tmp_path, "val")
     assert [(m.id, m.harmful, m.level, m.line) for m in read.memes] == [
         ("a", False, Level.NOT_HARMFUL, 1),
         ("b", True, Level.VERY_HARMFUL, 2),
     ]
-    assert list(read.files) == [f"{folder}/val.jsonl".lstrip("/")] and list(read.files.values()) == [read.sha256]
+    assert list(read.files) == [f"{folder}/val.jsonl".lstrip("/")] and len(read.files) == 1
     assert read.pictures is None
 
 
@@ -91,14 +94,14 @@ def test_picture_folder_is_found_anywhere_in_the_data_set(tmp_path):
     for folder in ("somewhere/deep/pictures", "Harm-C/images"):
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / "a.png").write_bytes(png_of((1, 2, 3)))
-        assert source_of(DATASETS["harm-c"], tmp_path, "train").pictures == tmp_path / folder
+        assert source_of(find_card("harm-c"), tmp_path, "train").pictures == tmp_path / folder
     assert picture_path(tmp_path, "../a.png") is None and picture_path(tmp_path, "/etc/hosts") is None
 
 
 def test_unusable_rows_are_reported_and_the_others_read(tmp_path):
     rows = [("a", "not harmful", "x"), ("b", "", "secret zebra"), "cut", ("a", "very harmful", "y")]
     harmeme(tmp_path / "test.jsonl", *rows)
-    read = read_split(DATASETS["harm-c"], tmp_path, "test")
+    read = read_split(find_card("harm-c"), tmp_path, "test")
     assert [meme.id for meme in read.memes] == ["a"] and not read.memes[0].harmful
     assert [(p.line, p.id, p.reason) for p in read.problems] == [
         (2, "b", "column labels.0: the label is empty"),
@@ -108,23 +111,21 @@ def test_unusable_rows_are_reported_and_the_others_read(tmp_path):
 
 
 def test_missing_data_error_names_the_source(tmp_path):
-    for dataset in (dataset for dataset in DATASETS.values() if dataset.protocols):
-        for split in dataset.splits:
+    for dataset in (dataset for dataset in known_cards() if dataset.protocols):
+        for split in dataset.all_splits():
             with pytest.raises(BadRequest) as missing:
-                read_split(dataset, tmp_path, split)
-            assert (
-                dataset.source_url in missing.value.message and dataset.splits[split].files[0] in missing.value.message
-            )
+                read_split(dataset, tmp_path, split.name)
+            assert dataset.source_url in missing.value.message and split.files[0] in missing.value.message
     with pytest.raises(BadRequest, match="no split 'dev'; it has train, val, test"):
-        read_split(DATASETS["harm-c"], tmp_path, "dev")
+        read_split(find_card("harm-c"), tmp_path, "dev")
     with pytest.raises(BadRequest, match="no directory"):
-        read_split(DATASETS["harm-c"], tmp_path / "none", "val")
+        read_split(find_card("harm-c"), tmp_path / "none", "val")
 
 
 def test_unlabelled_test_split_is_refused(tmp_path):
     (tmp_path / "test_seen.jsonl").write_text('{"id": 1, "img": "img/1.png", "text": "x"}\n')
     with pytest.raises(BadRequest, match="column label: there is no label, as in a test split"):
-        read_split(DATASETS["fhm"], tmp_path, "test_seen")
+        read_split(find_card("fhm"), tmp_path, "test_seen")
 
 
 def test_fhm_accepts_file_names_of_both_phases(tmp_path):
@@ -134,7 +135,7 @@ def test_fhm_accepts_file_names_of_both_phases(tmp_path):
     (tmp_path / "img").mkdir()
     (tmp_path / "img/07.png").write_bytes(png_of((1, 2, 3)))
     for split in ("dev_seen", "test_unseen"):
-        read = read_split(DATASETS["fhm"], tmp_path, split)
+        read = read_split(find_card("fhm"), tmp_path, split)
         (meme,) = read.memes
         assert (meme.id, meme.harmful, meme.level, read.pictures) == ("7", True, None, tmp_path)
         assert meme.gold(Protocol.PLAIN) is True
@@ -148,16 +149,16 @@ def test_mami_joins_the_labels_of_its_test_split(tmp_path):
     train = MAMI_HEADER + '1.jpg\t1\t0\t1\t0\t0\t"two\nlines"\n2.jpg\t0\t0\t0\t0\t0\tx\n3.jpg\t\t0\t0\t0\t0\tx\n'
     (tmp_path / "TRAINING/training.csv").write_text(train)
     (tmp_path / "test/Test.csv").write_text("file_name\tText Transcription\n8.jpg\ty\n9.jpg\tz\n")
-    read = read_split(DATASETS["mami"], tmp_path, "train")
+    read = read_split(find_card("mami"), tmp_path, "train")
     assert [(m.id, m.harmful, m.text, m.targets) for m in read.memes] == [
         ("1.jpg", True, "two\nlines", ("stereotype",)),
         ("2.jpg", False, "x", ()),
     ]
     assert [p.reason for p in read.problems] == ["column misogynous: the label is empty"]
     with pytest.raises(BadRequest, match=r"without its labels: test_labels\.txt"):
-        read_split(DATASETS["mami"], tmp_path, "test")
+        read_split(find_card("mami"), tmp_path, "test")
     (tmp_path / "test/test_labels.txt").write_text("8.jpg\t1\t1\t0\t0\t1\n9.jpg\t0\t0\t0\t0\t0\nbroken\t1\n")
-    read = read_split(DATASETS["mami"], tmp_path, "test")
+    read = read_split(find_card("mami"), tmp_path, "test")
     assert [(m.id, m.harmful, m.text, m.targets) for m in read.memes] == [
         ("8.jpg", True, "y", ("shaming", "violence")),
         ("9.jpg", False, "z", ()),
@@ -179,9 +180,9 @@ def test_versions_of_harm_p_are_distinguished_by_row_counts(tmp_path):
         harmeme(tmp_path / name / "train.jsonl", *many(count))
         harmeme(tmp_path / name / "val.jsonl", *many(177, "v"))
         assert [dataset.id for dataset in recognised(tmp_path / name)] == [right]
-        assert len(read_split(DATASETS[right], tmp_path / name, "val").memes) == 177
+        assert len(read_split(find_card(right), tmp_path / name, "val").memes) == 177
         with pytest.raises(BadRequest, match=f"--dataset {right}"):
-            read_split(DATASETS[wrong], tmp_path / name, "val")
+            read_split(find_card(wrong), tmp_path / name, "val")
         assert (DatasetFaultKind.OTHER_DATA_SET, "train") in kinds(run_check(wrong, tmp_path / name))
         assert (DatasetFaultKind.OTHER_DATA_SET, "train") not in kinds(run_check(right, tmp_path / name))
 
@@ -196,8 +197,8 @@ def test_ambiguous_data_set_has_to_be_named(tmp_path):
 
 
 def test_published_release_has_no_faults_but_missing_pictures(tmp_path):
-    for split in DATASETS["harm-c"].splits.values():
-        labels = [label for label, count in split.classes.items() for _ in range(count)]
+    for split in find_card("harm-c").splits:
+        labels = [label for label, count in split.labels_of("harm").items() for _ in range(count)]
         rows = [(f"{split.name}{n}", label, f"{split.name} cake {n}") for n, label in enumerate(labels)]
         harmeme(tmp_path / f"Harm-C/{split.name}.jsonl", *rows)
     report = run_check("harm-c", tmp_path)
@@ -239,7 +240,7 @@ def test_every_planted_fault_is_found(planted):
     async def run_check_with_pictures():
         reader = GuardedPictureReader(workers=1)
         try:
-            return await check(DATASETS[planted.dataset], planted.root, reader=reader)
+            return await check(find_card(planted.dataset), planted.root, reader=reader)
         finally:
             await reader.aclose()
 
@@ -283,7 +284,7 @@ def test_commands_list_and_check_data_sets(planted, tmp_path):
     assert (
         listed.exit_code == 0 and "354 memes (230 not harmful, 103 somewhat harmful, 21 very harmful)" in listed.output
     )
-    assert set(json.loads(run(cli, ["datasets", "--json"]).output)) == set(DATASETS)
+    assert set(json.loads(run(cli, ["datasets", "--json"]).output)) == {card.id for card in known_cards()}
     found = run(cli, ["datasets", "check", str(planted.root)])
     assert found.exit_code == 1 and "! train: row damaged: column labels.0: the label is empty" in found.output
     assert "pictures were not decoded" in found.output
@@ -305,7 +306,7 @@ def test_commands_list_and_check_data_sets(planted, tmp_path):
 def test_real_annotations_match_the_published_counts(capfd):
     assert [dataset.id for dataset in recognised(HARMEME)] == ["harm-c", "harm-p"]
     for id_, usable in (("harm-c", 3013), ("harm-p", 2937)):
-        read = read_split(DATASETS[id_], HARMEME, "train")
+        read = read_split(find_card(id_), HARMEME, "train")
         assert len(read.memes) == usable and len({meme.id for meme in read.memes}) == usable
         report = run_check(id_, HARMEME)
         assert {(DatasetFaultKind.FILE_MISSING, "test"), (DatasetFaultKind.PICTURES_MISSING, "val")} <= kinds(report)
@@ -362,9 +363,9 @@ def voting(request, tmp_path_factory):
     if request.param == "synthetic":
         root = tmp_path_factory.mktemp("voting")
         made = make(root / "data", Layout.HARMEME, train=160, val=60, test=0)
-        dataset, data = DATASETS[made.dataset], made.root
+        dataset, data = find_card(made.dataset), made.root
     elif HARMEME.is_dir():
-        dataset, data = DATASETS[request.param], HARMEME
+        dataset, data = find_card(request.param), HARMEME
     else:
         pytest.skip("HarMeme's annotations are not at hand (MEMECOURT_HARMEME)")
     place = tmp_path_factory.mktemp("library") / "library"
@@ -406,7 +407,7 @@ def test_vote_matches_its_reimplementation_in_numpy(voting, monkeypatch, protoco
 def test_extreme_protocol_needs_three_labels(tmp_path, monkeypatch):
     monkeypatch.setattr("retrieval.embed.builtin.BuiltinEncoder", words)
     harmeme(tmp_path / "train.jsonl", *many(30))
-    train = source_of(DATASETS["harm-c"], tmp_path, "train")
+    train = source_of(find_card("harm-c"), tmp_path, "train")
     asyncio.run(build_library(tmp_path / "library", [train], name="l", encoder=words()))
     file = tmp_path / "two.csv"
     file.write_text("id,label,text\na,harmful,x\n")
@@ -429,7 +430,7 @@ def test_library_is_built_from_a_named_data_set(tmp_path):
         memecourt, ["precedents", "build", str(place), "--dataset", made.dataset, "--data", data]
     )
     assert built.exit_code == 0, built.output
-    opened, train = Library.open(place, None), read_split(DATASETS[made.dataset], made.root, "train")
+    opened, train = Library.open(place, None), read_split(find_card(made.dataset), made.root, "train")
     assert {meme.id for meme in opened.memes} == {meme.id for meme in train.memes}
     assert {(meme.source, meme.split) for meme in opened.memes} == {(f"{made.dataset} train", "train")}
     assert all(meme.has_picture for meme in opened.memes)

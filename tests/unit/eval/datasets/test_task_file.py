@@ -8,8 +8,8 @@ from click.testing import CliRunner
 from court.errors import BadRequest
 from eval.cli import cli
 from eval.datasets.card import card_of
-from eval.datasets.card_index import find_card
 from eval.datasets.items import JudgedMeme
+from eval.datasets.known import find_card
 from eval.scores.scored_file import NO_ANSWER
 from eval.scores.task_file import read_answers
 from eval.solvers.prediction import Outcome

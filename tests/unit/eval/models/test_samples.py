@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from court.errors import BadRequest
-from eval.datasets.known import DATASETS
+from eval.datasets.known import find_card
 from eval.datasets.protocol import Protocol
 from eval.models.samples import Sample, Samples, one_set, read_memes, read_samples
 from eval.synthetic.scenes import draw_meme
@@ -35,8 +35,8 @@ def read_samples_of(samples, **options):
 
 
 def two_sets(places, **changes):
-    harm = Sample(DATASETS["harm-c"], places / "harm", "test", limit=4)
-    fhm = Sample(DATASETS["fhm"], places / "fhm", "dev_seen")
+    harm = Sample(find_card("harm-c"), places / "harm", "test", limit=4)
+    fhm = Sample(find_card("fhm"), places / "fhm", "dev_seen")
     return Samples((harm, fhm), mixed=True, **changes)
 
 
@@ -57,7 +57,7 @@ def test_memes_of_two_sets_have_unique_ids_and_the_manifest_has_all_digests(plac
 def test_only_harmful_memes_are_selected_by_the_named_protocol(places):
     memes, sets = read_samples_of(two_sets(places, only="harmful"))
     assert all(meme.harmful for meme in memes.memes) and [drawn.memes for drawn in sets] == [4, 8]
-    harm = DATASETS["harm-c"]
+    harm = find_card("harm-c")
     every = {}
     for protocol in (Protocol.MERGED, Protocol.EXTREME):
         found, _ = read_samples_of(Samples((Sample(harm, places / "harm", "test", protocol=protocol),), "harmful"))
@@ -70,10 +70,10 @@ def test_only_harmful_memes_are_selected_by_the_named_protocol(places):
 
 
 def test_single_set_is_read_without_set_names(places):
-    memes, sets = read_samples_of(one_set(DATASETS["fhm"], places / "fhm", "dev_seen", limit=None))
+    memes, sets = read_samples_of(one_set(find_card("fhm"), places / "fhm", "dev_seen", limit=None))
     assert sets == () and [meme.id for meme in memes.memes] == [str(number) for number in range(1, 11)]
     assert list(memes.files) == ["dev_seen.jsonl"]
-    _, sets = read_samples_of(one_set(DATASETS["fhm"], places / "fhm", "dev_seen", limit=3, only="harmful"))
+    _, sets = read_samples_of(one_set(find_card("fhm"), places / "fhm", "dev_seen", limit=3, only="harmful"))
     assert [(drawn.only, drawn.memes) for drawn in sets] == [("harmful", 3)]
 
 

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from court.errors import BadRequest
 from eval.cli import cli
 from eval.datasets.card import read_card
-from eval.datasets.known import DATASETS, dataset_of_card
+from eval.datasets.known import find_card
 from eval.datasets.read import read_split
 from eval.models.samples import Sample, Samples, one_set
 from eval.probe.exam import export_exam
@@ -54,11 +54,11 @@ def probed(tmp_path_factory, data):
 
 
 def samples_of(data):
-    return one_set(DATASETS["fhm"], data, "dev_seen", limit=None)
+    return one_set(find_card("fhm"), data, "dev_seen", limit=None)
 
 
 def read(card, split="exam"):
-    return read_split(dataset_of_card(read_card(card)), card.parent, split)
+    return read_split(read_card(card), card.parent, split)
 
 
 def refusal(probed, samples, target, **options):
@@ -126,7 +126,7 @@ def test_ids_from_several_data_sets_stay_distinct(tmp_path, data):
         )
     )
     both = Samples(
-        (Sample(DATASETS["fhm"], data, "dev_seen"), Sample(DATASETS["synthetic-harmeme"], other, "test")), mixed=True
+        (Sample(find_card("fhm"), data, "dev_seen"), Sample(find_card("synthetic-harmeme"), other, "test")), mixed=True
     )
     place = a_probe(tmp_path / "probe", both)
     exam = export_exam(place, both, tmp_path / "exam", threshold=6, with_train=False)

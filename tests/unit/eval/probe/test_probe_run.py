@@ -12,7 +12,7 @@ from court.errors import BadRequest, Unavailable
 from eval.cli import cli
 from eval.commands.options import arena_samples
 from eval.datasets.card import card_of
-from eval.datasets.known import DATASETS, dataset_of_card
+from eval.datasets.known import find_card
 from eval.models.metered import BudgetSpent, Limit
 from eval.models.samples import one_set
 from eval.probe.agents import PROMPTS, prompt_of
@@ -178,7 +178,7 @@ def test_probe_resumes_only_with_its_original_settings(whole, data, tmp_path):
     for changes, named in (
         ({"seed": 1}, "seed"),
         ({"limits": Limits(steps=4, seeds=1)}, "steps"),
-        ({"samples": one_set(DATASETS["fhm"], data, "dev_seen", limit=4)}, "limit"),
+        ({"samples": one_set(find_card("fhm"), data, "dev_seen", limit=4)}, "limit"),
         ({"batch": 1}, "batch"),
     ):
         with pytest.raises(BadRequest, match=named) as caught:
@@ -193,13 +193,13 @@ def test_probe_resumes_only_with_its_original_settings(whole, data, tmp_path):
 
 def test_custom_card_is_stored_and_required_for_resuming(tmp_path, data):
     def samples_with(title):
-        card = DATASETS["fhm"].card.model_copy(update={"id": "mine", "title": title})
-        return one_set(dataset_of_card(card), data, "dev_seen", limit=None)
+        card = find_card("fhm").model_copy(update={"id": "mine", "title": title})
+        return one_set(card, data, "dev_seen", limit=None)
 
     out = tmp_path / "probe"
     folder, _ = probed(a_plan(out, data, samples=samples_with("Mine")))
     manifest = folder.manifest()
-    assert dataset_of_card(card_of(manifest.cards["mine"], "manifest.json")).title == "Mine"
+    assert card_of(manifest.cards["mine"], "manifest.json").title == "Mine"
     # Commands on an existing probe read its data with the stored card, and need no card file.
     (read,) = arena_samples(manifest, data, None, table_name="probe").sets
     assert (read.dataset.id, read.dataset.title, read.split) == ("mine", "Mine", "dev_seen")

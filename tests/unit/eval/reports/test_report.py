@@ -19,7 +19,7 @@ from court.errors import BadRequest
 from court.events import Side
 from court.transcript import transcript
 from eval.cli import cli
-from eval.datasets.card_index import find_card
+from eval.datasets.known import find_card
 from eval.datasets.protocol import Protocol
 from eval.reports import figures
 from eval.reports.courses import cost_of, entropies_of, judged_of, rounds_of

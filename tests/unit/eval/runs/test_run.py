@@ -39,7 +39,7 @@ from eval.arena.cross_examination import tasks_of_run
 from eval.arena.folder import FixedTask, read_lines
 from eval.cli import cli
 from eval.datasets.items import JudgedMeme
-from eval.datasets.known import DATASETS
+from eval.datasets.known import find_card
 from eval.datasets.protocol import Level, Protocol
 from eval.datasets.sample import sample
 from eval.runs.folder import RunFolder
@@ -63,7 +63,7 @@ from tests.support.fakes import RecordingSink, a_meme, findings
 from tests.support.run import docket_of
 from tests.support.trial import a_court
 
-HARMEME = DATASETS["synthetic-harmeme"]
+HARMEME = find_card("synthetic-harmeme")
 
 
 # -- A sample ----------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from court.errors import BadRequest
 from court.events import Procedure
 from eval.cli import cli
 from eval.datasets.items import JudgedMeme
-from eval.datasets.known import DATASETS
+from eval.datasets.known import find_card
 from eval.runs import run as runs
 from eval.runs.folder import RunFolder
 from eval.runs.plan import Plan
@@ -107,11 +107,11 @@ def test_run_uses_the_encoder_named_in_the_settings(tmp_path: Path, monkeypatch:
     plan = Plan(
         out=tmp_path / "run",
         name="run",
-        dataset=DATASETS[data.dataset],
+        dataset=find_card(data.dataset),
         data=data.root,
         split="test",
         procedure=Procedure.SUMMARY,
-        protocols=DATASETS[data.dataset].protocols,
+        protocols=find_card(data.dataset).protocols,
         settings=Settings(home=tmp_path / "home", picture_workers=1, encoder="open_clip:ViT-B-32/openai"),
     )
     progress = RecordingProgress()

@@ -7,7 +7,6 @@ import pytest
 
 from court.errors import BadRequest
 from court.events import Procedure
-from eval.datasets.known import dataset_of_card
 from eval.runs.material import material_of
 from eval.runs.plan import Plan
 from eval.solvers.question import question_about
@@ -22,7 +21,7 @@ def material(tmp_path, rows, *inputs):
     plan = Plan(
         out=tmp_path / "run",
         name="run",
-        dataset=dataset_of_card(card),
+        dataset=card,
         data=tmp_path,
         split="all",
         procedure=Procedure.FULL,

@@ -13,7 +13,7 @@ from PIL import Image
 from court.backends.pictures.reader import GuardedPictureReader
 from court.errors import BadRequest
 from eval.datasets.items import JudgedMeme
-from eval.datasets.known import DATASETS
+from eval.datasets.known import find_card
 from eval.datasets.read import read_split, source_of
 from eval.runs.precedents import Prepared, prepare_precedents, read_prepared, shuffle_labels
 from eval.synthetic.make import Layout, Plant, make
@@ -74,8 +74,8 @@ def reasons(prepared: Prepared) -> dict[str, tuple[str, str]]:
 @pytest.mark.parametrize("layout", Layout)
 def test_exactly_the_planted_leaks_are_found(tmp_path: Path, layout: Layout) -> None:
     data = make(tmp_path / "data", layout, train=60, val=0, test=12, seed=3, plant=[Plant.LEAKAGE])
-    dataset = DATASETS[data.dataset]
-    test = next(split.name for split in dataset.splits.values() if split.role == "test")
+    dataset = find_card(data.dataset)
+    test = next(split.name for split in dataset.all_splits() if split.role == "test")
     read = read_split(dataset, data.root, test)
 
     async def prepared() -> Prepared:
@@ -284,7 +284,7 @@ def test_leaks_stay_in_when_requested_and_the_library_says_so(tmp_path: Path) ->
 @pytest.mark.parametrize(("folder", "same_text"), [("Harm-C", 31), ("Harm-P", 11)])
 def test_harmeme_validation_split_has_the_known_leaks_by_text(tmp_path: Path, folder: str, same_text: int) -> None:
     """Counts only; they were obtained by comparing the keys of the texts pair by pair."""
-    dataset = DATASETS[folder.lower()]
+    dataset = find_card(folder.lower())
     memes = read_split(dataset, HARMEME / folder, "val").memes
     found = asyncio.run(
         prepare_precedents(

@@ -4,8 +4,7 @@ import pytest
 
 from court.errors import BadRequest
 from eval.datasets.card import card_of
-from eval.datasets.card_index import card_files, find_card
-from eval.datasets.known import DATASETS
+from eval.datasets.known import card_files, find_card
 from eval.datasets.protocol import Protocol
 from eval.scores.label_metrics import metric_of
 from eval.scores.published import (
@@ -21,7 +20,7 @@ PUBLISHED = [row for name in ("harm-c", "harm-p", "fhm", "mami") for row in publ
 
 @pytest.mark.parametrize("row", PUBLISHED, ids=lambda row: f"{row.dataset}: {row.system}")
 def test_row_is_complete_and_names_where_it_was_read(row):
-    dataset = DATASETS[row.dataset]
+    dataset = find_card(row.dataset)
     assert row.protocol in dataset.protocols
     assert row.system and row.source and row.read_in and row.remark
     assert 2020 <= row.year <= 2026
@@ -31,8 +30,8 @@ def test_row_is_complete_and_names_where_it_was_read(row):
     # MMAE is in levels, of which there are three; two-class data sets have none.
     assert row.mmae is None or (0 < row.mmae < 2 and "merged" in dataset.protocols)
     if row.split:
-        assert row.split in dataset.splits
-        assert row.n in (None, dataset.splits[row.split].memes)
+        assert row.split in {split.name for split in dataset.all_splits()}
+        assert row.n in (None, dataset.split(row.split).memes)
     else:
         assert "split is not said" in row.remark
 
@@ -47,21 +46,21 @@ def test_rows_are_found_by_data_set():
     assert sum(len(published(id_)) for id_ in ("harm-c", "harm-p", "fhm", "mami")) == len(PUBLISHED)
     assert published("harm-p-v0") == published("harm-p") != ()
     assert published("synthetic-fhm") == ()
-    assert {id_ for id_ in DATASETS if caveats(id_)} == {"harm-c", "harm-p", "harm-p-v0", "fhm"}
+    assert {id_ for id_ in card_files() if caveats(id_)} == {"harm-c", "harm-p", "harm-p-v0", "fhm"}
     assert caveats("harm-p") == caveats("harm-p-v0") and caveats("harm-p")[:3] == caveats("harm-c")[:3]
     assert "V0" in " ".join(caveats("harm-p-v0")) and caveats("mami") == ()
 
 
 def test_numbers_in_the_caveats_match_the_data_sets():
-    harm_c, harm_p = (tuple(DATASETS[id_].splits["test"].classes.values()) for id_ in ("harm-c", "harm-p"))
+    harm_c, harm_p = (tuple(find_card(id_).split("test").labels_of("harm").values()) for id_ in ("harm-c", "harm-p"))
     extreme, _, merged, *_ = caveats("harm-c")
     assert f"Harm-C {harm_c[0]} not harmful and {harm_c[2]} harmful, Harm-P V1 {harm_p[0]} and {harm_p[2]}" in extreme
     shares = [100 * benign / (benign + very) for benign, _, very in (harm_c, harm_p)]
     assert "{:.1f} and {:.1f} %".format(*shares) in extreme
     assert f"Harm-C {harm_c[0]} and {sum(harm_c[1:])}, Harm-P V1 {harm_p[0]} and {sum(harm_p[1:])}" in merged
-    splits = DATASETS["fhm"].splits
+    fhm = find_card("fhm")
     for name in ("dev_seen", "test_seen", "test_unseen"):
-        assert f"{name} {splits[name].memes:,}" in " ".join(caveats("fhm"))
+        assert f"{name} {fhm.split(name).memes:,}" in " ".join(caveats("fhm"))
 
 
 PUBLISHED_OF_A_CARD = {"system": "A", "task": "harm", "split": "test", "figures": {"accuracy": 0.5}}

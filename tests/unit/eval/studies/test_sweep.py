@@ -13,8 +13,9 @@ from click.testing import CliRunner
 from court.errors import BadRequest
 from eval.cli import cli
 from eval.commands.sweep import in_words
+from eval.datasets.card import SplitRole
 from eval.datasets.items import JudgedMeme
-from eval.datasets.known import DATASETS, SplitRole
+from eval.datasets.known import known_cards
 from eval.datasets.protocol import Level, Protocol
 from eval.runs.results import Judged, Results
 from eval.scores.compare import TOO_FEW_DIFFER
@@ -58,9 +59,9 @@ def guessing(rng: np.random.Generator, gold: list[bool], right: float) -> list[O
     return [(H if harmful else N) if rng.random() < right else (N if harmful else H) for harmful in gold]
 
 
-@pytest.mark.parametrize("dataset", DATASETS.values(), ids=lambda dataset: dataset.id)
+@pytest.mark.parametrize("dataset", known_cards(), ids=lambda dataset: dataset.id)
 def test_test_and_train_splits_are_refused(dataset) -> None:
-    for split in dataset.splits.values():
+    for split in dataset.all_splits():
         if split.role is SplitRole.VALIDATION:
             require_not_test(dataset, split.name)
         else:

@@ -11,7 +11,7 @@ from PIL import Image, ImageChops
 
 from court.errors import BadRequest
 from eval.cli import cli
-from eval.datasets.known import DATASETS
+from eval.datasets.known import find_card
 from eval.datasets.read import read_split
 from eval.datasets.recognise import recognised
 from eval.scores.functional import functional_scores
@@ -119,7 +119,7 @@ def test_drawn_tests_yield_pass_rates_of_a_court_and_of_foreign_predictions(tmp_
     (dataset,) = recognised(tmp_path / "tests")
     assert dataset.id == DATASET
     key = read_key(tmp_path / "tests")
-    read = read_split(DATASETS[DATASET], tmp_path / "tests", "test")
+    read = read_split(find_card(DATASET), tmp_path / "tests", "test")
     assert not read.problems and [(m.id, m.harmful, m.text) for m in read.memes] == [
         (case.id, case.harmful, case.caption) for case in key
     ]

@@ -23,7 +23,7 @@ from court.settings import TrialSettings
 from court.trial import Court, TrialCase
 from court.verdict import Label
 from eval.cli import cli
-from eval.datasets.known import DATASETS, SYNTHETIC_KEY
+from eval.datasets.known import SYNTHETIC_KEY, find_card
 from eval.datasets.protocol import Level
 from eval.datasets.read import read_split
 from eval.datasets.recognise import recognised
@@ -119,8 +119,8 @@ def test_unplanted_memes_do_not_leak_between_splits(memes):
 def test_both_layouts_are_recognised_and_read(layout, tmp_path):
     data = make(tmp_path / "data", layout, train=8, val=4, test=4)
     (dataset,) = recognised(data.root)
-    assert dataset is DATASETS[data.dataset]
-    for split in dataset.splits:
+    assert dataset is find_card(data.dataset)
+    for split in (split.name for split in dataset.splits):
         read = read_split(dataset, data.root, split)
         known = [meme for meme in read_key(data.root) if meme.split == split]
         assert not read.problems
