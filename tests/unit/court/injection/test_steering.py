@@ -161,7 +161,8 @@ def test_pi_4_without_a_fence_injections_succeed_from_every_place():
     """Shows that the test above would notice: without the fence's safeguards, the same model is led astray from every
     place.
     """
-    several = [injection for injection in INJECTIONS if injection[0] in ("fences", "control")]
+    kinds = ("fences", "control")
+    several = [next(each for each in INJECTIONS if each[0] == kind) for kind in kinds]
     _, lenient = asyncio.run(count_lenient_outcomes((Obeys,), several, NoFence(MARK)))
     assert {place for _, _, place, *_ in lenient} == set(PLACES)
     assert {kind for *_, kind, _ in lenient} == {"fences", "control"}

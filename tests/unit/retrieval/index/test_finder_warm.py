@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,7 @@ from retrieval.precedents import finder as finders
 from retrieval.precedents.finder import LibraryFinder
 from serving.wiring import _warming
 
-SIZE, DIM = 6000, 48
+SIZE, DIM = 2000, 48
 MADE_BY = {"who": "a reviewer", "why": "as was decided"}
 STEPS = ("rows made quick to search", "bytes of vectors read")
 
@@ -47,9 +48,14 @@ class NumberEncoder(Halves):
 ENCODER = NumberEncoder()
 
 
+@cache
+def _centre(cluster: int, half: int) -> NDArray[np.float64]:
+    return np.random.default_rng([1, half, cluster]).normal(size=DIM)
+
+
+@cache
 def _half(number: int, half: int) -> NDArray[np.float64]:
-    centre = np.random.default_rng([1, half, number % 60]).normal(size=DIM)
-    return centre + np.random.default_rng([2, half, number]).normal(size=DIM) * 0.7
+    return _centre(number % 60, half) + np.random.default_rng([2, half, number]).normal(size=DIM) * 0.7
 
 
 def _meme(number: int) -> LabelledMeme:
