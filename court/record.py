@@ -21,7 +21,7 @@ from court.events import (
     VerdictGiven,
     VerdictReviewed,
 )
-from court.verdict import Label, Verdict
+from court.verdict import Decision, Label, Verdict, decision
 
 
 class TrialState(StrEnum):
@@ -105,6 +105,18 @@ class TrialRecord:
         if review is not None:
             return review.label
         return verdict.label if verdict else Label.UNDECIDED
+
+    @property
+    def decision(self) -> Decision | None:
+        """Decision in force: the last reviewer's, otherwise the court's; None while the trial is open."""
+        review, verdict = self.last(VerdictReviewed), self.verdict
+        if self.state is TrialState.OPEN:
+            return None
+        return decision(
+            verdict.label if verdict else None,
+            needs_review=verdict.needs_human_review if verdict else True,
+            reviewed=review.label if review else None,
+        )
 
     @property
     def text(self) -> TextRead | None:

@@ -16,15 +16,27 @@ class Label(StrEnum):
     UNDECIDED = "UNDECIDED"
 
 
-def decision(label: Label, *, needs_review: bool) -> str:
-    """Returns the decision for callers that don't use labels: ``allow``, ``block`` or ``review``.
+class Decision(StrEnum):
+    """Decision on content, for callers that don't use labels. Every way out of the court carries it."""
 
-    A meme that needs review or is undecided is never allowed.
+    ALLOW = "allow"
+    BLOCK = "block"
+    REVIEW = "review"
+
+
+def decision(label: Label | None, *, needs_review: bool, reviewed: Label | None = None) -> Decision:
+    """Returns the decision on content. A meme that needs review, is undecided or has no verdict is never allowed.
+
+    Args:
+        label: Label of the verdict; None if the trial failed.
+        reviewed: Label that a person has decided since, which counts instead.
     """
+    if reviewed is not None:
+        label, needs_review = reviewed, False
     # Checked first: a harmful meme that needs review is not blocked unseen either.
-    if needs_review or label is Label.UNDECIDED:
-        return "review"
-    return "block" if label is Label.HARMFUL else "allow"
+    if needs_review or label not in (Label.HARMFUL, Label.NOT_HARMFUL):
+        return Decision.REVIEW
+    return Decision.BLOCK if label is Label.HARMFUL else Decision.ALLOW
 
 
 class Strength(StrEnum):
@@ -231,6 +243,11 @@ class Verdict(BaseModel):
     def needs_human_review(self) -> bool:
         """True if there is any reason for human review."""
         return bool(self.review)
+
+    @property
+    def decision(self) -> Decision:
+        """Decision by the verdict itself; a review may have changed it (``TrialRecord.decision``)."""
+        return decision(self.label, needs_review=self.needs_human_review)
 
     @model_validator(mode="after")
     def _follows_the_rule(self) -> Self:

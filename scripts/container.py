@@ -152,7 +152,7 @@ def serve_and_judge(folder: Path) -> None:
             [BIN / "memecourt", "judge", picture, "--server", address, "--json"], capture_output=True, text=True
         )
         # These three codes are verdicts.
-        if judged.returncode not in (0, 10, 11) or '"verdict_id"' not in judged.stdout:
+        if judged.returncode not in (0, 10, 11, 12) or '"verdict_id"' not in judged.stdout:
             sys.exit(f"No verdict.\n{judged.stdout}\n{judged.stderr}\n{run(*PODMAN, 'logs', NAME)}")
         print("judges a meme whose text it reads itself")
         begun = time.monotonic()

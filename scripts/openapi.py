@@ -14,6 +14,7 @@ from typing import Any
 from generate_proto import contract
 from google.protobuf.descriptor import Descriptor, FieldDescriptor, MethodDescriptor
 
+from court.verdict import Decision
 from memecourt.v1 import court_pb2 as wire
 from serving.rest.api import TIMEOUT, USUAL_TIMEOUT_S
 from serving.rest.app import OPENAPI, WEBHOOK_KEYS
@@ -49,12 +50,6 @@ PROBLEM = {
             "description": "Seconds to wait before asking again; absent where that is of no use.",
         },
     },
-}
-DECISION = {
-    "type": "string",
-    "enum": ["allow", "block", "review"],
-    "description": "The verdict in a word: allow only where the meme was found not harmful and nobody need look, block "
-    "where it was found harmful and nobody need look, review otherwise.",
 }
 MODERATION = {
     "type": "object",
@@ -145,8 +140,7 @@ class Description:
                 # What has no presence stands in every response.
                 schema["required"] = [field.name for field in message.fields if not field.has_presence]
             if message.full_name == wire.JudgeResponse.DESCRIPTOR.full_name:
-                schema["properties"] = {"decision": DECISION, **schema["properties"]}
-                schema["required"] = ["decision", *schema["required"]]
+                schema["properties"]["decision"]["enum"] = list(Decision)
             if message is JUDGE.descriptor.input_type:
                 # gRPC can't tell the two apart.
                 schema["properties"][PICTURE]["description"] += (

@@ -1,12 +1,12 @@
 // Asks a MemeCourt service for verdicts, from Node: node judge.mjs http://127.0.0.1:50051 meme.png [another.png …]
-// One picture is asked for with Judge, several with JudgeStream. Exit code 0 only if all of them are not harmful.
+// One picture is asked for with Judge, several with JudgeStream. Exit code 0 only if all of them may be allowed.
 import { randomUUID } from "node:crypto";
 import { readFile } from "node:fs/promises";
 import { setTimeout as sleep } from "node:timers/promises";
 import { Code, ConnectError, createClient } from "@connectrpc/connect";
 import { createGrpcTransport } from "@connectrpc/connect-node";
 import { ErrorInfoSchema, RetryInfoSchema } from "./gen/google/rpc/error_details_pb.js";
-import { Court, Label, LabelSchema } from "./gen/memecourt/v1/court_pb.js";
+import { Court, LabelSchema } from "./gen/memecourt/v1/court_pb.js";
 
 const ATTEMPTS = 5;
 const [address, ...pictures] = process.argv.slice(2);
@@ -43,12 +43,11 @@ async function judge(image, timeoutMs) {
   }
 }
 
-/** What a response says; only NOT_HARMFUL is an acquittal. */
+/** What a response says; only the decision "allow" is an acquittal. */
 function tell(file, verdict) {
   const label = LabelSchema.value[verdict.label]?.name ?? "a label of a later version";
-  const look = verdict.needsHumanReview ? ", a person should look" : "";
-  console.log(`${file}: ${label}, ${verdict.verdictId}${look}`);
-  if (verdict.label !== Label.NOT_HARMFUL) process.exitCode ||= 10; // an error outweighs it
+  console.log(`${file}: ${verdict.decision}, ${label}, ${verdict.verdictId}`);
+  if (verdict.decision !== "allow") process.exitCode ||= 10; // an error outweighs it
 }
 
 /** Why there is no verdict; never "not harmful". */

@@ -25,11 +25,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
-# Exit codes of labels avoid 1 and 2, which mean errors and wrong usage for every command.
-EXIT_NOT_HARMFUL = 0
+# Exit codes of decisions avoid 1 and 2, which mean errors and wrong usage for every command.
+EXIT_ALLOW = 0
 EXIT_ERROR = 1
-EXIT_HARMFUL = 10
+EXIT_BLOCK = 10
 EXIT_UNDECIDED = 11
+EXIT_REVIEW = 12
 
 
 class FiniteRange(click.FloatRange):

@@ -17,11 +17,13 @@ import click
 from google.protobuf.json_format import MessageToDict
 
 from memecourt.client import MESSAGE_BYTES, AsyncClient, JudgeError, Tls, judge_request
+from memecourt.result import Decision, Label, Result
 from memecourt.v1 import court_pb2 as wire
 from serving.cli.common import (
+    EXIT_ALLOW,
+    EXIT_BLOCK,
     EXIT_ERROR,
-    EXIT_HARMFUL,
-    EXIT_NOT_HARMFUL,
+    EXIT_REVIEW,
     EXIT_UNDECIDED,
     FiniteRange,
     Interrupted,
@@ -58,6 +60,8 @@ class _JudgeFailure:
         return {"message": self.message, "reason": self.reason}
 
 
+_GRAVEST_FIRST = (EXIT_ERROR, EXIT_BLOCK, EXIT_REVIEW, EXIT_UNDECIDED, EXIT_ALLOW)
+_EXITS = {Decision.ALLOW: EXIT_ALLOW, Decision.BLOCK: EXIT_BLOCK, Decision.REVIEW: EXIT_REVIEW}
 _Judge = Callable[[wire.JudgeRequest], Awaitable[wire.JudgeResponse | _JudgeFailure]]
 
 
@@ -96,6 +100,7 @@ _Judge = Callable[[wire.JudgeRequest], Awaitable[wire.JudgeResponse | _JudgeFail
     help="Print one JSON object per line and picture: the file, and its verdict or error.",
 )
 @click.option("--watch", is_flag=True, help="Show every event of the trial as it happens, on standard error.")
+@click.option("--exit-zero", is_flag=True, help="Exit with 0 after any decision; an error still exits with 1.")
 @trial_options
 @reader_option
 @library_option
@@ -111,6 +116,7 @@ def judge(
     timeout: float,
     as_json: bool,
     watch: bool,
+    exit_zero: bool,
     reader: str | None,
     library: Path | None,
     docket: Path | Address | None,
@@ -118,8 +124,8 @@ def judge(
 ) -> None:
     """Judges memes: JPEG, PNG, WebP or GIF files, "-" for standard input; or --text alone.
 
-    Exit code: 0 not harmful, 10 harmful, 11 undecided (a person must decide), 1 error, 2 wrong usage. With several
-    pictures the most severe counts: error, harmful, undecided, not harmful.
+    Exit code: 0 allow, 10 block, 12 review (a person should look), 11 undecided (nothing to go by: a person must
+    decide), 1 error, 2 wrong usage. With several pictures the gravest counts: error, block, review, undecided, allow.
     """
     if not pictures and not (text and text.strip()):
         raise click.UsageError("Name a picture, or give a text to be judged alone: --text TEXT.")
@@ -148,7 +154,7 @@ def judge(
 
     judges = _there(server, timeout, tls, token) if server else _here(settings_of(**values), text, timeout, watch)
     where = f"  (on the server's machine, {server})" if server else ""
-    exits = [EXIT_NOT_HARMFUL]
+    exits = [EXIT_ALLOW]
     try:
         run(_judge_all(pictures, request_of, judges, exits=exits, as_json=as_json, where=where, docket=docket))
     except Interrupted as error:
@@ -158,7 +164,8 @@ def judge(
             "cancelled."
         )
         sys.exit(error.exit_code)
-    sys.exit(next(code for code in (EXIT_ERROR, EXIT_HARMFUL, EXIT_UNDECIDED, EXIT_NOT_HARMFUL) if code in exits))
+    gravest = next(code for code in _GRAVEST_FIRST if code in exits)
+    sys.exit(EXIT_ALLOW if exit_zero and gravest != EXIT_ERROR else gravest)
 
 
 async def _judge_all(
@@ -283,14 +290,12 @@ def _read(path: Path) -> bytes | _JudgeFailure:
 def _exit_of(answer: wire.JudgeResponse | _JudgeFailure) -> int:
     if isinstance(answer, _JudgeFailure):
         return EXIT_ERROR
-    # Only this exact label is an acquittal; all that follows is graver.
-    if answer.label == wire.LABEL_NOT_HARMFUL:
-        return EXIT_NOT_HARMFUL
-    # A label that this client does not know is no acquittal.
-    return EXIT_HARMFUL if answer.label == wire.LABEL_HARMFUL else EXIT_UNDECIDED
+    result = Result(answer)
+    undecided = result.decision is Decision.REVIEW and result.label is Label.UNDECIDED
+    return EXIT_UNDECIDED if undecided else _EXITS[result.decision]
 
 
-_COLOURS = {wire.LABEL_HARMFUL: "red", wire.LABEL_NOT_HARMFUL: "green"}
+_COLOURS = {Decision.BLOCK: "red", Decision.ALLOW: "green", Decision.REVIEW: "yellow"}
 _MEANINGS = {
     wire.SCORE_MEANING_PRECEDENT_VOTE: "the precedents' calibrated vote",
     wire.SCORE_MEANING_LABEL_PROBABILITY: "the Judge's probability",
@@ -307,9 +312,10 @@ def show_verdict(
         where: Note on the machine that has the record; empty for this one.
         docket: Option that opens the record, if the docket is not in its usual place.
     """
-    label = label_name(response.label)
-    head = click.style(f" {label} ", bold=True, reverse=True, fg=_COLOURS.get(response.label, "yellow"))
+    decision = Result(response).decision
+    head = click.style(f" {decision.upper()} ", bold=True, reverse=True, fg=_COLOURS[decision])
     click.echo(f"{head}  {excerpt(name, 80)}")
+    click.echo(f"  verdict     {label_name(response.label).lower()}")
     if response.HasField("harm_score"):
         meaning = _MEANINGS.get(response.harm_score_meaning, "a score that this client does not know")
         click.echo(f"  harm score  {response.harm_score:.2f} ({meaning})")

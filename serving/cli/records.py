@@ -238,6 +238,7 @@ def _line_json(line: DocketLine) -> dict[str, object]:
         "content_id": line.content_id,
         "state": line.state,
         "label": line.label,
+        "decision": line.decision,
         "needs_human_review": line.needs_human_review,
         "request_id": line.request_id,
         "failure_reason": line.failure_reason,

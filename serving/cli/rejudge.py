@@ -246,9 +246,11 @@ def _as_json(each: Rejudged | Followed) -> dict[str, object]:
         "outcome": each.outcome,
         # The court's own, beside the one in force: only the first says whether the court has changed its mind.
         "label": old.verdict and old.verdict.label,
+        "decision": old.decision,
         "label_in_force": old.label_in_force if old.verdict else None,
         "new_trial_id": new and new.trial_id,
         "new_label": new and new.verdict and new.verdict.label,
+        "new_decision": new and new.decision,
         "needs_human_review": bool(new and new.verdict and new.verdict.needs_human_review),
         "namespace": old.opened.meme.namespace,
         "content_id": old.opened.meme.content_id,

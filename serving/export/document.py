@@ -37,6 +37,7 @@ def document(source: ExportSource, *, pictures: Pictures = Pictures.NONE, messag
         "trial_id": record.trial_id,
         "state": str(record.state),
         "label": None if verdict is None else str(record.label_in_force),
+        "decision": record.decision,
         "court_label": None if verdict is None else str(verdict.label),
         "reviewed": None if review is None else str(review.outcome),
         "events": [event.model_dump(mode="json") for event in record.events],

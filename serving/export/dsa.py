@@ -78,9 +78,9 @@ def draft(record: TrialRecord, filled: Mapping[str, Any] | None = None) -> dict[
         filled: Fields that the platform has filled in; they go before what the court would say.
 
     Returns:
-        ``statement``, fit for the database once ``left_to_platform`` is filled in; ``to_confirm``; ``refuted_claims``,
-        with the passages that refute them; ``left_out``; and ``faults``, for which the database would refuse it as it
-        is.
+        ``decision`` in force; ``statement``, fit for the database once ``left_to_platform`` is filled in;
+        ``to_confirm``; ``refuted_claims``, with the passages that refute them; ``left_out``; and ``faults``, for which
+        the database would refuse it as it is.
 
     Raises:
         NotDecided: The trial has no verdict, or found no harm: there is nothing to give reasons for.
@@ -128,6 +128,7 @@ def draft(record: TrialRecord, filled: Mapping[str, Any] | None = None) -> dict[
         "format": FORMAT,
         "schema": {"source": schema.SOURCE, "as_of": schema.AS_OF},
         "trial_id": record.trial_id,
+        "decision": record.decision,
         "statement": statement,
         "left_to_platform": [
             {"field": name, "why": _WHY.get(name, "It follows from another field."), "words": _words(name)}

@@ -36,6 +36,12 @@ if TYPE_CHECKING:
 
 _PAGE = 200
 _ALL = TrialFilter()
+_COLUMNS = """
+    trial_id opened_at seconds procedure namespace content_id request_id state label decision court_label
+    harmful_strength benign_strength harm_score harm_score_meaning risk category clause target rationale review_reasons
+    reviewed failure_reason text text_source precedents vote model_calls tokens_in tokens_out tokens_cached models
+    software settings prompts policy library encoder pixels_sha256 events
+"""
 _GROUP_ROWS, _GROUP_BYTES = 1000, 16 * 1024 * 1024
 """A row group of Parquet is written when it has so many rows, or so many bytes of events: all that is held at once."""
 
@@ -151,6 +157,7 @@ def row_of(record: TrialRecord) -> dict[str, Any]:
         "state": str(record.state),
         # The reviewer's where there is one; the court's own is in the next column.
         "label": str(record.label_in_force) if verdict else None,
+        "decision": record.decision and str(record.decision),
         "court_label": str(verdict.label) if verdict else None,
         "harmful_strength": str(strengths.harmful) if strengths else None,
         "benign_strength": str(strengths.benign) if strengths else None,
@@ -187,26 +194,7 @@ def row_of(record: TrialRecord) -> dict[str, Any]:
 def schema_of(pa: Any) -> pyarrow.Schema:
     """Columns of the Parquet form; what is not known is null."""
     text, number, share = pa.string(), pa.int64(), pa.float64()
-    columns: dict[str, Any] = dict.fromkeys(
-        (
-            *("trial_id", "opened_at", "seconds", "procedure", "namespace", "content_id", "request_id", "state"),
-            *("label", "court_label", "harmful_strength", "benign_strength", "harm_score", "harm_score_meaning"),
-            *(
-                "risk",
-                "category",
-                "clause",
-                "target",
-                "rationale",
-                "review_reasons",
-                "reviewed",
-                "failure_reason",
-                "text",
-            ),
-            *("text_source", "precedents", "vote", "model_calls", "tokens_in", "tokens_out", "tokens_cached"),
-            *("models", "software", "settings", "prompts", "policy", "library", "encoder", "pixels_sha256", "events"),
-        ),
-        text,
-    )
+    columns: dict[str, Any] = dict.fromkeys(_COLUMNS.split(), text)
     columns |= {"opened_at": pa.timestamp("us", tz="UTC"), "review_reasons": pa.list_(text)}
     columns |= {"precedents": pa.list_(text)}
     columns |= dict.fromkeys(("seconds", "harm_score", "risk", "vote"), share)

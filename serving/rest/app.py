@@ -22,7 +22,7 @@ from serving.http.hosts import host_of
 from serving.rest.api import Api, Endpoint, EventEndpoint, error_response, json_response
 from serving.rest.events import EventForm
 from serving.rest.judging import JudgeEndpoint
-from serving.rest.messages import json_of
+from serving.rest.messages import response_json
 from serving.rest.moderations import PATH as MODERATIONS
 from serving.rest.moderations import ModerationsEndpoint
 from serving.rest.operations import JUDGE, OPERATIONS
@@ -150,16 +150,16 @@ async def _no_endpoint(request: Request, error: Exception) -> Response:
 
 
 def _trial_event(response: wire.WatchTrialResponse) -> tuple[int, str, dict[str, Any]]:
-    return response.event.seq, response.event.kind, json_of(response.event)
+    return response.event.seq, response.event.kind, response_json(response.event)
 
 
 def _review_event(response: wire.WatchReviewsResponse) -> tuple[int, str, dict[str, Any]]:
     name = "review" if response.HasField("reviewed") else "position"
-    return response.next_entry, name, json_of(response)
+    return response.next_entry, name, response_json(response)
 
 
 def _exported(response: wire.ExportTrialsResponse) -> tuple[None, str, dict[str, Any]]:
-    return None, "trial", json_of(response.trial)
+    return None, "trial", response_json(response.trial)
 
 
 _EVENTS: Mapping[str, EventForm] = {

@@ -19,10 +19,7 @@ from google.protobuf.message import Message
 
 from court.backends.pictures.refusals import bad_picture
 from court.errors import BadRequest
-from court.verdict import Label, decision
-from memecourt.v1 import court_pb2 as wire
 from serving.rest.operations import PICTURE
-from serving.rpc.listings import LABELS
 
 _MAX_ERROR_CHARS = 300
 _JSON_PARTS = re.compile(rb'([{}])|(?P<text>"(?:[^"\\]++|\\.)*+")\s*+(?P<colon>:?)', re.DOTALL)
@@ -30,27 +27,11 @@ _JSON_PARTS = re.compile(rb'([{}])|(?P<text>"(?:[^"\\]++|\\.)*+")\s*+(?P<colon>:
 _MOST_JSON_PARTS = 100_000
 
 
-def json_of(message: Message) -> dict[str, Any]:
+def response_json(message: Message) -> dict[str, Any]:
     """Converts a message to JSON; fields without presence appear with their default value."""
     return json_format.MessageToDict(
         message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
     )
-
-
-def decision_of(verdict: wire.JudgeResponse) -> str:
-    """Returns the decision of a verdict (:func:`court.verdict.decision`)."""
-    # An unknown label needs human review and is never allowed.
-    return decision(LABELS.get(verdict.label, Label.UNDECIDED), needs_review=verdict.needs_human_review)
-
-
-def response_json(message: Message) -> dict[str, Any]:
-    """Converts a response to JSON; a verdict also gets its decision."""
-    found = json_of(message)
-    if isinstance(message, wire.JudgeResponse):
-        return {"decision": decision_of(message), **found}
-    if isinstance(message, wire.GetVerdictResponse) and message.HasField("verdict"):
-        return {**found, "verdict": response_json(message.verdict)}
-    return found
 
 
 def loaded(body: bytes | bytearray) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from court.errors import BadRequest
 from memecourt.v1 import court_pb2 as wire
 from serving.rest.api import USUAL_TIMEOUT_S, Api, Call, finished, json_response, timeout_of
 from serving.rest.bodies import ReceivedRequest, idempotency_key, whole_body
-from serving.rest.messages import decision_of, loaded, message_of, response_json, with_picture
+from serving.rest.messages import loaded, message_of, response_json, with_picture
 from serving.rest.operations import JUDGE
 from serving.rest.problems import ProblemDetails
 from serving.rest.remote_pictures import Fetch, picture_at
@@ -183,7 +183,7 @@ def moderation_of(verdicts: Sequence[wire.JudgeResponse]) -> Mapping[str, Any]:
 
 
 def _result(verdict: wire.JudgeResponse) -> Mapping[str, Any]:
-    flagged = decision_of(verdict) != "allow"
+    flagged = verdict.decision != "allow"
     category = _CATEGORY_OF.get(verdict.finding.category, _USUAL_CATEGORY)
     # Clients compare scores with their own thresholds, so there must be one.
     score = verdict.harm_score if verdict.HasField("harm_score") else float(flagged)

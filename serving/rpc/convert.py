@@ -99,6 +99,8 @@ def answer_of(answer: Answer, ask: TrialRequest, *, client_token: bytes = b"") -
         request_id=answer.name.request_id,
         content=wire.Content(namespace=ask.namespace, id=ask.content_id),
         client_token=client_token,
+        # Unlike the verdict, the decision changes with a review.
+        decision=answer.record.decision or "",
         # A reused verdict has no timings of steps: they belong to a trial that this request did not wait for.
         timings=_timings(answer, None if answer.reused else answer.record),
     )
@@ -121,6 +123,7 @@ def verdict_of(record: TrialRecord) -> wire.JudgeResponse:
     response = wire.JudgeResponse(
         verdict_id=record.trial_id,
         label=wire.Label.Value(f"LABEL_{verdict.label}"),
+        decision=record.decision or "",
         rationale=verdict.rationale,
         precedents=[precedent_of(exhibit) for exhibit in findings.exhibits] if findings else [],
         needs_human_review=verdict.needs_human_review,

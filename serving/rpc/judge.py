@@ -151,6 +151,7 @@ class CourtService:
             # A trial without a verdict still has a state, which tells polling callers how far it is.
             if record.verdict is not None:
                 response.verdict.MergeFromString(await self._sent(court, record))
+                response.verdict.decision = stands.decision
                 response.verdict.request_id = request.request.request_id or record.opened.request_id
                 if current().sees(record.opened.meme.namespace):
                     response.verdict.content.CopyFrom(stands.content)

@@ -13,7 +13,7 @@ from court.digests import canonical_json
 from court.errors import BadRequest
 from court.events import AnyEvent, TrialFailed, VerdictReviewed
 from court.record import TrialRecord, TrialState
-from court.verdict import Label
+from court.verdict import Label, decision
 from memecourt.v1 import court_pb2 as wire
 from retrieval.library.filters import Filter
 from serving.access.callers import check_namespace, current
@@ -29,7 +29,7 @@ _MOST_NAMES, _LONGEST_NAME = 1000, 256
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _DIGEST_BYTES = 16
 _STATES: dict[int, TrialState] = {wire.TrialState.Value(f"TRIAL_STATE_{state}"): state for state in TrialState}
-LABELS: dict[int, Label] = {wire.Label.Value(f"LABEL_{label}"): label for label in Label}
+_LABELS: dict[int, Label] = {wire.Label.Value(f"LABEL_{label}"): label for label in Label}
 
 
 def event_of(event: AnyEvent) -> wire.TrialEvent:
@@ -74,6 +74,7 @@ def summary_of(line: DocketLine) -> wire.TrialSummary:
         label=wire.Label.Value(f"LABEL_{line.label or 'UNSPECIFIED'}"),
         needs_human_review=line.needs_human_review,
         failure_reason=line.failure_reason,
+        decision=line.decision or "",
     )
     summary.opened_at.FromDatetime(line.opened_at)
     if line.review is not None:
@@ -90,6 +91,7 @@ def review_of(event: VerdictReviewed) -> wire.VerdictReview:
         clause=event.clause,
         reviewer=event.reviewer,
         blind=event.blind,
+        decision=decision(event.label, needs_review=False),
     )
     review.at.FromDatetime(event.at)
     return review
@@ -117,7 +119,7 @@ def which_of(wanted: wire.TrialFilter) -> TrialFilter:
     if wanted.HasField("namespace"):
         check_namespace(within(wanted.namespace, _LONGEST_NAME, "filter.namespace"), "filter.namespace")
     return TrialFilter(
-        labels=frozenset(_known(label, LABELS, "filter.labels") for label in wanted.labels),
+        labels=frozenset(_known(label, _LABELS, "filter.labels") for label in wanted.labels),
         states=frozenset(_known(state, _STATES, "filter.states") for state in wanted.states),
         opened_from=time_of(wanted.opened_from, "filter.opened_from") if wanted.HasField("opened_from") else None,
         opened_until=time_of(wanted.opened_until, "filter.opened_until") if wanted.HasField("opened_until") else None,

@@ -106,6 +106,7 @@ def _sections(record: TrialRecord) -> Iterator[tuple[str, _Rows]]:
 def _verdict(record: TrialRecord, transcribed: Transcript) -> _Rows:
     verdict, review = transcribed.verdict, record.last(VerdictReviewed)
     yield "state", (word(record.state), False)
+    yield "decision", (record.decision or "", False)
     yield "label", (word(verdict.label) if verdict else "", False)
     if verdict and verdict.strengths:
         yield "evidence of harm", (word(verdict.strengths.harmful), False)

@@ -259,6 +259,7 @@ def _odds(odds: e.OddsGiven) -> str:
 def _verdict_pieces(event: e.VerdictGiven) -> Iterator[Piece]:
     verdict = event.verdict
     yield Headline(str(verdict.label).replace("_", " "))
+    yield Fact("decision", verdict.decision)
     if found := verdict.finding:
         yield Fact("finding", f"{found.category}, clause {found.clause or '–'}, aimed at {found.target or '–'}")
     if verdict.harm_score is not None:

@@ -82,6 +82,7 @@ class FakeCourt:
             request_id=request.request_id,
             verdict_id=f"verdict of {request.request_id}",
             label=answer or wire.LABEL_NOT_HARMFUL,
+            decision="block" if answer else "allow",
         )
 
     async def is_serving(self):

@@ -10,7 +10,6 @@ from importlib.metadata import version
 import pytest
 from standardwebhooks import Webhook
 
-from court.verdict import Label, decision
 from retrieval.library.writer import LibraryWriter
 from retrieval.precedents.finder import LibraryFinder
 from serving.docket.log.entries import PrecedentChanged
@@ -494,13 +493,6 @@ def test_altered_log_entries_are_skipped(tmp_path, receiver, caplog):
         with pytest.raises(ValueError):
             messages_of(replace(entry, body=body), subject, hook, docket="d")
     assert not messages_of(replace(entry, body=None), subject, hook, docket="d")
-
-
-def test_verdicts_that_need_a_review_are_never_allowed():
-    assert decision(Label.NOT_HARMFUL, needs_review=False) == "allow"
-    assert decision(Label.HARMFUL, needs_review=False) == "block"
-    assert {decision(label, needs_review=True) for label in Label} == {"review"}
-    assert decision(Label.UNDECIDED, needs_review=False) == "review"
 
 
 def change_of(number, *, library="drawn", at=NOON):

@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 README = (ROOT / "README.md").read_text("utf-8")
 MEMES = 200
 NOT_RUN = ("make", "pip install", "memecourt setup", "memecourt serve", "memecourt console")
-VERDICT_CODES = {0, 10, 11}
+VERDICT_CODES = {0, 10, 11, 12}
 
 
 def blocks(language: str) -> list[str]:

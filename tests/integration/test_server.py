@@ -118,7 +118,7 @@ def test_command_line_judges_through_the_server(server, home, tmp_path):
         return memecourt("judge", "--server", server.address, *options, *paths, home=home)
 
     assert ask("harmless").returncode == 0
-    assert ask("far", "harmless").returncode == 10
+    assert ask("far", "harmless").returncode == 12  # nothing like it is in the library: a person should look
     batch = ask("harmless", "harmful", "far", options=["--json"])
     assert batch.returncode == 10
     answers = [json.loads(line) for line in batch.stdout.splitlines()]

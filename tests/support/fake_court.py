@@ -69,7 +69,10 @@ class FakeCourt(CourtServicer, DocketServicer, PrecedentsServicer):
             if not self.trials[request.request_id]:
                 self.trials[request.request_id] += 1
         return wire.JudgeResponse(
-            verdict_id=f"of {request.request_id}", request_id=request.request_id, label=wire.LABEL_NOT_HARMFUL
+            verdict_id=f"of {request.request_id}",
+            request_id=request.request_id,
+            label=wire.LABEL_NOT_HARMFUL,
+            decision="allow",
         )
 
     def _note(self, method: str, request, context) -> int:

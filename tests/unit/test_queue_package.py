@@ -75,23 +75,13 @@ def test_malformed_messages_are_refused_with_a_reason(parts, reason):
     assert (caught.value.reason, caught.value.code.name) == (reason, "INVALID_ARGUMENT")
 
 
-@pytest.mark.parametrize(
-    ("label", "needs_review", "decision"),
-    [
-        (wire.LABEL_HARMFUL, False, "block"),
-        (wire.LABEL_HARMFUL, True, "review"),
-        (wire.LABEL_NOT_HARMFUL, False, "allow"),
-        (wire.LABEL_NOT_HARMFUL, True, "review"),
-        (wire.LABEL_UNDECIDED, False, "review"),
-        (wire.LABEL_UNSPECIFIED, False, "review"),
-        (99, False, "review"),
-    ],
-)
-def test_answers_carry_the_decision_and_are_equal_for_equal_verdicts(label, needs_review, decision):
-    verdict = wire.JudgeResponse(request_id="mine", label=label, needs_human_review=needs_review, rationale="ä")
+@pytest.mark.parametrize("sent", ["block", "allow", "review", "", "free"])
+def test_answers_carry_the_decision_and_are_equal_for_equal_verdicts(sent):
+    decision = sent if sent in ("block", "allow") else "review"
+    verdict = wire.JudgeResponse(request_id="mine", label=wire.LABEL_NOT_HARMFUL, decision=sent, rationale="ä")
     answer = answer_of(meme(text="a"), verdict)
     assert (answer.id, answer.request_id, answer.decision) == ("7", "mine", decision)
-    assert json.loads(answer.verdict)["decision"] == decision
+    assert json.loads(answer.verdict)["decision"] == sent
     assert answer == answer_of(meme(text="a"), wire.JudgeResponse.FromString(verdict.SerializeToString()))
 
 

@@ -786,6 +786,7 @@ class JudgeResponse(_message.Message):
     RISK_FIELD_NUMBER: _builtins.int
     SIGNALS_FIELD_NUMBER: _builtins.int
     CLAIMS_FIELD_NUMBER: _builtins.int
+    DECISION_FIELD_NUMBER: _builtins.int
     verdict_id: _builtins.str
     """Names the verdict and its record. Keep it: "memecourt records show ID" opens the record."""
     request_id: _builtins.str
@@ -808,6 +809,11 @@ class JudgeResponse(_message.Message):
     """As in the request."""
     risk: _builtins.float
     """Estimated probability that the label is wrong, in [0, 1]. Absent where it is not known."""
+    decision: _builtins.str
+    """What to do with the content: "allow", "block" or "review", the same word as over HTTP, in webhooks and in queues. Read
+    any other as "review". "allow" only where the meme was found not harmful and needs no review; once a person has
+    reviewed the verdict, what that person found decides.
+    """
     @_builtins.property
     def content(self) -> Global___Content:
         """As in the request."""
@@ -911,10 +917,11 @@ class JudgeResponse(_message.Message):
         risk: _builtins.float | None = ...,
         signals: _abc.Iterable[Global___Review] | None = ...,
         claims: _abc.Iterable[Global___ClaimFinding] | None = ...,
+        decision: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_harm_score", b"_harm_score", "_risk", b"_risk", "content", b"content", "decided_at", b"decided_at", "finding", b"finding", "harm_score", b"harm_score", "picture", b"picture", "policy", b"policy", "receipt", b"receipt", "reused_from", b"reused_from", "risk", b"risk", "strengths", b"strengths", "text", b"text", "timings", b"timings", "versions", b"versions"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_harm_score", b"_harm_score", "_risk", b"_risk", "claims", b"claims", "client_token", b"client_token", "content", b"content", "decided_at", b"decided_at", "finding", b"finding", "harm_score", b"harm_score", "harm_score_meaning", b"harm_score_meaning", "label", b"label", "near_duplicates", b"near_duplicates", "needs_human_review", b"needs_human_review", "picture", b"picture", "policy", b"policy", "precedents", b"precedents", "procedure", b"procedure", "rationale", b"rationale", "receipt", b"receipt", "request_id", b"request_id", "reused_from", b"reused_from", "review_reasons", b"review_reasons", "risk", b"risk", "signals", b"signals", "strengths", b"strengths", "text", b"text", "timings", b"timings", "trace_id", b"trace_id", "verdict_id", b"verdict_id", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_harm_score", b"_harm_score", "_risk", b"_risk", "claims", b"claims", "client_token", b"client_token", "content", b"content", "decided_at", b"decided_at", "decision", b"decision", "finding", b"finding", "harm_score", b"harm_score", "harm_score_meaning", b"harm_score_meaning", "label", b"label", "near_duplicates", b"near_duplicates", "needs_human_review", b"needs_human_review", "picture", b"picture", "policy", b"policy", "precedents", b"precedents", "procedure", b"procedure", "rationale", b"rationale", "receipt", b"receipt", "request_id", b"request_id", "reused_from", b"reused_from", "review_reasons", b"review_reasons", "risk", b"risk", "signals", b"signals", "strengths", b"strengths", "text", b"text", "timings", b"timings", "trace_id", b"trace_id", "verdict_id", b"verdict_id", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__harm_score: _TypeAlias = _typing.Literal["harm_score"]  # noqa: Y015
     _WhichOneofArgType__harm_score: _TypeAlias = _typing.Literal["_harm_score", b"_harm_score"]  # noqa: Y015
@@ -1692,6 +1699,7 @@ class TrialSummary(_message.Message):
     NEEDS_HUMAN_REVIEW_FIELD_NUMBER: _builtins.int
     REVIEW_FIELD_NUMBER: _builtins.int
     FAILURE_REASON_FIELD_NUMBER: _builtins.int
+    DECISION_FIELD_NUMBER: _builtins.int
     trial_id: _builtins.str
     """Its id: that of the verdict and of the record."""
     procedure: Global___Procedure.ValueType
@@ -1706,6 +1714,8 @@ class TrialSummary(_message.Message):
     """Whether the verdict asks for a person."""
     failure_reason: _builtins.str
     """Why it failed, for machines; empty where it did not."""
+    decision: _builtins.str
+    """As JudgeResponse.decision, the last review counted; "review" where the trial failed, empty while it runs."""
     @_builtins.property
     def opened_at(self) -> _timestamp_pb2.Timestamp:
         """When it was opened."""
@@ -1731,10 +1741,11 @@ class TrialSummary(_message.Message):
         needs_human_review: _builtins.bool = ...,
         review: Global___VerdictReview | None = ...,
         failure_reason: _builtins.str = ...,
+        decision: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "opened_at", b"opened_at", "review", b"review"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "failure_reason", b"failure_reason", "label", b"label", "needs_human_review", b"needs_human_review", "opened_at", b"opened_at", "procedure", b"procedure", "request_id", b"request_id", "review", b"review", "state", b"state", "trial_id", b"trial_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "decision", b"decision", "failure_reason", b"failure_reason", "label", b"label", "needs_human_review", b"needs_human_review", "opened_at", b"opened_at", "procedure", b"procedure", "request_id", b"request_id", "review", b"review", "state", b"state", "trial_id", b"trial_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1753,6 +1764,7 @@ class VerdictReview(_message.Message):
     REVIEWER_FIELD_NUMBER: _builtins.int
     AT_FIELD_NUMBER: _builtins.int
     BLIND_FIELD_NUMBER: _builtins.int
+    DECISION_FIELD_NUMBER: _builtins.int
     outcome: Global___ReviewOutcome.ValueType
     """Upheld or overruled."""
     label: Global___Label.ValueType
@@ -1765,6 +1777,8 @@ class VerdictReview(_message.Message):
     """Who."""
     blind: _builtins.bool
     """Whether the reviewer found it before the verdict was shown to them."""
+    decision: _builtins.str
+    """The decision that holds since, as JudgeResponse.decision."""
     @_builtins.property
     def at(self) -> _timestamp_pb2.Timestamp:
         """When."""
@@ -1779,10 +1793,11 @@ class VerdictReview(_message.Message):
         reviewer: _builtins.str = ...,
         at: _timestamp_pb2.Timestamp | None = ...,
         blind: _builtins.bool = ...,
+        decision: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["at", b"at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "blind", b"blind", "clause", b"clause", "label", b"label", "outcome", b"outcome", "reason", b"reason", "reviewer", b"reviewer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "blind", b"blind", "clause", b"clause", "decision", b"decision", "label", b"label", "outcome", b"outcome", "reason", b"reason", "reviewer", b"reviewer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -24,7 +24,7 @@ from court.events import (
 )
 from court.meme import is_text_digest
 from court.record import TrialState
-from court.verdict import Label
+from court.verdict import Decision, Label, decision
 from serving.docket.store import tables as t
 from serving.docket.store.bodies import event_in, unpacked
 from serving.docket.store.database import no_record
@@ -104,6 +104,14 @@ class DocketLine:
     failure_reason: str = ""
     erased: bool = False
     text_alone: bool = False
+
+    @property
+    def decision(self) -> Decision | None:
+        """Decision in force, as ``TrialRecord.decision``; None for an erased trial."""
+        if self.erased or self.state is TrialState.OPEN:
+            return None
+        reviewed = self.review.label if self.review else None
+        return decision(self.label, needs_review=self.needs_human_review, reviewed=reviewed)
 
 
 _ALL = TrialFilter()

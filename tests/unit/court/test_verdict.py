@@ -3,7 +3,7 @@ import itertools
 import pytest
 from pydantic import ValidationError
 
-from court.verdict import Label, Review, ReviewReason, ScoreMeaning, Strength, Strengths, Verdict, rule
+from court.verdict import Label, Review, ReviewReason, ScoreMeaning, Strength, Strengths, Verdict, decision, rule
 
 # The rule written out: (harmful, benign) -> label.
 TABLE = {
@@ -63,3 +63,17 @@ def test_score_must_be_a_probability(score):
 def test_score_needs_a_meaning():
     with pytest.raises(ValidationError, match="come together"):
         Verdict(label=Label.UNDECIDED, rationale="r", review=REVIEW, harm_score=0.5)
+
+
+def test_only_harmless_verdicts_without_a_pending_review_are_allowed():
+    assert decision(Label.NOT_HARMFUL, needs_review=False) == "allow"
+    assert decision(Label.HARMFUL, needs_review=False) == "block"
+    assert {decision(label, needs_review=True) for label in Label} == {"review"}
+    assert decision(Label.UNDECIDED, needs_review=False) == decision(None, needs_review=False) == "review"
+
+
+@pytest.mark.parametrize("label", [*Label, None])
+def test_review_by_a_person_decides_instead_of_the_verdict(label):
+    assert decision(label, needs_review=True, reviewed=Label.HARMFUL) == "block"
+    assert decision(label, needs_review=True, reviewed=Label.NOT_HARMFUL) == "allow"
+    assert decision(label, needs_review=False, reviewed=Label.UNDECIDED) == "review"

@@ -11,6 +11,7 @@ from google.protobuf import json_format
 from grpc import StatusCode as Code
 
 from memecourt.errors import JudgeError
+from memecourt.result import Result
 from memecourt.v1 import court_pb2 as wire
 from memecourt_queue.source import QueueAnswer, QueuedMeme
 
@@ -19,7 +20,6 @@ Fetch: TypeAlias = Callable[[str], Awaitable[bytes]]
 
 _PARTS = frozenset({"request", "image", "text"})
 _MAX_ERROR_CHARS = 300
-_DECISIONS = {wire.LABEL_HARMFUL: "block", wire.LABEL_NOT_HARMFUL: "allow"}
 
 
 def fault(
@@ -71,12 +71,9 @@ def request_of(meme: QueuedMeme) -> tuple[wire.JudgeRequest, object]:
 
 def answer_of(meme: QueuedMeme, verdict: wire.JudgeResponse) -> QueueAnswer:
     """Converts a verdict to an answer."""
-    # An unknown label needs a person and is never allowed. A harmful meme that needs review is not blocked unseen.
-    decision = "review" if verdict.needs_human_review else _DECISIONS.get(verdict.label, "review")
     how: Any = {"preserving_proto_field_name": True, "always_print_fields_with_no_presence": True}
-    found = json_format.MessageToDict(verdict, **how)
-    body = json.dumps({"decision": decision, **found}, ensure_ascii=False, separators=(",", ":"))
-    return QueueAnswer(meme.id, verdict.request_id, decision, body.encode())
+    body = json.dumps(json_format.MessageToDict(verdict, **how), ensure_ascii=False, separators=(",", ":"))
+    return QueueAnswer(meme.id, verdict.request_id, Result(verdict).decision, body.encode())
 
 
 async def picture_at(url: object, fetch: Fetch) -> bytes:
