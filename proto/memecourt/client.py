@@ -201,7 +201,7 @@ class Client:
     def trials(
         self, which: wire.TrialFilter | None = None, *, page_size: int = 0, timeout: float = 60.0
     ) -> Generator[wire.TrialSummary, None, None]:
-        """Yields trials, the last opened first; pages are fetched as needed, each within the timeout."""
+        """Yields trials, newest first; pages are fetched as needed, each within the timeout."""
         request = wire.ListTrialsRequest(page_size=page_size, filter=which)
         while True:
             page = self._call(self._docket.ListTrials, request, timeout)

@@ -104,7 +104,7 @@ def export(
       html     one page that needs nothing else, to be read or printed
       json     the record as it is kept, to be read back
       dsa      draft of a statement of reasons for the EU's transparency database
-      jsonl    a selection, a record a line
+      jsonl    a selection, one record per line
       parquet  a selection, a record a row, with columns to count by
 
     A selection is as long as it is; without options it is all trials. A file is written beside its place and put there

@@ -65,7 +65,7 @@ records.add_command(export)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line and trial.")
 @docket_option
 def list_records(limit: int, as_json: bool, docket: Path | Address | None) -> None:
-    """Lists trials, the last opened first."""
+    """Lists trials, newest first."""
     for line in run(_lines(docket, limit)):
         if as_json:
             click.echo(json.dumps(_line_json(line)))

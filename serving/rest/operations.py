@@ -98,7 +98,7 @@ OPERATIONS: Sequence[Operation] = (
     _operation(
         "GET /v1/trials/{trial_id}/verdict", "Court.GetVerdict", "Where a trial stands, and its verdict.", **_OF_TRIAL
     ),
-    _operation("GET /v1/trials", "Docket.ListTrials", "Trials, the last opened first."),
+    _operation("GET /v1/trials", "Docket.ListTrials", "Trials, newest first."),
     _operation("GET /v1/trials:export", "Docket.ExportTrials", "Trials with all of their events.", lines=True),
     _operation("GET /v1/trials/{trial_id}", "Docket.GetTrial", "One trial with all of its events.", **_OF_TRIAL),
     _operation(

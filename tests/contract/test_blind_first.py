@@ -199,4 +199,4 @@ def test_the_end_of_a_list_reveals_no_hidden_trial(tmp_path):
     page, next_page = with_desk_pages(tmp_path, work, library=False)
     listed = [re.findall(r'href="/(?:trials|desk/cases)/(\w\d\d)"', text) for text in (page, next_page)]
     assert listed == [[f"t{number:02}" for number in range(51, 1, -1)], ["t01", "t00"]]
-    assert "Trials that wait for your word are left out" in page and "w" not in re.findall('after=[^"]*', page)[0][-3:]
+    assert "Cases assigned to you are hidden" in page and "w" not in re.findall('after=[^"]*', page)[0][-3:]

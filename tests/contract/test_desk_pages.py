@@ -88,7 +88,7 @@ def test_the_verdict_is_hidden_until_the_reviewer_has_decided(tmp_path):
     # A filter that matches it does not reveal it either.
     assert "content of a " in before["/"] and "content of a " not in before["/?label=HARMFUL"]
     for path in ("/?label=HARMFUL", "/desk/find?label=HARMFUL&text=monday"):
-        assert "Trials that wait for your word are left out here" in before[path] and "Monday" not in before[path]
+        assert "Cases assigned to you are hidden" in before[path] and "Monday" not in before[path]
     assert "harmful" not in before["piece"] and "Monday people" in before["piece"]
     assert RATIONALE in after and "0.55" in after and "before it was shown" in after
     assert (review.blind, review.label) == (True, N)

@@ -1988,7 +1988,7 @@ class ListTrialsResponse(_message.Message):
     """Asks for the next page; empty where there is none."""
     @_builtins.property
     def trials(self) -> _containers.RepeatedCompositeFieldContainer[Global___TrialSummary]:
-        """The last opened first."""
+        """Newest first."""
 
     def __init__(
         self,

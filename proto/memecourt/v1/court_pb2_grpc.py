@@ -315,7 +315,7 @@ class DocketServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListTrials(self, request, context):
-        """Trials, the last opened first, page by page. INVALID_ARGUMENT: the page token is not one of ours.
+        """Trials, newest first, page by page. INVALID_ARGUMENT: the page token is not one of ours.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

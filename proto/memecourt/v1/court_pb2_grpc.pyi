@@ -211,7 +211,7 @@ class DocketStub:
     GetTrial: _grpc.UnaryUnaryMultiCallable[_court_pb2.GetTrialRequest, _court_pb2.GetTrialResponse]
     """One trial with all of its events. NOT_FOUND: there is none of that id."""
     ListTrials: _grpc.UnaryUnaryMultiCallable[_court_pb2.ListTrialsRequest, _court_pb2.ListTrialsResponse]
-    """Trials, the last opened first, page by page. INVALID_ARGUMENT: the page token is not one of ours."""
+    """Trials, newest first, page by page. INVALID_ARGUMENT: the page token is not one of ours."""
     ExportTrials: _grpc.UnaryStreamMultiCallable[_court_pb2.ExportTrialsRequest, _court_pb2.ExportTrialsResponse]
     """Every trial that a filter lets through, with all of its events, the first opened first. INVALID_ARGUMENT: no response
     was taken for as long as the server waits (IDLE).
@@ -250,7 +250,7 @@ class DocketAsyncStub(DocketStub):
     GetTrial: _aio.UnaryUnaryMultiCallable[_court_pb2.GetTrialRequest, _court_pb2.GetTrialResponse]  # type: ignore[assignment]
     """One trial with all of its events. NOT_FOUND: there is none of that id."""
     ListTrials: _aio.UnaryUnaryMultiCallable[_court_pb2.ListTrialsRequest, _court_pb2.ListTrialsResponse]  # type: ignore[assignment]
-    """Trials, the last opened first, page by page. INVALID_ARGUMENT: the page token is not one of ours."""
+    """Trials, newest first, page by page. INVALID_ARGUMENT: the page token is not one of ours."""
     ExportTrials: _aio.UnaryStreamMultiCallable[_court_pb2.ExportTrialsRequest, _court_pb2.ExportTrialsResponse]  # type: ignore[assignment]
     """Every trial that a filter lets through, with all of its events, the first opened first. INVALID_ARGUMENT: no response
     was taken for as long as the server waits (IDLE).
@@ -298,7 +298,7 @@ class DocketServicer(metaclass=_abc_1.ABCMeta):
         request: _court_pb2.ListTrialsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_court_pb2.ListTrialsResponse, _abc.Awaitable[_court_pb2.ListTrialsResponse]]:
-        """Trials, the last opened first, page by page. INVALID_ARGUMENT: the page token is not one of ours."""
+        """Trials, newest first, page by page. INVALID_ARGUMENT: the page token is not one of ours."""
 
     @_abc_1.abstractmethod
     def ExportTrials(

@@ -30,7 +30,7 @@ async def sign_in(request: Request) -> Response:
     onward = _own(form.get("next", "/"))
     opened = console_of(request).sessions.open(form.get("token", "").strip())
     if opened is None:
-        return _form(request, onward, "That token is not known here, no longer in force, or good for no page.")
+        return _form(request, onward, "This token is unknown, expired, or allows no page.")
     # Close the browser's previous session, if any: it can't be signed out once its cookie is replaced.
     console_of(request).sessions.close(guard.cookie_of(request))
     response = RedirectResponse(onward, status_code=303)
