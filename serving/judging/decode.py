@@ -13,17 +13,20 @@ from dataclasses import dataclass
 
 from court.digests import digest_of_file
 from court.errors import BadPicture, Unavailable
-from court.meme import Picture
+from court.meme import Meme, Picture, text_digest
 from court.ports import PictureReader
 from serving.judging.admission import Admission
 from serving.judging.quarantine import Quarantine
-from serving.judging.request import PictureMemory, UncountedPictures, size_of
-from serving.judging.single_flight import SingleFlight
+from serving.judging.request import AdmissionSlot, Caller, PictureMemory, TrialRequest, UncountedPictures, size_of
+from serving.judging.single_flight import LRUCache, SingleFlight
 from serving.telemetry import SILENT, Telemetry
+
+_MOST_DIGESTS = 8192
+"""Maximum number of files whose pixel digest is cached: about 300 bytes each."""
 
 
 @dataclass(frozen=True, slots=True)
-class Decoded:
+class DecodedPicture:
     """A decoded picture.
 
     Attributes:
@@ -60,13 +63,37 @@ class DecodingPool:
         self._turns = Admission(most, 0)
         self._telemetry = telemetry
         self._memory = memory or UncountedPictures()
-        self._decoding: dict[bytes, SingleFlight[Decoded]] = {}
+        self._decoding: dict[bytes, SingleFlight[DecodedPicture]] = {}
+        self._digests: LRUCache[bytes, str] = LRUCache(_MOST_DIGESTS)
 
-    def at(self, file: bytes) -> bool:
-        """True if a file with this digest is being decoded or is queued."""
-        return file in self._decoding
+    def digest_at_hand(self, request: TrialRequest) -> str | None:
+        """Returns the digest of a request's meme (:attr:`court.meme.Meme.digest`) if nothing must be decoded for it."""
+        return text_digest(request.text or "") if request.text_alone else self._digests.get(request.file)
 
-    async def read(self, data: bytes, file: bytes, namespace: str) -> Decoded:
+    async def digest_of(self, request: TrialRequest, caller: Caller, slot: AdmissionSlot | None = None) -> str:
+        """Returns the digest of a request's meme; decodes the picture unless that was done recently."""
+        at_hand = self.digest_at_hand(request)
+        return at_hand or Meme(await self.decode(request, caller, slot), request.text).digest
+
+    async def decode(self, request: TrialRequest, caller: Caller, slot: AdmissionSlot | None = None) -> Picture | None:
+        """Returns the picture of a request; None if its text was sent without one. Raises as :meth:`read`.
+
+        Args:
+            slot: Slot under which the picture is decoded and held: the caller's, or that of the trial that it started.
+                Not needed if the same file is being decoded for another caller.
+        """
+        slot = slot or caller.slot
+        if slot.picture is not None or request.text_alone:
+            return slot.picture
+        if request.file not in self._decoding:
+            await slot.take()
+        decoded = await self.read(request.image, request.file, request.namespace)
+        caller.picture_seconds += decoded.seconds
+        self._digests.keep(request.file, decoded.picture.pixels_sha256)
+        slot.keep(decoded.picture)
+        return decoded.picture
+
+    async def read(self, data: bytes, file: bytes, namespace: str) -> DecodedPicture:
         """Returns the picture in a file.
 
         Args:
@@ -90,7 +117,7 @@ class DecodingPool:
             if not decoding.ending:
                 with decoding:
                     decoded = await decoding.result()
-                return decoded if own else Decoded(decoded.picture, 0.0)
+                return decoded if own else DecodedPicture(decoded.picture, 0.0)
             await decoding.over()
 
     @asynccontextmanager
@@ -110,7 +137,7 @@ class DecodingPool:
         finally:
             self._memory.change_pictures(-size_of(picture))
 
-    async def _decode(self, data: bytes, file: bytes, namespace: str) -> Decoded:
+    async def _decode(self, data: bytes, file: bytes, namespace: str) -> DecodedPicture:
         began = time.perf_counter()
         try:
             async with self._turns.acquire(namespace, patient=True):
@@ -121,4 +148,4 @@ class DecodingPool:
         self._quarantine.read(file)
         seconds = time.perf_counter() - began
         self._telemetry.decoded(seconds)
-        return Decoded(picture, seconds)
+        return DecodedPicture(picture, seconds)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from court.errors import CantResume
 from court.events import AnyEvent, PrecedentsCited, TextRead, TrialOpened, VerdictGiven
-from court.meme import Meme, Picture, check_present, check_text
+from court.meme import Meme, Picture
 from court.ports import EventSink, PictureReader
 from court.record import TrialRecord, TrialState
 from court.second_question import QuestionBrief, rule_on_question
@@ -19,7 +19,7 @@ from serving.docket.store.bodies import quotes_erased
 from serving.docket.store.pictures import picture_of
 from serving.judging.feed import EventFeed
 from serving.judging.near_duplicates import NearDuplicateIndex
-from serving.judging.request import TrialRequest
+from serving.judging.request import ANY_VERSIONS, TrialRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +57,16 @@ class TrialExecutor:
         """Returns the court for content of a namespace."""
         return self.courts.get(namespace, self.court)
 
+    def require(self, request: TrialRequest) -> None:
+        """Raises NotLoaded if a request alone shows that it can't be tried now."""
+        court = self.court_of(request.namespace)
+        court.require(request.procedure, text_given=request.text is not None)
+        if request.pins != ANY_VERSIONS or request.policy is not None:
+            request.require(court.versions(request.procedure), court.policy)
+
     async def run(
         self,
-        ask: TrialRequest,
+        request: TrialRequest,
         *,
         within_s: float | None = None,
         trial_id: str | None = None,
@@ -75,19 +82,16 @@ class TrialExecutor:
             batch: True if the request belongs to a batch, so that nobody waits for this one.
 
         Raises:
-            BadInput: The picture or the text can't be tried, or there is neither; nothing is recorded.
+            BadPicture: The picture can't be tried; nothing is recorded.
             NotLoaded: The procedure, or a version that the request pins, is not available; nothing is recorded.
             Unavailable: A dependency is not available now; nothing is recorded.
             TrialAborted: The trial started and failed; its record is stored.
         """
         began = time.perf_counter()
-        if ask.text is not None:
-            check_text(ask.text)  # before the picture, since this check is cheap
-        check_present(ask.text, picture=not ask.text_alone)
-        court = self.court_of(ask.namespace)
-        court.require(ask.procedure, text_given=ask.text is not None)
-        if picture is None and not ask.text_alone:
-            picture = await self.pictures.read(ask.image)
+        self.require(request)
+        court = self.court_of(request.namespace)
+        if picture is None and not request.text_alone:
+            picture = await self.pictures.read(request.image)
         decoded = time.perf_counter()
         if picture is not None:
             # Before the trial is opened, so that any trial in the docket can be resumed with its picture after a crash.
@@ -95,18 +99,18 @@ class TrialExecutor:
 
         case = TrialCase(
             trial_id=trial_id or str(uuid.uuid4()),
-            meme=Meme(picture=picture, text=ask.text, language=ask.language or None),
-            procedure=ask.procedure,
-            request_id=ask.request_id or str(uuid.uuid4()),
-            namespace=ask.namespace,
-            content_id=ask.content_id,
-            trace_id=ask.trace_id or uuid.uuid4().hex,
+            meme=Meme(picture=picture, text=request.text, language=request.language or None),
+            procedure=request.procedure,
+            request_id=request.request_id or str(uuid.uuid4()),
+            namespace=request.namespace,
+            content_id=request.content_id,
+            trace_id=request.trace_id or uuid.uuid4().hex,
             # The deadline counts from the request: subtract the time that decoding took.
             within_s=None if within_s is None else within_s - (time.perf_counter() - began),
             batch=batch,
-            of_trial=ask.of_trial,
+            of_trial=request.of_trial,
         )
-        record = await court.run(case, self._storing(picture, ask.namespace, ask=ask))
+        record = await court.run(case, self._storing(picture, request.namespace, request=request))
         return TrialResult(record, picture_seconds=decoded - began, total_seconds=time.perf_counter() - began)
 
     async def resume(
@@ -114,14 +118,14 @@ class TrialExecutor:
         trial_id: str,
         *,
         within_s: float | None = None,
-        ask: TrialRequest | None = None,
+        request: TrialRequest | None = None,
         batch: bool = False,
     ) -> TrialRecord:
         """Resumes an interrupted trial.
 
         Args:
             within_s: Seconds until the caller's deadline; None if there is none.
-            ask: Request that the trial answers, if there is one.
+            request: Request that the trial answers, if there is one.
             batch: True if the trial belongs to a batch, so that nobody waits for this one.
 
         Raises:
@@ -135,7 +139,9 @@ class TrialExecutor:
         if record.state is not TrialState.DECIDED:
             _require_unerased(record)
         picture = await self.picture_of_trial(record)
-        storing = self._storing(picture, record.opened.meme.namespace, text=record.text, ask=ask, opened=record.opened)
+        storing = self._storing(
+            picture, record.opened.meme.namespace, text=record.text, request=request, opened=record.opened
+        )
         court = self.court_of(record.opened.meme.namespace)
         return await court.resume(record, picture, storing, within_s=within_s, batch=batch)
 
@@ -191,7 +197,7 @@ class TrialExecutor:
         namespace: str,
         *,
         text: TextRead | None = None,
-        ask: TrialRequest | None = None,
+        request: TrialRequest | None = None,
         opened: TrialOpened | None = None,
     ) -> EventSink:
         """Builds the trial's event sink: it checks required versions, stores events and publishes them."""
@@ -200,11 +206,11 @@ class TrialExecutor:
             nonlocal text, opened
             for event in events:
                 # Loaded versions may change at any time: those that the trial is run with count.
-                if ask is not None and isinstance(event, TrialOpened):
-                    ask.require(event.versions, event.policy)
+                if request is not None and isinstance(event, TrialOpened):
+                    request.require(event.versions, event.policy)
                     opened = event
-                elif ask is not None and opened is not None and isinstance(event, PrecedentsCited):
-                    ask.require(opened.versions, opened.policy, event.findings.library.digest)
+                elif request is not None and opened is not None and isinstance(event, PrecedentsCited):
+                    request.require(opened.versions, opened.policy, event.findings.library.digest)
                 if isinstance(event, TextRead):
                     text = event
                 if isinstance(event, VerdictGiven) and self.near is not None and text is not None:

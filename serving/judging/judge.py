@@ -21,20 +21,17 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Self, assert_never
 
-from court.digests import digest_of_file
-from court.errors import BadPicture, CantResume, CourtError, NotLoaded, Overrun, Unavailable
-from court.evidence import text_reader_off
-from court.meme import Meme, check_present, check_text, text_digest
+from court.errors import BadPicture, CantResume, CourtError, Overrun, Unavailable
 from court.record import TrialAborted, TrialRecord, TrialState
 from court.trial import STOPPED
-from serving.docket.errors import RequestConflict, TrialUnknown
+from serving.docket.errors import RequestConflict
 from serving.docket.store.requests import Lease, RequestName
 from serving.errors import Busy, closing
 from serving.judging.admission import Admission
 from serving.judging.decode import DecodingPool
 from serving.judging.executor import TrialExecutor
 from serving.judging.heartbeat import Heartbeat
-from serving.judging.known import VerdictCache, reusable, whole
+from serving.judging.known import Known, VerdictCache, whole
 from serving.judging.leases import (
     MEMES,
     Answered,
@@ -43,18 +40,11 @@ from serving.judging.leases import (
     Orphaned,
     RunningElsewhere,
     owner_of_meme,
+    request_of,
 )
 from serving.judging.quarantine import Quarantine
 from serving.judging.reaper import Reaper
-from serving.judging.request import (
-    ANY_VERSIONS,
-    AdmissionSlot,
-    Answer,
-    Call,
-    PictureMemory,
-    TrialRequest,
-    UncountedPictures,
-)
+from serving.judging.request import AdmissionSlot, Answer, Caller, PictureMemory, TrialRequest, UncountedPictures
 from serving.judging.running import RunningTrial, TrialsInFlight, UnstoredEnd
 from serving.judging.single_flight import WorkCancelled
 from serving.settings import Settings
@@ -97,22 +87,20 @@ class TrialRunner:
             memory: Accounts for the bytes of decoded pictures; None if they are not limited.
         """
         self._executor = executor
-        self._trials = executor.docket.trials
-        self._leases = executor.docket.leases
-        self._near = executor.near if settings.reuse_near else None
         self._reuse = settings.reuse != "off"
         self._text_alone = settings.text_alone
         self._telemetry = telemetry
         self._heartbeat = heartbeat or Heartbeat(executor.docket.heartbeats, uuid.uuid4().hex)
-        self._claims = LeaseTable(executor.docket.leases, executor.docket.trials, self._heartbeat)
-        self._known = VerdictCache(executor.docket.verdict_keys, executor.docket.trials, executor.court_of, settings)
+        self._leases = LeaseTable(executor.docket.leases, executor.docket.trials, self._heartbeat)
         self._quarantine = Quarantine(executor.docket.index)
         self.decoders = DecodingPool(
             executor.pictures, self._quarantine, settings.picture_workers, telemetry=telemetry, memory=memory
         )
+        self._verdicts = VerdictCache(executor.docket.verdict_keys, executor.docket.trials, executor.court_of, settings)
+        self._known = Known(self._verdicts, executor, settings, decoders=self.decoders, quarantine=self._quarantine)
         self._in_flight = TrialsInFlight(
             executor=executor,
-            known=self._known,
+            verdicts=self._verdicts,
             quarantine=self._quarantine,
             telemetry=telemetry,
             decoders=self.decoders,
@@ -120,17 +108,16 @@ class TrialRunner:
         self.admission = admission or Admission(settings.concurrent_trials, settings.waiting_trials)
         self._memory = memory or UncountedPictures()
         # In this order: telemetry, which counts outcomes, must know the earlier state of a resumed trial.
-        executor.feed.subscribe(self._in_flight.note)
+        executor.feed.subscribe(self._in_flight.on_event)
         executor.feed.subscribe(telemetry.watch)
         self._reaper = Reaper(
             writer=executor.docket.writer,
-            leases=executor.docket.leases,
-            claims=self._claims,
+            leases=self._leases,
             in_flight=self._in_flight,
             now=executor.court.now,
             feed=executor.feed,
         )
-        self._beside: list[asyncio.Task[None]] = []
+        self._background: list[asyncio.Task[None]] = []
         self._open = False
         self._closing = asyncio.Event()
 
@@ -142,7 +129,7 @@ class TrialRunner:
         """
         # Before the first lease: leases of a server without a heartbeat soon look like those of a dead one.
         await self._heartbeat.beat()
-        self._beside = [asyncio.create_task(work) for work in (self._heartbeat.run(), self._reaper.run())]
+        self._background = [asyncio.create_task(work) for work in (self._heartbeat.run(), self._reaper.run())]
         self._open = True
         return self
 
@@ -151,11 +138,11 @@ class TrialRunner:
         self.close()
         # Trials end while the heartbeat continues: otherwise another server could resume one whose end is being stored.
         await self._in_flight.stop()
-        for task in self._beside:
+        for task in self._background:
             task.cancel()
-        if self._beside:
-            await asyncio.wait(self._beside)
-            self._beside = []
+        if self._background:
+            await asyncio.wait(self._background)
+            self._background = []
             with suppress(CourtError):  # the docket is unavailable: others will notice the missing heartbeat
                 # Store the last ends before removing the heartbeat, after which other servers take over at once.
                 await self._reaper.reap()
@@ -168,21 +155,21 @@ class TrialRunner:
 
     async def answer(
         self,
-        ask: TrialRequest,
+        request: TrialRequest,
         *,
         within_s: float | None = None,
         patient: bool = False,
     ) -> Answer:
         """Returns the verdict on a request.
 
-        A cancelled call only stops waiting; a trial continues as long as at least one call waits for it.
+        A cancelled call only stops waiting; a trial continues as long as at least one caller waits for it.
 
         Args:
             within_s: Seconds until the caller's deadline; None where there is none.
             patient: True if the caller waits however long the queue is, as a stream does.
 
         Raises:
-            BadInput: The picture or the text can't be tried, is in quarantine or missing; nothing is recorded.
+            BadInput: The picture can't be tried, is in quarantine or missing; nothing is recorded.
             NotLoaded: The procedure or a pinned version is not available; nothing is recorded.
             RequestConflict: Another request was asked under this name.
             Busy: The limits of running trials and waiting callers are reached; nothing is stored for it.
@@ -192,45 +179,46 @@ class TrialRunner:
         began = time.perf_counter()
         if not self._open:
             raise closing()
-        if ask.text is not None:
-            check_text(ask.text)
-        check_present(ask.text, picture=not ask.text_alone)
-        if ask.text_alone and not self._text_alone:
+        if request.text_alone and not self._text_alone:
             raise BadPicture(
                 "No picture was sent, and this court does not judge a text alone. Send the picture's file with it.",
                 reason="PICTURE_EMPTY",
             )
-        name = RequestName(ask.namespace, ask.request_id or str(uuid.uuid4()))
+        slot = AdmissionSlot(self.admission, request.namespace, within_s, patient, memory=self._memory)
         try:
             async with asyncio.timeout(within_s) as clock:
-                file = b"" if ask.text_alone else await digest_of_file(ask.image)
-                self._quarantine.require(file, text_given=ask.text is not None)
-                slot = AdmissionSlot(self.admission, ask.namespace, within_s, patient, memory=self._memory)
-                call = Call(ask=ask, name=name, file=file, place=slot, began=began, clock=clock, deadline=clock.when())
-                # Before taking a slot: a verdict in memory does not wait behind trials.
-                answer = await self._at_hand(call) if self._reuse and not ask.try_anew else None
-                if answer is None:
-                    try:
-                        answer = await self._answer(call)
-                    finally:
-                        await call.place.leave()
-                if answer.reused:
-                    self._telemetry.reused(near=answer.near)
-                return answer
+                request, caller = await request.identified(), Caller(slot, clock)
+                self._quarantine.require(request.file, text_given=request.text is not None)
+                try:
+                    record = await self._judge(request, caller)
+                    reused = request_of(record) != request.name
+                    near = reused and await self._differs_in_pixels(request, caller, record)
+                finally:
+                    await slot.leave()
         except TimeoutError:
             # A TimeoutError raised inside is not the caller's deadline.
             if not clock.expired():
                 raise
             raise Overrun("The time given for this trial is over.", reason="DEADLINE", retry_after=0.0) from None
+        if reused:
+            self._telemetry.reused(near=near)
+        return Answer(
+            record=record,
+            picture_seconds=caller.picture_seconds,
+            total_seconds=time.perf_counter() - began,
+            name=request.name,
+            reused=reused,
+            near=near,
+        )
 
     async def trial_of(self, name: RequestName) -> str | None:
         """Returns the id of a request's trial, which may not have been opened yet; None if there is no such request."""
-        claim = await self._leases.claim_of(name)
-        return None if claim is None else claim.trial_id
+        lease = await self._leases.find(name)
+        return None if lease is None else lease.trial_id
 
     def forget(self, trial_id: str) -> None:
         """Stops reusing an overruled verdict on this server."""
-        self._known.forget(trial_id)
+        self._verdicts.forget(trial_id)
 
     async def resume_cut_off(self) -> None:
         """Resumes the open trials of dead servers, one after the other.
@@ -242,11 +230,11 @@ class TrialRunner:
         waiting = await self._cut_off()
         while waiting:
             away = ""
-            for trial_id, claim in [*waiting.items()]:
+            for trial_id, lease in [*waiting.items()]:
                 if self._closing.is_set():
                     return
                 try:
-                    if await self._resume_orphan(claim):
+                    if await self._resume_orphan(lease):
                         del waiting[trial_id]
                 except Unavailable as error:  # it did not start; a trial that started and failed raises TrialAborted
                     away = error.reason
@@ -262,7 +250,7 @@ class TrialRunner:
         """Returns the leases of all open trials, by trial id; none once closed."""
         while not self._closing.is_set():
             try:
-                return {claim.trial_id: claim for claim in await self._leases.open_claims()}
+                return {lease.trial_id: lease for lease in await self._leases.of_open_trials()}
             except Unavailable as error:
                 _log.warning("what is to be resumed can't be told yet: reason=%s", error.reason)
             await self._pause()
@@ -274,114 +262,102 @@ class TrialRunner:
             async with asyncio.timeout(self._heartbeat.beat_s):
                 await self._closing.wait()
 
-    # Processing of a request.
+    # The steps of a request.
 
-    def _require(self, ask: TrialRequest) -> None:
-        """Raises NotLoaded if the request alone shows that it can't be tried now.
+    async def _judge(self, request: TrialRequest, caller: Caller) -> TrialRecord:
+        """Returns the trial that answers a request: a known one, one that is running, or one that it starts."""
+        # Before taking a slot: a verdict in memory does not wait behind trials.
+        if (record := await self._at_hand(request)) is not None:
+            return record
+        if request.repeatable and (lease := await self._leases.find(request.name)) is not None:
+            return await self._judge_repeated(request, caller, lease)
+        self._executor.require(request)
+        digest = await self.decoders.digest_of(request, caller)
+        await self._quarantine.require_meme(digest, request.procedure)
+        # Only after the picture is decoded: the loaded versions may change during that.
+        key = self._key(request, digest)
+        if key and (record := await self._known.find(request, caller, key)) is not None:
+            request.require_of(record)
+            # Another server got the same request first: both answer with the leased trial.
+            other = await self._lease_known(request, record.trial_id)
+            return record if other is None else await self._follow(request, caller, other)
+        return await self._join_or_start(request, caller, digest, key)
 
-        Not called for requests that already have a verdict, which is returned whatever is loaded now.
-        """
-        court = self._executor.court_of(ask.namespace)
-        court.require(ask.procedure, text_given=ask.text is not None)
-        if ask.pins != ANY_VERSIONS or ask.policy is not None:
-            ask.require(self._known.versions(ask), court.policy)
+    async def _judge_repeated(self, request: TrialRequest, caller: Caller, lease: Lease) -> TrialRecord:
+        """Returns the trial that a repeated request is leased to."""
+        if lease.payload != request.fingerprint:
+            raise RequestConflict(
+                "Another request was asked under this request_id in this namespace. Give each request an id of its own."
+            )
+        record = await self._follow(request, caller, lease)
+        if request_of(record) == request.name:
+            return record
+        if not whole(record):  # cut short for a reason that does not concern this request
+            digest = await self.decoders.digest_of(request, caller)
+            if key := self._key(request, digest):
+                record = await self._join_or_start(request, caller, digest, key, lease)
+        request.require_of(record)
+        return record
 
-    async def _at_hand(self, call: Call) -> Answer | None:
+    async def _at_hand(self, request: TrialRequest) -> TrialRecord | None:
         """Returns the answer if it is in memory: nothing is decoded, and at most one lease is written."""
-        digest = self._digest_at_hand(call)
-        if digest is None:
+        digest = self.decoders.digest_at_hand(request)
+        if digest is None or not (key := self._key(request, digest)):
             return None
-        record = await self._known.at_hand(self._known.key(call.ask, digest))
-        if record is None or not _fits(call.ask, record) or await self._claim_for(call, record.trial_id) is not None:
+        record = await self._verdicts.at_hand(key)
+        if record is None or not request.fits(record) or await self._lease_known(request, record.trial_id) is not None:
             return None
-        return self._answered(call, record)
+        return record
 
-    async def _claim_for(self, call: Call, trial_id: str) -> Lease | None:
+    def _key(self, request: TrialRequest, digest: str) -> str:
+        """Returns the key of a request with the current versions; empty if it gets its own trial."""
+        return self._verdicts.key(request, digest) if self._reuse and not request.try_anew else ""
+
+    async def _differs_in_pixels(self, request: TrialRequest, caller: Caller, record: TrialRecord) -> bool:
+        """True if the trial's picture differs from the caller's."""
+        meme = record.opened.meme
+        # The same file has the same pixels, so that nothing needs decoding.
+        if meme.bytes_sha256 == request.file.hex():
+            return False
+        return await self.decoders.digest_of(request, caller) != meme.digest
+
+    # Leases and trials.
+
+    async def _lease_known(self, request: TrialRequest, trial_id: str) -> Lease | None:
         """Leases a request to the trial of a known meme; returns the lease to follow if there is another one already.
 
         A request without an id from the caller is not leased, since it can't be repeated.
         """
-        if not call.ask.request_id:
+        if not request.repeatable:
             return None
-        claim = await self._claims.claim(self._claims.wanted(call.name, call.payload, trial_id))
-        return claim if claim.trial_id != trial_id else None
+        lease = await self._leases.claim(self._leases.wanted(request.name, request.fingerprint, trial_id))
+        return lease if lease.trial_id != trial_id else None
 
-    async def _answer(self, call: Call) -> Answer:
-        """Returns the answer if a trial may be needed."""
-        claim = await self._leases.claim_of(call.name) if call.ask.request_id else None
-        if claim is None:
-            return await self._first(call)
-        if claim.payload != call.payload:
-            raise RequestConflict(
-                "Another request was asked under this request_id in this namespace. Give each request an id of its own."
-            )
-        answer = await self._follow(call, claim)
-        if answer.reused:
-            if not whole(answer.record):  # cut short for a reason that does not concern this request
-                digest = await self._digest(call)
-                if key := self._key(call, digest):
-                    answer = await self._due(call, claim, answer, digest=digest, key=key)
-            call.ask.require_of(answer.record)
-        return answer
+    async def _join_or_start(
+        self, request: TrialRequest, caller: Caller, digest: str, key: str, lease: Lease | None = None
+    ) -> TrialRecord:
+        """Returns the trial of a meme, which is running here or elsewhere, or is started for this caller.
 
-    def _key(self, call: Call, digest: str) -> str:
-        """Returns the cache key of a request with the current versions; empty if it gets its own trial.
-
-        Raises:
-            NotLoaded: The court does not have the versions that the request pins.
+        Args:
+            lease: Lease of the request so far; None for a new request.
         """
-        self._require(call.ask)
-        return self._known.key(call.ask, digest) if self._reuse and not call.ask.try_anew else ""
+        while True:
+            lease, record = await self._join(request, caller, key, lease)
+            # A trial for another caller may have been cut short by that one's deadline, or run with other versions than
+            # were loaded when this request arrived: this caller then needs another one.
+            if request_of(record) == request.name or self._verdicts.answers(record, key):
+                return record
+            key = self._key(request, digest)
 
-    async def _first(self, call: Call) -> Answer:
-        """Answers a new request."""
-        self._require(call.ask)
-        digest = await self._digest(call)
-        await self._quarantine.require_meme(digest, call.ask.procedure)
-        # Only after the picture is decoded: the loaded versions may change during that.
-        key = self._key(call, digest)
-        if key and (earlier := await self._known.find(key) or await self._nearly(call)):
-            call.ask.require_of(earlier)
-            # Another server got the same request first: both answer with the leased trial.
-            if (claim := await self._claim_for(call, earlier.trial_id)) is not None:
-                return await self._follow(call, claim)
-            near = not self._known.answers(earlier, key) and await self._differs_in_pixels(call, earlier)
-            return self._answered(call, earlier, near=near)
-        claim, answer = await self._join(call, key)
-        return await self._due(call, claim, answer, digest=digest, key=key)
-
-    async def _due(self, call: Call, claim: Lease, answer: Answer, *, digest: str, key: str) -> Answer:
-        """Returns the final answer to a call, given that of a trial that may have been run for another call.
-
-        That trial may have been cut short by another caller's deadline, or run with other versions than were loaded
-        when this request arrived: this call then needs another trial.
-        """
-        while answer.reused and not self._known.answers(answer.record, key):
-            key = self._key(call, digest)
-            lead, _ = await self._lead(key)
-            with self._unless_left(lead):
-                # If this fails, the same request is being answered elsewhere, and this call follows that.
-                own = await self._claims.take_over(claim, lead.trial_id, owner_of_meme(key))
-                claim = own or await self._claims.standing(claim)
-                answer = await self._follow(call, claim)
-        return answer
-
-    def _digest_at_hand(self, call: Call) -> str | None:
-        """Returns the digest of a call's meme if no picture must be decoded for it; else None."""
-        return text_digest(call.ask.text or "") if call.ask.text_alone else self._known.pixels_of(call.file)
-
-    async def _digest(self, call: Call) -> str:
-        """Returns the digest of a call's meme; decodes the picture unless that was done recently."""
-        return self._digest_at_hand(call) or Meme(await self._in_flight.decoded(call), call.ask.text).digest
-
-    async def _join(self, call: Call, key: str) -> tuple[Lease, Answer]:
-        """Returns lease and answer of a meme's trial, at any server, or of one that this call starts."""
-        flight, lead = self._in_flight.leading(key), None
-        while flight is not None and flight.ending:
+    async def _join(
+        self, request: TrialRequest, caller: Caller, key: str, lease: Lease | None
+    ) -> tuple[Lease, TrialRecord]:
+        """Leases a request to the leading trial of its meme, or to one of its own; returns that lease and its trial."""
+        while (flight := self._in_flight.leading(key)) is not None and flight.ending:
             await flight.over()
-            flight = self._in_flight.leading(key)
+        lead = None
         if flight is None:
-            await self._require_turn(call, key)
+            await self._require_turn(caller, key)
         if flight is None and key:
             lead, made = await self._lead(key)
             # Concurrent calls on this server got the same answer from lead(), and one may have been quicker.
@@ -390,74 +366,74 @@ class TrialRunner:
             flight = self._in_flight.enlist(str(uuid.uuid4()))
         if flight is None:
             assert lead is not None, "there is a key"
-            wanted = self._claims.wanted(call.name, call.payload, lead.trial_id, owner_of_meme(key))
-            claim = await self._claims.claim(wanted)
-            return claim, await self._follow(call, claim)
+            wanted = self._leases.wanted(request.name, request.fingerprint, lead.trial_id, owner_of_meme(key))
+            lease = await self._leases.replace(lease, wanted)
+            return lease, await self._follow(request, caller, lease)
         with flight:
-            wanted = self._claims.wanted(call.name, call.payload, flight.trial_id)
+            wanted = self._leases.wanted(request.name, request.fingerprint, flight.trial_id)
             # Registered before it is written: if the caller leaves meanwhile, the lease may be in force, and the reaper
             # has to release it.
-            flight.claims |= {wanted} if lead is None else {wanted, lead}
-            claim = await self._claims.claim(wanted)
-            return claim, await self._follow(call, claim)
+            flight.leases |= {wanted} if lead is None else {wanted, lead}
+            lease = await self._leases.replace(lease, wanted)
+            return lease, await self._follow(request, caller, lease)
 
-    async def _require_turn(self, call: Call, key: str) -> None:
+    async def _require_turn(self, caller: Caller, key: str) -> None:
         """Raises Busy if a trial would get no slot, before anything is written for it.
 
         On an overloaded server this is the common case, so it must be cheap.
         """
         try:
-            call.place.require()
+            caller.slot.require()
         except Busy:
-            if not key or await self._leases.claim_of(RequestName(MEMES, key)) is None:
+            if not key or await self._leases.find(RequestName(MEMES, key)) is None:
                 raise  # otherwise another server may be running it, and this call waits for that
 
     async def _lead(self, key: str) -> tuple[Lease, bool]:
         """Returns the lease of a meme, and True if this call has just acquired it and must start the trial."""
-        wanted = self._claims.wanted_lead(key)
+        wanted = self._leases.wanted_lead(key)
         with self._unless_left(wanted):
-            lead = await self._claims.lead(wanted, lambda record: self._known.answers(record, key))
+            lead = await self._leases.lead(wanted, lambda record: self._verdicts.answers(record, key))
         return lead, lead == wanted
 
-    async def _follow(self, call: Call, claim: Lease) -> Answer:
-        """Answers a leased request by its trial, whatever state it is in."""
+    async def _follow(self, request: TrialRequest, caller: Caller, lease: Lease) -> TrialRecord:
+        """Returns the trial of a leased request, whatever state it is in."""
         pause, longest = _POLL_S
         while True:
             # First: the docket may not know yet of a trial that is running here.
-            match self._in_flight.of(claim.trial_id) or await self._claims.state(claim):
+            match self._in_flight.of(lease.trial_id) or await self._leases.state(lease):
                 case RunningTrial(task=None) as mine:
-                    # Nothing is awaited before this call joins: a trial without callers would never be cancelled.
-                    self._in_flight.begin(mine, call)
-                    if (record := await self._result(call, mine)) is not None:
-                        return self._answered(call, record)
+                    # Nothing is awaited before this caller joins: a trial without callers would never be cancelled.
+                    self._in_flight.begin(mine, request, caller)
+                    if (record := await self._result(mine, caller)) is not None:
+                        return record
                 case RunningTrial(ending=True) as ending:
                     await ending.over()
                 case RunningTrial() as running:
-                    if (record := await self._result(call, running)) is not None:
-                        return self._answered(call, record)
+                    if (record := await self._result(running, caller)) is not None:
+                        return record
                 case RunningElsewhere():
-                    await call.place.leave()
+                    await caller.slot.leave()
                     await asyncio.sleep(pause)
                     # Trials elsewhere may take long: back off, so that many waiting calls don't load the docket.
                     pause = min(2 * pause, longest)
                 case Answered(record):
-                    return self._answered(call, record, near=await self._differs_in_pixels(call, record))
+                    return record
                 case Moved(trial_id):
-                    await self._claims.follow(claim, trial_id)
+                    await self._leases.follow(lease, trial_id)
                 case Orphaned() as orphan:
-                    claim = await self._adopt(call, claim, orphan)
+                    lease = await self._adopt(request, caller, lease, orphan)
                     continue
                 case unknown:
                     assert_never(unknown)
-            claim = await self._claims.standing(claim)
+            lease = await self._leases.standing(lease)
 
-    async def _result(self, call: Call, flight: RunningTrial) -> TrialRecord | None:
-        """Waits for a trial on this server; None if its end does not concern this call, which has to look again."""
+    async def _result(self, flight: RunningTrial, caller: Caller) -> TrialRecord | None:
+        """Waits for a trial on this server; None if its end does not concern the caller, who has to look again."""
         with flight:
-            if flight.begun_by is call:
-                call.ends_with_trial()
+            if flight.begun_by is caller:
+                caller.ends_with_trial()
             else:
-                await call.place.leave()
+                await caller.slot.leave()
             try:
                 return await flight.result()
             except WorkCancelled:
@@ -470,76 +446,15 @@ class TrialRunner:
                     return record
                 raise TrialAborted(stopped, record) from None
             except CourtError as error:
-                if not self._goes_on(call, flight, error):
-                    raise
-                return None
-
-    def _goes_on(self, call: Call, flight: RunningTrial, error: CourtError) -> bool:
-        """True if a call should look for an answer again after the trial that it waited for has failed."""
-        if error.reason == "EVENT_EXISTS" or isinstance(error, CantResume):
-            # Neither is about the meme itself: look up the current state of its trial.
-            return True  # another server has resumed it, or it must be tried again
-        # The deadline or the pinned versions were another caller's.
-        return error.reason in _CALLER_SPECIFIC and flight.begun_by is not call
-
-    def _answered(self, call: Call, record: TrialRecord, *, near: bool = False) -> Answer:
-        opened = record.opened
-        reused = (opened.meme.namespace, opened.request_id) != (call.name.namespace, call.name.request_id)
-        return Answer(
-            record=record,
-            picture_seconds=call.picture_seconds,
-            total_seconds=time.perf_counter() - call.began,
-            name=call.name,
-            reused=reused,
-            near=near,
-        )
-
-    # Pictures.
-
-    async def _nearly(self, call: Call) -> TrialRecord | None:
-        """Returns the trial of a near-duplicate whose verdict can be reused, or None."""
-        if self._near is None or call.ask.text_alone:
-            return None
-        await call.place.take()
-        picture, text = await self._in_flight.decoded(call), call.ask.text
-        assert picture is not None, "not a text alone"
-        if text is None:
-            try:
-                if (reader := self._executor.court.text_reader) is None:
-                    raise text_reader_off()
-                text = (await reader.read(picture)).text
-            except CourtError as error:
-                self._quarantine.failed(call.file, error.reason)
+                # Another server has resumed it, or it must be tried afresh: look up the current state of its trial.
+                if error.reason == "EVENT_EXISTS" or isinstance(error, CantResume):
+                    return None
+                # The deadline or the pinned versions were another caller's.
+                if error.reason in _CALLER_SPECIFIC and flight.begun_by is not caller:
+                    return None
                 raise
-            self._quarantine.text_read(call.file)
-        found: dict[str, TrialRecord] = {}
 
-        async def usable(trial_id: str) -> bool:
-            try:
-                record = found[trial_id] = await self._trials.record(trial_id)
-            except TrialUnknown:
-                return False  # it was just erased
-            return reusable(record) and self._known.same_versions(record, call.ask)
-
-        read = call.ask.text is None
-        try:
-            trial_id = await self._near.same(picture, text, read, call.ask.namespace, usable=usable)
-        except CourtError as error:
-            self._quarantine.failed(call.file, error.reason)
-            raise
-        return None if trial_id is None else found[trial_id]
-
-    async def _differs_in_pixels(self, call: Call, record: TrialRecord) -> bool:
-        """True if the trial's picture differs from the caller's."""
-        meme = record.opened.meme
-        # The same file has the same pixels, so that nothing needs decoding.
-        if meme.bytes_sha256 == call.file.hex():
-            return False
-        return await self._digest(call) != meme.digest
-
-    # Leases and trials.
-
-    async def _adopt(self, call: Call, claim: Lease, orphan: Orphaned) -> Lease:
+    async def _adopt(self, request: TrialRequest, caller: Caller, lease: Lease, orphan: Orphaned) -> Lease:
         """Resumes an orphaned trial on this server, or starts one in its place; returns the lease to follow."""
         record = orphan.record
         if record is not None:
@@ -547,48 +462,48 @@ class TrialRunner:
             await self._quarantine.require_meme(record.opened.meme.digest, record.opened.procedure)
         resumed = record is not None and self._in_flight.resumable(record)
         if not resumed:
-            self._require(call.ask)
+            self._executor.require(request)
         # First the slot, then the lease: a server too busy to start the trial must not keep others from doing so.
-        await call.place.take()
-        trial_id = claim.trial_id if record is None or resumed else str(uuid.uuid4())
-        flight = await self._take_over(claim, orphan.ruling, trial_id, resumed=resumed)
+        await caller.slot.take()
+        trial_id = lease.trial_id if record is None or resumed else str(uuid.uuid4())
+        flight = await self._take_over(lease, orphan.ruling, trial_id, resumed=resumed)
         if flight is None:
-            return await self._claims.standing(claim)
-        # The call joins it next, with nothing awaited in between.
+            return await self._leases.standing(lease)
+        # The caller joins it next, with nothing awaited in between.
         if resumed:
-            self._in_flight.take_up(flight, call)
+            self._in_flight.resume(flight, request, caller)
         else:
-            self._in_flight.begin(flight, call)
-        return replace(claim, trial_id=trial_id)
+            self._in_flight.begin(flight, request, caller)
+        return replace(lease, trial_id=trial_id)
 
-    async def _take_over(self, claim: Lease, ruling: Lease, trial_id: str, *, resumed: bool) -> RunningTrial | None:
+    async def _take_over(self, lease: Lease, ruling: Lease, trial_id: str, *, resumed: bool) -> RunningTrial | None:
         """Takes over the leases of an orphaned trial.
 
         Args:
-            claim: Lease of the request that follows the trial.
+            lease: Lease of the request that follows the trial.
             ruling: Lease of the request or meme that the trial was or is to be opened for.
             trial_id: Id of the trial that this server runs instead.
 
         Returns:
             The trial, to be started before anything is awaited; None if a call or a server was quicker.
         """
-        owner = self._claims.owner()
-        wanted = {replace(each, trial_id=trial_id, owner=owner) for each in (ruling, claim)}
-        async with self._claims.taking(claim.trial_id):
+        owner = self._leases.owner()
+        wanted = {replace(each, trial_id=trial_id, owner=owner) for each in (ruling, lease)}
+        async with self._leases.taking(lease.trial_id):
             # Checked under the lock: another call may have started the trial meanwhile.
-            if self._in_flight.of(claim.trial_id):
+            if self._in_flight.of(lease.trial_id):
                 return None
             with self._unless_left(*wanted):
-                if await self._claims.take_over(ruling, trial_id, owner) is None:
+                if await self._leases.take_over(ruling, trial_id, owner) is None:
                     return None
                 # A resumed trial keeps its id, which this request's lease already names.
-                if ruling != claim and not resumed:
-                    await self._claims.take_over(claim, trial_id, owner)
+                if ruling != lease and not resumed:
+                    await self._leases.take_over(lease, trial_id, owner)
             flight = self._in_flight.enlist(trial_id)
-            flight.claims |= wanted
+            flight.leases |= wanted
         return flight
 
-    async def _resume_orphan(self, claim: Lease) -> bool:
+    async def _resume_orphan(self, lease: Lease) -> bool:
         """Resumes an open trial whose server has died.
 
         Returns:
@@ -598,19 +513,19 @@ class TrialRunner:
             Unavailable: The trial could not be started now, and stays open as before.
             As :meth:`court.trial.Court.resume`.
         """
-        standing = await self._claims.standing(claim)  # it may have been attempted before, and deferred
-        if standing.trial_id != claim.trial_id or self._in_flight.of(claim.trial_id):
+        standing = await self._leases.standing(lease)  # it may have been attempted before, and deferred
+        if standing.trial_id != lease.trial_id or self._in_flight.of(lease.trial_id):
             return True
-        match await self._claims.state(standing):
+        match await self._leases.state(standing):
             case RunningElsewhere(alive):
                 return alive
             case Orphaned(ruling, TrialRecord(state=TrialState.OPEN)):
-                flight = await self._take_over(ruling, ruling, claim.trial_id, resumed=True)
+                flight = await self._take_over(ruling, ruling, lease.trial_id, resumed=True)
             case _:
                 return True
         if flight is None:
             return False  # it changed hands: check its new server next time
-        self._in_flight.take_up(flight)
+        self._in_flight.resume(flight)
         with flight:
             try:
                 record = await flight.result()
@@ -628,15 +543,3 @@ class TrialRunner:
         except BaseException:
             self._in_flight.unstored.leave(wanted[0].trial_id, UnstoredEnd(wanted, None))
             raise
-
-
-def _fits(ask: TrialRequest, record: TrialRecord) -> bool:
-    """True if a trial was run with everything that the request pins."""
-    # Most requests pin nothing, so they need no comparison.
-    if ask.pins == ANY_VERSIONS and ask.policy is None:
-        return True
-    try:
-        ask.require_of(record)
-    except NotLoaded:
-        return False
-    return True

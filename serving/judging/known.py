@@ -1,7 +1,10 @@
-"""Verdict cache: finds the earlier trial whose verdict can be reused for a meme.
+"""Known verdicts: finds the earlier trial whose verdict answers a request without another trial.
 
-The cache key consists of the meme's digest (:attr:`court.meme.Meme.digest`), its text (or that it must be read off the
-picture), the namespace, and all versions that the trial uses. A change of any of these gives another key.
+One rule says when a verdict is stale, whatever source it comes from: :func:`reusable` for the trial itself, and the
+versions that it was run with, which must be those that a trial of the request would use now.
+
+The key of a verdict consists of the meme's digest (:attr:`court.meme.Meme.digest`), its text (or that it must be read
+off the picture), the namespace, and all versions that the trial uses. A change of any of these gives another key.
 """
 
 from __future__ import annotations
@@ -12,14 +15,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from court.digests import digest
+from court.errors import CourtError
 from court.events import Procedure, ReviewOutcome, TextRead, VerdictReviewed, Versions
+from court.evidence import text_reader_off
+from court.meme import Picture
 from court.record import TrialRecord, TrialState
 from court.trial import Court
 from court.verdict import ReviewReason
 from serving.docket.errors import TrialUnknown
 from serving.docket.ports import TrialReader
 from serving.docket.store.reuse import VerdictKeys
-from serving.judging.request import TrialRequest
+from serving.judging.decode import DecodingPool
+from serving.judging.executor import TrialExecutor
+from serving.judging.quarantine import Quarantine
+from serving.judging.request import Caller, TrialRequest
 from serving.judging.single_flight import LRUCache
 from serving.settings import Settings
 
@@ -28,8 +37,6 @@ FRESH_S = 2.0
 another server may be reused for this long."""
 _MOST_RECORDS = 512
 """Maximum number of records in memory, of memes that were requested again; that of a full trial takes about 100 KiB."""
-_MOST_PICTURES = 8192
-"""Maximum number of files whose pixel digest is cached: about 300 bytes each."""
 
 
 def reusable(record: TrialRecord) -> bool:
@@ -106,29 +113,16 @@ class VerdictCache:
         self._off = settings.reuse == "off"
         self._clock = clock
         self._versions: dict[tuple[int, Procedure], _VersionsKey] = {}
-        self._pixels: LRUCache[bytes, str] = LRUCache(_MOST_PICTURES)
         self._at_hand: LRUCache[str, _AtHand] = LRUCache(_MOST_RECORDS)
 
-    def versions(self, ask: TrialRequest) -> Versions:
-        """Returns the versions that a trial of a request would use now."""
-        return self._now(ask).versions
-
-    def pixels_of(self, file: bytes) -> str | None:
-        """Returns the pixel digest of a file, by its file digest, if it was decoded recently."""
-        return self._pixels.get(file)
-
-    def remember_pixels(self, file: bytes, pixels_sha256: str) -> None:
-        """Caches the pixel digest of a decoded file."""
-        self._pixels.keep(file, pixels_sha256)
-
-    def key(self, ask: TrialRequest, meme_digest: str) -> str:
+    def key(self, request: TrialRequest, meme_digest: str) -> str:
         """Returns the key of a request with the current versions."""
         return self._key(
-            token=self._now(ask).token,
-            namespace=ask.namespace,
+            token=self._now(request).token,
+            namespace=request.namespace,
             meme_digest=meme_digest,
-            text=ask.text,
-            language=ask.language,
+            text=request.text,
+            language=request.language,
         )
 
     def key_of(self, record: TrialRecord) -> str:
@@ -150,11 +144,15 @@ class VerdictCache:
         """True if a trial's verdict can answer other requests with a key."""
         return reusable(record) and self.key_of(record) == key
 
-    def same_versions(self, record: TrialRecord, ask: TrialRequest) -> bool:
-        """True if a trial used the same versions that a trial of this request would use now."""
-        text = record.text
-        token = _token(record.opened.versions, record.opened.policy.digest, record.opened.procedure)
-        return token == self._now(ask).token and text is not None and text.language == ask.language
+    def answers_duplicate(self, record: TrialRecord, request: TrialRequest) -> bool:
+        """True if a trial's verdict can answer a request for a near-duplicate of its meme."""
+        text, opened = record.text, record.opened
+        return (
+            reusable(record)
+            and text is not None
+            and text.language == request.language
+            and _token(opened.versions, opened.policy.digest, opened.procedure) == self._now(request).token
+        )
 
     async def at_hand(self, key: str) -> TrialRecord | None:
         """Returns the trial for a key if its record is in memory and the docket confirms it, or did so recently."""
@@ -238,9 +236,9 @@ class VerdictCache:
     def _key(self, *, token: str, namespace: str, meme_digest: str, text: str | None, language: str) -> str:
         return digest([token, None if self._everywhere else namespace, meme_digest, text, language])
 
-    def _now(self, ask: TrialRequest) -> _VersionsKey:
+    def _now(self, request: TrialRequest) -> _VersionsKey:
         """Returns cached versions, built once per library: building them costs more than the rest of a cache hit."""
-        court, procedure = self._court_of(ask.namespace), ask.procedure
+        court, procedure = self._court_of(request.namespace), request.procedure
         library = court.finder.library.digest
         # By object identity: most namespaces share a court, which lives as long as this cache.
         current = self._versions.get((id(court), procedure))
@@ -249,6 +247,66 @@ class VerdictCache:
             current = _VersionsKey(versions.library, versions, _token(versions, court.policy.digest, procedure))
             self._versions[id(court), procedure] = current
         return current
+
+
+class Known:
+    """Everything that is known of a meme before its trial, whichever source it comes from."""
+
+    def __init__(
+        self,
+        verdicts: VerdictCache,
+        executor: TrialExecutor,
+        settings: Settings,
+        decoders: DecodingPool,
+        quarantine: Quarantine,
+    ) -> None:
+        """Prepares the sources.
+
+        Args:
+            settings: Settings: whether a verdict is reused for a near-duplicate.
+            quarantine: Quarantine of files that crash the reader of texts or the comparison.
+        """
+        self._verdicts = verdicts
+        self._executor = executor
+        self._near = executor.near if settings.reuse_near else None
+        self._decoders = decoders
+        self._quarantine = quarantine
+
+    async def find(self, request: TrialRequest, caller: Caller, key: str) -> TrialRecord | None:
+        """Returns the trial whose verdict answers a request, from the first source that has one; None without any."""
+        # In the order of their authority: a person's finding and a binding precedent belong before these two.
+        return await self._verdicts.find(key) or await self._near_duplicate(request, caller)
+
+    async def _near_duplicate(self, request: TrialRequest, caller: Caller) -> TrialRecord | None:
+        if self._near is None or request.text_alone:
+            return None
+        await caller.slot.take()
+        picture = await self._decoders.decode(request, caller)
+        assert picture is not None, "not a text alone"
+        found: dict[str, TrialRecord] = {}
+
+        async def usable(trial_id: str) -> bool:
+            try:
+                record = found[trial_id] = await self._executor.docket.trials.record(trial_id)
+            except TrialUnknown:
+                return False  # it was just erased
+            return self._verdicts.answers_duplicate(record, request)
+
+        try:
+            text = request.text
+            if text is None:
+                text = await self._read_text(picture)
+                self._quarantine.text_read(request.file)
+            trial_id = await self._near.same(picture, text, request.text is None, request.namespace, usable)
+        except CourtError as error:
+            self._quarantine.failed(request.file, error.reason)
+            raise
+        return None if trial_id is None else found[trial_id]
+
+    async def _read_text(self, picture: Picture) -> str:
+        if (reader := self._executor.court.text_reader) is None:
+            raise text_reader_off()
+        return (await reader.read(picture)).text
 
 
 def _retrieve(checking: asyncio.Task[None]) -> None:

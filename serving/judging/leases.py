@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 from weakref import WeakValueDictionary
@@ -108,6 +108,23 @@ class LeaseTable:
         return await self._leases.claim(
             wanted.name, payload=wanted.payload, trial_id=wanted.trial_id, owner=wanted.owner
         )
+
+    async def find(self, name: RequestName) -> Lease | None:
+        """Returns the lease on a request or a meme; None if there is none."""
+        return await self._leases.claim_of(name)
+
+    async def of_open_trials(self) -> Sequence[Lease]:
+        """Returns the leases of all open trials."""
+        return await self._leases.open_claims()
+
+    async def replace(self, lease: Lease | None, wanted: Lease) -> Lease:
+        """Acquires a lease in place of the one that the request had, if any; returns the current one. As :meth:`claim`.
+
+        The request may have been leased to another trial meanwhile: it is being answered elsewhere.
+        """
+        if lease is None:
+            return await self.claim(wanted)
+        return await self.take_over(lease, wanted.trial_id, wanted.owner) or await self.standing(lease)
 
     def wanted_lead(self, key: str) -> Lease:
         """Builds a lease on a meme, by its future cache key, for a new trial."""

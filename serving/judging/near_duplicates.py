@@ -25,9 +25,8 @@ from typing import Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from court.events import NearDuplicate, ReviewOutcome, VerdictReviewed
+from court.events import NearDuplicate
 from court.meme import Picture
-from court.record import TrialState
 from court.verdict import Label
 from retrieval.near_duplicates.comparer import GuardedComparer
 from retrieval.near_duplicates.match import (
@@ -40,7 +39,6 @@ from retrieval.near_duplicates.match import (
 from retrieval.near_duplicates.pdq import BYTES
 from retrieval.near_duplicates.pdq_index import PdqIndex
 from retrieval.text import letters_of
-from serving.docket.errors import TrialUnknown
 from serving.docket.follower import LogFollower
 from serving.docket.ports import TrialReader
 from serving.docket.store.listing import TrialIndex
@@ -333,16 +331,15 @@ class NearDuplicateIndex:
         text: str,
         text_read: bool,
         namespace: str,
-        *,
-        usable: Callable[[str], Awaitable[bool]] | None = None,
+        usable: Callable[[str], Awaitable[bool]],
     ) -> str | None:
         """Finds a trial whose verdict can be reused for this meme: similar hash, equivalent text, no differing tile.
 
         Args:
             text: Text of the meme; empty if it has none.
             text_read: True if the text was read off the picture.
-            usable: Function that returns True if the trial of an id is acceptable, such as one run with the same
-                versions; called before pictures are compared. Trials without a verdict in force are never used.
+            usable: Function that returns True if the verdict of a trial may be reused; called before pictures are
+                compared.
 
         Returns:
             Id of the trial; None if there is none, or if the settings do not allow reuse.
@@ -358,9 +355,7 @@ class NearDuplicateIndex:
                 break
             # DP-4: the same picture with another text never gets this verdict. The record is read each time, so that a
             # review counts immediately.
-            if not each.same_text or not await self._is_in_force(each.trial_id):
-                continue
-            if usable is not None and not await usable(each.trial_id):
+            if not each.same_text or not await usable(each.trial_id):
                 continue
             tried += 1
             if each.pixels_sha256 == picture.pixels_sha256 or await self._is_same_picture(each, picture):
@@ -455,14 +450,6 @@ class NearDuplicateIndex:
         """True if no tile differs in any frame; False if the docket has lost the picture."""
         frames = await self._trials.frames(known.pixels_sha256)
         return bool(frames) and await self._comparer.is_same(frames, picture, self._nearness, known.agreement)
-
-    async def _is_in_force(self, trial_id: str) -> bool:
-        try:
-            record = await self._trials.record(trial_id)
-        except TrialUnknown:  # erased after its fingerprint was read
-            return False
-        reviews = record.all(VerdictReviewed)
-        return record.state is TrialState.DECIDED and all(r.outcome is not ReviewOutcome.OVERRULED for r in reviews)
 
     async def _aside(self, work: Callable[[], T]) -> T:
         try:

@@ -84,7 +84,7 @@ class Quarantine:
         await self._kills(digest, procedure)
 
     @asynccontextmanager
-    async def trial(self, place: AdmissionSlot, digest: str, procedure: Procedure) -> AsyncIterator[None]:
+    async def trial(self, slot: AdmissionSlot, digest: str, procedure: Procedure) -> AsyncIterator[None]:
         """Runs a trial inside the context, one at a time for suspects.
 
         Of the trials that were running when a model server crashed, only one is to blame. They are retried one at a
@@ -92,20 +92,20 @@ class Quarantine:
         wait for it.
 
         Args:
-            place: Slot of the trial. A suspect's slot no longer holds its decoded picture.
+            slot: Slot of the trial. A suspect's slot no longer holds its decoded picture.
             digest: Digest of the meme (:attr:`court.meme.Meme.digest`).
 
         Raises:
             BadInput: The meme has crashed a model server twice.
             Unavailable: The docket can't be read, or the slot can't be taken again.
         """
-        await place.take()
+        await slot.take()
         if not await self._kills(digest, procedure):
             yield
             return
-        await place.leave()
+        await slot.leave()
         async with self._suspect:
-            await place.take()
+            await slot.take()
             await self._kills(digest, procedure)  # checked again: it may have been tried meanwhile
             yield
 

@@ -17,7 +17,7 @@ from court.errors import CourtError, Unavailable
 from court.events import TrialFailed
 from court.record import TrialState
 from serving.docket.ports import TrialWriter
-from serving.docket.store.requests import Lease, LeaseStore
+from serving.docket.store.requests import Lease
 from serving.judging.feed import EventFeed
 from serving.judging.leases import LeaseTable, request_of
 from serving.judging.running import TrialsInFlight, UnstoredEnd
@@ -34,8 +34,7 @@ class Reaper:
     def __init__(
         self,
         writer: TrialWriter,
-        leases: LeaseStore,
-        claims: LeaseTable,
+        leases: LeaseTable,
         in_flight: TrialsInFlight,
         now: Callable[[], datetime],
         feed: EventFeed,
@@ -44,14 +43,12 @@ class Reaper:
 
         Args:
             writer: Writer that stores the ends of trials.
-            claims: Lease table of this server.
             in_flight: Trials of this server, and the ends that they could not store.
             now: Returns the current time, UTC.
             feed: Feed that publishes each end that is stored here.
         """
         self._writer = writer
         self._leases = leases
-        self._claims = claims
         self._in_flight = in_flight
         self._unstored = in_flight.unstored
         self._now = now
@@ -75,20 +72,20 @@ class Reaper:
 
     async def _reap(self, trial_id: str, end: UnstoredEnd) -> None:
         # The lock prevents calls of this server from resuming the trial between these checks and its end.
-        async with self._claims.taking(trial_id):
+        async with self._leases.taking(trial_id):
             if self._in_flight.of(trial_id) is not None:
                 return  # it was resumed
-            record = await self._claims.record(trial_id)
+            record = await self._leases.record(trial_id)
             if record is not None and record.state is not TrialState.OPEN:
                 return
             # Never opened, or deferred: leave the trial as it is, and release the leases so that the next call can
             # start it.
             if record is None or end.cause is None:
-                for claim in end.claims:
-                    await self._claims.leave(claim)
+                for lease in end.leases:
+                    await self._leases.leave(lease)
                 return
             name = request_of(record)
-            ruling = await self._leases.claim_of(name)
+            ruling = await self._leases.find(name)
             # Only the owner of the lease may write an end. Taking it over makes sure, since that fails if it changed
             # hands.
             if ruling is None or ruling.trial_id != trial_id or not await self._taken(ruling):
@@ -115,4 +112,4 @@ class Reaper:
         _log.info("trial=%s closed late reason=%s", trial_id, failed.reason)
 
     async def _taken(self, ruling: Lease) -> bool:
-        return self._claims.own(ruling) and await self._claims.take_over(ruling) is not None
+        return self._leases.own(ruling) and await self._leases.take_over(ruling) is not None

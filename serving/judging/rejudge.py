@@ -130,7 +130,7 @@ class Rejudging:
     async def _judge(self, old: TrialRecord, trial_id: str) -> TrialRecord:
         meme, text = old.opened.meme, old.text
         picture = await self._executor.picture_of_trial(old)
-        ask = TrialRequest(
+        request = TrialRequest(
             # Only its presence counts, since the picture is already decoded.
             image=b"" if picture is None else b"decoded",
             # As in the original request: a text read off the picture is read again.
@@ -143,7 +143,7 @@ class Rejudging:
             of_trial=old.trial_id,
         )
         executor = self._executor
-        result = await executor.run(ask, within_s=self._within_s, trial_id=trial_id, picture=picture, batch=True)
+        result = await executor.run(request, within_s=self._within_s, trial_id=trial_id, picture=picture, batch=True)
         return result.record
 
 

@@ -1,17 +1,18 @@
-"""A request on its way through the runner: its content, its admission slot and its answer."""
+"""A request for a trial, the caller that waits for it with an admission slot, and its answer."""
 
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from court.digests import digest
+from court.digests import digest, digest_of_file
 from court.errors import NotLoaded
 from court.events import PolicyReference, Procedure, Versions
-from court.meme import Picture
+from court.meme import Picture, check_present, check_text
 from court.policy import Policy
 from court.record import TrialRecord
 from serving.docket.store.requests import RequestName
@@ -27,7 +28,7 @@ class Answer:
 
     Attributes:
         record: Complete record of the trial that gave the verdict.
-        picture_seconds: Seconds that decoding the picture took; 0 if this call decoded none.
+        picture_seconds: Seconds that decoding the picture took; 0 if none was decoded for this caller.
         total_seconds: Seconds from the request to the answer.
         name: Name of the request: the caller's id for it, or a generated one.
         reused: True if the trial was run for another request.
@@ -119,32 +120,23 @@ class AdmissionSlot:
         return other
 
 
-@dataclass(slots=True)
-class Call:
-    """A request that is being processed.
+@dataclass(slots=True, eq=False)
+class Caller:
+    """A caller that waits for an answer.
 
     Attributes:
-        name: Name of the request: the caller's id for it, or a generated one.
-        file: SHA-256 of the picture file; empty where the text was sent alone.
-        began: Arrival time by the performance counter, in seconds.
-        clock: Timeout that ends it at the caller's deadline.
+        clock: Timeout that ends the wait at the deadline.
         deadline: Deadline by the event loop's clock, in seconds; None if there is none.
-        picture_seconds: Seconds that decoding its picture took.
+        picture_seconds: Seconds that decoding pictures for it took.
     """
 
-    ask: TrialRequest
-    name: RequestName
-    file: bytes
-    place: AdmissionSlot
-    began: float
+    slot: AdmissionSlot
     clock: asyncio.Timeout
-    deadline: float | None
+    deadline: float | None = field(init=False)
     picture_seconds: float = 0.0
 
-    @property
-    def payload(self) -> str:
-        """Fingerprint of the request."""
-        return request_fingerprint(self.ask, self.file)
+    def __post_init__(self) -> None:
+        self.deadline = self.clock.when()
 
     @property
     def left(self) -> float | None:
@@ -152,8 +144,8 @@ class Call:
         return None if self.deadline is None else self.deadline - asyncio.get_running_loop().time()
 
     def ends_with_trial(self) -> None:
-        """Extends the timeout a little, since the call's own trial ends at the deadline and records why."""
-        # Otherwise both would end at the same moment, and the call would miss the recorded reason.
+        """Extends the timeout a little, since the caller's own trial ends at the deadline and records why."""
+        # Otherwise both would end at the same moment, and the caller would miss the recorded reason.
         if self.deadline is not None:
             self.clock.reschedule(self.deadline + _TO_END_S)
 
@@ -161,30 +153,6 @@ class Call:
 def size_of(picture: Picture) -> int:
     """Returns the size of a decoded picture in bytes."""
     return sum(len(frame.png) for frame in picture.frames)
-
-
-def request_fingerprint(ask: TrialRequest, file: bytes) -> str:
-    """Digests everything that identifies a request: the same request id must not be used for another one.
-
-    Args:
-        ask: Request to digest.
-        file: SHA-256 of its picture file; empty if there is none.
-    """
-    # Leases in dockets contain this digest. If a field were added, a request repeated across the upgrade would be
-    # refused as a different one with the same id.
-    pins, policy = ask.pins, ask.policy
-    return digest(
-        [
-            file.hex(),
-            ask.text,
-            ask.language,
-            ask.procedure,
-            ask.content_id,
-            "" if policy is None else "\n".join((policy.id, policy.version, policy.digest)),
-            [dict(pins.models), pins.prompts, pins.library, pins.encoder, pins.settings],
-            ask.try_anew,
-        ]
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,19 +188,24 @@ class RequiredPolicy:
 
 @dataclass(frozen=True, slots=True)
 class TrialRequest:
-    """Request for a trial, validated in form but not in content.
+    """Request for a trial.
 
     Attributes:
         image: Picture file; empty for a text without picture.
         text: Text of the meme; None to have it read off the picture.
         language: BCP 47 tag or empty.
-        request_id: Idempotency key from the caller, or empty.
+        request_id: Idempotency key from the caller; generated by :meth:`identified`, or empty.
         content_id: Caller's id of the content.
         trace_id: 32 hex digits, or empty for a new one.
         pins: Versions that the trial must use.
         try_anew: True to run a trial even if an earlier verdict could be reused.
         policy: Policy that the trial must use; None for whichever is loaded.
         of_trial: Id of the trial whose meme is rejudged; empty for a first trial.
+        file: SHA-256 of the picture file; empty for a text without picture, and before :meth:`identified`.
+        repeatable: True if the id is the caller's, so that it can repeat the request.
+
+    Raises:
+        BadInput: There is neither a picture nor a text, or the text exceeds the limits.
     """
 
     image: bytes
@@ -247,11 +220,49 @@ class TrialRequest:
     try_anew: bool = False
     policy: RequiredPolicy | None = None
     of_trial: str = ""
+    file: bytes = b""
+    repeatable: bool = False
+
+    def __post_init__(self) -> None:
+        if self.text is not None:
+            check_text(self.text)
+        check_present(self.text, picture=not self.text_alone)
 
     @property
     def text_alone(self) -> bool:
         """True if the request is for a text without picture."""
         return not self.image
+
+    async def identified(self) -> TrialRequest:
+        """Returns the request with the digest of its file, and with an id of its own if the caller gave none."""
+        return replace(
+            self,
+            file=b"" if self.text_alone else await digest_of_file(self.image),
+            request_id=self.request_id or str(uuid.uuid4()),
+            repeatable=bool(self.request_id),
+        )
+
+    @property
+    def name(self) -> RequestName:
+        """Name under which the request is leased."""
+        return RequestName(self.namespace, self.request_id)
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of everything that identifies the request: its id must not be used for another one."""
+        pins, policy = self.pins, self.policy
+        return digest(
+            [
+                self.file.hex(),
+                self.text,
+                self.language,
+                self.procedure,
+                self.content_id,
+                "" if policy is None else "\n".join((policy.id, policy.version, policy.digest)),
+                [dict(pins.models), pins.prompts, pins.library, pins.encoder, pins.settings],
+                self.try_anew,
+            ]
+        )
 
     def require(self, versions: Versions, policy: Policy | PolicyReference, library: str | None = None) -> None:
         """Raises NotLoaded unless the given versions and policy satisfy the request.
@@ -292,6 +303,17 @@ class TrialRequest:
                 reason="POLICY_NOT_LOADED",
                 field="policy",
             )
+
+    def fits(self, record: TrialRecord) -> bool:
+        """True if a trial's versions and policy satisfy the request."""
+        # Most requests pin nothing, so they need no comparison.
+        if self.pins == ANY_VERSIONS and self.policy is None:
+            return True
+        try:
+            self.require_of(record)
+        except NotLoaded:
+            return False
+        return True
 
     def require_of(self, record: TrialRecord) -> None:
         """Raises NotLoaded unless a trial's versions and policy satisfy the request."""

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Coroutine
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from court.errors import CantResume, CourtError, Unavailable
 from court.events import AnyEvent, PrecedentsCited, TextRead, TrialFailed, TrialResumed
-from court.meme import Meme, Picture
 from court.record import TrialAborted, TrialRecord, TrialState
 from court.trial import STOPPED
 from serving.docket.store.requests import Lease
@@ -18,7 +17,7 @@ from serving.judging.decode import DecodingPool
 from serving.judging.executor import TrialExecutor
 from serving.judging.known import VerdictCache
 from serving.judging.quarantine import Quarantine
-from serving.judging.request import AdmissionSlot, Call
+from serving.judging.request import AdmissionSlot, Caller, TrialRequest
 from serving.judging.single_flight import LRUCache, SingleFlight
 from serving.telemetry import Telemetry
 
@@ -36,11 +35,11 @@ class UnstoredEnd:
     """The end of a trial that may not have been stored.
 
     Attributes:
-        claims: Claims on requests and on the meme that this server made for the trial, or wanted to.
+        leases: Leases on requests and on the meme that this server acquired for the trial, or wanted to.
         cause: Reason for its end; None if it never started.
     """
 
-    claims: Collection[Lease]
+    leases: Collection[Lease]
     cause: CourtError | None
 
 
@@ -61,7 +60,7 @@ class UnstoredEnds:
         before = self._ends.get(trial_id)
         # Keep an earlier cause: the reaper closes an open record only if there is one.
         if before is not None:
-            end = UnstoredEnd({*before.claims, *end.claims}, end.cause or before.cause)
+            end = UnstoredEnd({*before.leases, *end.leases}, end.cause or before.cause)
         self._ends[trial_id] = end
         self._some.set()
 
@@ -86,8 +85,8 @@ class RunningTrial(SingleFlight[TrialRecord]):
     """A trial on this server that callers wait for.
 
     Attributes:
-        begun_by: Call whose deadline applies to the trial; None if there is none.
-        claims: Claims on requests and on the meme that this server made for it, or wanted to.
+        begun_by: Caller whose deadline applies to the trial; None if there is none.
+        leases: Leases on requests and on the meme that this server acquired for it, or wanted to.
         file: SHA-256 of its picture file; empty until known.
     """
 
@@ -95,8 +94,8 @@ class RunningTrial(SingleFlight[TrialRecord]):
         """Creates a trial that has not started."""
         super().__init__(unneeded)
         self.trial_id = trial_id
-        self.begun_by: Call | None = None
-        self.claims: set[Lease] = set()
+        self.begun_by: Caller | None = None
+        self.leases: set[Lease] = set()
         self.file = b""
         self.events: list[AnyEvent] = []
 
@@ -112,7 +111,7 @@ class TrialsInFlight:
     def __init__(
         self,
         executor: TrialExecutor,
-        known: VerdictCache,
+        verdicts: VerdictCache,
         quarantine: Quarantine,
         telemetry: Telemetry,
         decoders: DecodingPool,
@@ -121,13 +120,13 @@ class TrialsInFlight:
 
         Args:
             executor: Executor that runs and stores trials.
-            known: Cache that learns of decoded files and of verdicts.
+            verdicts: Cache that learns the verdicts.
             quarantine: Quarantine of memes and files that must not be tried again.
             telemetry: Records resumed trials.
-            decoders: Pool that decodes the pictures of calls.
+            decoders: Pool that decodes the pictures of requests.
         """
         self._executor = executor
-        self._known = known
+        self._verdicts = verdicts
         self._quarantine = quarantine
         self._telemetry = telemetry
         self.unstored = UnstoredEnds()
@@ -166,17 +165,15 @@ class TrialsInFlight:
             self._leading[key] = flight
         return flight
 
-    def begin(self, flight: RunningTrial, call: Call) -> None:
-        """Starts the trial of a call. Nothing may be awaited before the next caller has joined."""
-        flight.begun_by = call
-        self._begin(flight, self._try(call, flight))
+    def begin(self, flight: RunningTrial, request: TrialRequest, caller: Caller) -> None:
+        """Starts the trial of a request. Nothing may be awaited before the next caller has joined."""
+        self._begin(flight, caller, self._run(flight, request, caller))
 
-    def take_up(self, flight: RunningTrial, call: Call | None = None) -> None:
-        """Resumes a trial from its record, with or without a call; otherwise as :meth:`begin`."""
-        flight.begun_by = call
-        self._begin(flight, self._resume(flight, call))
+    def resume(self, flight: RunningTrial, request: TrialRequest | None = None, caller: Caller | None = None) -> None:
+        """Resumes a trial from its record, for a caller or without one; otherwise as :meth:`begin`."""
+        self._begin(flight, caller, self._resume(flight, request, caller))
 
-    async def note(self, event: AnyEvent) -> None:
+    async def on_event(self, event: AnyEvent) -> None:
         """Tracks a stored event of a trial on this server; an :class:`~court.ports.EventListener`."""
         flight = self._flights.get(event.trial_id)
         if flight is None:
@@ -208,74 +205,55 @@ class TrialsInFlight:
         if tasks:
             await asyncio.wait(tasks)
 
-    def _begin(self, flight: RunningTrial, work: Coroutine[Any, Any, TrialRecord]) -> None:
+    def _begin(self, flight: RunningTrial, caller: Caller | None, work: Coroutine[Any, Any, TrialRecord]) -> None:
+        flight.begun_by = caller
         flight.begin(work)
         if self._stopped and flight.task is not None:
             flight.task.cancel(STOPPED)
 
-    async def decoded(self, call: Call, place: AdmissionSlot | None = None) -> Picture | None:
-        """Returns the decoded picture of a call; None if its text was sent without one.
-
-        Args:
-            place: Slot under which the picture is decoded and held: that of the call, or of the trial that it started.
-                Not needed if another call is decoding the same file.
-        """
-        place = place or call.place
-        if place.picture is not None or call.ask.text_alone:
-            return place.picture
-        if not self._decoders.at(call.file):
-            await place.take()
-        decoded = await self._decoders.read(call.ask.image, call.file, call.ask.namespace)
-        call.picture_seconds += decoded.seconds
-        self._known.remember_pixels(call.file, decoded.picture.pixels_sha256)
-        place.keep(decoded.picture)
-        return decoded.picture
-
-    async def _try(self, call: Call, flight: RunningTrial) -> TrialRecord:
-        """Runs the trial of a call."""
-        place = call.place.handed_on()  # the trial may outlive the call
-        flight.file = call.file
+    async def _run(self, flight: RunningTrial, request: TrialRequest, caller: Caller) -> TrialRecord:
+        """Runs the trial of a request."""
+        slot = caller.slot.handed_on()  # the trial may outlive the caller
+        flight.file = request.file
         try:
-            await place.take()
-            digest = Meme(await self.decoded(call, place), call.ask.text).digest
-            async with self._quarantine.trial(place, digest, call.ask.procedure):
-                # Decoded again if necessary: a suspect gave up its slot in quarantine.trial, and its picture with it.
-                picture = await self.decoded(call, place)
+            await slot.take()
+            digest = await self._decoders.digest_of(request, caller, slot)
+            async with self._quarantine.trial(slot, digest, request.procedure):
+                # Decoded here if only the digest was known, or if a suspect gave up its slot, and its picture with it.
+                picture = await self._decoders.decode(request, caller, slot)
                 try:
-                    # Under the leased name, even if it is generated: other servers find the lease through the record.
-                    ask = replace(call.ask, request_id=call.name.request_id)
                     result = await self._executor.run(
-                        ask,
-                        within_s=call.left,
+                        request,
+                        within_s=caller.left,
                         trial_id=flight.trial_id,
                         picture=picture,
-                        batch=place.patient,
+                        batch=slot.patient,
                     )
                 except TrialAborted as error:
-                    self._quarantine.failed(call.file, error.reason)
+                    self._quarantine.failed(request.file, error.reason)
                     raise
         finally:
-            await place.leave()
+            await slot.leave()
         # After the slot is released: this needs none, and the next trial should not wait for it.
         await self._learn(result.record)
         return result.record
 
-    async def _resume(self, flight: RunningTrial, call: Call | None = None) -> TrialRecord:
-        """Resumes a trial, with or without a call."""
-        place = call.place.handed_on() if call else AdmissionSlot()
+    async def _resume(self, flight: RunningTrial, request: TrialRequest | None, caller: Caller | None) -> TrialRecord:
+        """Resumes a trial, for a caller or without one."""
+        slot = caller.slot.handed_on() if caller else AdmissionSlot()
         try:
-            await place.take()
+            await slot.take()
             record = await self._executor.docket.trials.record(flight.trial_id)
             flight.events += record.events
             meme = record.opened.meme
             flight.file = bytes.fromhex(meme.bytes_sha256)
-            async with self._quarantine.trial(place, meme.digest, record.opened.procedure):
+            async with self._quarantine.trial(slot, meme.digest, record.opened.procedure):
                 try:
                     record = await self._executor.resume(
                         flight.trial_id,
-                        within_s=call.left if call else None,
-                        ask=call.ask if call else None,
-                        batch=call is None or place.patient,
+                        within_s=caller.left if caller else None,
+                        request=request,
+                        batch=caller is None or slot.patient,
                     )
                 except CantResume as error:
                     await self._give_up(record, error)
@@ -284,7 +262,7 @@ class TrialsInFlight:
                     self._quarantine.failed(flight.file, error.reason)
                     raise
         finally:
-            await place.leave()
+            await slot.leave()
         await self._learn(record)
         return record
 
@@ -312,15 +290,15 @@ class TrialsInFlight:
         task = flight.task
         if task is None or (flight.begun_by is None and _put_off(task)):
             # It may be resumed by resume_cut_off() of any server, which must find it open, or by a call.
-            self.unstored.leave(flight.trial_id, UnstoredEnd(flight.claims, None))
+            self.unstored.leave(flight.trial_id, UnstoredEnd(flight.leases, None))
         # EVENT_EXISTS: another server has continued this record, and only that one may write its end.
         elif (cause := cause_of(task)) is not None and cause.reason != "EVENT_EXISTS":
-            self.unstored.leave(flight.trial_id, UnstoredEnd(flight.claims, cause))
+            self.unstored.leave(flight.trial_id, UnstoredEnd(flight.leases, cause))
 
     async def _learn(self, record: TrialRecord) -> None:
         """Caches the verdict, so that later requests for the same meme need no trial."""
         try:
-            await self._known.learn(record)
+            await self._verdicts.learn(record)
         except CourtError as error:
             # The verdict is stored, so return it even if it can't be found by its meme.
             _log.warning("trial=%s can't be given again: reason=%s", record.trial_id, error.reason)

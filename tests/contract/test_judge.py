@@ -29,7 +29,7 @@ from court.verdict import Label, ReviewReason, ScoreMeaning, Strength
 from memecourt.client import AsyncClient, Client, JudgeError, Retries, judge_request
 from memecourt.v1 import court_pb2 as wire
 from serving.docket.errors import TrialUnknown
-from serving.judging.request import Call
+from serving.judging.request import Caller
 from serving.rpc.flow_control import MESSAGE_BYTES, Reservation
 from serving.rpc.judge import SERVICE
 from serving.rpc.status import failure_of, status_of
@@ -227,7 +227,7 @@ def test_memory_of_a_call_is_freed_with_its_answer(tmp_path, end):
     async def work(it):
         if "reader" in options:
             reader.wait = asyncio.Event()
-        with without_garbage_collector(Call, Reservation) as left:
+        with without_garbage_collector(Caller, Reservation) as left:
             for number in range(3):
                 request = judge_request(IMAGE, client_token=b"%d" % number)
                 call = it.stub.Judge(request, timeout=1 if end == "deadline" else 20)

@@ -14,7 +14,9 @@ from PIL import Image
 from court.events import MemeIdentity, PolicyReference, Procedure, ReviewOutcome, TrialOpened, VerdictGiven, Versions
 from court.meme import Frame, Picture, PictureFormat
 from court.verdict import Label, Review, ReviewReason, Strength, Strengths, Verdict
+from serving.docket.errors import TrialUnknown
 from serving.docket.open import Docket
+from serving.judging.known import reusable
 from serving.judging.near_duplicates import NearDuplicateIndex
 from serving.settings import Settings
 from tests.support.drawn_memes import Caption, captioned_meme
@@ -105,9 +107,15 @@ class Server:
         return [each.trial_id for each in await self.find(*meme, **options)]
 
     async def reusable_trial(
-        self, picture: Picture, text: str = TEXT, *, read: bool = False, namespace=NAMESPACE, **options
+        self, picture: Picture, text: str = TEXT, *, read: bool = False, namespace=NAMESPACE, usable=None
     ):
-        return await self.index.same(picture, text, read, namespace, **options)
+        return await self.index.same(picture, text, read, namespace, usable or self.is_reusable)
+
+    async def is_reusable(self, trial_id: str) -> bool:
+        try:
+            return reusable(await self.docket.trials.record(trial_id))
+        except TrialUnknown:
+            return False
 
 
 @asynccontextmanager

@@ -104,7 +104,7 @@ def test_successful_text_reading_clears_an_external_kill_of_the_text_reader(town
         for number, killed in enumerate((True, False, True, True, True)):
             town.reader.result = Unavailable("no", reason="TEXT_READER_KILLED") if killed else "text on the picture"
             if how == "before a trial":  # a near-duplicate search reads the text before the trial
-                runner._near = None if killed else _UnavailableSearch()
+                runner._known._near = None if killed else _UnavailableSearch()
             name = "r0" if how == "by the resumed trial" and number == 1 else f"r{number}"
             ask = replace(ASK, text=None, request_id=name, try_anew=how != "before a trial")
             outcomes += await outcomes_of(runner, ask, 1)
@@ -144,7 +144,7 @@ def test_picture_that_repeatedly_breaks_its_comparison_is_quarantined(town, monk
 
     async def scene(runner):
         if before_a_trial:
-            runner._near = _UnavailableSearch(reason)
+            runner._known._near = _UnavailableSearch(reason)
         else:
             monkeypatch.setattr(runner.executor.court.finder, "find", find)
         asks = [replace(ASK, request_id=f"r{number}", try_anew=not before_a_trial) for number in range(3)]
@@ -213,7 +213,7 @@ def test_killing_the_text_reader_before_a_trial_quarantines_a_picture_too(town):
     """A near-duplicate search reads the text before the trial."""
 
     async def scene(runner):
-        runner._near = object()
+        runner._known._near = object()
         town.reader.result = Unavailable("no", reason="TEXT_READER_FAILED")
         outcomes = []
         for number in range(2):

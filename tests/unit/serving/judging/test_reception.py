@@ -20,7 +20,7 @@ from serving.docket.store.requests import RequestName
 from serving.errors import Busy
 from serving.judging.executor import TrialExecutor
 from serving.judging.leases import MEMES
-from serving.judging.request import Call, RequiredPolicy, RequiredVersions
+from serving.judging.request import Caller, RequiredPolicy, RequiredVersions
 from serving.judging.single_flight import SingleFlight
 from serving.settings import Settings
 from serving.telemetry import Telemetry
@@ -721,7 +721,7 @@ def test_request_data_is_freed_as_soon_as_it_is_answered(town, end):
                     caller.cancel()
             return await asyncio.gather(*callers)
 
-        with without_garbage_collector(Call, TrialRecord, Picture) as leftovers:
+        with without_garbage_collector(Caller, TrialRecord, Picture) as leftovers:
             assert await all_ended() == [end] * len(asks)
             town.pictures.errors = {}  # an error's traceback refers to the callers
             return await soon(leftovers)
@@ -1523,7 +1523,7 @@ def test_slow_pictures_do_not_delay_other_namespaces(town):
         while town.pictures.decoded < 2:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         late = asyncio.ensure_future(runner.answer(other(namespace="late", image=b"late|file")))
-        while not runner.decoders.at(hashlib.sha256(b"late|file").digest()):  # noqa: ASYNC110
+        while hashlib.sha256(b"late|file").digest() not in runner.decoders._decoding:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.05)
         assert town.pictures.decoded == 2, "more pictures decoded at once than there are workers"
