@@ -5,10 +5,12 @@ All three procedures emit the same kinds of event; :class:`TrialOpened` names th
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
-from typing import Annotated, Literal, Self, TypeAlias, get_args
+from typing import Annotated, ClassVar, Literal, NamedTuple, Self, TypeAlias, get_args
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, model_validator
+from typing_extensions import override
 
 from court.injection.detector import Signal
 from court.policy import Policy
@@ -26,6 +28,15 @@ class Procedure(StrEnum):
     """Description, examination by both sides, precedents, judgment."""
     CASCADE = "CASCADE"
     """Summary first; a full trial only if the precedents are not conclusive."""
+
+
+class TrialState(StrEnum):
+    """State of a trial."""
+
+    OPEN = "OPEN"
+    """Running or interrupted: neither a verdict nor a failure has been recorded."""
+    DECIDED = "DECIDED"
+    FAILED = "FAILED"
 
 
 class Side(StrEnum):
@@ -232,22 +243,95 @@ class TextLine(_Value):
     """Index of the frame in the file."""
 
 
-class Event(_Value):
-    """Common fields of all events.
+class ReportedCall(NamedTuple):
+    """A model call that an event reports.
 
     Attributes:
+        task: Task of the call: the last part of the prompt's id, or ``odds``.
+        requests: Number of requests: two if the first reply was unusable, one for each order of the options for odds.
+    """
+
+    call: ModelCall
+    task: str
+    requests: int
+
+
+class Event(_Value):
+    """Common fields of all events, and what readers need to know about a kind.
+
+    Attributes:
+        state: State of the trial from this event on; None if it stays as it is.
+        after_end: True if the event may follow the end of a trial.
+        metric: Metric that times the step, if it asks no model; empty if none does.
+        parts: Parts of a trial's page that the event changes, apart from those that every event changes.
+        step_name: The step that the event ends, in words, with its fields in braces; empty if it took no time.
+        step_owner: Owner of that step: the court, a role, or the ``side`` of the event.
         seq: Sequence number in the record, counted from 0 without gaps.
         at: Time of the event, UTC.
     """
 
+    state: ClassVar[TrialState | None] = None
+    after_end: ClassVar[bool] = False
+    metric: ClassVar[str] = ""
+    parts: ClassVar[tuple[str, ...]] = ()
+    step_name: ClassVar[str] = ""
+    step_owner: ClassVar[str] = "court"
+
     trial_id: str = Field(min_length=1)
     seq: int = Field(ge=0)
     at: AwareDatetime
+    kind: str
+
+    @property
+    def reported_calls(self) -> tuple[ReportedCall, ...]:
+        """Model calls that the event reports, those for odds last."""
+        calls: list[ModelCall] = list(getattr(self, "calls", ()))
+        if (call := getattr(self, "call", None)) is not None:
+            calls.append(call)
+        reported = [ReportedCall(each, each.prompt_id.rpartition("/")[2], 2 if each.fault else 1) for each in calls]
+        odds: OddsGiven | None = getattr(self, "odds", None)
+        if odds is not None:
+            reported.append(ReportedCall(odds.call, "odds", len(odds.harmful)))
+        return tuple(reported)
+
+    @property
+    def took_s(self) -> float | None:
+        """Seconds that a step without a model call took; None if there was none."""
+        return getattr(self, "latency_s", None)
+
+    def untrusted_texts(self) -> Iterator[tuple[Mapping[str, str], str]]:
+        """Yields texts other than those of the court's own sides, each with its precedent or document."""
+        yield from ()
+
+
+class SideEvent(Event):
+    """An event of one side."""
+
+    kind: str
+    side: Side
+
+
+class RoundEvent(SideEvent):
+    """An event of one round of a side."""
+
+    kind: str
+    round: int = Field(ge=1)
+    step_owner = "side"
+
+
+class ClaimEvent(Event):
+    """An event about one of the meme's claims of fact."""
+
+    kind: str
+    claim: int = Field(ge=1)
+    parts = ("expert",)
+    step_owner = "expert"
 
 
 class TrialOpened(Event):
     """A meme was accepted for trial."""
 
+    state = TrialState.OPEN
     kind: Literal["TrialOpened"] = "TrialOpened"
     procedure: Procedure
     meme: MemeIdentity
@@ -271,6 +355,9 @@ class TrialOpened(Event):
 class TextRead(Event):
     """The text of the meme is known."""
 
+    metric = "text_read"
+    parts = ("meme",)
+    step_name = "text read off the picture"
     kind: Literal["TextRead"] = "TextRead"
     text: str
     source: TextSource
@@ -279,40 +366,62 @@ class TextRead(Event):
     reader: str = ""
     latency_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
 
+    @property
+    @override
+    def took_s(self) -> float | None:
+        return self.latency_s if self.reader else None
+
+    @override
+    def untrusted_texts(self) -> Iterator[tuple[Mapping[str, str], str]]:
+        yield {}, self.text
+
 
 class Described(Event):
     """The Proposer described the picture."""
 
+    parts = ("description",)
+    step_name = "description"
+    step_owner = "proposer"
     kind: Literal["Described"] = "Described"
     description: str
     call: ModelCall
 
+    @override
+    def untrusted_texts(self) -> Iterator[tuple[Mapping[str, str], str]]:
+        yield {}, self.description
 
-class QuestionAsked(Event):
+
+class QuestionAsked(RoundEvent):
     """A side asked the Proposer."""
 
+    parts = ("rounds",)
+    step_name = "{Side} asks, round {round}"
     kind: Literal["QuestionAsked"] = "QuestionAsked"
-    side: Side
-    round: int = Field(ge=1)
     question: str
     call: ModelCall
 
 
-class AnswerGiven(Event):
+class AnswerGiven(RoundEvent):
     """The Proposer answered."""
 
+    parts = ("rounds",)
+    step_name = "Answer to the {Side}, {round}"
+    step_owner = "proposer"
     kind: Literal["AnswerGiven"] = "AnswerGiven"
-    side: Side
-    round: int = Field(ge=1)
     answer: str
     call: ModelCall
 
+    @override
+    def untrusted_texts(self) -> Iterator[tuple[Mapping[str, str], str]]:
+        yield {}, self.answer
 
-class Summarised(Event):
+
+class Summarised(RoundEvent):
     """A side summarised what it has so far."""
 
+    parts = ("rounds", "sides", "cases")
+    step_name = "{Side} sums up, round {round}"
     kind: Literal["Summarised"] = "Summarised"
-    side: Side
     round: int = Field(ge=0)
     """0 if there was no examination."""
     summary: str
@@ -328,15 +437,14 @@ class Summarised(Event):
     call: ModelCall | None = None
 
 
-class SummarisedAhead(Event):
+class SummarisedAhead(RoundEvent):
     """A side summarised a round speculatively, before it is known whether the round counts.
 
     If it counts, a ``Summarised`` event repeats it in turn; both events report the same call.
     """
 
+    step_name = "{Side} sums up, round {round}"
     kind: Literal["SummarisedAhead"] = "SummarisedAhead"
-    side: Side
-    round: int = Field(ge=1)
     summary: str
     justification: str
     claim: str = ""
@@ -344,11 +452,11 @@ class SummarisedAhead(Event):
     call: ModelCall
 
 
-class SideRested(Event):
+class SideRested(SideEvent):
     """A side stopped asking."""
 
+    parts = ("sides", "cases")
     kind: Literal["SideRested"] = "SideRested"
-    side: Side
     rounds: int = Field(ge=0)
     reason: QuestioningEnd
 
@@ -356,16 +464,25 @@ class SideRested(Event):
 class PrecedentsCited(Event):
     """The library was searched."""
 
+    metric = "precedents"
+    parts = ("precedents",)
+    step_name = "precedents found"
     kind: Literal["PrecedentsCited"] = "PrecedentsCited"
     findings: Findings
     vote: Vote | None
     """``None`` if no precedent is near enough to vote."""
     latency_s: float = Field(ge=0, allow_inf_nan=False)
 
+    @override
+    def untrusted_texts(self) -> Iterator[tuple[Mapping[str, str], str]]:
+        yield from (({"precedent": precedent.id}, precedent.text) for precedent in self.findings.exhibits)
+
 
 class GuardHeard(Event):
     """A guard model gave its opinion, or failed to. No label follows from it."""
 
+    parts = ("judge",)
+    step_name = "guard’s opinion"
     kind: Literal["GuardHeard"] = "GuardHeard"
     adapter: str = Field(min_length=1)
     """Family of the guard, which determines how it is asked and how its answer is parsed."""
@@ -383,6 +500,11 @@ class GuardHeard(Event):
     """Code of the reason why there is no opinion."""
     call: ModelCall | None = None
 
+    @override
+    def untrusted_texts(self) -> Iterator[tuple[Mapping[str, str], str]]:
+        # All of the guard's own words that the Judge is shown; the reason comes first, so that offsets in it are right.
+        yield {}, "\n".join((self.reason, *self.categories))
+
 
 class CheckableClaim(_Value):
     """A claim of fact that the meme makes."""
@@ -397,6 +519,9 @@ class CheckableClaim(_Value):
 class ClaimsFound(Event):
     """The meme's claims of fact are known; there may be none."""
 
+    parts = ("expert",)
+    step_name = "claims of fact found"
+    step_owner = "expert"
     kind: Literal["ClaimsFound"] = "ClaimsFound"
     claims: tuple[CheckableClaim, ...] = ()
     left_out: int = Field(default=0, ge=0)
@@ -407,11 +532,11 @@ class ClaimsFound(Event):
     """``None`` if no model was asked or none gave a usable reply."""
 
 
-class QueriesPlanned(Event):
+class QueriesPlanned(ClaimEvent):
     """The witness decided what to search for first."""
 
+    step_name = "queries about claim {claim}"
     kind: Literal["QueriesPlanned"] = "QueriesPlanned"
-    claim: int = Field(ge=1)
     queries: tuple[str, ...]
     failure: str = ""
     """Code of the failure to plan queries, in which case the only query is the claim itself."""
@@ -429,12 +554,18 @@ class RankedHit(_Value):
     rank_given: int = Field(ge=1)
     """Rank in the source's own order."""
 
+    @property
+    def scanned(self) -> str:
+        """Text that is scanned for signs of steering."""
+        # The snippet first, so that offsets in it are right.
+        return "\n".join((self.snippet, self.title, self.source))
 
-class EvidenceSearched(Event):
+
+class EvidenceSearched(ClaimEvent):
     """A source of evidence was searched for a claim, or the search failed."""
 
+    step_name = "search about claim {claim}"
     kind: Literal["EvidenceSearched"] = "EvidenceSearched"
-    claim: int = Field(ge=1)
     number: int = Field(ge=1)
     """Number of the search for this claim."""
     query: str
@@ -453,12 +584,16 @@ class EvidenceSearched(Event):
     call: ModelCall | None = None
     """Call for the ranking; ``None`` if there was nothing to rank."""
 
+    @override
+    def untrusted_texts(self) -> Iterator[tuple[Mapping[str, str], str]]:
+        yield from (({"document": hit.id}, hit.scanned) for hit in self.hits)
 
-class DocumentWeighed(Event):
+
+class DocumentWeighed(ClaimEvent):
     """A document was read and weighed against a claim, or this failed."""
 
+    step_name = "document about claim {claim}"
     kind: Literal["DocumentWeighed"] = "DocumentWeighed"
-    claim: int = Field(ge=1)
     number: int = Field(ge=1)
     """Number of the weighing for this claim."""
     document: str
@@ -492,12 +627,16 @@ class DocumentWeighed(Event):
     """Code of the reason why it could not be read or weighed."""
     calls: tuple[ModelCall, ...] = ()
 
+    @override
+    def untrusted_texts(self) -> Iterator[tuple[Mapping[str, str], str]]:
+        yield {"document": self.document}, self.text
 
-class ClaimSettled(Event):
+
+class ClaimSettled(ClaimEvent):
     """The witness gave its finding about a claim. No label of the meme follows from it."""
 
+    step_name = "finding about claim {claim}"
     kind: Literal["ClaimSettled"] = "ClaimSettled"
-    claim: int = Field(ge=1)
     label: ClaimLabel
     because: ClaimBasis
     evidence: tuple[QuotedPassage, ...] = ()
@@ -534,6 +673,9 @@ class NearDuplicate(_Value):
 class NearDuplicatesFound(Event):
     """Near-duplicates were found among memes tried before. Evidence for reviewers; it does not affect the label."""
 
+    metric = "near_duplicates"
+    parts = ("precedents",)
+    step_name = "near duplicates found"
     kind: Literal["NearDuplicatesFound"] = "NearDuplicatesFound"
     duplicates: tuple[NearDuplicate, ...] = Field(min_length=1)
     """Nearest first."""
@@ -572,6 +714,8 @@ class OddsGiven(_Value):
 class JudgeRuled(Event):
     """One judge of a panel ruled; the verdict follows from all rulings."""
 
+    step_name = "Judge {judge} rules"
+    step_owner = "judge"
     kind: Literal["JudgeRuled"] = "JudgeRuled"
     judge: int = Field(ge=1)
     """Number of the judge on the panel."""
@@ -600,6 +744,10 @@ class SteeringFound(Signal):
 class VerdictGiven(Event):
     """The verdict. The last event of a trial, apart from further questions and reviews."""
 
+    state = TrialState.DECIDED
+    parts = ("precedents", "expert", "judge", "review")
+    step_name = "Judge rules"
+    step_owner = "judge"
     kind: Literal["VerdictGiven"] = "VerdictGiven"
     verdict: Verdict
     ruling: Ruling | None = None
@@ -618,6 +766,10 @@ class VerdictGiven(Event):
 class QuestionRuled(Event):
     """The Judge ruled on a further question about the meme, or failed to. The verdict on harm stays as it is."""
 
+    after_end = True
+    parts = ("questions",)
+    step_name = "Judge answers: {question.id}"
+    step_owner = "judge"
     kind: Literal["QuestionRuled"] = "QuestionRuled"
     question: CourtQuestion
     precedent_labels: dict[str, tuple[str, ...]] = Field(default_factory=dict)
@@ -659,6 +811,8 @@ class QuestionRuled(Event):
 class TrialFailed(Event):
     """The trial ended without a verdict."""
 
+    state = TrialState.FAILED
+    parts = ("judge",)
     kind: Literal["TrialFailed"] = "TrialFailed"
     step: str
     reason: str
@@ -677,6 +831,7 @@ class TrialFailed(Event):
 class TrialResumed(Event):
     """A trial that was interrupted, or that failed for a transient reason, continues from its record."""
 
+    state = TrialState.OPEN
     kind: Literal["TrialResumed"] = "TrialResumed"
     software: str
     fence_mark: str = ""
@@ -693,6 +848,7 @@ class ReviewOutcome(StrEnum):
 class VerdictReviewed(Event):
     """A person upheld or overruled the verdict."""
 
+    after_end = True
     kind: Literal["VerdictReviewed"] = "VerdictReviewed"
     outcome: ReviewOutcome
     label: Label
@@ -706,6 +862,7 @@ class VerdictReviewed(Event):
 class SecondOpinionAsked(Event):
     """A person asked for another person to review the verdict."""
 
+    after_end = True
     kind: Literal["SecondOpinionAsked"] = "SecondOpinionAsked"
     by: str = Field(min_length=1)
     reason: str = Field(min_length=1)
@@ -714,6 +871,7 @@ class SecondOpinionAsked(Event):
 class AppealOpened(Event):
     """A verdict is contested by somebody it concerns: a person who has not reviewed it must look at it."""
 
+    after_end = True
     kind: Literal["AppealOpened"] = "AppealOpened"
     by: str = Field(min_length=1)
     """Submitter: a platform, or a person at it."""
@@ -752,21 +910,10 @@ AnyEvent: TypeAlias = Annotated[
     Field(discriminator="kind"),
 ]
 
-AFTERWARDS: tuple[type[Event], ...] = (QuestionRuled, VerdictReviewed, SecondOpinionAsked, AppealOpened)
-"""Events that may follow the end of a trial: rulings on further questions and human actions."""
-
 EVENT_KINDS: tuple[type[Event], ...] = get_args(get_args(AnyEvent)[0])
 """All kinds of event."""
 
 _ADAPTER: TypeAdapter[AnyEvent] = TypeAdapter(AnyEvent)
-
-
-def calls_in(event: Event) -> tuple[ModelCall, ...]:
-    """Returns the model calls that an event reports, except those for odds."""
-    if isinstance(event, DocumentWeighed):
-        return event.calls
-    call: ModelCall | None = getattr(event, "call", None)
-    return () if call is None else (call,)
 
 
 def parse_event(stored: str | bytes) -> AnyEvent:

@@ -7,23 +7,18 @@ meme is used: the stronger harmful and the weaker harmless evidence, because in 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from court.display import word
 from court.events import (
-    AnswerGiven,
     AnyEvent,
-    Described,
-    DocumentWeighed,
-    EvidenceSearched,
     GuardHeard,
     JudgeRuled,
     MemeIdentity,
     NearDuplicatesFound,
     OddsGiven,
-    PrecedentsCited,
     QuestioningEnd,
     Ruling,
     SteeringFound,
@@ -33,7 +28,6 @@ from court.events import (
 )
 from court.events import PrecedentReading as Reading
 from court.examination import SideCase
-from court.expert.documents import words_of
 from court.expert.findings import Testimony, review_of
 from court.injection.detector import find_injection_signals
 from court.meme import Frame
@@ -416,7 +410,7 @@ def steering_in(events: Iterable[AnyEvent]) -> tuple[SteeringFound, ...]:
     return tuple(
         SteeringFound(event=event.seq, **quoted, **signal.model_dump())
         for event in events
-        for quoted, text in _untrusted_texts(event)
+        for quoted, text in event.untrusted_texts()
         for signal in find_injection_signals(text)
     )
 
@@ -430,24 +424,3 @@ def with_review(verdict: Verdict, found: Sequence[SteeringFound]) -> Verdict:
     detail += f"attempt to steer the court ({kinds}); the record says where."
     review = Review(reason=ReviewReason.STEERING_SUSPECTED, detail=detail)
     return verdict.model_copy(update={"review": (*verdict.review, review)})
-
-
-def _untrusted_texts(event: AnyEvent) -> Iterator[tuple[dict[str, str], str]]:
-    """Yields an event's texts other than those of the court's own sides, each with its precedent or document."""
-    match event:
-        case TextRead():
-            yield {}, event.text
-        case Described():
-            yield {}, event.description
-        case AnswerGiven():
-            yield {}, event.answer
-        case GuardHeard():
-            # All of the guard's own words that the Judge is shown; the reason comes first, so that offsets in it are
-            # right.
-            yield {}, "\n".join((event.reason, *event.categories))
-        case PrecedentsCited():
-            yield from (({"precedent": precedent.id}, precedent.text) for precedent in event.findings.exhibits)
-        case EvidenceSearched():
-            yield from (({"document": hit.id}, words_of(hit)) for hit in event.hits)
-        case DocumentWeighed():
-            yield {"document": event.document}, event.text

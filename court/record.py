@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from court.errors import CourtError
 from court.events import (
-    AFTERWARDS,
     AnyEvent,
+    ClaimsFound,
+    Described,
     Event,
+    GuardHeard,
+    NearDuplicatesFound,
     PrecedentsCited,
     QuestionRuled,
+    ReportedCall,
+    Summarised,
+    SummarisedAhead,
     TextRead,
     TrialFailed,
     TrialOpened,
@@ -21,19 +26,20 @@ from court.events import (
     VerdictGiven,
     VerdictReviewed,
 )
+from court.events import TrialState as TrialState
 from court.verdict import Decision, Label, Verdict, decision
 
-
-class TrialState(StrEnum):
-    """State of a trial."""
-
-    OPEN = "OPEN"
-    """Running or interrupted: neither a verdict nor a failure has been recorded."""
-    DECIDED = "DECIDED"
-    FAILED = "FAILED"
-
-
 E = TypeVar("E", bound=Event)
+
+
+class _Last(Generic[E]):
+    """The last event of a kind, as an attribute of a record; None if there is none (yet)."""
+
+    def __init__(self, kind: type[E]) -> None:
+        self.kind = kind
+
+    def __get__(self, record: TrialRecord, owner: type[TrialRecord]) -> E | None:
+        return record.last(self.kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +47,16 @@ class TrialRecord:
     """The events of one trial, from the first on without gaps."""
 
     events: tuple[AnyEvent, ...]
+
+    text = _Last(TextRead)
+    described = _Last(Described)
+    precedents = _Last(PrecedentsCited)
+    duplicates = _Last(NearDuplicatesFound)
+    guard = _Last(GuardHeard)
+    claims_found = _Last(ClaimsFound)
+    verdict_event = _Last(VerdictGiven)
+    failure = _Last(TrialFailed)
+    review = _Last(VerdictReviewed)
 
     def __post_init__(self) -> None:
         if not self.events or not isinstance(self.events[0], TrialOpened):
@@ -57,7 +73,7 @@ class TrialRecord:
             # A failure can be followed by a resumption; a verdict is final.
             if isinstance(event, TrialResumed) and not isinstance(ended, VerdictGiven):
                 ended = None
-            elif ended and not isinstance(event, AFTERWARDS):
+            elif ended and not event.after_end:
                 raise ValueError(f"event {position} ({event.kind}) stands after the end of the trial")
             # Such a ruling rests on the whole trial, and a trial without a verdict may still be resumed.
             if isinstance(event, QuestionRuled) and not isinstance(ended, VerdictGiven):
@@ -85,22 +101,19 @@ class TrialRecord:
     @property
     def state(self) -> TrialState:
         """State of the trial."""
-        if self.last(VerdictGiven):
-            return TrialState.DECIDED
-        # The later event counts: a trial may fail, be resumed, and fail again.
-        failed, resumed = self.last(TrialFailed), self.last(TrialResumed)
-        return TrialState.FAILED if failed and (resumed is None or resumed.seq < failed.seq) else TrialState.OPEN
+        # The latest counts: a trial may fail, be resumed, and fail again. The first event opens it.
+        return next(state for event in reversed(self.events) if (state := event.state))
 
     @property
     def verdict(self) -> Verdict | None:
         """The Judge's verdict, or None if there is none (yet)."""
-        event = self.last(VerdictGiven)
+        event = self.verdict_event
         return event.verdict if event else None
 
     @property
     def label_in_force(self) -> Label:
         """Label in force: the last reviewer's, otherwise the court's; UNDECIDED without a verdict."""
-        review, verdict = self.last(VerdictReviewed), self.verdict
+        review, verdict = self.review, self.verdict
         # Only a review changes the label; an appeal or a request for a second opinion does not.
         if review is not None:
             return review.label
@@ -109,7 +122,7 @@ class TrialRecord:
     @property
     def decision(self) -> Decision | None:
         """Decision in force: the last reviewer's, otherwise the court's; None while the trial is open."""
-        review, verdict = self.last(VerdictReviewed), self.verdict
+        review, verdict = self.review, self.verdict
         if self.state is TrialState.OPEN:
             return None
         return decision(
@@ -119,19 +132,23 @@ class TrialRecord:
         )
 
     @property
-    def text(self) -> TextRead | None:
-        """The text of the meme, once read."""
-        return self.last(TextRead)
+    def first_reports(self) -> Iterator[tuple[AnyEvent, tuple[ReportedCall, ...]]]:
+        """Yields each event with the model calls that it is the first to report."""
+        ahead = {(event.side, event.round) for event in self.all(SummarisedAhead)}
+        for event in self.events:
+            # A round that was summarised ahead is reported again once it counts.
+            repeated = isinstance(event, Summarised) and (event.side, event.round) in ahead
+            yield event, () if repeated else event.reported_calls
 
     @property
-    def precedents(self) -> PrecedentsCited | None:
-        """The precedents, once found."""
-        return self.last(PrecedentsCited)
+    def calls(self) -> tuple[ReportedCall, ...]:
+        """Model calls of the trial, each once."""
+        return tuple(call for _, calls in self.first_reports for call in calls)
 
     @property
     def seconds(self) -> float:
         """Seconds from the first to the last event of the trial itself, without events after its end."""
-        end = next(e for e in reversed(self.events) if not isinstance(e, AFTERWARDS))
+        end = next(e for e in reversed(self.events) if not e.after_end)
         return (end.at - self.opened.at).total_seconds()
 
     def ruling_on(self, question: str) -> QuestionRuled | None:

@@ -9,17 +9,7 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from court.events import (
-    ClaimsFound,
-    Described,
-    GuardHeard,
-    JudgeRuled,
-    PrecedentsCited,
-    Side,
-    SideRested,
-    Summarised,
-    VerdictGiven,
-)
+from court.events import JudgeRuled, PrecedentsCited, Side, SideRested, Summarised
 from court.expert.findings import testimony_of
 from court.expert.messages import findings_words
 from court.guard import opinion_words
@@ -85,7 +75,7 @@ class RecordedCase:
         # The Judge of this ablation is shown only the meme.
         if self.settings.dull_judge:
             return ""
-        described = self.record.last(Described)
+        described = self.record.described
         if described is None:
             raise NotOnRecord("The record does not hold the description.")
         return described.description
@@ -97,7 +87,7 @@ class RecordedCase:
         if cited is None or not self.settings.exhibits_shown:
             return ()
         # All judges of a panel were shown the same.
-        ruled = self.record.last(VerdictGiven) or self.record.last(JudgeRuled)
+        ruled = self.record.verdict_event or self.record.last(JudgeRuled)
         readings = ruled.ruling.precedents if ruled and ruled.ruling else ()
         pictures = {reading.id: reading.picture for reading in readings}
         return tuple((precedent, pictures.get(precedent.id, "")) for precedent in cited.findings.exhibits)
@@ -105,7 +95,7 @@ class RecordedCase:
     @property
     def _cited(self) -> PrecedentsCited | None:
         shown = self.settings.precedents and not self.settings.dull_judge
-        return self.record.last(PrecedentsCited) if shown else None
+        return self.record.precedents if shown else None
 
     def justification(self, side: Side) -> str:
         """Returns the justification shown to the Judge: of the last round that counts. Empty without advocates."""
@@ -133,7 +123,7 @@ class RecordedCase:
         # In the swap_sides experiment the Judge sees each argument under the other side's name.
         if settings.swap_sides:
             accuser, defender = defender, accuser
-        opinion = self.record.last(GuardHeard)
+        opinion = self.record.guard
         return JudgeBrief(
             pictures=pictures,
             policy=self.policy,
@@ -146,7 +136,7 @@ class RecordedCase:
             vote=None if cited is None or not settings.tally_shown else cited.vote,
             guard=opinion.adapter if opinion else "",
             opinion=opinion_words(opinion) if opinion else "",
-            claims=findings_words(testimony_of(self.record.events).findings) if self.record.last(ClaimsFound) else "",
+            claims=findings_words(testimony_of(self.record.events).findings) if self.record.claims_found else "",
             meme_only=settings.dull_judge,
             prompts=prompts,
             defender_first=settings.judge_order == "defender first",

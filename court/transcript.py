@@ -7,28 +7,18 @@ from dataclasses import dataclass
 from court.display import word
 from court.events import (
     AnswerGiven,
-    ClaimsFound,
-    Described,
-    GuardHeard,
     JudgeRuled,
     ModelCall,
     NearDuplicate,
-    NearDuplicatesFound,
     OddsGiven,
-    Procedure,
     QuestionAsked,
     Ruling,
     Side,
     SideRested,
     Summarised,
-    TextSource,
-    TrialFailed,
-    VerdictGiven,
-    calls_in,
 )
 from court.precedents import Precedent, Vote
 from court.record import TrialRecord
-from court.verdict import Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +73,9 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """A record in reading order.
+    """A record in reading order: all that has to be put together from several events, or to be found inside of one.
 
     Attributes:
-        seconds: Seconds from the first to the last event of the trial.
-        source: Source of the text; None if it was never read.
-        frames: Number of frames in the picture's file.
         description: The Proposer's description; empty if there is none.
         rounds: Rounds, in order.
         arguments: Argument of each side; None if it made none.
@@ -97,47 +84,27 @@ class Transcript:
         vote: Vote of the precedents; None if there was none.
         duplicates: Near-duplicates tried before, nearest first.
         panel: Rulings of a panel, ordered by judge number; empty with a single judge.
-        guard: Event of the guard model's opinion or failure; None without a guard.
-        claims_found: Event of the meme's claims of fact; None if no expert witness was called.
-        verdict: Verdict; None if there is none.
-        failures: Failures, in order; a resumed trial may have failed before.
-        models: Distinct models of the trial, in order.
     """
 
-    trial: str
-    procedure: Procedure
-    seconds: float
-    text: str
-    source: TextSource | None
-    frames: int
     description: str
-    description_call: ModelCall | None
     rounds: tuple[Round, ...]
     arguments: dict[Side, Argument | None]
     searched: str
     precedents: tuple[Precedent, ...]
     vote: Vote | None
-    notes: tuple[str, ...]
     duplicates: tuple[NearDuplicate, ...]
     panel: tuple[JudgeRuled, ...]
-    guard: GuardHeard | None
-    claims_found: ClaimsFound | None
-    verdict: Verdict | None
     ruling: Ruling | None
     odds: OddsGiven | None
-    verdict_call: ModelCall | None
-    failures: tuple[TrialFailed, ...]
-    models: tuple[str, ...]
 
 
 def transcript(record: TrialRecord) -> Transcript:
     """Lays out a record, finished or not."""
-    described, verdict_given, cited = record.last(Described), record.last(VerdictGiven), record.precedents
-    duplicates_found = record.last(NearDuplicatesFound)
+    described, verdict, cited, duplicates = record.described, record.verdict_event, record.precedents, record.duplicates
     # By side and round: both sides are examined concurrently, so their events are interleaved.
     questions = {(event.side, event.round): event for event in record.all(QuestionAsked)}
     answered = {(event.side, event.round): event for event in record.all(AnswerGiven)}
-    # Without SummarisedAhead: if such a round counts, a Summarised event repeats it.
+    # Without summaries run ahead: once such a round counts, another event repeats it.
     summed = {(event.side, event.round): event for event in record.all(Summarised)}
     rested = {event.side: event for event in record.all(SideRested)}
 
@@ -181,32 +148,14 @@ def transcript(record: TrialRecord) -> Transcript:
     numbers = sorted({number for _, number in (*questions, *answered, *summed) if number})
     library = cited.findings.library if cited else None
     return Transcript(
-        trial=record.trial_id,
-        procedure=record.opened.procedure,
-        seconds=record.seconds,
-        text=record.text.text if record.text else "",
-        source=record.text.source if record.text else None,
-        frames=record.opened.meme.frame_count,
         description=described.description if described else "",
-        description_call=described.call if described else None,
         rounds=tuple(Round(number, {side: turn(side, number) for side in Side}) for number in numbers),
         arguments={side: argument(side) for side in Side},
         searched=f"{library.name}, {library.size:,} memes" if library else "",
         precedents=cited.findings.exhibits if cited else (),
         vote=cited.vote if cited else None,
-        notes=cited.findings.notes if cited else (),
-        duplicates=duplicates_found.duplicates if duplicates_found else (),
+        duplicates=duplicates.duplicates if duplicates else (),
         panel=tuple(sorted(record.all(JudgeRuled), key=lambda ruled: ruled.judge)),
-        guard=record.last(GuardHeard),
-        claims_found=record.last(ClaimsFound),
-        verdict=verdict_given.verdict if verdict_given else None,
-        ruling=verdict_given.ruling if verdict_given else None,
-        odds=verdict_given.odds if verdict_given else None,
-        verdict_call=verdict_given.call if verdict_given else None,
-        failures=record.all(TrialFailed),
-        models=_models(record),
+        ruling=verdict.ruling if verdict else None,
+        odds=verdict.odds if verdict else None,
     )
-
-
-def _models(record: TrialRecord) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(call.model for event in record.events for call in calls_in(event)))

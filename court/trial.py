@@ -28,7 +28,6 @@ from court.events import (
     Summarised,
     TextRead,
     TextSource,
-    TrialFailed,
     TrialOpened,
     TrialResumed,
     Versions,
@@ -296,7 +295,7 @@ class Court:
         )
 
     def _require_resumable(self, record: TrialRecord, pixels_sha256: str) -> None:
-        opened, failed = record.opened, record.last(TrialFailed)
+        opened, failed = record.opened, record.failure
         require_undecided(record)
         # CANCELLED is not retryable by itself, but a trial whose caller left can still be resumed.
         if record.state is TrialState.FAILED and failed and not failed.retryable and failed.reason != "CANCELLED":

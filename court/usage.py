@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
-from court.events import Event, JudgeRuled, ModelCall, Unused, VerdictGiven, calls_in
+from court.events import Event, ModelCall, Unused
 from court.ports import ChatReply
 
 
@@ -69,11 +69,8 @@ def broke_off(times: int) -> None:
 
 def _reported_by(event: Event) -> Counter[str]:
     reported: Counter[str] = Counter()
-    for call in calls_in(event):
-        # A call with a fault was made twice; its figures include both.
-        reported.update(_figures(call, calls=2 if call.fault else 1))
-    if isinstance(event, VerdictGiven | JudgeRuled) and event.odds is not None:
-        reported.update(_figures(event.odds.call, calls=len(event.odds.harmful)))
+    for call, _, requests in event.reported_calls:
+        reported.update(_figures(call, calls=requests))
     return reported
 
 

@@ -46,7 +46,7 @@ class BoundedSource:
         found = await run_within(self.source.search(query, most=RANKED, within_s=within_s), within_s, _late)
         hits = hits_of(found)
         for hit in hits:
-            find_injection_signals(words_of(hit))
+            find_injection_signals(hit.scanned)
         return hits
 
     async def read(self, hit: RankedHit) -> EvidenceDocument:
@@ -74,12 +74,6 @@ class BoundedSource:
 
 def _late() -> Overrun:
     return Overrun("The source of evidence did not answer in time.", reason="EVIDENCE_TOO_SLOW")
-
-
-def words_of(hit: RankedHit) -> str:
-    """Returns the text of a result that is scanned for signs of steering."""
-    # The snippet first, so that offsets in it are right.
-    return "\n".join((hit.snippet, hit.title, hit.source))
 
 
 def hits_of(found: Sequence[EvidenceHit]) -> tuple[RankedHit, ...]:

@@ -18,14 +18,12 @@ from court.backends.http import Load, http_client
 from court.events import (
     AnswerGiven,
     AnyEvent,
-    Described,
     ModelCall,
     Procedure,
     QuestionAsked,
     Side,
     SideRested,
     Summarised,
-    VerdictGiven,
 )
 from court.meme import Frame, Meme, Picture, PictureFormat
 from court.ports import Reading, ReplicatedModel
@@ -147,7 +145,7 @@ def times(record: TrialRecord, speed: Speed) -> Times:
         rounds = next(event.rounds for event in record.all(SideRested) if event.side is side)
         recorded = (record.all(QuestionAsked), record.all(AnswerGiven), record.all(Summarised))
         sides.append(Examined(*(_rounds(events, side, rounds, speed) for events in recorded)))
-    described, verdict = record.last(Described), record.last(VerdictGiven)
+    described, verdict = record.described, record.verdict_event
     assert described is not None and verdict is not None
     return Times(
         describe=_seconds(described.call, speed),

@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from court.errors import CourtError, Unavailable
 from court.events import (
+    ClaimEvent,
     ClaimSettled,
     ClaimsFound,
     DocumentWeighed,
@@ -162,13 +163,7 @@ _KINDS = {"claims": "claims", "queries": "queries", "rank": "rank", "classify": 
 
 def place_of(event: Event) -> Place:
     """The id of an event's calls among those of the expert witness; zeros for events of others."""
-    match event:
-        case EvidenceSearched() | DocumentWeighed():
-            return event.claim, event.number
-        case QueriesPlanned() | ClaimSettled():
-            return event.claim, 0
-        case _:
-            return 0, 0
+    return (event.claim, getattr(event, "number", 0)) if isinstance(event, ClaimEvent) else (0, 0)
 
 
 class RecordedExpert(ChatModel):

@@ -6,20 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from court.display import word
 from court.events import (
-    AnswerGiven,
     ClaimSettled,
-    ClaimsFound,
-    Described,
-    GuardHeard,
     JudgeRuled,
-    PrecedentsCited,
-    QuestionAsked,
     QuestionRuled,
+    RoundEvent,
     Side,
     SideRested,
-    Summarised,
-    TextRead,
-    TrialFailed,
     VerdictGiven,
 )
 from court.record import TrialRecord
@@ -27,6 +19,16 @@ from court.verdict import Review
 from serving.views.recheck import Difference
 
 _NONE = "none"
+
+_SAID = {
+    "question": "question",
+    "answer": "answer",
+    "summary": "summary",
+    "justification": "justification",
+    "entropy": "entropy",
+    "cites": "precedents cited",
+}
+"""Fields of the events of a round, with their names."""
 
 _Fields = Iterator[tuple[str, int, str]]
 """Name of a field, number of the event that it stands in, and value."""
@@ -59,25 +61,25 @@ def changes(recorded: TrialRecord, replayed: TrialRecord) -> tuple[Difference, .
 
 
 def _fields(record: TrialRecord) -> _Fields:
-    failed = record.last(TrialFailed)
-    verdict = record.last(VerdictGiven)
+    failed = record.failure
+    verdict = record.verdict_event
     if verdict is not None:
         yield from _verdict(verdict)
     elif failed is not None:
         yield "end", failed.seq, f"failed at step {failed.step}: {failed.message}"
-    if (text := record.last(TextRead)) is not None:
+    if (text := record.text) is not None:
         yield "text", text.seq, text.text
-    if (described := record.last(Described)) is not None:
+    if (described := record.described) is not None:
         yield "description", described.seq, described.description
-    if (cited := record.last(PrecedentsCited)) is not None:
+    if (cited := record.precedents) is not None:
         vote = cited.vote
         words = _NONE if vote is None else f"{vote.harmful} of {vote.voters}, {_figure(vote.probability)}"
         yield "precedents' vote", cited.seq, words
-    if (opinion := record.last(GuardHeard)) is not None:
+    if (opinion := record.guard) is not None:
         words = opinion.failure if opinion.harmful is None else "harmful" if opinion.harmful else "not harmful"
         yield "guard's opinion", opinion.seq, words
         yield "guard's categories", opinion.seq, ", ".join(opinion.categories) or _NONE
-    if (found := record.last(ClaimsFound)) is not None:
+    if (found := record.claims_found) is not None:
         yield "claims of fact", found.seq, found.failure or _lines(claim.text for claim in found.claims)
     # Claims are settled side by side, in whatever order the calls return.
     for settled in sorted(record.all(ClaimSettled), key=lambda event: event.claim):
@@ -136,22 +138,19 @@ def _side(record: TrialRecord, side: Side) -> _Fields:
         yield f"{who}'s rounds", rested.seq, f"{rested.rounds}, {word(rested.reason)}"
     # Rounds run ahead beyond the stop depend on timing, and the verdict does not rest on them.
     counted = rested.rounds if rested else 0
-    for event in record.events:
-        if not isinstance(event, QuestionAsked | AnswerGiven | Summarised) or event.side is not side:
+    for event in record.all(RoundEvent):
+        if "rounds" not in event.parts or event.side is not side or event.round > counted:
             continue
-        if event.round > counted:
-            continue
-        place = f"{who}'s {{}}, round {event.round}" if event.round else f"{who}'s {{}}"
-        match event:
-            case QuestionAsked():
-                yield place.format("question"), event.seq, event.question
-            case AnswerGiven():
-                yield place.format("answer"), event.seq, event.answer
-            case Summarised():
-                yield place.format("summary"), event.seq, event.summary
-                yield place.format("justification"), event.seq, event.justification
-                yield place.format("entropy"), event.seq, f"{event.entropy:.4f} bit"
-                yield place.format("precedents cited"), event.seq, ", ".join(event.cites) or _NONE
+        for field, name in _SAID.items():
+            if field in type(event).model_fields:
+                place = f"{who}'s {name}, round {event.round}" if event.round else f"{who}'s {name}"
+                yield place, event.seq, _said(getattr(event, field))
+
+
+def _said(value: str | float | tuple[str, ...]) -> str:
+    if isinstance(value, float):
+        return f"{value:.4f} bit"
+    return value if isinstance(value, str) else ", ".join(value) or _NONE
 
 
 def _reasons(reviews: Iterable[Review]) -> str:

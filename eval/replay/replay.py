@@ -17,21 +17,14 @@ from court.events import (
     AnyEvent,
     DocumentWeighed,
     EvidenceSearched,
-    GuardHeard,
     JudgeRuled,
     NearDuplicate,
-    NearDuplicatesFound,
-    PrecedentsCited,
     QuestioningEnd,
     QuestionRuled,
     RawReply,
     Role,
     Side,
     SideRested,
-    TextRead,
-    TrialFailed,
-    VerdictGiven,
-    calls_in,
 )
 from court.meme import Frame, Meme, Picture, PictureFormat
 from court.policy import DEFAULT_POLICY
@@ -105,7 +98,7 @@ async def _rerun(record: TrialRecord) -> TrialRecord:
     finder = _RecordedFinder(record)
     court = Court(
         finder=finder,
-        text_reader=_RecordedReader(text),
+        text_reader=_RecordedReader(record),
         software=SOFTWARE,
         settings=settings,
         # Records of before policies were stored with their words have the packaged one.
@@ -174,7 +167,7 @@ def _read_again(ruled: QuestionRuled) -> QuestionRuled:
 
 def _no_outcome(record: TrialRecord) -> str:
     """Explains why a record has no outcome to compare a replay with; empty if it has one."""
-    failed = record.last(TrialFailed)
+    failed = record.failure
     if record.state is TrialState.OPEN:
         return "It has not ended: there is nothing to compare with."
     if record.state is TrialState.FAILED and failed is not None and failed.unusable is None:
@@ -199,7 +192,7 @@ def _require_replayable(record: TrialRecord) -> None:
 
 
 def _is_erased_in_part(record: TrialRecord) -> bool:
-    cited = record.last(PrecedentsCited)
+    cited = record.precedents
     return cited is not None and any(precedent.text == GONE for precedent in cited.findings.exhibits)
 
 
@@ -246,8 +239,8 @@ async def _nowhere(*events: AnyEvent) -> None:
 class _RecordedReader:
     """Returns the recorded text."""
 
-    def __init__(self, text: TextRead | None) -> None:
-        self._text = text
+    def __init__(self, record: TrialRecord) -> None:
+        self._text = record.text
 
     @property
     def identity(self) -> str:
@@ -263,7 +256,7 @@ class _RecordedFinder:
     """Returns the recorded precedents, without their pictures."""
 
     def __init__(self, record: TrialRecord) -> None:
-        cited, versions = record.last(PrecedentsCited), record.opened.versions
+        cited, versions = record.precedents, record.opened.versions
         self._findings = cited.findings if cited else None
         self.library = (
             cited.findings.library
@@ -285,7 +278,7 @@ class _RecordedDuplicates:
     """Returns the recorded near-duplicates."""
 
     def __init__(self, record: TrialRecord) -> None:
-        found = record.last(NearDuplicatesFound)
+        found = record.duplicates
         self._found = found.duplicates if found else ()
 
     async def find(
@@ -296,7 +289,7 @@ class _RecordedDuplicates:
 
 def _models(record: TrialRecord) -> RoleModels:
     """Returns one model for all roles, as each call is identified by its id."""
-    verdict, failed = record.last(VerdictGiven), record.last(TrialFailed)
+    verdict, failed = record.verdict_event, record.failure
     replies = dict(_replies(record))
     decided = record.state is TrialState.DECIDED
     if not decided and failed is not None and (unusable := failed.unusable) is not None:
@@ -326,7 +319,7 @@ def _models(record: TrialRecord) -> RoleModels:
     )
     model = RoleModel(recorded)
     further = sum(name.startswith(f"{Role.JUDGE}_") for name in record.opened.versions.models)
-    opinion, guard = record.last(GuardHeard), None
+    opinion, guard = record.guard, None
     if opinion is not None:
         # A guard without an opinion leaves no call that could be looked up.
         spoke = RoleModel(_SilentGuard(opinion.failure)) if opinion.call is None else model
@@ -357,8 +350,9 @@ def _replies(record: TrialRecord) -> Iterator[tuple[CallId, Sequence[RawReply]]]
         number: int = getattr(event, "round", 0)
         judge: int = event.judge if isinstance(event, JudgeRuled) else 1
         claim, step = place_of(event)
-        for call in calls_in(event):
-            task = call.prompt_id.rpartition("/")[2]
+        for call, task, _ in event.reported_calls:
+            if task == "odds":
+                continue
             call_id = CallId(
                 call.role,
                 task,

@@ -164,9 +164,8 @@ class WrongVerdict:
             return ""
         if record.verdict is not None:
             return record.verdict.rationale
-        from court.events import TrialFailed
 
-        failed = record.last(TrialFailed)
+        failed = record.failure
         return failed.message if failed else ""
 
     @property

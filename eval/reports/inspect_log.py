@@ -36,19 +36,15 @@ from court.events import (
     ModelCall,
     QuestionRuled,
     Side,
-    Summarised,
-    SummarisedAhead,
     TrialFailed,
     TrialOpened,
     VerdictGiven,
-    calls_in,
 )
 from court.record import TrialRecord
 from eval.datasets.protocol import Protocol
 from eval.runs.results import Judged, Results
 from eval.scores.metrics import card
 from eval.scores.task_card import task_card
-from eval.solvers.from_record import calls_of
 from eval.solvers.prediction import Outcome, Prediction
 from eval.solvers.question import Question, gold_of
 from serving.docket.ports import TrialReader
@@ -224,9 +220,7 @@ def _transcript(record: TrialRecord) -> Iterator[Event]:
     """Our events as Inspect's, one for one, with a span for each side."""
     opened: list[str] = []
     began = record.opened.at
-    # A summary written ahead of its turn is in two events that share one call.
-    ahead = {(event.side, event.round) for event in record.all(SummarisedAhead)}
-    for event in record.events:
+    for event, calls in record.first_reports:
         side = getattr(event, "side", None)
         span = f"{record.trial_id}/{side}" if isinstance(side, Side) else None
         at: dict[str, Any] = {
@@ -238,8 +232,7 @@ def _transcript(record: TrialRecord) -> Iterator[Event]:
         if span is not None and span not in opened:
             opened.append(span)
             yield SpanBeginEvent(id=span, name=str(side).lower(), type="agent", span_id=span, **_begun(at, span))
-        is_ahead = isinstance(event, Summarised) and (event.side, event.round) in ahead
-        yield _event(event, {**at, "span_id": span}, is_ahead=is_ahead)
+        yield _event(event, {**at, "span_id": span}, [each.call for each in calls if each.task != "odds"])
     last = record.events[-1]
     for span in opened:
         yield SpanEndEvent(id=span, span_id=span, timestamp=last.at, working_start=record.seconds, uuid=f"{span}/end")
@@ -249,8 +242,8 @@ def _begun(at: dict[str, Any], span: str) -> dict[str, Any]:
     return {**at, "uuid": f"{span}/begin"}
 
 
-def _event(event: AnyEvent, at: dict[str, Any], *, is_ahead: bool) -> Event:
-    """Converts an event; a call that an earlier event reported does not become a second one."""
+def _event(event: AnyEvent, at: dict[str, Any], calls: Sequence[ModelCall]) -> Event:
+    """Converts an event with the calls that it is the first to report."""
     body = event.model_dump(mode="json", exclude={"trial_id", "seq", "at", "call", "calls"})
     if isinstance(event, VerdictGiven):
         verdict = event.verdict
@@ -259,8 +252,7 @@ def _event(event: AnyEvent, at: dict[str, Any], *, is_ahead: bool) -> Event:
     if isinstance(event, TrialFailed):
         error = EvalError(message=f"{event.step}: {event.message}", traceback="", traceback_ansi="")
         return ErrorEvent(error=error, metadata=body, **at)
-    calls = calls_in(event)
-    if is_ahead or not calls:
+    if not calls:
         source = "trial" if isinstance(event, TrialOpened) else event.kind
         return InfoEvent(source=source, data=body, **at)
     call = calls[0]
@@ -300,7 +292,7 @@ def _usage(calls: Sequence[ModelCall]) -> ModelUsage:
 
 
 def _usage_of(record: TrialRecord) -> dict[str, ModelUsage]:
-    return _summed({call.model: _usage([call])} for call, _ in calls_of(record))
+    return _summed({call.model: _usage([call])} for call, _, _ in record.calls)
 
 
 def _summed(usages: Any) -> dict[str, ModelUsage]:

@@ -3,31 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 
 from court.events import (
-    AFTERWARDS,
-    AnswerGiven,
-    ClaimSettled,
+    ClaimEvent,
     ClaimsFound,
-    Described,
-    DocumentWeighed,
-    EvidenceSearched,
-    GuardHeard,
-    JudgeRuled,
     ModelCall,
-    QueriesPlanned,
-    QuestionAsked,
-    QuestionRuled,
+    RoundEvent,
     Side,
     SideRested,
     Summarised,
     SummarisedAhead,
-    TrialFailed,
     TrialResumed,
     Unused,
-    VerdictGiven,
-    calls_in,
 )
 from court.precedents import vote
 from court.record import TrialRecord
@@ -46,7 +33,7 @@ def prediction_of(meme: JudgedMeme, record: TrialRecord, *, stored: int = 0) -> 
     Raises:
         ValueError: The trial is not finished.
     """
-    verdict, failed = record.verdict, record.last(TrialFailed)
+    verdict, failed = record.verdict, record.failure
     if verdict is not None:
         outcome = Outcome(str(verdict.label))
         reason = str(verdict.review[0].reason) if verdict.label is Label.UNDECIDED else ""
@@ -88,13 +75,11 @@ def cost_of(record: TrialRecord, stored: int = 0) -> Cost:
     Args:
         stored: Calls answered from the call cache, as far as this process knows.
     """
-    calls = calls_of(record)
     # A trial that failed and was resumed ended several times, each time with unused calls.
-    ends: list[VerdictGiven | TrialFailed | QuestionRuled] = [*record.all(VerdictGiven), *record.all(TrialFailed)]
-    ends += record.all(QuestionRuled)
-    unused = [end.unused for end in ends if end.unused]
-    made = sum(number for _, number in calls) + sum(each.calls for each in unused)
-    figures: list[ModelCall | Unused] = [*(call for call, _ in calls), *unused]
+    unused: list[Unused] = [end for event in record.events if (end := getattr(event, "unused", None))]
+    calls = record.calls
+    made = sum(each.requests for each in calls) + sum(each.calls for each in unused)
+    figures: list[ModelCall | Unused] = [*(each.call for each in calls), *unused]
     return Cost(
         calls=made,
         stored=min(stored, made),
@@ -113,82 +98,50 @@ def chain_of(record: TrialRecord) -> int:
     or its two calls for odds if those are more. Without overlap every summary is in the chain. A repaired reply counts
     twice. An expert witness counts only if the Judge waits for it.
     """
-    described, opinion = record.last(Described), record.last(GuardHeard)
-    judged = 0
-    rulings: list[VerdictGiven | JudgeRuled] = [*record.all(VerdictGiven), *record.all(JudgeRuled)]
-    for ruled in rulings:  # those of a panel run concurrently
-        judged = max(judged, calls_in_step(ruled.call), len(ruled.odds.harmful) if ruled.odds else 0)
+    asked: Counter[tuple[Side, int]] = Counter()  # questions and answers
+    summed: Counter[tuple[Side, int]] = Counter()
+    claims: Counter[int] = Counter()
+    judged = found = others = 0
+    for event, calls in record.first_reports:
+        made = sum(each.requests for each in calls if each.task != "odds")
+        if isinstance(event, Summarised | SummarisedAhead):
+            summed[event.side, event.round] += made
+        elif isinstance(event, RoundEvent):
+            asked[event.side, event.round] += made
+        elif isinstance(event, ClaimEvent):
+            claims[event.claim] += made
+        elif isinstance(event, ClaimsFound):
+            found = made
+        elif event.step_owner != "judge":
+            others += made
+        elif not event.after_end:
+            # The judges of a panel, and each judge and its odds, run concurrently.
+            judged = max(judged, made, sum(each.requests for each in calls) - made)
     overlap = record.opened.settings.get("overlap", True) is not False
-    longest = max(_side_chain(record, side, overlap) for side in Side)
+    longest = 0
+    for rested in record.all(SideRested):
+        # Without questions (the arm no-captioner) the side only sums up once.
+        chain = last = summed[rested.side, 0] if rested.rounds == 0 else 0
+        for number in range(1, rested.rounds + 1):
+            chain += asked[rested.side, number]
+            last = chain + summed[rested.side, number]
+            longest = max(longest, last)
+            # Without overlap, a question waits for the summary of the previous round.
+            chain = chain if overlap else last
+        longest = max(longest, last)
     if record.opened.settings.get("expert_waits") is True:
         # A side calls the witness at one of its summaries, the last one at the latest.
         before = longest if record.opened.settings.get("expert") == "asked" else 0
-        longest = max(longest, before + _expert_chain(record)) if record.all(ClaimsFound) else longest
-    guarded = calls_in_step(opinion.call) if opinion else 0
-    return (calls_in_step(described.call) if described else 0) + longest + guarded + judged
-
-
-def _side_chain(record: TrialRecord, side: Side, overlap: bool) -> int:
-    rested = next((e for e in record.all(SideRested) if e.side is side), None)
-    if rested is None:
-        return 0
-    questions, answered, summed = (_by_round(record, kind, side) for kind in (QuestionAsked, AnswerGiven, Summarised))
-    if rested.rounds == 0:
-        # No questions were asked (the arm no-captioner): the side only sums up once.
-        return calls_in_step(summed.get(0))
-    before, chains = 0, []
-    for number in range(1, rested.rounds + 1):
-        before += calls_in_step(questions.get(number)) + calls_in_step(answered.get(number))
-        chains.append(before + calls_in_step(summed.get(number)))
-        # Without overlap, a question waits for the summary of the previous round.
-        if not overlap:
-            before = chains[-1]
-    return max(chains)
-
-
-def _expert_chain(record: TrialRecord) -> int:
-    """Calls for the claims, plus those for the claim with the most calls: claims are checked concurrently."""
-    by_claim: Counter[int] = Counter()
-    found = 0
-    for event in record.events:
-        number = sum(map(calls_in_step, calls_in(event)))
-        if isinstance(event, ClaimsFound):
-            found = number
-        elif isinstance(event, QueriesPlanned | EvidenceSearched | DocumentWeighed | ClaimSettled):
-            by_claim[event.claim] += number
-    return found + max(by_claim.values(), default=0)
-
-
-def _by_round(
-    record: TrialRecord, kind: type[QuestionAsked] | type[AnswerGiven] | type[Summarised], side: Side
-) -> Mapping[int, ModelCall]:
-    return {event.round: event.call for event in record.all(kind) if event.side is side and event.call is not None}
-
-
-def calls_in_step(call: ModelCall | None) -> int:
-    """Number of calls that one step took; 0 if it made none."""
-    # A call with a fault was repeated once.
-    return 0 if call is None else 2 if call.fault else 1
-
-
-def calls_of(record: TrialRecord) -> list[tuple[ModelCall, int]]:
-    """Every model call in the record, with the number of requests it stands for."""
-    summed = {(event.side, event.round) for event in record.all(Summarised)}
-    calls: list[tuple[ModelCall, int]] = []
-    for event in record.events:
-        if isinstance(event, SummarisedAhead) and (event.side, event.round) in summed:
-            continue  # reported again, but made once
-        calls += [(call, calls_in_step(call)) for call in calls_in(event)]
-        if isinstance(event, VerdictGiven | JudgeRuled) and event.odds is not None:
-            calls.append((event.odds.call, len(event.odds.harmful)))
-    return calls
+        # Claims are checked concurrently, once they are found.
+        longest = max(longest, before + found + max(claims.values(), default=0))
+    return longest + others + judged
 
 
 def _seconds(record: TrialRecord) -> float:
     """Returns the trial's duration, without the time between an interruption and its resumption."""
     total, before = 0.0, record.opened.at
     for event in record.events:
-        if isinstance(event, AFTERWARDS):
+        if event.after_end:
             # Events after the end do not count towards the trial's duration.
             break
         if not isinstance(event, TrialResumed):

@@ -14,7 +14,7 @@ from eval.models.cached_model import HitCounter
 from eval.models.call_cache import CallsError
 from eval.session.engine import LATE, Tried
 from eval.solvers.calls import DecodedMeme, MemeItem, failed
-from eval.solvers.from_record import calls_in_step, prediction_of
+from eval.solvers.from_record import prediction_of
 from eval.solvers.prediction import Outcome, Prediction, TaskAnswer
 from eval.solvers.question import Question, gold_of
 from eval.solvers.trial import TrialSolver
@@ -97,9 +97,10 @@ class RulingSolver:
         of_trial = prediction_of(meme, record, stored=stored)
         ruled = record.ruling_on(self.question.task)
         cost = of_trial.cost
-        if ruled is not None and ruled.call is not None:
+        if ruled is not None:
             # The question waits for the whole trial: one more call in the chain, or two if it was repaired.
-            cost = cost.model_copy(update={"chain": cost.chain + calls_in_step(ruled.call)})
+            more = sum(each.requests for each in ruled.reported_calls)
+            cost = cost.model_copy(update={"chain": cost.chain + more})
         # The trial's score and vote are left out, as they are on harm.
         base = {"meme": meme.id, "trial": record.trial_id, "cost": cost, "sides": of_trial.sides}
         if ruled is None or ruled.chosen is None:

@@ -62,7 +62,7 @@ class TrialSolver:
             record, retry_after = error.record, getattr(error.cause, "retry_after", None) or 0.0
         except (BadInput, Unavailable) as error:
             return failed(item.meme, error)
-        failure = record.last(TrialFailed) if record.state is TrialState.FAILED else None
+        failure = record.failure if record.state is TrialState.FAILED else None
         prediction = prediction_of(item.meme, record, stored=hits.count)
         passing = failure is not None and failure.retryable
         return Tried(prediction, passing, prediction.reason, state=record, retry_after=retry_after)
@@ -75,7 +75,7 @@ class TrialSolver:
         """True if a trial is unfinished, or ended in a failure that is to be retried."""
         if record.state is not TrialState.FAILED:
             return record.state is TrialState.OPEN
-        failure = record.last(TrialFailed)
+        failure = record.failure
         assert failure is not None
         # Timed-out trials had their retries (see LATE): only --retry-failed retries them again.
         passing = failure.reason in _NOT_THE_TRIALS or (failure.retryable and failure.reason not in LATE)

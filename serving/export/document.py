@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from court.errors import BadRequest
-from court.events import VerdictReviewed, parse_event
+from court.events import parse_event
 from court.record import TrialRecord
 from serving.export.source import ExportSource, Pictures
 from serving.views.blur import blurred
@@ -31,7 +31,7 @@ def document(source: ExportSource, *, pictures: Pictures = Pictures.NONE, messag
         messages: True to include the messages sent to models.
     """
     record = source.record
-    verdict, review = record.verdict, record.last(VerdictReviewed)
+    verdict, review = record.verdict, record.review
     content: dict[str, Any] = {
         "format": FORMAT,
         "trial_id": record.trial_id,

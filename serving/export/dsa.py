@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from court.errors import BadRequest
-from court.events import Procedure, TextSource, VerdictGiven, VerdictReviewed
+from court.events import Procedure, TextSource, VerdictReviewed
 from court.policy import DEFAULT_POLICY, Clause
 from court.record import TrialRecord
 from court.verdict import ClaimFinding, ClaimLabel, Finding, Label, ScoreMeaning
@@ -86,7 +86,7 @@ def draft(record: TrialRecord, filled: Mapping[str, Any] | None = None) -> dict[
         NotDecided: The trial has no verdict, or found no harm: there is nothing to give reasons for.
         BadRequest: A given value is not as the database takes it.
     """
-    verdict, review = record.last(VerdictGiven), record.last(VerdictReviewed)
+    verdict, review = record.verdict_event, record.review
     if verdict is None or record.label_in_force is not Label.HARMFUL:
         raise NotDecided(
             "A statement of reasons is owed for content that is restricted; this trial did not end in harmful.",
@@ -160,7 +160,7 @@ def _refuted(record: TrialRecord) -> list[ClaimFinding]:
 
 def _clause(record: TrialRecord) -> Clause | None:
     """The clause that holds: the reviewer's where one is named, else the court's; None where no policy here has it."""
-    review, finding, policy = record.last(VerdictReviewed), _finding(record), record.opened.policy.content
+    review, finding, policy = record.review, _finding(record), record.opened.policy.content
     # By digest and not by name: another wording under the same name must not be quoted.
     if policy is None and record.opened.policy.digest == DEFAULT_POLICY.digest:
         policy = DEFAULT_POLICY  # a trial that asked no model keeps no more than its name
@@ -174,7 +174,7 @@ def _ground(record: TrialRecord, clause: Clause) -> str:
 
 
 def _explanation(record: TrialRecord, clause: Clause, finding: Finding | None) -> str:
-    review, verdict = record.last(VerdictReviewed), record.verdict
+    review, verdict = record.review, record.verdict
     # A reviewer may have named another clause: the court's target belongs to its own clause only.
     aimed = f", aimed at: {finding.target}" if finding and finding.target and finding.clause == clause.number else ""
     sentences = [

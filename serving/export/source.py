@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from court.events import VerdictGiven
 from court.meme import Frame
 from court.record import TrialRecord
 from serving.docket.ports import TrialReader
@@ -52,7 +51,7 @@ class ExportSource:
 
     def changed(self, precedent: str) -> bool:
         """True if a precedent's picture differs now from the one that the Judge was shown."""
-        verdict = self.record.last(VerdictGiven)
+        verdict = self.record.verdict_event
         readings = verdict.ruling.precedents if verdict and verdict.ruling else ()
         shown = {reading.id: reading.picture for reading in readings}
         png = self.precedents.get(precedent)

@@ -14,16 +14,6 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from court.errors import NotLoaded
-from court.events import (
-    JudgeRuled,
-    ModelCall,
-    Summarised,
-    SummarisedAhead,
-    TrialFailed,
-    VerdictGiven,
-    VerdictReviewed,
-    calls_in,
-)
 from court.record import TrialRecord
 from serving.docket.errors import TrialErased
 from serving.docket.ports import TrialReader
@@ -140,10 +130,8 @@ class Selection:
 
 def row_of(record: TrialRecord) -> dict[str, Any]:
     """A row of Parquet; see :func:`schema_of`."""
-    opened, verdict_event = record.opened, record.last(VerdictGiven)
-    verdict, text, cited = record.verdict, record.text, record.precedents
-    review, failed = record.last(VerdictReviewed), record.last(TrialFailed)
-    calls = _calls(record)
+    opened, verdict, text, cited = record.opened, record.verdict, record.text, record.precedents
+    review, failed, calls = record.review, record.failure, record.calls
     finding = verdict.finding if verdict else None
     strengths = verdict.strengths if verdict else None
     return {
@@ -170,15 +158,15 @@ def row_of(record: TrialRecord) -> dict[str, Any]:
         "rationale": verdict.rationale if verdict else None,
         "review_reasons": [str(review.reason) for review in verdict.review] if verdict else [],
         "reviewed": str(review.outcome) if review else None,
-        "failure_reason": failed.reason if failed and verdict_event is None else None,
+        "failure_reason": failed.reason if failed and verdict is None else None,
         "text": text.text if text else None,
         "text_source": str(text.source) if text else None,
         "precedents": [exhibit.id for exhibit in cited.findings.exhibits] if cited else [],
         "vote": cited.vote.probability if cited and cited.vote else None,
-        "model_calls": sum(number for _, number in calls),
-        "tokens_in": sum(call.tokens_in for call, _ in calls),
-        "tokens_out": sum(call.tokens_out for call, _ in calls),
-        "tokens_cached": sum(call.tokens_cached for call, _ in calls),
+        "model_calls": sum(each.requests for each in calls),
+        "tokens_in": sum(each.call.tokens_in for each in calls),
+        "tokens_out": sum(each.call.tokens_out for each in calls),
+        "tokens_cached": sum(each.call.tokens_cached for each in calls),
         "models": json.dumps(opened.versions.models, sort_keys=True),
         "software": opened.versions.software,
         "settings": opened.versions.settings,
@@ -200,20 +188,6 @@ def schema_of(pa: Any) -> pyarrow.Schema:
     columns |= dict.fromkeys(("seconds", "harm_score", "risk", "vote"), share)
     columns |= dict.fromkeys(("model_calls", "tokens_in", "tokens_out", "tokens_cached"), number)
     return pa.schema(list(columns.items()), metadata={"format": "memecourt-trials/1"})
-
-
-def _calls(record: TrialRecord) -> list[tuple[ModelCall, int]]:
-    """Returns each recorded call with the number of requests: two where a reply was requested again, or odds were."""
-    ahead = {(event.side, event.round) for event in record.all(SummarisedAhead)}
-    calls: list[tuple[ModelCall, int]] = []
-    for event in record.events:
-        # Its call is counted with SummarisedAhead, which came first.
-        if isinstance(event, Summarised) and (event.side, event.round) in ahead:
-            continue
-        calls += [(call, 2 if call.fault else 1) for call in calls_in(event)]
-        if isinstance(event, VerdictGiven | JudgeRuled) and event.odds is not None:
-            calls.append((event.odds.call, len(event.odds.harmful)))
-    return calls
 
 
 class _Sink(io.RawIOBase):

@@ -11,7 +11,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from court.errors import BadRequest
-from court.events import NearDuplicate, NearDuplicatesFound, Procedure, VerdictGiven
+from court.events import NearDuplicate, Procedure
 from court.meme import is_language_tag
 from court.precedents import Precedent, PrecedentLabel
 from court.record import TrialRecord
@@ -116,10 +116,10 @@ def answer_of(answer: Answer, ask: TrialRequest, *, client_token: bytes = b"") -
 def verdict_of(record: TrialRecord) -> wire.JudgeResponse:
     """Builds the part of a response about the trial, which is the same for every request that gets its verdict."""
     opened = record.opened
-    ruled, text, cited = record.last(VerdictGiven), record.text, record.precedents
+    ruled, text, cited = record.verdict_event, record.text, record.precedents
     assert ruled is not None and text is not None
     verdict, findings = ruled.verdict, cited.findings if cited else None
-    duplicates = record.last(NearDuplicatesFound)
+    duplicates = record.duplicates
     response = wire.JudgeResponse(
         verdict_id=record.trial_id,
         label=wire.Label.Value(f"LABEL_{verdict.label}"),

@@ -11,7 +11,7 @@ from typing import TypeAlias, TypeVar
 
 from court.digests import canonical_json
 from court.errors import BadRequest
-from court.events import AnyEvent, TrialFailed, VerdictReviewed
+from court.events import AnyEvent, VerdictReviewed
 from court.record import TrialRecord, TrialState
 from court.verdict import Label, decision
 from memecourt.v1 import court_pb2 as wire
@@ -47,7 +47,7 @@ def trial_of(record: TrialRecord) -> wire.Trial:
 def line_of(record: TrialRecord) -> DocketLine:
     """Summarises a record as a line of a listing."""
     opened, verdict, state = record.opened, record.verdict, record.state
-    failed = record.last(TrialFailed) if state is TrialState.FAILED else None
+    failed = record.failure if state is TrialState.FAILED else None
     return DocketLine(
         trial_id=record.trial_id,
         opened_at=opened.at,
@@ -58,7 +58,7 @@ def line_of(record: TrialRecord) -> DocketLine:
         label=verdict.label if verdict else None,
         needs_human_review=verdict.needs_human_review if verdict else False,
         request_id=opened.request_id,
-        review=record.last(VerdictReviewed),
+        review=record.review,
         failure_reason=failed.reason if failed else "",
     )
 

@@ -20,20 +20,18 @@ from court.backends.sandbox.pool import worker_deaths
 from court.events import (
     AnyEvent,
     NearDuplicatesFound,
-    PrecedentsCited,
     Procedure,
     QuestioningEnd,
+    ReportedCall,
     ReviewOutcome,
     SideRested,
     TextRead,
     TrialFailed,
-    TrialOpened,
-    TrialResumed,
     VerdictGiven,
 )
 from court.record import TrialState
 from serving.telemetry.state_metrics import StateMetrics
-from serving.telemetry.trial_state import ObservedModelCall, ObservedTrial
+from serving.telemetry.trial_state import ObservedTrial
 from serving.version import SOFTWARE
 
 if TYPE_CHECKING:
@@ -47,6 +45,11 @@ _REQUEST_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5
 _TRIAL_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
 _CALL_S = (0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 16, 32, 64, 128)
 _STEP_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+_STEPS = {
+    "text_read": "Reading the text off a picture.",
+    "precedents": "Finding precedents.",
+    "near_duplicates": "Finding near duplicates, where there were any.",
+}
 _WORKERS = ("document reader", "encoder", "picture comparer", "picture reader", "text reader")
 """Workers whose count starts at 0, since alerts can't use missing counters."""
 _WEBHOOK_OUTCOMES = ("delivered", "failed", "given_up")
@@ -160,11 +163,9 @@ class Metrics:
         # Steps.
         self._texts = counter("texts", "Texts of memes, by where they came from.", ("source",))
         self._picture_s = histogram("picture_decode_duration_seconds", "Decoding a picture.", _STEP_S)
-        self._text_s = histogram("text_read_duration_seconds", "Reading the text off a picture.", _STEP_S)
-        self._precedents_s = histogram("precedents_duration_seconds", "Finding precedents.", _STEP_S)
-        self._near_s = histogram(
-            "near_duplicates_duration_seconds", "Finding near duplicates, where there were any.", _STEP_S
-        )
+        self._step_s = {
+            name: histogram(f"{name}_duration_seconds", description, _STEP_S) for name, description in _STEPS.items()
+        }
 
         # What is not a trial.
         self._reused = counter("reused_verdicts", "Answers with an earlier verdict: exact, or near.", ("kind",))
@@ -276,24 +277,20 @@ class Metrics:
             if read is not None:
                 gauge.set_function(read)
 
-    def note(self, event: AnyEvent, trial: ObservedTrial, calls: Sequence[ObservedModelCall]) -> None:
+    def note(self, event: AnyEvent, trial: ObservedTrial, calls: Sequence[ReportedCall]) -> None:
         """Counts a stored event of a trial; ``calls`` are the model calls that it reports first."""
         for each in calls:
             self._count_call(each, trial)
+        if event.metric and event.took_s is not None:
+            self._step_s[event.metric].observe(event.took_s)
+        if event.state is TrialState.OPEN:
+            # The first event of a record opens the trial; later ones open it again.
+            (self._resumed if event.seq else self._opened).labels(trial.procedure).inc()
         match event:
-            case TrialOpened():
-                self._opened.labels(trial.procedure).inc()
-            case TrialResumed():
-                self._resumed.labels(trial.procedure).inc()
             case TextRead():
                 self._texts.labels(event.source.value).inc()
-                if event.reader:
-                    self._text_s.observe(event.latency_s)
-            case PrecedentsCited():
-                self._precedents_s.observe(event.latency_s)
             case NearDuplicatesFound():
                 self._with_near.inc()
-                self._near_s.observe(event.latency_s)
                 for duplicate in event.duplicates:
                     self._near.labels(duplicate.label.value).inc()
             case SideRested():
@@ -312,11 +309,11 @@ class Metrics:
                 self._end(event, trial, TrialState.FAILED, "")
                 self._failures.labels(trial.procedure, event.step, event.reason).inc()
 
-    def _count_call(self, model_call: ObservedModelCall, trial: ObservedTrial) -> None:
+    def _count_call(self, model_call: ReportedCall, trial: ObservedTrial) -> None:
         call = model_call.call
         # The configured name: names in servers' replies are unbounded.
         labels = (call.role.value, trial.models.get(call.role.value, "unknown"))
-        self._calls.labels(*labels).inc(model_call.calls)
+        self._calls.labels(*labels).inc(model_call.requests)
         if call.fault:
             self._repairs.labels(*labels).inc()
         self._call_s.labels(*labels).observe(call.latency_s)

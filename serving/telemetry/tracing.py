@@ -30,8 +30,8 @@ from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from court.events import AnyEvent, PrecedentsCited, TextRead, TrialFailed, TrialOpened, TrialResumed, VerdictGiven
-from serving.telemetry.trial_state import ObservedModelCall, ObservedTrial
+from court.events import AnyEvent, PrecedentsCited, ReportedCall, TextRead, TrialFailed, TrialState, VerdictGiven
+from serving.telemetry.trial_state import ObservedTrial
 from serving.version import SOFTWARE
 
 _SERVER_FAULTS = frozenset({"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"})
@@ -120,15 +120,15 @@ class Tracing:
             span.set_status(Status(StatusCode.ERROR))
         span.end()
 
-    def note(self, event: AnyEvent, trial: ObservedTrial, calls: Sequence[ObservedModelCall]) -> None:
+    def note(self, event: AnyEvent, trial: ObservedTrial, calls: Sequence[ReportedCall]) -> None:
         """Adds a stored event to its trial's spans; ``calls`` are the model calls that it is the first to report."""
-        if isinstance(event, TrialOpened | TrialResumed):
+        if event.state is TrialState.OPEN:
             trial.span = self._trial(event, trial)
         if trial.span is None:
             return
         # A text that the caller gave took no reader, and so no step.
-        if isinstance(event, TextRead) and event.reader:
-            self._step("read text", ended=event.at, seconds=event.latency_s, trial=trial, attributes={KIND: "TOOL"})
+        if isinstance(event, TextRead) and event.took_s is not None:
+            self._step("read text", ended=event.at, seconds=event.took_s, trial=trial, attributes={KIND: "TOOL"})
         elif isinstance(event, PrecedentsCited):
             library = event.findings.library.name
             attributes: dict[str, Any] = {
@@ -153,7 +153,7 @@ class Tracing:
             trial.span.set_status(Status(StatusCode.ERROR))
             trial.span.end(_ns(event.at))
 
-    def _trial(self, event: TrialOpened | TrialResumed, trial: ObservedTrial) -> Span:
+    def _trial(self, event: AnyEvent, trial: ObservedTrial) -> Span:
         """Starts the span of a trial, as a child of the current call if both are in the same trace.
 
         A trial whose record names another trace, as that of a resumed one does, has no parent but a link to the call.
@@ -182,13 +182,13 @@ class Tracing:
                     "memecourt.trial.id": trial.trial_id,
                     "memecourt.request.id": trial.request_id,
                     "memecourt.procedure": trial.procedure,
-                    "memecourt.resumed": isinstance(event, TrialResumed),
+                    "memecourt.resumed": event.seq > 0,
                 },
             )
         finally:
             _wanted_trace.reset(token)
 
-    def _record_call(self, model_call: ObservedModelCall, event: AnyEvent, trial: ObservedTrial) -> None:
+    def _record_call(self, model_call: ReportedCall, event: AnyEvent, trial: ObservedTrial) -> None:
         """Adds the span of a model call, which ends when the call's event was stored.
 
         An event says how long its call took, not when it ended: the span is late by as long as the call waited for its
@@ -219,7 +219,7 @@ class Tracing:
             "llm.token_count.prompt_details.cache_read": call.tokens_cached,
             "memecourt.trial.id": trial.trial_id,
             "memecourt.event.seq": event.seq,
-            "memecourt.calls": model_call.calls,
+            "memecourt.calls": model_call.requests,
             "memecourt.repaired": bool(call.fault),
         }
         for name in ("side", "round"):

@@ -8,32 +8,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from court.events import (
-    AnyEvent,
-    JudgeRuled,
-    ModelCall,
-    Side,
-    Summarised,
-    SummarisedAhead,
-    TrialOpened,
-    VerdictGiven,
-    calls_in,
-)
+from court.events import AnyEvent, ReportedCall, Side, Summarised, SummarisedAhead, TrialOpened
 from court.record import TrialRecord
-
-
-@dataclass(frozen=True, slots=True)
-class ObservedModelCall:
-    """A model call reported by an event.
-
-    Attributes:
-        task: Task of the call: the last part of the prompt's id, or ``odds``.
-        calls: Number of requests: two if a reply was requested again, or for odds.
-    """
-
-    call: ModelCall
-    task: str
-    calls: int
 
 
 @dataclass(slots=True)
@@ -85,21 +61,14 @@ class ObservedTrial:
         """Starts tracking a trial of which only this event is known."""
         return cls(event.trial_id, "UNKNOWN", "", "")
 
-    def calls(self, event: AnyEvent) -> Sequence[ObservedModelCall]:
+    def calls(self, event: AnyEvent) -> Sequence[ReportedCall]:
         """Returns the model calls that this event is the first to report."""
-        found: list[ObservedModelCall] = []
-        calls = calls_in(event)
         if isinstance(event, SummarisedAhead):
             self.ahead.add((event.side, event.round))
         # The same call, reported again once its round counts.
         elif isinstance(event, Summarised) and (event.side, event.round) in self.ahead:
-            calls = ()
-        for call in calls:
-            found.append(ObservedModelCall(call, call.prompt_id.rpartition("/")[2], 2 if call.fault else 1))
-        # Each order of the options was a separate request.
-        if isinstance(event, VerdictGiven | JudgeRuled) and event.odds is not None:
-            found.append(ObservedModelCall(event.odds.call, "odds", len(event.odds.harmful)))
-        return found
+            return ()
+        return event.reported_calls
 
     def log(self, log: logging.Logger, event: AnyEvent) -> None:
         """Logs one line per event, without anything of the meme or its namespace."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from court.events import CheckableClaim, ClaimSettled, ClaimsFound, DocumentWeighed, EvidenceSearched
+from court.events import CheckableClaim, ClaimSettled, DocumentWeighed, EvidenceSearched
 from court.expert.findings import ClaimRecord
 from court.record import TrialRecord
 
@@ -28,7 +28,7 @@ class ClaimView:
 
 def claims_of(record: TrialRecord) -> tuple[ClaimView, ...]:
     """The claims of a trial, in the order in which they were found."""
-    found = record.last(ClaimsFound)
+    found = record.claims_found
     settled = {event.claim: event for event in record.all(ClaimSettled)}
     views = []
     for claim in found.claims if found else ():

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from court.display import word
-from court.events import ReviewOutcome, Side, SideRested, Summarised, VerdictReviewed
+from court.events import ReviewOutcome, Side, SideRested, Summarised
 from court.record import TrialRecord
 from court.transcript import Transcript, transcript
 
@@ -95,7 +95,7 @@ _Rows = Iterator[tuple[str, tuple[str, bool]]]
 
 def _sections(record: TrialRecord) -> Iterator[tuple[str, _Rows]]:
     transcribed = transcript(record)
-    yield "Verdict", _verdict(record, transcribed)
+    yield "Verdict", _verdict(record)
     yield "Meme", _meme(record, transcribed)
     yield "Sides", _sides(record, transcribed)
     yield "Precedents", _precedents(transcribed)
@@ -103,8 +103,8 @@ def _sections(record: TrialRecord) -> Iterator[tuple[str, _Rows]]:
     yield "Settings", ((str(name), (str(value), False)) for name, value in sorted(record.opened.settings.items()))
 
 
-def _verdict(record: TrialRecord, transcribed: Transcript) -> _Rows:
-    verdict, review = transcribed.verdict, record.last(VerdictReviewed)
+def _verdict(record: TrialRecord) -> _Rows:
+    verdict, review = record.verdict, record.review
     yield "state", (word(record.state), False)
     yield "decision", (record.decision or "", False)
     yield "label", (word(verdict.label) if verdict else "", False)
@@ -126,8 +126,9 @@ def _verdict(record: TrialRecord, transcribed: Transcript) -> _Rows:
 def _meme(record: TrialRecord, transcribed: Transcript) -> _Rows:
     meme = record.opened.meme
     yield "picture", (meme.pixels_sha256[:16] if meme.picture_given else "none was sent", False)
-    yield "text", (transcribed.text, True)
-    yield "where the text is from", (word(transcribed.source) if transcribed.source else "", False)
+    text = record.text
+    yield "text", (text.text if text else "", True)
+    yield "where the text is from", (word(text.source) if text else "", False)
     yield "description", (transcribed.description, True)
 
 

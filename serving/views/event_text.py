@@ -92,7 +92,7 @@ def pieces_of(event: e.AnyEvent) -> Iterator[Piece]:
                 yield Fact("categories", ", ".join(event.categories))
                 if event.reason:
                     yield Speech(event.reason)
-        case e.ClaimsFound() | e.QueriesPlanned() | e.EvidenceSearched() | e.DocumentWeighed() | e.ClaimSettled():
+        case e.ClaimsFound() | e.ClaimEvent():
             yield from _expert(event)
         case e.VerdictGiven():
             yield from _verdict_pieces(event)

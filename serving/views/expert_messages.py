@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from court.events import ClaimSettled, ClaimsFound, DocumentWeighed, EvidenceSearched, QueriesPlanned
+from court.events import ClaimEvent, ClaimSettled, DocumentWeighed, EvidenceSearched, QueriesPlanned
 from court.expert.findings import ClaimRecord, document_of
 from court.expert.messages import ClaimBrief, find_claims
 from court.expert.replies import MOST_NEXT, MOST_QUERIES
@@ -16,9 +16,6 @@ from court.prompts.sets import packaged
 from court.record import TrialRecord
 from court.settings import TrialSettings
 from court.untrusted import Fence
-
-ClaimEvent = QueriesPlanned | EvidenceSearched | DocumentWeighed | ClaimSettled
-"""Events about one claim."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +44,7 @@ class ExpertMessages:
 
     def about(self, event: ClaimEvent, task: str) -> Messages[Any] | None:
         """The question of a call about one claim; None where the record does not hold the claim."""
-        found = self.record.last(ClaimsFound)
+        found = self.record.claims_found
         claim = next((each for each in found.claims if each.number == event.claim), None) if found else None
         if claim is None:
             return None
@@ -73,11 +70,7 @@ class ExpertMessages:
                 if task not in ("sufficient", "more_queries"):
                     return brief.ask_about(task, document)
                 # These two questions count the new document as evidence already.
-                grown = ClaimBrief(
-                    fence=self.fence,
-                    claim=claim.text,
-                    evidence=(*brief.evidence, document),
-                    chars=brief.chars,
-                    prompts=self.prompts,
-                )
+                grown = replace(brief, evidence=(*brief.evidence, document))
                 return grown.sufficient() if task == "sufficient" else grown.more_queries(MOST_NEXT)
+            case _:
+                return None

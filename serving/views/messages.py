@@ -16,25 +16,21 @@ from court import messages as asking
 from court.events import (
     AnswerGiven,
     AnyEvent,
-    ClaimSettled,
+    ClaimEvent,
     ClaimsFound,
     Described,
-    DocumentWeighed,
-    EvidenceSearched,
     GuardHeard,
     JudgeRuled,
     ModelCall,
-    PrecedentsCited,
-    QueriesPlanned,
     QuestionAsked,
     QuestionRuled,
+    ReportedCall,
     Side,
     Summarised,
     SummarisedAhead,
     TrialOpened,
     TrialResumed,
     VerdictGiven,
-    calls_in,
 )
 from court.expert.witness import asks_for_claims
 from court.guard import GuardAdapter, guard_messages
@@ -46,7 +42,7 @@ from court.recorded_case import NotOnRecord, RecordedCase
 from court.settings import TrialSettings
 from court.summary import precedents_for
 from court.untrusted import Fence
-from serving.views.expert_messages import ClaimEvent, ExpertMessages
+from serving.views.expert_messages import ExpertMessages
 
 _LOST_MARK = "not-kept"
 """Placeholder for the fence mark in old records that lack it."""
@@ -100,31 +96,9 @@ def messages_of(record: TrialRecord, event: AnyEvent) -> tuple[CallMessages, ...
     """The messages of the calls that an event tells of: two calls for a verdict with odds, none where none was made."""
     recorded = _RecordedSoFar(record, event)
     # Functions, so that a gap in the record only affects the call that needs it.
-    calls: list[tuple[ModelCall, Callable[[], Sequence[Messages[PictureShown]]]]] = []
-    match event:
-        case Described():
-            calls.append((event.call, lambda: [recorded.describe()]))
-        case QuestionAsked():
-            # A question is asked with the exchanges before it in view; a summary with its own round as well.
-            calls.append((event.call, lambda: [recorded.argue("ask", event.side, event.round - 1)]))
-        case AnswerGiven():
-            calls.append((event.call, lambda: [recorded.answer(event.side, event.round)]))
-        case Summarised(call=ModelCall() as call) | SummarisedAhead(call=call):
-            calls.append((call, lambda: [recorded.argue("summarise", event.side, event.round)]))
-        case GuardHeard(call=ModelCall() as call):
-            calls.append((call, lambda: [recorded.ask_guard(event)]))
-        case ClaimsFound(call=ModelCall() as call):
-            calls.append((call, lambda: [recorded.find_claims()]))
-        case QueriesPlanned() | EvidenceSearched() | DocumentWeighed() | ClaimSettled():
-            calls += [(call, partial(recorded.ask_expert, event, call)) for call in calls_in(event)]
-        case VerdictGiven() | JudgeRuled():
-            if event.call is not None:
-                calls.append((event.call, lambda: [recorded.judge_brief().rule(recorded.settings.reply_chars)]))
-            if event.odds is not None:
-                calls.append((event.odds.call, lambda: recorded.judge_brief().odds()))
-        case QuestionRuled(call=ModelCall() as call):
-            calls.append((call, lambda: [recorded.ask_question(event)]))
-    return tuple(_made_again(recorded, call, requests) for call, requests in calls)
+    return tuple(
+        _made_again(recorded, each.call, partial(recorded.requests_of, event, each)) for each in event.reported_calls
+    )
 
 
 def _made_again(
@@ -178,14 +152,38 @@ class _RecordedSoFar:
             # The call was made when the summary was run ahead, perhaps before the trial was cut off and resumed.
             early = self._find(SummarisedAhead, event.side, event.round)
             made = made if early is None else early.seq
-        marks = [
-            each.fence_mark for each in self._record.events[: made + 1] if isinstance(each, TrialOpened | TrialResumed)
-        ]
-        return marks[-1]
+        opened = [each for each in self._record.events[: made + 1] if isinstance(each, TrialOpened | TrialResumed)]
+        return opened[-1].fence_mark
 
     @property
     def settings(self) -> TrialSettings:
         return self._case.settings
+
+    def requests_of(self, event: AnyEvent, reported: ReportedCall) -> Sequence[Messages[PictureShown]]:
+        """Rebuilds the requests of a call that an event reports."""
+        match event:
+            case Described():
+                return [self.describe()]
+            case QuestionAsked():
+                # A question is asked with the exchanges before it in view; a summary with its own round as well.
+                return [self.argue("ask", event.side, event.round - 1)]
+            case AnswerGiven():
+                return [self.answer(event.side, event.round)]
+            case Summarised() | SummarisedAhead():
+                return [self.argue("summarise", event.side, event.round)]
+            case GuardHeard():
+                return [self.ask_guard(event)]
+            case ClaimsFound():
+                return [self.find_claims()]
+            case ClaimEvent():
+                return [self.ask_expert(event, reported.task)]
+            case VerdictGiven() | JudgeRuled():
+                brief = self.judge_brief()
+                return brief.odds() if reported.task == "odds" else [brief.rule(self.settings.reply_chars)]
+            case QuestionRuled():
+                return [self.ask_question(event)]
+            case _:
+                raise NotOnRecord(f"Nothing is known of the messages of {event.kind}.")
 
     def describe(self) -> Messages[PictureShown]:
         return asking.describe(self._frames, self.settings.reply_chars, self._prompts)
@@ -215,7 +213,7 @@ class _RecordedSoFar:
         return make(str(side).lower() if stanced else "none", history, self.settings.reply_chars)
 
     def _precedents_for(self, side: Side) -> tuple[Precedent, ...]:
-        cited = self._record.last(PrecedentsCited)
+        cited = self._record.precedents
         if cited is None or not self.settings.precedents:
             return ()
         return precedents_for(side, cited.findings, self.settings)
@@ -246,12 +244,12 @@ class _RecordedSoFar:
         """Rebuilds the question for the meme's claims of fact."""
         return self._expert.claims(self._case.text, self._case.description)
 
-    def ask_expert(self, event: ClaimEvent, call: ModelCall) -> Sequence[Messages[PictureShown]]:
+    def ask_expert(self, event: ClaimEvent, task: str) -> Messages[PictureShown]:
         """Rebuilds a question to the expert witness about one claim."""
-        made = self._expert.about(event, call.prompt_id.rpartition("/")[2])
+        made = self._expert.about(event, task)
         if made is None:
             raise NotOnRecord(f"The record does not hold claim {event.claim}.")
-        return [made]
+        return made
 
     @property
     def _expert(self) -> ExpertMessages:

@@ -9,17 +9,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from court.events import (
-    ClaimSettled,
-    DocumentWeighed,
-    PrecedentsCited,
-    QuestioningEnd,
-    QuestionRuled,
-    Side,
-    SideRested,
-    Summarised,
-    VerdictGiven,
-)
+from court.events import ClaimSettled, DocumentWeighed, QuestioningEnd, QuestionRuled, Side, SideRested, Summarised
 from court.examination import entropy
 from court.expert.documents import text_sha256
 from court.expert.replies import stands_in
@@ -106,24 +96,24 @@ def _stop_reasons(record: TrialRecord) -> Iterator[Difference]:
 
 
 def _vote(record: TrialRecord) -> Iterator[Difference]:
-    for cited in record.all(PrecedentsCited):
-        if cited.vote is None:
-            continue
-        # `vote` can't vote on nothing, and a recorded vote of nothing is a fault to be shown.
-        if not cited.findings.tally:
-            yield Difference(cited.seq, "the precedents' vote", f"{cited.vote.probability:.3f}", "none: nothing voted")
-            continue
-        recomputed = vote(cited.findings.tally, cited.vote.settings, cited.vote.regression)
-        if not math.isclose(recomputed.probability, cited.vote.probability, abs_tol=_SAME) or (
-            (recomputed.voters, recomputed.harmful) != (cited.vote.voters, cited.vote.harmful)
-        ):
-            stored = f"{cited.vote.harmful} of {cited.vote.voters}, {cited.vote.probability:.3f}"
-            yield Difference(
-                cited.seq,
-                "the precedents' vote",
-                stored,
-                f"{recomputed.harmful} of {recomputed.voters}, {recomputed.probability:.3f}",
-            )
+    cited = record.precedents
+    if cited is None or cited.vote is None:
+        return
+    # `vote` can't vote on nothing, and a recorded vote of nothing is a fault to be shown.
+    if not cited.findings.tally:
+        yield Difference(cited.seq, "the precedents' vote", f"{cited.vote.probability:.3f}", "none: nothing voted")
+        return
+    recomputed = vote(cited.findings.tally, cited.vote.settings, cited.vote.regression)
+    if not math.isclose(recomputed.probability, cited.vote.probability, abs_tol=_SAME) or (
+        (recomputed.voters, recomputed.harmful) != (cited.vote.voters, cited.vote.harmful)
+    ):
+        stored = f"{cited.vote.harmful} of {cited.vote.voters}, {cited.vote.probability:.3f}"
+        yield Difference(
+            cited.seq,
+            "the precedents' vote",
+            stored,
+            f"{recomputed.harmful} of {recomputed.voters}, {recomputed.probability:.3f}",
+        )
 
 
 def _evidence(record: TrialRecord) -> Iterator[Difference]:
@@ -150,7 +140,8 @@ def _evidence(record: TrialRecord) -> Iterator[Difference]:
 
 
 def _verdict(record: TrialRecord) -> Iterator[Difference]:
-    for event in record.all(VerdictGiven):
+    event = record.verdict_event
+    if event is not None:
         verdict = event.verdict
         if verdict.rule != RULE:
             yield Difference(event.seq, "the rule", verdict.rule, f"this version knows {RULE} only")

@@ -9,28 +9,14 @@ from datetime import timedelta
 from markupsafe import Markup
 
 from court.events import (
-    AnswerGiven,
-    AnyEvent,
-    ClaimSettled,
-    ClaimsFound,
-    Described,
-    DocumentWeighed,
-    EvidenceSearched,
-    GuardHeard,
-    JudgeRuled,
+    Event,
     ModelCall,
-    NearDuplicatesFound,
-    PrecedentsCited,
-    QueriesPlanned,
-    QuestionAsked,
     QuestionRuled,
     ReviewOutcome,
+    RoundEvent,
     Side,
     SideRested,
     SteeringFound,
-    Summarised,
-    SummarisedAhead,
-    TextRead,
     TrialResumed,
     VerdictGiven,
     VerdictReviewed,
@@ -148,7 +134,7 @@ class TrialView:
     @property
     def verdict_event(self) -> VerdictGiven | None:
         """Returns the verdict's event."""
-        return self.record.last(VerdictGiven)
+        return self.record.verdict_event
 
     @property
     def questions(self) -> Sequence[QuestionRuled]:
@@ -187,7 +173,7 @@ def _evidence(record: TrialRecord, transcribed: Transcript, side: Side) -> SideE
 def view_of(record: TrialRecord) -> TrialView:
     """Builds the view model of a record, finished or not."""
     transcribed = transcript(record)
-    verdict_event = record.last(VerdictGiven)
+    verdict_event = record.verdict_event
     # Recomputed for each view and never stored, so that later alterations of a record show too.
     amiss: dict[int, list[Difference]] = {}
     for difference in differences(record):
@@ -196,14 +182,13 @@ def view_of(record: TrialRecord) -> TrialView:
     for sign in verdict_event.steering if verdict_event else ():
         steering.setdefault(sign.event, []).append(sign)
     ruling = transcribed.ruling
-    steps = _steps(record)
     return TrialView(
         record=record,
         transcript=transcribed,
         outcome=outcome_of(record),
         curves=_curves(transcribed),
-        steps=steps,
-        costs=_costs(record, steps),
+        steps=_steps(record),
+        costs=_costs(record),
         differences=amiss,
         readings={one.id: one.supports for one in ruling.precedents} if ruling else {},
         steering=steering,
@@ -214,8 +199,7 @@ def view_of(record: TrialRecord) -> TrialView:
 
 def outcome_of(record: TrialRecord) -> TrialOutcome:
     """Returns the outcome of a trial, by the last review if there is one."""
-    review = record.last(VerdictReviewed)
-    verdict = record.verdict
+    review, verdict = record.review, record.verdict
     if verdict is None:
         if record.state is TrialState.FAILED:
             return TrialOutcome("No verdict: the trial failed", "doubt", overruled=False, review=None)
@@ -247,83 +231,23 @@ def _curves(transcribed: Transcript) -> Mapping[Side, Markup]:
 def _steps(record: TrialRecord) -> Sequence[Step]:
     """Returns all steps that took time. Events are stored at the end of a step, so its start is computed."""
     rested = {event.side: event.rounds for event in record.all(SideRested)}
-    ahead = {(event.side, event.round): event for event in record.all(SummarisedAhead)}
     opened = record.opened.at
     steps: list[Step] = []
-
-    def add(
-        event: AnyEvent,
-        name: str,
-        kind: str,
-        *,
-        call: ModelCall | None = None,
-        seconds: float = 0.0,
-        counts: bool = True,
-    ) -> None:
-        seconds = call.latency_s if call is not None else seconds
-        begin = (event.at - timedelta(seconds=seconds) - opened).total_seconds()
-        steps.append(
-            Step(
-                seq=event.seq,
-                name=name,
-                kind=kind,
-                begin=begin,
-                seconds=seconds,
-                call=call,
-                counts=counts,
-                bar=Markup(""),  # drawn below, once the total length is known
-            )
-        )
-
-    for event in record.events:
-        match event:
-            case TextRead(latency_s=seconds) if seconds > 0:
-                add(event, "text read off the picture", "court", seconds=seconds)
-            case Described(call=call):
-                add(event, "description", "proposer", call=call)
-            case QuestionAsked(side=side, round=number, call=call):
-                # Until a side rests, all of its rounds count.
-                counts = number <= rested.get(side, number)
-                add(event, f"{_name(side)} asks, round {number}", side.lower(), call=call, counts=counts)
-            case AnswerGiven(side=side, round=number, call=call):
-                counts = number <= rested.get(side, number)
-                add(event, f"Answer to the {_name(side)}, {number}", "proposer", call=call, counts=counts)
-            case SummarisedAhead(side=side, round=number, call=call):
-                counts = number <= rested.get(side, number)
-                add(event, f"{_name(side)} sums up, round {number}", side.lower(), call=call, counts=counts)
-            # A summary run ahead is drawn once, where it was run.
-            case Summarised(side=side, round=number, call=ModelCall() as call) if (side, number) not in ahead:
-                add(event, f"{_name(side)} sums up, round {number}", side.lower(), call=call)
-            case PrecedentsCited(latency_s=seconds):
-                add(event, "precedents found", "court", seconds=seconds)
-            case NearDuplicatesFound(latency_s=seconds):
-                add(event, "near duplicates found", "court", seconds=seconds)
-            case JudgeRuled(judge=number, call=call, odds=odds):
-                add(event, f"Judge {number} rules", "judge", call=call)
-                if odds is not None:
-                    add(event, f"Judge {number}’s odds, two calls", "judge", call=odds.call)
-            case GuardHeard(call=ModelCall() as call):
-                add(event, "guard’s opinion", "court", call=call)
-            case ClaimsFound(call=ModelCall() as call):
-                add(event, "claims of fact found", "expert", call=call)
-            case QueriesPlanned(claim=number, call=ModelCall() as call):
-                add(event, f"queries about claim {number}", "expert", call=call)
-            case EvidenceSearched(claim=number):
-                add(event, f"search about claim {number}", "expert", call=event.call, seconds=event.latency_s)
-            case DocumentWeighed(claim=number):
-                for call in event.calls:
-                    add(event, f"document about claim {number}", "expert", call=call)
-            case ClaimSettled(claim=number, call=ModelCall() as call):
-                add(event, f"finding about claim {number}", "expert", call=call)
-            case VerdictGiven(call=call, odds=odds):
-                if call is not None:
-                    add(event, "Judge rules", "judge", call=call)
-                if odds is not None:
-                    add(event, "Judge’s odds, two calls", "judge", call=odds.call)
-            case QuestionRuled(question=question, call=ModelCall() as call):
-                add(event, f"Judge answers: {question.id}", "judge", call=call)
-            case _:
-                pass
+    for event, calls in record.first_reports:
+        if not event.step_name:
+            continue
+        # Until a side rests, all of its rounds count.
+        counts = not isinstance(event, RoundEvent) or event.round <= rested.get(event.side, event.round)
+        owner = str(getattr(event, "side", "")).lower() if event.step_owner == "side" else event.step_owner
+        made: list[tuple[str, ModelCall | None, float]] = [
+            (_step_name(event, each.task), each.call, each.call.latency_s) for each in calls
+        ]
+        if not calls and event.took_s is not None:
+            made = [(_step_name(event), None, event.took_s)]
+        for name, call, seconds in made:
+            begin = (event.at - timedelta(seconds=seconds) - opened).total_seconds()
+            # The bar is drawn below, once the total length is known.
+            steps.append(Step(event.seq, name, owner, begin, seconds, call, counts, Markup("")))
     # Steps that start before the opening (two odds requests in one row, clock skew) shift the drawing.
     shift = max((-step.begin for step in steps if step.begin < 0), default=0.0)
     whole = max((step.begin + step.seconds for step in steps), default=0.0) + shift
@@ -342,21 +266,21 @@ def _bar(step: Step, *, shift: float, whole: float) -> Markup:
     )
 
 
-def _costs(record: TrialRecord, steps: Sequence[Step]) -> Costs:
-    calls = [step.call for step in steps if step.call is not None]
-    odds = sum(1 for event in record.events if isinstance(event, VerdictGiven | JudgeRuled) and event.odds is not None)
+def _step_name(event: Event, task: str = "") -> str:
+    name = event.step_name.format(**vars(event), Side=str(getattr(event, "side", "")).capitalize())
+    # A ruling and its odds are two steps of one event.
+    return f"{name.removesuffix(' rules')}’s odds, two calls" if task == "odds" else name
+
+
+def _costs(record: TrialRecord) -> Costs:
+    calls = record.calls
     return Costs(
-        # A repeated reply counts as two calls, and odds take two.
-        calls=len(calls) + sum(1 for call in calls if call.fault) + odds,
-        tokens_in=sum(call.tokens_in for call in calls),
-        tokens_out=sum(call.tokens_out for call in calls),
-        tokens_cached=sum(call.tokens_cached for call in calls),
+        calls=sum(each.requests for each in calls),
+        tokens_in=sum(each.call.tokens_in for each in calls),
+        tokens_out=sum(each.call.tokens_out for each in calls),
+        tokens_cached=sum(each.call.tokens_cached for each in calls),
         seconds=record.seconds,
     )
-
-
-def _name(side: Side) -> str:
-    return side.capitalize()
 
 
 def interrupted(record: TrialRecord) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from court.events import NearDuplicatesFound
 from serving.console.registry import Page, console_of, trial_of, visitor_of
 from serving.console.rendering import render
 from serving.console.review.parts import hidden_and_noted, note_verdict_shown
@@ -25,7 +24,7 @@ async def beside(request: Request) -> Response:
     which = TrialFilter(namespaces=visitor_of(request).namespaces, pixels_sha256=record.opened.meme.digest)
     lines = await console_of(request).index.list(limit=_MOST, which=which)
     others: list[DocketLine] = [line for line in lines if line.trial_id != record.trial_id]
-    duplicates = record.last(NearDuplicatesFound)
+    duplicates = record.duplicates
     # Recorded before rendering: a visitor who reads a verdict here can't review it blind afterwards.
     for each in (record, second) if second else ():
         await note_verdict_shown(request, each)

@@ -18,7 +18,6 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from court.errors import BadRequest
-from court.events import VerdictGiven
 from court.record import TrialRecord
 from serving.console.registry import Page, console_of, form_of, session_of, trial_of, visitor_of
 from serving.console.rendering import render
@@ -111,7 +110,7 @@ async def _figure(request: Request, record: TrialRecord, what: str, *, frames: i
 
 def changed_since(record: TrialRecord, what: str, frames: Sequence[bytes]) -> bool:
     """True if a precedent's picture is known to differ from the one that the Judge was shown."""
-    verdict = record.last(VerdictGiven)
+    verdict = record.verdict_event
     readings = verdict.ruling.precedents if verdict and verdict.ruling else ()
     then = next((one.picture for one in readings if f"{_PRECEDENT}{one.id}" == what), "")
     return bool(then) and [hashlib.sha256(frame).hexdigest() for frame in frames] != [then]

@@ -11,27 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from court.backends.pictures.normalise import has_pixels
-from court.events import (
-    AnswerGiven,
-    AnyEvent,
-    ClaimSettled,
-    ClaimsFound,
-    Described,
-    DocumentWeighed,
-    Event,
-    EvidenceSearched,
-    GuardHeard,
-    NearDuplicatesFound,
-    PrecedentsCited,
-    QueriesPlanned,
-    QuestionAsked,
-    QuestionRuled,
-    SideRested,
-    Summarised,
-    TextRead,
-    TrialFailed,
-    VerdictGiven,
-)
+from court.events import AnyEvent, RoundEvent
 from court.record import TrialRecord
 from court.transcript import transcript
 from court.verdict import Label
@@ -45,21 +25,13 @@ from serving.docket.errors import DocketError, TrialErased, TrialUnknown
 from serving.docket.ports import TrialReader
 from serving.views.trial_view import view_of
 
-_CHANGES: Mapping[str, tuple[type[Event], ...]] = {
-    "head": (Event,),
-    "meme": (TextRead,),
-    "description": (Described,),
-    "sides": (Summarised, SideRested),
-    "cases": (Summarised, SideRested),
-    "precedents": (PrecedentsCited, NearDuplicatesFound, VerdictGiven),
-    "expert": (ClaimsFound, QueriesPlanned, EvidenceSearched, DocumentWeighed, ClaimSettled, VerdictGiven),
-    "judge": (GuardHeard, VerdictGiven, TrialFailed),
-    "questions": (QuestionRuled,),
-    "review": (VerdictGiven,),
-    "costs": (Event,),
-    "log": (Event,),
-}
-"""Parts of the page, each a template, and the events that change it. Rounds are parts of their own."""
+_PARTS = (
+    *("head", "meme", "description", "sides", "cases", "precedents", "expert", "judge", "questions", "review"),
+    *("costs", "log"),
+)
+"""Parts of the page, each a template, in the order in which they are sent. Rounds are parts of their own."""
+_OF_ALL = {"head", "costs", "log"}
+"""Parts that every event changes."""
 
 
 async def trial(request: Request) -> Response:
@@ -110,7 +82,7 @@ async def news(request: Request) -> Response:
         return Response(status_code=204)  # htmx then leaves the page as it is
     await note_verdict_shown(request, record)
     values = await _values(request, record)
-    parts = [name for name, kinds in _CHANGES.items() if any(isinstance(event, kinds) for event in fresh)]
+    changed = _OF_ALL.union(*(event.parts for event in fresh))
     rounds = _rounds(fresh)
     # A round that the page does not show yet is appended below the others.
     known = _rounds(record.events[:since])
@@ -120,7 +92,7 @@ async def news(request: Request) -> Response:
         "trial/news.html",
         **values,
         shown={},
-        parts_changed=parts,
+        parts_changed=[part for part in _PARTS if part in changed],
         changed=[one for one in laid_out if one.number in rounds & known],
         added=[one for one in laid_out if one.number in rounds - known],
     )
@@ -182,7 +154,7 @@ def _number(value: str) -> int | None:
 
 
 def _rounds(events: Sequence[AnyEvent]) -> set[int]:
-    return {event.round for event in events if isinstance(event, QuestionAsked | AnswerGiven | Summarised)} - {0}
+    return {event.round for event in events if isinstance(event, RoundEvent) and "rounds" in event.parts} - {0}
 
 
 PAGES = (

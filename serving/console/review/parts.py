@@ -8,7 +8,7 @@ from urllib.parse import quote
 from starlette.requests import Request
 
 from court.errors import NotLoaded
-from court.events import NearDuplicatesFound, VerdictReviewed
+from court.events import VerdictReviewed
 from court.record import TrialRecord
 from serving.console.registry import console_of, visitor_of
 from serving.console.visitors import Role
@@ -109,7 +109,7 @@ async def note_shown(request: Request, trial_ids: Collection[str]) -> None:
 
 async def note_verdict_shown(request: Request, record: TrialRecord) -> None:
     """Logs that the visitor is shown a record's verdict and those of other trials that it cites."""
-    duplicates = record.last(NearDuplicatesFound)
+    duplicates = record.duplicates
     own = {record.trial_id} if record.verdict is not None else set()
     # The page names near duplicates with their labels, so those verdicts are shown as well.
     await note_shown(request, own | {one.trial_id for one in (duplicates.duplicates if duplicates else ())})

@@ -120,7 +120,7 @@ class Corrections:
                 # Erased while the library was being changed: what was added meanwhile must be removed too (PR-1).
                 await forget(self._library(record), trial_id, who=review.reviewer, why="The trial was erased.")
                 return None
-            last = record.last(VerdictReviewed)
+            last = record.review
             if last is None or last.seq <= review.seq:
                 return change
             review = last  # the caller of that review decides whether it becomes a precedent

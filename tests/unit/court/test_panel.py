@@ -19,7 +19,7 @@ from court.settings import TrialSettings
 from court.verdict import Label, ReviewReason, ScoreMeaning, Strength, Strengths, rule
 from eval.models.cached_model import key_of
 from eval.replay.replay import replay
-from eval.solvers.from_record import calls_of, chain_of
+from eval.solvers.from_record import chain_of
 from memecourt.v1 import court_pb2 as wire
 from serving.cli.records import render
 from serving.export.source import ExportSource, Pictures
@@ -136,8 +136,7 @@ def test_panel_rules_by_the_median_and_reports_disagreement():
     assert spokesman.ruling.label is Label.NOT_HARMFUL
     # Three rulings, and three times odds in both orders: all are recorded, and none is counted twice.
     assert sum(task_of(request) == "judge" for request in cast.requests("judge")) == 3
-    calls = calls_of(record)
-    assert sum(times for _, times in calls) == cast.calls()
+    assert sum(call.requests for call in record.calls) == cast.calls()
     assert verdict_event.unused.calls == 0
 
 

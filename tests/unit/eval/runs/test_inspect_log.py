@@ -10,7 +10,6 @@ from eval.cli import cli
 from eval.runs.folder import DOCKET, RunFolder
 from eval.runs.results import read_results
 from eval.scores.metrics import card
-from eval.solvers.from_record import calls_of
 from serving.docket.open import Docket
 from tests.support.judged import H, N, results
 from tests.support.report_runs import write_report_run
@@ -94,10 +93,10 @@ def test_transcript_contains_every_event_of_a_trial_in_order(run, log):
 
 def test_tokens_are_counted_once(run, log):
     records_by_meme = records(run)
-    assert any(calls_of(record) for record in records_by_meme.values())
+    assert any(record.calls for record in records_by_meme.values())
     for sample in log.samples:
         if sample.id in records_by_meme:
-            calls = [call for call, _ in calls_of(records_by_meme[sample.id])]
+            calls = [each.call for each in records_by_meme[sample.id].calls]
             assert sum(usage.input_tokens for usage in sample.model_usage.values()) == sum(c.tokens_in for c in calls)
             # The Judge's two calls belong to the verdict; every other call is an event of its own.
             own = [e.output.usage.input_tokens for e in sample.events if e.event == "model"]
