@@ -307,14 +307,12 @@ class Event(_Value):
 class SideEvent(Event):
     """An event of one side."""
 
-    kind: str
     side: Side
 
 
 class RoundEvent(SideEvent):
     """An event of one round of a side."""
 
-    kind: str
     round: int = Field(ge=1)
     step_owner = "side"
 
@@ -322,7 +320,6 @@ class RoundEvent(SideEvent):
 class ClaimEvent(Event):
     """An event about one of the meme's claims of fact."""
 
-    kind: str
     claim: int = Field(ge=1)
     parts = ("expert",)
     step_owner = "expert"
