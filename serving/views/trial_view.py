@@ -247,7 +247,18 @@ def _steps(record: TrialRecord) -> Sequence[Step]:
         for name, call, seconds in made:
             begin = (event.at - timedelta(seconds=seconds) - opened).total_seconds()
             # The bar is drawn below, once the total length is known.
-            steps.append(Step(event.seq, name, owner, begin, seconds, call, counts, Markup("")))
+            steps.append(
+                Step(
+                    seq=event.seq,
+                    name=name,
+                    kind=owner,
+                    begin=begin,
+                    seconds=seconds,
+                    call=call,
+                    counts=counts,
+                    bar=Markup(""),
+                )
+            )
     # Steps that start before the opening (two odds requests in one row, clock skew) shift the drawing.
     shift = max((-step.begin for step in steps if step.begin < 0), default=0.0)
     whole = max((step.begin + step.seconds for step in steps), default=0.0) + shift
