@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -28,6 +27,7 @@ from court.events import (
 )
 from court.record import TrialState
 from court.verdict import Label, ReviewReason, Verdict
+from retrieval.text import text_key
 from serving.docket.log.entries import Entry
 from serving.docket.store import review_tables as t
 from serving.docket.store.bodies import event_in
@@ -169,14 +169,9 @@ def reasons_of(verdict: Verdict, trial_id: str, rules: Rules, namespace: str = "
     return tuple(sorted(found, key=lambda each: each[0].urgency))
 
 
-def folded(text: str) -> str:
-    """Normalises a text for searching: case, width and kinds of spaces make no difference."""
-    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
-
-
 def same_letters(text: str) -> str:
     """Returns a form that is equal for texts that differ only in case and spaces; empty for no text."""
-    letters = folded(text)
+    letters = text_key(text)
     return hashlib.sha256(letters.encode("utf-8", "surrogatepass")).hexdigest() if letters else ""
 
 
@@ -255,7 +250,7 @@ class _Case:
         row["category"] = verdict.finding.category if verdict.finding else ""
         namespace = row.get("namespace", "")
         row["drawn"] = is_sampled(event.trial_id, rules.share_of(namespace))
-        row["rationale"] = folded(verdict.rationale)
+        row["rationale"] = text_key(verdict.rationale)
         reasons = reasons_of(verdict, event.trial_id, rules, namespace)
         if reasons:
             self._waits(reasons)
@@ -305,7 +300,7 @@ class _Case:
         row["waiting"] = True
 
     def _search(self, text: str) -> None:
-        self.row["letters"] = f"{self.row.get('letters') or ''}{folded(text)}\n"
+        self.row["letters"] = f"{self.row.get('letters') or ''}{text_key(text)}\n"
 
 
 def _last_words(connection: Connection, trial_id: str) -> Mapping[str, str]:

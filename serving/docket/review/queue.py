@@ -19,6 +19,7 @@ from court.events import ReviewOutcome, SecondOpinionAsked, VerdictReviewed
 from court.meme import is_text_digest
 from court.record import TrialState
 from court.verdict import Label
+from retrieval.text import text_key
 from serving.docket.errors import NotDecided
 from serving.docket.follower import LogFollower
 from serving.docket.log.entries import Entry
@@ -33,7 +34,6 @@ from serving.docket.review.projection import (
     ReviewPriority,
     Rules,
     apply_entries,
-    folded,
     same_letters,
 )
 from serving.docket.store import review_tables as t
@@ -605,7 +605,7 @@ def _next(connection: Connection) -> int:
 
 def _conditions(which: Search, known: ColumnElement[bool]) -> list[ColumnElement[bool]]:
     """Converts a search to SQL conditions; the court's output only matches where the verdict may be known."""
-    words = sorted(set(folded(which.text).split()))
+    words = sorted(set(text_key(which.text).split()))
     if len(words) > _MAX_WORDS:
         raise BadRequest(f"Search for at most {_MAX_WORDS} words at once.", reason="TOO_LONG", field="text")
     # autoescape: % and _ in user input are literal.

@@ -11,9 +11,10 @@ from sqlalchemy import text
 from court.errors import BadRequest
 from court.events import ReviewOutcome, SecondOpinionAsked, VerdictReviewed
 from court.verdict import Label, ReviewReason, Strength
+from retrieval.text import text_key
 from serving.docket.errors import NotDecided, TrialUnknown
 from serving.docket.review.locks import LOCK_MINUTES, AnotherWanted, CaseClosed, CaseTaken, NotLocked
-from serving.docket.review.projection import ReviewPriority, Rules, folded, is_sampled, reasons_of
+from serving.docket.review.projection import ReviewPriority, Rules, is_sampled, reasons_of
 from serving.docket.review.queue import Search, place_of
 from serving.docket.store import review_tables as desk_tables
 from serving.docket.store.bodies import packed
@@ -551,7 +552,7 @@ def test_text_search_matches_a_full_scan(path):
     queries = [" ".join(rng.sample(["blue", "home", "MON", "oat", "cafÉ", "fish", "so"], k=2)) for _ in range(30)]
     found = with_desk(path, scenario)
     for query, ids in found.items():
-        expected = {t for t, content in texts.items() if all(w in folded(content) for w in folded(query).split())}
+        expected = {t for t, content in texts.items() if all(w in text_key(content) for w in text_key(query).split())}
         assert ids == expected, query
     assert any(found.values())
 
