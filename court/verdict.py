@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from court.display import word
 
 
 class Label(StrEnum):
@@ -76,6 +79,11 @@ class Strengths(BaseModel):
 
     harmful: Strength
     benign: Strength
+
+    @property
+    def in_words(self) -> str:
+        """Both strengths, for people."""
+        return f"harmful {word(self.harmful)}, benign {word(self.benign)}"
 
 
 class ScoreMeaning(StrEnum):
@@ -163,6 +171,11 @@ class Finding(BaseModel):
     target: str = ""
     """Target of the harm; empty if it is aimed at nobody in particular."""
 
+    @property
+    def in_words(self) -> str:
+        """The finding, for people; a dash for what it does not name."""
+        return f"{self.category}, clause {self.clause or '–'}, aimed at {self.target or '–'}"
+
 
 class ClaimLabel(StrEnum):
     """Relation of the evidence to a claim of fact. It is itself evidence, never the label of a meme."""
@@ -238,6 +251,19 @@ class Verdict(BaseModel):
     """Circumstances that make the label less certain. They cause human review only by raising the risk."""
     claims: tuple[ClaimFinding, ...] = ()
     """Findings about the meme's claims of fact, which do not affect the label."""
+
+    def facts(self) -> Iterator[tuple[str, str]]:
+        """Yields name and value of each fact of the verdict for people; those that it lacks are left out."""
+        yield "decision", self.decision
+        if self.finding is not None:
+            yield "finding", self.finding.in_words
+        if self.harm_score is not None:
+            yield "harm score", f"{self.harm_score:.3f} ({word(self.harm_score_meaning)})"
+        if self.risk is not None:
+            yield "risk", f"{self.risk:.3f} that the label is wrong"
+        if self.strengths is not None:
+            yield "strengths", self.strengths.in_words
+        yield "rule", self.rule
 
     @property
     def needs_human_review(self) -> bool:

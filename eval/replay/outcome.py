@@ -87,9 +87,8 @@ def _fields(record: TrialRecord) -> _Fields:
         quotes = (f"{passage.document}: {passage.quote}" for passage in settled.evidence)
         yield f"claim {settled.claim}'s evidence", settled.seq, _lines(quotes)
     for ruled in record.all(JudgeRuled):
-        own = ruled.strengths
         name = f"judge {ruled.judge}'s"
-        yield f"{name} strengths", ruled.seq, f"harmful {word(own.harmful)}, benign {word(own.benign)}"
+        yield f"{name} strengths", ruled.seq, ruled.strengths.in_words
         yield f"{name} own label", ruled.seq, str(ruled.ruling.label)
         yield f"{name} rationale", ruled.seq, ruled.rationale
     for side in Side:
@@ -106,7 +105,7 @@ def _verdict(event: VerdictGiven) -> _Fields:
     strengths = verdict.strengths
     values: Mapping[str, str] = {
         "label": str(verdict.label),
-        "strengths": f"harmful {word(strengths.harmful)}, benign {word(strengths.benign)}" if strengths else _NONE,
+        "strengths": strengths.in_words if strengths else _NONE,
         "score": _NONE if verdict.harm_score is None else _figure(verdict.harm_score),
         "meaning of the score": _NONE if verdict.harm_score_meaning is None else str(verdict.harm_score_meaning),
         "risk": _NONE if verdict.risk is None else _figure(verdict.risk),

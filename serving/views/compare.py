@@ -111,10 +111,10 @@ def _verdict(record: TrialRecord) -> _Rows:
     if verdict and verdict.strengths:
         yield "evidence of harm", (word(verdict.strengths.harmful), False)
         yield "benign evidence", (word(verdict.strengths.benign), False)
-    if verdict and verdict.harm_score is not None:
-        yield "harm score", (f"{verdict.harm_score:.3f} ({word(verdict.harm_score_meaning)})", False)
-    if verdict and verdict.finding:
-        yield "finding", (f"{verdict.finding.category}, clause {verdict.finding.clause}", False)
+    for name, value in verdict.facts() if verdict else ():
+        # The decision is the one in force; strengths have rows of their own, from which the rule gives the label.
+        if name not in ("decision", "strengths", "rule"):
+            yield name, (value, False)
     if review:
         overruled = review.outcome is ReviewOutcome.OVERRULED
         yield "review", (f"{'overruled' if overruled else 'upheld'}: {word(review.label)}, {review.reason}", True)

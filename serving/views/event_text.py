@@ -198,9 +198,8 @@ def _cited(event: e.PrecedentsCited) -> Iterator[Piece]:
 
 
 def _opinion(event: e.JudgeRuled) -> Iterator[Piece]:
-    harmful, benign = word(event.strengths.harmful), word(event.strengths.benign)
     yield Fact("judge", f"{event.judge} of the panel")
-    yield Fact("strengths", f"harmful {harmful}, benign {benign}")
+    yield Fact("strengths", event.strengths.in_words)
     yield Fact("own label", word(event.ruling.label))
     if event.odds is not None:
         yield Fact("odds", _odds(event.odds))
@@ -259,17 +258,7 @@ def _odds(odds: e.OddsGiven) -> str:
 def _verdict_pieces(event: e.VerdictGiven) -> Iterator[Piece]:
     verdict = event.verdict
     yield Headline(str(verdict.label).replace("_", " "))
-    yield Fact("decision", verdict.decision)
-    if found := verdict.finding:
-        yield Fact("finding", f"{found.category}, clause {found.clause or '–'}, aimed at {found.target or '–'}")
-    if verdict.harm_score is not None:
-        yield Fact("harm score", f"{verdict.harm_score:.3f} ({word(verdict.harm_score_meaning)})")
-    if verdict.risk is not None:
-        yield Fact("risk", f"{verdict.risk:.3f} that the label is wrong")
-    if verdict.strengths:
-        harmful, benign = word(verdict.strengths.harmful), word(verdict.strengths.benign)
-        yield Fact("strengths", f"harmful {harmful}, benign {benign}")
-    yield Fact("rule", verdict.rule)
+    yield from (Fact(name, value) for name, value in verdict.facts())
     yield from _unused(event.unused)
     yield Speech(verdict.rationale)
     for review in verdict.review:
