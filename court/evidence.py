@@ -28,8 +28,6 @@ class Evidence:
     Attributes:
         text_reader: Reads the text if the caller gave none; None if callers must give it.
         duplicates: Finds memes tried before; None to search for none.
-        recorder: Records each piece of evidence, and finds those on record.
-        deadline: Time left for the trial.
         distant_vote: True if precedents vote at any distance; otherwise only near ones do.
     """
 

@@ -39,12 +39,7 @@ three questions and answers, and a bound on the rounds that are wasted when the 
 
 @dataclass(frozen=True, slots=True)
 class SideCase:
-    """Case of one side before the Judge.
-
-    Attributes:
-        argument: Its last summary and justification.
-        reason: Reason why it stopped asking.
-    """
+    """Case of one side before the Judge."""
 
     argument: Argument
     rounds: int
@@ -56,11 +51,7 @@ class Examination:
     """One side's examination.
 
     Attributes:
-        advocate: Advocate who asks the questions.
         proposer: Proposer who answers them; None without a picture, when no questions are asked.
-        settings: Settings of the trial, among them R_min, R_max and epsilon.
-        deadline: Time left for the trial.
-        recorder: Records events, and finds those on record when a trial is resumed.
         models: Models of the trial; no speculative call is made while one of them has no spare capacity.
         claimed: Called when a summary that counts rests on a claim of fact; None if sides are not asked for claims.
     """

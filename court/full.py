@@ -47,7 +47,6 @@ class _Expert:
     """Handle by which the rest of a trial uses the expert witness.
 
     Attributes:
-        called: Event that starts the witness when set.
         due: Ends the witness's work and returns its testimony, or None without a witness.
     """
 
@@ -61,9 +60,6 @@ class FullTrial:
 
     Attributes:
         evidence: Meme, text and precedents, with the trial's settings, recorder and deadline.
-        models: One chat model per role.
-        fence: Fence around all untrusted text.
-        batch: True for a trial of a batch, whose single results nobody waits for.
         source: Source of evidence for the expert witness; None without one.
     """
 

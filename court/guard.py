@@ -175,7 +175,6 @@ def guard_messages(
     Args:
         pictures: Frames of the meme; see :func:`pictures_for`.
         policy: Policy of the court, for families that take a policy.
-        fence: Fence around untrusted text.
         text: Text of the meme; empty if it has none.
         description: The Proposer's description, for families that take no picture; None without a picture.
     """

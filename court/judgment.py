@@ -129,7 +129,6 @@ def verdict_of(
 
     Args:
         opinions: Opinion of each judge; a single one without a panel.
-        text: Text of the meme, with the confidence of its reading.
         vote: Vote of the precedents; None if there was none.
         findings: Precedents that were found; None if none were searched.
         prior: Vote of the summary from which a cascade went on to the full trial; None otherwise.
@@ -226,8 +225,6 @@ def joined_odds(score: float, vote: float, weight: float) -> float:
     """Combines the probabilities of Judge and vote by the weighted mean of their log-odds.
 
     Args:
-        score: Judge's probability of harm.
-        vote: Vote's probability of harm.
         weight: Weight of the vote, in [0, 1].
     """
 
@@ -386,7 +383,6 @@ async def give_verdict(recorder: Recorder, *before: Drafted, verdict: Verdict, *
 
     Args:
         recorder: Recorder of the trial.
-        before: Last events, stored together with the verdict.
         verdict: Verdict of the procedure. Reasons for review are added for signs of steering, and, if it is not
             harmful, for a harmful near-duplicate or parts that were not judged. Label, strengths and score stay.
     """

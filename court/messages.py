@@ -135,11 +135,9 @@ class AdvocateBrief:
     """Everything that an Advocate is shown before its first question: no picture.
 
     Attributes:
-        fence: Fence around untrusted text.
         text: Caption of the meme; empty if it has none.
         description: The Proposer's description of the picture; None without a picture.
         precedents: Precedents shown as text and label; empty unless the settings ask for them.
-        on_claim: True to ask for the claim of fact on which its case rests, if any.
         language: BCP 47 tag of the caption's language to show; empty for none.
     """
 
@@ -157,7 +155,6 @@ class AdvocateBrief:
 
         Args:
             stance: ``accuser``, ``defender`` or ``none``.
-            history: Questions and answers so far.
             chars: Longest requested summary, in characters.
         """
         return self._messages("ask", stance, history, replies.schema_of(replies.Question, chars))
@@ -215,17 +212,13 @@ class JudgeBrief(Generic[P]):
 
     Attributes:
         pictures: Frames of the meme; none where no picture was sent.
-        fence: Fence around untrusted text.
         description: The Proposer's description, possibly empty; None without a picture.
         accuser: Argument of the Accuser; empty if there were no arguments.
         defender: Argument of the Defender; empty if there were no arguments.
         vote: The precedents' vote, or None.
         guard: Family of the guard whose opinion is shown; empty if there is none.
-        opinion: The guard's opinion, in words.
         claims: The expert witness's findings, in words; empty if there are none.
         meme_only: True to show only the meme (ablation).
-        defender_first: True to show the Defender's argument before the Accuser's.
-        similarity_shown: True to show each precedent's similarity to the meme.
         original_labels: True to show the data set's own labels of precedents, if they are in :data:`ORIGINAL_LABELS`.
         language: BCP 47 tag of the text's language to show; empty for none.
     """

@@ -28,11 +28,7 @@ class Policy(BaseModel):
     """A versioned statement of what counts as harm.
 
     Attributes:
-        id: Platform's id of the policy.
         version: Version, to be changed with the wording; the digest reveals a forgotten change.
-        preamble: Text that applies to all clauses.
-        targets: Groups or persons that harm may be aimed at.
-        clauses: Clauses that define harm, each under one category.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -25,7 +25,6 @@ class EventSink(Protocol):
 
         Any exception ends the trial without a verdict.
         """
-        ...
 
 
 class EventListener(Protocol):
@@ -33,7 +32,6 @@ class EventListener(Protocol):
 
     async def __call__(self, event: AnyEvent, /) -> None:
         """Handles an event. Any exception ends the trial without a verdict."""
-        ...
 
 
 class PictureReader(Protocol):
@@ -46,7 +44,6 @@ class PictureReader(Protocol):
             BadPicture: The picture can't be read or exceeds the limits.
             Unavailable: The picture could not be decoded now (timeout, no process); a retry may succeed.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +68,6 @@ class TextReader(Protocol):
     @property
     def identity(self) -> str:
         """Name and version."""
-        ...
 
     async def read(self, picture: Picture) -> Reading:
         """Reads the text on the picture; no lines if there is none.
@@ -79,7 +75,6 @@ class TextReader(Protocol):
         Raises:
             Unavailable: The text can't be read now.
         """
-        ...
 
 
 class PrecedentFinder(Protocol):
@@ -88,7 +83,6 @@ class PrecedentFinder(Protocol):
     @property
     def library(self) -> LibraryIdentity:
         """Identity of the library that is searched."""
-        ...
 
     async def find(
         self,
@@ -103,18 +97,14 @@ class PrecedentFinder(Protocol):
         """Finds the most similar precedents.
 
         Args:
-            text: Text of the meme; empty if it has none.
-            frames: Representative frames of its picture; empty without one.
             pixels_sha256: Digest of its normalised pixels, to tell the same picture from a similar one; empty without
                 one.
-            exhibits: Number of precedents to show.
             tally: Minimum number of precedents to count; the library's own vote settings may require more.
             alpha: Weight of the text against the picture, in [0, 1]; None for the library's calibrated value.
 
         Raises:
             Unavailable: The search can't be made now.
         """
-        ...
 
     async def pictures(self, ids: Sequence[str]) -> Sequence[Frame | None]:
         """Reads the pictures of precedents; None for those without a picture.
@@ -126,7 +116,6 @@ class PrecedentFinder(Protocol):
             BadLibrary: A picture has changed since the library was written.
             Unavailable: They can't be read now.
         """
-        ...
 
 
 class DuplicateFinder(Protocol):
@@ -140,13 +129,11 @@ class DuplicateFinder(Protocol):
         Args:
             picture: Picture of the meme; None if only a text was sent, which is compared by its letters with other such
                 texts.
-            text: Text of the meme; empty if it has none.
             text_read: True if the text was read off the picture and may contain misread letters.
 
         Raises:
             Unavailable: The search can't be made now.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +141,6 @@ class CallId:
     """Identity of a call in its trial.
 
     Attributes:
-        prompt_digest: Digest of the prompt.
-        side: Side whose examination it is; None outside an examination.
-        round: Round of the examination; 0 outside of one.
         attempt: 1, or 2 for a repair request.
         judge: Number of the judge on a panel; 1 for a single judge and for other roles.
         claim: Number of the claim of fact that the expert witness checks; 0 elsewhere.
@@ -216,14 +200,12 @@ class ChatReply:
 
     Attributes:
         text: Reply, possibly empty; truncated if ``finish`` is LENGTH or REPETITION.
-        finish: Reason why it ended.
         tokens_cached: Number of the prompt's tokens found in the server's prefix cache; 0 if it does not say.
         latency_s: Seconds from sending the request to the end of the reply, retries included.
         server: Address of the server, without a key; empty if there is none.
         schema_in_words: True if the schema was described in the user message because the server does not enforce
             schemas.
         unknown: Names of figures that the server omitted or gave as invalid values; they are 0 or empty here.
-        thought: Thought before the reply, if the server separates it; not part of ``text``.
     """
 
     text: str
@@ -264,7 +246,6 @@ class ChatModel(Protocol):
     @property
     def name(self) -> str:
         """Name of the model, as used in calls."""
-        ...
 
     async def reply(self, request: ChatRequest, *, within_s: float) -> ChatReply:
         """Requests one reply.
@@ -277,7 +258,6 @@ class ChatModel(Protocol):
             Unavailable: The server is gone or too busy; a later retry may succeed.
             ModelRefused: The server rejected this request; the same request will fail again.
         """
-        ...
 
     async def odds(self, request: ChatRequest, options: Sequence[str], *, within_s: float) -> Odds | None:
         """Requests the probability of each option as first token of a free reply.
@@ -288,12 +268,10 @@ class ChatModel(Protocol):
         Args:
             request: Request to send; its schema and ``max_tokens`` are ignored.
             options: Words, each of which must be a single token for the model, e.g. ``("A", "B")``.
-            within_s: Timeout in seconds, as for :meth:`reply`.
 
         Raises:
             As :meth:`reply`.
         """
-        ...
 
 
 class ReplicatedModel(ChatModel, Protocol):
@@ -302,31 +280,20 @@ class ReplicatedModel(ChatModel, Protocol):
     @property
     def urls(self) -> tuple[str, ...]:
         """Addresses of the servers, without keys."""
-        ...
 
     def pinned(self, key: str, /) -> ReplicatedModel:
         """Returns the model for one trial, pinned to the server with the fewest calls in flight at its first call.
 
         The key breaks ties. If that server is gone, the current and all later calls of the trial fail over to another.
         """
-        ...
 
     def room(self) -> bool:
         """True if the server that would be used now could start one more call immediately."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
 class EvidenceHit:
-    """One result of a search for evidence about a claim.
-
-    Attributes:
-        id: Id of the document within its source, by which it can be read.
-        title: Title of the document; empty if it has none.
-        source: Publisher of the document, such as a site's name.
-        snippet: Matching passage, or its beginning.
-        date: Date of the document as given by its source; empty if unknown.
-    """
+    """One result of a search for evidence about a claim."""
 
     id: str
     title: str
@@ -340,9 +307,6 @@ class EvidenceDocument:
     """Text of a document that a search found.
 
     Attributes:
-        title: Title of the document; empty if it has none.
-        date: Date of the document as given by its source; empty if unknown.
-        text: Text of the document, or the passage of it that was found.
         sha256: SHA-256 of the text in UTF-8, in hex.
     """
 
@@ -360,34 +324,23 @@ class EvidenceSource(Protocol):
     @property
     def identity(self) -> str:
         """Name and version; the same identity gives the same documents, as far as the source can guarantee it."""
-        ...
 
     @property
     def sends_elsewhere(self) -> bool:
         """True if queries leave the machine; names known only from the picture and contact data are then removed."""
-        ...
 
     async def search(self, query: str, *, most: int, within_s: float) -> Sequence[EvidenceHit]:
         """Searches for documents, best first; empty if none are found.
-
-        Args:
-            most: Largest number of hits.
-            within_s: Timeout in seconds.
 
         Raises:
             Overrun: The request timed out.
             Unavailable: The source can't be searched now.
         """
-        ...
 
     async def read(self, document_id: str, *, within_s: float) -> EvidenceDocument:
         """Reads the document of a hit.
-
-        Args:
-            within_s: Timeout in seconds.
 
         Raises:
             Overrun: The request timed out.
             Unavailable: The document can't be read now, is too large, or is not text.
         """
-        ...

@@ -165,11 +165,7 @@ class TrialRecord:
 
 
 class TrialAborted(CourtError):
-    """A trial began and ended without a verdict.
-
-    Attributes:
-        record: Record up to the failure; its last event is the ``TrialFailed``.
-    """
+    """A trial began and ended without a verdict."""
 
     default_reason = "TRIAL_ABORTED"
 

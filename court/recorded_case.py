@@ -116,7 +116,6 @@ class RecordedCase:
         Args:
             pictures: Frames of the meme, or stand-ins such as digests.
             precedent_pictures: Pictures of precedents, or stand-ins, by id; precedents without one are absent.
-            fence: Fence around untrusted text.
         """
         settings, cited = self.settings, self._cited
         accuser, defender = (self.justification(side) for side in Side)

@@ -33,12 +33,7 @@ Drafted = EventDraft | Callable[[Sequence[AnyEvent]], EventDraft]
 
 
 class Recorder:
-    """Builds and stores the record of one trial.
-
-    Attributes:
-        step: Current step of the trial, which is recorded if the trial fails.
-        usage: Counts model calls; the last event reports those that no other event does.
-    """
+    """Builds and stores the record of one trial."""
 
     def __init__(
         self, trial_id: str, keep: EventSink, now: Callable[[], datetime], before: Sequence[AnyEvent] = ()
@@ -47,7 +42,6 @@ class Recorder:
 
         Args:
             now: Clock; returns the current time in UTC.
-            before: Events stored before the trial was interrupted.
         """
         self._trial_id = trial_id
         self._keep = keep

@@ -73,7 +73,6 @@ class TextBounds:
     Attributes:
         share: Part of the trial's ``reply_chars`` that the text may have: 1 over this.
         least: Minimum length; 0 for a text that may be empty.
-        most: Maximum length in place of a share.
     """
 
     share: int = 1
@@ -160,7 +159,6 @@ def schema_of(kind: type[Reply], chars: int, **overrides: dict[str, Any]) -> dic
 
     Args:
         chars: Longest text that is asked for, of which some fields have a share.
-        overrides: Schemas of fields that depend on more than their type.
     """
     fields = get_type_hints(kind, include_extras=True)
     bounds = {name: info.metadata for name, info in kind.model_fields.items()}
@@ -199,7 +197,6 @@ def ruling_schema(policy: Policy, precedents: int, chars: int) -> dict[str, Any]
     """JSON schema of a ruling: evidence before strengths before the label, as a model writes in order.
 
     Args:
-        policy: Policy with the allowed categories, clauses and targets.
         precedents: Number of precedents shown; each is a property of its own in the schema, so that none can be
             omitted.
     """

@@ -120,11 +120,7 @@ class RoleModel:
 
 @dataclass(frozen=True, slots=True)
 class GuardModel:
-    """Guard model of a court, consulted as an additional witness (:mod:`court.guard`).
-
-    Attributes:
-        adapter: Family of the guard, which determines the form of request and answer.
-    """
+    """Guard model of a court, consulted as an additional witness (:mod:`court.guard`)."""
 
     model: RoleModel
     adapter: str
@@ -132,13 +128,7 @@ class GuardModel:
 
 @dataclass(frozen=True, slots=True)
 class RoleModels:
-    """Chat models of a full trial; each role may have its own model, and there may be a guard.
-
-    Attributes:
-        judges: Additional judging models, which make the Judge a panel.
-        guard: Guard model, or None.
-        expert: Model of the expert witness, or None.
-    """
+    """Chat models of a full trial; each role may have its own model, and there may be a guard."""
 
     proposer: RoleModel
     accuser: RoleModel
@@ -149,11 +139,7 @@ class RoleModels:
     expert: RoleModel | None = None
 
     def panel(self, samples: int) -> tuple[RoleModel, ...]:
-        """Returns the model of each judge, in order.
-
-        Args:
-            samples: Number of rulings sampled from each model.
-        """
+        """Returns the model of each judge, in order."""
         # In a fixed order: records and replays identify judges by number.
         return tuple(model for model in (self.judge, *self.judges) for _ in range(samples))
 
@@ -278,12 +264,8 @@ class Speaker:
     """One role's model within one trial.
 
     Attributes:
-        model: The role's model and its call settings.
-        fence: Fence around untrusted text.
-        deadline: Time left for the trial; it records the duration of calls.
         reply_chars: Longest requested description, summary, justification or rationale, in characters; see
             :mod:`court.replies`.
-        batch: True for a trial of a batch: requests of other trials go first.
     """
 
     model: RoleModel
@@ -310,10 +292,6 @@ class Speaker:
 
         Args:
             parse: Parses a reply; its second argument is True for the last attempt.
-            side: Side whose examination it is; None outside an examination.
-            number: Round of the examination; 0 outside of one.
-            claim: Number of the claim of fact that the expert witness checks; 0 for other roles.
-            step: Number of its search or document for that claim.
             progress: Number of rounds reached; of two waiting requests, that of the more advanced trial goes first.
 
         Raises:
@@ -505,11 +483,7 @@ class Advocate:
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """Sees everything in its brief: picture, text, description, both justifications and the precedents.
-
-    Attributes:
-        number: Number on the panel; 1 for a single judge.
-    """
+    """Sees everything in its brief: picture, text, description, both justifications and the precedents."""
 
     speaker: Speaker
     number: int = 1

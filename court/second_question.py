@@ -33,7 +33,6 @@ class QuestionBrief:
     Attributes:
         precedent_labels: Options that people gave to memes of the library, by id; the Judge is shown those of its
             precedents.
-        vote: Probability of each option by a calibrated vote of labelled memes; empty if there is none.
     """
 
     question: CourtQuestion
@@ -59,12 +58,7 @@ async def rule_on_question(
     """Puts a question to the Judge of a trial and records its ruling, or why there is none.
 
     Args:
-        court: Court with the same versions as the trial.
         record: Record of a trial that asked models and has a verdict.
-        picture: Picture of its meme, as decoded then; None if only its text was sent.
-        further_question: The question, with what labelled memes say about it.
-        within_s: Seconds until the caller's deadline; None if there is none.
-        batch: True for a request of a batch.
 
     Returns:
         The event. Its ``failure`` says why there is no answer, if so.

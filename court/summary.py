@@ -24,11 +24,7 @@ _WORDS = {Label.HARMFUL: "harmful", Label.NOT_HARMFUL: "not harmful", Label.UNDE
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """Statement of a side.
-
-    Attributes:
-        justification: Reason why the finding supports its side.
-    """
+    """Statement of a side."""
 
     summary: str
     justification: str
@@ -41,8 +37,6 @@ class Coverage:
 
     Attributes:
         text: Highest text similarity among the precedents found, or None if texts could not be compared.
-        text_weighed: True if the text similarity is high enough to count as evidence.
-        picture_weighed: True if the picture similarity is high enough to count as evidence.
         enough: True if the halves above their minimum similarity carry at least half of the weight. A half below it
             still takes part in the ranking, as noise; if that half has most of the weight, the nearest precedents are
             near only by chance.

@@ -26,16 +26,9 @@ class Turn:
     """One round of one side.
 
     Attributes:
-        question: Question to the Proposer; empty if none was asked.
-        answer: Answer of the Proposer; empty if there is none.
-        summary: Summary of the side; empty if there is none.
         entropy: Entropy of the summary, in bits; None without a summary.
         change: Absolute change of entropy from the previous summary, in bits; None for the first.
         ahead: True for a speculative round after the one at which the side stopped; the verdict doesn't rest on it.
-        calls: Model calls of the round, in order.
-        asked: Event of the question; None if there is none yet.
-        answered: Event of the answer; None if there is none yet.
-        summed: Event of the summary; None if there is none yet.
     """
 
     question: str
@@ -76,14 +69,8 @@ class Transcript:
     """A record in reading order: all that has to be put together from several events, or to be found inside of one.
 
     Attributes:
-        description: The Proposer's description; empty if there is none.
-        rounds: Rounds, in order.
         arguments: Argument of each side; None if it made none.
         searched: Name and size of the library; empty if nothing was searched.
-        precedents: Precedents shown, nearest first.
-        vote: Vote of the precedents; None if there was none.
-        duplicates: Near-duplicates tried before, nearest first.
-        panel: Rulings of a panel, ordered by judge number; empty with a single judge.
     """
 
     description: str

@@ -59,9 +59,6 @@ class TrialCase:
     """One meme to be tried.
 
     Attributes:
-        trial_id: Unique; names the record.
-        request_id: Caller's id of the request.
-        content_id: Caller's id of the content.
         trace_id: W3C trace id, 32 hex digits, or empty.
         within_s: Seconds until the caller's deadline, or None. When time runs short, the sides stop asking early.
         batch: True for a trial of a batch, whose single results nobody waits for: model servers serve other trials
@@ -90,7 +87,6 @@ class Court:
         role_models: Chat models of a full trial; None for a court without chat models.
         fence_mark: Mark of the fences around untrusted text; None for a fresh mark in each trial. Set it only to
             compare messages.
-        now: Clock; returns the current time in UTC.
         duplicates: Finds near-duplicates among memes tried before; None to skip that search.
         evidence_source: Finds documents for the expert witness; None for a court without one.
     """
@@ -139,7 +135,6 @@ class Court:
         """Tries a meme.
 
         Args:
-            case: Meme, procedure and ids of the trial.
             keep: Stores each event; the trial continues only once it has returned.
 
         Returns:
@@ -175,9 +170,6 @@ class Court:
         Args:
             record: Record of a trial that is open, or that failed for a transient reason.
             picture: Picture of its meme, as decoded then; None if only its text was sent.
-            keep: Sink for new events, as for :meth:`run`.
-            within_s: Seconds until the caller's deadline; None if there is none.
-            batch: True for a trial of a batch, as in :class:`TrialCase`.
 
         Raises:
             CantResume: The trial has a verdict, failed for good, or was begun with other settings, prompts, models or

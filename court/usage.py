@@ -14,11 +14,7 @@ from court.ports import ChatReply
 
 @dataclass(slots=True)
 class UsageMeter:
-    """Counts calls as they are made, and reported calls as events are stored; keyed by the fields of `Unused`.
-
-    Attributes:
-        broke_off: Number of times a server disconnected during a call that remained unanswered.
-    """
+    """Counts calls as they are made, and reported calls as events are stored; keyed by the fields of `Unused`."""
 
     broke_off: int = 0
     _made: Counter[str] = field(default_factory=Counter)

@@ -29,12 +29,6 @@ def download_client() -> Iterator[httpx2.Client]:
 def download(client: httpx2.Client, url: str, path: Path, *, sha256: str, max_bytes: int, reason: str) -> None:
     """Downloads a file and verifies it; if this raises, the caller must delete ``path``.
 
-    Args:
-        client: From :func:`download_client`.
-        sha256: SHA-256 of the file, in hexadecimal.
-        max_bytes: Maximum size, beyond which the download stops.
-        reason: Reason code of the error if the digest differs.
-
     Raises:
         Unavailable: The file does not have the expected digest. httpx2.HTTPError, httpx2.InvalidURL: The download
             failed.

@@ -32,9 +32,6 @@ class BoundedSource:
 
     Each text is scanned for signs of steering when it arrives, in at most about 10 ms, and the result is cached:
     scanning all texts at once for the verdict would block the event loop.
-
-    Attributes:
-        deadline: Time left for the trial.
     """
 
     source: EvidenceSource
@@ -95,9 +92,6 @@ def hits_of(found: Sequence[EvidenceHit]) -> tuple[RankedHit, ...]:
 
 def readable(document: EvidenceDocument, hit: RankedHit) -> EvidenceDocument:
     """Returns the document as shown to the witness: truncated if long, with the digest of the truncated text.
-
-    Args:
-        hit: Result that led to it, whose title, publisher and date are recorded.
 
     Raises:
         Unavailable: The text does not match its digest, or is empty.

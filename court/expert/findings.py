@@ -132,10 +132,8 @@ class ClaimRecord:
         """Returns the fields of the event that settles the claim.
 
         Args:
-            because: Reason why the search for evidence ended.
             label: Label; None for that of the last document weighed.
             quotes: Quotations, each with the index of its document in the evidence; None for all found while weighing.
-            dropped: Number of quotations that occur in no document.
             failure: Code of the reason why no model gave a final label; empty if one did.
         """
         helpful = self.helpful

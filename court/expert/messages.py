@@ -29,10 +29,8 @@ def find_claims(
     """Builds the request for the meme's claims of fact.
 
     Args:
-        fence: Fence around untrusted text.
         text: Text of the meme; empty if it has none.
         description: The Proposer's description; None without a picture.
-        most: Largest number of claims that are checked.
         chars: Longest requested text, in characters; a claim has a quarter of it.
         prompts: Prompts of the trial, for a repair request; None for the packaged ones.
     """
@@ -53,10 +51,8 @@ class ClaimBrief:
     """Everything shown to the witness about one claim.
 
     Attributes:
-        fence: Fence around untrusted text.
         evidence: Documents found helpful so far, in order.
         chars: Longest requested text, in characters.
-        prompts: Prompts of the trial, for a repair request.
     """
 
     fence: Fence

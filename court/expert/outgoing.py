@@ -105,7 +105,6 @@ class OutgoingQuery:
 
     Attributes:
         text: Words of the query; empty if none are left.
-        held_back: Number of words, addresses and numbers that were removed.
     """
 
     text: str

@@ -102,11 +102,7 @@ class _Classified(replies.Reply):
 
 @dataclass(frozen=True, slots=True)
 class Statements:
-    """The claims of fact among a meme's statements.
-
-    Attributes:
-        left_out: Number of statements that are opinions, jokes or wishes.
-    """
+    """The claims of fact among a meme's statements."""
 
     claims: tuple[CheckableClaim, ...]
     left_out: int
@@ -185,12 +181,7 @@ def classification_schema(documents: int, chars: int) -> dict[str, Any]:
 
 
 def parse_statements(reply: str, most: int, *texts: str) -> Statements:
-    """Parses the claims of fact in a reply. Raises UnusableReply.
-
-    Args:
-        most: Largest number of claims.
-        texts: Text and description, in which the words of a claim are searched.
-    """
+    """Parses the claims of fact in a reply. Raises UnusableReply."""
     statements = replies.parse(_Statements, reply).statements
     # Filtered before truncation, so that opinions do not displace claims.
     facts = [statement for statement in statements if statement.kind == "fact"]
@@ -256,7 +247,6 @@ def parse_classification(reply: str, texts: Sequence[str], *, last: bool) -> Cla
 
     Args:
         texts: Texts of the evidence, in order.
-        last: True on the last attempt.
 
     Raises:
         UnusableReply: The reply can't be parsed, or has no verified quotation.

@@ -81,12 +81,7 @@ class _Questions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertWitness:
-    """The witness of one trial. It sees only the meme's text and description, to find claims in them.
-
-    Attributes:
-        recorder: Records each step, and finds those on record when a trial is resumed.
-        called: Event that starts the witness when set.
-    """
+    """The witness of one trial. It sees only the meme's text and description, to find claims in them."""
 
     speaker: Speaker
     source: EvidenceSource

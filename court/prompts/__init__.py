@@ -31,7 +31,6 @@ class Prompt:
 
     Attributes:
         id: Role and version, ``judge/1``.
-        digest: SHA-256 of its content.
         secret: Canary in the system message, which tells the model never to write it. It is derived from the digest, so
             that system messages are the same in all trials; untrusted text can't contain it (court.untrusted).
     """
@@ -76,7 +75,6 @@ class PromptSet:
 
     Attributes:
         name: Packaged version, or the last part of a folder's path.
-        repair: Prompt that asks again after an unusable reply.
     """
 
     name: str

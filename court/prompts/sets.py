@@ -29,7 +29,6 @@ class Placeholders:
     Attributes:
         required: Names that it must contain: without one, a role would not see what it is asked about, or could not
             refer to a precedent.
-        optional: Names that it may contain.
     """
 
     required: frozenset[str] = frozenset()

@@ -48,7 +48,6 @@ class Probed:
     """Result of probing a model server.
 
     Attributes:
-        capabilities: Capabilities of the server, which were set on the model.
         sentences: One sentence for each missing capability and its consequence for the court; empty if nothing is
             missing.
     """
@@ -62,9 +61,7 @@ async def probe(model: ChatCompletions, *, pictures: int = 4, within_s: float = 
 
     Args:
         model: Model to probe; it must not be used otherwise meanwhile.
-        pictures: Largest number of pictures in one of our prompts.
         within_s: Timeout of one request, in seconds; the first may have to wait for the server to warm up.
-        thoughts: True to also probe how to turn on and limit thinking before a reply.
 
     Raises:
         ModelRefused: The server does not have the model, or rejects the key.
@@ -119,7 +116,6 @@ async def probe_replicas(
 
     Args:
         models: The model, bound to one server each, in order of preference.
-        pictures: Largest number of pictures in one of our prompts.
         tell: Callback for messages about servers that do not answer and missing capabilities.
         reach: Function that probes one server; None for :func:`probe`.
         thoughts: True if the model is to think before its replies; for :func:`probe`.

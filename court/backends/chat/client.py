@@ -60,11 +60,9 @@ class ChatCompletions:
         Args:
             base_url: Address of the API, usually ending in ``/v1``.
             api_key: Key of the API, if the server requires one. It is not read from the environment.
-            attempts: Largest number of attempts per call.
             pause_s: Maximum backoff before the second attempt, in seconds; doubles with each further one.
             pause_max_s: Maximum backoff before any attempt, in seconds; a server's ``Retry-After`` is added.
             http: Shared client, which the caller closes; None for one of its own.
-            load: Counter of calls in flight, which several models may share.
         """
         self.capabilities = capabilities or Capabilities()
         self._model = model
@@ -188,7 +186,6 @@ class ChatCompletions:
 
         Args:
             within_s: Timeout in seconds, retries included.
-            extra: Further fields of the body.
 
         Raises:
             As :meth:`reply`.

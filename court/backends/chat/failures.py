@@ -116,7 +116,6 @@ def of_status(
     """Maps an HTTP error status to a failure.
 
     Args:
-        detail: Error message in the body.
         sent: Texts that were sent, to detect echoes in the message; without any, the message is not passed on.
     """
     if status in (401, 403):

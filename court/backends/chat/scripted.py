@@ -28,7 +28,6 @@ class ScriptedCall:
 
     Attributes:
         options: Options whose odds were requested; None for a reply request.
-        within_s: Timeout of the call, in seconds.
     """
 
     request: ChatRequest
@@ -41,10 +40,6 @@ class ScriptedModel:
 
     Each line is used once; a call gets the first unused one that matches, so that concurrent calls may come in any
     order. As a context manager it raises at the end if lines are left over.
-
-    Attributes:
-        asked: All calls, in order.
-        cancelled: Number of calls that were cancelled while they ran.
     """
 
     def __init__(
@@ -58,7 +53,6 @@ class ScriptedModel:
         """Sets the script.
 
         Args:
-            script: Lines, or a function that replies to every request.
             odds: Function that gives the masses of options; None for a model without odds.
             delay_s: Duration of each call, in seconds.
         """

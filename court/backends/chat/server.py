@@ -38,7 +38,6 @@ class ChatServer:
 
     Attributes:
         url: Configured address of its API; identifies the server among others, and in records.
-        load: Counts the calls in flight.
         known: Digests of pictures assumed to be cached, in LRU order.
         gone_at: Time at which it was found to be gone, in seconds of the monotonic clock; None while it is available.
         back_at: Time of its first answer after it was gone, by the same clock; minus infinity if it never was gone.
@@ -51,8 +50,6 @@ class ChatServer:
 
         Args:
             url: Address of the API, usually ending in ``/v1``.
-            api_key: Key of the API, if the server requires one.
-            load: Counter of calls in flight, which several models may share.
         """
         self.url = url
         self._secrets = (api_key,) if api_key else ()
@@ -92,9 +89,6 @@ class ChatServer:
         fields: Mapping[str, Any] | None = None,
     ) -> wire.ServerAnswer:
         """Sends a request; streamed, to distinguish an interrupted reply from one that never began.
-
-        Args:
-            known: Digests of pictures to reference by id instead of sending them.
 
         Raises:
             Failure: There is no answer, or it can't be parsed.

@@ -28,7 +28,6 @@ class RecognitionModel(NamedTuple):
 
     Attributes:
         path: Path relative to :data:`SOURCE`.
-        sha256: SHA-256 of the file, in hexadecimal.
         reads_latin: True if it also reads Latin script.
     """
 

@@ -31,11 +31,9 @@ class OpenedTextReader(TextReader, Protocol):
 
     async def warm(self) -> None:
         """Warms up, so that the first reading is as fast as later ones. Raises Unavailable if the reader fails."""
-        ...
 
     async def aclose(self) -> None:
         """Ends its processes or closes its connections."""
-        ...
 
 
 def check_reader_name(name: str) -> str:
@@ -64,7 +62,6 @@ def open_reader(name: str, *, workers: int = 1) -> OpenedTextReader | None:
 
     Args:
         name: Name that :func:`check_reader_name` accepts.
-        workers: Maximum number of processes of a local reader.
 
     Returns:
         The reader, or None for ``none``.
@@ -85,7 +82,6 @@ def rapidocr_reader(language: str = "", *, workers: int = 1, threads: int = 1) -
 
     Args:
         language: Key of :data:`~court.backends.ocr.rapidocr_models.LANGUAGES`; empty for the packaged model.
-        workers: Maximum number of processes; each holds the models.
 
     Raises:
         NotLoaded: The language's model was not fetched yet.

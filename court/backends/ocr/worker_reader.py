@@ -63,11 +63,7 @@ class _Lines(BaseModel):
 
 
 class WorkerTextReader:
-    """A :class:`~court.ports.TextReader` whose engine runs in worker processes; safe to call concurrently.
-
-    Attributes:
-        identity: Name and version of the engine, and its models.
-    """
+    """A :class:`~court.ports.TextReader` whose engine runs in worker processes; safe to call concurrently."""
 
     def __init__(
         self,
@@ -80,9 +76,7 @@ class WorkerTextReader:
         """Starts nothing yet.
 
         Args:
-            identity: Name and version of the engine, and its models.
             reads_latin: True if it should be able to read an English word.
-            workers: Maximum number of processes; each loads the models.
         """
         guard = Guard(
             cpu_s=_FRAME_S,

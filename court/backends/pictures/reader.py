@@ -88,7 +88,6 @@ class GuardedPictureReader:
             workers: Maximum number of processes; each may use 256 MiB.
             wall_s: Wall-clock time for one picture, in seconds. Far above its CPU time, so that it only triggers on a
                 busy machine or a stopped process, when a retry may succeed.
-            watch: Callback for the cost of each picture.
         """
         self._limits = limits
         guard = Guard(

@@ -28,10 +28,6 @@ _MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
 def open_picture(structure: Structure, limits: Limits, *, incomplete: bool) -> Image.Image:
     """Opens a file with the decoder of its detected format.
 
-    Args:
-        limits: Limits to check against the size reported by the decoder.
-        incomplete: True to accept the available part of a truncated file.
-
     Raises:
         Refused: The picture is larger than its header claims.
         MemoryError: Decoding needs more memory than available.

@@ -45,11 +45,8 @@ class Structure:
         width: Width of the canvas, in pixels.
         height: Height of the canvas, in pixels.
         frames: At least 1.
-        data: Bytes for the decoder.
-        bits: Bits per channel, for PNG.
         profile: ICC profile of its colours, for PNG also from other chunks; None for sRGB.
         unsure: True if viewers read the file's colours differently.
-        orientation: Orientation as in EXIF, 1 to 8.
         cut: True if the file of a still is truncated, as by an interrupted upload.
         streams: True if it can be scaled while decoding: a single picture, stored from top to bottom. Excludes
             progressive JPEG, interlaced PNG, lossless or transparent WebP, and GIF.
@@ -194,12 +191,7 @@ def _png(data: bytes, limits: Limits) -> Structure:
 
 
 class _PngDisplay:
-    """Chunks that change how a PNG is shown, selected as browsers do: by position, and the first valid one of a kind.
-
-    Attributes:
-        colours: Chunks about colours.
-        orientation: Orientation as in EXIF, 1 to 8.
-    """
+    """Chunks that change how a PNG is shown, selected as browsers do: by position, the first valid one of a kind."""
 
     def __init__(self) -> None:
         self.colours: dict[bytes, bytes] = {}

@@ -22,11 +22,7 @@ worker_deaths: Counter[str] = Counter()
 
 
 class JobFailed(Exception):
-    """A worker reported that a job failed; the worker is still alive.
-
-    Attributes:
-        kind: Name of the exception's type.
-    """
+    """A worker reported that a job failed; the worker is still alive."""
 
     def __init__(self, kind: str) -> None:
         super().__init__(kind)
@@ -49,10 +45,6 @@ class GuardedWorkers:
 
         Args:
             module: Module to run as ``__main__``, which calls :func:`court.backends.sandbox.child.serve`.
-            guard: Resource limits of each process.
-            name: Name of the pool in messages, such as "picture reader".
-            workers: Maximum number of processes; further jobs wait.
-            watch: Callback for every reply, to observe its cost.
         """
         self._module = module
         self._guard = guard
