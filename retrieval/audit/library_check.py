@@ -11,7 +11,7 @@ leaks              precedents that are too near to judged memes (:mod:`retrieval
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -90,14 +90,12 @@ def check_library(
     *,
     leaks: Leaks | None = None,
     sure: float = SURE,
-    progress: Callable[[int, int], None] | None = None,
 ) -> LibraryCheck:
     """Compares all precedents with each other, in time quadratic in their number.
 
     Args:
         leaks: Result of :func:`retrieval.audit.leakage.find_leaks`.
         sure: Highest probability of a precedent's own label at which the label is suspicious, in (0, 0.5).
-        progress: Called with the number of compared precedents and their total.
 
     Raises:
         BadLibrary: The table of memes can't be read.
@@ -111,7 +109,7 @@ def check_library(
     for meme, key in zip(memes, keys, strict=True):
         if key is not None:
             groups.setdefault(key, []).append(meme.id)
-    conflicts, isolated = _compared(library, memes, progress)
+    conflicts, isolated = _compared(library, memes)
     return LibraryCheck(
         memes=len(memes),
         duplicates=tuple(tuple(group) for group in groups.values() if len(group) > 1),
@@ -148,9 +146,7 @@ def _suspicious(library: Library, memes: Sequence[LabelledMeme], sure: float) ->
     )
 
 
-def _compared(
-    library: Library, memes: Sequence[LabelledMeme], progress: Callable[[int, int], None] | None
-) -> tuple[tuple[Conflict, ...], tuple[str, ...]]:
+def _compared(library: Library, memes: Sequence[LabelledMeme]) -> tuple[tuple[Conflict, ...], tuple[str, ...]]:
     """Pairs that contradict each other, and memes without a near neighbour, both in order."""
     rows, dim, tuning = library.rows, library.manifest.encoder.text_dim, library.manifest.tuning
     words = group_numbers([text_key(normalise_text(meme.text)) for meme in memes])
@@ -191,6 +187,4 @@ def _compared(
         # As in court.summary.Coverage: the halves that are near enough must carry half of the weight.
         weight = alpha * (by_text >= text_floors[block]) + (1 - alpha) * (by_picture >= tuning.floors.picture)
         empty += [memes[start + int(i)].id for i in np.flatnonzero(weight < 0.5)]
-        if progress:
-            progress(int(block[-1]) + 1, len(memes))
     return tuple(conflicts), tuple(empty)

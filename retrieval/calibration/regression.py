@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,9 +67,8 @@ def cross_validated_log_odds(
     y: NDArray[np.bool_],
     folds: NDArray[np.int64],
     learnable: NDArray[np.bool_],
-    strengths: Sequence[float] = STRENGTHS,
 ) -> NDArray[np.float64]:
-    """Log-odds of each meme by regressions trained without its fold and its near-duplicates, shape (strengths, n).
+    """Log-odds of each meme by regressions trained without its fold and its near-duplicates, shape (``STRENGTHS``, n).
 
     A fold without which only one label is left gets the log-odds of that label's share.
 
@@ -80,7 +78,7 @@ def cross_validated_log_odds(
         folds: Fold of each meme, shape (n,).
         learnable: Mask of memes usable for training, shape (n,), which excludes clones of others.
     """
-    z = np.zeros((len(strengths), len(y)))
+    z = np.zeros((len(STRENGTHS), len(y)))
     length = np.linalg.norm(x, axis=1, keepdims=True)
     unit = np.divide(x, length, out=np.zeros_like(x), where=length > 0)
     for fold in np.unique(folds):
@@ -91,6 +89,6 @@ def cross_validated_log_odds(
             share = (y[train].sum() + 1) / (train.size + 2)
             z[:, test] = np.log(share) - np.log1p(-share)
             continue
-        for number, strength in enumerate(strengths):
+        for number, strength in enumerate(STRENGTHS):
             z[number, test] = fit(x[train], y[train], strength).log_odds(x[test])
     return z

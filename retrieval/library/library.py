@@ -269,7 +269,7 @@ class Library:
                 if storage.read_pointer(root) == pointer:
                     raise
 
-    def newer(self, *, progress: Progress | None = None) -> Self | None:
+    def newer(self) -> Self | None:
         """Returns the current library if it differs from this one, sharing unchanged parts; otherwise None.
 
         Raises:
@@ -288,7 +288,7 @@ class Library:
                 # As in open: it is damaged only if CURRENT still names it; otherwise it was replaced while being read.
                 if storage.read_pointer(self.root) == pointer:
                     raise
-        return self.open(self.root, self.manifest.encoder, progress=progress)
+        return self.open(self.root, self.manifest.encoder)
 
     def check(self, progress: Progress | None = None) -> None:
         """Runs the verification deferred by ``Check.LATER``; safe to call from another thread during searches.

@@ -156,9 +156,9 @@ def _kill_all_but_trackers(group: int) -> None:
                 os.kill(number, signal.SIGKILL)
 
 
-def _wait_for_group(group: int, seconds: float = 2) -> None:
+def _wait_for_group(group: int) -> None:
     """Until the last of a killed group is gone, not only dying: a new start needs its memory and its port."""
-    end = time.monotonic() + seconds
+    end = time.monotonic() + 2
     with suppress(ProcessLookupError, PermissionError):
         while time.monotonic() < end:
             # Signal 0 only asks whether the group is still there.

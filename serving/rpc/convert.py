@@ -78,7 +78,7 @@ def ask_of(
     )
 
 
-def response_of(hearing: TrialResult, *, client_token: bytes = b"") -> wire.JudgeResponse:
+def response_of(hearing: TrialResult) -> wire.JudgeResponse:
     """Builds the response for a trial that ended in a verdict."""
     record = hearing.record
     opened = record.opened
@@ -86,7 +86,6 @@ def response_of(hearing: TrialResult, *, client_token: bytes = b"") -> wire.Judg
     response.request_id = opened.request_id
     response.content.CopyFrom(_content_of(record))
     response.timings.CopyFrom(_timings(hearing, record))
-    response.client_token = client_token
     return response
 
 
@@ -331,14 +330,14 @@ def language(tag: str, field: str = "language") -> str:
     return tag
 
 
-def found_to_be(label: int, field: str = "label") -> PrecedentLabel:
+def found_to_be(label: int) -> PrecedentLabel:
     """Converts a label decided by a person: harmful or not. Raises BadRequest for any other."""
     known = _LABELS.get(label)
     if known is None:
         raise BadRequest(
-            f"{field} says what the meme is found to be: LABEL_HARMFUL or LABEL_NOT_HARMFUL.",
+            "label says what the meme is found to be: LABEL_HARMFUL or LABEL_NOT_HARMFUL.",
             reason="UNKNOWN_LABEL",
-            field=field,
+            field="label",
         )
     return known
 

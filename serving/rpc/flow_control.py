@@ -223,17 +223,16 @@ class _FairQueue:
 class ReceiveBudget:
     """Memory budget for requests. Used from one event loop."""
 
-    def __init__(self, budget: int, idle_s: float, largest: int = MESSAGE_BYTES) -> None:
+    def __init__(self, budget: int, idle_s: float) -> None:
         """Starts with all memory free.
 
         Args:
             budget: Total bytes; at least the size of one message.
             idle_s: Seconds within which a caller must send its request.
-            largest: Maximum bytes of a message.
         """
         self._budget = budget
         self._idle_s = idle_s
-        self._largest = largest + _OVERHEAD
+        self._largest = MESSAGE_BYTES + _OVERHEAD
         at_once = max(1, budget // self._largest)
         self._least = (
             at_once,

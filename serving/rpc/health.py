@@ -19,7 +19,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -66,9 +66,10 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the libra
     change needs: a single watcher that does not read would block updates to all others.
     """
 
-    def __init__(self, services: Iterable[str] = (COURT, DOCKET, PRECEDENTS)) -> None:
-        """Args: names of the services; only liveness starts as SERVING."""
-        self._status: dict[str, int] = {LIVENESS: SERVING, OVERALL: NOT_SERVING, **dict.fromkeys(services, NOT_SERVING)}
+    def __init__(self) -> None:
+        """Only liveness starts as SERVING."""
+        self._status: dict[str, int] = dict.fromkeys((OVERALL, COURT, DOCKET, PRECEDENTS), NOT_SERVING)
+        self._status[LIVENESS] = SERVING
         self._changed = asyncio.Event()
         self._over = False
 

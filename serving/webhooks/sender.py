@@ -282,16 +282,13 @@ class HookSender:
             )
 
 
-async def send_webhooks(
-    docket: Docket, receivers: Sequence[Receiver], *, telemetry: Telemetry, heartbeat: Heartbeat | None = None
-) -> None:
+async def send_webhooks(docket: Docket, receivers: Sequence[Receiver], *, telemetry: Telemetry) -> None:
     """Sends to receivers until cancelled; running attempts then get seconds to finish, and other servers take over.
 
     Args:
         receivers: Receivers, which are closed at the end.
-        heartbeat: Heartbeat of this server as a sender.
     """
-    heartbeat = heartbeat or Heartbeat(docket.heartbeats, f"webhooks-{uuid.uuid4().hex}")
+    heartbeat = Heartbeat(docket.heartbeats, f"webhooks-{uuid.uuid4().hex}")
     stopping = asyncio.Event()
     states = LogFollower(docket.deliveries.states, fresh_s=_SHARED_S)
     senders = [HookSender(receiver, docket, heartbeat, telemetry=telemetry, states=states) for receiver in receivers]
