@@ -20,7 +20,7 @@ from serving.views.recheck import Difference
 
 _NONE = "none"
 
-_SAID = {
+_OF_A_ROUND = {
     "question": "question",
     "answer": "answer",
     "summary": "summary",
@@ -140,13 +140,13 @@ def _side(record: TrialRecord, side: Side) -> _Fields:
     for event in record.all(RoundEvent):
         if "rounds" not in event.parts or event.side is not side or event.round > counted:
             continue
-        for field, name in _SAID.items():
+        for field, name in _OF_A_ROUND.items():
             if field in type(event).model_fields:
                 place = f"{who}'s {name}, round {event.round}" if event.round else f"{who}'s {name}"
-                yield place, event.seq, _said(getattr(event, field))
+                yield place, event.seq, _value_in_words(getattr(event, field))
 
 
-def _said(value: str | float | tuple[str, ...]) -> str:
+def _value_in_words(value: str | float | tuple[str, ...]) -> str:
     if isinstance(value, float):
         return f"{value:.4f} bit"
     return value if isinstance(value, str) else ", ".join(value) or _NONE

@@ -98,7 +98,7 @@ def chain_of(record: TrialRecord) -> int:
     or its two calls for odds if those are more. Without overlap every summary is in the chain. A repaired reply counts
     twice. An expert witness counts only if the Judge waits for it.
     """
-    asked: Counter[tuple[Side, int]] = Counter()  # questions and answers
+    exchanged: Counter[tuple[Side, int]] = Counter()  # questions and answers
     summed: Counter[tuple[Side, int]] = Counter()
     claims: Counter[int] = Counter()
     judged = found = others = 0
@@ -107,7 +107,7 @@ def chain_of(record: TrialRecord) -> int:
         if isinstance(event, Summarised | SummarisedAhead):
             summed[event.side, event.round] += made
         elif isinstance(event, RoundEvent):
-            asked[event.side, event.round] += made
+            exchanged[event.side, event.round] += made
         elif isinstance(event, ClaimEvent):
             claims[event.claim] += made
         elif isinstance(event, ClaimsFound):
@@ -123,7 +123,7 @@ def chain_of(record: TrialRecord) -> int:
         # Without questions (the arm no-captioner) the side only sums up once.
         chain = last = summed[rested.side, 0] if rested.rounds == 0 else 0
         for number in range(1, rested.rounds + 1):
-            chain += asked[rested.side, number]
+            chain += exchanged[rested.side, number]
             last = chain + summed[rested.side, number]
             longest = max(longest, last)
             # Without overlap, a question waits for the summary of the previous round.
