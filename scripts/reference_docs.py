@@ -93,13 +93,17 @@ def _events() -> Iterator[str]:
 def _metrics() -> Iterator[str]:
     yield (
         "# Metrics\n\nWhat to watch and when to be woken: [monitoring.md](../monitoring.md).\n\n"
-        "| name | kind | |\n|---|---|---|\n"
+        "| name | kind | labels | |\n|---|---|---|---|\n"
     )
-    families = Metrics(Settings()).registry.collect()
-    for family in sorted({each.name: each for each in families}.values(), key=lambda each: each.name):
-        if family.name.startswith("memecourt_"):
-            suffix = {"counter": "_total", "info": "_info"}.get(family.type, "")
-            yield f"| `{family.name}{suffix}` | {family.type} | {cell(family.documentation)} |\n"
+    registry = Metrics(Settings()).registry
+    labels = {}
+    for collector, names in registry._collector_to_names.items():
+        labels |= dict.fromkeys(names, getattr(collector, "_labelnames", ()))
+    families = {each.name: each for each in registry.collect() if each.name.startswith("memecourt_")}
+    for name, family in sorted(families.items()):
+        full = name + {"counter": "_total", "info": "_info"}.get(family.type, "")
+        labelled = ", ".join(f"`{label}`" for label in labels.get(full, ()))
+        yield f"| `{full}` | {family.type} | {labelled} | {cell(family.documentation)} |\n"
 
 
 def _plain(value: Any) -> str:
