@@ -152,6 +152,23 @@ class ReviewReason(StrEnum):
     """The policy has a clause about facts, but no evidence could be compared with a claim of the meme."""
 
 
+DISAGREEMENTS = frozenset(
+    {
+        ReviewReason.JUDGES_DISAGREE,
+        ReviewReason.VOTE_DISAGREES,
+        ReviewReason.SCORE_DISAGREES,
+        ReviewReason.GUARD_DISAGREES,
+        ReviewReason.CLAIM_REFUTED,
+        ReviewReason.PRECEDENTS_DISAGREE,
+        ReviewReason.JUDGE_CONTRADICTS_ITSELF,
+        ReviewReason.NEAR_DUPLICATE_HARMFUL,
+    }
+)
+"""Reasons that say that witnesses of the trial disagree; the review queue puts them first."""
+INCOMPLETE = frozenset({ReviewReason.CUT_SHORT, ReviewReason.GUARD_FAILED, ReviewReason.CLAIM_UNCHECKED})
+"""Reasons of verdicts that were based on incomplete information, and are not reused."""
+
+
 class Review(BaseModel):
     """One reason for human review or one signal, as a code for machines and a sentence for people."""
 

@@ -21,7 +21,7 @@ from court.evidence import text_reader_off
 from court.meme import Picture
 from court.record import TrialRecord, TrialState
 from court.trial import Court
-from court.verdict import ReviewReason
+from court.verdict import INCOMPLETE
 from serving.docket.errors import TrialUnknown
 from serving.docket.ports import TrialReader
 from serving.docket.store.reuse import VerdictKeys
@@ -52,10 +52,6 @@ def reusable(record: TrialRecord) -> bool:
     )
 
 
-_INCOMPLETE = (ReviewReason.CUT_SHORT, ReviewReason.GUARD_FAILED, ReviewReason.CLAIM_UNCHECKED)
-"""Review reasons of verdicts that were based on incomplete information."""
-
-
 def whole(record: TrialRecord) -> bool:
     """True if a trial was not cut short and used a single version of the library.
 
@@ -65,7 +61,7 @@ def whole(record: TrialRecord) -> bool:
     return (
         verdict is not None
         and (cited is None or cited.findings.library.digest == record.opened.versions.library)
-        and all(reason.reason not in _INCOMPLETE for reason in verdict.review)
+        and all(reason.reason not in INCOMPLETE for reason in verdict.review)
     )
 
 

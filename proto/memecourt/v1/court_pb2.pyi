@@ -1655,10 +1655,8 @@ class TrialEvent(_message.Message):
     seq: _builtins.int
     """Its number, from 0 on, without gaps."""
     kind: _builtins.str
-    """TrialOpened, TextRead, Described, QuestionAsked, AnswerGiven, Summarised, SummarisedAhead, SideRested,
-    NearDuplicatesFound, PrecedentsCited, GuardHeard, JudgeRuled, VerdictGiven, TrialFailed, TrialResumed, VerdictReviewed,
-    SecondOpinionAsked, AppealOpened, ClaimsFound, QueriesPlanned, EvidenceSearched, DocumentWeighed, ClaimSettled,
-    QuestionRuled, or one that a later version adds.
+    """TrialOpened for the first, VerdictGiven for the verdict; the documentation names all kinds, and a later version may
+    add some.
     """
     json: _builtins.str
     """The whole event as JSON, as it is kept. Holds text of memes; may be offensive."""

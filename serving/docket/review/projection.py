@@ -26,7 +26,7 @@ from court.events import (
     VerdictReviewed,
 )
 from court.record import TrialState
-from court.verdict import Label, ReviewReason, Verdict
+from court.verdict import DISAGREEMENTS, Label, Verdict
 from retrieval.text import text_key
 from serving.docket.log.entries import Entry
 from serving.docket.store import review_tables as t
@@ -86,16 +86,6 @@ class ReviewPriority(StrEnum):
 
 # Numbers are stored in dockets; appeals were added later and start at 0.
 _URGENCY = {why: place for place, why in enumerate(ReviewPriority)}
-_VOTES = {
-    ReviewReason.JUDGES_DISAGREE,
-    ReviewReason.VOTE_DISAGREES,
-    ReviewReason.SCORE_DISAGREES,
-    ReviewReason.GUARD_DISAGREES,
-    ReviewReason.CLAIM_REFUTED,
-    ReviewReason.PRECEDENTS_DISAGREE,
-    ReviewReason.JUDGE_CONTRADICTS_ITSELF,
-    ReviewReason.NEAR_DUPLICATE_HARMFUL,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +136,8 @@ def reasons_of(verdict: Verdict, trial_id: str, rules: Rules, namespace: str = "
         found += [(ReviewPriority.UNDECIDED, review.detail) for review in verdict.review]
     else:
         for review in verdict.review:
-            found.append(
-                (ReviewPriority.DISAGREE if review.reason in _VOTES else ReviewPriority.COURT_ASKS, review.detail)
-            )
+            why = ReviewPriority.DISAGREE if review.reason in DISAGREEMENTS else ReviewPriority.COURT_ASKS
+            found.append((why, review.detail))
     strengths = verdict.strengths
     if strengths is not None and strengths.harmful is strengths.benign:
         level = strengths.harmful.lower()
