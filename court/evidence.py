@@ -26,8 +26,6 @@ class Evidence:
     """Gathers the evidence of a trial within its deadline.
 
     Attributes:
-        text_reader: Reads the text if the caller gave none; None if callers must give it.
-        duplicates: Finds memes tried before; None to search for none.
         distant_vote: True if precedents vote at any distance; otherwise only near ones do.
     """
 

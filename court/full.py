@@ -60,7 +60,6 @@ class FullTrial:
 
     Attributes:
         evidence: Meme, text and precedents, with the trial's settings, recorder and deadline.
-        source: Source of evidence for the expert witness; None without one.
     """
 
     evidence: Evidence

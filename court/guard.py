@@ -49,9 +49,7 @@ class GuardOpinion:
     """Opinion of a guard.
 
     Attributes:
-        harmful: True if it holds the meme for harmful.
         categories: Harm that it names, in its own words.
-        reason: Reason that it gives; empty where its family gives none.
     """
 
     harmful: bool
@@ -173,10 +171,7 @@ def guard_messages(
     tokens are broken up for all.
 
     Args:
-        pictures: Frames of the meme; see :func:`pictures_for`.
         policy: Policy of the court, for families that take a policy.
-        text: Text of the meme; empty if it has none.
-        description: The Proposer's description, for families that take no picture; None without a picture.
     """
     prompt = prompts.load("guard")
     shown = pictures_for(adapter, pictures)

@@ -46,11 +46,7 @@ _SUREST = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Opinion:
-    """The opinion of one judge.
-
-    Attributes:
-        odds: Probabilities of the two labels by its model; None if unknown.
-    """
+    """The opinion of one judge."""
 
     ruling: RulingReply
     odds: OddsGiven | None = None
@@ -128,13 +124,7 @@ def verdict_of(
     """Returns the verdict of a full trial.
 
     Args:
-        opinions: Opinion of each judge; a single one without a panel.
-        vote: Vote of the precedents; None if there was none.
-        findings: Precedents that were found; None if none were searched.
         prior: Vote of the summary from which a cascade went on to the full trial; None otherwise.
-        guard: Opinion of a guard model, or its failure; None if none was called.
-        testimony: Findings about the meme's claims of fact; None without an expert witness.
-        facts: True if the policy has a clause that turns on facts.
     """
     strengths = median_strengths(opinions)
     label = rule(strengths.harmful, strengths.benign)
@@ -177,7 +167,6 @@ def score_of(odds: OddsGiven | None, least_mass: float) -> float | None:
     Mass on other tokens is ignored; averaging over both orders cancels a preference for the first letter.
 
     Args:
-        odds: Masses of the options in both orders; None if unknown.
         least_mass: Minimum total mass of the two options in each order, in [0, 1]: the ratio of two tiny masses is
             noise.
 
@@ -194,11 +183,7 @@ def score_of(odds: OddsGiven | None, least_mass: float) -> float | None:
 
 
 def mean_score(opinions: Sequence[Opinion], least_mass: float) -> float | None:
-    """P(harmful) as the mean over the judges whose models gave one; None if none did.
-
-    Args:
-        least_mass: Minimum mass of the two labels, as for :func:`score_of`.
-    """
+    """P(harmful) as the mean over the judges whose models gave one; None if none did."""
     scores = [score_of(opinion.odds, least_mass) for opinion in opinions]
     known = [score for score in scores if score is not None]
     return sum(known) / len(known) if known else None
@@ -382,7 +367,6 @@ async def give_verdict(recorder: Recorder, *before: Drafted, verdict: Verdict, *
     """Records a verdict, with the signs of steering found in all untrusted texts, the description included.
 
     Args:
-        recorder: Recorder of the trial.
         verdict: Verdict of the procedure. Reasons for review are added for signs of steering, and, if it is not
             harmful, for a harmful near-duplicate or parts that were not judged. Label, strengths and score stay.
     """

@@ -103,7 +103,6 @@ class Picture:
         frames: Representative frames, at least one, in file order; for an animated file the first, and then those that
             differ most from the ones already chosen.
         frames_unlike: Number of other frames that differ visibly from all representative ones.
-        incomplete: True if the file was truncated, so that a part of the picture is missing.
         shown_otherwise: True if the file's colour instructions are so unusual that only some viewers show the picture
             as it is here, as browsers show it.
     """

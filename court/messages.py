@@ -52,7 +52,6 @@ class Messages(Generic[P]):
 
     Attributes:
         parts: Parts of the user message: texts, each followed by an empty line, and pictures.
-        schema: JSON schema of the reply; None for free text.
     """
 
     prompt: Prompt
@@ -95,12 +94,7 @@ def writable(reply: str) -> str:
 
 
 def describe(pictures: Sequence[P], chars: int, prompts: PromptSet | None = None) -> Messages[P]:
-    """Builds the first question to the Proposer.
-
-    Args:
-        chars: Longest requested description, in characters.
-        prompts: Prompts of the trial; None for the packaged ones.
-    """
+    """Builds the first question to the Proposer."""
     prompts = prompts or packaged()
     prompt = prompts.proposer
     return Messages(
@@ -135,10 +129,7 @@ class AdvocateBrief:
     """Everything that an Advocate is shown before its first question: no picture.
 
     Attributes:
-        text: Caption of the meme; empty if it has none.
-        description: The Proposer's description of the picture; None without a picture.
         precedents: Precedents shown as text and label; empty unless the settings ask for them.
-        language: BCP 47 tag of the caption's language to show; empty for none.
     """
 
     policy: Policy
@@ -155,7 +146,6 @@ class AdvocateBrief:
 
         Args:
             stance: ``accuser``, ``defender`` or ``none``.
-            chars: Longest requested summary, in characters.
         """
         return self._messages("ask", stance, history, replies.schema_of(replies.Question, chars))
 
@@ -211,16 +201,8 @@ class JudgeBrief(Generic[P]):
     """Everything that the Judge is shown.
 
     Attributes:
-        pictures: Frames of the meme; none where no picture was sent.
-        description: The Proposer's description, possibly empty; None without a picture.
-        accuser: Argument of the Accuser; empty if there were no arguments.
-        defender: Argument of the Defender; empty if there were no arguments.
-        vote: The precedents' vote, or None.
-        guard: Family of the guard whose opinion is shown; empty if there is none.
-        claims: The expert witness's findings, in words; empty if there are none.
         meme_only: True to show only the meme (ablation).
         original_labels: True to show the data set's own labels of precedents, if they are in :data:`ORIGINAL_LABELS`.
-        language: BCP 47 tag of the text's language to show; empty for none.
     """
 
     pictures: tuple[P, ...]
@@ -243,11 +225,7 @@ class JudgeBrief(Generic[P]):
     language: str = ""
 
     def rule(self, chars: int) -> Messages[P]:
-        """Builds the request for a ruling.
-
-        Args:
-            chars: Longest requested rationale, in characters.
-        """
+        """Builds the request for a ruling."""
         schema = replies.ruling_schema(self.policy, len(self.exhibits), chars)
         return self._judge_messages("judge", schema)
 
@@ -262,9 +240,7 @@ class JudgeBrief(Generic[P]):
         """Builds the request for a ruling on a further question, from the same material.
 
         Args:
-            chars: Longest requested rationale, in characters.
             precedent_labels: Options that people gave to precedents, by id; only those of shown precedents are used.
-            vote: Probability of each option by labelled memes; empty for none.
         """
         # System message and parts are those of the ruling on harm, so that the server's prefix cache is used.
         words, ruling = load("question"), self._judge_messages("judge", None)
@@ -410,8 +386,6 @@ def messages_digest(requests: Sequence[Messages[P]], sha256: Callable[[P], str],
 
     Args:
         requests: One; two with a repair request, or for odds.
-        sha256: SHA-256 of a picture's file, in hex.
-        schema_in_words: True if the schema was described at the end of the user message.
     """
     return digest([_messages(each, sha256, schema_in_words) for each in requests])
 

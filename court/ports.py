@@ -142,9 +142,6 @@ class CallId:
 
     Attributes:
         attempt: 1, or 2 for a repair request.
-        judge: Number of the judge on a panel; 1 for a single judge and for other roles.
-        claim: Number of the claim of fact that the expert witness checks; 0 elsewhere.
-        step: Number of the search or of the weighed document for that claim; 0 elsewhere.
     """
 
     role: Role
@@ -172,14 +169,10 @@ class ChatRequest:
         system: System message, constant for a role; it never contains anything of a meme.
         parts: Texts and pictures of the user message, in order. Parts shared by several calls come first, so that a
             server's prefix cache can be used.
-        reply_schema: JSON schema that the reply must obey, or None for free text.
-        max_tokens: Largest number of tokens of the reply.
-        temperature: 0 for the most likely reply.
         thought_tokens: Largest number of tokens of a thought before the reply, in addition to ``max_tokens``; 0 to turn
             thinking off, if the model allows that.
         priority: Priority at the server, if it supports priorities; lower values go first.
         avoid_repetition: True to sample in a way that prevents repetition loops.
-        call_id: Identity of the call in its trial, which is not sent; None outside a trial.
     """
 
     system: str
@@ -202,9 +195,6 @@ class ChatReply:
         text: Reply, possibly empty; truncated if ``finish`` is LENGTH or REPETITION.
         tokens_cached: Number of the prompt's tokens found in the server's prefix cache; 0 if it does not say.
         latency_s: Seconds from sending the request to the end of the reply, retries included.
-        server: Address of the server, without a key; empty if there is none.
-        schema_in_words: True if the schema was described in the user message because the server does not enforce
-            schemas.
         unknown: Names of figures that the server omitted or gave as invalid values; they are 0 or empty here.
     """
 
@@ -249,9 +239,6 @@ class ChatModel(Protocol):
 
     async def reply(self, request: ChatRequest, *, within_s: float) -> ChatReply:
         """Requests one reply.
-
-        Args:
-            within_s: Timeout in seconds, retries included.
 
         Raises:
             Overrun: The call timed out.
@@ -304,11 +291,7 @@ class EvidenceHit:
 
 @dataclass(frozen=True, slots=True)
 class EvidenceDocument:
-    """Text of a document that a search found.
-
-    Attributes:
-        sha256: SHA-256 of the text in UTF-8, in hex.
-    """
+    """Text of a document that a search found."""
 
     id: str
     title: str

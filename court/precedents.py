@@ -241,7 +241,6 @@ def share(similarities: Sequence[float], harmful: Sequence[bool], settings: Vote
     an encoder's similarities happen to lie; the prior counts as ``prior_weight`` voters as near as the nearest.
 
     Args:
-        similarities: Similarities of the precedents, nearest first.
         harmful: True for each precedent that is labelled harmful, in the same order.
 
     Raises:
@@ -279,7 +278,6 @@ def vote(tally: Sequence[TallyEntry], settings: VoteSettings, regression: float 
     """Returns the vote of a tally.
 
     Args:
-        tally: Precedents, nearest first.
         regression: Calibrated log-odds of harm by the library's regression, to be averaged with the vote's.
 
     Raises:

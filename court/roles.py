@@ -79,9 +79,6 @@ def most_tokens(role: Role, chars: int) -> int:
     """Returns the token limit of a role's reply; in some scripts each character is one token or more.
 
     This is only an upper bound; the schema sets the intended length.
-
-    Args:
-        chars: Longest requested text, in characters; see :mod:`court.replies`.
     """
     longest = _LENGTHS[role] * chars
     # A quarter and 200 more: escapes, names of fields and brackets of the JSON around the texts.
@@ -98,14 +95,12 @@ class RoleModel:
     """A role's model with its call settings.
 
     Attributes:
-        temperature: 0 for the most likely reply.
         max_tokens: Largest number of tokens of a reply; None for enough in any script.
         servers: The model at all its servers, if each trial is pinned to one of them; None to call ``model`` directly.
         thinking: Switch that turns off thinking before the reply, as found by probing; ``ALWAYS`` if it can't be turned
             off, empty if the model does not think.
         thought_tokens: Largest number of tokens of a thought before a reply; 0 to reply without one.
         thoughts_by: Switch that turns on thinking, and the field that limits the thought; empty if it is not to think.
-        prefix_cache: True if prefix caching works at its servers; None if unknown.
     """
 
     model: ChatModel
@@ -181,11 +176,7 @@ class RoleModels:
         return {role: works for role, works in found.items() if works is not None}
 
     def settings(self, chars: int) -> dict[str, Any]:
-        """Returns the settings per role for the record.
-
-        Args:
-            chars: Longest requested text, in characters, from which default token limits are derived.
-        """
+        """Returns the settings per role for the record."""
         guard = {"adapter": self.guard.adapter, "prompt": load("guard").digest} if self.guard else None
         thinking = {name: role_model.thinking for name, role_model in self._named.items() if role_model.thinking}
         thoughts = {
@@ -510,11 +501,7 @@ class Judge:
         )
 
     async def answer(self, conversation: Messages[Frame], question: CourtQuestion) -> RoleReply[QuestionRuling]:
-        """Rules on a further question. Raises as :meth:`Speaker.say`.
-
-        Args:
-            conversation: Messages of :meth:`court.messages.JudgeBrief.question`.
-        """
+        """Rules on a further question. Raises as :meth:`Speaker.say`."""
         return await self.speaker.say(
             Role.JUDGE,
             conversation,

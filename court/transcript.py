@@ -66,12 +66,7 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """A record in reading order: all that has to be put together from several events, or to be found inside of one.
-
-    Attributes:
-        arguments: Argument of each side; None if it made none.
-        searched: Name and size of the library; empty if nothing was searched.
-    """
+    """A record in reading order: all that has to be put together from several events, or to be found inside of one."""
 
     description: str
     rounds: tuple[Round, ...]

@@ -63,7 +63,6 @@ class TrialCase:
         within_s: Seconds until the caller's deadline, or None. When time runs short, the sides stop asking early.
         batch: True for a trial of a batch, whose single results nobody waits for: model servers serve other trials
             first.
-        of_trial: Id of the earlier trial that this one repeats; empty if it repeats none.
     """
 
     trial_id: str
@@ -84,11 +83,8 @@ class Court:
 
     Attributes:
         text_reader: Reads the text off the picture if the caller gives none; None if callers must give it.
-        role_models: Chat models of a full trial; None for a court without chat models.
         fence_mark: Mark of the fences around untrusted text; None for a fresh mark in each trial. Set it only to
             compare messages.
-        duplicates: Finds near-duplicates among memes tried before; None to skip that search.
-        evidence_source: Finds documents for the expert witness; None for a court without one.
     """
 
     finder: PrecedentFinder
@@ -134,9 +130,6 @@ class Court:
     async def run(self, case: TrialCase, keep: EventSink) -> TrialRecord:
         """Tries a meme.
 
-        Args:
-            keep: Stores each event; the trial continues only once it has returned.
-
         Returns:
             The record, which ends in a verdict.
 
@@ -169,7 +162,6 @@ class Court:
 
         Args:
             record: Record of a trial that is open, or that failed for a transient reason.
-            picture: Picture of its meme, as decoded then; None if only its text was sent.
 
         Raises:
             CantResume: The trial has a verdict, failed for good, or was begun with other settings, prompts, models or

@@ -15,7 +15,6 @@ class Testimony:
     """Testimony of the expert witness.
 
     Attributes:
-        findings: Findings, in the order of the claims.
         failure: Code of the reason why the meme's claims are unknown; empty if they are known.
     """
 
@@ -48,11 +47,7 @@ def testimony_of(events: Iterable[AnyEvent]) -> Testimony:
 
 
 def review_of(testimony: Testimony, label: Label, *, facts: bool) -> list[Review]:
-    """Returns reasons for review that follow from the witness's findings and failures.
-
-    Args:
-        facts: True if the policy has a clause about facts.
-    """
+    """Returns reasons for review that follow from the witness's findings and failures."""
     reasons = []
     refuted = [finding for finding in testimony.findings if finding.label is ClaimLabel.REFUTED]
     # Only if evidence and label point in different directions; a refuted claim in a harmful meme is no surprise.
@@ -79,7 +74,6 @@ class ClaimRecord:
     """The recorded events about one claim.
 
     Attributes:
-        searches: Searches, in order.
         weighed: Documents, in order; one that was weighed twice is listed twice.
     """
 
@@ -132,9 +126,7 @@ class ClaimRecord:
         """Returns the fields of the event that settles the claim.
 
         Args:
-            label: Label; None for that of the last document weighed.
             quotes: Quotations, each with the index of its document in the evidence; None for all found while weighing.
-            failure: Code of the reason why no model gave a final label; empty if one did.
         """
         helpful = self.helpful
         if label is None:

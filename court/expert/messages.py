@@ -29,10 +29,7 @@ def find_claims(
     """Builds the request for the meme's claims of fact.
 
     Args:
-        text: Text of the meme; empty if it has none.
-        description: The Proposer's description; None without a picture.
         chars: Longest requested text, in characters; a claim has a quarter of it.
-        prompts: Prompts of the trial, for a repair request; None for the packaged ones.
     """
     prompt = load("claim_finder")
     described = prompt.task("no_description") if description is None else fence.around(description)
@@ -52,7 +49,6 @@ class ClaimBrief:
 
     Attributes:
         evidence: Documents found helpful so far, in order.
-        chars: Longest requested text, in characters.
     """
 
     fence: Fence
@@ -66,11 +62,7 @@ class ClaimBrief:
         return self._messages("queries", replies.queries_schema(most), most=str(most))
 
     def rank(self, query: str, hits: Sequence[RankedHit]) -> Messages[Any]:
-        """Builds the request to rank search results.
-
-        Args:
-            hits: Results in the source's own order.
-        """
+        """Builds the request to rank search results."""
         shown = [
             self._prompt.task("hit", number=str(number), hit=self.fence.around(hit_text(hit)))
             for number, hit in enumerate(hits, 1)

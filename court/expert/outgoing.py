@@ -101,11 +101,7 @@ _POSSESSIVE = re.compile(r"(?<=\w)['’]s\b")
 
 @dataclass(frozen=True, slots=True)
 class OutgoingQuery:
-    """A filtered query.
-
-    Attributes:
-        text: Words of the query; empty if none are left.
-    """
+    """A filtered query."""
 
     text: str
     held_back: int = 0

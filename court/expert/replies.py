@@ -113,11 +113,7 @@ class Weighing:
     """Answers about a document, from one or several calls.
 
     Attributes:
-        comprehensible: True if it can be understood.
-        helpful: True if it says something new and useful.
         quotes: Quoted passages, not yet verified.
-        leaning: Label by the evidence including it; None if that was not asked.
-        enough: True if the evidence is sufficient; None if that was not asked.
     """
 
     comprehensible: bool = False
@@ -134,7 +130,6 @@ class Classification:
 
     Attributes:
         quotes: Verified passages, each with the index of its document in the evidence.
-        dropped: Number of passages that do not occur in their documents.
     """
 
     label: ClaimLabel
@@ -244,9 +239,6 @@ def parse_classification(reply: str, texts: Sequence[str], *, last: bool) -> Cla
 
     If no quotation occurs in its document, the finding is requested again; if there still is none, the label becomes
     "not enough".
-
-    Args:
-        texts: Texts of the evidence, in order.
 
     Raises:
         UnusableReply: The reply can't be parsed, or has no verified quotation.

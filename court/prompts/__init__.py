@@ -30,7 +30,6 @@ class Prompt:
     """The prompt of one role.
 
     Attributes:
-        id: Role and version, ``judge/1``.
         secret: Canary in the system message, which tells the model never to write it. It is derived from the digest, so
             that system messages are the same in all trials; untrusted text can't contain it (court.untrusted).
     """

@@ -151,12 +151,7 @@ def folder_name(place: str) -> str:
 
 
 def source(place: str, name: str) -> str:
-    """Returns the TOML of one prompt of a set. Raises BadRequest if it can't be read.
-
-    Args:
-        place: Packaged version or folder, as for :func:`open_set`.
-        name: One of :data:`FILES`.
-    """
+    """Returns the TOML of one prompt of a set. Raises BadRequest if it can't be read."""
     if place.isdecimal():
         return (files("court.prompts") / f"{name}.{place}.toml").read_text("utf-8")
     path = Path(place).expanduser() / f"{name}.toml"

@@ -60,7 +60,6 @@ async def probe(model: ChatCompletions, *, pictures: int = 4, within_s: float = 
     """Probes the server of a model and sets the model's capabilities.
 
     Args:
-        model: Model to probe; it must not be used otherwise meanwhile.
         within_s: Timeout of one request, in seconds; the first may have to wait for the server to warm up.
 
     Raises:
@@ -115,10 +114,7 @@ async def probe_replicas(
     One reachable server is enough: others are assumed to be alike, and used once they answer.
 
     Args:
-        models: The model, bound to one server each, in order of preference.
         tell: Callback for messages about servers that do not answer and missing capabilities.
-        reach: Function that probes one server; None for :func:`probe`.
-        thoughts: True if the model is to think before its replies; for :func:`probe`.
 
     Raises:
         ModelRefused: A server does not have the model, or wants another key.

@@ -58,7 +58,6 @@ class ChatCompletions:
         """Opens no connection yet.
 
         Args:
-            base_url: Address of the API, usually ending in ``/v1``.
             api_key: Key of the API, if the server requires one. It is not read from the environment.
             pause_s: Maximum backoff before the second attempt, in seconds; doubles with each further one.
             pause_max_s: Maximum backoff before any attempt, in seconds; a server's ``Retry-After`` is added.
@@ -183,9 +182,6 @@ class ChatCompletions:
         self, request: ChatRequest, *, within_s: float, extra: dict[str, Any] | None = None
     ) -> wire.ServerAnswer:
         """Returns the server's full answer, for callers that need more than the reply.
-
-        Args:
-            within_s: Timeout in seconds, retries included.
 
         Raises:
             As :meth:`reply`.

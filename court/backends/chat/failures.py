@@ -37,7 +37,6 @@ class Failure(Exception):
     Attributes:
         after_s: Seconds that the server asked to wait (``Retry-After``); 0 if it did not.
         broke_off: True if the connection broke after the request was sent, so the server may have crashed on it.
-        unreached: True if no connection was made.
         stumbled: True if the server reported an internal error, as vLLM does just after its engine has crashed.
     """
 
@@ -113,11 +112,7 @@ def of_sdk(error: openai.OpenAIError, *, model: str = "", sent: Sequence[str] = 
 def of_status(
     status: int, headers: Mapping[str, str], detail: str = "", *, model: str = "", sent: Sequence[str] = ()
 ) -> Failure:
-    """Maps an HTTP error status to a failure.
-
-    Args:
-        sent: Texts that were sent, to detect echoes in the message; without any, the message is not passed on.
-    """
+    """Maps an HTTP error status to a failure."""
     if status in (401, 403):
         message = "The model server does not accept our key. Check the key that the court was given for it."
         return Failure(ModelRefused(message, reason="MODEL_UNAUTHORISED", status=status))

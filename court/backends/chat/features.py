@@ -73,7 +73,6 @@ class Capabilities:
             one limit, their sum.
         priorities: True if the server accepts ``priority``, and serves the lowest first if configured so.
         ends_loops: True if the server stops a reply that repeats itself (vLLM's ``repetition_detection``).
-        penalties: True if the server accepts ``presence_penalty``.
         completion_limit: True if the server requires ``max_completion_tokens`` and rejects ``max_tokens`` (OpenAI's
             own, for reasoning models).
         temperatures: True if the server accepts any temperature; otherwise only 1.

@@ -24,11 +24,7 @@ class OffScript(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class ScriptedCall:
-    """One call.
-
-    Attributes:
-        options: Options whose odds were requested; None for a reply request.
-    """
+    """One call."""
 
     request: ChatRequest
     options: tuple[str, ...] | None
@@ -50,12 +46,7 @@ class ScriptedModel:
         name: str = "scripted",
         delay_s: float = 0.0,
     ) -> None:
-        """Sets the script.
-
-        Args:
-            odds: Function that gives the masses of options; None for a model without odds.
-            delay_s: Duration of each call, in seconds.
-        """
+        """Sets the script."""
         self.asked: list[ScriptedCall] = []
         self.cancelled = 0
         self._answers = script if callable(script) else None

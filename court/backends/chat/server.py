@@ -46,11 +46,7 @@ class ChatServer:
     """
 
     def __init__(self, url: str, api_key: str | None, http: httpx2.AsyncClient, load: Load) -> None:
-        """Opens no connection yet.
-
-        Args:
-            url: Address of the API, usually ending in ``/v1``.
-        """
+        """Opens no connection yet."""
         self.url = url
         self._secrets = (api_key,) if api_key else ()
         self.load = load
@@ -202,9 +198,6 @@ class Replicas:
     broken by the trial's own order of servers, so that a picture returns to a server that has seen it. If a server is
     gone, the trial fails over to another, and no new trial starts there until it answers again; its share then grows
     gradually, as its caches are cold and its kernels may need compilation.
-
-    Args:
-        servers: Servers in this trial's order of preference.
     """
 
     def __init__(self, servers: Sequence[ChatServer]) -> None:

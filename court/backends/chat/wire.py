@@ -271,11 +271,7 @@ class _Models(_Strict):
 
 @dataclass(frozen=True, slots=True)
 class ListedModels:
-    """Models as a server lists them.
-
-    Attributes:
-        is_vllm: True if the server is vLLM, as it reports for each model.
-    """
+    """Models as a server lists them."""
 
     names: tuple[str, ...]
     is_vllm: bool

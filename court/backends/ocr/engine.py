@@ -103,9 +103,6 @@ class Engine:
     def __init__(self, *, threads: int, recognition: str | None = None) -> None:
         """Loads the models.
 
-        Args:
-            recognition: File of the recognition model; the packaged one if not given.
-
         Raises:
             FileNotFoundError: A model is missing.
         """

@@ -24,12 +24,7 @@ _MAX_BYTES = 100_000_000
 
 
 class RecognitionModel(NamedTuple):
-    """A model of RapidOCR 3.10.
-
-    Attributes:
-        path: Path relative to :data:`SOURCE`.
-        reads_latin: True if it also reads Latin script.
-    """
+    """A model of RapidOCR 3.10."""
 
     path: str
     sha256: str

@@ -60,9 +60,6 @@ def check_reader_name(name: str) -> str:
 def open_reader(name: str, *, workers: int = 1) -> OpenedTextReader | None:
     """Creates a reader by name; it starts nothing before its first use or warm-up.
 
-    Args:
-        name: Name that :func:`check_reader_name` accepts.
-
     Returns:
         The reader, or None for ``none``.
 

@@ -55,11 +55,7 @@ class ServedTextReader:
     """
 
     def __init__(self, url: str) -> None:
-        """Sends no request yet.
-
-        Args:
-            url: Address that pictures are sent to, such as ``http://127.0.0.1:8080/ocr``.
-        """
+        """Sends no request yet."""
         self._url = url
         self._client = http_client(_CONNECTIONS)
 

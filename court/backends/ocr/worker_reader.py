@@ -151,11 +151,7 @@ def reader_failed() -> Unavailable:
 
 
 def text_lines(found: list[FoundLine], frame: int) -> list[TextLine]:
-    """Returns lines for the record, in reading order: NFC, without control characters, confidence in [0, 1].
-
-    Args:
-        found: Lines in pixels of the frame, in any order.
-    """
+    """Returns lines for the record, in reading order: NFC, without control characters, confidence in [0, 1]."""
     lines = []
     for line in found:
         text = _clean(line.text)

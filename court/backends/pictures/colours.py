@@ -104,12 +104,7 @@ _HIGH_RANGE = frozenset({16, 18})
 
 
 class Colours:
-    """Conversion of a picture's colours to sRGB.
-
-    Args:
-        profile: ICC profile; None for sRGB.
-        unsure: True if viewers read the file's instructions differently.
-    """
+    """Conversion of a picture's colours to sRGB."""
 
     def __init__(self, profile: bytes | None, *, unsure: bool = False) -> None:
         self._unsure = unsure

@@ -92,7 +92,6 @@ class Still:
     """A representative frame.
 
     Attributes:
-        digest: SHA-256 of size and pixels.
         legible: Larger copy, if the picture is long and was scaled down; otherwise None.
     """
 

@@ -60,11 +60,7 @@ REASONS = frozenset(_WORDS)
 
 
 class Refused(Exception):
-    """Raised in a worker to reject a picture.
-
-    Attributes:
-        reason: One of ``REASONS``.
-    """
+    """Raised in a worker to reject a picture."""
 
     def __init__(self, reason: str, **figures: int) -> None:
         super().__init__(reason)

@@ -41,12 +41,9 @@ class Structure:
     """Claims of a file about its content, read without decoding.
 
     Attributes:
-        format: Format, detected by the first bytes.
         width: Width of the canvas, in pixels.
         height: Height of the canvas, in pixels.
         frames: At least 1.
-        profile: ICC profile of its colours, for PNG also from other chunks; None for sRGB.
-        unsure: True if viewers read the file's colours differently.
         cut: True if the file of a still is truncated, as by an interrupted upload.
         streams: True if it can be scaled while decoding: a single picture, stored from top to bottom. Excludes
             progressive JPEG, interlaced PNG, lossless or transparent WebP, and GIF.
@@ -96,7 +93,6 @@ def check(kind: PictureFormat, size: tuple[int, int], frames: int, limits: Limit
 
     Args:
         size: Width and height, in pixels.
-        streams: True if it can be scaled while decoding, as far as known.
     """
     width, height = size
     pixels = width * height

@@ -41,11 +41,7 @@ class GuardedWorkers:
         workers: int = 1,
         watch: Callable[[Reply], None] | None = None,
     ) -> None:
-        """Starts nothing yet.
-
-        Args:
-            module: Module to run as ``__main__``, which calls :func:`court.backends.sandbox.child.serve`.
-        """
+        """Starts nothing yet."""
         self._module = module
         self._guard = guard
         self._name = name

@@ -35,9 +35,7 @@ class Guard:
     """Resource limits of a worker process.
 
     Attributes:
-        cpu_s: CPU time of one job, in seconds.
         wall_s: Wall-clock time of one job, in seconds, without the wait for a worker.
-        memory_bytes: Address space of the process; None for no limit.
         max_reply_bytes: Total size of the payloads of one reply, in bytes.
         start_s: Wall-clock time until a new process is ready, in seconds.
         jobs_per_process: Number of jobs after which a process is replaced, to limit leaks.
@@ -81,7 +79,6 @@ class Reply:
     Attributes:
         body: JSON object, otherwise unchecked.
         payloads: Payloads, unchecked except for their size.
-        cpu_s: CPU time of the job, in seconds.
         peak_bytes: Peak resident memory since the process started, in bytes.
     """
 
