@@ -22,7 +22,6 @@ class Deadline:
     """Deadline of one trial, and the duration of its calls."""
 
     def __init__(self, seconds: float | None, call_s: float, meter: UsageMeter | None = None) -> None:
-        """Starts the clock."""
         self.usage = meter or UsageMeter()
         self._end = math.inf if seconds is None else time.monotonic() + seconds
         self._call_s = call_s

@@ -18,7 +18,6 @@ class BoundedTransport(httpx2.AsyncHTTPTransport):
     """A pool of bounded connections."""
 
     def __init__(self, context: ssl.SSLContext, limits: httpx2.Limits, *, public_only: bool = False) -> None:
-        """Opens nothing yet."""
         super().__init__(verify=context, limits=limits)
         # httpcore2 does not limit interim responses, and httpx2 can't pass a custom backend to it.
         self._pool = httpcore2.AsyncConnectionPool(

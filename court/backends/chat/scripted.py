@@ -46,7 +46,6 @@ class ScriptedModel:
         name: str = "scripted",
         delay_s: float = 0.0,
     ) -> None:
-        """Sets the script."""
         self.asked: list[ScriptedCall] = []
         self.cancelled = 0
         self._answers = script if callable(script) else None

@@ -46,7 +46,6 @@ class ChatServer:
     """
 
     def __init__(self, url: str, api_key: str | None, http: httpx2.AsyncClient, load: Load) -> None:
-        """Opens no connection yet."""
         self.url = url
         self._secrets = (api_key,) if api_key else ()
         self.load = load

@@ -55,7 +55,6 @@ class ServedTextReader:
     """
 
     def __init__(self, url: str) -> None:
-        """Sends no request yet."""
         self._url = url
         self._client = http_client(_CONNECTIONS)
 

@@ -41,7 +41,6 @@ class GuardedWorkers:
         workers: int = 1,
         watch: Callable[[Reply], None] | None = None,
     ) -> None:
-        """Starts nothing yet."""
         self._module = module
         self._guard = guard
         self._name = name
