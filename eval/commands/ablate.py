@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from eval.commands.options import score_by_protocol, study_options
+from eval.commands.options import score_by_protocol
+from eval.commands.plans import study_options
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -69,9 +70,10 @@ def ablate(arms: str | None, models: tuple[str, ...], prompts: tuple[str, ...], 
     the exact McNemar test. A meme without a class counts as wrong.
     """
     from court.events import Procedure
-    from eval.commands.options import run_arms, study_of
+    from eval.commands.options import run_arms
+    from eval.commands.plans import plan_of
     from eval.runs.results import read_results
-    from eval.studies.arms import ModelOf, arms_named
+    from eval.studies.arms import ModelOf, Study, arms_named
 
     chosen = arms_named(
         [name.strip() for name in (arms or "").split(",") if name.strip()],
@@ -79,12 +81,12 @@ def ablate(arms: str | None, models: tuple[str, ...], prompts: tuple[str, ...], 
         Procedure(options["procedure"].upper()),
         prompts,
     )
-    study = study_of("ablate", chosen, **options)
+    study = Study("ablate", plan_of(options), chosen)
     results = [read_results(folder.root) for folder in run_arms(study)]
     by_protocol = score_by_protocol(
-        study.protocols,
+        study.plan.protocols,
         lambda protocol: _compared(results, protocol, options["seed"]),
-        named=options["protocol"] is not None,
+        named=options["protocols"] is not None,
     )
     _print_results(results[0], by_protocol, as_json)
 

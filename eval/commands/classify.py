@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from eval.commands.options import dataset_of, patience_option, split_of, vllm_choice, vllm_options
+from eval.commands.options import dataset_of, patience_option
+from eval.commands.plans import CourtOptions, plan_of
+from eval.runs.spec import Circumstances, JudgingSpec
+from eval.session.spec import spec_options
 
 if TYPE_CHECKING:
     from eval.datasets.card import DatasetCard
@@ -21,8 +23,15 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--dataset", required=True, metavar="ID|FILE.toml", help="Id of the data set, or its card.")
-@click.option("--data", required=True, type=click.Path(path_type=Path), help="Directory of the unpacked data set.")
+@spec_options(
+    JudgingSpec,
+    *("dataset", "split", "limit", "seed", "server"),
+    dataset={"required": True},
+    split={
+        "help": "Split; template is the first test split without any labelled meme that shares a template with it. "
+        "[default: the first test split]"
+    },
+)
 @click.option("--task", help="Task of the card, such as stance. [default: the id of --question]")
 @click.option(
     "--question",
@@ -36,23 +45,6 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Try every meme on harm in a full trial, and put the question to its Judge after the verdict.",
 )
-@click.option(
-    "--split",
-    help="Split; template is the first test split without any labelled meme that shares a template with it. [default: "
-    "the first test split]",
-)
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder of the run or of the grid.")
-@click.option("--name", help="Name of the run. [default: the folder's name]")
-@click.option(
-    "--model",
-    metavar="NAME",
-    help=(
-        'Model at --llm-url, or "precedents" for the vote of labelled memes without a model. [default: '
-        "precedents, unless --llm-url or --vllm is given]"
-    ),
-)
-@click.option("--llm-url", metavar="URL", help="Chat-completions server (…/v1).")
-@vllm_options
 @click.option(
     "--inputs",
     multiple=True,
@@ -71,22 +63,24 @@ if TYPE_CHECKING:
 )
 @click.option("--rotate", is_flag=True, help="Ask once for each rotation of the options.")
 @click.option("--odds", is_flag=True, help="Ask the model for the probability of each label too.")
-@click.option("--policy", type=click.Path(path_type=Path), help="With --trial: policy file (TOML).")
 @click.option(
     "--repeats", default=1, show_default=True, type=click.IntRange(1, 100), help="Number of repeats with other draws."
 )
-@click.option("--limit", type=click.IntRange(min=1), help="Use a sample of this size, stratified by label.")
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of the sample and of draws.")
-@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Setting of trials, such as call_s=60.")
-@click.option(
-    "--concurrency", type=click.IntRange(1, 1000), help="Maximum concurrent memes. [default: 4 for precedents, else 16]"
+@spec_options(
+    Circumstances,
+    *("data", "out", "name", "concurrency", "calls", "allow_missing", "retry_failed"),
+    data={"required": True},
+    out={"required": True, "help": "Folder of the run or of the grid."},
 )
-@click.option("--config", type=click.Path(exists=True, dir_okay=False), help="Settings file (TOML).")
-@click.option("--encoder", metavar="NAME", help="Encoder of the labelled memes. [default: builtin]")
-@click.option("--calls", type=click.Path(path_type=Path), help="Store of model calls, shared by runs.")
-@click.option("--server-name", default="", metavar="NAME", help="Name of the model servers in the call store.")
-@click.option("--allow-missing", is_flag=True, help="Count memes without a picture as failed and go on.")
-@click.option("--retry-failed", is_flag=True, help="Retry memes that failed for a transient reason.")
+@spec_options(
+    CourtOptions,
+    model={
+        "help": 'Model at --llm-url, or "precedents" for the vote of labelled memes without a model. [default: '
+        "precedents, unless --llm-url or --vllm is given]"
+    },
+    encoder={"help": "Encoder of the labelled memes. [default: builtin]"},
+    policy={"help": "With --trial: policy file (TOML)."},
+)
 @patience_option
 @click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Also write the figures as an HTML page.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as one JSON object.")
@@ -107,9 +101,6 @@ def classify(**options: Any) -> None:
     from eval.models.vllm_session import VllmSessions
     from eval.runs.run import run
     from serving.models.connect import pictures_per_prompt
-
-    if options["config"]:
-        os.environ["MEMECOURT_CONFIG"] = options["config"]  # where Settings looks for it
 
     async def run_all(progress: Progress) -> None:
         if len(plans) == 1:
@@ -264,17 +255,13 @@ def _plan(options: dict[str, Any], dataset: DatasetCard, question: Question, *, 
     from court.errors import BadRequest
     from court.events import Procedure
     from court.settings import TrialSettings
-    from eval.commands.pages import command_line
-    from eval.commands.run import concurrency_for, settings_for, trial_settings_of
-    from eval.models.vllm_session import SERVER
-    from eval.runs.plan import Plan
+    from eval.runs.plan import parse_setting
     from eval.solvers.question import Answerer
 
-    procedure = Procedure.SUMMARY if question.by is Answerer.PRECEDENTS else Procedure.FULL
-    trial = trial_settings_of(options["settings"])
+    trial = dict(parse_setting(one) for one in options["settings"])
     without = question.by is Answerer.TRIAL and dataset.court_task is None
     # Its labelled memes say nothing of harm: shown as precedents they would pass for harmless ones.
-    if without and trial.setdefault("precedents", "false") != "false":
+    if without and trial.setdefault("precedents", False) is not False:
         raise BadRequest(
             f"{dataset.title} says nothing of harm, so that there are no precedents for its trials: leave --set "
             "precedents out.",
@@ -282,30 +269,16 @@ def _plan(options: dict[str, Any], dataset: DatasetCard, question: Question, *, 
         )
     if question.shots > TrialSettings.model_fields["exhibits"].default:
         trial.setdefault("exhibits", question.shots)  # by which a vLLM is told how many pictures a prompt may have
-    model = None if question.by is Answerer.PRECEDENTS else options["model"]
-    models = {"llm_url": options["llm_url"], "model": model, "policy": options["policy"], "encoder": options["encoder"]}
-    served = {name: options[name] for name in ("vllm", "vllm_flags")}
-    split, apart = split_of(dataset, options["split"] or dataset.first_test())
-    return Plan(
+    precedents = question.by is Answerer.PRECEDENTS
+    return plan_of(
+        options | {"model": None if precedents else options["model"]},
+        trial=trial,
+        dataset=dataset,
         out=out,
         name=name,
-        dataset=dataset,
-        data=options["data"],
-        split=split,
-        procedure=procedure,
+        procedure=Procedure.SUMMARY if precedents else Procedure.FULL,
         protocols=(),
-        settings=settings_for(models, trial),
-        limit=options["limit"],
-        seed=options["seed"],
-        concurrency=options["concurrency"] or concurrency_for(procedure),
         question=question,
-        command=command_line(),
-        server=options["server_name"] or (SERVER if options["vllm"] else ""),
-        allow_missing=options["allow_missing"],
-        retry_failed=options["retry_failed"],
-        patience_s=60 * options["patience"],
-        templates_apart=apart,
-        vllm=vllm_choice(**served, procedure=procedure, llm_url=options["llm_url"], model=model),
     )
 
 

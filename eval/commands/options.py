@@ -8,35 +8,23 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from eval.commands.pages import command_line
-from serving.cli.common import FiniteRange, with_options
+from serving.cli.common import FiniteRange
 
 if TYPE_CHECKING:
-    from court.events import Procedure
     from eval.arena.folder import ArenaManifest
     from eval.datasets.card import DatasetCard
     from eval.datasets.protocol import Protocol
     from eval.models.samples import Samples
-    from eval.models.vllm_session import VllmChoice
     from eval.probe.folder import ProbeManifest
     from eval.runs.folder import RunFolder
     from eval.session.progress import Progress
-    from eval.studies.arms import Arm, Study
+    from eval.studies.arms import Study
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
 # Neither 1 nor 2, which click uses for errors: a script can tell that --resume is what is left to do.
 EXIT_UNFINISHED = 3
-LANGUAGE = (
-    "Language of the memes' texts (BCP 47); detect, to detect it in each text; or card, to take it from the data set's "
-    "card. `--set language_shown=true` shows it to advocates and Judge."
-)
-TEMPLATE_SPLIT = "template"
-"""Split of every data set: its first test split, with no precedent on the template of a judged meme."""
-TEMPLATES_APART = (
-    "No precedent whose picture is nearly that of a judged meme, whatever the text; `--split template` asks for it too."
-)
 
 
 def dataset_of(id_: str) -> DatasetCard:
@@ -48,24 +36,6 @@ def dataset_of(id_: str) -> DatasetCard:
         return find_card(id_)
     except BadRequest as error:
         raise click.UsageError(error.message) from None
-
-
-def tag_of(language: str | None) -> str:
-    """The language that is given: a BCP 47 tag, ``detect``, ``card`` or empty. Raises BadRequest if it is none."""
-    from eval.datasets.language import CARD, DETECT, shared_detector
-    from serving.rpc.convert import language as checked
-
-    if language == DETECT:
-        shared_detector()  # what is not installed is said before anything is prepared
-        return DETECT
-    return CARD if language == CARD else checked(language or "", "language")
-
-
-def split_of(dataset: DatasetCard, name: str) -> tuple[str, bool]:
-    """The split of this name, and True if templates are to be held apart for it."""
-    if name == TEMPLATE_SPLIT and name not in {split.name for split in dataset.splits}:
-        return dataset.first_test(), True
-    return name, False
 
 
 def samples_of(options: Mapping[str, Any], table: Mapping[str, Any], where: str) -> Samples:
@@ -210,27 +180,6 @@ patience_option = click.option(
 )
 
 
-_vllm_flag = click.option(
-    "--vllm-flag",
-    "vllm_flags",
-    multiple=True,
-    metavar="FLAG",
-    help="Pass a flag to vLLM: --vllm-flag=--quantization=fp8.",
-)
-
-
-def vllm_options(command: F) -> F:
-    """Adds the options that have a model server started."""
-    return click.option(
-        "--vllm",
-        metavar="MODEL|PRESET",
-        help=(
-            "Start vLLM with this model here and stop it at the end, instead of --llm-url and --model; `memecourt"
-            " vllm --preset list` lists presets."
-        ),
-    )(_vllm_flag(command))
-
-
 def vllm_turns_options(command: F) -> F:
     """Adds the options that have model servers started for models of the file of models."""
     models = click.option(
@@ -242,171 +191,14 @@ def vllm_turns_options(command: F) -> F:
             "Repeatable; the servers run one at a time."
         ),
     )
-    return models(_vllm_flag(command))
-
-
-def vllm_choice(
-    vllm: str | None, vllm_flags: tuple[str, ...], *, procedure: Procedure, llm_url: str | None, model: str | None
-) -> VllmChoice | None:
-    """The vLLM that the options ask for; None where they ask for none.
-
-    Raises:
-        BadRequest: A setting of the server can't be used.
-        click.UsageError: The options don't go together.
-    """
-    from eval.models.vllm_session import VllmChoice
-    from serving.models.presets import AUTO, vllm_settings
-
-    if vllm is None:
-        if vllm_flags:
-            raise click.UsageError("--vllm-flag goes with --vllm.")
-        return None
-    if llm_url or model:
-        raise click.UsageError("--vllm starts a model server; leave --llm-url and --model out with it.")
-    if procedure == "SUMMARY":
-        raise click.UsageError("--vllm starts a model server, and the procedure summary asks none: give --procedure.")
-    if vllm != AUTO:
-        vllm_settings(vllm, flags=vllm_flags)  # what is wrong is said before anything is prepared
-    return VllmChoice(vllm, vllm_flags)
-
-
-def study_options(*, procedure: str, split: str) -> Callable[[F], F]:
-    """Options that say what is judged and how, with these defaults."""
-    options = (
-        click.option("--dataset", "dataset", required=True, help="Data set; `memecourt-eval datasets` lists them."),
-        click.option(
-            "--data",
-            type=click.Path(path_type=Path, exists=True, file_okay=False),
-            required=True,
-            help="Folder of the data set.",
-        ),
-        click.option(
-            "--out", type=click.Path(path_type=Path), required=True, metavar="STUDY", help="Folder to write to."
-        ),
-        click.option("--split", default=split, show_default=True, help="Split of the data set."),
-        click.option(
-            "--procedure",
-            type=click.Choice(["summary", "full", "cascade"]),
-            default=procedure,
-            show_default=True,
-            help="Procedure of the trials.",
-        ),
-        click.option(
-            "--protocol", help="Protocols that map labels to two classes, separated by commas. [default: all]"
-        ),
-        click.option("--limit", type=click.IntRange(1), help="Judge a sample of this size, stratified by label."),
-        click.option(
-            "--seed",
-            default=0,
-            show_default=True,
-            type=click.IntRange(0),
-            help="Seed of the sample, the controls and the bootstrap.",
-        ),
-        click.option(
-            "--concurrency", type=click.IntRange(1), default=8, show_default=True, help="Maximum concurrent trials."
-        ),
-        click.option("--set", "sets", multiple=True, metavar="NAME=VALUE", help="Setting of all trials. Repeatable."),
-        click.option("--llm-url", metavar="URL", help="Chat-completions server for full trials (…/v1)."),
-        click.option("--model", help="Model to use on that server."),
-        vllm_options,
-        click.option(
-            "--encoder",
-            metavar="NAME",
-            help=(
-                "Encoder of the precedents, as for `memecourt precedents build`. [default: MEMECOURT_ENCODER, else "
-                "builtin]"
-            ),
-        ),
-        click.option(
-            "--server-name",
-            default="",
-            metavar="NAME",
-            help=(
-                "Name of the model servers in the call store, so that a server keeps its stored calls when its "
-                "address changes."
-            ),
-        ),
-        click.option(
-            "--drop-precedents",
-            is_flag=True,
-            help="With --protocol extreme: use memes that it drops neither as precedents nor for judging.",
-        ),
-        click.option("--templates-apart", is_flag=True, help=TEMPLATES_APART),
-        click.option("--language", metavar="TAG|detect|card", help=LANGUAGE),
-        click.option("--allow-missing", is_flag=True, help="Count memes without a picture as failed and go on."),
-        patience_option,
-        click.option("--retry-failed", is_flag=True, help="Retry memes that failed for a transient reason."),
+    flag = click.option(
+        "--vllm-flag",
+        "vllm_flags",
+        multiple=True,
+        metavar="FLAG",
+        help="Pass a flag to vLLM: --vllm-flag=--quantization=fp8.",
     )
-
-    return with_options(*options)
-
-
-def study_of(
-    kind: str,
-    arms: tuple[Arm, ...],
-    *,
-    dataset: str,
-    data: Path,
-    out: Path,
-    split: str,
-    procedure: str,
-    protocol: str | None,
-    limit: int | None,
-    seed: int,
-    concurrency: int,
-    sets: tuple[str, ...],
-    llm_url: str | None,
-    model: str | None,
-    vllm: str | None,
-    vllm_flags: tuple[str, ...],
-    encoder: str | None,
-    server_name: str,
-    drop_precedents: bool,
-    templates_apart: bool,
-    language: str | None,
-    allow_missing: bool,
-    patience: float,
-    retry_failed: bool,
-) -> Study:
-    """The study that the options ask for.
-
-    Raises:
-        BadRequest: A setting is none, or an arm needs two model servers at once where one is started.
-        click.ClickException: The settings can't be used, or there is no such data set or protocol.
-    """
-    from court.events import Procedure
-    from eval.models.vllm_session import SERVER
-    from eval.studies.arms import Study, parse_setting
-    from serving.cli.common import settings_of
-
-    known = dataset_of(dataset)
-    judged, apart = split_of(known, split)
-    llm = {name: value for name, value in (("url", llm_url), ("model", model)) if value}
-    chosen = vllm_choice(vllm, vllm_flags, procedure=Procedure(procedure.upper()), llm_url=llm_url, model=model)
-    settings = settings_of(trial=dict(parse_setting(one) for one in sets) or None, llm=llm or None, encoder=encoder)
-    return Study(
-        out=out,
-        kind=kind,
-        dataset=known,
-        data=data,
-        split=judged,
-        procedure=Procedure(procedure.upper()),
-        protocols=protocols_of(protocol, known.protocols),
-        settings=settings,
-        arms=arms,
-        limit=limit,
-        seed=seed,
-        concurrency=concurrency,
-        command=command_line(),
-        server=server_name or (SERVER if chosen else ""),
-        drop_precedents=drop_precedents,
-        templates_apart=templates_apart or apart,
-        language=tag_of(language),
-        allow_missing=allow_missing,
-        patience_s=60 * patience,
-        retry_failed=retry_failed,
-        vllm=chosen,
-    )
+    return models(flag(command))
 
 
 def run_arms(study: Study) -> tuple[RunFolder, ...]:

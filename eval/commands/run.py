@@ -3,112 +3,32 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from eval.commands.options import (
-    LANGUAGE,
-    TEMPLATES_APART,
-    patience_option,
-    run_watched,
-    split_of,
-    tag_of,
-    vllm_choice,
-    vllm_options,
-)
-from eval.commands.pages import command_line
+from eval.commands.options import patience_option, run_watched
+from eval.commands.plans import CourtOptions, plan_of
+from eval.runs.spec import Circumstances, JudgingSpec
+from eval.session.directory import MANIFEST
+from eval.session.spec import flags_of, spec_options, words_of_options
 
 if TYPE_CHECKING:
-    from court.events import Procedure
-    from eval.models.vllm_session import VllmChoice
-    from eval.runs.folder import RunManifest
     from eval.runs.plan import Plan
     from eval.runs.results import Results
     from eval.session.progress import Progress
-    from serving.settings import Settings
 
-_BEGUN = (
-    "dataset",
-    "data",
-    "split",
-    "out",
-    "name",
-    "procedure",
-    "protocol",
-    "limit",
-    "seed",
-    "settings",
-    "server_name",
-    "drop_precedents",
-    "templates_apart",
-    "text_only",
-    "language",
-)
-"""Options that say what a run is: taken up again, it brings them along."""
+_OF_A_START = ("data", "out", "name")
+"""Circumstances that a resumed run has from its manifest."""
 
 
 @click.command()
-@click.option("--dataset", metavar="ID", help="Data set; `memecourt-eval datasets` lists them.")
-@click.option("--data", type=click.Path(path_type=Path), help="Directory of the unpacked data set.")
-@click.option("--split", help="Split. [default: the first test split]")
-@click.option("--out", type=click.Path(path_type=Path), help="Folder to create for the run.")
-@click.option("--name", help="Name of the run. [default: the folder's name]")
-@click.option(
-    "--procedure", type=click.Choice(["summary", "full", "cascade"]), help="Procedure of the trials. [default: summary]"
-)
-@click.option("--protocol", help="Protocols to score under, separated by commas. [default: all of the data set]")
-@click.option("--limit", type=click.IntRange(min=1), help="Judge a sample of this size, stratified by label.")
-@click.option(
-    "--seed", type=click.IntRange(0), help="Seed of the sample, and of replies if a temperature is set. [default: 0]"
-)
-@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Setting of trials, such as rounds_max=6.")
-@click.option(
-    "--concurrency", type=click.IntRange(1, 1000), help="Maximum concurrent trials. [default: 4 for summary, else 16]"
-)
-@click.option("--config", type=click.Path(exists=True, dir_okay=False), help="Settings file (TOML).")
-@click.option("--llm-url", metavar="URL", help="Chat-completions server for full trials (…/v1).")
-@click.option("--model", help="Model to use on that server. The settings file can name one per role.")
-@vllm_options
-@click.option("--policy", type=click.Path(path_type=Path), help="Policy file (TOML).")
-@click.option(
-    "--encoder",
-    metavar="NAME",
-    help=(
-        "Encoder of the precedents, as for `memecourt precedents build`; near-duplicates are always found "
-        "with the built-in one. [default: MEMECOURT_ENCODER, else that of --library, else builtin]"
-    ),
-)
-@click.option("--calls", type=click.Path(path_type=Path), help="Store of model calls, shared by runs.")
-@click.option(
-    "--library", type=click.Path(path_type=Path), help="Library of precedents that another run prepared (its library/)."
-)
-@click.option(
-    "--server-name",
-    metavar="NAME",
-    help=(
-        "Name of the model servers in the call store, so that a server keeps its stored calls when its address changes."
-    ),
-)
-@click.option("--ray", metavar="HOST:PORT", help="Address of a Ray cluster's head, to judge on its workers.")
-@click.option("--ray-workers", type=click.IntRange(min=1), help="Number of workers. [default: one per node]")
-@click.option(
-    "--drop-precedents",
-    is_flag=True,
-    help=(
-        "With --protocol extreme: use memes that it drops neither as precedents nor for judging, as in the "
-        "court's paper."
-    ),
-)
-@click.option("--templates-apart", is_flag=True, help=TEMPLATES_APART)
-@click.option("--allow-missing", is_flag=True, help="Count memes without a picture as failed and go on.")
-@click.option("--text-only", is_flag=True, help="Judge texts only, without pictures.")
-@click.option("--language", metavar="TAG|detect|card", help=LANGUAGE)
+@spec_options(JudgingSpec)
+@spec_options(Circumstances)
+@spec_options(CourtOptions)
 @click.option("--resume", type=click.Path(path_type=Path), metavar="RUN", help="Resume this run.")
-@click.option("--retry-failed", is_flag=True, help="With --resume: retry memes that failed for a transient reason.")
 @patience_option
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as one JSON object.")
 def run(**options: Any) -> None:
@@ -126,8 +46,6 @@ def run(**options: Any) -> None:
     from eval.session.engine import UNFINISHED
     from serving.models.vllm import VllmFailed
 
-    if options["config"]:
-        os.environ["MEMECOURT_CONFIG"] = options["config"]  # where Settings looks for it
     # Both before anything is started: a usage error must not cost a server's start.
     plan = _resumed(options) if options["resume"] else _planned(options)
 
@@ -156,92 +74,39 @@ def resume_command(plan: Plan, options: dict[str, Any]) -> str:
     if not RunFolder(plan.out).begun:
         return plan.command
     words = ["memecourt-eval", "run", "--resume", str(plan.out)]
-    # The manifest has the directory of the data; only a resumed run may have been given another one.
-    moved = ("data",) if options["resume"] else ()
-    for name in (
-        *moved,
-        "config",
-        "llm_url",
-        "model",
-        "vllm",
-        "policy",
-        "encoder",
-        "concurrency",
-        "ray",
-        "ray_workers",
-    ):
-        # Options that were left out stay out: what the settings say then may have changed on purpose.
-        if options[name] is not None:
-            words += [f"--{name.replace('_', '-')}", str(options[name])]
-    # With an equals sign, as a flag begins with dashes of its own.
-    words += [f"--vllm-flag={flag}" for flag in options["vllm_flags"]]
-    return shlex.join(words + ["--allow-missing"] * options["allow_missing"])
+    # The manifest has all else. Options that were left out stay out: the settings may have changed on purpose.
+    words += words_of_options(CourtOptions, options, without=("settings",))
+    words += words_of_options(Circumstances, options, without=(*_OF_A_START, "calls", "library", "retry_failed"))
+    return shlex.join(words)
 
 
 def _planned(options: dict[str, Any]) -> Plan:
-    from court.events import Procedure
-    from eval.datasets.known import find_card
-    from eval.models.vllm_session import SERVER
-    from eval.runs.plan import Plan
-
     # Not `required=True`, as --resume needs none of them.
     for name in ("dataset", "data", "out"):
         if options[name] is None:
             raise click.UsageError(f"Missing option --{name}; or --resume, to take a run up again.")
     if options["retry_failed"]:
         raise click.UsageError("--retry-failed goes with --resume.")
-    if options["ray_workers"] and not options["ray"]:
-        raise click.UsageError("--ray-workers goes with --ray.")
-    dataset = find_card(options["dataset"])
     # Before the plan, so that a second `run` over a folder never overwrites what the first has judged.
-    if (options["out"] / "manifest.json").exists():
+    if (options["out"] / MANIFEST).exists():
         raise click.UsageError(f"{options['out']} holds a run already. --resume takes it up again.")
-    procedure = Procedure((options["procedure"] or "summary").upper())
-    # A split's name may say that templates are to be apart.
-    split, apart = split_of(dataset, options["split"] or dataset.first_test())
-    return Plan(
-        out=options["out"],
-        # Resolved, as a folder may be named by a point alone.
-        name=options["name"] or options["out"].resolve().name,
-        dataset=dataset,
-        data=options["data"],
-        split=split,
-        procedure=procedure,
-        protocols=protocols_of(options["protocol"]) if options["protocol"] else dataset.protocols,
-        settings=settings_for(options, trial_settings_of(options["settings"])),
-        limit=options["limit"],
-        seed=options["seed"] or 0,
-        concurrency=options["concurrency"] or concurrency_for(procedure),
-        calls=options["calls"],
-        library=options["library"],
-        command=command_line(),
-        # A vLLM that is started here has one name in the store of calls, whatever its address is.
-        server=options["server_name"] or (SERVER if options["vllm"] else ""),
-        allow_missing=options["allow_missing"],
-        patience_s=60 * options["patience"],
-        drop_precedents=options["drop_precedents"],
-        templates_apart=options["templates_apart"] or apart,
-        text_only=options["text_only"],
-        language=tag_of(options["language"]),
-        ray=options["ray"] or "",
-        ray_workers=options["ray_workers"] or 0,
-        vllm=_vllm(options, procedure),
-    )
+    return _with_options_that_fit(plan_of(options))
 
 
 def _resumed(options: dict[str, Any]) -> Plan:
     from court.errors import BadRequest
     from court.settings import TrialSettings
-    from eval.runs.folder import RunFolder, dataset_of
-    from eval.runs.plan import Plan
+    from eval.runs.folder import RunFolder, RunSpec, dataset_of
 
     # What a run is can't be altered half-way: half of it would be one thing and half another.
-    fixed = [name for name in _BEGUN if options[name]]
+    flags = {**flags_of(JudgingSpec), **{name: f"--{name}" for name in _OF_A_START}, "settings": "--set"}
+    fixed = [flag for name, flag in flags.items() if options[name]]
     if fixed:
-        names = ", ".join("--set" if name == "settings" else f"--{name.replace('_', '-')}" for name in fixed)
-        raise click.UsageError(f"{names} can't be given with --resume: what a run is was said when it was begun.")
+        raise click.UsageError(
+            f"{', '.join(fixed)} can't be given with --resume: what a run is was said when it was begun."
+        )
     try:
-        begun: RunManifest = RunFolder(options["resume"]).manifest()
+        begun = RunFolder(options["resume"]).manifest()
     except BadRequest as error:
         if error.reason != "RUN_MISSING":
             raise
@@ -250,7 +115,6 @@ def _resumed(options: dict[str, Any]) -> Plan:
             f"{error.message} If it was stopped before it wrote one, it is started again by the command that began it.",
             reason=error.reason,
         ) from None
-    dataset = dataset_of(begun)
     if begun.question is not None:
         raise BadRequest(f"{options['resume']} asked a question of a card. This goes on with it: {begun.command}")
     if begun.comparator:
@@ -258,91 +122,30 @@ def _resumed(options: dict[str, Any]) -> Plan:
             f"{options['resume']} is the arm {begun.name} of a study, and holds no trials: the command that began the "
             f"study goes on with it: {begun.command}"
         )
-    # Only those of trials: servers, keys and paths are of this machine and this day.
-    trial = {name: value for name, value in begun.settings.items() if name in TrialSettings.model_fields}
-    return Plan(
+    # The store and the library of before, unless others are named: else what was paid for would be asked anew.
+    stored = {"calls": begun.calls_file, "library": begun.library_dir}
+    before = {name: Path(place) for name, place in stored.items() if place and options[name] is None}
+    spec = {name: getattr(begun, name) for name in RunSpec.model_fields}
+    plan = plan_of(
+        options,
+        # Only those of trials: servers, keys and paths are of this machine and this day.
+        trial={name: value for name, value in begun.settings.items() if name in TrialSettings.model_fields},
+        **{**spec, **before, "dataset": dataset_of(begun)},
         out=options["resume"],
         name=begun.name,
-        dataset=dataset,
-        data=options["data"] or Path(begun.data_dir),
-        split=begun.split,
-        procedure=begun.procedure,
-        protocols=begun.protocols,
-        settings=settings_for(options, trial),
-        limit=begun.limit,
-        seed=begun.seed,
-        concurrency=options["concurrency"] or concurrency_for(begun.procedure),
-        # The store and the library of before, unless others are named: else what was paid for would be
-        # asked anew.
-        calls=options["calls"] or (Path(begun.calls_file) if begun.calls_file else None),
-        library=options["library"] or (Path(begun.library_dir) if begun.library_dir else None),
-        control=begun.control,
+        data=Path(begun.data_dir),
         command=begun.command,
-        server=begun.server,
-        allow_missing=options["allow_missing"],
-        patience_s=60 * options["patience"],
-        # The manifest has the labels that were dropped and not the option.
-        drop_precedents=bool(begun.dropped_labels),
-        templates_apart="template" in begun.checked,
-        text_only=begun.text_only,
-        language=begun.language,
-        retry_failed=options["retry_failed"],
-        ray=options["ray"] or "",
-        ray_workers=options["ray_workers"] or 0,
-        vllm=_vllm(options, begun.procedure),
     )
+    return _with_options_that_fit(plan)
 
 
-def _vllm(options: dict[str, Any], procedure: Procedure) -> VllmChoice | None:
-    if options["vllm"] and options["ray"]:
+def _with_options_that_fit(plan: Plan) -> Plan:
+    """Returns the plan. Raises click.UsageError if its options for Ray don't go together with others."""
+    if plan.ray_workers and not plan.ray:
+        raise click.UsageError("--ray-workers goes with --ray.")
+    if plan.vllm and plan.ray:
         raise click.UsageError("--vllm starts a server that other machines can't reach; leave --ray out with it.")
-    chosen = {name: options[name] for name in ("vllm", "vllm_flags", "llm_url", "model")}
-    return vllm_choice(**chosen, procedure=procedure)
-
-
-def concurrency_for(procedure: str) -> int:
-    """Memes on trial at once, where nobody says: what asks no model is bound by this machine's processors."""
-    return 4 if procedure == "SUMMARY" else 16
-
-
-def protocols_of(text: str) -> tuple[Any, ...]:
-    """Protocols, parted by commas. Raises click.UsageError for one that there is none of."""
-    from eval.datasets.protocol import Protocol
-
-    try:
-        # Without doubles, in the order given: progress and lists show the first.
-        return tuple(dict.fromkeys(Protocol(word.strip()) for word in text.split(",")))
-    except ValueError:
-        raise click.UsageError(f"--protocol {text}: there are {', '.join(Protocol)}.") from None
-
-
-def trial_settings_of(pairs: tuple[str, ...]) -> dict[str, Any]:
-    """Settings of trials from NAME=VALUE; what a value has to be is checked with the other settings.
-
-    Raises:
-        click.UsageError: A pair has no name that there is.
-    """
-    from court.settings import TrialSettings
-
-    settings: dict[str, Any] = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not equals or name not in TrialSettings.model_fields:
-            raise click.UsageError(
-                f"--set {pair}: give NAME=VALUE, of these names: {', '.join(TrialSettings.model_fields)}."
-            )
-        # An empty value unsets: settings such as limits have None for none.
-        settings[name] = None if value in ("", "none") else value
-    return settings
-
-
-def settings_for(options: dict[str, Any], trial: dict[str, Any]) -> Settings:
-    """The settings that ``llm_url``, ``model``, ``policy`` and ``encoder`` ask for, with those of trials."""
-    from serving.cli.common import settings_of
-
-    llm = {name: options[key] for name, key in (("url", "llm_url"), ("model", "model")) if options[key] is not None}
-    # None in place of empty tables, so that what the file and the environment say is not overlaid.
-    return settings_of(trial=trial or None, llm=llm or None, policy=options["policy"], encoder=options["encoder"])
+    return plan
 
 
 def _show(plan: Plan, options: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from eval.commands.options import study_options
+from eval.commands.plans import study_options
 
 if TYPE_CHECKING:
     from eval.studies.sweeping import Candidate, Sweep
@@ -38,8 +38,10 @@ def sweep(axes: tuple[str, ...], thresholds: str, as_json: bool, **options: Any)
     Combinations are ordered by strict macro-F1 with 95 % intervals by bootstrap over memes (10,000 resamples). A test
     split is refused. Running the command again with the same --out continues, and can add combinations.
     """
-    from eval.commands.options import dataset_of, run_arms, score_by_protocol, study_of
+    from eval.commands.options import dataset_of, run_arms, score_by_protocol
+    from eval.commands.plans import plan_of
     from eval.runs.results import read_results
+    from eval.studies.arms import Study
     from eval.studies.sweeping import grid, parse_axis, parse_thresholds, rank, require_not_test
 
     # Before anything is tried: on a test split not even one setting may be chosen.
@@ -50,12 +52,12 @@ def sweep(axes: tuple[str, ...], thresholds: str, as_json: bool, **options: Any)
         raise click.UsageError("Give a --grid or --thresholds: there is nothing to choose from.")
     if len(dict(parsed)) < len(parsed):
         raise click.UsageError("Each setting has one --grid, with all its values.")
-    study = study_of("sweep", grid(dict(parsed)), **options)
+    study = Study("sweep", plan_of(options), grid(dict(parsed)))
     results = [read_results(folder.root) for folder in run_arms(study)]
     by_protocol = score_by_protocol(
-        study.protocols,
+        study.plan.protocols,
         lambda protocol: rank(results, protocol, scores, seed=options["seed"]),
-        named=options["protocol"] is not None,
+        named=options["protocols"] is not None,
     )
     sweeps = list(by_protocol.values())
     if as_json:

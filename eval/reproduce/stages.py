@@ -27,6 +27,7 @@ from eval.models.vllm_session import vllm_session
 from eval.reproduce.benches import Benchmark
 from eval.reproduce.targets import SizeName
 from eval.runs.folder import RunFolder
+from eval.runs.plan import Plan
 from eval.session.directory import CALLS, SessionFolder, SessionManifest
 from eval.studies.arms import ARMS, FULL_ARM, STUDY, Arm, Study
 from serving.settings import RoleSettings, Settings
@@ -293,16 +294,14 @@ class Reproduction:
         trial = self.settings.trial
         if self.mode == "as-published":
             trial = trial.model_copy(update={"expert": "off"})
-        return Study(
+        plan = Plan(
             out=self.out / stage.size / bench.name,
-            kind="reproduce",
             dataset=bench.dataset,
             data=bench.data,
             split=bench.split,
             procedure=Procedure.FULL,
             protocols=(bench.protocol,),
             settings=self.settings.model_copy(update={"llm": llm, "trial": trial}),
-            arms=arms_of(stage, bench),
             limit=self.limit,
             seed=self.seed,
             concurrency=self.concurrency,
@@ -313,6 +312,7 @@ class Reproduction:
             retry_failed=self.retry_failed,
             drop_precedents=bench.drops,
         )
+        return Study("reproduce", plan, arms_of(stage, bench))
 
     def planned(self) -> tuple[PlannedRun, ...]:
         """Runs in order of execution. Raises BadRequest if a split can't be read."""

@@ -19,11 +19,10 @@ from collections.abc import Sequence
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from court.errors import BadRequest
-from court.events import Procedure
 from eval.datasets.card import DatasetCard, card_of
 from eval.datasets.items import JudgedMeme
 from eval.datasets.known import find_card
-from eval.datasets.protocol import Protocol
+from eval.runs.spec import JudgingSpec
 from eval.session.directory import MANIFEST, SessionFolder, SessionManifest
 from eval.solvers.prediction import Prediction
 from eval.solvers.question import Question
@@ -48,15 +47,9 @@ class Excluded(_FrozenModel):
     picture_similarity: float | None = None
 
 
-class RunSpec(_FrozenModel):
-    """Specification of a run: what is judged, and how. It is compared before anything is loaded."""
+class RunSpec(JudgingSpec):
+    """Specification of a run, with the changes that make it an arm of a study."""
 
-    dataset: str
-    split: str
-    protocols: tuple[Protocol, ...]
-    limit: int | None = None
-    seed: int = 0
-    procedure: Procedure
     control: str = ""
     """Control condition, if any: ``random precedents``, ``shuffled labels``, ``swapped sides``, ``with leaks``,
     ``translated text``."""
@@ -64,15 +57,6 @@ class RunSpec(_FrozenModel):
     """Value of :class:`eval.solvers.comparator.Comparator` in a run without trials; otherwise empty."""
     question: Question | None = None
     """Question asked about every meme, if other than harm; None in a run of trials."""
-    dropped_labels: tuple[str, ...] = ()
-    """Labels, in the data set's words, whose memes were neither judged nor used as precedents."""
-    text_only: bool = False
-    """True if memes were judged by their text alone."""
-    language: str = ""
-    """BCP 47 tag of the memes' language, ``detect`` if it was detected per text, ``card`` if the card gives it per
-    meme, or empty."""
-    server: str = ""
-    """Name of the model servers in the call cache; empty if they are identified by their addresses."""
 
 
 class RunManifest(RunSpec, SessionManifest):
@@ -80,6 +64,8 @@ class RunManifest(RunSpec, SessionManifest):
 
     name: str
     """Display name; the arm's name in an ablation."""
+    dropped_labels: tuple[str, ...] = ()
+    """Labels, in the data set's words, whose memes were neither judged nor used as precedents."""
     data: dict[str, str]
     """SHA-256 of every data file, by its name below the data set's directory."""
     data_dir: str = ""

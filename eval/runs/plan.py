@@ -2,93 +2,68 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, get_args
 
-from court.errors import NotLoaded
+from pydantic import JsonValue
+
+from court.errors import BadRequest, NotLoaded
 from court.events import Procedure
+from court.settings import TrialSettings
 from eval.datasets.card import DatasetCard
 from eval.datasets.protocol import Protocol
 from eval.datasets.read import labels_dropped
 from eval.models.vllm_session import VllmChoice
 from eval.runs.folder import DOCKET, LIBRARY, RunSpec
+from eval.runs.spec import Circumstances
 from eval.solvers.question import Answerer, Question
 from retrieval.audit.leakage import TEMPLATE, LeakThresholds
 from serving.settings import ModelSettings, RoleName, Settings
 
 
-@dataclass(frozen=True)
-class Plan:
-    """Plan of a run.
+@dataclass(frozen=True, kw_only=True)
+class Plan(Circumstances):
+    """Plan of a run: the fields of its specification, its circumstances, and the court that judges.
 
     Attributes:
-        out: The run's folder: empty, or one in which this run was started.
-        dataset: Data set to judge.
         protocols: Protocols under which the run is scored; the first one is shown while it runs. All memes are judged,
             including those that a protocol drops.
-        settings: Settings of the court: trial, models, policy, workers. The run replaces docket and library by its own.
-        limit: Maximum number of memes, sampled by :func:`eval.datasets.sample.sample`; None for all.
-        seed: Seed of that sample, and of replies sampled at a temperature.
-        concurrency: Number of memes tried concurrently.
-        calls: Call cache shared by several runs; None for the run's own.
+        settings: Settings of the court. The run replaces docket and library by its own.
         library: Precedents prepared earlier by :func:`eval.runs.precedents.prepare_precedents`; None to prepare them
             from the train split.
-        control: Control condition of :class:`eval.runs.controls.Control`; empty for the unchanged court.
-        server: Name of the model servers in the call cache; their addresses if empty. Set it if a server may move and
-            should still count as the same.
-        allow_missing: True to let memes without a picture fail one by one, instead of refusing to start the run.
-        text_only: True to judge each text without its picture, for instance if pictures are unavailable.
-        language: BCP 47 tag of the memes' language, ``detect`` to detect it per text, ``card`` for the data set's own,
-            or empty to state none.
-        retry_failed: True to retry memes that failed for a temporary reason.
         patience_s: Seconds that a meme waits for busy or unreachable servers; with Ray each meme is tried once.
-        comparator: Value of :class:`eval.solvers.comparator.Comparator`; empty to run trials.
-        question: Question asked about every meme instead of a trial; None to run trials.
         budgets: Tokens that a comparator may spend, by meme.
-        drop_precedents: True to exclude memes that no protocol of the run scores, both as precedents and from judging.
-        templates_apart: True to exclude precedents that share a template with a judged meme.
-        ray: Address of a Ray cluster that judges, ``HOST:PORT``; empty to judge in this process.
-        ray_workers: Number of workers there; 0 for one per node.
         vllm: vLLM server to start for all roles for the duration of the run; None if the settings name servers.
     """
 
-    out: Path
-    name: str
     dataset: DatasetCard
-    data: Path
     split: str
     procedure: Procedure
     protocols: tuple[Protocol, ...]
     settings: Settings
     limit: int | None = None
     seed: int = 0
-    concurrency: int = 8
-    calls: Path | None = None
-    library: Path | None = None
     control: str = ""
     command: str = ""
     server: str = ""
-    allow_missing: bool = False
     text_only: bool = False
     language: str = ""
-    retry_failed: bool = False
     patience_s: float = 0.0
     comparator: str = ""
     budgets: Mapping[str, int] = field(default_factory=dict)
     question: Question | None = None
     drop_precedents: bool = False
     templates_apart: bool = False
-    ray: str = ""
-    ray_workers: int = 0
     vllm: VllmChoice | None = None
 
     @property
     def spec(self) -> RunSpec:
         """Returns the specification of the run, as the manifest has it."""
-        own = {name: getattr(self, name) for name in RunSpec.model_fields}
-        return RunSpec.model_validate({**own, "dataset": self.dataset.id})
+        own = {name: getattr(self, name) for name in RunSpec.model_fields if name != "dataset"}
+        return RunSpec(dataset=self.dataset.id, **own)
 
     @property
     def nearness(self) -> LeakThresholds:
@@ -111,6 +86,28 @@ class Plan:
     def without_library(self) -> bool:
         """True if no library is searched: a question is asked without labelled examples."""
         return self.question is not None and not self.question.needs_examples
+
+
+def parse_setting(text: str) -> tuple[str, JsonValue]:
+    """Parses a trial setting ``name=value``; the value is parsed as JSON if possible, and else taken as a string.
+
+    Raises:
+        BadRequest: There is no such setting.
+    """
+    name, equals, value = (part.strip() for part in text.partition("="))
+    name = name.removeprefix("trial.")
+    if not equals or name not in TrialSettings.model_fields:
+        raise BadRequest(
+            f"{text!r} sets nothing. Write NAME=VALUE with one of: {', '.join(TrialSettings.model_fields)}.",
+            field="set",
+        )
+    if value in ("", "none"):
+        return name, None  # settings such as limits have None for none
+    with suppress(ValueError):
+        # Anything but JSON is a string: `stance_at=summary` needs no quotes.
+        found: JsonValue = json.loads(value)
+        return name, found
+    return name, value
 
 
 def require_models(procedure: Procedure, settings: Settings) -> None:

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
@@ -45,7 +46,9 @@ from serving.settings import RoleName
 from serving.wiring import open_court
 
 if TYPE_CHECKING:
+    from eval.runs.precedents import Prepared
     from eval.runs.ray_cluster import Cluster
+    from retrieval.embed.encoder import Encoder
 
 
 async def run(plan: Plan, progress: Progress) -> RunFolder:
@@ -215,8 +218,7 @@ class _Checked:
 
 async def _prepare(plan: Plan, folder: RunFolder, material: Material, progress: Progress) -> _Checked:
     """Prepares the precedents: the train split without leaks. Returns the thresholds and templates used."""
-    from court.backends.pictures.reader import GuardedPictureReader
-    from eval.runs.precedents import comparing, prepare_precedents, read_prepared
+    from eval.runs.precedents import read_prepared
     from retrieval.open import load_encoder_for
 
     if plan.without_library:
@@ -241,34 +243,7 @@ async def _prepare(plan: Plan, folder: RunFolder, material: Material, progress: 
             )
     else:
         progress.tell("Preparing the precedents …")
-        train = plan.dataset.of_role(SplitRole.TRAIN)
-        if not train:
-            raise BadRequest(
-                f"{plan.dataset.title} has no train split, and a run takes its precedents from that. Ask a model "
-                "without precedents, as memecourt-eval arena does, or score predictions (memecourt-eval score).",
-                reason="NO_TRAIN_SPLIT",
-                field="dataset",
-            )
-        reader = GuardedPictureReader(workers=plan.settings.picture_workers)
-        try:
-            prepared = await prepare_precedents(
-                plan.out / LIBRARY,
-                train=[await asyncio.to_thread(train_source, plan, split.name) for split in train],
-                judged=material.memes,
-                pictures=material.pictures,
-                encoder=encoder,
-                reader=reader,
-                shuffled_labels=plan.seed if plan.control == Control.SHUFFLED else None,
-                keep_leaks=plan.control == Control.LEAKS,
-                dropped_labels=plan.dropped_labels,
-                nearness=plan.nearness,
-                # Shared by all runs: the whole train split is embedded once.
-                cache=plan.settings.home / "train-libraries",
-                progress=progress.step,
-                compared_by=await asyncio.to_thread(comparing, encoder),
-            )
-        finally:
-            await reader.aclose()
+        prepared = await prepare_library(plan, plan.out / LIBRARY, material, encoder, progress)
     for note in prepared.notes:
         progress.tell(note)
     size, out = len(prepared.library.memes), len(prepared.excluded)
@@ -277,6 +252,42 @@ async def _prepare(plan: Plan, folder: RunFolder, material: Material, progress: 
     progress.tell(f"{size:,} precedents; {out:,} were left out as too near to what is judged{why}.")
     folder.write_excluded(prepared.excluded)
     return _Checked(prepared.checked, prepared.templates)
+
+
+async def prepare_library(plan: Plan, root: Path, material: Material, encoder: Encoder, progress: Progress) -> Prepared:
+    """Builds the precedents of a plan in a folder, from the train split without leaks; reuses those that are there."""
+    from court.backends.pictures.reader import GuardedPictureReader
+    from eval.runs.precedents import comparing, prepare_precedents
+
+    train = plan.dataset.of_role(SplitRole.TRAIN)
+    if not train:
+        raise BadRequest(
+            f"{plan.dataset.title} has no train split, and a run takes its precedents from that. Ask a model "
+            "without precedents, as memecourt-eval arena does, or score predictions (memecourt-eval score).",
+            reason="NO_TRAIN_SPLIT",
+            field="dataset",
+        )
+    reader = GuardedPictureReader(workers=plan.settings.picture_workers)
+    try:
+        return await prepare_precedents(
+            root,
+            train=[await asyncio.to_thread(train_source, plan, split.name) for split in train],
+            judged=material.memes,
+            pictures=material.pictures,
+            encoder=encoder,
+            reader=reader,
+            # By the seed of the plan, so that labels are permuted in the same way when it is resumed.
+            shuffled_labels=plan.seed if plan.control == Control.SHUFFLED else None,
+            keep_leaks=plan.control == Control.LEAKS,
+            dropped_labels=plan.dropped_labels,
+            nearness=plan.nearness,
+            # Shared by all runs: the whole train split is embedded once.
+            cache=plan.settings.home / "train-libraries",
+            progress=progress.step,
+            compared_by=await asyncio.to_thread(comparing, encoder),
+        )
+    finally:
+        await reader.aclose()
 
 
 def _manifest(
@@ -294,6 +305,7 @@ def _manifest(
     library = court.finder.library
     return RunManifest(
         name=plan.name,
+        dropped_labels=plan.dropped_labels,
         **dict(plan.spec),
         **circumstances(plan.command),
         card=plan.dataset.to_json() if is_own(plan.dataset) else {},

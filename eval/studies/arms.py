@@ -13,10 +13,8 @@ Arms run one after the other. A study can be resumed: finished arms are skipped,
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,25 +22,21 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
-from court.backends.pictures.reader import GuardedPictureReader
 from court.errors import BadRequest
 from court.events import Procedure
 from court.prompts.sets import open_set
 from court.settings import TrialSettings
-from eval.datasets.card import DatasetCard, SplitRole
-from eval.datasets.protocol import Protocol
-from eval.datasets.read import labels_dropped, read_split, source_of
-from eval.models.vllm_session import VllmChoice, VllmSessions
+from eval.datasets.read import read_split
+from eval.models.vllm_session import VllmSessions
 from eval.runs.controls import Control
 from eval.runs.folder import LIBRARY, RunFolder
-from eval.runs.material import judged_memes
+from eval.runs.material import Material, judged_memes
 from eval.runs.plan import Plan, require_models
-from eval.runs.precedents import Prepared, comparing, prepare_precedents
-from eval.runs.run import run
+from eval.runs.run import prepare_library, run
+from eval.runs.spec import JudgingSpec
 from eval.session.directory import CALLS, SessionFolder, SessionManifest, circumstances
 from eval.session.progress import Progress
 from eval.solvers.comparator import Comparator
-from retrieval.audit.leakage import TEMPLATE, LeakThresholds
 from retrieval.open import load_encoder_for
 from serving.models.connect import pictures_per_prompt
 from serving.settings import ModelSettings, RoleSettings, Settings
@@ -207,23 +201,11 @@ def _arm_of_prompts(place: str) -> Arm:
     return Arm(name=f"prompts-{plain}"[:100], what=what, overlay={"prompts": named})
 
 
-class StudyManifest(SessionManifest):
+class StudyManifest(JudgingSpec, SessionManifest):
     """Description of a study; arms may be added later."""
 
     kind: str
     """``ablate``, ``sweep`` or ``reproduce``."""
-    dataset: str
-    split: str
-    procedure: Procedure
-    protocols: tuple[Protocol, ...]
-    limit: int | None
-    seed: int
-    drop_precedents: bool = False
-    """True if memes that no protocol of the study scores are neither precedents nor judged."""
-    language: str = ""
-    """Language, as in :attr:`eval.runs.folder.RunManifest.language`."""
-    templates_apart: bool = False
-    """True if no precedent is on the template of a judged meme."""
     settings: dict[str, JsonValue]
     """Trial settings before the changes of an arm."""
     arms: tuple[Arm, ...]
@@ -253,63 +235,24 @@ class Study:
     """Plan of a study.
 
     Attributes:
-        out: The study's folder.
         kind: ``ablate``, ``sweep`` or ``reproduce``.
-        dataset: Data set to judge.
-        settings: Settings of the court before the changes of an arm.
+        plan: Plan that each arm changes, in the study's folder. A server that it has started plays all roles; for arms
+            with another model, a server with that model is started in turn.
         arms: Arms to compare, the reference first.
-        limit: Largest number of memes to judge; None for all.
-        seed: Seed of the sample, of replies, and of random draws by controls.
-        concurrency: Number of memes on trial at once.
-        server: Name of the model servers in the store of calls.
-        patience_s: Seconds that a meme waits for a busy or unreachable model server.
-        allow_missing: True if a missing picture only fails its meme, not the run.
-        retry_failed: True to retry memes that failed for a transient reason.
-        drop_precedents: True if memes that no protocol of the study scores are neither precedents nor judged.
-        language: Language of the memes, as in :class:`eval.runs.plan.Plan`.
-        templates_apart: True if no precedent is on the template of a judged meme.
-        vllm: Server to start for all roles; for arms with another model, a server with that model is started in turn.
-            None if the settings name servers.
     """
 
-    out: Path
     kind: str
-    dataset: DatasetCard
-    data: Path
-    split: str
-    procedure: Procedure
-    protocols: tuple[Protocol, ...]
-    settings: Settings
+    plan: Plan
     arms: tuple[Arm, ...]
-    limit: int | None = None
-    seed: int = 0
-    concurrency: int = 8
-    command: str = ""
-    server: str = ""
-    patience_s: float = 0.0
-    allow_missing: bool = False
-    retry_failed: bool = False
-    drop_precedents: bool = False
-    templates_apart: bool = False
-    language: str = ""
-    vllm: VllmChoice | None = None
 
     def manifest(self) -> StudyManifest:
         """Returns the stored description of the study."""
         return StudyManifest(
-            **circumstances(self.command),
+            **circumstances(self.plan.command),
+            **{name: getattr(self.plan.spec, name) for name in JudgingSpec.model_fields},
             kind=self.kind,
-            dataset=self.dataset.id,
-            split=self.split,
-            procedure=self.procedure,
-            protocols=self.protocols,
-            limit=self.limit,
-            seed=self.seed,
-            drop_precedents=self.drop_precedents,
-            templates_apart=self.templates_apart,
-            language=self.language,
             # Trial settings only: servers and keys are not part of the study.
-            settings=self.settings.trial.model_dump(mode="json"),
+            settings=self.plan.settings.trial.model_dump(mode="json"),
             arms=self.arms,
         )
 
@@ -325,12 +268,12 @@ async def run_study(study: Study, progress: Progress) -> tuple[RunFolder, ...]:
         As :func:`eval.runs.run.run`: judged memes are kept, and calling this again resumes the study.
     """
     # Before anything runs, so that an arm with invalid settings fails at once.
-    arms = [(arm, settings_of(study.settings, arm), _started_for(study, arm)) for arm in study.arms]
-    if study.vllm is None:
+    arms = [(arm, settings_of(study.plan.settings, arm), _started_for(study, arm)) for arm in study.arms]
+    if study.plan.vllm is None:
         # A server that we start has its model; otherwise a missing model is reported before anything is
         # written.
-        require_models(study.procedure, study.settings)
-    folder = StudyFolder(study.out)
+        require_models(study.plan.procedure, study.plan.settings)
+    folder = StudyFolder(study.plan.out)
     with folder.locked():
         manifest = folder.start(study.manifest())
         done = await _run_arms(study, arms, progress)
@@ -349,12 +292,12 @@ async def _run_arms(study: Study, arms: list[tuple[Arm, Settings, str]], progres
     async with VllmSessions(
         progress.tell,
         pictures=max(pictures_per_prompt(own.trial) for _, own, _ in arms),
-        flags=study.vllm.flags if study.vllm else (),
+        flags=study.plan.vllm.flags if study.plan.vllm else (),
     ) as sessions:
         for number, (arm, own, model) in enumerate(arms, 1):
-            folder = RunFolder(study.out / arm.name)
+            folder = RunFolder(study.plan.out / arm.name)
             # The manifest decides, not the number of predictions: a run is finished once it was closed.
-            if folder.finished and not study.retry_failed:
+            if folder.finished and not study.plan.retry_failed:
                 progress.tell(f"{arm.name} ({number} of {len(arms)}): finished before.")
                 done[arm.name] = folder
                 continue
@@ -364,11 +307,22 @@ async def _run_arms(study: Study, arms: list[tuple[Arm, Settings, str]], progres
             if place not in libraries:
                 # Prepared when an arm first needs it: resuming a study with one unfinished arm prepares at most
                 # one.
-                libraries[place] = (await _prepared(study, arm, place, progress=progress)).library.root
+                libraries[place] = await _prepared(study, arm, place, progress=progress)
             if model:
                 llm = (await sessions.serve(model)).in_all_roles(own.llm)
                 own = own.model_copy(update={"llm": llm})
-            plan = _plan(study, arm, own, libraries[place])
+            plan = replace(
+                study.plan,
+                out=folder.root,
+                name=arm.name,
+                settings=own,
+                # One store for all arms: calls that they have in common are made once.
+                calls=study.plan.out / CALLS,
+                library=libraries[place],
+                control=arm.control,
+                comparator=arm.comparator,
+                vllm=None,
+            )
             if arm.comparator == Comparator.SAMPLES:
                 # The full trials are finished by now, as the arms were sorted; their tokens are the budget.
                 plan = replace(plan, budgets=_tokens_spent(done[study.arms[0].name]))
@@ -382,7 +336,7 @@ def _started_for(study: Study, arm: Arm) -> str:
     Raises:
         BadRequest: Two models would have to be served at once.
     """
-    if study.vllm is None:
+    if study.plan.vllm is None:
         return ""
     for other in arm.models:
         if other.role != "all":
@@ -393,7 +347,7 @@ def _started_for(study: Study, arm: Arm) -> str:
             )
         # A model with its own server needs none to be started.
         return "" if other.url else other.model
-    return study.vllm.model
+    return study.plan.vllm.model
 
 
 def _tokens_spent(full: RunFolder) -> dict[str, int]:
@@ -459,88 +413,12 @@ def _servers(url: str) -> tuple[str, ...] | None:
         raise BadRequest(f"{url} is no model server: {error.errors()[0]['msg']}.", field="with-model") from None
 
 
-async def _prepared(study: Study, arm: Arm, place: str, *, progress: Progress) -> Prepared:
-    """The precedents of an arm, in a folder of this name; built once, then reused."""
-    dropped = labels_dropped(study.dataset, study.protocols) if study.drop_precedents else ()
-    chosen = partial(judged_memes, limit=study.limit, seed=study.seed, dropped_labels=dropped)
-    read = await asyncio.to_thread(read_split, study.dataset, study.data, study.split, choose=chosen)
-    sources = [
-        await asyncio.to_thread(source_of, study.dataset, study.data, split.name)
-        for split in study.dataset.of_role(SplitRole.TRAIN)
-    ]
-    encoder = await asyncio.to_thread(load_encoder_for, None, study.settings.encoder)
-    reader = GuardedPictureReader(workers=study.settings.picture_workers)
-    try:
-        return await prepare_precedents(
-            study.out / place,
-            train=sources,
-            judged=read.memes,
-            pictures=read.pictures,
-            encoder=encoder,
-            reader=reader,
-            # The seed of the study, so that labels are permuted in the same way when it is
-            # resumed.
-            shuffled_labels=study.seed if arm.control == Control.SHUFFLED else None,
-            dropped_labels=dropped,
-            keep_leaks=arm.control == Control.LEAKS,
-            # As for single runs, so that their figures and those of arms are comparable.
-            nearness=LeakThresholds(template=TEMPLATE if study.templates_apart else None),
-            cache=study.settings.home / "train-libraries",
-            progress=progress.step,
-            compared_by=await asyncio.to_thread(comparing, encoder),
-        )
-    finally:
-        await reader.aclose()
-
-
-def _plan(study: Study, arm: Arm, settings: Settings, library: Path) -> Plan:
-    return Plan(
-        out=study.out / arm.name,
-        name=arm.name,
-        dataset=study.dataset,
-        data=study.data,
-        split=study.split,
-        procedure=study.procedure,
-        protocols=study.protocols,
-        settings=settings,
-        limit=study.limit,
-        seed=study.seed,
-        concurrency=study.concurrency,
-        # One store for all arms: calls that they have in common are made once.
-        calls=study.out / CALLS,
-        library=library,
-        control=arm.control,
-        comparator=arm.comparator,
-        drop_precedents=study.drop_precedents,
-        templates_apart=study.templates_apart,
-        language=study.language,
-        command=study.command,
-        server=study.server,
-        allow_missing=study.allow_missing,
-        patience_s=study.patience_s,
-        retry_failed=study.retry_failed,
-    )
-
-
-def parse_setting(text: str) -> tuple[str, JsonValue]:
-    """Parses a trial setting ``name=value``; the value is parsed as JSON if possible, and else taken as a string.
-
-    Raises:
-        BadRequest: There is no such setting.
-    """
-    name, equals, value = text.partition("=")
-    name = name.strip().removeprefix("trial.")
-    if not equals or name not in TrialSettings.model_fields:
-        raise BadRequest(
-            f"{text!r} sets nothing. Write NAME=VALUE with one of: {', '.join(TrialSettings.model_fields)}.",
-            field="set",
-        )
-    return name, _value(value.strip())
-
-
-def _value(text: str) -> JsonValue:
-    with suppress(ValueError):
-        # Anything but JSON is a string: `stance_at=summary` needs no quotes.
-        found: JsonValue = json.loads(text)
-        return found
-    return text
+async def _prepared(study: Study, arm: Arm, name: str, *, progress: Progress) -> Path:
+    """Folder, of this name, of the precedents of an arm; built once, then reused."""
+    plan = replace(study.plan, control=arm.control)
+    chosen = partial(judged_memes, limit=plan.limit, seed=plan.seed, dropped_labels=plan.dropped_labels)
+    read = await asyncio.to_thread(read_split, plan.dataset, plan.data, plan.split, choose=chosen)
+    material = Material(read.memes, read.pictures, read.files)
+    encoder = await asyncio.to_thread(load_encoder_for, None, plan.settings.encoder)
+    prepared = await prepare_library(plan, plan.out / name, material, encoder, progress)
+    return prepared.library.root

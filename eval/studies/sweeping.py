@@ -12,13 +12,14 @@ from pydantic import JsonValue
 from court.errors import BadRequest
 from eval.datasets.card import DatasetCard, SplitRole
 from eval.datasets.protocol import Protocol
+from eval.runs.plan import parse_setting
 from eval.runs.results import Results
 from eval.scores.bootstrap import Figure
 from eval.scores.choose import best_first
 from eval.scores.compare import FEWEST_TO_SAY
 from eval.scores.label_metrics import TaskArrays, right_answers
 from eval.scores.metrics import group_numbers_of, harm_arrays, verdict_arrays
-from eval.studies.arms import Arm, parse_setting
+from eval.studies.arms import Arm
 
 _FEWEST = 4
 """Fewest harmful and fewest harmless memes for a choice."""

@@ -12,6 +12,7 @@ from court.events import Procedure
 from court.roles import RoleModel, RoleModels
 from eval.datasets.known import find_card
 from eval.datasets.protocol import Protocol
+from eval.runs.plan import Plan
 from eval.studies.arms import Study, arms_named
 from eval.synthetic.make import Layout, make
 from eval.synthetic.oracle import oracle
@@ -49,17 +50,16 @@ def settings(home: Path, **trial: object) -> Settings:
 
 
 def study(root: Path, data: Path, *names: str, **changes: object) -> Study:
+    arms = changes.pop("arms", None) or arms_named(names, (), Procedure.FULL)
     values = {
         "out": root / "study",
-        "kind": "ablate",
         "dataset": DATASET,
         "data": data,
         "split": "test",
         "procedure": Procedure.FULL,
         "protocols": (Protocol.MERGED,),
         "settings": settings(root / "home"),
-        "arms": arms_named(names, (), Procedure.FULL),
         "concurrency": 4,
         **changes,
     }
-    return Study(**values)
+    return Study("ablate", Plan(**values), arms)

@@ -203,7 +203,7 @@ def test_run_reports_the_death_of_its_server_and_resumes_with_another(stand_in, 
     assert outcome.exit_code == 3, outcome.output
     assert "vllm| out of memory" in outcome.output
     assert "ended with code -9 though nobody told it to" in outcome.output
-    assert f"memecourt-eval run --resume {out} --vllm m --concurrency 2 --vllm-flag=--seed=1" in outcome.output
+    assert f"memecourt-eval run --resume {out} --vllm m --vllm-flag=--seed=1 --concurrency 2" in outcome.output
     before = len(RunFolder(out).predictions())
     assert before < 3
     monkeypatch.delenv("DIES_AFTER")

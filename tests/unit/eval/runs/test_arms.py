@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,11 +21,11 @@ from court.trial import Court
 from eval.cli import cli
 from eval.runs.controls import Control, RandomFinder, with_control
 from eval.runs.folder import RunManifest
-from eval.runs.plan import Plan
+from eval.runs.plan import parse_setting
 from eval.runs.results import read_results
 from eval.runs.run import run
 from eval.session.progress import Progress
-from eval.studies.arms import ARMS, Arm, ModelOf, Study, arms_named, parse_setting, run_study, settings_of
+from eval.studies.arms import ARMS, Arm, ModelOf, Study, arms_named, run_study, settings_of
 from eval.synthetic.make import Layout, Plant, make
 from retrieval.build import build_library
 from retrieval.library.library import Library
@@ -44,17 +45,7 @@ PAPER = ("full", "no-precedents", "no-advocates", "no-captioner", "dull-judge", 
 
 def run_folder(out: Path, planned: Study, **changes: object) -> RunManifest:
     """The manifest of a separate run with the inputs of a study."""
-    plan = Plan(
-        out=out,
-        name=out.name,
-        dataset=planned.dataset,
-        data=planned.data,
-        split=planned.split,
-        procedure=planned.procedure,
-        protocols=planned.protocols,
-        settings=planned.settings,
-        **changes,
-    )
+    plan = replace(planned.plan, out=out, name=out.name, **changes)
     return asyncio.run(run(plan, Progress())).manifest()
 
 

@@ -708,7 +708,7 @@ def test_run_command_prints_figures_and_the_run_folder(home, data, tmp_path):
     [
         (["--out", "x"], "Missing option --dataset"),
         (["--dataset", "harm-z", "--data", ".", "--out", "x"], "There is no data set 'harm-z'"),
-        (["--dataset", "fhm", "--data", ".", "--out", "x", "--protocol", "plane"], "there are merged, extreme, plain"),
+        (["--dataset", "fhm", "--data", ".", "--out", "x", "--protocol", "plane"], "There are: plain"),
         (["--dataset", "fhm", "--data", ".", "--out", "x", "--set", "rounds=3"], "rounds_min, rounds_max"),
         (["--dataset", "fhm", "--data", ".", "--out", "x", "--set", "epsilon=fish"], "trial.epsilon"),
         (["--resume", "nowhere"], "started again by the command that began it"),

@@ -1,0 +1,192 @@
+"""Options of commands that judge a split, and the plan that they ask for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import click
+
+from eval.commands.options import dataset_of, patience_option, protocols_of
+from eval.commands.pages import command_line
+from eval.runs.spec import Circumstances, JudgingSpec
+from eval.session.spec import Option, spec_options
+from serving.cli.common import with_options
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from court.events import Procedure
+    from eval.datasets.card import DatasetCard
+    from eval.models.vllm_session import VllmChoice
+    from eval.runs.plan import Plan
+    from serving.settings import Settings
+
+TEMPLATE_SPLIT = "template"
+"""Split of every data set: its first test split, with no precedent on the template of a judged meme."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CourtOptions:
+    """Options that set up the court."""
+
+    settings: Annotated[
+        tuple[str, ...], Option("Setting of trials, such as rounds_max=6. Repeatable.", "--set", "NAME=VALUE")
+    ] = ()
+    config: Annotated[Path | None, Option("Settings file (TOML).", exists=True)] = None
+    llm_url: Annotated[str | None, Option("Chat-completions server (…/v1).", metavar="URL")] = None
+    model: Annotated[
+        str | None, Option("Model to use on that server. The settings file can name one per role.", metavar="NAME")
+    ] = None
+    vllm: Annotated[
+        str | None,
+        Option(
+            "Start vLLM with this model here and stop it at the end, instead of --llm-url and --model; `memecourt vllm "
+            "--preset list` lists presets.",
+            metavar="MODEL|PRESET",
+        ),
+    ] = None
+    vllm_flags: Annotated[
+        tuple[str, ...], Option("Pass a flag to vLLM: --vllm-flag=--quantization=fp8.", "--vllm-flag", "FLAG")
+    ] = ()
+    policy: Annotated[Path | None, Option("Policy file (TOML).")] = None
+    encoder: Annotated[
+        str | None,
+        Option(
+            "Encoder of the precedents, as for `memecourt precedents build`; near-duplicates are always found with the "
+            "built-in one. [default: MEMECOURT_ENCODER, else that of --library, else builtin]",
+            metavar="NAME",
+        ),
+    ] = None
+
+    def settings_with(self, trial: Mapping[str, Any]) -> Settings:
+        """The settings of file, environment and options, with these of trials."""
+        from serving.cli.common import settings_of
+
+        if self.config:
+            os.environ["MEMECOURT_CONFIG"] = str(self.config)  # where Settings looks for it
+        llm = {name: value for name, value in (("url", self.llm_url), ("model", self.model)) if value is not None}
+        # None in place of empty tables, so that what the file and the environment say is not overlaid.
+        return settings_of(trial=dict(trial) or None, llm=llm or None, policy=self.policy, encoder=self.encoder)
+
+    def started(self, procedure: Procedure) -> VllmChoice | None:
+        """The vLLM to start; None if none is asked for.
+
+        Raises:
+            BadRequest: A setting of the server can't be used.
+            click.UsageError: The options don't go together.
+        """
+        from eval.models.vllm_session import VllmChoice
+        from serving.models.presets import AUTO, vllm_settings
+
+        if self.vllm is None:
+            if self.vllm_flags:
+                raise click.UsageError("--vllm-flag goes with --vllm.")
+            return None
+        if self.llm_url or self.model:
+            raise click.UsageError("--vllm starts a model server; leave --llm-url and --model out with it.")
+        if procedure == "SUMMARY":
+            raise click.UsageError(
+                "--vllm starts a model server, and the procedure summary asks none: give --procedure."
+            )
+        if self.vllm != AUTO:
+            vllm_settings(self.vllm, flags=self.vllm_flags)  # what is wrong is said before anything is prepared
+        return VllmChoice(self.vllm, self.vllm_flags)
+
+
+def study_options(*, procedure: str, split: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Options of a study: what is judged, and how, with these defaults."""
+    required = {"required": True}
+    return with_options(
+        spec_options(
+            JudgingSpec,
+            *(name for name in JudgingSpec.model_fields if name != "text_only"),
+            dataset=required,
+            split={"default": split, "show_default": True, "help": "Split of the data set."},
+            procedure={"default": procedure, "show_default": True, "help": "Procedure of the trials."},
+            seed={"default": 0},
+        ),
+        spec_options(
+            Circumstances,
+            *("data", "out", "concurrency", "allow_missing", "retry_failed"),
+            data=required,
+            out={"required": True, "metavar": "STUDY"},
+        ),
+        spec_options(CourtOptions),
+        patience_option,
+    )
+
+
+def plan_of(options: Mapping[str, Any], trial: Mapping[str, Any] | None = None, **own: Any) -> Plan:
+    """The plan that options ask for.
+
+    Args:
+        options: Options by field; absent ones, and those without a value, have the plan's defaults.
+        trial: Settings of trials in place of those of the options.
+        own: Fields of the plan that are not what the options say.
+
+    Raises:
+        BadRequest: A setting can't be used.
+        click.ClickException: The settings can't be used, or there is no such data set or protocol.
+    """
+    from court.events import Procedure
+    from eval.models.vllm_session import SERVER
+    from eval.runs.plan import Plan, parse_setting
+
+    court = CourtOptions(**{one.name: options[one.name] for one in fields(CourtOptions) if one.name in options})
+    dataset: DatasetCard = own.get("dataset") or dataset_of(options["dataset"])
+    procedure = Procedure(own.get("procedure") or (options.get("procedure") or "summary").upper())
+    if trial is None:
+        trial = dict(parse_setting(one) for one in court.settings)
+    split, apart = own.get("split"), False
+    if split is None:
+        split, apart = split_of(dataset, options.get("split") or dataset.first_test())
+    same = {one.name for one in fields(Plan)} - {"dataset", "settings", "vllm"}
+    values = {name: value for name, value in options.items() if name in same and value not in (None, "")}
+    started = court.started(procedure)
+    planned: dict[str, Any] = {
+        "name": options["out"].resolve().name if options.get("out") else "",  # a folder may be named by a point alone
+        "concurrency": concurrency_for(procedure),
+        "command": command_line(),
+        # A vLLM that is started here has one name in the store of calls, whatever its address is.
+        "server": SERVER if started else "",
+        **values,
+        "dataset": dataset,
+        "split": split,
+        "procedure": procedure,
+        "settings": court.settings_with(trial),
+        "language": tag_of(options.get("language")),
+        "templates_apart": bool(options.get("templates_apart")) or apart,
+        "patience_s": 60 * options["patience"],
+        "vllm": started,
+        **own,
+    }
+    if "protocols" not in own:
+        planned["protocols"] = protocols_of(options.get("protocols"), dataset.protocols)
+    return Plan(**planned)
+
+
+def concurrency_for(procedure: str) -> int:
+    """Memes on trial at once, unless the user says: what asks no model is bound by this machine's processors."""
+    return 4 if procedure == "SUMMARY" else 16
+
+
+def tag_of(language: str | None) -> str:
+    """The language that is given: a BCP 47 tag, ``detect``, ``card`` or empty. Raises BadRequest if it is none."""
+    from eval.datasets.language import CARD, DETECT, shared_detector
+    from serving.rpc.convert import language as checked
+
+    if language == DETECT:
+        shared_detector()  # what is not installed is said before anything is prepared
+        return DETECT
+    return CARD if language == CARD else checked(language or "", "language")
+
+
+def split_of(dataset: DatasetCard, name: str) -> tuple[str, bool]:
+    """The split of this name, and True if templates are to be held apart for it."""
+    if name == TEMPLATE_SPLIT and name not in {split.name for split in dataset.splits}:
+        return dataset.first_test(), True
+    return name, False

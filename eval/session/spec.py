@@ -1,0 +1,109 @@
+"""Options of commands, generated from the specification whose fields they set.
+
+A field's annotation names its option, so that name, bounds and help stand once, beside the stored field::
+
+    limit: Annotated[int | None, Ge(1), Option("Judge a sample of this size.")] = None
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+
+import click
+from annotated_types import Ge, Le
+
+from serving.cli.common import FiniteRange, with_options
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """Option that sets a field.
+
+    Attributes:
+        flag: Name of the option, if it is not that of the field.
+        exists: True for a path of a file that has to exist.
+    """
+
+    help: str
+    flag: str = ""
+    metavar: str | None = None
+    exists: bool = False
+
+
+def spec_options(spec: type, *names: str, **changed: Mapping[str, Any]) -> Callable[[F], F]:
+    """Adds the options of a specification's fields to a command; without a value each is None, False or empty.
+
+    Args:
+        names: Fields to take; all fields with an option if none is named.
+        changed: Attributes of click's options that differ in this command, by field.
+    """
+    found = {name: attributes for name, attributes in _options(spec) if not names or name in names}
+    options = []
+    for name in names or found:
+        flag, attributes = found[name]
+        options.append(click.option(flag, name, **{**attributes, **changed.get(name, {})}))
+    return with_options(*options)
+
+
+def flags_of(spec: type) -> dict[str, str]:
+    """Option of each field that has one, such as ``--limit``."""
+    return {name: flag for name, (flag, _) in _options(spec)}
+
+
+def words_of_options(spec: type, options: Mapping[str, Any], without: Collection[str] = ()) -> list[str]:
+    """Words of a command line that give a specification's options these values; those without a value are left out."""
+    words: list[str] = []
+    for name, flag in flags_of(spec).items():
+        value = options.get(name)
+        if name in without or value in (None, False, ()):
+            continue
+        if value is True:
+            words.append(flag)
+        elif isinstance(value, tuple):
+            # With an equals sign, as a value may begin with dashes of its own.
+            words += [f"{flag}={one}" for one in value]
+        else:
+            words += [flag, str(value)]
+    return words
+
+
+def _options(spec: type) -> Iterator[tuple[str, tuple[str, dict[str, Any]]]]:
+    for name, hint in get_type_hints(spec, include_extras=True).items():
+        if get_origin(hint) is not Annotated:
+            continue
+        kind, *metadata = get_args(hint)
+        for one in metadata:
+            if isinstance(one, Option):
+                attributes = {"help": one.help, "metavar": one.metavar, **_kind_of(kind, metadata)}
+                if one.exists:
+                    attributes["type"] = click.Path(path_type=Path, exists=True, dir_okay=False)
+                yield name, (one.flag or f"--{name.replace('_', '-')}", attributes)
+
+
+def _kind_of(annotation: Any, metadata: list[Any]) -> dict[str, Any]:
+    """Attributes of click's option for values of a type."""
+    # Without "| None", which every option may be.
+    kinds = [kind for kind in get_args(annotation) if kind is not type(None)]
+    kind = annotation if get_origin(annotation) is tuple or not kinds else kinds[0]
+    least = next((one.ge for one in metadata if isinstance(one, Ge)), None)
+    most = next((one.le for one in metadata if isinstance(one, Le)), None)
+    if get_origin(kind) is tuple:
+        # Texts are given one by one; all else as one text, with commas.
+        return {"multiple": True} if get_args(kind)[0] is str else {}
+    if kind is bool:
+        return {"is_flag": True}
+    if kind is int:
+        return {"type": click.IntRange(least, most)}
+    if kind is float:
+        return {"type": FiniteRange(least, most)}
+    if kind is Path:
+        return {"type": click.Path(path_type=Path)}
+    if issubclass(kind, Enum):
+        return {"type": click.Choice([str(one.value).lower() for one in kind])}
+    return {}
