@@ -64,7 +64,7 @@ class DetectionReport:
 async def detect(
     folder: ArenaFolder,
     memes: Sequence[ShownMeme],
-    role_models: Mapping[str, MeteredModel],
+    models: Mapping[str, MeteredModel],
     *,
     concurrency: int = 4,
     progress: Callable[[int, int], None] = lambda *_: None,
@@ -80,7 +80,7 @@ async def detect(
     """
     folder.drop_cut_line(EVENTS)
     answered = {(e.meme, e.target) for e in folder.events() if isinstance(e, Detected | NotDetected)}
-    pairs = [(meme, model) for meme in memes for model in role_models.values()]
+    pairs = [(meme, model) for meme in memes for model in models.values()]
     todo = [(meme, model) for meme, model in pairs if (meme.id, model.name) not in answered]
 
     async def one(item: tuple[ShownMeme, MeteredModel]) -> Event:

@@ -21,9 +21,9 @@ class _ArenaValue(BaseModel):
 class ReplyCost(_ArenaValue):
     """Cost of a model's reply."""
 
-    role_model: str
-    """Who was asked, by the name that the run gives it."""
     model: str
+    """Model that was asked, by its name in the run."""
+    served: str
     """As the server names it."""
     prompt: str
     """Id of the prompt, its version, and the task in it."""
@@ -38,11 +38,11 @@ class ReplyCost(_ArenaValue):
     """Why the first reply could not be used."""
 
 
-def call_of(role_model: MeteredModel, prompt: Prompt, task: str, parsed: ParsedReply[T]) -> ReplyCost:
+def call_of(model: MeteredModel, prompt: Prompt, task: str, parsed: ParsedReply[T]) -> ReplyCost:
     """Computes the cost of a reply."""
     return ReplyCost(
-        role_model=role_model.name,
-        model=parsed.replies[-1].model,
+        model=model.name,
+        served=parsed.replies[-1].model,
         prompt=f"{prompt.id}/{task}",
         digest=prompt.digest,
         calls=len(parsed.replies),

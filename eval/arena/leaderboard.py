@@ -249,7 +249,7 @@ def _steps(manifest: ArenaManifest, events: Sequence[Event]) -> tuple[StepCost, 
         for call in calls:
             if call is None:
                 continue
-            price = manifest.models[call.role_model]
+            price = manifest.models[call.model]
             into = sums[name]
             into[0] += call.calls
             into[1] += call.tokens_in

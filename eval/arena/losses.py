@@ -200,25 +200,25 @@ def _assignments(
 ) -> list[tuple[Loss, MeteredModel, bool]]:
     """Pairs each loss with an explainer and a flag for the second one; no model explains its own battles."""
     # If the explainer took part in the battle itself, the second model replaces it as the first.
-    role_models = [
+    models = [
         [one for one in (explainer, second) if one is not None and one.name not in (loss.winner, loss.loser)]
         for loss in losses
     ]
     rng = random.Random(f"second opinion {seed}")
     # From those that both may explain, and at least one: without any there is no agreement to report.
-    by_two = [place for place, able in enumerate(role_models) if len(able) == 2]
+    by_two = [place for place, able in enumerate(models) if len(able) == 2]
     twice = set(rng.sample(by_two, min(len(by_two), max(1, round(SECOND * len(losses))))))
     assignments = []
-    for place, (loss, able) in enumerate(zip(losses, role_models, strict=True)):
-        for role_model, is_second in zip(able, (False, True), strict=False):
+    for place, (loss, able) in enumerate(zip(losses, models, strict=True)):
+        for model, is_second in zip(able, (False, True), strict=False):
             if not is_second or place in twice:
-                assignments.append((loss, role_model, is_second))
+                assignments.append((loss, model, is_second))
     return assignments
 
 
 async def _explained(
     loss: Loss,
-    role_model: MeteredModel,
+    model: MeteredModel,
     second: bool,
     *,
     rounds: Mapping[tuple[str, int], tuple[str, ...]],
@@ -230,12 +230,12 @@ async def _explained(
         "task": loss.task,
         "winner": loss.winner,
         "loser": loss.loser,
-        "explainer": role_model.name,
+        "explainer": model.name,
         "second": second,
     }
     # The length of parts is irrelevant here: explain sets its own.
     reply = await reply_or_reason(
-        Speaker(role_model, meme, 0).explain(
+        Speaker(model, meme, 0).explain(
             rounds[loss.meme, loss.task],
             answers[loss.meme, loss.task, loss.winner],
             answers[loss.meme, loss.task, loss.loser],

@@ -54,7 +54,7 @@ class ArenaPlan:
 
     Attributes:
         memes: Memes in order; a meme's position decides which models meet on it.
-        role_models: Models, by the names that the settings use.
+        models: Models, by the names that the settings use.
         fixed_tasks: Supplied questions, by meme; empty if the controller writes them.
         references: Human references by meme, for the setting ``human``.
         concurrency: Number of memes in progress at once.
@@ -62,7 +62,7 @@ class ArenaPlan:
 
     settings: ArenaSettings
     memes: tuple[ShownMeme, ...]
-    role_models: Mapping[str, MeteredModel]
+    models: Mapping[str, MeteredModel]
     seed: int = 0
     fixed_tasks: Mapping[str, tuple[FixedTask, ...]] = field(default_factory=dict)
     references: Mapping[str, HumanReference] = field(default_factory=dict)
@@ -108,7 +108,7 @@ async def run_memes(
         meme, begin = item
         await _Meme(plan=plan, meme=meme, begin=begin, met=met[begin:], folder=folder).go_through()
         # After each meme, so that a killed session leaves its usage up to that point.
-        folder.write_usage(spent(plan.role_models, before))
+        folder.write_usage(spent(plan.models, before))
 
     # `first` has one more element: where the tasks of a further meme would begin.
     todo = [(meme, begin) for meme, begin in zip(plan.memes, first, strict=False) if meme.id not in done]
@@ -116,22 +116,22 @@ async def run_memes(
         await run_items(todo, one, concurrency=plan.concurrency, progress=progress, before=len(plan.memes) - len(todo))
     finally:
         # Calls of unfinished memes cost money, too.
-        folder.write_usage(spent(plan.role_models, before))
+        folder.write_usage(spent(plan.models, before))
 
 
-def spent(role_models: Mapping[str, MeteredModel], before: Mapping[str, Spent]) -> dict[str, Spent]:
+def spent(models: Mapping[str, MeteredModel], before: Mapping[str, Spent]) -> dict[str, Spent]:
     """Sums each model's usage of this session and earlier ones."""
     updated = {}
-    for name, role_model in role_models.items():
-        so_far, made = before.get(name, Spent()), role_model.usage.made
+    for name, model in models.items():
+        so_far, made = before.get(name, Spent()), model.usage.made
         updated[name] = Spent(
             calls=so_far.calls + made.calls,
             tokens_in=so_far.tokens_in + made.tokens_in,
             tokens_out=so_far.tokens_out + made.tokens_out,
-            repaired=so_far.repaired + role_model.usage.repaired,
-            unusable=so_far.unusable + role_model.usage.unusable,
-            failed=so_far.failed + role_model.usage.failed,
-            usd=so_far.usd + made.usd(role_model.price),
+            repaired=so_far.repaired + model.usage.repaired,
+            unusable=so_far.unusable + model.usage.unusable,
+            failed=so_far.failed + model.usage.failed,
+            usd=so_far.usd + made.usd(model.price),
         )
     # Models of earlier sessions stay, even if they are not called in this one.
     return {**before, **updated}
@@ -417,7 +417,7 @@ class _Meme:
             )
 
     def _speaker(self, name: str) -> Speaker:
-        return Speaker(self._plan.role_models[name], self._meme, self._settings.reply_chars)
+        return Speaker(self._plan.models[name], self._meme, self._settings.reply_chars)
 
     def _random(self, *names: object) -> random.Random:
         # random hashes a string seed with SHA-512, not hash(), so draws are the same in every process. The separator

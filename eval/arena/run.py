@@ -112,7 +112,7 @@ async def run(
     ask: Ask,
     tell: Callable[[str], None],
     progress: Callable[[int, int], None] = lambda *_: None,
-    role_models: Mapping[str, MeteredModel] | None = None,
+    models: Mapping[str, MeteredModel] | None = None,
     begin: Callable[[int, float], None] = lambda *_: None,
 ) -> None:
     """Runs an arena, or the unfinished part of it.
@@ -120,7 +120,7 @@ async def run(
     Args:
         tell: Called with messages for the user.
         progress: Called with the number of memes done and their total.
-        role_models: Models, if they are connected already.
+        models: Models, if they are connected already.
         begin: Called before the first call with the estimated number of calls and their cost; may raise.
 
     Raises:
@@ -158,9 +158,9 @@ async def run(
             store = SqliteCallCache.open(ask.calls or ask.out / CALLS)
             # Registered before the models are opened, so that it is closed after them: they use it.
             stack.push_async_callback(store.close)
-            if role_models is None:
+            if models is None:
                 most = LIMITS.representative_frames
-                role_models = await open_models(
+                models = await open_models(
                     ask.specs,
                     store,
                     stack,
@@ -176,7 +176,7 @@ async def run(
             plan = ArenaPlan(
                 settings=ask.settings,
                 memes=shown.memes,
-                role_models=role_models,
+                models=models,
                 seed=ask.seed,
                 fixed_tasks=by_meme,
                 references={one.meme: one for one in references},

@@ -82,7 +82,7 @@ class Speaker:
         chars: Maximum length of a part of a reply, in characters.
     """
 
-    role_model: MeteredModel
+    model: MeteredModel
     meme: ShownMeme
     chars: int
     fence: Fence = field(init=False)
@@ -90,7 +90,7 @@ class Speaker:
     def __post_init__(self) -> None:
         # Derived from the meme, not random: prompts must be identical when a run is resumed, or no reply is found in
         # the call cache.
-        object.__setattr__(self, "fence", self.role_model.fence(self.meme.id, self.meme.pixels_sha256))
+        object.__setattr__(self, "fence", self.model.fence(self.meme.id, self.meme.pixels_sha256))
 
     async def profiles(self, temperature: float) -> tuple[Profiles, ReplyCost]:
         """Describes three people who come across the meme. Raises as :meth:`eval.models.metered.MeteredModel.say`."""
@@ -254,10 +254,10 @@ class Speaker:
         schema: Mapping[str, Any],
         temperature: float = 0.0,
     ) -> tuple[T, ReplyCost]:
-        reply = await self.role_model.say(
+        reply = await self.model.say(
             prompt, task, parts, parse, fence=self.fence, schema=schema, temperature=temperature
         )
-        return reply.value, call_of(self.role_model, prompt, task, reply)
+        return reply.value, call_of(self.model, prompt, task, reply)
 
     def _shown(self, prompt: Prompt) -> list[str | Frame]:
         return _meme_parts(prompt, self.meme, self.fence)

@@ -46,7 +46,7 @@ def detect(**options: Any) -> None:
 async def _detect(one: FollowUp, concurrency: int) -> None:
     from eval.arena.detection import detect
 
-    await detect(one.folder, one.memes, one.role_models, concurrency=concurrency, progress=one.progress)
+    await detect(one.folder, one.memes, one.models, concurrency=concurrency, progress=one.progress)
 
 
 @click.command()
@@ -98,4 +98,4 @@ async def _rate(one: FollowUp, annotator: str, concurrency: int) -> None:
     from eval.arena.difficulty import rate_difficulty
 
     memes = {meme.id: meme for meme in one.memes}
-    await rate_difficulty(one.folder, memes, one.role_models[annotator], concurrency=concurrency, progress=one.progress)
+    await rate_difficulty(one.folder, memes, one.models[annotator], concurrency=concurrency, progress=one.progress)

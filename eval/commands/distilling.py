@@ -143,12 +143,12 @@ async def _ask_models(
     async with AsyncExitStack() as stack:
         store = SqliteCallCache.open(options["calls"] or folder / CALLS)
         stack.push_async_callback(store.close)
-        role_models = await open_models(specs, store, stack, tell, pictures=LIMITS.representative_frames)
+        models = await open_models(specs, store, stack, tell, pictures=LIMITS.representative_frames)
         found = {}
-        for name, role_model in role_models.items():
-            verdicts = await judged_by(folder, examples, role_model, concurrency=options["concurrency"], progress=step)
+        for name, model in models.items():
+            verdicts = await judged_by(folder, examples, model, concurrency=options["concurrency"], progress=step)
             # All calls that it takes, also those out of the store: what comparisons cost from nothing.
-            found[name] = verdicts, 1000 * role_model.usage.all.usd(role_model.price) / max(1, len(verdicts))
+            found[name] = verdicts, 1000 * model.usage.all.usd(model.price) / max(1, len(verdicts))
         return found
 
 

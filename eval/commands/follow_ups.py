@@ -30,7 +30,7 @@ class FollowUp:
     folder: ArenaFolder
     manifest: ArenaManifest
     memes: Sequence[ShownMeme]
-    role_models: Mapping[str, MeteredModel]
+    models: Mapping[str, MeteredModel]
     progress: Callable[[int, int], None]
 
 
@@ -121,5 +121,5 @@ async def _opened(
         # A model that is named twice is opened once.
         chosen = {name: file.models[name] for name in dict.fromkeys(names)}
         most = LIMITS.representative_frames
-        role_models = await open_models(chosen, store, stack, tell, pictures=most, run_seed=manifest.seed)
-        await ask(FollowUp(folder, manifest, shown.memes, role_models=role_models, progress=progress))
+        models = await open_models(chosen, store, stack, tell, pictures=most, run_seed=manifest.seed)
+        await ask(FollowUp(folder, manifest, shown.memes, models=models, progress=progress))

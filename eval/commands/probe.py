@@ -303,7 +303,7 @@ def _run(plan: ProbePlan, options: dict[str, Any]) -> None:
             stack.push_async_callback(reader.aclose)
             # The longest prompt is the Refiner's: a still of each example, and all frames of the meme.
             most = plan.limits.examples + LIMITS.representative_frames
-            role_models = await open_models(
+            opened = await open_models(
                 chosen,
                 store,
                 stack,
@@ -313,7 +313,7 @@ def _run(plan: ProbePlan, options: dict[str, Any]) -> None:
                 vllm=options["vllm"],
                 vllm_flags=options["vllm_flags"],
             )
-            await run_probe(plan, role_models, reader, progress)
+            await run_probe(plan, opened, reader, progress)
 
     run_watched(go)
 

@@ -224,7 +224,7 @@ async def _run(plan: WitnessPlan, options: dict[str, Any], progress: Progress) -
         source = await open_evidence(settings_of(expert=named or {"corpus": None}), stack)
         store = SqliteCallCache.open(plan.out / CALLS)
         stack.push_async_callback(store.close)
-        role_models = await open_models(
+        opened = await open_models(
             specs,
             store,
             stack,
@@ -237,9 +237,9 @@ async def _run(plan: WitnessPlan, options: dict[str, Any], progress: Progress) -
         )
         return await run_witness(
             plan,
-            model=role_models[options["name"]].as_chat_model(),
+            model=opened[options["name"]].as_chat_model(),
             source=source,
             store=store,
-            citations_by=None if citing == "none" else role_models[citing].as_chat_model(),
+            citations_by=None if citing == "none" else opened[citing].as_chat_model(),
             progress=progress,
         )

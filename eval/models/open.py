@@ -169,7 +169,7 @@ async def open_models(
     # Registered at once: an error with a later model must still close the client.
     stack.push_async_callback(http.aclose)
     loads: dict[str, Load] = {}
-    role_models = {}
+    opened = {}
     turns = None
     if vllm:
         turns = await stack.enter_async_context(VllmTurns(tell, pictures=pictures, flags=vllm_flags))
@@ -200,7 +200,7 @@ async def open_models(
         # If no picture is shown, any model will do.
         if pictures and not model.capabilities.pictures:
             raise ModelRefused(f"{name} must see pictures, and takes none. Leave it out, or name another model.")
-        role_models[name] = MeteredModel(
+        opened[name] = MeteredModel(
             name,
             model,
             store=store,
@@ -214,7 +214,7 @@ async def open_models(
             run_seed=run_seed,
             served=served,
         )
-    return role_models
+    return opened
 
 
 def require_servers(specs: Mapping[str, ModelSpec], vllm: Sequence[str]) -> None:

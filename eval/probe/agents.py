@@ -267,7 +267,7 @@ async def rewrite(
 
 async def _explain(
     models: ProbeModels,
-    role_model: MeteredModel,
+    model: MeteredModel,
     subject: Subject,
     text: str,
     category: Category,
@@ -283,7 +283,7 @@ async def _explain(
     )
     try:
         # Free text is always well-formed, so it is never requested again.
-        reply = await role_model.ask(prompt.system(), parts, temperature=temperature, seed=seed)
+        reply = await model.ask(prompt.system(), parts, temperature=temperature, seed=seed)
     except (ModelRefused, Overrun) as error:
         raise NoReply.because(error) from None
     if reply.finish is FinishReason.REFUSAL:
@@ -306,7 +306,7 @@ async def _call_senior(
 
 
 async def _call(
-    role_model: MeteredModel,
+    model: MeteredModel,
     prompt: Prompt,
     task: str,
     parts: Sequence[str | Frame],
@@ -322,7 +322,7 @@ async def _call(
     # There are scripts in which each character is a token or more; how long a reply may be is said by its schema.
     most = chars + chars // 4 + 200 if chars else None
     try:
-        reply = await role_model.say(
+        reply = await model.say(
             prompt, task, parts, read, fence=fence, schema=schema, temperature=temperature, max_tokens=most, seed=seed
         )
     except (ReplyUnusable, ModelRefused, Overrun) as error:

@@ -93,12 +93,12 @@ class ProbePlan:
 
 
 async def probe(
-    plan: ProbePlan, role_models: Mapping[str, MeteredModel], reader: TextReader, progress: Progress | None = None
+    plan: ProbePlan, named: Mapping[str, MeteredModel], reader: TextReader, progress: Progress | None = None
 ) -> ProbeFolder:
     """Starts or resumes a probe.
 
     Args:
-        role_models: The models, by name; all with the same store of calls.
+        named: Models by name, all with the same store of calls.
         reader: Reads the text off pictures.
 
     Raises:
@@ -107,7 +107,7 @@ async def probe(
         BudgetSpent: A model may not be asked any more, likewise.
     """
     progress = progress or Progress()
-    models = ProbeModels(role_models[plan.target], tuple(role_models[name] for name in plan.controllers))
+    models = ProbeModels(named[plan.target], tuple(named[name] for name in plan.controllers))
     folder = ProbeFolder(plan.out)
     with folder.locked():
         shown, sets = await read_memes(plan.samples, seed=plan.drawn_by)
@@ -252,28 +252,28 @@ async def _prepare(folder: ProbeFolder, number: int, meme: ShownMeme, reader: Te
 
 def usage_of(models: ProbeModels) -> tuple[ModelUsage, ...]:
     """Returns the usage of each model of a probe, the target first; one with two roles is listed once."""
-    role_models = {role_model.name: role_model for role_model in (models.target, *models.controllers)}
+    named = {model.name: model for model in (models.target, *models.controllers)}
     return tuple(
         ModelUsage(
-            name=role_model.name,
-            calls=role_model.usage.all.calls,
-            tokens_in=role_model.usage.all.tokens_in,
-            tokens_out=role_model.usage.all.tokens_out,
-            usd=role_model.usage.all.usd(role_model.price),
-            made=role_model.usage.made.calls,
-            made_usd=role_model.usage.made.usd(role_model.price),
-            repaired=role_model.usage.repaired,
-            unusable=role_model.usage.unusable,
-            failed=role_model.usage.failed,
+            name=model.name,
+            calls=model.usage.all.calls,
+            tokens_in=model.usage.all.tokens_in,
+            tokens_out=model.usage.all.tokens_out,
+            usd=model.usage.all.usd(model.price),
+            made=model.usage.made.calls,
+            made_usd=model.usage.made.usd(model.price),
+            repaired=model.usage.repaired,
+            unusable=model.usage.unusable,
+            failed=model.usage.failed,
         )
-        for role_model in role_models.values()
+        for model in named.values()
     )
 
 
 def _manifest(
     plan: ProbePlan, shown: ShownMemes, *, sets: tuple[SampledSet, ...], models: ProbeModels, reader: TextReader
 ) -> ProbeManifest:
-    role_models = {role_model.name: role_model for role_model in (models.target, *models.controllers)}
+    named = {model.name: model for model in (models.target, *models.controllers)}
     return ProbeManifest(
         **circumstances(plan.command),
         dataset=plan.samples.dataset,
@@ -289,7 +289,7 @@ def _manifest(
         seed_set=digest(seed_content(plan.seed_set)) if plan.seed_set is not None else "",
         target=plan.target,
         controllers=plan.controllers,
-        models={name: role_model.model for name, role_model in role_models.items()},
+        models={name: model.model for name, model in named.items()},
         taxonomy=plan.taxonomy,
         steps=plan.limits.steps,
         seeds=plan.limits.seeds,

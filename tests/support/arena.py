@@ -48,13 +48,13 @@ def on_disk(out, data, strengths=THREE, **changes):
 
     async def go():
         store = SqliteCallCache.open(out.parent / "store.sqlite")
-        role_models = {
+        models = {
             name: MeteredModel(name, ScriptedModel(numbered(ArenaModel(name, strengths)), name=name), store=store)
             for name in strengths
         }
         messages = []
         try:
-            await run(ask, messages.append, role_models=role_models)
+            await run(ask, messages.append, models=models)
         finally:
             await store.close()
         return messages

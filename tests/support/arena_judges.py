@@ -4,7 +4,7 @@ from eval.arena.events import Judged, ReplyCost
 from eval.arena.words import Setting
 from tests.support.arena_world import DIMENSIONS
 
-CALL = ReplyCost(role_model="j", model="j", prompt="p", digest="d", calls=1, tokens_in=1, tokens_out=1, latency_s=0.1)
+CALL = ReplyCost(model="j", served="j", prompt="p", digest="d", calls=1, tokens_in=1, tokens_out=1, latency_s=0.1)
 
 
 def judged(meme, a, b, judge, verdict, *, study="arena", setting=Setting.FUSED, task=0):

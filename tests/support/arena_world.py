@@ -171,13 +171,13 @@ class Arena:
     async def go(self, delay_s=0.0) -> None:
         """Runs what is missing; every call takes ``delay_s`` seconds."""
         self.models = {name: ScriptedModel(voice, name=name, delay_s=delay_s) for name, voice in self.voices.items()}
-        role_models = {
+        models = {
             name: MeteredModel(
                 name, model, store=self.store, price=Price(1.0, 2.0), limit=self.limits.get(name, Limit())
             )
             for name, model in self.models.items()
         }
-        await run_memes(ArenaPlan(self.settings, self.memes, role_models, self.seed, **self.plan), self.folder)
+        await run_memes(ArenaPlan(self.settings, self.memes, models, self.seed, **self.plan), self.folder)
 
     def hold(self) -> Path:
         self.folder.write_manifest(self.manifest())

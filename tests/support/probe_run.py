@@ -34,8 +34,8 @@ def probed(plan, world=None, *, reader=None, **options):
     """Runs a probe, and returns the folder and the number of calls actually made."""
     world = world or ProbeWorld()
 
-    async def scene(_, role_models):
-        return await probe(plan, role_models, reader or FakeReader())
+    async def scene(_, opened):
+        return await probe(plan, opened, reader or FakeReader())
 
     plan.out.mkdir(exist_ok=True)
     return with_scripted_models(plan.out, world, scene, **options)

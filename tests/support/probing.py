@@ -122,13 +122,13 @@ def with_scripted_models(path: Path, world: ProbeWorld, scene, *, controllers=1,
             probed = ScriptedModel(world.target, name=target)
             others = [ScriptedModel(world.controller, name=f"model-{n}") for n in range(controllers)]
             price = Price(1.0, 2.0)
-            role_models = {"target": MeteredModel("target", probed, store=store, price=price, limit=limit or Limit())}
+            opened = {"target": MeteredModel("target", probed, store=store, price=price, limit=limit or Limit())}
             for number, model in enumerate(others):
-                role_models[f"c{number}"] = MeteredModel(f"c{number}", model, store=store, price=price)
+                opened[f"c{number}"] = MeteredModel(f"c{number}", model, store=store, price=price)
             models = ProbeModels(
-                role_models["target"], tuple(role_model for name, role_model in role_models.items() if name != "target")
+                opened["target"], tuple(metered for name, metered in opened.items() if name != "target")
             )
-            result = await scene(models, role_models)
+            result = await scene(models, opened)
             return result, sum(len(model.asked) for model in (probed, *others))
         finally:
             await store.close()

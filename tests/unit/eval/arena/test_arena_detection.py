@@ -53,8 +53,8 @@ def labels(name):
 def run_detection(arena):
     models = {name: ScriptedModel(labels(name), name=name) for name in STRENGTHS}
     store = MemoryCallCache()
-    role_models = {name: MeteredModel(name, model, store=store) for name, model in models.items()}
-    asyncio.run(detect(arena.folder, arena.memes, role_models))
+    opened = {name: MeteredModel(name, model, store=store) for name, model in models.items()}
+    asyncio.run(detect(arena.folder, arena.memes, opened))
     return sum(len(model.asked) for model in models.values())
 
 

@@ -106,8 +106,8 @@ def check_judges(folder, **replies):
     manifest, examples = read_examples(folder, "test")
     verdicts = {}
     for name, reply in replies.items():
-        role_model = MeteredModel(name, ScriptedModel(reply, name=name), store=MemoryCallCache())
-        verdicts[name] = asyncio.run(judged_by(folder, examples, role_model))
+        metered = MeteredModel(name, ScriptedModel(reply, name=name), store=MemoryCallCache())
+        verdicts[name] = asyncio.run(judged_by(folder, examples, metered))
     report = distil_report(
         manifest, examples, verdicts, families={"student": "a"}, usd_per_1000={"student": 1.0}, resamples=50
     )

@@ -68,10 +68,10 @@ def explain(arena, losses, *, name="owl", second=None, says=lambda request, usua
     """Has lost battles explained; returns the scripted models with the calls made."""
     scripted = {one: ScriptedModel(reader(says), name=one) for one in filter(None, (name, second))}
     store = MemoryCallCache()
-    role_models = {one: MeteredModel(one, model, store=store) for one, model in scripted.items()}
+    opened = {one: MeteredModel(one, model, store=store) for one, model in scripted.items()}
     known = {meme.id: meme for meme in (arena.memes if memes is None else memes)}
     explaining = explain_losses(
-        arena.folder, losses, known, explainer=role_models[name], second=role_models[second] if second else None, seed=0
+        arena.folder, losses, known, explainer=opened[name], second=opened[second] if second else None, seed=0
     )
     asyncio.run(explaining)
     return scripted
@@ -259,10 +259,10 @@ def test_memes_with_questions_are_found_despite_a_limited_sample(tmp_path, monke
     on_disk(out, data, samples=one_set(find_card("synthetic-harmeme"), data, "test", limit=1), tasks=tasks)
     scripted = ScriptedModel(lambda request: {"why": "it overlooks something", "error": "text", **aspect_of(request)})
 
-    async def role_models(chosen, store, *_, **__):
+    async def opened(chosen, store, *_, **__):
         return {name: MeteredModel(name, scripted, store=store) for name in chosen}
 
-    monkeypatch.setattr("eval.models.open.open_models", role_models)
+    monkeypatch.setattr("eval.models.open.open_models", opened)
     options = ["--out", str(out), "--models", str(models), "--data", str(data), "--explainer", "owl"]
     ran = CliRunner().invoke(cli, ["arena", "explain", *options])
     assert ran.exit_code == 0 and scripted.asked, ran.output

@@ -103,12 +103,12 @@ def run_arena(request):
     async def go():
         store = SqliteCallCache.open(request.calls)
         scripted = {name: ScriptedModel(numbered(ArenaModel(name, THREE)), name=name) for name in THREE}
-        role_models = {
+        opened = {
             name: MeteredModel(name, model, store=store, run_seed=request.seed) for name, model in scripted.items()
         }
         messages = []
         try:
-            await run(request, messages.append, role_models=role_models)
+            await run(request, messages.append, models=opened)
         finally:
             await store.close()
         return sum(len(model.asked) for model in scripted.values()), messages

@@ -237,9 +237,9 @@ def test_miners_draw_separate_replies_and_are_spread_over_the_controllers(tmp_pa
     _, _, world, calls = mined(tmp_path, ["monday"], controllers=1)
     assert world.asked["miner"] == calls == 3, "three draws of one model, not one reply three times"
 
-    async def scene(models, role_models):
+    async def scene(models, opened):
         await mine(models, [subject("m", "monday")], Taxonomy(), batch=1)
-        return {name: role_model.usage.made.calls for name, role_model in role_models.items()}
+        return {name: metered.usage.made.calls for name, metered in opened.items()}
 
     calls_made, _ = with_scripted_models(tmp_path / "two", ProbeWorld(), scene, controllers=2)
     assert calls_made == {"target": 0, "c0": 2, "c1": 1}

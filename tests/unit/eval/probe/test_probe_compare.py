@@ -36,8 +36,8 @@ def run_probe(place, data, world, target, **changes):
     """Runs a probe of one target, with the call cache shared by all."""
     plan = a_plan(place / target, data, **changes)
 
-    async def scene(_, role_models):
-        return await probe(plan, role_models, FakeReader())
+    async def scene(_, opened):
+        return await probe(plan, opened, FakeReader())
 
     with_scripted_models(place / "calls", world, scene, target=target)
     # All plans call their model "target"; a models file would give each its own name.
@@ -234,8 +234,8 @@ def test_repeats_use_the_same_memes_with_other_seeds(tmp_path, data):
     reports = []
     for one, weak in zip(plans, ("religion", "religion", "nothing"), strict=True):
 
-        async def scene(_, role_models, one=one):
-            return await probe(one, role_models, FakeReader())
+        async def scene(_, opened, one=one):
+            return await probe(one, opened, FakeReader())
 
         with_scripted_models(tmp_path / one.out.name, ProbeWorld(weak=weak), scene)
         reports.append(read_report(one.out))

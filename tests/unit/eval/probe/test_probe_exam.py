@@ -27,8 +27,8 @@ def a_probe(place, samples):
     plan = ProbePlan(place, samples, target="Target/7B", controllers=("c0",), limits=Limits(steps=2, seeds=1), batch=3)
     place.mkdir()
 
-    async def scene(_, role_models):
-        return await probe(plan, role_models | {"Target/7B": role_models["target"]}, FakeReader())
+    async def scene(_, opened):
+        return await probe(plan, opened | {"Target/7B": opened["target"]}, FakeReader())
 
     with_scripted_models(place, ProbeWorld(), scene)
     return place

@@ -153,8 +153,8 @@ def test_probing_another_target_repeats_only_calls_that_depend_on_it(tmp_path, d
         # Another model has another name.
         plan = a_plan(tmp_path / str(number), data)
 
-        async def scene(_, role_models, plan=plan):
-            return await probe(plan, role_models, FakeReader())
+        async def scene(_, opened, plan=plan):
+            return await probe(plan, opened, FakeReader())
 
         with_scripted_models(tmp_path / "shared", world, scene, target=f"target-{number}")
     assert worlds[0].asked["miner"] == 30

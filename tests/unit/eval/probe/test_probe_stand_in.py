@@ -40,8 +40,8 @@ def test_probe_runs_on_the_fake_model_server(tmp_path):
             }
             store = SqliteCallCache.open(plan.out / "calls.sqlite")
             stack.push_async_callback(store.close)
-            role_models = await open_models(specs, store, stack, lambda _: None, pictures=6)
-            return await probe(plan, role_models, FakeReader())
+            opened = await open_models(specs, store, stack, lambda _: None, pictures=6)
+            return await probe(plan, opened, FakeReader())
 
     folder = asyncio.run(run())
     scored, steps = folder.read(SCORED, Scored), folder.read(REWRITTEN, Step)
