@@ -31,10 +31,12 @@ from retrieval.calibration.calibrate import FEWEST_OF_A_LABEL, calibrate
 from retrieval.calibration.leave_one_out import group_numbers
 from retrieval.calibration.thresholds import measure_min_similarity, measure_text_floors
 from retrieval.embed.encoder import Encoder
-from retrieval.index.exact import FusedIndex, Hits
+from retrieval.index.exact import FusedIndex
+from retrieval.index.segments import SegmentedIndex
 from retrieval.library.filters import Filter
 from retrieval.library.library import Library
 from retrieval.library.manifest import Counts, LabelledMeme, Tuning
+from retrieval.precedents.finder import IndexedMemes
 from retrieval.precedents.search import Query, SearchRequest, search_library
 
 LABELS = "labels.json"
@@ -57,18 +59,21 @@ class _Tunings(BaseModel):
     labels: dict[str, Tuning]
 
 
-@dataclass(frozen=True, slots=True)
-class _LabelView:
+@dataclass(frozen=True)
+class _LabelView(IndexedMemes):
     """Labelled memes as a library for one label: a :class:`retrieval.library.ports.LibraryView`.
 
     The court calls the positive class "harmful"; within this view, and only here, it means having the label.
+
+    Attributes:
+        index: Index for all labels: vectors are shared, only the classes differ.
     """
 
     library: Library
-    # One index for all labels: vectors are shared, only the classes differ.
-    index: FusedIndex
+    index: SegmentedIndex
+    harmful: NDArray[np.bool_]
     memes: Sequence[LabelledMeme]
-    places: Mapping[str, int]
+    rows: Mapping[str, int]
     tuning: Tuning
     counts: Counts
 
@@ -77,7 +82,7 @@ class _LabelView:
         return self.library.identity
 
     def rows_of(self, ids: Collection[str]) -> list[int]:
-        return [self.places[id_] for id_ in ids if id_ in self.places]
+        return [self.rows[id_] for id_ in ids if id_ in self.rows]
 
     def count(self, where: Filter) -> int:
         # No search here uses a filter; a wrong count would go unnoticed, so this raises.
@@ -85,24 +90,6 @@ class _LabelView:
 
     def read(self, rows: Sequence[int]) -> list[LabelledMeme]:
         return [self.memes[row] for row in rows]
-
-    def halves(self, rows: Sequence[int]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        found, text_dim = self.index.rows[list(rows)], self.index.text_dim
-        return found[:, :text_dim], found[:, text_dim:]
-
-    def search(
-        self,
-        text: NDArray[np.float32] | None,
-        picture: NDArray[np.float32] | None,
-        *,
-        alpha: float,
-        k: int,
-        exclude: Collection[int] = (),
-        where: Filter | None = None,
-        harmful: bool | None = None,
-    ) -> Hits:
-        among = None if harmful is None else np.array([meme.harmful == harmful for meme in self.memes])
-        return self.index.search(text, picture, alpha=alpha, k=k, exclude=exclude, among=among)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +153,8 @@ def open_label_votes(
         BadRequest: No labelled meme has the inputs to be compared.
     """
     rows, memes = _compared(question, library, examples, encoder)
-    index = FusedIndex(rows, library.manifest.encoder.text_dim)
+    text_dim = library.manifest.encoder.text_dim
+    index = SegmentedIndex([FusedIndex(rows, text_dim)])
     # Read before settings are chosen, which is slow.
     before = _read(folder / LABELS, question, library)
     groups = _groups(memes, examples)
@@ -175,19 +163,20 @@ def open_label_votes(
     for number, (label, own) in enumerate(labelled.items()):
         progress("labels", number, len(labelled))
         tunings[label] = before.get(label) or _tuned(
-            rows, own, index.text_dim, encoder=encoder, library=library, groups=groups
+            rows, own, text_dim, encoder=encoder, library=library, groups=groups
         )
     progress("labels", len(labelled), len(labelled))
     stored = _Tunings(library=library.digest, inputs=question.inputs, labels=tunings)
     # Replaced atomically, so that a crash leaves the old or the new file.
     replace_file(folder / LABELS, stored.model_dump_json(indent=1) + "\n")
-    places = {meme.id: place for place, meme in enumerate(memes)}
+    rows_by_id = {meme.id: row for row, meme in enumerate(memes)}
     views = {
         label: _LabelView(
             library=library,
             index=index,
+            harmful=np.array([meme.harmful for meme in own], dtype=bool),
             memes=own,
-            places=places,
+            rows=rows_by_id,
             tuning=tunings[label],
             counts=Counts.of(_flags(own), 0),
         )
@@ -215,12 +204,12 @@ def _compared(
         # Only texts that differ from the library's are embedded again, in whole batches.
         if part != [meme.text for meme in library.memes[start : start + _BATCH]]:
             rows[start : start + len(part), :text_dim] = encoder.embed_texts(part).vectors
-    places, memes = [], []
-    for place, (meme, text) in enumerate(zip(library.memes, texts, strict=True)):
-        has_text, has_picture = bool(rows[place, :text_dim].any()), bool(rows[place, text_dim:].any())
+    found, memes = [], []
+    for row, (meme, text) in enumerate(zip(library.memes, texts, strict=True)):
+        has_text, has_picture = bool(rows[row, :text_dim].any()), bool(rows[row, text_dim:].any())
         # A meme with neither half can't be compared with anything.
         if meme.id in examples and (has_text or has_picture):
-            places.append(place)
+            found.append(row)
             # The halves depend on these inputs, not on those with which the library was built.
             changes = {"text": text, "has_text": has_text, "has_picture": has_picture, "kept": None}
             memes.append(meme.model_copy(update=changes))
@@ -230,7 +219,7 @@ def _compared(
             reason="NOTHING_TO_CITE",
             field="inputs",
         )
-    return np.ascontiguousarray(rows[places]), memes
+    return np.ascontiguousarray(rows[found]), memes
 
 
 def _compared_text(meme: JudgedMeme, question: Question) -> str:
@@ -257,7 +246,7 @@ def _groups(memes: Sequence[LabelledMeme], examples: Mapping[str, JudgedMeme]) -
     if len(sizes) < _FEWEST_GROUPS or max(sizes.values()) > _LARGEST_GROUP * len(memes):
         return None
     # A meme without a group forms a group by itself.
-    return group_numbers(name or f"\0{place}" for place, name in enumerate(names))
+    return group_numbers(name or f"\0{row}" for row, name in enumerate(names))
 
 
 def _tuned(

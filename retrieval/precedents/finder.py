@@ -46,7 +46,48 @@ _MOST_ISSUED, _ISSUED_S = 10_000, 900.0
 """Number of precedents whose library is remembered, and for how many seconds: trials request pictures soon after."""
 
 
-class _Snapshot:
+class IndexedMemes:
+    """Search over the vectors of labelled memes, as in a :class:`retrieval.library.ports.LibraryView`.
+
+    Attributes:
+        library: Library that the vectors are from.
+        harmful: True for each harmful row, shape (rows,).
+    """
+
+    library: Library
+    index: SegmentedIndex
+    harmful: NDArray[np.bool_]
+
+    def choose(self, where: Filter | None) -> NDArray[np.bool_] | None:
+        """Returns the mask of rows that may be found, shape (rows,); None for all. Raises BadLibrary."""
+        if where is None or where == EVERYTHING:
+            return None
+        raise NotImplementedError("these memes are searched without filters")
+
+    def halves(self, rows: Sequence[int]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Returns both halves of rows, as :meth:`retrieval.library.ports.LibraryView.halves`."""
+        found, text_dim = self.index.vectors(rows), self.library.manifest.encoder.text_dim
+        return found[:, :text_dim], found[:, text_dim:]
+
+    def search(
+        self,
+        text: NDArray[np.float32] | None,
+        picture: NDArray[np.float32] | None,
+        *,
+        alpha: float,
+        k: int,
+        exclude: Collection[int] = (),
+        where: Filter | None = None,
+        harmful: bool | None = None,
+    ) -> Hits:
+        """Searches as :meth:`retrieval.library.ports.LibraryView.search`. Raises BadLibrary."""
+        among = self.choose(where)
+        if harmful is not None:
+            among = _and(self.harmful == harmful, among)
+        return self.index.search(text, picture, alpha=alpha, k=k, exclude=exclude, among=among)
+
+
+class _Snapshot(IndexedMemes):
     """An immutable library prepared for search, so that each search sees a single library throughout."""
 
     def __init__(self, library: Library, before: _Snapshot | None = None) -> None:
@@ -87,8 +128,8 @@ class _Snapshot:
         self.base.warm(partial(tell, "bytes of vectors read"))
         self.warmed = True
 
+    @override
     def choose(self, where: Filter | None) -> NDArray[np.bool_] | None:
-        """Returns the mask of rows that may be found, shape (rows,); None for all. Raises BadLibrary."""
         if where is None or where == EVERYTHING:
             return None
         # Without a lock: at worst, two searches compute the same mask.
@@ -115,28 +156,6 @@ class _Snapshot:
     def read(self, rows: Sequence[int]) -> list[LabelledMeme]:
         """The memes in these rows, in this order. Raises BadLibrary."""
         return self.library.read(rows)
-
-    def halves(self, rows: Sequence[int]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Returns both halves of rows, as :meth:`retrieval.library.ports.LibraryView.halves`."""
-        found, text_dim = self.index.vectors(rows), self.base.text_dim
-        return found[:, :text_dim], found[:, text_dim:]
-
-    def search(
-        self,
-        text: NDArray[np.float32] | None,
-        picture: NDArray[np.float32] | None,
-        *,
-        alpha: float,
-        k: int,
-        exclude: Collection[int] = (),
-        where: Filter | None = None,
-        harmful: bool | None = None,
-    ) -> Hits:
-        """Searches as :meth:`retrieval.library.ports.LibraryView.search`. Raises BadLibrary."""
-        among = self.choose(where)
-        if harmful is not None:
-            among = _and(self.harmful == harmful, among)
-        return self.index.search(text, picture, alpha=alpha, k=k, exclude=exclude, among=among)
 
     def picture(self, id_: str) -> Frame | None:
         """Returns the picture of a meme; None if there is none. Raises BadLibrary or OSError."""

@@ -1,1 +1,0 @@
-"""Words of the questions that only the evaluation asks."""
