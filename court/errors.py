@@ -138,3 +138,4 @@ class ReplyUnusable(CourtError):
         super().__init__(f"The {str(role).lower()}'s reply ({task}) could not be used: {what}.", reason=reason)
         self.role = str(role)
         self.task = task
+        self.what = what

@@ -6,20 +6,19 @@ import asyncio
 import hashlib
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from court.meme import Frame
 from court.untrusted import Fence
-from eval.arena import replies
 from eval.arena.judge_examples import PICTURES, JudgeExample, JudgeExamplesManifest
 from eval.arena.procedure import reply_or_reason
 from eval.arena.ranking.battles import Floats, battles, rated, wins
 from eval.arena.ranking.bradley_terry import fit, quarter_ties
-from eval.arena.speakers import prompt_of
+from eval.arena.replies import parse_verdicts
+from eval.arena.speakers import judging, prompt_of
 from eval.arena.words import OVERALL, Verdict
 from eval.models.metered import MeteredModel
 from eval.reports.sections import Section
@@ -117,18 +116,11 @@ async def judged_by(
         # The recorded prompt, not today's: the student was trained on it.
         parts: list[str | Frame] = await asyncio.to_thread(_frames, folder, example)
         parts += [part["text"] for part in example.messages[1]["content"] if part["type"] == "text"]
-        reply = await reply_or_reason(
-            judge.say(
-                prompt,
-                "verdicts",
-                parts,
-                partial(replies.parse_verdicts, keys=example.keys, levels=example.levels),
-                # Derived from the comparison, so that a later session finds the reply in the call cache.
-                fence=Fence(hashlib.sha256(repr(key).encode()).hexdigest()[:16]),
-                system=example.messages[0]["content"][0]["text"],
-                schema=replies.verdicts_schema(example.keys, levels=example.levels, chars=2000),
-            )
-        )
+        agent = judging(prompt, example.keys, example.levels, 2000)
+        # Derived from the comparison, so that a later session finds the reply in the call cache.
+        fence = Fence(hashlib.sha256(repr(key).encode()).hexdigest()[:16])
+        system = example.messages[0]["content"][0]["text"]
+        reply = await reply_or_reason(judge.say(replace(agent, system=system), parts, fence=fence))
         return key, None if isinstance(reply, str) else reply.value.by_dimension[OVERALL]
 
     return dict(await run_items(list(wanted.items()), one, concurrency=concurrency, progress=progress))
@@ -175,7 +167,7 @@ def _taught(examples: Sequence[JudgeExample]) -> dict[Comparison, float]:
     for one in examples:
         # Mirrored examples repeat the same verdict: counting them would make the teacher agree with itself.
         if not one.mirrored:
-            verdict = replies.parse_verdicts(one.messages[2]["content"][0]["text"], keys=one.keys, levels=one.levels)
+            verdict = parse_verdicts(one.messages[2]["content"][0]["text"], keys=one.keys, levels=one.levels)
             key = (one.meme, one.task, one.a, one.b)
             found.setdefault(key, []).append(verdict.by_dimension[OVERALL].score)
     # The sign of the mean gives won, tied or lost, like the verdict of one judge.

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from court.prompts import Prompt
+from court.events import ModelCall
 from eval.arena.words import LossError, Relevance, Setting, Verdict
-from eval.models.metered import MeteredModel, ParsedReply
-
-T = TypeVar("T")
 
 
 class _ArenaValue(BaseModel):
@@ -38,18 +35,18 @@ class ReplyCost(_ArenaValue):
     """Why the first reply could not be used."""
 
 
-def call_of(model: MeteredModel, prompt: Prompt, task: str, parsed: ParsedReply[T]) -> ReplyCost:
-    """Computes the cost of a reply."""
+def cost_of(model: str, call: ModelCall) -> ReplyCost:
+    """Returns the cost of a call of the model with this name in the run."""
     return ReplyCost(
-        model=model.name,
-        served=parsed.replies[-1].model,
-        prompt=f"{prompt.id}/{task}",
-        digest=prompt.digest,
-        calls=len(parsed.replies),
-        tokens_in=sum(reply.tokens_in for reply in parsed.replies),
-        tokens_out=sum(reply.tokens_out for reply in parsed.replies),
-        latency_s=sum(reply.latency_s for reply in parsed.replies),
-        fault=parsed.fault,
+        model=model,
+        served=call.model,
+        prompt=call.prompt_id,
+        digest=call.prompt_digest,
+        calls=len(call.replies),
+        tokens_in=call.tokens_in,
+        tokens_out=call.tokens_out,
+        latency_s=call.latency_s,
+        fault=call.fault,
     )
 
 

@@ -8,19 +8,19 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, create_model
 
-from court.replies import Reply, UnusableReply, Words, object_schema, parse
+from court.replies import Reply, TextBounds, UnusableReply, Words, object_schema, parse, schema_of
 from eval.arena.words import LossError, Relevance, Verdict, Verdicts, words_of
 
-_PROFILE, _QUESTION, _PART, _WHY = 1200, 800, 6000, 2000
-"""Characters at most of what is taken."""
+_PART, _WHY = 6000, 2000
+"""Maximum length of a part of an answer, and of reasons, in characters."""
 
 
 class Profiles(Reply):
     """Three people, by the relevance of their background to the meme."""
 
-    high: Words = Field(max_length=_PROFILE)
-    moderate: Words = Field(max_length=_PROFILE)
-    unrelated: Words = Field(max_length=_PROFILE)
+    high: Annotated[Words, TextBounds()] = Field(max_length=1200)
+    moderate: Annotated[Words, TextBounds()] = Field(max_length=1200)
+    unrelated: Annotated[Words, TextBounds()] = Field(max_length=1200)
 
     def of(self, relevance: Relevance) -> str:
         """Returns the person of one relevance."""
@@ -31,74 +31,38 @@ class Profiles(Reply):
 class TaskQuestion(Reply):
     """Question written by a model."""
 
-    question: Words = Field(min_length=10, max_length=_QUESTION)
+    question: Annotated[Words, TextBounds(least=10)] = Field(min_length=10, max_length=800)
 
 
 class TargetAnswer(Reply):
     """Answer of a target, or several merged answers."""
 
-    background_knowledge: Words = Field(max_length=_PART)
-    reasoning: Words = Field(max_length=_PART)
+    background_knowledge: Annotated[Words, TextBounds()] = Field(max_length=_PART)
+    reasoning: Annotated[Words, TextBounds()] = Field(max_length=_PART)
 
 
 class FreeAnswer(Reply):
     """Answer of a target to a supplied question."""
 
-    answer: Words = Field(max_length=2 * _PART)
+    answer: Annotated[Words, TextBounds()] = Field(max_length=2 * _PART)
 
 
-_Why = Annotated[Words, Field(max_length=_WHY)]
+_Why = Annotated[Words, TextBounds(), Field(max_length=_WHY)]
 
 
-def profiles_schema(chars: int) -> dict[str, Any]:
-    """Returns the JSON schema of :class:`Profiles`, with at most ``chars`` characters each."""
-    return object_schema({name: _text(min(chars, _PROFILE)) for name in Profiles.model_fields})
+def form_of(kind: type[Reply], chars: int, **overrides: dict[str, Any]) -> dict[str, Any]:
+    """Returns the JSON schema of a reply, with at most ``chars`` characters of each text, and no more than is read."""
+    marks = (mark for info in kind.model_fields.values() for mark in info.metadata)
+    return schema_of(
+        kind, min([chars, *(mark.max_length for mark in marks if hasattr(mark, "max_length"))]), **overrides
+    )
 
 
-def question_schema(chars: int) -> dict[str, Any]:
-    """Returns the JSON schema of :class:`TaskQuestion`."""
-    return object_schema({"question": {**_text(min(chars, _QUESTION)), "minLength": 10}})
-
-
-def answer_schema(chars: int) -> dict[str, Any]:
-    """Returns the JSON schema of :class:`TargetAnswer`, with at most ``chars`` characters per part."""
-    return object_schema({name: _text(min(chars, _PART)) for name in TargetAnswer.model_fields})
-
-
-def free_schema(chars: int) -> dict[str, Any]:
-    """Returns the JSON schema of :class:`FreeAnswer`."""
-    return object_schema({"answer": _text(min(chars, 2 * _PART))})
-
-
-def verdicts_schema(keys: Sequence[str], *, levels: int, chars: int) -> dict[str, Any]:
-    """Returns the JSON schema of a comparison: reasons first, as a model writes in order.
-
-    Args:
-        levels: Number of levels, 3 or 5.
-        chars: Maximum length of the reasons, in characters.
-    """
+def verdicts_form(keys: tuple[str, ...], *, levels: int, chars: int) -> dict[str, Any]:
+    """Returns the JSON schema of a comparison of this many levels: reasons first, as a model writes in order."""
     word = {"type": "string", "enum": list(words_of(levels))}
-    return object_schema({"why": _text(min(chars, _WHY)), **dict.fromkeys(keys, word)})
-
-
-def parse_profiles(text: str) -> Profiles:
-    """Parses the three people. Raises UnusableReply."""
-    return parse(Profiles, text)
-
-
-def parse_question(text: str) -> str:
-    """Parses a question. Raises UnusableReply."""
-    return parse(TaskQuestion, text).question
-
-
-def parse_answer(text: str) -> TargetAnswer:
-    """Parses an answer in two parts. Raises UnusableReply."""
-    return parse(TargetAnswer, text)
-
-
-def parse_free(text: str) -> str:
-    """Parses a free answer. Raises UnusableReply."""
-    return parse(FreeAnswer, text).answer
+    reasons = form_of(_Reasons, chars)["properties"]
+    return object_schema({**reasons, **dict.fromkeys(keys, word)})
 
 
 class _Reasons(Reply):
@@ -144,23 +108,8 @@ class Difficulty(Reply):
     reasoning: int = Field(ge=0, le=10)
 
 
-DETECTION_SCHEMA = object_schema({"label": {"type": "string", "enum": ["harmful", "not harmful"]}})
-
-
-def difficulty_schema(chars: int) -> dict[str, Any]:
-    """Returns the JSON schema of :class:`Difficulty`, with reasons of at most ``chars`` characters."""
-    number = {"type": "integer", "minimum": 0, "maximum": 10}
-    return object_schema({"why": _text(min(chars, _WHY)), **dict.fromkeys(("text", "image", "reasoning"), number)})
-
-
-def parse_detection(text: str) -> bool:
-    """True if the label is harmful. Raises UnusableReply."""
-    return parse(Detection, text).label == "harmful"
-
-
-def parse_difficulty(text: str) -> Difficulty:
-    """Parses a rating of difficulty. Raises UnusableReply."""
-    return parse(Difficulty, text)
+RATED = {key: {"type": "integer", "minimum": 0, "maximum": 10} for key in ("text", "image", "reasoning")}
+"""Schemas of the numbers of :class:`Difficulty`."""
 
 
 class Explanation(Reply):
@@ -172,16 +121,11 @@ class Explanation(Reply):
     """One of :class:`~eval.arena.words.LossError`."""
 
 
-def explanation_schema(aspects: Sequence[str], chars: int) -> dict[str, Any]:
-    """Returns the JSON schema of :class:`Explanation`.
-
-    Args:
-        aspects: Dimensions to choose from; with fewer than two, the model is not asked for one.
-        chars: Maximum length of the sentence, in characters.
-    """
+def explanation_form(aspects: Sequence[str], chars: int) -> dict[str, Any]:
+    """Returns the JSON schema of :class:`Explanation`; with fewer than two aspects, the model is not asked for one."""
     properties = {"aspect": {"type": "string", "enum": list(aspects)}} if len(aspects) > 1 else {}
     error = {"type": "string", "enum": [str(error) for error in LossError]}
-    return object_schema({"why": _text(min(chars, _WHY)), **properties, "error": error})
+    return object_schema({**form_of(_Reasons, chars)["properties"], **properties, "error": error})
 
 
 def parse_explanation(text: str, *, aspects: Sequence[str]) -> Explanation:
@@ -193,7 +137,3 @@ def parse_explanation(text: str, *, aspects: Sequence[str]) -> Explanation:
     if explanation.error not in list(LossError):
         raise UnusableReply("REPLY_MALFORMED", f"error must be one of {', '.join(LossError)}")
     return explanation
-
-
-def _text(most: int) -> dict[str, Any]:
-    return {"type": "string", "minLength": 1, "maxLength": most}

@@ -1,4 +1,4 @@
-"""Controller, target, fuser and judge: each is a prompt, a reply type and one call.
+"""Controller, target, fuser and judge: each is an agent of one call.
 
 Arguments determine which model sees what. No model is told who wrote a text, and every written text is fenced.
 """
@@ -6,25 +6,39 @@ Arguments determine which model sees what. No model is told who wrote a text, an
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import TypeVar
 
 from court.meme import Frame
 from court.prompts import Prompt
+from court.replies import Reply, parse
 from court.untrusted import Fence
-from eval.arena import replies
 from eval.arena.criteria import Criterion, keys_of
-from eval.arena.events import ReplyCost, Style, call_of
-from eval.arena.replies import Difficulty, Explanation, Profiles, TargetAnswer
+from eval.arena.events import ReplyCost, Style, cost_of
+from eval.arena.replies import (
+    RATED,
+    Detection,
+    Difficulty,
+    Explanation,
+    FreeAnswer,
+    Profiles,
+    TargetAnswer,
+    TaskQuestion,
+    explanation_form,
+    form_of,
+    parse_explanation,
+    parse_verdicts,
+    verdicts_form,
+)
 from eval.arena.words import Verdicts
-from eval.models import prompts
+from eval.models.agent import Agent, load
 from eval.models.memes import ShownMeme
 from eval.models.metered import MeteredModel
 
 T = TypeVar("T")
-_PACKAGE = "eval.arena.prompts"
+R = TypeVar("R", bound=Reply)
 ROLES = ("controller", "target", "fuser", "judge")
 """Roles of every arena; their prompts are part of its manifest."""
 EXPLAINER, DETECTOR, ANNOTATOR = "explainer", "detector", "annotator"
@@ -37,28 +51,7 @@ _VERSIONS = {"judge": 2}
 
 def prompt_of(role: str) -> Prompt:
     """Returns the prompt of one of :data:`ROLES`, or of a later role."""
-    return prompts.load(_PACKAGE, role, _VERSIONS.get(role, 1))
-
-
-@dataclass(frozen=True, slots=True)
-class Agent(Generic[T]):
-    """One task of a role, with the form of its reply.
-
-    Attributes:
-        schema: JSON schema of its reply, for a maximum length of a part in characters.
-    """
-
-    role: str
-    task: str
-    parse: Callable[[str], T]
-    schema: Callable[[int], Mapping[str, Any]]
-
-
-_PROFILES = Agent("controller", "profiles", replies.parse_profiles, replies.profiles_schema)
-_QUESTION = Agent("controller", "question", replies.parse_question, replies.question_schema)
-_ANSWER = Agent("target", "answer", replies.parse_answer, replies.answer_schema)
-_FUSION = Agent("fuser", "fuse", replies.parse_answer, replies.answer_schema)
-_DETECTION = Agent(DETECTOR, "detect", replies.parse_detection, lambda _: replies.DETECTION_SCHEMA)
+    return load("eval.arena.prompts", role, _VERSIONS.get(role, 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,16 +87,18 @@ class Speaker:
 
     async def profiles(self, temperature: float) -> tuple[Profiles, ReplyCost]:
         """Describes three people who come across the meme. Raises as :meth:`eval.models.metered.MeteredModel.say`."""
-        return await self._ask(_PROFILES, temperature=temperature)
+        return await self._ask("controller", "profiles", Profiles, temperature=temperature)
 
     async def question(self, profile: str, temperature: float) -> tuple[str, ReplyCost]:
         """Asks a model for a question about the meme."""
         # Fenced although a model wrote it: that model read the meme, and may pass on an instruction from it.
-        return await self._ask(_QUESTION, profile=self.fence.around(profile), temperature=temperature)
+        profile = self.fence.around(profile)
+        reply, cost = await self._ask("controller", "question", TaskQuestion, temperature=temperature, profile=profile)
+        return reply.question, cost
 
     async def answer(self, question: str) -> tuple[TargetAnswer, ReplyCost]:
         """Answers a question in two parts."""
-        return await self._ask(_ANSWER, question=self.fence.around(question))
+        return await self._ask("target", "answer", TargetAnswer, question=self.fence.around(question))
 
     async def converse(
         self, rounds: Sequence[str], language: str, history_chars: int | None = None
@@ -131,8 +126,9 @@ class Speaker:
             fenced = self.fence.around(question)
             parts = [*shown, *history, prompt.task("free", question=fenced, language=in_language)]
             # One text instead of two parts, so it may be as long as both together.
-            schema = replies.free_schema(2 * self.chars)
-            answer, call = await self._say(prompt, "free", parts, parse=replies.parse_free, schema=schema)
+            schema = form_of(FreeAnswer, 2 * self.chars)
+            reply, call = await self._say(Agent(prompt, "free", partial(parse, FreeAnswer), schema), parts)
+            answer = reply.answer
             answers.append(answer)
             calls.append(call)
             forgotten = len(answers) - 1 - len(history)
@@ -146,7 +142,8 @@ class Speaker:
             for number, answer in ((1, first), (2, second))
             for name, text in (("background", answer.background), ("reasoning", _joined(answer)))
         }
-        return await self._ask(_FUSION, temperature=0.0, question=self.fence.around(question), **values)
+        question = self.fence.around(question)
+        return await self._ask("fuser", "fuse", TargetAnswer, temperature=0.0, question=question, **values)
 
     async def compare(
         self,
@@ -178,13 +175,7 @@ class Speaker:
             criteria=criteria,
             levels=levels,
         )
-        return await self._say(
-            prompt,
-            "verdicts",
-            parts,
-            parse=partial(replies.parse_verdicts, keys=keys, levels=levels),
-            schema=replies.verdicts_schema(keys, levels=levels, chars=self.chars),
-        )
+        return await self._say(judging(prompt, keys, levels, self.chars), parts)
 
     async def explain(
         self, rounds: Sequence[str], better: FixedQuestion, worse: FixedQuestion, *, why: str, aspects: Sequence[str]
@@ -206,17 +197,13 @@ class Speaker:
             parts.append(prompt.task("aspect", aspects=", ".join(f'"{one}"' for one in aspects)))
         fields = '"aspect": "...", "error": "..."' if len(aspects) > 1 else '"error": "..."'
         parts.append(prompt.task("explain", asked=fields))
-        return await self._say(
-            prompt,
-            "explain",
-            parts,
-            parse=partial(replies.parse_explanation, aspects=aspects),
-            schema=replies.explanation_schema(aspects, 400),
-        )
+        read = partial(parse_explanation, aspects=aspects)
+        return await self._say(Agent(prompt, "explain", read, explanation_form(aspects, 400)), parts)
 
     async def detect(self) -> tuple[bool, ReplyCost]:
         """Labels the meme as harmful or not."""
-        return await self._ask(_DETECTION)
+        reply, cost = await self._ask(DETECTOR, "detect", Detection)
+        return reply.label == "harmful", cost
 
     async def rate_difficulty(
         self, rounds: Sequence[str], reference: FixedQuestion | None
@@ -234,36 +221,34 @@ class Speaker:
             words = "\n\n".join(filter(None, (reference.background, _joined(reference))))
             parts.append(prompt.task("reference", reference=self.fence.around(words)))
         parts.append(prompt.task("rate"))
-        return await self._say(
-            prompt, "rate", parts, parse=replies.parse_difficulty, schema=replies.difficulty_schema(400)
-        )
+        schema = form_of(Difficulty, 400, **RATED)
+        return await self._say(Agent(prompt, "rate", partial(parse, Difficulty), schema), parts)
 
-    async def _ask(self, agent: Agent[T], *, temperature: float = 0.0, **texts: str) -> tuple[T, ReplyCost]:
-        """Asks an agent about the meme, with the texts that the words of its task have gaps for."""
-        prompt, schema = prompt_of(agent.role), agent.schema(self.chars)
-        parts = [*self._shown(prompt), prompt.task(agent.task, **texts)]
-        return await self._say(prompt, agent.task, parts, parse=agent.parse, schema=schema, temperature=temperature)
+    async def _ask(
+        self, role: str, task: str, kind: type[R], *, temperature: float = 0.0, **texts: str
+    ) -> tuple[R, ReplyCost]:
+        """Asks a role about the meme, with the texts that the words of its task have gaps for."""
+        prompt = prompt_of(role)
+        agent = Agent(prompt, task, partial(parse, kind), form_of(kind, self.chars))
+        return await self._say(agent, [*self._shown(prompt), prompt.task(task, **texts)], temperature)
 
     async def _say(
-        self,
-        prompt: Prompt,
-        task: str,
-        parts: Sequence[str | Frame],
-        *,
-        parse: Callable[[str], T],
-        schema: Mapping[str, Any],
-        temperature: float = 0.0,
+        self, agent: Agent[T], parts: Sequence[str | Frame], temperature: float = 0.0
     ) -> tuple[T, ReplyCost]:
-        reply = await self.model.say(
-            prompt, task, parts, parse, fence=self.fence, schema=schema, temperature=temperature
-        )
-        return reply.value, call_of(self.model, prompt, task, reply)
+        reply = await self.model.say(agent, parts, fence=self.fence, temperature=temperature)
+        return reply.value, cost_of(self.model.name, reply.call)
 
     def _shown(self, prompt: Prompt) -> list[str | Frame]:
         return _meme_parts(prompt, self.meme, self.fence)
 
     def _laid_out(self, prompt: Prompt, answer: FixedQuestion) -> str:
         return _laid_out(prompt, self.fence, answer)
+
+
+def judging(prompt: Prompt, keys: tuple[str, ...], levels: int, chars: int) -> Agent[Verdicts]:
+    """Returns the agent that compares two answers by the criteria with these keys."""
+    read = partial(parse_verdicts, keys=keys, levels=levels)
+    return Agent(prompt, "verdicts", read, verdicts_form(keys, levels=levels, chars=chars))
 
 
 def comparison(

@@ -152,8 +152,8 @@ def _refuse_contradictions(options: dict[str, Any]) -> None:
 def _planned(options: dict[str, Any]) -> WitnessPlan:
     import random
 
-    from eval.witness.arms import Arm
-    from eval.witness.claims import read_claims
+    from eval.datasets.claims import read_claims
+    from eval.solvers.witness_arms import Arm
     from eval.witness.run import WitnessPlan
     from eval.witness.world import draw_world
 

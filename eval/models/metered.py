@@ -11,23 +11,21 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
-from court import prompts as court_prompts
 from court.deadline import model_late, run_within
 from court.errors import CourtError, ReplyUnusable
 from court.meme import Frame
-from court.ports import BATCH_PRIORITY, ChatModel, ChatReply, ChatRequest, FinishReason, Odds
-from court.prompts import Prompt
-from court.replies import UnusableReply
+from court.messages import apart
+from court.ports import BATCH_PRIORITY, ChatModel, ChatReply, ChatRequest, Odds
+from court.roles import RoleModel, RoleReply
 from court.untrusted import Fence
+from eval.models.agent import Agent, speaker_without_deadline
 from eval.models.cached_model import CachedModel, HitCounter
 from eval.models.call_cache import CallCache
-from eval.models.prompts import gave_away
 
 T = TypeVar("T")
 
-_QUOTED = 2000  # characters of a reply that are quoted in a repair request
 _PATIENCE_S = 86_400.0  # maximum wait for a slot at a busy model
 _UNCOUNTED = 3  # calls without usage figures after which a token limit no longer counts as enforceable
 _GRACE_S = 0.1  # a model keeps its own timeout; this much later it is cancelled
@@ -105,25 +103,6 @@ class Usage:
     failed: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ParsedReply(Generic[T]):
-    """Parsed reply of a model.
-
-    Attributes:
-        replies: One, or two if the first was unusable.
-        fault: Reason why the first was unusable; empty if it was usable.
-    """
-
-    value: T
-    replies: tuple[ChatReply, ...]
-    fault: str = ""
-
-    @property
-    def tokens_out(self) -> int:
-        """Number of tokens of the reply that was used."""
-        return self.replies[-1].tokens_out
-
-
 @dataclass(slots=True)
 class _Metered:
     """A :class:`~court.ports.ChatModel` behind the cache: calls that reach it are really made, and paid for.
@@ -197,6 +176,7 @@ class _AccountedModel:
         return self.inner.name
 
     async def reply(self, request: ChatRequest, *, within_s: float) -> ChatReply:
+        self.usage.repaired += request.call_id is not None and request.call_id.attempt > 1
         try:
             reply = await self.inner.reply(request, within_s=within_s)
         except CourtError as error:
@@ -303,11 +283,9 @@ class MeteredModel:
             CallsError: The cache cannot be used.
             Overrun, Unavailable, ModelRefused: There is no reply.
         """
-        # Chat templates concatenate texts: a blank line separates them.
-        apart = tuple(f"{part}\n\n" if isinstance(part, str) else part for part in parts)
         request = ChatRequest(
             system=system,
-            parts=apart,
+            parts=apart(parts),
             reply_schema=schema,
             max_tokens=max_tokens or self._max_tokens,
             temperature=temperature,
@@ -330,68 +308,29 @@ class MeteredModel:
 
     async def say(
         self,
-        prompt: Prompt,
-        task: str,
+        agent: Agent[T],
         parts: Sequence[str | Frame],
-        parse: Callable[[str], T],
         *,
         fence: Fence,
-        system: str | None = None,
         temperature: float = 0.0,
-        schema: Mapping[str, Any] | None = None,
         max_tokens: int | None = None,
         seed: int = 0,
-    ) -> ParsedReply[T]:
-        """Returns a strictly parsed reply; an unusable one is requested once more, with the fault named.
+    ) -> RoleReply[T]:
+        """Returns an agent's strictly parsed reply; an unusable one is requested once more, with the fault named.
 
         Args:
-            parts: Parts of the user message, including the task itself.
-            parse: Parses a reply; raises Fault if it is unusable.
             fence: Fence of the parts: an unusable reply is quoted in it.
-            system: System message if it is not ``prompt.system()``.
             temperature: 0 for the most likely reply.
-            schema: JSON schema that the reply must obey, or None for free text.
             max_tokens: Maximum number of tokens of the reply; the model's default if None.
 
         Raises:
             ReplyUnusable: Neither reply was usable, the model declined, or it gave its instructions away.
             CourtError: See :meth:`ask`.
         """
-        settings: dict[str, Any] = {
-            "temperature": temperature,
-            "schema": schema,
-            "max_tokens": max_tokens,
-            "seed": seed,
-        }
-        instructions = prompt.system() if system is None else system
-
-        def read(reply: ChatReply) -> T:
-            # Checked first, and final: a repair request would show the model the secret in its own reply.
-            if gave_away(prompt, reply.text):
-                raise self._unusable(task, "SYSTEM_LEAKED", "it gave its instructions away")
-            if reply.finish is FinishReason.REFUSAL:
-                raise self._unusable(task, "REPLY_REFUSED", "the model declined to answer")
-            if reply.is_cut:
-                raise UnusableReply("REPLY_CUT", "it was too long and was cut off; be shorter")
-            if not reply.text.strip():
-                raise UnusableReply("REPLY_EMPTY", "it was empty")
-            return parse(reply.text)
-
-        first = await self.ask(instructions, parts, **settings)
+        model = RoleModel(self.as_chat_model(seed), temperature, max_tokens or self._max_tokens)
+        speaker = speaker_without_deadline(model, fence)
         try:
-            return ParsedReply(read(first), (first,))
-        except UnusableReply as fault:
-            why = fault.what
-        self.usage.repaired += 1
-        # In the fence, because the reply may repeat untrusted text of the meme.
-        shown = fence.around(first.text[:_QUOTED])
-        again = (*parts, shown, court_prompts.load("repair").task("repair", fault=why))
-        second = await self.ask(instructions, again, **settings)
-        try:
-            return ParsedReply(read(second), (first, second), why)
-        except UnusableReply as fault:
-            raise self._unusable(task, fault.reason, fault.what) from None
-
-    def _unusable(self, task: str, reason: str, what: str) -> ReplyUnusable:
-        self.usage.unusable += 1
-        return ReplyUnusable(self.name, task, reason, what)
+            return await agent.ask(speaker, parts)
+        except ReplyUnusable as error:
+            self.usage.unusable += 1
+            raise ReplyUnusable(self.name, agent.task, error.reason, error.what) from None

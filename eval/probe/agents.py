@@ -6,7 +6,7 @@ that three agents do are distributed among all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -15,10 +15,10 @@ from court.errors import CourtError, ModelRefused, Overrun, ReplyUnusable
 from court.meme import Frame
 from court.ports import ChatReply, FinishReason
 from court.prompts import Prompt
-from court.replies import Reply, parse
+from court.replies import Reply, parse, schema_of
 from court.untrusted import Fence
+from eval.models.agent import Agent, load
 from eval.models.metered import MeteredModel
-from eval.models.prompts import load
 from eval.probe import replies
 from eval.probe.taxonomy import Category, Taxonomy
 
@@ -125,61 +125,44 @@ async def sort(models: ProbeModels, subject: Subject, taxonomy: Taxonomy, number
         prompt.task("taxonomy", taxonomy=fence.around(taxonomy.text)),
         prompt.task("sort"),
     )
-    return await _call(
-        models.voice(number),
-        prompt,
-        task="sort",
-        parts=parts,
-        read=partial(replies.parse_sorting, taxonomy=taxonomy),
-        fence=fence,
-        schema=replies.sorting_schema(taxonomy),
-        chars=1200,
-        temperature=1.0,
-        # One model may be all three Miners: the number makes three draws of it, and three entries in the store of
-        # calls.
-        seed=number,
-    )
+    read = partial(replies.parse_sorting, taxonomy=taxonomy)
+    agent = Agent(prompt, "sort", read, replies.sorting_schema(taxonomy))
+    # One model may be all three Miners: the number makes three draws of it, and three entries in the store of calls.
+    return await _call(models.voice(number), agent, parts, fence, chars=1200, temperature=1.0, seed=number)
 
 
 async def examine(models: ProbeModels, subject: Subject, category: Category) -> replies.Presence:
     """Asks whether a proposed category is present in a meme. Raises NoReply."""
     prompt, fence = prompt_of("examiner"), models.fence(subject)
-    parts: tuple[str | Frame, ...] = (
-        *subject.frames,
-        prompt.task("material", text=fence.around(subject.text)),
-        prompt.task("present", category=fence.around(category.line)),
+    shown: tuple[str | Frame, ...] = (*subject.frames, prompt.task("material", text=fence.around(subject.text)))
+    return await _ask_senior(
+        models, prompt, "present", replies.Presence, subject=subject, shown=shown, category=category.line
     )
-    return await _call_senior(replies.Presence, models, prompt, task="present", parts=parts, fence=fence)
 
 
 async def keeps(models: ProbeModels, subject: Subject, text: str, misbelief: str) -> replies.Keeping:
     """Asks whether a meme with another text spreads the same misbelief. Raises NoReply."""
     prompt, fence = prompt_of("examiner"), models.fence(subject)
-    parts: tuple[str | Frame, ...] = (
-        # Without the text on it: a model that reads the old text would answer for both texts.
-        *subject.erased,
-        prompt.task("rewritten", text=fence.around(text)),
-        prompt.task("keeps", misbelief=fence.around(misbelief)),
+    # Without the text on it: a model that reads the old text would answer for both texts.
+    shown: tuple[str | Frame, ...] = (*subject.erased, prompt.task("rewritten", text=fence.around(text)))
+    return await _ask_senior(
+        models, prompt, "keeps", replies.Keeping, subject=subject, shown=shown, misbelief=misbelief
     )
-    return await _call_senior(replies.Keeping, models, prompt, task="keeps", parts=parts, fence=fence)
 
 
 async def admit(models: ProbeModels, category: Category, taxonomy: Taxonomy) -> replies.Admission:
     """Asks whether a proposed category is distinct and neither too broad nor too narrow. Raises NoReply."""
-    prompt, fence = prompt_of("judge"), models.fence(None)
-    task = prompt.task("admit", taxonomy=fence.around(taxonomy.text), category=fence.around(category.line))
-    return await _call_senior(replies.Admission, models, prompt, task="admit", parts=(task,), fence=fence)
+    prompt = prompt_of("judge")
+    return await _ask_senior(models, prompt, "admit", replies.Admission, taxonomy=taxonomy.text, category=category.line)
 
 
 async def narrate(models: ProbeModels, subject: Subject, category: Category) -> str:
     """The misbelief behind a meme. Raises NoReply."""
     prompt, fence = prompt_of("narrator"), models.fence(subject)
-    parts: tuple[str | Frame, ...] = (
-        *subject.frames,
-        prompt.task("material", text=fence.around(subject.text)),
-        prompt.task("misbelief", category=fence.around(category.line)),
+    shown: tuple[str | Frame, ...] = (*subject.frames, prompt.task("material", text=fence.around(subject.text)))
+    reply = await _ask_senior(
+        models, prompt, "misbelief", replies.Misbelief, subject=subject, shown=shown, category=category.line
     )
-    reply = await _call_senior(replies.Misbelief, models, prompt, task="misbelief", parts=parts, fence=fence)
     return reply.misbelief
 
 
@@ -193,13 +176,14 @@ async def refer(models: ProbeModels, subject: Subject, text: str, category: Cate
 async def merge(models: ProbeModels, subject: Subject, text: str, category: Category, drafts: Sequence[str]) -> str:
     """The senior's reference out of the drafts. Raises NoReply."""
     prompt, fence = prompt_of("senior"), models.fence(subject)
-    parts: tuple[str | Frame, ...] = (
+    shown: tuple[str | Frame, ...] = (
         *subject.erased,
         prompt.task("material", text=fence.around(text)),
         *(prompt.task("draft", number=str(n), draft=fence.around(draft)) for n, draft in enumerate(drafts, 1)),
-        prompt.task("merge", category=fence.around(category.line)),
     )
-    reply = await _call_senior(replies.Reference, models, prompt, task="merge", parts=parts, fence=fence)
+    reply = await _ask_senior(
+        models, prompt, "merge", replies.Reference, subject=subject, shown=shown, category=category.line
+    )
     return reply.answer
 
 
@@ -217,15 +201,11 @@ async def score(
         NoReply: There is no readable rating.
     """
     prompt, fence = prompt_of("scorer"), models.fence(subject)
+    texts = {"category": category.line, "reference": reference, "answer": answered}
     parts: tuple[str | Frame, ...] = (
         *subject.erased,
         prompt.task("material", text=fence.around(text)),
-        prompt.task(
-            "score",
-            category=fence.around(category.line),
-            reference=fence.around(reference),
-            answer=fence.around(answered),
-        ),
+        prompt.task("score", **{name: fence.around(words) for name, words in texts.items()}),
     )
 
     def read(text: str) -> tuple[int | None, str]:
@@ -234,7 +214,7 @@ async def score(
         except replies.Refused:
             return None, text
 
-    return await _call(models.senior, prompt, task="score", parts=parts, read=read, fence=fence)
+    return await _call(models.senior, Agent(prompt, "score", read), parts, fence)
 
 
 async def rewrite(
@@ -251,18 +231,8 @@ async def rewrite(
     )
     parts += [*subject.frames, meme, prompt.task("rewrite")]
     read = partial(replies.parse_rewriting, before=subject.text)
-    chars = replies.REASON + replies.TEXT
-    return await _call(
-        models.senior,
-        prompt,
-        task="rewrite",
-        parts=parts,
-        read=read,
-        fence=fence,
-        schema=replies.REWRITING,
-        chars=chars,
-        temperature=1.0,
-    )
+    agent = Agent(prompt, "rewrite", read, schema_of(replies.Rewriting, 0))
+    return await _call(models.senior, agent, parts, fence, chars=replies.REASON + replies.TEXT, temperature=1.0)
 
 
 async def _explain(
@@ -293,27 +263,30 @@ async def _explain(
     return reply
 
 
-async def _call_senior(
-    kind: type[R], models: ProbeModels, prompt: Prompt, task: str, parts: Sequence[str | Frame], fence: Fence
+async def _ask_senior(
+    models: ProbeModels,
+    prompt: Prompt,
+    task: str,
+    kind: type[R],
+    *,
+    subject: Subject | None = None,
+    shown: Sequence[str | Frame] = (),
+    **texts: str,
 ) -> R:
-    """Calls the senior model for one of the plain reply types."""
+    """Asks the senior model for one of the plain reply types, with texts that the words of the task have gaps for."""
+    fence = models.fence(subject)
+    parts = (*shown, prompt.task(task, **{name: fence.around(text) for name, text in texts.items()}))
     # At temperature 0 and without a number: what is asked alike is asked once, also by a probe of another target.
-    schema, chars = replies.FORMS[kind]
-    read = partial(parse, kind)
-    return await _call(
-        models.senior, prompt, task=task, parts=parts, read=read, fence=fence, schema=schema, chars=chars
-    )
+    agent = Agent(prompt, task, partial(parse, kind), schema_of(kind, 0))
+    return await _call(models.senior, agent, parts, fence, chars=replies.longest(kind))
 
 
 async def _call(
     model: MeteredModel,
-    prompt: Prompt,
-    task: str,
+    agent: Agent[T],
     parts: Sequence[str | Frame],
-    read: Callable[[str], T],
     fence: Fence,
     *,
-    schema: dict[str, object] | None = None,
     chars: int = 0,
     temperature: float = 0.0,
     seed: int = 0,
@@ -322,9 +295,7 @@ async def _call(
     # There are scripts in which each character is a token or more; how long a reply may be is said by its schema.
     most = chars + chars // 4 + 200 if chars else None
     try:
-        reply = await model.say(
-            prompt, task, parts, read, fence=fence, schema=schema, temperature=temperature, max_tokens=most, seed=seed
-        )
+        reply = await model.say(agent, parts, fence=fence, temperature=temperature, max_tokens=most, seed=seed)
     except (ReplyUnusable, ModelRefused, Overrun) as error:
         raise NoReply.because(error) from None
     return reply.value

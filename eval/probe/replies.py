@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from court.replies import Reply, UnusableReply, Words, object_schema, parse
+from court.replies import Reply, TextBounds, UnusableReply, Words, object_schema, parse
 from eval.probe.taxonomy import NAME, Category, Taxonomy
 
 LOWEST, HIGHEST = 1, 10
@@ -27,6 +27,9 @@ _PLAIN = re.compile(
 _SCORE = re.compile(r"\d{1,2}")
 
 
+_Reason = Annotated[Words, TextBounds(most=REASON), Field(max_length=REASON)]
+
+
 class _Sorting(Reply):
     categories: list[str] = Field(max_length=50)
     new_name: str = Field(max_length=30)
@@ -43,21 +46,21 @@ class Sorting(Reply):
 class Presence(Reply):
     """Reply of the Examiner about a category in a meme."""
 
-    reason: Words = Field(max_length=REASON)
+    reason: _Reason
     present: bool
 
 
 class Keeping(Reply):
     """Reply of the Examiner about a misbelief in a rewritten meme."""
 
-    reason: Words = Field(max_length=REASON)
+    reason: _Reason
     keeps: bool
 
 
 class Admission(Reply):
     """Reply of the Judge about a proposed category."""
 
-    reason: Words = Field(max_length=REASON)
+    reason: _Reason
     distinct: bool
     right_grain: bool
 
@@ -65,43 +68,30 @@ class Admission(Reply):
 class Misbelief(Reply):
     """Reply of the Narrator."""
 
-    misbelief: Annotated[Words, Field(max_length=SENTENCE)]
+    misbelief: Annotated[Words, TextBounds(most=SENTENCE), Field(max_length=SENTENCE)]
 
 
 class Reference(Reply):
     """Reply of the senior."""
 
-    answer: Annotated[Words, Field(max_length=ANSWER)]
+    answer: Annotated[Words, TextBounds(most=ANSWER), Field(max_length=ANSWER)]
 
 
 class Rewriting(Reply):
     """Reply of the Refiner."""
 
-    explanation: Annotated[Words, Field(max_length=REASON)]
-    rewritten: Annotated[Words, Field(max_length=TEXT)]
+    explanation: _Reason
+    rewritten: Annotated[Words, TextBounds(most=TEXT), Field(max_length=TEXT)]
 
 
 class Refused(Exception):
     """The Scorer says that the answer declined to look at the meme."""
 
 
-def _words(most: int, least: int = 1) -> dict[str, Any]:
-    return {"type": "string", "minLength": least, "maxLength": most}
-
-
-_REASON = _words(REASON)
-_YES_OR_NO = {"type": "boolean"}
-# Reasons before decisions: a model writes in the order of the schema, so that it decides after it has given its
-# reasons.
-FORMS: dict[type[Reply], tuple[dict[str, Any], int]] = {
-    Presence: (object_schema({"reason": _REASON, "present": _YES_OR_NO}), REASON),
-    Keeping: (object_schema({"reason": _REASON, "keeps": _YES_OR_NO}), REASON),
-    Admission: (object_schema({"reason": _REASON, "distinct": _YES_OR_NO, "right_grain": _YES_OR_NO}), REASON),
-    Misbelief: (object_schema({"misbelief": _words(SENTENCE)}), SENTENCE),
-    Reference: (object_schema({"answer": _words(ANSWER)}), ANSWER),
-}
-"""JSON schema and longest text, in characters, of the replies of the senior model that need no further check."""
-REWRITING = object_schema({"explanation": _REASON, "rewritten": _words(TEXT)})
+def longest(kind: type[Reply]) -> int:
+    """Returns the maximum length of the texts of a reply together, in characters."""
+    marks = (mark for info in kind.model_fields.values() for mark in info.metadata)
+    return sum(mark.most for mark in marks if isinstance(mark, TextBounds))
 
 
 def sorting_schema(taxonomy: Taxonomy) -> dict[str, Any]:
@@ -115,7 +105,7 @@ def sorting_schema(taxonomy: Taxonomy) -> dict[str, Any]:
             },
             # Without a pattern, which many servers refuse in a schema: :func:`parse_sorting` checks the form.
             "new_name": {"type": "string", "maxLength": 30},
-            "new_definition": _words(DEFINITION, least=0),
+            "new_definition": {"type": "string", "minLength": 0, "maxLength": DEFINITION},
         }
     )
 

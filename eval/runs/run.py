@@ -243,7 +243,7 @@ async def _prepare(plan: Plan, folder: RunFolder, material: Material, progress: 
             )
     else:
         progress.tell("Preparing the precedents …")
-        prepared = await prepare_library(plan, plan.out / LIBRARY, material, encoder, progress)
+        prepared = await prepare_library(plan, plan.out / LIBRARY, material, encoder=encoder, progress=progress)
     for note in prepared.notes:
         progress.tell(note)
     size, out = len(prepared.library.memes), len(prepared.excluded)

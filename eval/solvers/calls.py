@@ -5,24 +5,21 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from court.backends.pictures.refusals import bad_picture
 from court.deadline import Deadline
-from court.errors import BadInput, BadRequest, CourtError, ReplyUnusable, Unavailable
+from court.errors import BadInput, BadRequest, CourtError, Unavailable
 from court.events import Role
 from court.meme import Frame
-from court.messages import Messages, apart
-from court.prompts import Prompt
 from court.record import TrialRecord
-from court.replies import object_schema
 from court.roles import RoleModels, Speaker
 from court.trial import Court
 from court.untrusted import Fence
 from eval.datasets.items import JudgedMeme
+from eval.models.agent import Agent
 from eval.models.cached_model import HitCounter, stored_models
 from eval.models.call_cache import CallCache, CallsError
-from eval.models.prompts import gave_away
 from eval.session.engine import Tried
 from eval.solvers.prediction import Cost, Outcome, Prediction
 from serving.docket.errors import DocketError
@@ -172,36 +169,9 @@ class MemeCalls:
             chain=self.chain,
         )
 
-    async def ask(
-        self,
-        prompt: Prompt,
-        task: str,
-        parts: Sequence[str | Frame],
-        read: Callable[[str], T],
-        *,
-        system: str,
-        wanted: dict[str, Any],
-    ) -> T:
-        """Calls the Judge's model and parses its reply strictly; calls once more if the reply is unusable.
-
-        Args:
-            parts: Parts of the user message, including the task itself.
-            read: Parser of the reply; raises UnusableReply.
-            wanted: Properties of the reply's JSON schema.
-
-        Raises:
-            ReplyUnusable: Neither reply was usable, or one revealed its instructions.
-            Overrun, Unavailable, ModelRefused: There is no reply.
-        """
-        messages = messages_of(prompt, task, parts, system=system, wanted=wanted)
-
-        def checked(text: str, _: bool) -> T:
-            # The speaker only looks for secrets of a trial's prompts, and this is not one of them.
-            if gave_away(prompt, text):
-                raise ReplyUnusable(Role.JUDGE, task, "SYSTEM_LEAKED", "it gave its instructions away")
-            return read(text)
-
-        return (await self.speaker().say(Role.JUDGE, messages, checked)).value
+    async def ask(self, agent: Agent[T], parts: Sequence[str | Frame]) -> T:
+        """Asks the Judge's model. Raises as :meth:`eval.models.agent.Agent.ask`."""
+        return (await agent.ask(self.speaker(), parts)).value
 
     def speaker(self, role: Role = Role.JUDGE, *, seed: int | None = None, temperature: float | None = None) -> Speaker:
         """Returns a role's model for this meme.
@@ -220,14 +190,6 @@ class MemeCalls:
             prompts=self.court.prompts,
             batch=True,
         )
-
-
-def messages_of(
-    prompt: Prompt, task: str, parts: Sequence[str | Frame], *, system: str, wanted: dict[str, Any] | None
-) -> Messages[Frame]:
-    """Messages of a call; without a JSON schema if ``wanted`` is None. Arguments as in :meth:`MemeCalls.ask`."""
-    schema = None if wanted is None else object_schema(wanted)
-    return Messages(prompt=prompt, task=task, system=system, parts=apart(parts), schema=schema)
 
 
 def failed(meme: JudgedMeme, error: CourtError, record: TrialRecord | None = None) -> Tried[Prediction, TrialRecord]:

@@ -26,7 +26,7 @@ from court.record import TrialRecord
 from court.replies import Reply, Words
 from court.verdict import Label, rule
 from eval.datasets.items import JudgedMeme
-from eval.models.prompts import load
+from eval.models.agent import Agent, load
 from eval.session.engine import Tried
 from eval.solvers.calls import PROMPTS, MemeCalls, MemeItem, StoredCourt, failed
 from eval.solvers.prediction import Outcome, Prediction
@@ -37,7 +37,7 @@ TEMPERATURE = 0.7
 """Temperature of the samples of :attr:`Comparator.SAMPLES`: at 0 all samples would be equal."""
 _DRAWS = 1_000_003
 """Distance between the seeds of consecutive runs, so that no two runs share a sample."""
-_LABELS = ["harmful", "not harmful"]
+_LABEL = {"type": "string", "enum": ["harmful", "not harmful"]}
 
 
 class Comparator(StrEnum):
@@ -120,8 +120,7 @@ class _ComparatorCalls(MemeCalls):
     async def plain(self) -> bool:
         """True if harmful, by one call for the label alone."""
         prompt = load(PROMPTS, "plain_judge")
-        wanted = {"label": {"type": "string", "enum": _LABELS}}
-        reply = await self._call(prompt, "label", wanted=wanted, kind=_LabelReply)
+        reply = await self._call(prompt, "label", kind=_LabelReply, label=_LABEL)
         self.chain = 1
         return reply.label == "harmful"
 
@@ -130,17 +129,15 @@ class _ComparatorCalls(MemeCalls):
         prompt, around = load(PROMPTS, "mars"), self.fence.around
         chars = self.court.settings.reply_chars
         words = {"type": "string", "minLength": 1, "maxLength": chars}
-        description = await self._call(prompt, "describe", wanted={"description": words}, kind=replies.Description)
+        description = await self._call(prompt, "describe", kind=replies.Description, description=words)
         described = prompt.task("description", description=around(description.description))
         harmful, harmless = await gather_or_cancel(
-            *(
-                self._call(prompt, task, described, wanted={"evidence": words}, kind=_EvidenceReply)
-                for task in ("for", "against")
-            )
+            *(self._call(prompt, task, described, kind=_EvidenceReply, evidence=words) for task in ("for", "against"))
         )
         both = prompt.task("both", harmful=around(harmful.evidence), harmless=around(harmless.evidence))
-        wanted = {"rationale": words, "label": {"type": "string", "enum": _LABELS}}
-        concluded = await self._call(prompt, "conclude", described, both, wanted=wanted, kind=_Conclusion)
+        concluded = await self._call(
+            prompt, "conclude", described, both, kind=_Conclusion, rationale=words, label=_LABEL
+        )
         self.chain = 3  # the two pieces of evidence are requested concurrently
         return concluded.label == "harmful"
 
@@ -171,16 +168,11 @@ class _ComparatorCalls(MemeCalls):
         self.chain = 1
         return 2 * sum(votes) >= len(votes), sum(votes) / len(votes)
 
-    async def _call(self, prompt: Prompt, task: str, *material: str, wanted: dict[str, Any], kind: type[_R]) -> _R:
+    async def _call(self, prompt: Prompt, task: str, *material: str, kind: type[_R], **fields: dict[str, Any]) -> _R:
+        system = prompt.system(policy=self.court.policy.text)
+        agent = Agent(prompt, task, partial(replies.parse, kind), replies.object_schema(fields), system=system)
         meme = prompt.task("meme", text=self.fence.around(self.shown.meme.text))
-        return await self.ask(
-            prompt,
-            task,
-            [*self.shown.frames, meme, *material, prompt.task(task)],
-            partial(replies.parse, kind),
-            system=prompt.system(policy=self.court.policy.text),
-            wanted=wanted,
-        )
+        return await self.ask(agent, [*self.shown.frames, meme, *material, prompt.task(task)])
 
 
 def _ruling(brief: JudgeBrief[Frame], text: str, _: bool) -> replies.RulingReply:

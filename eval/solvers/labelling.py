@@ -22,7 +22,7 @@ from court.replies import Reply, UnusableReply
 from court.roles import Proposer
 from eval.datasets.items import JudgedMeme
 from eval.datasets.read import require_examples
-from eval.models.prompts import load
+from eval.models.agent import Agent, load
 from eval.session.engine import Tried
 from eval.session.progress import Progress
 from eval.solvers.calls import (
@@ -34,7 +34,6 @@ from eval.solvers.calls import (
     Solver,
     StoredCourt,
     failed,
-    messages_of,
 )
 from eval.solvers.prediction import Outcome, Prediction, TaskAnswer
 from eval.solvers.question import GOLD, WORDS, Answerer, Question, gold_of, words_of
@@ -166,9 +165,9 @@ class _LabelCalls(MemeCalls):
         for order in self.question.orders:
             task = "multi" if self.question.multi else "single"
             ask = prompt.task(task, options="\n".join(f"- {label}" for label in order))
-            read = partial(_read, self.question)
-            wanted = _wanted(self.question, order)
-            turns.append(await self.ask(prompt, task, [*parts, ask], read, system=system, wanted=wanted))
+            schema = replies.object_schema(_wanted(self.question, order))
+            agent = Agent(prompt, task, partial(_read, self.question), schema, system=system)
+            turns.append(await self.ask(agent, [*parts, ask]))
         # Orders are asked sequentially to use the server's prefix cache, but none depends on another's answer.
         self.chain += 1
         scores = await self._odds(system, parts) if self.question.odds else None
@@ -265,7 +264,7 @@ class _LabelCalls(MemeCalls):
         self, task: str, parts: Sequence[str | Frame], letters: str, system: str
     ) -> tuple[float, ...] | None:
         """Share of each letter in the probability of all letters."""
-        messages = messages_of(load(PROMPTS, "classify"), task, parts, system=system, wanted=None)
+        messages = Agent(load(PROMPTS, "classify"), task, str, system=system).messages(parts)
         odds = await self.speaker().odds(Role.JUDGE, messages, options=tuple(letters))
         total = sum(odds.masses) if odds is not None else 0.0
         # A total of 0 would cause a division by 0. A model about to say something else says nothing about the options.

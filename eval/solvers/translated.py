@@ -17,7 +17,7 @@ from court.record import TrialRecord
 from court.replies import Reply, Words
 from eval.datasets.items import JudgedMeme
 from eval.datasets.language import language_of_meme
-from eval.models.prompts import load
+from eval.models.agent import Agent, load
 from eval.session.engine import Tried
 from eval.solvers.calls import PROMPTS, DecodedMeme, MemeCalls, MemeItem, failed
 from eval.solvers.prediction import Cost, Prediction
@@ -70,14 +70,11 @@ class TranslatedSolver:
             return meme.text, Cost()
         calls = MemeCalls(self.trial.stored, DecodedMeme(meme), self.trial.stored.seed)
         prompt = load(PROMPTS, "translate")
-        reply = await calls.ask(
-            prompt,
-            "translate",
-            [prompt.task("translate", text=calls.fence.around(meme.text))],
-            partial(replies.parse, _Translation),
-            system=prompt.system(),
-            wanted={"translation": {"type": "string", "minLength": 1, "maxLength": _LONGEST}},
+        words = {"type": "string", "minLength": 1, "maxLength": _LONGEST}
+        agent = Agent(
+            prompt, "translate", partial(replies.parse, _Translation), replies.object_schema({"translation": words})
         )
+        reply = await calls.ask(agent, [prompt.task("translate", text=calls.fence.around(meme.text))])
         calls.chain = 1
         return reply.translation, calls.cost()
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any, Literal, cast, get_args
+from typing import Literal, cast, get_args
 
 from pydantic import BaseModel, ConfigDict
 
 from court import replies
-from court.deadline import Deadline
 from court.errors import CourtError, Unavailable
 from court.events import AnyEvent, CheckableClaim, ClaimSettled, ClaimsFound, Role
 from court.expert.documents import hits_of, readable
@@ -18,22 +17,19 @@ from court.expert.findings import ClaimRecord, document_of, passage_of
 from court.expert.messages import ClaimBrief, document_text, quoted_source
 from court.expert.replies import parse_classification, parse_queries, stands_in
 from court.expert.witness import ExpertWitness
-from court.messages import Messages, apart
 from court.ports import ChatModel, EvidenceDocument, EvidenceSource
 from court.recorder import Recorder
 from court.roles import RoleModel, Speaker
 from court.settings import TrialSettings
 from court.untrusted import Fence
 from court.verdict import ClaimBasis, ClaimLabel, QuotedPassage
+from eval.datasets.claims import Gold, GoldClaim
+from eval.models.agent import Agent, load, speaker_without_deadline
 from eval.models.metered import BudgetSpent
-from eval.models.prompts import load
 from eval.session.engine import Later
-from eval.witness.arms import Arm, ArmModel, ArmSource
-from eval.witness.claims import Gold, GoldClaim
+from eval.solvers.calls import PROMPTS
+from eval.solvers.witness_arms import Arm, ArmModel, ArmSource
 
-_PROMPTS = "eval.witness.prompts"
-_PATIENCE_S = 86_400.0
-"""Seconds that a call may take with its wait for a turn; the model's own time is bounded where it is asked."""
 _CALLS_S = 3600.0
 _UNCHECKED = "UNCHECKED"
 
@@ -92,8 +88,8 @@ class CheckedClaim(BaseModel):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Checking:
-    """Everything that checks of claims share.
+class WitnessSolver:
+    """Checks claims with the witness of trials, or one of its arms.
 
     Attributes:
         source: Source of documents; None if no arm needs any.
@@ -111,8 +107,8 @@ class Checking:
     citations_by: ChatModel | None = None
     mark: Callable[[str], str]
 
-    async def check(self, claim: GoldClaim, arm: Arm) -> CheckedClaim:
-        """Checks a claim.
+    async def solve(self, claim: GoldClaim, arm: Arm) -> CheckedClaim:
+        """Checks a claim in an arm.
 
         Raises:
             Later: The model or the source is unavailable.
@@ -120,7 +116,7 @@ class Checking:
         """
         model, source = ArmModel(self.model, arm), None if self.source is None else ArmSource(self.source)
         watched = replace(self, source=source)
-        speaker = self._speaker(model, claim)
+        speaker = self._speaker(model, claim, self.temperature)
         try:
             if arm is Arm.CLOSED_BOOK:
                 found = await _closed_book(claim, speaker)
@@ -248,8 +244,8 @@ class Checking:
         assert self.citations_by is not None
         model = ArmModel(self.citations_by, Arm.WITNESS)
         # At temperature 0, whatever the witness uses: this measures the witness.
-        speaker = self._speaker(model, claim, temperature=0.0)
-        shown = load(_PROMPTS, "claim_label").task(
+        speaker = self._speaker(model, claim, 0.0)
+        shown = load(PROMPTS, "claim_label").task(
             "passage", passage=speaker.fence.around(f"{quoted_source(passage)}\n{passage.quote}")
         )
         # Taken from the type, so that schema and type can't diverge.
@@ -261,16 +257,11 @@ class Checking:
                 raise _later(model.failure) from None
             return ""  # no usable reply, so the relation is unknown
 
-    def _speaker(self, model: ArmModel, claim: GoldClaim, *, temperature: float | None = None) -> Speaker:
-        return Speaker(
-            model=RoleModel(model, self.temperature if temperature is None else temperature),
-            # The same mark for the same claim, so that a call's text, and thus its key in the call cache, is the same
-            # in a later session.
-            fence=Fence(self.mark(claim.id)),
-            deadline=Deadline(None, _PATIENCE_S),
-            reply_chars=self.settings.reply_chars,
-            batch=True,
-        )
+    def _speaker(self, model: ArmModel, claim: GoldClaim, temperature: float) -> Speaker:
+        # The same mark for the same claim, so that a call's text, and thus its key in the call cache, is the same in a
+        # later session.
+        fence = Fence(self.mark(claim.id))
+        return speaker_without_deadline(RoleModel(model, temperature), fence, self.settings.reply_chars)
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +284,7 @@ async def _closed_book(claim: GoldClaim, speaker: Speaker) -> _Found:
 
 
 async def _forced(claim: GoldClaim, speaker: Speaker, read: Mapping[str, EvidenceDocument]) -> bool:
-    prompt = load(_PROMPTS, "claim_label")
+    prompt = load(PROMPTS, "claim_label")
     shown = [
         prompt.task("evidence", number=str(number), document=speaker.fence.around(document_text(document)))
         for number, document in enumerate(read.values(), 1)
@@ -305,22 +296,17 @@ async def _choose(
     speaker: Speaker, claim: GoldClaim, task: str, *, name: str, options: tuple[str, ...], shown: Sequence[str] = ()
 ) -> str:
     """Asks the model to choose one of some words about a claim."""
-    prompt = load(_PROMPTS, "claim_label")
-    messages: Messages[Any] = Messages(
-        prompt=prompt,
-        task=task,
-        system=prompt.system(),
-        parts=apart([prompt.task("claim", claim=speaker.fence.around(claim.text)), *shown, prompt.task(task)]),
-        schema=replies.object_schema({name: {"type": "string", "enum": [*options]}}),
-    )
+    prompt = load(PROMPTS, "claim_label")
 
-    def parse(text: str, _: bool) -> str:
+    def parse(text: str) -> str:
         chosen = replies.parse(_Chosen[name], text).model_dump()[name]
         if chosen not in options:
             raise replies.UnusableReply("REPLY_MALFORMED", f"{name} must be one of {', '.join(options)}")
         return str(chosen)
 
-    return (await speaker.say(Role.EXPERT, messages, parse)).value
+    agent = Agent(prompt, task, parse, replies.object_schema({name: {"type": "string", "enum": [*options]}}))
+    parts = [prompt.task("claim", claim=speaker.fence.around(claim.text)), *shown, prompt.task(task)]
+    return (await agent.ask(speaker, parts, Role.EXPERT)).value
 
 
 class _Label(replies.Reply):

@@ -420,5 +420,5 @@ async def _prepared(study: Study, arm: Arm, name: str, *, progress: Progress) ->
     read = await asyncio.to_thread(read_split, plan.dataset, plan.data, plan.split, choose=chosen)
     material = Material(read.memes, read.pictures, read.files)
     encoder = await asyncio.to_thread(load_encoder_for, None, plan.settings.encoder)
-    prepared = await prepare_library(plan, plan.out / name, material, encoder, progress)
+    prepared = await prepare_library(plan, plan.out / name, material, encoder=encoder, progress=progress)
     return prepared.library.root

@@ -9,13 +9,13 @@ from typing import Literal
 
 from court.ports import ChatModel, EvidenceSource
 from court.settings import TrialSettings
+from eval.datasets.claims import GoldClaim, claims_digest
 from eval.models.call_cache import CallCache
 from eval.session.directory import SessionFolder, SessionManifest, circumstances
 from eval.session.engine import Results, Watch, run_items
 from eval.session.progress import Progress
-from eval.witness.arms import Arm
-from eval.witness.check import CheckedClaim, Checking
-from eval.witness.claims import GoldClaim, claims_digest
+from eval.solvers.witness import CheckedClaim, WitnessSolver
+from eval.solvers.witness_arms import Arm
 
 CHECKED = "checked.jsonl"
 EXPERT_S = 3600.0
@@ -131,7 +131,7 @@ async def run_witness(
         seed=plan.seed,
         demonstration=plan.demonstration,
     )
-    checking = Checking(
+    solver = WitnessSolver(
         model=model,
         source=source,
         settings=plan.settings,
@@ -144,11 +144,11 @@ async def run_witness(
     with folder.locked():
         # Before any check, so that a folder with results always has a manifest.
         manifest = folder.start(manifest)
-        await _check_all(plan, folder, checking, progress)
+        await _check_all(plan, folder, solver, progress)
         return folder.finish(manifest)
 
 
-async def _check_all(plan: WitnessPlan, folder: WitnessFolder, checking: Checking, progress: Progress) -> None:
+async def _check_all(plan: WitnessPlan, folder: WitnessFolder, solver: WitnessSolver, progress: Progress) -> None:
     results = Results(folder, CHECKED, CheckedClaim, lambda one: (one.arm, one.id))
     pairs = {(arm, claim.id): claim for arm in plan.arms for claim in plan.claims}
     results.resume(pairs)
@@ -156,7 +156,7 @@ async def _check_all(plan: WitnessPlan, folder: WitnessFolder, checking: Checkin
 
     async def one(item: tuple[Arm, GoldClaim]) -> CheckedClaim:
         arm, claim = item
-        return await checking.check(claim, arm)
+        return await solver.solve(claim, arm)
 
     await run_items(
         todo,

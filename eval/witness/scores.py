@@ -12,14 +12,14 @@ import numpy as np
 
 from court.errors import BadRequest
 from court.verdict import ClaimLabel
+from eval.datasets.claims import Gold
 from eval.scores.bootstrap import RESAMPLES, Figure
 from eval.scores.label_metrics import TaskArrays
 from eval.scores.measure import measure
 from eval.scores.metrics import ClassScores, class_scores, known_figure
 from eval.scores.resampled_means import difference_of, share_of
-from eval.witness.arms import Arm
-from eval.witness.check import CheckedClaim
-from eval.witness.claims import Gold
+from eval.solvers.witness import CheckedClaim
+from eval.solvers.witness_arms import Arm
 
 _ABSTAINED, _FAILED = 2, 3
 """Columns of a confusion matrix beside the answers false and true."""

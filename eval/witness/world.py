@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from court.verdict import ClaimLabel
-from eval.witness.arms import Arm
-from eval.witness.claims import Gold, GoldClaim
+from eval.datasets.claims import Gold, GoldClaim
+from eval.solvers.witness_arms import Arm
 from retrieval.facts.documents import FactDocument
 
 _NAME = r"\b([A-Z]\w+(?: [A-Z]\w+)*)"

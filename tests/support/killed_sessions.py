@@ -13,7 +13,7 @@ from eval.models.metered import MeteredModel
 from eval.models.samples import one_set
 from eval.probe.refining import Limits
 from eval.probe.run import ProbePlan, probe
-from eval.witness.arms import Arm
+from eval.solvers.witness_arms import Arm
 from eval.witness.run import WitnessPlan, run_witness
 from eval.witness.stand_in import open_drawn
 from eval.witness.world import draw_world

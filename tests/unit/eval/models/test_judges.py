@@ -10,6 +10,7 @@ from court.errors import BadRequest, Overrun, ReplyUnusable, Unavailable
 from court.ports import ChatReply, FinishReason
 from court.prompts import Prompt
 from court.replies import UnusableReply
+from eval.models.agent import Agent
 from eval.models.call_cache import SqliteCallCache
 from eval.models.metered import BudgetSpent, Limit, MeteredModel, Price
 from eval.models.open import read_models
@@ -106,11 +107,11 @@ def test_unreadable_reply_is_requested_again_with_fault_and_fenced_quote(tmp_pat
         with ScriptedModel(lines) as model:
             metered = MeteredModel("a", model, store=store)
             fence = metered.fence("m1")
-            reply = await metered.say(PROMPT, "ask", ["Say."], number, fence=fence)
+            reply = await metered.say(Agent(PROMPT, "ask", number), ["Say."], fence=fence)
         return reply, model.asked, metered.usage
 
     reply, calls, usage = with_cache(tmp_path, scene)
-    assert (reply.value, reply.fault, usage.repaired, usage.unusable) == (7, "it was no number", 1, 0)
+    assert (reply.value, reply.call.fault, usage.repaired, usage.unusable) == (7, "it was no number", 1, 0)
     first, second = (each.request for each in calls)
     assert first.system == second.system and PROMPT.secret in first.system
     assert second.parts[: len(first.parts)] == first.parts
@@ -134,7 +135,7 @@ def test_unusable_reply_raises_an_error_and_yields_no_value(tmp_path, lines, rea
         with ScriptedModel([(None, line) for line in lines]) as model:
             metered = MeteredModel("a", model, store=store)
             with pytest.raises(ReplyUnusable) as caught:
-                await metered.say(PROMPT, "ask", ["Say."], number, fence=metered.fence("m"))
+                await metered.say(Agent(PROMPT, "ask", number), ["Say."], fence=metered.fence("m"))
         return caught.value.reason, metered.usage.unusable
 
     assert with_cache(tmp_path, scene) == (reason, 1)

@@ -16,12 +16,12 @@ from court.errors import BadRequest, Unavailable
 from court.ports import ChatRequest
 from court.verdict import ClaimBasis, ClaimLabel
 from eval.cli import cli
+from eval.datasets.claims import Gold, read_claims
 from eval.models.call_cache import SqliteCallCache
 from eval.reports.sections import as_text
+from eval.solvers.witness import CheckedClaim, CitedPassage
+from eval.solvers.witness_arms import Arm
 from eval.standin.server import FakeModelServer, serving
-from eval.witness.arms import Arm
-from eval.witness.check import CheckedClaim, CitedPassage
-from eval.witness.claims import Gold, read_claims
 from eval.witness.report import witness_lead, witness_sections
 from eval.witness.run import CHECKED, WitnessFolder, WitnessPlan, run_witness
 from eval.witness.scores import score_arms
