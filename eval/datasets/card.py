@@ -436,7 +436,6 @@ class DatasetCard(CardModel):
 
         Args:
             task: Id of the task; if a variant was chosen, with or without it.
-            split: Split of the data set, or its part in one language.
             protocol: Protocol by which levels became two classes; ``plain`` for unchanged labels.
         """
         known = next((one for one in self.all_tasks() if one.id == task), None)

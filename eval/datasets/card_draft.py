@@ -97,7 +97,6 @@ def draft_card(data: Path, id_: str = "") -> str:
     """Drafts a card of the files in a directory, or of one file.
 
     Args:
-        data: Directory or single file.
         id_: Id of the data set; derived from the name of the directory if empty.
 
     Returns:

@@ -44,8 +44,6 @@ class CardReader:
 
     Attributes:
         problems: Rows refused so far, and unusable lines of other files.
-        excluded: Rows dropped so far.
-        refused: Number of rows refused so far.
         rows: Rows read from the files so far: accepted, excluded, refused, and of other splits.
         elsewhere: Rows of other splits so far.
 

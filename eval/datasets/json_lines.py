@@ -18,9 +18,6 @@ T = TypeVar("T", bound=BaseModel)
 def read_json_lines(path: Path, kind: type[T]) -> Iterator[tuple[int, T]]:
     """Reads the lines of a file with their numbers, counted from 1; blank lines are skipped.
 
-    Args:
-        kind: Pydantic model of a line.
-
     Raises:
         BadRequest: The file or a line can't be read.
     """

@@ -19,7 +19,6 @@ class GoldOfTask:
 
     Attributes:
         labels: Labels in the task's words; None if the row has none for this task.
-        drop: True if the row is to be dropped.
         shares: Share of annotators per label, if there are several and the card keeps their votes.
         annotators: Number of annotators; 0 if their votes are not kept.
     """

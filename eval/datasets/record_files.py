@@ -38,7 +38,6 @@ class RecordFile:
 
     Attributes:
         path: The file; for kind ``tree``, a folder.
-        columns: Columns that are read; None for all.
         header: Names of its columns if it has no header.
         records: Key in a JSON object under which the rows are found; empty if they are the whole file.
     """

@@ -99,7 +99,6 @@ def measure(name: str, **scale: object) -> Result:
 
     Args:
         name: One of :data:`BENCHMARKS`.
-        scale: Arguments that make it smaller or larger than usual.
 
     Raises:
         KeyError: There is no benchmark of that name.
@@ -114,7 +113,6 @@ def in_turns(ways: Sequence[Callable[[R], T]], rounds: Iterable[R], *, warm_up: 
     """Returns the results of several ways to do the same task, one tuple for each round.
 
     Args:
-        ways: Functions that each take the round.
         rounds: Run one after the other; every other round calls the ways in reverse order.
         warm_up: Runs each way once with the first round beforehand and discards the result.
     """

@@ -41,14 +41,11 @@ class Job:
 
     Attributes:
         address: ``host:port`` of the server.
-        requests: Files of requests, sent in turn.
-        clients: Number of clients; each has a connection of its own.
         seconds: Duration of the load in seconds, without warm-up.
         warm_s: Duration of the warm-up before it, in seconds.
         most: Maximum number of requests, without those of the warm-up; 0 for as many as there is time for.
         rate: Requests per second, evenly spaced, whether or not earlier ones were answered; 0 to have each client send
             its next request as soon as it has its answer.
-        named: True if each request has a unique id.
         text: Words before the number in texts that are all different; empty to leave the text unchanged.
     """
 
@@ -68,12 +65,9 @@ class LoadOutcome:
     """Outcome of a job.
 
     Attributes:
-        codes: Number of answers by gRPC status.
         seconds: Seconds from the first request to the last answer.
-        p50_ms: Median latency, in milliseconds, from the time at which the request was due.
         p99_ms: 99th percentile of the latency, in milliseconds.
         p95_ms: 95th percentile of the latency, in milliseconds.
-        answer_bytes: Size of the last answer, in bytes.
         cpu_s: CPU time of the clients in seconds, including the warm-up.
         first_ms: Longest latency during the warm-up, in milliseconds: over new connections.
     """

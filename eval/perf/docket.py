@@ -103,7 +103,6 @@ def docket(*, trials: int = 32, events: int = 40, rounds: int = 5, verified: int
     """Runs the benchmark.
 
     Args:
-        rounds: Rounds, besides one for warming up.
         verified: Least number of events that are verified.
     """
     return _append(trials, events, rounds) | _verify(verified)

@@ -32,7 +32,6 @@ def drawn(count: int, seed: int, into: Floats | None = None) -> Floats:
     """Generates rows, float32 of shape (count, 1024), whose halves have length 1 and lie around 5,000 centres each.
 
     Args:
-        seed: Another seed gives other rows around the same centres.
         into: Array for the vectors, such as a memory-mapped file; a new array if None.
     """
     # The same centres for every seed, otherwise queries would lie elsewhere than rows.

@@ -222,11 +222,7 @@ def changes(root: Path, seconds: float) -> dict[str, float]:
 
 
 def _adding(writer: LibraryWriter, memes: int, vectors: Floats) -> Callable[[int], None]:
-    """Returns a function that adds a meme with a unique vector; among equal vectors, a search would look at all.
-
-    Args:
-        memes: Number of memes before the first.
-    """
+    """Returns a function that adds a meme with a unique vector; among equal vectors, a search would look at all."""
 
     def add(number: int) -> None:
         meme, vector = drawn_meme(memes + number), vectors[number % len(vectors)]
@@ -271,7 +267,6 @@ class _Work:
 
     Attributes:
         offered: Target rate, in times per second; None for as often as they can.
-        done: Number of times that the work was done.
     """
 
     threads: int

@@ -220,7 +220,6 @@ async def _all_at_once(address: str, trials: int, *, name: str, concurrency: int
     """Returns the seconds of server time that the trials needed, and the wall-clock seconds.
 
     Args:
-        name: Prefix of the memes' names.
         concurrency: Number of concurrent calls that the court assumes the server to support.
     """
     async with bar(address, concurrency=concurrency) as it:

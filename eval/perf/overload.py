@@ -52,12 +52,8 @@ class _Callers:
     """Callers of a server, and the answers they received.
 
     Attributes:
-        timeout_s: Seconds that a caller waits for a verdict.
         began: Start of the load, in seconds of the monotonic clock; set by each load.
         answered: Time of each verdict, in seconds since the start.
-        errors: Requests that ended in an error, by status.
-        refused: Requests that were refused for lack of capacity.
-        with_delay: Number of refusals with a retry delay.
     """
 
     address: str
@@ -120,13 +116,7 @@ def _about(pictures: Sequence[bytes], number: int) -> wire.JudgeRequest:
 def overload(
     *, trials: int = 8, waiting: int = 16, seconds: float = 60.0, times: float = 4.0, timeout_s: float = 30.0
 ) -> Result:
-    """Runs the benchmark.
-
-    Args:
-        waiting: Callers that may wait.
-        times: Factor of the offered rate over the best.
-        timeout_s: Seconds that a caller waits.
-    """
+    """Runs the benchmark."""
     with _served_full(Speed(call_s=0.05, output_token_s=0.001), trials, "--waiting-trials", waiting) as server:
         return _overloaded(server.address, timeout_s, trials, seconds, times=times)
 

@@ -65,8 +65,6 @@ def service(
     Args:
         early: Requests before the first reading of a server's memory.
         late: Requests before the second, the early ones included.
-        calls: Calls of a model whose CPU time is measured one by one.
-        trials: Trials whose calls are measured together.
 
     Raises:
         RuntimeError: A server did not start, or a request was not answered.

@@ -56,7 +56,6 @@ class Speed:
     """Speed of a fake server.
 
     Attributes:
-        call_s: Time of every call, in seconds.
         prompt_token_s: Time of every prompt token that is not in its cache, in seconds.
         output_token_s: Time of every token of a reply, in seconds.
         repairs: True to count a repeated call as both; otherwise it is an error.
@@ -68,11 +67,7 @@ class Speed:
     repairs: bool = False
 
     def of(self, call: ModelCall, calls: int = 1) -> float:
-        """Returns the seconds that the server works on a call, from its settings and its token counts.
-
-        Args:
-            calls: Number of calls that it sums up.
-        """
+        """Returns the seconds that the server works on a call, from its settings and its token counts."""
         if call.fault:
             if not self.repairs:
                 raise ValueError("a call that was made twice: the trial is not the one that was meant")
@@ -178,11 +173,7 @@ def of_tokens(speed: Speed, tokens: Mapping[str, int], rounds: int) -> Times:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A court and its model client.
-
-    Attributes:
-        model: The real client, for all roles.
-    """
+    """A court and its model client."""
 
     court: Court
     model: ChatCompletions
@@ -243,12 +234,7 @@ async def unwatched(*_: AnyEvent) -> None:
 
 @dataclass(frozen=True, slots=True)
 class KnownFinder:
-    """Finds the same three precedents for every meme, after a configurable delay.
-
-    Attributes:
-        find_s: Duration of a search, in seconds.
-        pictures_s: Duration of reading pictures, in seconds.
-    """
+    """Finds the same three precedents for every meme, after a configurable delay."""
 
     find_s: float = 0.0
     pictures_s: float = 0.0

@@ -43,7 +43,6 @@ class RecordedOdds:
     """Odds that the Judge's model gave.
 
     Attributes:
-        prompt_digest: Digest of the prompt by which it was asked.
         masses: Probabilities of harmful and not harmful, for each order of the options.
     """
 

@@ -69,9 +69,6 @@ class ReplayedTrial:
 async def replay(record: TrialRecord) -> ReplayedTrial:
     """Reruns a recorded trial and compares its outcome with the recorded one.
 
-    Args:
-        record: Record of a trial that has ended.
-
     Returns:
         The differences, or why it can't be replayed.
     """

@@ -36,13 +36,6 @@ class RunningScore(RunningTotals):
     Attributes:
         protocol: Protocol under which verdicts are scored; memes that it drops are skipped. None if another question is
             asked.
-        labelled: Number of those that the protocol keeps.
-        decided: Number of those with a class.
-        right: Number of those with the correct class.
-        calls: Number of model calls, stored ones included.
-        stored: Number of those answered from the call cache.
-        tokens: Input plus output tokens.
-        task: Task whose labels are scored, if one is asked about; empty in a run of trials.
     """
 
     protocol: Protocol | None = None

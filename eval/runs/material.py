@@ -26,8 +26,6 @@ class Material:
     """Memes and pictures of a run.
 
     Attributes:
-        memes: Memes, in order.
-        pictures: Folder of their pictures; None if there is none.
         files: SHA-256 of every file of the data set that the run uses, by name.
     """
 

@@ -72,9 +72,6 @@ class Prepared:
 
     Attributes:
         excluded: The excluded ones, in the order of the train split.
-        nearness: Thresholds of similarity for excluding.
-        notes: Sentences about the library, without any content of the memes.
-        dropped_labels: Labels, in the data set's words, whose memes are no precedents.
         templates: Template of each judged meme that shares one with another judged meme, by id; empty if templates are
             not separated.
     """
@@ -118,12 +115,8 @@ async def prepare_precedents(
 
     Args:
         place: Directory of the library; ``place``.json beside it records how it was built and what was excluded.
-        judged: Memes that it will be used to judge.
-        pictures: Folder of the judged memes' pictures; None if there are none.
         shuffled_labels: Seed for permuting the labels among the precedents (a control); None to keep them.
-        dropped_labels: Labels, in the data set's own words, whose memes become no precedents.
         keep_leaks: True to keep leaks (a control), and state their number in a note.
-        nearness: Thresholds of similarity for excluding; defaults if None.
         cache: Directory of libraries of whole train splits, shared by runs; ``train-libraries`` beside ``place`` if
             None.
         name: Name of the library; the sources' names if empty.

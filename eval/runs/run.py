@@ -208,7 +208,6 @@ class _Checked:
     """Outcome of comparing the precedents with the judged memes.
 
     Attributes:
-        nearness: Thresholds above which a precedent was too similar, for the manifest.
         templates: Templates that judged memes share, as in :attr:`eval.runs.precedents.Prepared.templates`.
     """
 

@@ -59,7 +59,6 @@ def write_runs(pairs: Sequence[TrialPair], out: Path, *, command: str, names: tu
     """Writes the pairs with a reviewer's gold label as two finished runs that can be compared.
 
     Args:
-        out: Parent directory of the two runs.
         names: Names of the runs, that of the first trials first.
     """
     memes = [_meme(pair, number) for number, pair in enumerate(pairs, 1)]

@@ -60,7 +60,6 @@ class InjectedFault:
 
     Attributes:
         status: HTTP status, if ``kind`` is STATUS.
-        seconds: Seconds, with the meaning that ``kind`` gives them.
         rate: Share of the calls that it affects, in [0, 1].
     """
 

@@ -56,7 +56,6 @@ class Resources:
 
     Attributes:
         memory: Resident memory, in MiB.
-        handles: Open files and sockets.
     """
 
     memory: float
@@ -66,9 +65,6 @@ class Resources:
 
 def run_module(module: str, arguments: Sequence[object] = (), *, payload: object = None) -> Any:
     """Runs one of our modules as a separate program and returns the JSON that it prints.
-
-    Args:
-        payload: Value for its standard input, as JSON.
 
     Raises:
         RuntimeError: The program ended with an error; includes its output.
@@ -106,7 +102,6 @@ def served(home: Path, *options: object, environment: Mapping[str, str] | None =
 
     Args:
         home: Directory of its docket and libraries, and of its log, ``serve.log``.
-        options: Further command-line options.
         environment: Settings by variable name; they override the defaults of the options.
 
     Raises:

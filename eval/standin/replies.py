@@ -112,8 +112,6 @@ class ReplyMaker:
         """Sets the style of the replies.
 
         Args:
-            seed: Another seed gives other replies.
-            words: Number of words of a reply, and of each string in one.
             values: Values of properties by name, wherever they are in a schema, e.g. ``{"harmful": "WEAK"}``; ignored
                 if the schema does not allow them. For a boolean property, ``true`` and ``false``.
         """

@@ -68,7 +68,6 @@ class FakeModelServer:
         """Does not listen yet.
 
         Args:
-            keep: True to keep the bodies of all calls.
             answer: Makes the text of a reply from the body of a call; None to generate it.
             odds: Makes the probabilities of first tokens likewise; None for those of the settings.
         """

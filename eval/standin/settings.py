@@ -22,17 +22,13 @@ class Settings:
 
     Attributes:
         owned_by: Kind of server that it claims to be.
-        api_key: Expected API key, if any.
         features: Which of :data:`FEATURES` it has.
         ignores_schemas: Without ``json_schema``: whether it ignores schemas instead of refusing them.
-        pictures: Maximum number of pictures in a prompt.
         context: Maximum number of tokens of prompt and reply together.
-        call_s: Time of every call, in seconds.
         prompt_token_s: Time of every prompt token that is not in the prefix cache, in seconds.
         output_token_s: Time of every token of a reply, in seconds.
         capacity: Concurrent calls that it works on; further calls wait.
         queue: Calls that may wait; one more is answered 503.
-        words: Number of words of a reply, and of each string in one that obeys a schema.
         play: Script of its replies, instead of random ones: ``rounds`` for :mod:`eval.standin.replies`,
             ``synthetic`` for the oracle of :mod:`eval.synthetic`; empty for none.
         values: See :class:`~eval.standin.replies.ReplyMaker`.
@@ -41,9 +37,7 @@ class Settings:
             to.
         reasoning_parser: True to return thoughts separately from replies; else they precede the reply, in tags.
         odds: Probability of first tokens, for calls that ask for log-probabilities.
-        seed: Another seed gives other replies and faults.
         faults: Faults by rate, in the notation of :mod:`eval.standin.faults`.
-        script: Faults of the first calls.
     """
 
     model: str = "stand-in"
@@ -76,13 +70,9 @@ class Stats:
     """Counters of the fake server.
 
     Attributes:
-        calls: Chat completions that were requested, whatever their outcome.
         answered: Number of calls whose answer was sent completely.
         refused: Number of calls answered with an error, faults included.
         disconnects: Number of calls whose client disconnected before the answer was sent completely.
-        waiting: Calls in the queue now.
-        running: Calls that it works on now.
-        max_running: Maximum number of concurrent calls so far.
         pictures_sent: Pictures whose bytes were sent.
         cached_tokens: Number of those found in the prefix cache.
     """

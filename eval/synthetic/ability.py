@@ -18,7 +18,6 @@ class Ability:
         answers: Additional share with arguments that are based on the Proposer's answers.
         arguments: Additional share with arguments that are based on the description alone.
         precedents: Additional share with precedents most of which are labelled by the rule.
-        seed: Another seed gives other memes.
     """
 
     harmful: float = 0.9

@@ -93,11 +93,7 @@ def suite() -> Suite:
 
 
 def cases(count: int, seed: int) -> tuple[FunctionalCase, ...]:
-    """Returns cases of all functionalities, the same for the same arguments.
-
-    Args:
-        seed: Another seed gives other groups, captions and scenes.
-    """
+    """Returns cases of all functionalities, the same for the same arguments."""
     words = suite()
     rng = random.Random(f"functional {words.version} {seed}")
     found: list[FunctionalCase] = []
@@ -144,8 +140,6 @@ def write_functional(
 
     Args:
         root: A directory that is new or empty.
-        seed: Another seed gives other groups, captions and scenes.
-        progress: Called with the number of pictures drawn and their total.
 
     Raises:
         BadRequest: The directory is not empty, or more cases are requested than can be made.

@@ -56,7 +56,6 @@ class SyntheticMeme:
     """A meme and its known properties; one line of ``key.jsonl``.
 
     Attributes:
-        badge: The group whose badge its picture shows.
         level: Gold, by the hidden rule.
         planted: Kind of fault that it was planted for; empty for the others.
         of: Id of the test meme that it nearly duplicates, for leakage.
@@ -110,12 +109,7 @@ def make(
 
     Args:
         root: A directory that is new or empty.
-        train: Memes in the train split, without planted ones.
-        val: Memes in the validation split.
-        test: Memes in the test split, likewise.
-        seed: Another seed gives other memes.
         size: Width and height of the pictures, in pixels; planted ones have the usual size.
-        progress: Called with the number of pictures drawn and their total.
 
     Raises:
         BadRequest: The directory is not empty, or more memes are requested than can be made.

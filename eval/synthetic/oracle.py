@@ -131,10 +131,8 @@ def expected(
 
     Args:
         badge: Group whose badge its picture shows; None without one.
-        ability: The model's, of all roles.
         dull: True for one call of the Judge with the meme alone.
         advocates: True if it gets arguments.
-        captioner: True if the advocates ask questions.
         stance_from_start: True if they know their side when they ask.
         precedents: Text, badge (None without its picture) and label (harmful?) of each precedent shown.
     """
@@ -177,7 +175,6 @@ class Oracle:
 
         Args:
             parts: The user message: texts, and pictures as PNG.
-            wanted: Properties of the JSON schema that the reply must obey.
         """
         # Checked first: a task's question requires a label too, as some comparators do.
         task_answer = task_reply(parts, wanted, self.ability)

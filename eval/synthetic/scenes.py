@@ -33,8 +33,6 @@ class CaptionLine:
     Attributes:
         box: Left, top, right and bottom of the drawn line with its outline, in pixels.
         origin: Start position for Pillow, in pixels.
-        font_size: Size of the font, in pixels.
-        outline: Width of the black outline, in pixels.
     """
 
     text: str
@@ -505,7 +503,6 @@ def caption_lines(text: str, size: tuple[int, int] = (640, 480)) -> list[Caption
 
     Args:
         text: The caption. Its first line goes to the top and the rest to the bottom; one long line is split in two.
-        size: Width and height of the picture, in pixels.
 
     Raises:
         ValueError: The text does not fit the picture even at the smallest size.
@@ -553,10 +550,7 @@ def draw_meme(scene: str, text: str, *, size: tuple[int, int] = (640, 480), seed
     """Draws a meme as an RGB picture; deterministic for the same arguments.
 
     Args:
-        scene: One of :data:`SCENES`.
         text: The caption; a line break separates the top from the bottom.
-        size: Width and height, in pixels.
-        seed: Varies colours and places within the scene.
 
     Raises:
         ValueError: There is no such scene, or the text does not fit the picture.

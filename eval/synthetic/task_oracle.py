@@ -40,7 +40,6 @@ class TaskInput:
     """Input of the oracle for a question about a task.
 
     Attributes:
-        text: Text of the meme; empty if it is not shown.
         badge: Badge on its picture; None if no picture is shown.
         named: Badge that a description or caption names; None without either.
         follow: True if most of the examples shown are labelled by the rule; False without any.
@@ -73,7 +72,6 @@ def task_reply(parts: Sequence[str | bytes], wanted: Mapping[str, Any], ability:
 
     Args:
         parts: The user message: texts, and pictures as PNG.
-        wanted: Properties of the JSON schema that the reply must obey.
     """
     why = {"rationale": "By what is said and shown."} if "rationale" in wanted else {}
     if set(wanted.get("label", {}).get("enum", ())) == set(TARGETS):

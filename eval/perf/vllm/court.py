@@ -37,10 +37,7 @@ class RecordedCall:
     """A recorded call.
 
     Attributes:
-        is_odds: True if it was for the score.
-        answer: The server's answer.
         sent: Time of sending, in seconds of the monotonic clock.
-        answered: Time of the answer, by the same clock.
     """
 
     request: ChatRequest
@@ -60,7 +57,6 @@ class Recorded(ChatCompletions):
 
     Attributes:
         begun: Every request, as it was sent.
-        asked: Every call that was answered.
     """
 
     def __init__(self, **options: Any) -> None:

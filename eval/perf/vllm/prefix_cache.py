@@ -111,9 +111,7 @@ class Prompt:
     """A prompt as the prefix cache sees it.
 
     Attributes:
-        cached: Number of its tokens that the server reports as cached.
         sent: Time of sending, in seconds of any one clock.
-        answered: Time of the answer, by the same clock.
     """
 
     tokens: Sequence[Placed]
@@ -170,7 +168,6 @@ def placed(tokens: Iterable[int], request: ChatRequest, picture_token: int) -> l
     """Pairs tokens with the pictures that they stand for. Raises ValueError if their number differs from the request.
 
     Args:
-        tokens: Tokens as vLLM returns them.
         picture_token: Id of :data:`PICTURE_TOKEN`.
     """
     names = [wire.digest(part) for part in request.parts if isinstance(part, Frame)]

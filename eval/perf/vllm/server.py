@@ -55,11 +55,7 @@ def vllm_python() -> Path:
 
 
 def settings(python: Path, model: Path) -> VllmSettings:
-    """Returns settings for a vLLM on the CPU.
-
-    Args:
-        python: Python with vLLM installed.
-    """
+    """Returns settings for a vLLM on the CPU."""
     return VllmSettings(
         model=str(model),
         python=python,
@@ -72,12 +68,7 @@ def settings(python: Path, model: Path) -> VllmSettings:
 
 @asynccontextmanager
 async def tiny_vllm(python: Path, *flags: str) -> AsyncIterator[VllmServer]:
-    """Yields a running server with the tiny model; stops it with the context. Raises as :class:`VllmServer` does.
-
-    Args:
-        python: Python with vLLM installed.
-        flags: Further flags of vLLM.
-    """
+    """Yields a running server with the tiny model; stops it with the context. Raises as :class:`VllmServer` does."""
     with tempfile.TemporaryDirectory() as folder:
         model = make_tiny_model(Path(folder) / NAME)
         own = settings(python, model)
@@ -95,12 +86,7 @@ async def metrics(server: VllmServer) -> str:
 
 
 def figure(text: str, name: str, **labels: str) -> float:
-    """Returns a metric from ``/metrics``, summed over all series with these labels; 0 if there is none.
-
-    Args:
-        text: Text of ``/metrics``.
-        labels: Labels that a series must have.
-    """
+    """Returns a metric from ``/metrics``, summed over all series with these labels; 0 if there is none."""
     # A brace or a space must follow the name, because other metrics' names may begin with it.
     wanted = [f'{label}="{value}"' for label, value in labels.items()]
     return sum(
