@@ -25,6 +25,7 @@ from memecourt.requests import (
     verdict_request,
     watch_request,
 )
+from memecourt.result import Result
 from memecourt.retries import HEALTH, NOT_THERE, Attempts, Budget, Retries, connect_again_s, patient
 from memecourt.v1 import court_pb2 as wire
 from memecourt.v1.court_pb2_grpc import CourtStub, DocketStub, PrecedentsStub
@@ -70,9 +71,9 @@ class AsyncClient:
 
     async def judge(
         self, image: bytes | None = None, *, text: str | None = None, timeout: float = 60.0, **about: Unpack[About]
-    ) -> wire.JudgeResponse:
+    ) -> Result:
         """See :meth:`memecourt.client.Client.judge`."""
-        return await self.ask(judge_request(image, text=text, **about), timeout=timeout)
+        return Result(await self.ask(judge_request(image, text=text, **about), timeout=timeout))
 
     async def ask(self, request: wire.JudgeRequest, *, timeout: float = 60.0) -> wire.JudgeResponse:
         """See :meth:`memecourt.client.Client.ask`."""

@@ -1,12 +1,12 @@
 """Typed clients of a MemeCourt service, for threads and for asyncio: verdicts, records and precedents.
 
     >>> with Client("localhost:50051") as court:                              # doctest: +SKIP
-    ...     response = court.judge(Path("meme.png").read_bytes(), timeout=30)
-    ...     if response.label == wire.LABEL_HARMFUL:
-    ...         print(response.rationale)
+    ...     result = court.judge(Path("meme.png").read_bytes(), timeout=30)
+    ...     if result.decision == "review":
+    ...         print(result.reasons)
 
-Only ``LABEL_NOT_HARMFUL`` is an acquittal: an error, ``LABEL_UNDECIDED`` and labels that this client does not know are
-not. ``response.needs_human_review`` says whether a person has to review the verdict.
+Only the decision ``allow`` is an acquittal: ``block``, ``review`` and an error are not. ``result.message`` is the whole
+response.
 
 Transient errors are retried (:mod:`memecourt.retries`) within the timeout of the call. A request without a request_id
 gets one, the same for all attempts, so that a verdict is paid for once.
@@ -37,6 +37,7 @@ from memecourt.requests import (
     verdict_request,
     watch_request,
 )
+from memecourt.result import Decision, Label, Result
 from memecourt.retries import HEALTH, NOT_THERE, Attempts, Budget, Retries, connect_again_s, patient
 from memecourt.v1 import court_pb2 as wire
 from memecourt.v1.court_pb2_grpc import CourtStub, DocketStub, PrecedentsStub
@@ -46,7 +47,10 @@ __all__ = [
     "AsyncClient",
     "CallError",
     "Client",
+    "Decision",
     "JudgeError",
+    "Label",
+    "Result",
     "Retries",
     "Tls",
     "judge_request",
@@ -107,7 +111,7 @@ class Client:
 
     def judge(
         self, image: bytes | None = None, *, text: str | None = None, timeout: float = 60.0, **about: Unpack[About]
-    ) -> wire.JudgeResponse:
+    ) -> Result:
         """Asks for a verdict on a meme, or on a text alone.
 
         Args:
@@ -121,10 +125,10 @@ class Client:
             JudgeError: There is no verdict.
             ValueError: The picture has no bytes and there is a text.
         """
-        return self.ask(judge_request(image, text=text, **about), timeout=timeout)
+        return Result(self.ask(judge_request(image, text=text, **about), timeout=timeout))
 
     def ask(self, request: wire.JudgeRequest, *, timeout: float = 60.0) -> wire.JudgeResponse:
-        """Like :meth:`judge`, for a request made by :func:`judge_request` or by hand."""
+        """Like :meth:`judge`, in messages: for a request made by :func:`judge_request` or by hand."""
         return self._call(self._court.Judge, named(request), timeout, error=JudgeError)
 
     def judge_many(

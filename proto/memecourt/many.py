@@ -18,11 +18,12 @@ import grpc
 
 from memecourt.connection import MESSAGE_BYTES
 from memecourt.errors import CallError, JudgeError
+from memecourt.result import Result
 from memecourt.retries import IDLE, Budget, Endings, Retries, is_cut, passing
 from memecourt.v1 import court_pb2 as wire
 
-Outcome = tuple[str, wire.JudgeResponse | JudgeError]
-"""The request_id, and the verdict or the error in its place."""
+Outcome = tuple[str, Result | JudgeError]
+"""The request_id, and the result or the error in its place."""
 
 AT_ONCE = "memecourt-at-once"
 """Metadata at the beginning of a stream: the number of its requests that the server works on at once."""
@@ -209,7 +210,7 @@ class Book:
         if pending is None or not pending.sent:
             return  # it timed out and has had its outcome
         if response.HasField("verdict"):
-            self._finish(name, response.verdict)
+            self._finish(name, Result(response.verdict))
             return
         if not response.HasField("failure"):
             self._finish(name, JudgeError(grpc.StatusCode.UNKNOWN, "An outcome that this version does not know."))
@@ -289,6 +290,6 @@ class Book:
             message += self._endings.describe("Streams")
             self._finish(name, JudgeError(grpc.StatusCode.DEADLINE_EXCEEDED, message))
 
-    def _finish(self, name: str, outcome: wire.JudgeResponse | JudgeError) -> None:
+    def _finish(self, name: str, outcome: Result | JudgeError) -> None:
         del self._pending[name]
         self.outcomes.append((name, outcome))

@@ -54,6 +54,16 @@ class Result:
         return _LABELS.get(self.message.label, Label.UNDECIDED)
 
     @property
+    def verdict_id(self) -> str:
+        """Id of the verdict, and of the trial's record."""
+        return self.message.verdict_id
+
+    @property
+    def rationale(self) -> str:
+        """Rationale for people, in English."""
+        return self.message.rationale
+
+    @property
     def risk(self) -> float | None:
         """Estimated probability that the label is wrong; None if unknown."""
         return self.message.risk if self.message.HasField("risk") else None

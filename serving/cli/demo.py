@@ -35,7 +35,7 @@ def demo(docket: Path | Address | None) -> None:
         for scene in _MEMES:
             picture = files("retrieval.starter").joinpath("demo", f"{scene}.png").read_bytes()
             response = court.judge(picture, timeout=120)
-            show_verdict(f"a drawn {scene}, sent to {address}", response, docket=place)
+            show_verdict(f"a drawn {scene}, sent to {address}", response.message, docket=place)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ import trustme
 
 import memecourt.many
 from memecourt.client import AsyncClient, CallError, Client, JudgeError, Retries, Tls, judge_request
+from memecourt.result import Result
 from memecourt.v1 import court_pb2 as wire
 from tests.support.client import QUICK, Loop, Threads, answered
 from tests.support.client import client as client
@@ -44,7 +45,7 @@ def test_a_busy_server_is_retried_after_the_delay_it_asks_for(client):
     assert response.verdict_id == "v"
     assert court.calls == {"Judge": 3}
     (name,) = {request.request_id for request in court.asked}  # generated once and reused, so that one trial is paid
-    assert name == response.request_id
+    assert name == response.message.request_id
     assert all(after - before >= 0.2 for before, after in zip(court.at, court.at[1:], strict=False))
     assert court.left[0] > court.left[1] > court.left[2] > 0  # one deadline for all attempts
 
@@ -84,7 +85,7 @@ def test_retries_reach_a_server_that_starts_late(client):
     court = FakeCourt()
     patient = {"retries": Retries(attempts=100, first_s=0.2, most_s=0.2, spare=100)}
     with starting_later(court, 0.5) as address:
-        assert client.call(address, "judge", b"image", timeout=60, _client=patient).label == wire.LABEL_NOT_HARMFUL
+        assert client.call(address, "judge", b"image", timeout=60, _client=patient).label == "NOT_HARMFUL"
     assert court.calls == {"Judge": 1}
 
 
@@ -689,7 +690,7 @@ def test_a_stream_survives_a_server_restart_and_nothing_is_tried_twice(client):
             second[0].stop(0).wait()
     outcomes = outcomes_of(found)
     assert len(outcomes) == 100
-    assert all(response.label == wire.LABEL_NOT_HARMFUL for response in outcomes.values())
+    assert all(response.label == "NOT_HARMFUL" for response in outcomes.values())
     assert court.calls["JudgeStream"] >= 2
     assert set(court.trials.values()) == {1} and len(court.trials) == 100
 
@@ -780,7 +781,7 @@ def test_slow_request_sources_outlast_the_server_s_idle_timeout(client):
     with served(court) as address:
         found = client.each(address, "judge_many", slow_requests() if client is Threads else slow_requests_async())
     assert [name for name, _ in found] == ["r0", "r1", "r2"]
-    assert all(isinstance(response, wire.JudgeResponse) for _, response in found)
+    assert all(isinstance(response, Result) for _, response in found)
     assert court.calls["JudgeStream"] == 3
 
 

@@ -396,7 +396,7 @@ def test_the_shipped_clients_return_verdicts_and_typed_errors(tmp_path):
         return verdict, await asyncio.to_thread(sync), caught.value
 
     verdict, again, error = play(work, tmp_path, found=findings([N] * 5))
-    assert verdict.label == again.label == wire.Label.Value(f"LABEL_{Label.NOT_HARMFUL}")
+    assert verdict.label == again.label == Label.NOT_HARMFUL
     assert (error.code, error.field, error.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "text", "TEXT_TOO_LONG")
     assert error.retry_after is None
     assert "10,000" in str(error)

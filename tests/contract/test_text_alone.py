@@ -97,8 +97,8 @@ def test_the_python_clients_can_judge_without_a_picture(tmp_path):
         return *await asyncio.to_thread(ask), other
 
     one, many, other = run(tmp_path, work)
-    assert not one.HasField("picture") and not other.HasField("picture")
-    assert not many["a"].HasField("picture") and many["b"].HasField("picture")
+    assert not one.message.HasField("picture") and not other.message.HasField("picture")
+    assert not many["a"].message.HasField("picture") and many["b"].message.HasField("picture")
 
 
 def test_clients_reject_an_empty_file(tmp_path):

@@ -48,7 +48,7 @@ def test_full_trial_over_grpc(start, models):
 def test_full_trial_of_a_text_without_a_picture_over_grpc(start, models, home):
     server = start(None, "--llm-url", models.url, "--model", "stand-in").ready()
     with Client(server.address, retries=Retries(attempts=1)) as court:
-        response = court.judge(text=HARMFUL[1], procedure=FULL, timeout=100)
+        response = court.judge(text=HARMFUL[1], procedure=FULL, timeout=100).message
         # The command sends the same request and gets the same verdict.
         arguments = ("judge", "--text", HARMFUL[1], "--procedure", "full", "--server", server.address, "--json")
         result = memecourt(*arguments, home=home)

@@ -25,7 +25,8 @@ def test_verdicts_verify_from_receipts_bundles_and_the_whole_docket(start, tmp_p
     docket, key, receipts = ("--docket", server.docket), tmp_path / "key", tmp_path / "receipts.jsonl"
     key.write_text(memecourt("docket", "key", *docket).stdout)
     with Client(server.address) as court:
-        responses = [court.judge(drawn(*meme), text=meme[1], timeout=120) for meme in (HARMFUL, HARMLESS, HARMFUL)]
+        memes = (HARMFUL, HARMLESS, HARMFUL)
+        responses = [court.judge(drawn(*meme), text=meme[1], timeout=120).message for meme in memes]
     assert responses[2].reused_from.verdict_id == responses[0].verdict_id
     receipts.write_text("".join(json_format.MessageToJson(r, indent=None) + "\n" for r in responses))
     assert verifier.main([str(receipts), "--key", str(key)]) == 0

@@ -34,7 +34,7 @@ FAR = ("landscape", "Section 14b: depreciation of leased turbine blades over nin
 )
 def test_meme_gets_a_verdict_with_its_record(server, meme, label):
     with Client(server.address) as court:
-        response = court.judge(drawn(*meme), timeout=120)
+        response = court.judge(drawn(*meme), timeout=120).message
     (record,) = records(server.docket, response.verdict_id)
     assert response.label == label
     # A meme unlike anything in the library gets the likelier label and a human review.
@@ -56,7 +56,7 @@ def test_meme_gets_a_verdict_with_its_record(server, meme, label):
 
 def test_text_of_the_caller_replaces_the_text_on_the_picture(server):
     with Client(server.address) as court:
-        response = court.judge(drawn(*HARMLESS), text=HARMFUL[1], timeout=120)
+        response = court.judge(drawn(*HARMLESS), text=HARMFUL[1], timeout=120).message
     assert response.label == wire.LABEL_HARMFUL
     assert response.text.source == wire.TEXT_SOURCE_CALLER
 
@@ -105,7 +105,7 @@ def test_bad_input_gets_a_clear_error_and_the_server_goes_on_serving(server, req
         assert (error.code, error.field) == (grpc.StatusCode.INVALID_ARGUMENT, field)
         assert error.retry_after is None
         assert len(error.message) > 30 and "0x" not in error.message and "/" not in error.message.replace("and/or", "")
-        assert court.judge(drawn(*HARMLESS), text=HARMLESS[1], timeout=120).label == wire.LABEL_NOT_HARMFUL
+        assert court.judge(drawn(*HARMLESS), text=HARMLESS[1], timeout=120).label == "NOT_HARMFUL"
 
 
 def test_command_line_judges_through_the_server(server, home, tmp_path):
@@ -133,7 +133,7 @@ def test_command_line_judges_through_the_server(server, home, tmp_path):
 
 def test_record_can_be_read_in_a_terminal(server, home):
     with Client(server.address) as court:
-        response = court.judge(drawn(*HARMFUL), timeout=120)
+        response = court.judge(drawn(*HARMFUL), timeout=120).message
     shown = memecourt("records", "show", response.verdict_id, "--docket", server.docket, home=home)
     assert shown.returncode == 0
     for part in ("TrialOpened", "TextRead", "PrecedentsCited", "Summarised", "SideRested", "VerdictGiven", "HARMFUL"):
@@ -170,7 +170,7 @@ def test_sigkill_in_mid_trial_loses_no_announced_event(start):
     # The docket opens again and takes new trials.
     restarted = start(server.docket).ready()
     with Client(restarted.address) as court:
-        response = court.judge(drawn(*HARMLESS), text=HARMLESS[1], timeout=120)
+        response = court.judge(drawn(*HARMLESS), text=HARMLESS[1], timeout=120).message
     assert records(server.docket, response.verdict_id)[0].state is TrialState.DECIDED
 
 
@@ -280,7 +280,7 @@ def test_killed_encoder_is_restarted_without_loss_and_ends_with_the_server(start
             # All are answered, so the next encoder is up and can be killed in turn.
             assert [future.result().label for future in pending] == [wire.LABEL_HARMFUL] * 20
         # An encoder killed while idle is restarted by the next request.
-        assert court.judge(drawn(*HARMFUL), text=f"last {HARMFUL[1]}", timeout=300).label == wire.LABEL_HARMFUL
+        assert court.judge(drawn(*HARMFUL), text=f"last {HARMFUL[1]}", timeout=300).label == "HARMFUL"
     assert len(set(killed)) == 3
     # The log arrives through a pipe, possibly later than the answers.
     wait_until(lambda: sum("encoder's process ended (signal SIGKILL)" in line for line in server.log) == 3)

@@ -1,7 +1,10 @@
 """Results as the Python client gives them."""
 
+from importlib.metadata import version
+
 import pytest
 
+import memecourt
 from court.verdict import Decision as CourtDecision
 from court.verdict import Label as CourtLabel
 from memecourt.result import Decision, Label, Reason, Result
@@ -40,3 +43,8 @@ def test_result_has_what_a_caller_acts_on_and_the_message_itself():
     assert result.reasons == [Reason("RISK_ABOVE_CUTOFF", "too risky"), Reason("999", "new")]
     assert result.message is message
     assert Result(wire.JudgeResponse()).risk is None
+
+
+def test_package_has_its_version():
+    assert memecourt.__version__ == version("memecourt")
+    assert not hasattr(memecourt, "version")
