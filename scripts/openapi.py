@@ -51,6 +51,15 @@ PROBLEM = {
         },
     },
 }
+EXAMPLES: dict[str, dict[str, Any]] = {
+    "Judge": {"text": "when the alarm rings", "content": {"namespace": "forum", "id": "post-17"}},
+    "ReviewVerdict": {
+        "outcome": "overruled", "label": "not_harmful", "reason": "It quotes it to answer it.", "reviewer": "ada",
+    },
+    "OpenAppeal": {"trial_id": "71f7f6c4-7e17-4c8f-9a8a-d9bd4a1f19a6", "statement": "It is satire.", "by": "forum"},
+    "SearchPrecedents": {"text": "when the alarm rings", "k": 3},
+    "AddPrecedent": {"text": "when the alarm rings", "label": "not_harmful", "who": "ada", "why": "as was decided"},
+}  # fmt: skip
 MODERATION = {
     "type": "object",
     "required": ["id", "model", "results"],
@@ -252,6 +261,8 @@ class Description:
         message = operation.descriptor.input_type
         schema = self.reference(message)
         found: dict[str, Any] = {"application/json": {"schema": schema}}
+        if operation.method in EXAMPLES:
+            found["application/json"]["example"] = EXAMPLES[operation.method]
         if operation.takes_picture:
             binary = {"type": "string", "format": "binary", "contentMediaType": "application/octet-stream"}
             form = {PICTURE: {**binary, "description": "The picture file."}, "text": {"type": "string"}}
@@ -323,7 +334,12 @@ def description() -> dict[str, Any]:
             "operationId": "CreateModeration",
             "tags": ["OpenAI"],
             "summary": "Judges memes, in the shape of OpenAI's moderations.",
-            "requestBody": {"required": True, "content": {"application/json": {"schema": MODERATION_REQUEST}}},
+            "requestBody": {
+                "required": True,
+                "content": {
+                    "application/json": {"schema": MODERATION_REQUEST, "example": {"input": "when the alarm rings"}}
+                },
+            },
             "responses": {
                 "200": {
                     "description": "The response.",
@@ -373,7 +389,7 @@ def description() -> dict[str, Any]:
             f"one that a client does not know is none. A body has at most {BODY_BYTES:,} bytes.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
-        "servers": [{"url": "http://127.0.0.1:8081"}],
+        "servers": [{"url": "/", "description": "The address that this description came from."}],
         "security": [{"token": []}],
         "paths": paths,
         "components": {

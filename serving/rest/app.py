@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,7 @@ OPENAPI = Path(__file__).with_name("openapi.json")
 """OpenAPI description, written by ``scripts/openapi.py``."""
 WEBHOOK_KEYS = "/v1/webhooks/keys"
 # Proxies and browsers must neither cache answers nor interpret them as pages.
+_REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 _HEADERS = {"x-content-type-options": "nosniff", "cache-control": "no-store"}
 
 
@@ -96,10 +99,14 @@ class Front:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers."""
+        sent = dict(scope["headers"]).get(b"x-request-id", b"")
+        # Echoed only if it is harmless in a log of whoever reads the answer.
+        request_id = sent.decode() if _REQUEST_ID.fullmatch(sent) else uuid.uuid4().hex
 
         async def guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = request_id
                 for name, value in _HEADERS.items():
                     headers[name] = value
             await send(message)

@@ -95,7 +95,7 @@ def message_of(kind: type[Message], fields: Mapping[str, Any], own: Mapping[str,
             raise BadRequest(
                 f"{name} is another than the address's. Leave it out.", reason="ADDRESS_CONTRADICTS", field=name
             )
-    message = kind()
+    message, remaining = kind(), _with_enums(kind.DESCRIPTOR, remaining)
     try:
         json_format.ParseDict(remaining, message)
     except json_format.ParseError as error:
@@ -124,6 +124,30 @@ def _by_own_names(kind: type[Message], fields: Mapping[str, Any]) -> dict[str, A
             raise BadRequest(f"{own} stands there twice.", reason="MALFORMED_REQUEST", field=own)
         found[own] = value
     return found
+
+
+def _with_enums(kind: Descriptor, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Replaces values of enums, accepted in any case and without prefix, by their names. Raises BadRequest."""
+
+    def named(field: FieldDescriptor, value: Any) -> Any:
+        if isinstance(value, list):
+            return [one if isinstance(one, list) else named(field, one) for one in value]
+        if isinstance(value, dict) and field.message_type is not None:
+            return _with_enums(field.message_type, value)
+        if field.enum_type is None or not isinstance(value, str):
+            return value
+        names = field.enum_type.values_by_name
+        prefix = field.enum_type.values[0].name.removesuffix("UNSPECIFIED")
+        for name in (value.upper(), prefix + value.upper()):
+            if name in names:
+                return name
+        taken = ", ".join(name.removeprefix(prefix).lower() for name in names if not name.endswith("_UNSPECIFIED"))
+        raise BadRequest(
+            f"{field.name} is none of the values that it takes: {taken}.", reason="UNKNOWN_VALUE", field=field.name
+        )
+
+    known = {name: field for field in kind.fields for name in (field.name, field.json_name)}
+    return {name: named(known[name], value) if name in known else value for name, value in fields.items()}
 
 
 def _no_request(kind: type[Message], why: str) -> BadRequest:

@@ -41,9 +41,15 @@ CATEGORIES: Sequence[str] = (
     "violence/graphic",
 )
 """OpenAI's categories. Clients look them up by name, so every result contains all of them."""
-_USUAL_CATEGORY = "hate"
-_CATEGORY_OF: Mapping[str, str] = {"child exploitation": "sexual/minors"}
-"""OpenAI's category for a category of the policy, if the names differ."""
+_NO_CATEGORY = "other harm"
+"""Category of harm of which neither the verdict nor a precedent names one."""
+_OPENAI_NAME: Mapping[str, str] = {
+    **dict.fromkeys(("race", "gender", "religion", "nationality", "disability"), "hate"),
+    "insult": "harassment",
+    "animal": "violence",
+    "child exploitation": "sexual/minors",
+}
+"""OpenAI's name of a category of the policy; others have none and stand under their own."""
 # Each input is a separate trial, and all share one deadline.
 _MAX_INPUTS = 32
 _FIELDS = frozenset({"model", "input", "content", "user"})
@@ -183,20 +189,43 @@ def moderation_of(verdicts: Sequence[wire.JudgeResponse]) -> Mapping[str, Any]:
 
 
 def _result(verdict: wire.JudgeResponse) -> Mapping[str, Any]:
-    flagged = verdict.decision != "allow"
-    category = _CATEGORY_OF.get(verdict.finding.category, _USUAL_CATEGORY)
-    # Clients compare scores with their own thresholds, so there must be one.
-    score = verdict.harm_score if verdict.HasField("harm_score") else float(flagged)
-    if flagged and verdict.label != wire.LABEL_HARMFUL:
-        score = 1.0  # clients with a threshold must not let undecided memes pass
+    shares = _shares(verdict)
+    harm = verdict.harm_score if verdict.HasField("harm_score") else _HARM_OF_LABEL.get(verdict.label, 0.5)
     weighed = [kind for kind, there in (("text", verdict.text.text), ("image", verdict.picture.bytes_sha256)) if there]
+    names = dict.fromkeys((*CATEGORIES, *shares))
+    found_harmful = verdict.label == wire.LABEL_HARMFUL
     return {
-        "flagged": flagged,
-        "categories": {name: flagged and name == category for name in CATEGORIES},
-        "category_scores": {name: score if name == category else 0.0 for name in CATEGORIES},
-        "category_applied_input_types": {name: weighed if name == category else [] for name in CATEGORIES},
+        "flagged": verdict.decision != "allow",
+        "categories": {name: found_harmful and shares.get(name) == 1 for name in names},
+        "category_scores": {name: harm * shares.get(name, 0.0) for name in names},
+        "category_applied_input_types": {name: weighed if name in shares else [] for name in names},
         "memecourt": response_json(verdict),
     }
+
+
+_HARM_OF_LABEL = {wire.LABEL_HARMFUL: 1.0, wire.LABEL_NOT_HARMFUL: 0.0}
+
+
+def _shares(verdict: wire.JudgeResponse) -> Mapping[str, float]:
+    """Returns the share of each category that the harm may fall under; 1 for the likeliest.
+
+    The verdict's own finding decides; without one, the categories of the harmful precedents, each by its similarity.
+    """
+    weights: dict[str, float] = {}
+    if verdict.finding.category:
+        weights[_name(verdict.finding.category)] = 1.0
+    else:
+        for precedent in verdict.precedents:
+            if precedent.label == wire.LABEL_HARMFUL and precedent.similarity > 0:
+                for name in map(_name, precedent.categories or (_NO_CATEGORY,)):
+                    weights[name] = weights.get(name, 0.0) + precedent.similarity
+    largest = max(weights.values(), default=0.0)
+    return {name: weight / largest for name, weight in weights.items()} or {_NO_CATEGORY: 1.0}
+
+
+def _name(category: str) -> str:
+    own = category.strip().lower()
+    return _OPENAI_NAME.get(own, own)
 
 
 def openai_error(problem: ProblemDetails) -> Response:
