@@ -46,6 +46,7 @@ class _Commands(CommandTable):
 
 
 @click.group(cls=_Commands, table=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="memecourt")
 def cli() -> None:
     """Measures MemeCourt: benchmarks of the code, and how good its verdicts are."""
     # Not above: what it imports would take as long as all the rest of asking for help.

@@ -336,6 +336,21 @@ async def docket_in(settings: Settings) -> AsyncIterator[Docket]:
         await docket.close()
 
 
+async def whole_id(docket: Docket, beginning: str) -> str:
+    """Returns the id of the one trial that begins so; the text itself if there is none.
+
+    Raises:
+        BadRequest: Several trials begin so.
+    """
+    from court.errors import BadRequest
+
+    ids = await docket.index.ids(beginning, 2)
+    # An id may be the beginning of another one: the first in order is then meant.
+    if len(ids) > 1 and ids[0] != beginning:
+        raise BadRequest(f"Several trials begin with {printable(beginning)}. Give more of the id.", field="trial_id")
+    return ids[0] if ids else beginning
+
+
 class Interrupted(KeyboardInterrupt):
     """A signal told the command to end.
 

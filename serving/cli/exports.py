@@ -14,7 +14,17 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import click
 
 from serving.access.private_files import hand_on
-from serving.cli.common import MOST_ID, docket_in, docket_option, printable, require_text, run, settings_of, tell
+from serving.cli.common import (
+    MOST_ID,
+    docket_in,
+    docket_option,
+    printable,
+    require_text,
+    run,
+    settings_of,
+    tell,
+    with_options,
+)
 
 if TYPE_CHECKING:
     from retrieval.library.postgres.address import Address
@@ -28,6 +38,30 @@ _WHO = "command line"
 """Who looked, where the docket notes that a picture was shown: it does not know who sits there."""
 _MOST_NAMED = 20
 """Of trials that are erased."""
+
+
+selection_options = with_options(
+    click.option(
+        "--label",
+        "labels",
+        multiple=True,
+        type=click.Choice(["HARMFUL", "NOT_HARMFUL", "UNDECIDED"]),
+        help="Select trials with this label.",
+    ),
+    click.option(
+        "--state",
+        "states",
+        multiple=True,
+        type=click.Choice(["OPEN", "DECIDED", "FAILED"]),
+        help="Select trials in this state.",
+    ),
+    click.option("--since", type=click.DateTime(), help="Select trials opened at this time or later (UTC)."),
+    click.option("--until", type=click.DateTime(), help="Select trials opened before this time (UTC)."),
+    click.option("--namespace", help="Select trials of this namespace."),
+    click.option("--reviewed/--not-reviewed", default=None, help="Select trials that were, or were not, reviewed."),
+    click.option("--needs-review", is_flag=True, help="Select trials that need human review."),
+)
+"""Options that select trials, for :func:`filter_of`."""
 
 
 @click.command("export")
@@ -68,25 +102,7 @@ _MOST_NAMED = 20
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="For dsa: JSON object of the fields that the platform fills in.",
 )
-@click.option(
-    "--label",
-    "labels",
-    multiple=True,
-    type=click.Choice(["HARMFUL", "NOT_HARMFUL", "UNDECIDED"]),
-    help="Select trials with this label.",
-)
-@click.option(
-    "--state",
-    "states",
-    multiple=True,
-    type=click.Choice(["OPEN", "DECIDED", "FAILED"]),
-    help="Select trials in this state.",
-)
-@click.option("--since", type=click.DateTime(), help="Select trials opened at this time or later (UTC).")
-@click.option("--until", type=click.DateTime(), help="Select trials opened before this time (UTC).")
-@click.option("--namespace", help="Select trials of this namespace.")
-@click.option("--reviewed/--not-reviewed", default=None, help="Select trials that were, or were not, reviewed.")
-@click.option("--needs-review", is_flag=True, help="Select trials that need human review.")
+@selection_options
 @docket_option
 @click.pass_context
 def export(
@@ -116,7 +132,7 @@ def export(
     settings = settings_of(docket=docket)
     if form in _OF_MANY:
         to = out or Path(f"trials.{form}")
-        exported, erased = run(_many(settings, form, _filter(options), to))
+        exported, erased = run(_many(settings, form, filter_of(options), to))
         more = f", {len(erased):,} more {'is' if len(erased) == 1 else 'are'} erased: {_some(erased)}" if erased else ""
         tell(f"{exported:,} trial{'s' * (exported != 1)}{more}")
     else:
@@ -150,7 +166,8 @@ def _check(context: click.Context, trial_id: str | None, form: str) -> None:
             raise click.UsageError(f"{parameter.opts[0]} means nothing for {form}.")
 
 
-def _filter(options: dict[str, Any]) -> TrialFilter:
+def filter_of(options: dict[str, Any]) -> TrialFilter:
+    """Returns the filter that :data:`selection_options` make."""
     from datetime import UTC
 
     from court.record import TrialState

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import sys
 from collections.abc import Iterator
@@ -29,15 +30,16 @@ from serving.cli.common import (
     tell,
     trial_argument,
     trial_settings,
+    whole_id,
 )
-from serving.cli.exports import export
+from serving.cli.exports import export, filter_of, selection_options
 
 if TYPE_CHECKING:
     from court.events import AnyEvent, AppealOpened, QuestionRuled
     from court.question import CourtQuestion
     from court.record import TrialRecord
     from retrieval.library.postgres.address import Address
-    from serving.docket.store.listing import DocketLine
+    from serving.docket.store.listing import DocketLine, TrialFilter
     from serving.settings import Settings
 
 
@@ -63,10 +65,21 @@ records.add_command(export)
 @records.command("list")
 @click.option("--limit", default=20, show_default=True, type=click.IntRange(min=1), help="Number of trials to list.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line and trial.")
+@click.option("--as", "form", type=click.Choice(["csv"]), help="Print a table with all columns instead.")
+@selection_options
 @docket_option
-def list_records(limit: int, as_json: bool, docket: Path | Address | None) -> None:
+def list_records(limit: int, as_json: bool, form: str | None, docket: Path | Address | None, **selection: Any) -> None:
     """Lists trials, newest first."""
-    for line in run(_lines(docket, limit)):
+    lines = run(_lines(docket, limit, filter_of(selection)))
+    if form == "csv":
+        rows = [_line_json(line) | {"review": line.review and str(line.review.outcome)} for line in lines]
+        table = csv.DictWriter(sys.stdout, rows[0] if rows else ["trial_id"], lineterminator="\n")
+        table.writeheader()
+        table.writerows(rows)
+        return
+    if lines and not as_json:
+        click.echo(f"{'trial':<36}  {'opened':<20}  {'how':<8}{'decision':<9}{'verdict':<12}  content")
+    for line in lines:
         if as_json:
             click.echo(json.dumps(_line_json(line)))
         else:
@@ -77,7 +90,7 @@ def list_records(limit: int, as_json: bool, docket: Path | Address | None) -> No
             note = "  erased" if line.erased else "  a person should look" if asks else ""
             click.echo(
                 f"{line.trial_id}  {line.opened_at:%Y-%m-%d %H:%M:%S}Z  {line.procedure.lower():<8}"
-                f"{outcome:<12}{'  ' + content if content else ''}{note}"
+                f"{line.decision or '':<9}{outcome:<12}{'  ' + content if content else ''}{note}"
             )
 
 
@@ -258,7 +271,7 @@ async def _resumed(settings: Settings, trial_id: str, *, watch: bool, procedure:
     async with open_court(settings, tell=tell) as executor:
         if watch:
             executor.feed.subscribe(show_event)
-        return await executor.resume(trial_id)
+        return await executor.resume(record.trial_id)
 
 
 async def _rule_on_question(
@@ -295,15 +308,16 @@ async def _appealed(
 ) -> AppealOpened:
     async with docket_in(settings_of(docket=docket)) as store:
         at = datetime.now(UTC)
+        trial_id = await whole_id(store, trial_id)
         return await store.reviews.open_appeal(trial_id, by=by, statement=statement, reference=reference, at=at)
 
 
 async def _record(docket: Path | Address | None, trial_id: str) -> TrialRecord:
     async with docket_in(settings_of(docket=docket)) as store:
-        return await store.trials.record(trial_id)
+        return await store.trials.record(await whole_id(store, trial_id))
 
 
-async def _lines(docket: Path | Address | None, limit: int) -> list[DocketLine]:
+async def _lines(docket: Path | Address | None, limit: int, which: TrialFilter) -> list[DocketLine]:
     async with docket_in(settings_of(docket=docket)) as store:
         # No docket holds more, and no database takes a larger number.
-        return list(await store.index.list(limit=min(limit, sys.maxsize)))
+        return list(await store.index.list(limit=min(limit, sys.maxsize), which=which))

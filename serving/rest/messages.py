@@ -126,7 +126,7 @@ def _by_own_names(kind: type[Message], fields: Mapping[str, Any]) -> dict[str, A
     return found
 
 
-def _with_enums(kind: Descriptor, fields: Mapping[str, Any]) -> dict[str, Any]:
+def _with_enums(kind: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Replaces values of enums, accepted in any case and without prefix, by their names. Raises BadRequest."""
 
     def named(field: FieldDescriptor, value: Any) -> Any:

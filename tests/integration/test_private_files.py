@@ -1,6 +1,7 @@
 """Files that the service stores are accessible to their owner only, whatever the umask (BO-5)."""
 
 import asyncio
+import json
 import os
 import stat
 import subprocess
@@ -40,7 +41,7 @@ def test_judging_leaves_no_file_that_others_can_access(tmp_path, umask):
     memecourt("judge", meme, "--text", HARMLESS[1], "--json")
     assert (home / "docket.key").exists() and (home / "docket.sqlite-pictures").is_dir()
     assert open_modes(home) == {}
-    (trial,) = (line.split()[0] for line in memecourt("records", "list").splitlines())
+    (trial,) = (json.loads(line)["trial_id"] for line in memecourt("records", "list", "--json").splitlines())
     memecourt("docket", "bundle", trial, "--out", out)
     assert stat.S_IMODE(out.stat().st_mode) == 0o666 & ~umask, (
         "an exported file has the mode that the caller's umask gives"

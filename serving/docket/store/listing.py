@@ -207,6 +207,12 @@ class TrialIndex(SqlStore):
         """
         return await self._transactions.read(lambda connection: _failures(connection, pixels_sha256))
 
+    async def ids(self, prefix: str, limit: int) -> Sequence[str]:
+        """Returns ids of trials that begin with a text, in order."""
+        query = select(_row.trial_id).where(_row.trial_id.startswith(prefix, autoescape=True))
+        query = query.order_by(_row.trial_id).limit(limit)
+        return await self._transactions.read(lambda connection: connection.execute(query).scalars().all())
+
     async def requests(self) -> Mapping[str, Sequence[str]]:
         """Returns the ids of all trials by the request that they were opened for, the oldest first."""
         return await self._transactions.read(_requests)

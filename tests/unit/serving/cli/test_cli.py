@@ -1,5 +1,6 @@
 """The command line without a server; its human-readable output is compared with golden files."""
 
+import csv
 import json
 import re
 
@@ -14,7 +15,7 @@ from serving.cli.main import cli
 from serving.cli.records import render
 from serving.settings import Settings
 from tests.support.cli import assert_matches_golden
-from tests.support.dockets import append_all, with_docket
+from tests.support.dockets import append_all, events_of, with_docket
 from tests.support.fakes import FakeReader, H, N, RecordingSink, a_meme, findings
 from tests.support.trial import a_court, hear
 
@@ -101,8 +102,39 @@ def test_records_are_listed_and_shown_as_text_or_json(tmp_path):
     assert invoke("records", "list", "--docket", path, "--limit", 10**20).output == listed.output
     (line,) = invoke("records", "list", "--docket", path, "--json").output.splitlines()
     assert json.loads(line)["label"] == "HARMFUL"
+    head, row = listed.output.splitlines()
+    assert head.index("decision") == row.index("block") and head.index("verdict") == row.index("HARMFUL")
+    assert invoke("records", "list", "--docket", path, "--label", "NOT_HARMFUL").output == ""
+    (row,) = csv.DictReader(invoke("records", "list", "--docket", path, "--as", "csv").output.splitlines())
+    assert (row["trial_id"], row["decision"], row["review"]) == ("t", "block", "")
     shown = invoke("records", "show", "t", "--docket", path, "--json")
     assert len(json.loads(shown.output)["events"]) == len(notes.events)
+
+
+def test_trials_are_named_by_the_beginning_of_their_id(tmp_path):
+    path = tmp_path / "docket.sqlite"
+
+    async def scene(docket):
+        for trial_id in ("abc", "abd", "abdx", "x_1", "xy1"):
+            await append_all(docket, events_of(trial_id))
+
+    with_docket(path, scene)
+
+    def shown(beginning):
+        return invoke("records", "show", beginning, "--docket", path, "--json")
+
+    ids = {
+        beginning: json.loads(shown(beginning).output)["trial_id"] for beginning in ("abc", "abd", "abdx", "x_", "xy")
+    }
+    assert ids == {"abc": "abc", "abd": "abd", "abdx": "abdx", "x_": "x_1", "xy": "xy1"}
+    assert shown("ab").exit_code == 1 and "Several trials begin with ab" in shown("ab").output
+    assert shown("abde").exit_code == 1 and "no trial abde" in shown("abde").output
+
+
+def test_shells_complete_commands(monkeypatch):
+    environment = {"_MEMECOURT_COMPLETE": "bash_complete", "COMP_WORDS": "memecourt rec", "COMP_CWORD": "1"}
+    completed = CliRunner().invoke(cli, prog_name="memecourt", env=environment)
+    assert completed.output.split() == ["plain,records"]
 
 
 @pytest.mark.parametrize("command", ["resume", "ask"])
