@@ -19,6 +19,7 @@ from court.events import (
     MemeIdentity,
     NearDuplicatesFound,
     OddsGiven,
+    PrecedentsCited,
     QuestioningEnd,
     Ruling,
     SteeringFound,
@@ -32,7 +33,7 @@ from court.expert.findings import Testimony, review_of
 from court.injection.detector import find_injection_signals
 from court.meme import Frame
 from court.messages import Exhibit, file_sha256
-from court.precedents import Findings, Vote, sigmoid
+from court.precedents import STARTER, Findings, Vote, sigmoid
 from court.recorder import Drafted, EventDraft, Recorder
 from court.replies import RulingReply
 from court.settings import TrialSettings
@@ -363,12 +364,22 @@ def with_parts_not_judged(verdict: Verdict, meme: MemeIdentity | None) -> Verdic
     return verdict.model_copy(update={"review": (*verdict.review, *reviews)})
 
 
+def with_starter_library(verdict: Verdict, cited: PrecedentsCited | None) -> Verdict:
+    """Adds a reason for review to a verdict that was reached with the starter library."""
+    if cited is None or cited.findings.library.name != STARTER:
+        return verdict
+    detail = "The precedents are drawn memes of the starter library: no decision may rest on them."
+    review = Review(reason=ReviewReason.STARTER_LIBRARY, detail=detail)
+    return verdict.model_copy(update={"review": (*verdict.review, review)})
+
+
 async def give_verdict(recorder: Recorder, *before: Drafted, verdict: Verdict, **values: Any) -> None:
     """Records a verdict, with the signs of steering found in all untrusted texts, the description included.
 
     Args:
-        verdict: Verdict of the procedure. Reasons for review are added for signs of steering, and, if it is not
-            harmful, for a harmful near-duplicate or parts that were not judged. Label, strengths and score stay.
+        verdict: Verdict of the procedure. Reasons for review are added for signs of steering, for precedents of the
+            starter library, and, if it is not harmful, for a harmful near-duplicate or parts that were not judged.
+            Label, strengths and score stay.
     """
 
     def draft(events: Sequence[AnyEvent]) -> EventDraft:
@@ -380,6 +391,8 @@ async def give_verdict(recorder: Recorder, *before: Drafted, verdict: Verdict, *
         outcome = with_harmful_duplicates(with_review(verdict, found), duplicates)
         opened = next((event for event in events if isinstance(event, TrialOpened)), None)
         outcome = with_parts_not_judged(outcome, opened.meme if opened else None)
+        cited = next((event for event in events if isinstance(event, PrecedentsCited)), None)
+        outcome = with_starter_library(outcome, cited)
         return EventDraft(VerdictGiven, {"verdict": outcome, "steering": found, **values})
 
     await recorder.record_all(*before, draft)

@@ -191,6 +191,10 @@ class Search(_StoredValue):
     """Number of precedents that were deliberately excluded."""
 
 
+STARTER = "starter"
+"""Name of the library of drawn memes that is used until an operator names one."""
+
+
 class LibraryIdentity(_StoredValue):
     """Identity of the library that was searched."""
 

@@ -148,6 +148,8 @@ class ReviewReason(StrEnum):
     """The caller sent a text and no picture: the verdict is on the text alone. A signal."""
     CLAIM_REFUTED = "CLAIM_REFUTED"
     """The meme was not found harmful, but evidence refutes a claim of fact that it makes."""
+    STARTER_LIBRARY = "STARTER_LIBRARY"
+    """The precedents are those of the starter library, on which no decision may rest."""
     CLAIM_UNCHECKED = "CLAIM_UNCHECKED"
     """The policy has a clause about facts, but no evidence could be compared with a claim of the meme."""
 

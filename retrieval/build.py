@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from court.errors import BadRequest
 from court.ports import PictureReader
+from court.precedents import STARTER
 from retrieval.calibration.calibrate import calibrate
 from retrieval.calibration.thresholds import ERROR, measure_min_similarity, measure_text_floors
 from retrieval.embed.encoder import Encoder, TextEmbeddings
@@ -28,7 +29,6 @@ from retrieval.library.thumbnails import ThumbnailWriter
 Progress = Callable[[str, int, int], None]
 """Progress callback: step (``pictures``, ``texts``, ``calibration``), amount done and total."""
 
-STARTER = "starter"
 STARTER_MEMES = Path(__file__).parent / "starter" / "memes.jsonl"
 _STARTER_PICTURES = STARTER_MEMES.with_name("pictures")
 _BATCH = 512

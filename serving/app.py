@@ -167,6 +167,11 @@ async def serve(
                 )
             if receivers:
                 _start_webhooks(stack, executor, receivers, telemetry)
+            if settings.library is None:
+                tell(
+                    "The precedents are drawn memes of the starter library, so each verdict asks for review: build a "
+                    "library of your own and name it with --library."
+                )
             if settings.console:
                 tell(f"console on {await stack.enter_async_context(_console(executor, settings, tokens, services[1]))}")
             await _serve_court(

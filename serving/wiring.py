@@ -283,10 +283,12 @@ def parts_beside(
 ) -> Mapping[str, object]:
     """Returns the parts of a console that is served by the court's own process."""
     # Imported lazily: the console's packages are an optional extra, and a server without a console works without them.
+    from serving.console.registry import STARTER_USED
     from serving.console.review.parts import BLIND_FIRST, NEAR, REVIEW_QUEUE, REVIEWED, RULINGS
 
     parts: dict[str, object] = {
         BLIND_FIRST: settings.blind_first,
+        STARTER_USED: settings.library is None,
         REVIEW_QUEUE: executor.docket.review_queue(rules_of(settings)),
         REVIEWED: reviewed,
     }
@@ -305,6 +307,7 @@ async def parts_alone(
 
     Near-duplicates are searched in all namespaces here; what a visitor is shown is limited to their own.
     """
+    from serving.console.registry import STARTER_USED
     from serving.console.review.parts import BLIND_FIRST, NEAR, REVIEW_QUEUE, REVIEWED, RULINGS
 
     open_set(settings.trial.prompts)  # needed to rebuild the messages of trials that used this prompt set
@@ -315,6 +318,7 @@ async def parts_alone(
     index = _duplicate_index(docket, settings.model_copy(update={"reuse": "everywhere"}))
     parts: dict[str, object] = {
         BLIND_FIRST: settings.blind_first,
+        STARTER_USED: settings.library is None,
         REVIEW_QUEUE: docket.review_queue(rules_of(settings)),
         REVIEWED: count_review,
         NEAR: index,

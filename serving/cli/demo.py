@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from memecourt.client import Client
-from serving.cli.common import docket_option, settings_of
+from serving.cli.common import docket_option, settings_of, tell
 from serving.cli.judge import show_verdict
 
 if TYPE_CHECKING:
@@ -30,8 +30,10 @@ def demo(docket: Path | Address | None) -> None:
 
     One meme is harmful, one is harmless, and one resembles nothing in the library of precedents.
     """
-    place = settings_of(docket=docket).docket_place
-    with _server(docket) as address, Client(address) as court:
+    settings = settings_of(docket=docket)
+    place, log = settings.docket_place, settings.home / "demo.log"
+    tell(f"The log is in {log}.")
+    with _server(docket, log) as address, Client(address) as court:
         for scene in _MEMES:
             picture = files("retrieval.starter").joinpath("demo", f"{scene}.png").read_bytes()
             response = court.judge(picture, timeout=120)
@@ -39,14 +41,18 @@ def demo(docket: Path | Address | None) -> None:
 
 
 @contextmanager
-def _server(docket: Path | Address | None) -> Iterator[str]:
+def _server(docket: Path | Address | None, log: Path) -> Iterator[str]:
     """A real server in a process of its own, on a free port, ready; its address."""
     if docket is not None and not isinstance(docket, Path):
         # Options of a process can be seen by others, and this one may hold a password.
         raise click.ClickException("`demo` is given a file. Name a database with MEMECOURT_DOCKET instead.")
     command = [sys.executable, "-m", "serving.cli", "serve", "--address", "127.0.0.1:0"]
     command += [] if docket is None else ["--docket", str(docket)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        log.open("w") as stderr,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True) as process,
+    ):
         assert process.stdout is not None
         try:
             output = ""
@@ -55,7 +61,7 @@ def _server(docket: Path | Address | None) -> Iterator[str]:
             while output != "ready":
                 line = process.stdout.readline()
                 if not line:
-                    raise click.ClickException("The server did not start; what it said stands above.")
+                    raise click.ClickException(f"The server did not start; its log is {log}.")
                 output = line.strip()
                 if output.startswith("listening on "):
                     address = output.removeprefix("listening on ")

@@ -315,7 +315,7 @@ def show_verdict(
     decision = Result(response).decision
     head = click.style(f" {decision.upper()} ", bold=True, reverse=True, fg=_COLOURS[decision])
     click.echo(f"{head}  {excerpt(name, 80)}")
-    click.echo(f"  verdict     {label_name(response.label).lower()}")
+    click.echo(f"  verdict     {label_name(response.label)}")
     if response.HasField("harm_score"):
         meaning = _MEANINGS.get(response.harm_score_meaning, "a score that this client does not know")
         click.echo(f"  harm score  {response.harm_score:.2f} ({meaning})")

@@ -621,7 +621,7 @@ def _describe_texts_alone(tuning: TextTuning | None) -> None:
 
 
 def _describe(library: Library) -> None:
-    from retrieval.build import STARTER
+    from court.precedents import STARTER
 
     manifest = library.manifest
     counts, tuning = library.counts, manifest.tuning

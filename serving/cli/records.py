@@ -89,7 +89,7 @@ def list_records(limit: int, as_json: bool, form: str | None, docket: Path | Add
             asks = line.needs_human_review and line.review is None
             note = "  erased" if line.erased else "  a person should look" if asks else ""
             click.echo(
-                f"{line.trial_id}  {line.opened_at:%Y-%m-%d %H:%M:%S}Z  {line.procedure.lower():<8}"
+                f"{line.trial_id:<36}  {line.opened_at:%Y-%m-%d %H:%M:%S}Z  {line.procedure.lower():<8}"
                 f"{line.decision or '':<9}{outcome:<12}{'  ' + content if content else ''}{note}"
             )
 

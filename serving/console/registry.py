@@ -72,6 +72,10 @@ class Console:
     parts: Mapping[str, object] = field(default_factory=dict)
 
 
+STARTER_USED = "starter_used"
+"""Part of the console that is true if verdicts rest on the starter library."""
+
+
 def console_of(request: Request) -> Console:
     """Returns the page's dependencies."""
     console = request.app.state.console

@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
 from serving.console import guard
-from serving.console.registry import console_of
+from serving.console.registry import STARTER_USED, console_of
 from serving.console.visitors import Role, Visitor
 from serving.views.text import environment
 
@@ -14,8 +14,8 @@ from serving.views.text import environment
 def render(request: Request, template: str, *, status: int = 200, **values: object) -> HTMLResponse:
     """Renders a page.
 
-    Besides ``values`` a template gets ``request``, ``visitor`` (or None), ``proof`` (the forms' CSRF token), ``nav``
-    and ``Role``.
+    Besides ``values`` a template gets ``request``, ``visitor`` (or None), ``proof`` (the forms' CSRF token), ``nav``,
+    ``Role``, and ``starter``: True if verdicts rest on the starter library.
 
     Args:
         template: Its file under ``templates/``.
@@ -28,6 +28,7 @@ def render(request: Request, template: str, *, status: int = 200, **values: obje
         "proof": console.sessions.proof(guard.cookie_of(request)),
         "nav": [page for page in console.pages if page.nav and visitor and page.role and visitor.role >= page.role],
         "Role": Role,
+        "starter": bool(console.parts.get(STARTER_USED)),
     }
     return HTMLResponse(
         environment(__package__).get_template(template).render({**common, **values}), status_code=status

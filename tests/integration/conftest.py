@@ -98,7 +98,14 @@ def home(tmp_path_factory):
         if not built.exists():
             unfinished = shared / "starter.unfinished"
             shutil.rmtree(unfinished, ignore_errors=True)
-            arguments = ["judge", "--text", "a quiet sunday", "--docket", str(unfinished / "docket.sqlite")]
+            arguments = [
+                "judge",
+                "--exit-zero",
+                "--text",
+                "a quiet sunday",
+                "--docket",
+                str(unfinished / "docket.sqlite"),
+            ]
             subprocess.run(
                 [sys.executable, "-m", "serving.cli", *arguments],
                 env={**os.environ, "MEMECOURT_HOME": str(unfinished)},

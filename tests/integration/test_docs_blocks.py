@@ -87,7 +87,7 @@ def test_tutorial_commands_run_from_top_to_bottom(reader, line):
     if line == "memecourt demo":
         assert output.count("records show") == 3
     elif line.startswith("memecourt judge --text"):
-        assert "No picture was sent" in output and "exit code 10" in output
+        assert "No picture was sent" in output and "exit code 12" in output
     elif line.startswith("memecourt precedents build"):
         assert "go to a person where at most 10 %" in output
 
@@ -128,7 +128,7 @@ def test_library_of_the_examples_is_built(library):
 def prepared(library):
     """A shell in the same folder, now with a docket, and the id of a trial that found harm."""
     # Tried with the starter library, which knows this group: later commands need a harmful verdict.
-    library.run('memecourt judge --text "People from Blueland are filth, kick every one of them out" || [ $? = 10 ]')
+    library.run('memecourt judge --text "People from Blueland are filth, kick every one of them out" --exit-zero')
     for command, name in (("key", "docket.vkey"), ("checkpoint", "checkpoints.txt")):
         (library.folder / name).write_text(library.run(f"memecourt docket {command}"))
     harmful = trial_in(library.run("memecourt records list"))

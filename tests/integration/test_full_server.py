@@ -141,7 +141,7 @@ def test_watched_trial_prints_its_events_in_the_terminal(models, home, tmp_path)
         env={**os.environ, "MEMECOURT_HOME": str(home), "MEMECOURT_DOCKET": str(tmp_path / "d.sqlite")},
         timeout=200,
     )
-    assert outcome.returncode == 10
+    assert outcome.returncode == 12
     for kind in ("Described", "QuestionAsked", "AnswerGiven", "Summarised", "SideRested", "VerdictGiven"):
         assert kind in outcome.stderr
     assert "HARMFUL" in outcome.stdout

@@ -164,8 +164,8 @@ def test_node_client_judges_one_picture_and_many(node, server, meme, tmp_path):
     good.write_bytes(meme)
     bad.write_text("this is no picture")
     # Four coloured squares have no text and resemble no precedent: undecided, and left to a reviewer.
-    assert f"{good}: LABEL_UNDECIDED, " in node(server, good, code=10)
+    assert f"{good}: review, LABEL_UNDECIDED, " in node(server, good, code=10)
     output = node(server, good, bad, code=1)
-    assert f"{good}: LABEL_UNDECIDED, " in output
+    assert f"{good}: review, LABEL_UNDECIDED, " in output
     assert f"{bad}: no verdict: InvalidArgument PICTURE_FORMAT_NOT_READ: " in output
     assert "InvalidArgument PICTURE_FORMAT_NOT_READ" in node(server, bad, code=1)

@@ -245,6 +245,8 @@ class _ReviewReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ReviewRe
     """The meme was not found harmful, and its file has unusual colour instructions: it was judged as browsers show it, and
     other viewers may show another picture.
     """
+    REVIEW_REASON_STARTER_LIBRARY: _ReviewReason.ValueType  # 26
+    """The precedents are drawn memes of the starter library, on which no decision may rest."""
 
 class ReviewReason(_ReviewReason, metaclass=_ReviewReasonEnumTypeWrapper):
     """Why a person should look at a verdict."""
@@ -307,6 +309,8 @@ REVIEW_REASON_PICTURE_SHOWN_OTHERWISE: ReviewReason.ValueType  # 25
 """The meme was not found harmful, and its file has unusual colour instructions: it was judged as browsers show it, and
 other viewers may show another picture.
 """
+REVIEW_REASON_STARTER_LIBRARY: ReviewReason.ValueType  # 26
+"""The precedents are drawn memes of the starter library, on which no decision may rest."""
 Global___ReviewReason: _TypeAlias = ReviewReason  # noqa: Y015
 
 class _TextSource:
