@@ -12,7 +12,7 @@ from pathlib import Path
 
 from eval.cli import cli
 from eval.reproduce.demo import arguments, stand_ins
-from eval.reproduce.drawn import draw_benches
+from eval.reproduce.drawn import draw_benchmarks
 
 TRAIN, TEST = 48, 32
 """Memes of each drawn benchmark."""
@@ -21,7 +21,7 @@ TRAIN, TEST = 48, 32
 def main() -> None:
     """Draws the benchmarks below the directory that is named, starts the stand-ins and runs the command."""
     root = Path(sys.argv[1] if len(sys.argv) > 1 else ".demo/reproduce")
-    draw_benches(root / "data", train=TRAIN, test=TEST)
+    draw_benchmarks(root / "data", train=TRAIN, test=TEST)
     with stand_ins() as urls:
         cli(arguments(root, urls))
 

@@ -139,8 +139,6 @@ def plan_of(options: Mapping[str, Any], trial: Mapping[str, Any] | None = None, 
     court = CourtOptions(**{one.name: options[one.name] for one in fields(CourtOptions) if one.name in options})
     dataset: DatasetCard = own.get("dataset") or dataset_of(options["dataset"])
     procedure = Procedure(own.get("procedure") or (options.get("procedure") or "summary").upper())
-    if trial is None:
-        trial = dict(parse_setting(one) for one in court.settings)
     split, apart = own.get("split"), False
     if split is None:
         split, apart = split_of(dataset, options.get("split") or dataset.first_test())
@@ -157,13 +155,15 @@ def plan_of(options: Mapping[str, Any], trial: Mapping[str, Any] | None = None, 
         "dataset": dataset,
         "split": split,
         "procedure": procedure,
-        "settings": court.settings_with(trial),
         "language": tag_of(options.get("language")),
         "templates_apart": bool(options.get("templates_apart")) or apart,
         "patience_s": 60 * options["patience"],
         "vllm": started,
         **own,
     }
+    if "settings" not in own:
+        named = dict(parse_setting(one) for one in court.settings) if trial is None else trial
+        planned["settings"] = court.settings_with(named)
     if "protocols" not in own:
         planned["protocols"] = protocols_of(options.get("protocols"), dataset.protocols)
     return Plan(**planned)

@@ -5,41 +5,33 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from eval.commands.options import EXIT_UNFINISHED, patience_option, run_watched, say
-from eval.commands.pages import command_line
+from eval.commands.plans import CourtOptions
+from eval.runs.spec import Circumstances, JudgingSpec
+from eval.session.spec import spec_options
 from serving.cli.common import FiniteRange
 
 if TYPE_CHECKING:
     from eval.reproduce.outcome import Reproduced
-    from eval.reproduce.stages import PlannedRun, Reproduction, Servers
-    from eval.reproduce.targets import SizeName, Targets
+    from eval.reproduce.paper import Paper
+    from eval.reproduce.study import Benchmark, PlannedRun, Reproduction, Servers
     from serving.presets import Preset
-
-# Repeats SIZES of eval.reproduce.stages, which is imported only when the command runs, so that --help needs none of it.
-_SIZES = ("3b", "7b", "32b")
 
 
 @click.command()
-@click.argument("paper", type=click.Choice(["memecourt"]))
-@click.option(
-    "--data",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-    required=True,
-    help="Directory of the unpacked data sets.",
+@click.argument("paper", metavar="PAPER")
+@spec_options(
+    Circumstances,
+    *("data", "out", "concurrency", "allow_missing", "retry_failed"),
+    data={"required": True, "help": "Folder of the unpacked data sets."},
+    out={"required": True, "metavar": "STUDY"},
+    retry_failed={"help": "With --resume: retry memes that failed for a transient reason."},
 )
-@click.option("--out", type=click.Path(path_type=Path), required=True, metavar="STUDY", help="Folder to write to.")
-@click.option(
-    "--size",
-    "sizes",
-    multiple=True,
-    type=click.Choice([*_SIZES, "all"]),
-    help="Size of the model. [default: the sizes of --llm-url]",
-)
+@click.option("--size", "sizes", multiple=True, help="Size of the model, or all. [default: the sizes of --llm-url]")
 @click.option(
     "--llm-url",
     "urls",
@@ -52,22 +44,13 @@ _SIZES = ("3b", "7b", "32b")
     "models",
     multiple=True,
     metavar="[SIZE=]NAME",
-    help="Model on that server. [default: Qwen2.5-VL of that size]",
+    help="Model on that server. [default: the paper's model of that size]",
 )
 @click.option("--vllm", is_flag=True, help="Start vLLM here for each size in turn, instead of --llm-url.")
-@click.option(
-    "--vllm-flag",
-    "vllm_flags",
-    multiple=True,
-    metavar="FLAG",
-    help="Pass a flag to vLLM: --vllm-flag=--gpu-memory-utilization=0.8.",
-)
-@click.option("--tables", default="1,2,3", show_default=True, help="Tables of the paper to reproduce.")
-@click.option("--figures", default="3,4,5", show_default=True, help="Figures of the paper to reproduce.")
-@click.option("--limit", type=click.IntRange(1), help="Judge a sample of this size of each split, stratified by label.")
-@click.option(
-    "--seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of samples, controls and bootstraps."
-)
+@spec_options(CourtOptions, "vllm_flags", "encoder")
+@click.option("--tables", help="Tables of the paper to reproduce, separated by commas. [default: all]")
+@click.option("--figures", help="Figures of the paper to reproduce, separated by commas. [default: all]")
+@spec_options(JudgingSpec, "limit", "seed")
 @click.option(
     "--as-published/--as-served",
     default=True,
@@ -83,6 +66,7 @@ _SIZES = ("3b", "7b", "32b")
 @click.option("--harm-p", type=click.Choice(["v1", "v0"]), default="v1", show_default=True, help="Version of Harm-P.")
 @click.option(
     "--dataset",
+    "source",
     type=click.Choice(["public", "synthetic-harmeme"]),
     default="public",
     show_default=True,
@@ -91,14 +75,8 @@ _SIZES = ("3b", "7b", "32b")
         " published ones."
     ),
 )
-@click.option("--encoder", metavar="NAME", help="Encoder of the precedents, instead of the preset's.")
-@click.option(
-    "--concurrency", type=click.IntRange(1, 1000), default=16, show_default=True, help="Maximum concurrent trials."
-)
-@click.option("--allow-missing", is_flag=True, help="Count memes without a picture as failed and go on.")
 @patience_option
 @click.option("--resume", is_flag=True, help="Continue the reproduction in this folder, or add to it.")
-@click.option("--retry-failed", is_flag=True, help="With --resume: retry memes that failed for a transient reason.")
 @click.option("--dry-run", is_flag=True, help="Show the plan and exit.")
 @click.option(
     "--calls-per-minute",
@@ -117,115 +95,138 @@ def reproduce(paper: str, **options: Any) -> None:
     could not go on, 130 if it was interrupted.
     """
     # Options and data are checked, and the plan is complete, before the first call.
-    plan, servers, targets, preset = _planned(paper, options)
+    plan, servers, preset = _planned(paper, options)
     runs = plan.planned()
     _print_plan(plan, runs, options)
     # Before the check of the folder: a plan can be looked at while a study is there.
     if options["dry_run"]:
         return
-    if (plan.out / "study.json").exists() and not options["resume"]:
+    if plan.begun() and not options["resume"]:
         raise click.UsageError(f"{plan.out} holds a study already. --resume goes on with it.")
     # Only a person at a terminal is asked; in a job nobody could answer.
     if not options["yes"] and sys.stdin.isatty() and not all(run.finished for run in runs):
         click.confirm("Begin?", abort=True, err=True)
-    unfinished = _hold(plan, servers)
+    unfinished = _run(plan, servers)
     # Also where it is not finished: what was judged so far is scored and written.
-    outcome = _written(plan, targets, preset, options["balanced"])
+    outcome = _written(plan, preset, options["balanced"])
     _print_outcome(outcome, options["as_json"])
     if unfinished:
         say(f"Not finished. {unfinished} What was judged is kept: the same command with --resume goes on.")
         sys.exit(EXIT_UNFINISHED)
 
 
-def _planned(paper: str, options: dict[str, Any]) -> tuple[Reproduction, Servers, Targets, Preset | None]:
-    from eval.reproduce.benches import drawn_benches, present, public_benches
-    from eval.reproduce.drawn import drawn_model, drawn_targets
-    from eval.reproduce.stages import Reproduction, named_servers, stages_of, started_servers, urls_of
-    from eval.reproduce.targets import published
-    from serving.cli.common import settings_of
+def _planned(name: str, options: dict[str, Any]) -> tuple[Reproduction, Servers, Preset | None]:
+    from eval.reproduce.drawn import drawn_model, drawn_paper
+    from eval.reproduce.paper import papers, read_paper
+    from eval.reproduce.study import Reproduction, named_servers, present, stages_of, started_servers, urls_of
     from serving.models.connect import pictures_per_prompt
     from serving.presets import load_preset
 
+    if name not in papers():
+        raise click.UsageError(f"There is no paper {name!r}; there are {', '.join(papers())}.")
     if options["vllm"] and options["urls"]:
         raise click.UsageError("--vllm starts the servers; leave --llm-url out.")
     if options["vllm_flags"] and not options["vllm"]:
         raise click.UsageError("--vllm-flag goes with --vllm.")
     if options["retry_failed"] and not options["resume"]:
         raise click.UsageError("--retry-failed goes with --resume.")
-    drawn = options["dataset"] != "public"
-    preset = load_preset("as-published") if options["as_published"] else None
-    encoder = {"encoder": options["encoder"]} if options["encoder"] else {}
-    settings = settings_of(**(preset.settings(**encoder) if preset else encoder))
-    urls, named = _by_size(options["urls"], "llm-url"), _by_size(options["models"], "model")
+    paper = read_paper(name)
+    drawn = options["source"] != "public"
+    preset = load_preset(paper.preset) if options["as_published"] else None
+    urls = _by_size(options["urls"], paper.sizes, "llm-url")
+    models = _by_size(options["models"], paper.sizes, "model")
     # Addresses are checked now, not hours later when the turn of that size comes.
     for url in urls.values():
         urls_of(url)
-    sizes = _sizes(options, urls)
-    models = {size: named.get(size) or (drawn_model(size) if drawn else None) for size in sizes}
-    benches = (
-        drawn_benches(options["data"])
-        if drawn
-        # With the paper's settings the labels that it drops are dropped here too.
-        else public_benches(options["data"], harm_p=options["harm_p"], drops=preset is not None)
-    )
-    there, missing = present(benches)
-    for name, why in missing.items():
-        say(f"{name} is left out, its rows stay empty: {why}")
+    sizes = _sizes(options, urls, paper.sizes)
+    if drawn:
+        models = {size: drawn_model(size) for size in sizes} | models
+    there, missing = present(_benchmarks(paper, options, preset, drawn=drawn))
+    for benchmark, why in missing.items():
+        say(f"{benchmark} is left out, its rows stay empty: {why}")
     stages = stages_of(
+        paper,
         sizes,
-        there,
-        tables=_numbers(options["tables"], (1, 2, 3), "tables"),
-        figures=_numbers(options["figures"], (3, 4, 5), "figures"),
-        models={size: model for size, model in models.items() if model},
+        {each.name: each.data for each in there},
+        tables=_numbers(options["tables"], paper.numbers("tables"), "tables"),
+        figures=_numbers(options["figures"], paper.numbers("figures"), "figures"),
+        models=models,
         controls=options["controls"],
         leaks=options["with_leaks"],
     )
     if not stages:
         raise click.UsageError("--tables and --figures leave nothing to run with the data that are there.")
-    plan = Reproduction(
-        out=options["out"],
-        paper=paper,
-        mode="as-published" if preset else "as-served",
-        settings=settings,
-        preset_digest=preset.digest if preset else "",
-        benches=benches,
-        stages=stages,
-        limit=options["limit"],
-        seed=options["seed"],
-        concurrency=options["concurrency"],
-        command=command_line(),
-        patience_s=60 * options["patience"],
-        allow_missing=options["allow_missing"],
-        retry_failed=options["retry_failed"],
-    )
     try:
-        targets = drawn_targets(there, limit=plan.limit, seed=plan.seed) if drawn else published()
+        compared = drawn_paper(paper, there) if drawn else paper
     except OSError:
         raise click.ClickException(
             f"{options['data']} holds no drawn benchmarks: folders harm-c, harm-p and fhm, each made by memecourt-eval "
             "synthetic."
         ) from None
-    servers = (
-        started_servers(say, flags=options["vllm_flags"], pictures=pictures_per_prompt(settings.trial))
-        if options["vllm"]
-        else named_servers(urls)
+    plan = Reproduction(
+        out=options["out"],
+        paper=compared,
+        mode="as-published" if preset else "as-served",
+        preset_digest=preset.digest if preset else "",
+        benchmarks=there,
+        stages=stages,
     )
-    return plan, servers, targets, preset
+    pictures = pictures_per_prompt(plan.base.settings.trial)
+    servers = (
+        started_servers(say, flags=options["vllm_flags"], pictures=pictures) if options["vllm"] else named_servers(urls)
+    )
+    return plan, servers, preset
 
 
-def _sizes(options: dict[str, Any], urls: Mapping[SizeName, str]) -> tuple[SizeName, ...]:
+def _benchmarks(paper: Paper, options: dict[str, Any], preset: Preset | None, *, drawn: bool) -> list[Benchmark]:
+    """The paper's benchmarks, or drawn ones in folders that are named as the paper's data sets."""
+    from court.events import Procedure
+    from eval.commands.plans import plan_of
+    from eval.datasets.known import find_card
+    from eval.reproduce.study import Benchmark
+    from serving.cli.common import settings_of
+
+    encoder = {"encoder": options["encoder"]} if options["encoder"] else {}
+    settings = settings_of(**(preset.settings(**encoder) if preset else encoder))
+    found = []
+    for each in paper.benchmarks:
+        if drawn and not each.drawn:
+            continue
+        id_ = each.drawn if drawn else each.versions.get(options["harm_p"], each.dataset)
+        plan = plan_of(
+            {"patience": options["patience"]},
+            dataset=find_card(id_),
+            data=options["data"] / each.data if drawn else options["data"],
+            out=options["out"],
+            split=each.split,
+            procedure=Procedure.FULL,
+            protocols=(each.protocol,),
+            settings=settings,
+            # With the paper's settings the labels that it drops are dropped here too.
+            drop_precedents=each.drops and preset is not None,
+            limit=options["limit"],
+            seed=options["seed"] or 0,
+            concurrency=options["concurrency"] or 16,
+            allow_missing=options["allow_missing"],
+            retry_failed=options["retry_failed"],
+        )
+        found.append(Benchmark(each.data if drawn else each.name, each.data, plan))
+    return found
+
+
+def _sizes(options: dict[str, Any], urls: Mapping[str, str], known: Sequence[str]) -> tuple[str, ...]:
     """Sizes to run: those that are asked for, else those that a server is named for."""
-    from eval.reproduce.stages import SIZES
-
     if options["sizes"]:
-        return SIZES if "all" in options["sizes"] else tuple(dict.fromkeys(options["sizes"]))
+        if unknown := [size for size in options["sizes"] if size not in (*known, "all")]:
+            raise click.UsageError(f"--size {unknown[0]}: there are {', '.join(known)} and all.")
+        return tuple(known) if "all" in options["sizes"] else tuple(dict.fromkeys(options["sizes"]))
     # Sizes that an address was named for; an address without a size is in the mapping of every size and
     # tells nothing.
     named = {part.partition("=")[0] for part in options["urls"]}
-    if found := tuple(size for size in SIZES if size in named):
+    if found := tuple(size for size in known if size in named):
         return found
     if options["dry_run"] or options["vllm"]:
-        return SIZES
+        return tuple(known)
     raise click.UsageError(
         "Say which size of the model is where: --llm-url 7b=http://HOST:8000/v1, once for each; or --size with one "
         "--llm-url."
@@ -235,43 +236,45 @@ def _sizes(options: dict[str, Any], urls: Mapping[SizeName, str]) -> tuple[SizeN
     )
 
 
-def _by_size(pairs: Sequence[str], option: str) -> dict[SizeName, str]:
+def _by_size(pairs: Sequence[str], sizes: Sequence[str], option: str) -> dict[str, str]:
     """Values by size; one without a size holds for all that have none of their own."""
-    from eval.reproduce.stages import SIZES
-
     own: dict[str, str] = {}
     for pair in pairs:
         # An address may have an equals sign in it, too: only the name of a size counts as a prefix.
         size, equals, value = pair.partition("=")
-        key, own_value = (size, value) if equals and size in _SIZES else ("", pair)
+        key, own_value = (size, value) if equals and size in sizes else ("", pair)
         # Given twice, one of the two would silently win.
         if key in own or not own_value:
-            raise click.UsageError(f"--{option} {pair}: give one for each size, as SIZE=… with {', '.join(_SIZES)}.")
+            raise click.UsageError(f"--{option} {pair}: give one for each size, as SIZE=… with {', '.join(sizes)}.")
         own[key] = own_value
-    return {size: own.get(size, own.get("", "")) for size in SIZES if size in own or "" in own}
+    return {size: own.get(size, own.get("", "")) for size in sizes if size in own or "" in own}
 
 
-def _numbers(text: str, known: tuple[int, ...], option: str) -> frozenset[int]:
+def _numbers(text: str | None, known: frozenset[int], option: str) -> frozenset[int]:
+    if text is None:
+        return known
     try:
         numbers = frozenset(int(part) for part in text.split(",") if part.strip())
     # Handled below with the others: one message for all that is wrong.
     except ValueError:
         numbers = frozenset({-1})
-    if not numbers <= set(known):
-        raise click.UsageError(f"--{option} {text}: numbers with commas between them, of {', '.join(map(str, known))}.")
+    if not numbers <= known:
+        raise click.UsageError(
+            f"--{option} {text}: numbers with commas between them, of {', '.join(map(str, sorted(known)))}."
+        )
     return numbers
 
 
-def _hold(plan: Reproduction, servers: Servers) -> str:
+def _run(plan: Reproduction, servers: Servers) -> str:
     """Makes the runs; says why they are not finished, or nothing where they are."""
     from court.errors import Unavailable
-    from eval.reproduce.hold import hold
+    from eval.reproduce.study import run_reproduction
     from eval.session.engine import SERVER_GONE, UNFINISHED
     from eval.session.progress import Progress
 
     async def work(progress: Progress) -> str:
         try:
-            await hold(plan, servers, progress)
+            await run_reproduction(plan, servers, progress)
         except Unavailable as error:
             # A vLLM that has died after it had answered may do better at its next start.
             # Before any verdict the fault lies in the model or its flags, and another start would end alike.
@@ -284,7 +287,7 @@ def _hold(plan: Reproduction, servers: Servers) -> str:
     return run_watched(work, lambda: "the same command with --resume goes on.")
 
 
-def _written(plan: Reproduction, targets: Targets, preset: Preset | None, balanced: bool) -> Reproduced:
+def _written(plan: Reproduction, preset: Preset | None, balanced: bool) -> Reproduced:
     """Scores what was judged and writes the three files."""
     import asyncio
 
@@ -293,7 +296,7 @@ def _written(plan: Reproduction, targets: Targets, preset: Preset | None, balanc
     from eval.reproduce.report import as_json, document_of
     from serving.access.private_files import hand_on
 
-    outcome = outcome_of(plan, targets, balanced=balanced)
+    outcome = outcome_of(plan, balanced=balanced)
     document = asyncio.run(document_of(outcome, preset))
     contents = {
         "json": json.dumps(as_json(outcome), indent=2) + "\n",
@@ -321,8 +324,8 @@ def _print_plan(plan: Reproduction, runs: Sequence[PlannedRun], options: dict[st
             {
                 "size": run.stage.size,
                 "model": run.stage.model,
-                "dataset": run.bench.dataset.id,
-                "split": run.bench.split,
+                "dataset": run.benchmark.plan.dataset.id,
+                "split": run.benchmark.plan.split,
                 "arm": run.arm,
                 "memes": run.memes,
                 "calls": [run.fewest, run.most],
@@ -338,7 +341,7 @@ def _print_plan(plan: Reproduction, runs: Sequence[PlannedRun], options: dict[st
     for run in runs:
         calls = f"{run.fewest:,}" if run.fewest == run.most else f"{run.fewest:,} to {run.most:,}"
         done = "all" if run.finished else f"{run.judged:,}"
-        data = f"{run.bench.name}, {run.bench.split}"
+        data = f"{run.benchmark.name}, {run.benchmark.plan.split}"
         rows.append([run.stage.size, run.stage.model, data, run.arm, f"{run.memes:,}", calls, done])
     lines = [
         table(rows),
@@ -389,7 +392,7 @@ def _print_outcome(outcome: Reproduced, as_json: bool) -> None:
             f"{100 * figure.value:.2f} [{100 * figure.low:.1f}, {100 * figure.high:.1f}]" if figure else "–"
             for figure in ((ours.accuracy, ours.macro_f1) if ours else (None, None))
         ]
-        rows.append([row.id or f"{row.arm}, {row.size}", row.bench, published, *figures, str(row.reached)])
+        rows.append([row.id or f"{row.arm}, {row.size}", row.benchmark, published, *figures, str(row.reached)])
     click.echo(table(rows, numbers=False) + "\n")
     click.echo("\n".join(f"{claim.id} {claim.verdict}: {claim.claim}" for claim in outcome.claims))
     click.echo(f"\n{outcome.plan.out} holds reproduction.json, .md and .html.")

@@ -1,4 +1,4 @@
-"""A paper's claims, C1 to C7, as statistical tests on the memes that we judged.
+"""A paper's claims as statistical tests on the memes that we judged.
 
 Differences are paired by meme; intervals are 95 %, by bootstrap over memes; p is that of the exact McNemar test. A
 claim of several parts holds if all parts hold, and fails if one significantly contradicts it.
@@ -6,7 +6,7 @@ claim of several parts holds if all parts hold, and fails if one significantly c
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
@@ -16,14 +16,12 @@ import numpy as np
 
 from court.events import Side
 from eval.datasets.protocol import Protocol
+from eval.reproduce.paper import ClaimSpec
 from eval.runs.results import Results
 from eval.scores.bootstrap import RESAMPLES, Figure
 from eval.scores.compare import FEWEST_TO_SAY, SURE, compare
 from eval.scores.metrics import card
 from eval.scores.resampled_means import ResampledMeans, difference_of, mean_of
-
-_ORDER = ("dull-judge", "no-advocates", "no-captioner", "no-precedents")
-"""Ablations from the largest loss in accuracy to the smallest, as published."""
 
 
 class ClaimVerdict(StrEnum):
@@ -55,7 +53,6 @@ class Claim:
     """A claim and its outcome.
 
     Attributes:
-        id: ``C1`` to ``C7``.
         verdict: Outcome of the whole claim.
         parts: Measurements; empty if it was not tested.
         why: Reason why it was not tested, or a remark; empty for none.
@@ -70,7 +67,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class JudgedArms:
-    """Runs on the bench that the claims are about.
+    """Runs on the benchmark that the claims are about.
 
     Attributes:
         arms: Runs of the largest model by arm.
@@ -89,22 +86,22 @@ class JudgedArms:
         return f"not run: {', '.join(missing)}" if missing else ""
 
 
-def claims_of(judged: JudgedArms) -> tuple[Claim, ...]:
-    """All claims, each tested if its runs exist."""
-    return (
-        _parts_are_worth_something(judged),
-        _losses_in_order(judged),
-        _larger_is_better(judged),
-        _late_stance_is_below_chance(judged),
-        _stance_saves_rounds(judged),
-        _favoured_side_stops_sooner(judged),
-        Claim(
-            "C7",
-            "ExplainHM is beaten on all three data sets",
-            ClaimVerdict.UNTESTED,
-            why="its predictions are not public, and its figures were not measured on these memes",
-        ),
-    )
+def claims_of(judged: JudgedArms, claims: Sequence[ClaimSpec]) -> tuple[Claim, ...]:
+    """All claims of a paper, each tested if its runs exist."""
+    return tuple(_tested(judged, spec) for spec in claims)
+
+
+def _tested(judged: JudgedArms, spec: ClaimSpec) -> Claim:
+    test = _TESTS.get(spec.test)
+    # All tests but those of order and of sizes are about the full court too.
+    needed = {"accuracy in this order": spec.arms, "larger is better": ()}.get(spec.test, ("full", *spec.arms))
+    why = spec.why or judged.lacks(*needed)
+    if test is None or why:
+        return Claim(spec.id, spec.claim, ClaimVerdict.UNTESTED, why=why)
+    found = test(judged, spec.arms)
+    if isinstance(found, str):
+        return Claim(spec.id, spec.claim, ClaimVerdict.UNTESTED, why=found)
+    return Claim(spec.id, spec.claim, found.verdict, parts=tuple(found.parts), why=found.remark)
 
 
 def worth_of_leaks(judged: JudgedArms, arm: str) -> ClaimPart | None:
@@ -117,56 +114,55 @@ def worth_of_leaks(judged: JudgedArms, arm: str) -> ClaimPart | None:
     return _better(judged, judged.arms[arm], judged.arms["full"])
 
 
-def _parts_are_worth_something(judged: JudgedArms) -> Claim:
-    claim = "the full court is better than without precedents, advocates or questions, and than a dull Judge"
-    if why := judged.lacks("full", *_ORDER):
-        return Claim("C1", claim, ClaimVerdict.UNTESTED, why=why)
-    return _whole("C1", claim, [_better(judged, judged.arms["full"], judged.arms[arm]) for arm in _ORDER])
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """Outcome of a test."""
+
+    verdict: ClaimVerdict
+    parts: Sequence[ClaimPart]
+    remark: str = ""
 
 
-def _losses_in_order(judged: JudgedArms) -> Claim:
-    claim = f"accuracy is lost most in this order: {', '.join(_ORDER)}"
-    if why := judged.lacks(*_ORDER):
-        return Claim("C2", claim, ClaimVerdict.UNTESTED, why=why)
-    right = [_right(judged.arms[arm], judged.protocol) for arm in _ORDER]
+def _better_than_each(judged: JudgedArms, arms: Sequence[str]) -> _Outcome:
+    return _whole([_better(judged, judged.arms["full"], judged.arms[arm]) for arm in arms])
+
+
+def _losses_in_order(judged: JudgedArms, arms: Sequence[str]) -> _Outcome:
+    right = [_right(judged.arms[arm], judged.protocol) for arm in arms]
     # The same draws for all arms, so that differences are paired.
     means = ResampledMeans((meme for arm in right for meme, _ in arm), judged.resamples, judged.seed)
     observed, drawn = zip(*map(means.of, right), strict=True)
     share = float((np.diff(drawn, axis=0) > 0).all(axis=0).mean())
     part = ClaimPart(
-        "share of resamples in which the four stand in that order",
+        f"share of resamples in which the {len(arms)} arms stand in that order",
         Figure(share, share, share),
         None,
         # A level of 5 % on either side: nearly all resamples have this order, or nearly none.
         ClaimVerdict.HOLDS if share >= 1 - SURE else ClaimVerdict.FAILS if share <= SURE else ClaimVerdict.OPEN,
     )
-    ranked = sorted(zip(observed, _ORDER, strict=True))
+    ranked = sorted(zip(observed, arms, strict=True))
     words = ", ".join(f"{name} {100 * accuracy:.1f} %" for accuracy, name in ranked)
-    return Claim("C2", claim, part.verdict, parts=(part,), why=f"here, from the lowest accuracy: {words}")
+    return _Outcome(part.verdict, (part,), f"here, from the lowest accuracy: {words}")
 
 
-def _larger_is_better(judged: JudgedArms) -> Claim:
-    claim = "a larger model is better: 3B < 7B < 32B, and the last step is small (published: 1.14 points)"
+def _larger_is_better(judged: JudgedArms, _: Sequence[str]) -> _Outcome | str:
     if len(judged.sizes) < 3:
-        have = ", ".join(judged.sizes) or "none"
-        return Claim("C3", claim, ClaimVerdict.UNTESTED, why=f"needs the full court of three sizes; run: {have}")
+        return f"needs the full court of three sizes; run: {', '.join(judged.sizes) or 'none'}"
     # Sizes are sorted, smallest first, so neighbours are the steps of the claim.
     names = list(judged.sizes)
     parts = [
         _better(judged, judged.sizes[large], judged.sizes[small], f"accuracy of {large} less {small}")
         for small, large in pairwise(names)
     ]
-    return _whole("C3", claim, parts)
+    return _whole(parts)
 
 
-def _late_stance_is_below_chance(judged: JudgedArms) -> Claim:
-    claim = "sides that learn their stance only at the summary are far below the full court, and below chance"
-    if why := judged.lacks("full", "post-stance"):
-        return Claim("C4", claim, ClaimVerdict.UNTESTED, why=why)
-    late = card(judged.arms["post-stance"], judged.protocol, resamples=judged.resamples, seed=judged.seed)
+def _below_chance(judged: JudgedArms, arms: Sequence[str]) -> _Outcome:
+    (arm,) = arms
+    late = card(judged.arms[arm], judged.protocol, resamples=judged.resamples, seed=judged.seed)
     accuracy = late.strict.accuracy
     parts = [
-        _better(judged, judged.arms["full"], judged.arms["post-stance"]),
+        _better(judged, judged.arms["full"], judged.arms[arm]),
         ClaimPart("accuracy with the stance at the summary (chance: 0.5)", accuracy, None, _below(accuracy, 0.5)),
         ClaimPart(
             f"the same less always saying the more frequent class ({late.majority:.3f})",
@@ -175,14 +171,12 @@ def _late_stance_is_below_chance(judged: JudgedArms) -> Claim:
             _below(accuracy, late.majority),
         ),
     ]
-    return _whole("C4", claim, parts)
+    return _whole(parts)
 
 
-def _stance_saves_rounds(judged: JudgedArms) -> Claim:
-    claim = "sides that know their stance from the start need fewer rounds"
-    if why := judged.lacks("full", "post-stance"):
-        return Claim("C5", claim, ClaimVerdict.UNTESTED, why=why)
-    late = {one.meme.id: _rounds(one.prediction.sides) for one in judged.arms["post-stance"].judged}
+def _fewer_rounds(judged: JudgedArms, arms: Sequence[str]) -> _Outcome | str:
+    (arm,) = arms
+    late = {one.meme.id: _rounds(one.prediction.sides) for one in judged.arms[arm].judged}
     # Only memes that both runs examined, or rounds of different memes would be compared.
     pairs = [
         (one.meme.id, early, late[one.meme.id])
@@ -194,17 +188,14 @@ def _stance_saves_rounds(judged: JudgedArms) -> Claim:
         differences = [(meme, early[side] - after[side]) for meme, early, after in pairs]
         figure = mean_of(differences, judged.resamples, judged.seed)
         if figure is None:
-            return Claim("C5", claim, ClaimVerdict.UNTESTED, why="no meme was examined in both")
+            return "no meme was examined in both"
         what = f"rounds of the {side.lower()}, from the start less at the summary, {len(differences):,} memes"
         verdict = _below(figure, 0.0) if _enough(differences) else ClaimVerdict.OPEN
         parts.append(ClaimPart(what, figure, None, verdict))
-    return _whole("C5", claim, parts)
+    return _whole(parts)
 
 
-def _favoured_side_stops_sooner(judged: JudgedArms) -> Claim:
-    claim = "the side that the gold label favours needs fewer rounds"
-    if why := judged.lacks("full"):
-        return Claim("C6", claim, ClaimVerdict.UNTESTED, why=why)
+def _favoured_side_stops_sooner(judged: JudgedArms, _: Sequence[str]) -> _Outcome | str:
     leads: dict[bool, list[tuple[str, float]]] = {True: [], False: []}
     for gold, one in judged.arms["full"].under(judged.protocol):
         if rounds := _rounds(one.prediction.sides):
@@ -212,7 +203,7 @@ def _favoured_side_stops_sooner(judged: JudgedArms) -> Claim:
     harmful, benign = (mean_of(leads[gold], judged.resamples, judged.seed) for gold in (True, False))
     difference = difference_of(leads[True], leads[False], resamples=judged.resamples, seed=judged.seed)
     if harmful is None or benign is None or difference is None:
-        return Claim("C6", claim, ClaimVerdict.UNTESTED, why="no examined memes of both labels")
+        return "no examined memes of both labels"
     measured, unsure = "rounds of the Accuser less the Defender", ClaimVerdict.OPEN
     # Number of ways to assign the leads to two labels, of which a two-sided permutation test counts the extreme ones.
     dealt = comb(len(leads[True]) + len(leads[False]), len(leads[True]))
@@ -224,7 +215,7 @@ def _favoured_side_stops_sooner(judged: JudgedArms) -> Claim:
         ClaimPart(f"{measured}, {len(leads[False]):,} others", benign, None, of_benign),
         ClaimPart("the former less the latter", difference, None, of_both),
     ]
-    return _whole("C6", claim, parts, decided_by=parts[-1:])
+    return _whole(parts, decided_by=parts[-1:])
 
 
 def _better(judged: JudgedArms, better: Results, worse: Results, what: str = "") -> ClaimPart:
@@ -237,11 +228,11 @@ def _better(judged: JudgedArms, better: Results, worse: Results, what: str = "")
     return ClaimPart(what, found.difference_accuracy, found.mcnemar_p, verdict)
 
 
-def _whole(id_: str, claim: str, parts: Sequence[ClaimPart], decided_by: Sequence[ClaimPart] = ()) -> Claim:
+def _whole(parts: Sequence[ClaimPart], decided_by: Sequence[ClaimPart] = ()) -> _Outcome:
     # A significantly contradicting part makes the claim fail; an open part leaves it open.
     verdicts = {part.verdict for part in decided_by or parts}
     verdict = ClaimVerdict.FAILS if ClaimVerdict.FAILS in verdicts else ClaimVerdict.OPEN
-    return Claim(id_, claim, ClaimVerdict.HOLDS if verdicts == {ClaimVerdict.HOLDS} else verdict, tuple(parts))
+    return _Outcome(ClaimVerdict.HOLDS if verdicts == {ClaimVerdict.HOLDS} else verdict, parts)
 
 
 def _below(figure: Figure, bound: float) -> ClaimVerdict:
@@ -269,3 +260,14 @@ def _rounds(sides: Mapping[str, object]) -> dict[Side, int]:
     """Rounds of both sides; empty where either asked nothing."""
     found = {side: getattr(sides.get(side), "rounds", 0) for side in Side}
     return found if all(found.values()) else {}
+
+
+_TESTS: Mapping[str, Callable[[JudgedArms, Sequence[str]], _Outcome | str]] = {
+    "better than each": _better_than_each,
+    "accuracy in this order": _losses_in_order,
+    "larger is better": _larger_is_better,
+    "below the court and chance": _below_chance,
+    "fewer rounds than": _fewer_rounds,
+    "favoured side stops sooner": _favoured_side_stops_sooner,
+}
+"""Tests by name, each of some arms; a sentence in place of an outcome says why there is none."""

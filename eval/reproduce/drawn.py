@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from eval.datasets.card import SplitRole
-from eval.reproduce.benches import Benchmark
-from eval.reproduce.targets import SizeName, Target, Targets, published
+from eval.reproduce.paper import Paper, Target
+from eval.reproduce.study import Benchmark
 from eval.scores.metrics import score
 from eval.synthetic.draw import SIZE
 from eval.synthetic.make import KEY, Layout, SyntheticMeme, make, read_key
 from eval.synthetic.oracle import Ability, expected
 
-ABILITIES: Mapping[SizeName, Ability] = {
+ABILITIES: Mapping[str, Ability] = {
     "3b": Ability(harmful=0.8, benign=0.75, eyes=0.1, description=0.1, answers=0.1, precedents=0.1),
     "7b": Ability(harmful=0.85, benign=0.8, eyes=0.3),
     "32b": Ability(),
@@ -35,40 +35,36 @@ _ALTERED: Mapping[str, dict[str, Any]] = {
 """Arguments of the expectation, by arm."""
 
 
-def drawn_model(size: SizeName) -> str:
+def drawn_model(size: str) -> str:
     """Name of the fake model of a size."""
     return f"oracle-{size}"
 
 
-def drawn_targets(benches: Sequence[Benchmark], *, limit: int | None = None, seed: int = 0) -> Targets:
-    """The paper's rows with the figures that the fake models must reach.
-
-    Args:
-        benches: Synthetic benchmarks; rows on others are omitted.
-        limit: Largest number of memes to judge per benchmark; None for all.
+def drawn_paper(paper: Paper, benchmarks: Sequence[Benchmark]) -> Paper:
+    """The paper with the figures that the fake models must reach on these benchmarks; rows on others are omitted.
 
     Raises:
         BadRequest: A benchmark can't be read.
         OSError: A benchmark has no key.
     """
     rows = []
-    by_name = {bench.compared: bench for bench in benches}
-    for row in (row for row in published().targets if row.bench in by_name):
-        bench = by_name[row.bench]
-        gold, predicted = _expected(bench, row, limit, seed)
+    by_data = {each.data: each for each in benchmarks}
+    for row in (row for row in paper.targets if row.data in by_data):
+        gold, predicted = _expected(by_data[row.data], row)
         # The oracle is deterministic: there is an exact figure to meet, and no interval.
         figures = score(gold, predicted, resamples=1)
         rows.append(
             row.model_copy(update={"accuracy": 100 * figures.accuracy.value, "macro_f1": 100 * figures.macro_f1.value})
         )
-    return Targets(paper="The oracle on drawn memes", targets=tuple(rows))
+    changes = {"paper": "The oracle on drawn memes", "targets": tuple(rows), "baselines": {}}
+    return paper.model_copy(update=changes)
 
 
-def _expected(bench: Benchmark, row: Target, limit: int | None, seed: int) -> tuple[list[bool], list[bool]]:
-    key = {meme.id: meme for meme in read_key(bench.data)}
-    follow = () if row.arm == "no-precedents" else _shown(bench, list(key.values()))
+def _expected(benchmark: Benchmark, row: Target) -> tuple[list[bool], list[bool]]:
+    key = {meme.id: meme for meme in read_key(benchmark.plan.data)}
+    follow = () if row.arm == "no-precedents" else _shown(benchmark, list(key.values()))
     gold, predicted = [], []
-    for meme in bench.judged(limit, seed):
+    for meme in benchmark.judged():
         drawn = key[meme.id]
         opinion = expected(drawn.text, drawn.badge, ABILITIES[row.size], precedents=follow, **_ALTERED[row.arm])
         gold.append(drawn.harmful)
@@ -76,15 +72,15 @@ def _expected(bench: Benchmark, row: Target, limit: int | None, seed: int) -> tu
     return gold, predicted
 
 
-def _shown(bench: Benchmark, memes: Sequence[SyntheticMeme]) -> tuple[tuple[str, str, bool], ...]:
+def _shown(benchmark: Benchmark, memes: Sequence[SyntheticMeme]) -> tuple[tuple[str, str, bool], ...]:
     """An arbitrary precedent: text and badge of each one show its label."""
-    (train,) = bench.dataset.of_role(SplitRole.TRAIN)
+    (train,) = benchmark.plan.dataset.of_role(SplitRole.TRAIN)
     first = next(meme for meme in memes if meme.split == train.name and not meme.planted)
     return ((first.text, first.badge, first.harmful),)
 
 
-def draw_benches(data: Path, *, train: int, test: int, seed: int = 1, size: tuple[int, int] = SIZE) -> None:
-    """Draws the three benchmarks of :func:`eval.reproduce.benches.drawn_benches` unless they exist.
+def draw_benchmarks(data: Path, *, train: int, test: int, seed: int = 1, size: tuple[int, int] = SIZE) -> None:
+    """Draws three benchmarks in place of the paper's, in a folder each, unless they exist.
 
     Args:
         train: Number of memes per benchmark that precedents come from.

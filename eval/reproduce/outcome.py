@@ -6,23 +6,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from court.errors import BadRequest
 from court.events import Side
+from eval.datasets.protocol import Protocol
 from eval.datasets.sample import sample
 from eval.reports.courses import Rounds, rounds_of
-from eval.reproduce.benches import Benchmark
 from eval.reproduce.claims import Claim, ClaimPart, JudgedArms, claims_of, worth_of_leaks
-from eval.reproduce.stages import POST_STANCE, SIZES, WITH_LEAKS, Reproduction, ReproductionFolder, ReproductionManifest
-from eval.reproduce.targets import Target, Targets, has_accuracy, is_reachable
+from eval.reproduce.paper import Target, has_accuracy, is_reachable
+from eval.reproduce.study import POST_STANCE, WITH_LEAKS, Benchmark, Reproduction
 from eval.runs.results import Results, read_results
-from eval.scores.bootstrap import RESAMPLES
-from eval.scores.bootstrap import Figure as Estimate
+from eval.scores.bootstrap import RESAMPLES, Figure
 from eval.scores.metrics import Card, card, score
 from eval.studies.arms import FULL_ARM
 
 BALANCED_DRAWS = 5
-FIGURE_4_MEME = "memes_8260"
-"""Meme of Harm-P whose chain of questions the paper shows."""
 
 
 class Reached(StrEnum):
@@ -47,8 +43,8 @@ class BalancedFigures:
     """
 
     n: int
-    accuracy: Estimate
-    macro_f1: Estimate
+    accuracy: Figure
+    macro_f1: Figure
     reachable: bool | None
 
 
@@ -73,7 +69,7 @@ class RowOutcome:
     row: str
     size: str
     model: str
-    bench: str
+    benchmark: str
     split: str
     arm: str
     target: Target | None
@@ -103,17 +99,15 @@ class Reproduced:
     Attributes:
         rows: Published rows and ours, by table; then runs of ours alone.
         claims: Claims, in order.
-        full: Runs of the full court with the largest model, by bench.
+        full: Runs of the full court with the largest model, by benchmark.
         rounds: Rounds by side and gold label of these: figure 5.
         chain: Run and meme of figure 4; None if there was no examination.
         asked: Runs with the stance from the start and at the summary: figure 3; None if either is missing.
-        finished: True if every run of the manifest is finished.
+        finished: True if every run that is planned or was begun is finished.
         leaks: Lead of the full court with leaks over that without, of the largest model; None where either is missing.
     """
 
     plan: Reproduction
-    manifest: ReproductionManifest
-    targets: Targets
     rows: tuple[RowOutcome, ...]
     claims: tuple[Claim, ...]
     full: Mapping[str, Results]
@@ -124,73 +118,68 @@ class Reproduced:
     leaks: ClaimPart | None = None
 
 
-def outcome_of(plan: Reproduction, targets: Targets, *, balanced: bool = False) -> Reproduced:
-    """Reads and scores everything judged so far.
+def outcome_of(plan: Reproduction, *, balanced: bool = False) -> Reproduced:
+    """Reads and scores everything judged so far, also by earlier calls with other sizes.
 
     Args:
         balanced: True to score balanced draws too.
 
     Raises:
-        BadRequest: There is no reproduction in the plan's folder, or it can't be read.
+        BadRequest: A run can't be read.
     """
-    manifest = ReproductionFolder(plan.out).manifest()
-    runs = dict(_runs(plan, manifest))
-    models: dict[str, str] = {stage.size: stage.model for stage in manifest.stages}
+    begun = plan.begun()
+    wanted = [(*key, arm.name) for key, study in begun.items() for arm in study.arms]
+    runs = dict(_runs(plan, wanted))
+    models = {size: study.server for (size, _), study in begun.items()}
     scoring = _Scoring(plan, models, balanced=balanced)
     rows = [
-        scoring.row(target, bench, runs.get((target.size, bench.name, target.arm)))
-        for target in targets.targets
-        for bench in plan.benches
-        if bench.compared == target.bench
+        scoring.row(target, each, runs.get((target.size, each.name, target.arm)))
+        for target in plan.paper.targets
+        for each in plan.benchmarks
+        if each.data == target.data
     ]
     # A run may match rows of several tables, and then has a published counterpart.
-    compared = {(row.size, row.bench, row.arm) for row in rows}
+    compared = {(row.size, row.benchmark, row.arm) for row in rows}
     rows += [
-        scoring.row(None, plan.split_named(bench), results, size=size, arm=arm)
-        for (size, bench, arm), results in runs.items()
-        if (size, bench, arm) not in compared
+        scoring.row(None, plan.benchmark(name), results, size=size, arm=arm)
+        for (size, name, arm), results in runs.items()
+        if (size, name, arm) not in compared
     ]
-    # From the manifest, not the plan: calling it with a smaller size must not change the main figures.
-    largest = max((stage.size for stage in manifest.stages), key=SIZES.index)
-    main = plan.benches[0]
-    arms = {arm: results for (size, bench, arm), results in runs.items() if (size, bench) == (largest, main.name)}
+    # Of all sizes that there are: calling it with a smaller size must not change the main figures.
+    largest = max(models, key=plan.paper.sizes.index, default="")
+    main = plan.benchmarks[0]
+    arms = {arm: results for (size, name, arm), results in runs.items() if (size, name) == (largest, main.name)}
     # Main benchmark only, so that sizes are compared on the same memes.
-    sizes: dict[str, Results] = {
-        size: runs[size, main.name, FULL_ARM] for size in SIZES if (size, main.name, FULL_ARM) in runs
-    }
-    judged = JudgedArms(arms, sizes, protocol=main.protocol, seed=plan.seed, resamples=RESAMPLES)
-    full = {bench: results for (size, bench, arm), results in runs.items() if size == largest and arm == FULL_ARM}
+    sizes = {size: runs[size, main.name, FULL_ARM] for size in plan.paper.sizes if (size, main.name, FULL_ARM) in runs}
+    judged = JudgedArms(arms, sizes, protocol=protocol_of(main), seed=plan.base.seed, resamples=RESAMPLES)
+    full = {name: results for (size, name, arm), results in runs.items() if size == largest and arm == FULL_ARM}
+    left = [run for run in plan.planned() if not run.finished]
     return Reproduced(
         plan=plan,
-        manifest=manifest,
-        targets=targets,
         rows=tuple(rows),
-        claims=claims_of(judged),
+        claims=claims_of(judged, plan.paper.claims),
         full=full,
-        # Benches where no side asked have no rounds, and no panel in figure 5.
-        rounds={bench: found for bench, results in full.items() if (found := rounds_of(results))},
+        # Benchmarks where no side asked have no rounds, and no panel in figure 5.
+        rounds={name: found for name, results in full.items() if (found := rounds_of(results))},
         chain=_chain(plan, full),
-        finished=len(runs) == sum(len(arms) for stage in manifest.stages for arms in stage.runs.values()),
+        finished=not left and len(runs) == len(wanted),
         asked=(arms[FULL_ARM], arms[POST_STANCE]) if {FULL_ARM, POST_STANCE} <= arms.keys() else None,
         leaks=worth_of_leaks(judged, WITH_LEAKS),
     )
 
 
-def _runs(plan: Reproduction, manifest: ReproductionManifest) -> Iterator[tuple[tuple[str, str, str], Results]]:
-    """Finished runs by size, bench and arm."""
-    for stage in manifest.stages:
-        for bench, arms in stage.runs.items():
-            for arm in arms:
-                try:
-                    results = read_results(plan.folder(stage.size, bench, arm).root)
-                # A run that was never started is a row without figures; an unreadable one is an error.
-                except BadRequest as error:
-                    if error.reason != "RUN_MISSING":
-                        raise
-                    continue
-                # Figures on the memes that happen to be finished first do not represent the split.
-                if results.finished:
-                    yield (stage.size, bench, arm), results
+def protocol_of(benchmark: Benchmark) -> Protocol:
+    """Protocol under which a benchmark is scored."""
+    return benchmark.plan.protocols[0]
+
+
+def _runs(plan: Reproduction, wanted: Sequence[tuple[str, str, str]]) -> Iterator[tuple[tuple[str, str, str], Results]]:
+    """Finished runs by size, benchmark and arm."""
+    for key in wanted:
+        folder = plan.folder(*key)
+        # Figures on the memes that happen to be finished first do not represent the split.
+        if folder.finished:
+            yield key, read_results(folder.root)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,12 +191,12 @@ class _Scoring:
     balanced: bool
 
     def row(
-        self, target: Target | None, bench: Benchmark, results: Results | None, *, size: str = "", arm: str = ""
+        self, target: Target | None, benchmark: Benchmark, results: Results | None, *, size: str = "", arm: str = ""
     ) -> RowOutcome:
         size, arm = (target.size, target.arm) if target else (size, arm)
         scored = None
         if results is not None:
-            scored = card(results, bench.protocol, seed=self.plan.seed)
+            scored = card(results, protocol_of(benchmark), seed=self.plan.base.seed)
         reached, why = _reached(target, scored)
         costs = [one.prediction.cost for one in results.judged] if results else []
         return RowOutcome(
@@ -216,8 +205,8 @@ class _Scoring:
             row=target.row if target else arm,
             size=size,
             model=self.models.get(size, ""),
-            bench=bench.name,
-            split=bench.split,
+            benchmark=benchmark.name,
+            split=benchmark.plan.split,
             arm=arm,
             target=target,
             card=scored,
@@ -225,7 +214,7 @@ class _Scoring:
             why=why,
             calls=sum(cost.calls for cost in costs) / len(costs) if costs else 0.0,
             tokens=sum(cost.tokens_in + cost.tokens_out for cost in costs) / len(costs) if costs else 0.0,
-            balanced=_balanced(results, bench, target, self.plan.seed) if self.balanced and results else None,
+            balanced=_balanced(results, benchmark, target, self.plan.base.seed) if self.balanced and results else None,
         )
 
 
@@ -259,11 +248,11 @@ def _reached(target: Target | None, scored: Card | None) -> tuple[Reached, str]:
     return Reached.WITHIN, "both figures lie in our intervals"
 
 
-def _balanced(results: Results, bench: Benchmark, target: Target | None, seed: int) -> BalancedFigures | None:
+def _balanced(results: Results, benchmark: Benchmark, target: Target | None, seed: int) -> BalancedFigures | None:
     """Scores all memes of the rarer class with equally many of the other; None if a class has no meme."""
     by_class: dict[bool, list[str]] = {True: [], False: []}
     predicted = {}
-    for gold, one in results.under(bench.protocol):
+    for gold, one in results.under(protocol_of(benchmark)):
         by_class[gold].append(one.meme.id)
         # A missing class counts as wrong, as in the strict figures.
         harmful = one.prediction.outcome.harmful
@@ -274,7 +263,7 @@ def _balanced(results: Results, bench: Benchmark, target: Target | None, seed: i
     few = len(by_class[rarer])
     if not few:
         return None
-    others = [one.meme for gold, one in results.under(bench.protocol) if gold is not rarer]
+    others = [one.meme for gold, one in results.under(protocol_of(benchmark)) if gold is not rarer]
     accuracies, macro_f1s = [], []
     # Seeds in a row, so that a second report shows the same draws.
     for draw in range(seed, seed + BALANCED_DRAWS):
@@ -285,8 +274,8 @@ def _balanced(results: Results, bench: Benchmark, target: Target | None, seed: i
         accuracies.append(found.accuracy.value)
         macro_f1s.append(found.macro_f1.value)
 
-    def over(values: Sequence[float]) -> Estimate:
-        return Estimate(sum(values) / len(values), min(values), max(values))
+    def over(values: Sequence[float]) -> Figure:
+        return Figure(sum(values) / len(values), min(values), max(values))
 
     reachable = is_reachable(target, benign=few, harmful=few) if target else None
     return BalancedFigures(2 * few, over(accuracies), over(macro_f1s), reachable)
@@ -294,14 +283,15 @@ def _balanced(results: Results, bench: Benchmark, target: Target | None, seed: i
 
 def _chain(plan: Reproduction, full: Mapping[str, Results]) -> tuple[Results, str] | None:
     """Run and meme of figure 4: the paper's own if it was judged, else the one whose sides differ most in rounds."""
-    for name in (bench.name for bench in plan.benches if bench.compared == "harm-p" and bench.name in full):
+    shown = plan.paper.chain
+    for name in (each.name for each in plan.benchmarks if each.data == shown.data and each.name in full):
         examined = {
             one.meme.id: abs(one.prediction.sides[Side.ACCUSER].rounds - one.prediction.sides[Side.DEFENDER].rounds)
             for one in full[name].judged
             # Both sides must have asked: their difference is what the figure shows.
             if one.prediction.trial and set(Side) <= {Side(side) for side in one.prediction.sides}
         }
-        own = next((meme for meme in examined if meme.removesuffix(".png") == FIGURE_4_MEME), None)
+        own = next((meme for meme in examined if meme.removesuffix(".png") == shown.meme), None)
         if examined:
             return full[name], own or max(examined, key=lambda meme: examined[meme])
     return None

@@ -17,20 +17,14 @@ from eval.reports.page import Drawn
 from eval.reports.records import read_records
 from eval.reproduce.claims import Claim, ClaimPart
 from eval.reproduce.document import Document, Grid, Section
-from eval.reproduce.outcome import BALANCED_DRAWS, FIGURE_4_MEME, BalancedFigures, Reproduced, RowOutcome
+from eval.reproduce.outcome import BALANCED_DRAWS, BalancedFigures, Reproduced, RowOutcome
 from eval.runs.results import Judged, Results
-from eval.scores.bootstrap import Figure as Estimate
+from eval.scores.bootstrap import Figure
 from serving.presets import Preset
 
 _MEMES_COMPARED = 5
 _QUESTIONS_SHOWN = 3
-_TITLES = {
-    1: "Table 1: the full court",
-    2: "Table 2: ablations",
-    3: "Table 3: sizes of the model, and a stance that comes late",
-    None: "Ours alone: controls, comparators, other models",
-}
-_SETS = ("Harm-C", "Harm-P", "FHM")
+_OURS = "Ours alone: controls, comparators, other models"
 
 
 async def document_of(outcome: Reproduced, preset: Preset | None) -> Document:
@@ -41,10 +35,11 @@ async def document_of(outcome: Reproduced, preset: Preset | None) -> Document:
         preset: Preset that the settings are from; None for the settings as served.
     """
     plan = outcome.plan
+    seed, limit = plan.base.seed, plan.base.limit
     settings = f"preset {preset.id}, {preset.digest}" if preset else "the court as it is served"
     lead = [
-        f"Settings: {settings}. Seed {plan.seed}; "
-        + (f"a sample of {plan.limit:,} memes of each split." if plan.limit else "all memes of each split."),
+        f"Settings: {settings}. Seed {seed}; "
+        + (f"a sample of {limit:,} memes of each split." if limit else "all memes of each split."),
         "Figures are strict (a meme without a class is wrong), in percent, with 95 % intervals by bootstrap over "
         "memes. Differences are ours less the published figure, in points. On which memes the published figures were "
         "measured is not known: a figure is unreachable on a split where no confusion matrix over its classes rounds "
@@ -53,7 +48,11 @@ async def document_of(outcome: Reproduced, preset: Preset | None) -> Document:
     ]
     sections = [
         # Tables without rows are omitted: a reproduction of Table 2 alone shows no empty grids for the others.
-        *(_table(outcome, number) for number in _TITLES if any(row.table == number for row in outcome.rows)),
+        *(
+            _table(outcome, number)
+            for number in (*plan.paper.tables, None)
+            if any(row.table == number for row in outcome.rows)
+        ),
         _baselines(outcome),
         _claims(outcome),
         *_leaks(outcome),
@@ -62,26 +61,26 @@ async def document_of(outcome: Reproduced, preset: Preset | None) -> Document:
         _figure_5(outcome),
         _differences(outcome, preset),
     ]
-    return Document(f"{outcome.targets.paper}, reproduced", lead, sections)
+    return Document(f"{outcome.plan.paper.paper}, reproduced", lead, sections)
 
 
 def as_json(outcome: Reproduced) -> dict[str, Any]:
     """The figures of a reproduction, without any text of memes or models."""
     return {
-        "paper": outcome.targets.paper,
+        "paper": outcome.plan.paper.paper,
         "mode": outcome.plan.mode,
         "preset_digest": outcome.plan.preset_digest,
         "finished": outcome.finished,
-        "seed": outcome.plan.seed,
-        "limit": outcome.plan.limit,
+        "seed": outcome.plan.base.seed,
+        "limit": outcome.plan.base.limit,
         "rows": [_row_json(row) for row in outcome.rows],
         "claims": [asdict(claim) for claim in outcome.claims],
         "leaks": asdict(outcome.leaks) if outcome.leaks else None,
         "figure_3": next((asdict(claim) for claim in outcome.claims if claim.id == "C5"), None),
         "figure_4": {"run": str(outcome.chain[0].root), "meme": outcome.chain[1]} if outcome.chain else None,
         "figure_5": {
-            bench: [{**asdict(one), "mean": one.mean, "n": one.n} for one in found]
-            for bench, found in outcome.rounds.items()
+            name: [{**asdict(one), "mean": one.mean, "n": one.n} for one in found]
+            for name, found in outcome.rounds.items()
         },
     }
 
@@ -120,14 +119,19 @@ def _table(outcome: Reproduced, number: int | None) -> Section:
         heads = ["row", "data", "memes", "published acc / F1", "accuracy", "macro-F1", "published can occur"]
         tables.append(Grid(caption, heads, [_balanced_cells(row, found) for row, found in balanced]))
     key = f"table-{number or 'ours'}"
-    return Section(key, f"Table {number}" if number else "Ours", title=_TITLES[number], tables=tables)
+    return Section(
+        key,
+        f"Table {number}" if number else "Ours",
+        title=outcome.plan.paper.tables[number] if number else _OURS,
+        tables=tables,
+    )
 
 
 def _cells(row: RowOutcome) -> list[str]:
     card, differences = row.card, row.differences
     return [
         f"{row.id}: {row.row}" if row.id else f"{row.row}, {row.size}",
-        f"{row.bench}, {row.split}",
+        f"{row.benchmark}, {row.split}",
         row.model or row.size,
         f"{card.n:,} ({card.harmful:,})" if card else words.NOTHING,
         _published(row),
@@ -143,7 +147,7 @@ def _cells(row: RowOutcome) -> list[str]:
 def _balanced_cells(row: RowOutcome, found: BalancedFigures) -> list[str]:
     # By identity of the keys: None is "not computed", which is not the same as "no".
     can = {None: words.NOTHING, True: "yes", False: "no"}[found.reachable]
-    data = f"{row.bench}, {row.split}"
+    data = f"{row.benchmark}, {row.split}"
     figures_ = (_percent(found.accuracy), _percent(found.macro_f1))
     return [row.id or row.row, data, f"{found.n:,}", _published(row), *figures_, can]
 
@@ -152,7 +156,7 @@ def _published(row: RowOutcome) -> str:
     return f"{row.target.accuracy:.2f} / {row.target.macro_f1:.2f}" if row.target else words.NOTHING
 
 
-def _percent(figure: Estimate | None) -> str:
+def _percent(figure: Figure | None) -> str:
     if figure is None:
         return words.NOTHING
     return f"{100 * figure.value:.2f} ({100 * figure.low:.1f} to {100 * figure.high:.1f})"
@@ -161,10 +165,10 @@ def _percent(figure: Estimate | None) -> str:
 def _baselines(outcome: Reproduced) -> Section:
     rows = [
         [name, *(f"{accuracy:.2f} / {macro_f1:.2f}" for accuracy, macro_f1 in pairs)]
-        for name, pairs in outcome.targets.baselines.items()
+        for name, pairs in outcome.plan.paper.baselines.items()
     ]
     line = "The paper quotes these figures and did not run them; nor do we. They are context."
-    tables = [Grid("Accuracy / macro-F1, in percent", ["system", *_SETS], rows)] if rows else []
+    tables = [Grid("Accuracy / macro-F1, in percent", ["system", *outcome.plan.paper.titles], rows)] if rows else []
     lines = [line] if rows else ["None."]
     return Section("baselines", "Baselines", title="Baselines that the paper quotes", lines=lines, tables=tables)
 
@@ -177,7 +181,7 @@ def _claims(outcome: Reproduced) -> Section:
     )
     heads = ["claim", "measured", "value", "p", "outcome"]
     grid = Grid("Claims and their tests", heads, rows, words=True)
-    return Section("claims", "Claims", title="Claims C1 to C7", lines=[line], tables=[grid])
+    return Section("claims", "Claims", title="Claims and their tests", lines=[line], tables=[grid])
 
 
 def _leaks(outcome: Reproduced) -> Iterator[Section]:
@@ -291,11 +295,12 @@ async def _figure_4(outcome: Reproduced) -> Section:
     ]
     heads = ["round", *(f"{side.lower()}: {what}" for side in Side for what in ("question", "answer"))]
     # The paper names the meme's file, and data sets differ in whether an id has the ending.
-    own = meme.removesuffix(".png") == FIGURE_4_MEME
+    paper = outcome.plan.paper.chain
+    own = meme.removesuffix(".png") == paper.meme
     lines = [
-        f"The paper's own meme, {FIGURE_4_MEME}: there the Defender took 10 rounds and the Accuser 6."
+        f"The paper's own meme, {paper.meme}: {paper.note}."
         if own
-        else f"The paper's meme, {FIGURE_4_MEME}, is not among those that were judged. In its place {meme}, "
+        else f"The paper's meme, {paper.meme}, is not among those that were judged. In its place {meme}, "
         "whose sides differ most in rounds.",
         f"{_rounds_in_words(one)} Gold: {one.meme.source_label}; verdict: {one.prediction.outcome.lower()}.",
         f"Description: {shown.description}",
@@ -325,18 +330,18 @@ def _figure_5(outcome: Reproduced) -> Section:
     title = "Figure 5: rounds by side and gold label"
     rows = [
         [
-            f"{bench}, {one.side.lower()}",
+            f"{name}, {one.side.lower()}",
             figures.GOLD_WORDS[one.harmful],
             f"{one.n:,}",
             f"{one.mean:.2f}",
             ", ".join(f"{rounds}: {memes}" for rounds, memes in one.counts.items()),
         ]
-        for bench, found in outcome.rounds.items()
+        for name, found in outcome.rounds.items()
         for one in found
     ]
     drawn = [
-        Drawn(bench, figures.rounds(found, f"rounds-{bench}") or "", "Share of the memes of each gold label.")
-        for bench, found in outcome.rounds.items()
+        Drawn(name, figures.rounds(found, f"rounds-{name}") or "", "Share of the memes of each gold label.")
+        for name, found in outcome.rounds.items()
     ]
     line = "The paper says that the side which the gold label favours rests sooner: claim C6."
     heads = ["data, side", "gold", "memes", "mean rounds", "memes by number of rounds"]
@@ -347,13 +352,13 @@ def _figure_5(outcome: Reproduced) -> Section:
 
 def _left_out(outcome: Reproduced) -> Iterator[str]:
     """Sentences on the number of precedents that each benchmark lost to the rule against near-duplicates."""
-    for bench, results in outcome.full.items():
+    for benchmark, results in outcome.full.items():
         if results.manifest is not None:
             excluded = results.manifest.excluded
             why = ", ".join(f"{count:,} {name}" for name, count in excluded.items())
             yield (
-                f"{bench}: {results.manifest.library_size:,} precedents; {sum(excluded.values()):,} of the train split "
-                f"were left out as too near to what is judged{f' ({why})' if why else ''}."
+                f"{benchmark}: {results.manifest.library_size:,} precedents; {sum(excluded.values()):,} of the train "
+                f"split were left out as too near to what is judged{f' ({why})' if why else ''}."
             )
 
 
@@ -366,7 +371,7 @@ def _differences(outcome: Reproduced, preset: Preset | None) -> Section:
             "as-published (memecourt settings --preset as-published) has the paper's values."
         )
         return Section("differences", "Differences", title=title, lines=[line])
-    trial = outcome.plan.settings.model_dump(mode="json")
+    trial = outcome.plan.base.settings.model_dump(mode="json")
     rows = []
     for value in preset.values:
         table, dot, name = value.setting.partition(".")

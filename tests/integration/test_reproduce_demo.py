@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from eval.cli import cli
 from eval.reproduce.demo import arguments, stand_ins
-from eval.reproduce.drawn import ABILITIES, draw_benches
+from eval.reproduce.drawn import ABILITIES, draw_benchmarks
 from eval.runs.folder import RunFolder
 from eval.synthetic.make import read_key
 from eval.synthetic.oracle import expected, rounds_of
@@ -55,7 +55,7 @@ def reproduced(tmp_path_factory):
     # On a busy machine, all runs of the paper take longer than the limit after which a test counts as hung.
     faulthandler.cancel_dump_traceback_later()
     root = tmp_path_factory.mktemp("reproduced")
-    draw_benches(root / "data", train=TRAIN, test=TEST, size=(320, 240))
+    draw_benchmarks(root / "data", train=TRAIN, test=TEST, size=(320, 240))
     with pytest.MonkeyPatch.context() as patched, stand_ins() as urls:
         patched.setenv("MEMECOURT_HOME", str(root / "home"))
         # No speculative calls: servers and command share the processors here, and superfluous calls enter no figure.

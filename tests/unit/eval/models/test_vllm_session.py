@@ -15,7 +15,7 @@ from court.errors import BadRequest, Unavailable
 from court.ports import ChatRequest
 from eval.cli import cli
 from eval.models.vllm_session import ServedModel, VllmSessions, vllm_session
-from eval.reproduce.stages import Stage, started_servers
+from eval.reproduce.study import Stage, started_servers
 from eval.runs.folder import RunFolder
 from eval.synthetic.make import Layout, make
 from serving.models.vllm import VllmFailed

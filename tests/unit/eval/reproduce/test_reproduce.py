@@ -14,44 +14,46 @@ import pytest
 from click.testing import CliRunner
 
 from court.errors import BadRequest, Unavailable
+from court.events import Procedure
 from court.policy import DEFAULT_POLICY, Policy
 from court.settings import TrialSettings
 from eval.cli import cli
+from eval.datasets.known import find_card, shipped_ids
 from eval.datasets.protocol import Level, Protocol
-from eval.reproduce.benches import Benchmark, public_benches
 from eval.reproduce.claims import ClaimVerdict, JudgedArms, claims_of
 from eval.reproduce.document import Document, Grid, Section, as_html, as_markdown
-from eval.reproduce.hold import hold, manifest_of
-from eval.reproduce.stages import (
-    ABLATIONS,
-    CONTROLS,
-    MODELS,
+from eval.reproduce.paper import Target, has_accuracy, is_reachable, papers, read_paper
+from eval.reproduce.study import (
+    Benchmark,
     Reproduction,
-    ReproductionFolder,
     Served,
     Stage,
     calls_of_arm,
     named_servers,
+    run_reproduction,
     stages_of,
 )
-from eval.reproduce.targets import Target, has_accuracy, is_reachable, published
+from eval.runs.plan import Plan
 from eval.scores.published import published as published_rows
 from eval.session.engine import UNFINISHED
 from eval.session.progress import Progress
 from eval.solvers.prediction import Outcome, SideCourse
-from eval.studies.arms import ARMS
+from eval.studies.arms import ARMS, StudyFolder
 from eval.synthetic.make import Layout, make
 from serving.presets import load_preset, policy_named, preset_names
 from serving.settings import Settings
 from tests.support.judged import H, N, results, write_run
 
+PAPER = read_paper()
+ABLATIONS = ("no-precedents", "no-advocates", "no-captioner", "dull-judge")
+DATA = {each.name: each.data for each in PAPER.benchmarks}
 BOTH, NONE_ = frozenset({1, 2, 3}), frozenset()
 HARM_C = (230, 21), (230, 124), (116, 61), (116, 10)
 """Sizes of the classes of Harm-C's test and validation splits, extreme and merged."""
 
 
 def target(accuracy, macro_f1):
-    return Target(id="x", table=1, row="x", bench="harm-c", arm="full", size="3b", accuracy=accuracy, macro_f1=macro_f1)
+    return Target(id="x", table=1, row="x", data="harm-c", arm="full", size="3b", accuracy=accuracy, macro_f1=macro_f1)
 
 
 # Reachable figures
@@ -79,19 +81,19 @@ def test_exactly_the_rounded_figures_of_some_confusion_matrix_are_reachable():
 
 
 def test_published_figures_of_harm_c_are_unreachable_on_its_public_splits():
-    for row in published().targets:
-        if row.bench == "harm-c":
+    for row in PAPER.targets:
+        if row.data == "harm-c":
             assert not any(is_reachable(row, benign=benign, harmful=harmful) for benign, harmful in HARM_C)
-    by_id = {row.id: row for row in published().targets}
+    by_id = {row.id: row for row in PAPER.targets}
     # The accuracies of two rows are reachable on merged Harm-C, but not with their macro-F1.
     assert {id_ for id_, row in by_id.items() if has_accuracy(row.accuracy, 354)} == {"T2.rag", "T2.cc"}
     assert is_reachable(by_id["T1.hc"], benign=38, harmful=51)
 
 
 def test_target_figures_are_separate_from_the_published_rows_of_reports():
-    assert len(published().targets) == 11 and len({row.id for row in published().targets}) == 11
-    assert {row.arm for row in published().targets} <= ARMS.keys()
-    assert all(len(pairs) == 3 for pairs in published().baselines.values())
+    assert len(PAPER.targets) == 11 and len({row.id for row in PAPER.targets}) == 11
+    assert {row.arm for row in PAPER.targets} <= ARMS.keys()
+    assert all(len(pairs) == 3 for pairs in PAPER.baselines.values())
     rows = [row for name in ("harm-c", "harm-p", "fhm", "mami") for row in published_rows(name)]
     assert rows and not [row for row in rows if "memecourt" in f"{row.system} {row.source}".lower()]
 
@@ -99,12 +101,14 @@ def test_target_figures_are_separate_from_the_published_rows_of_reports():
 # The plan
 
 
-def test_full_plan_has_three_stages_largest_model_first(tmp_path):
-    stages = stages_of(["3b", "32b", "7b"], public_benches(tmp_path), tables=BOTH, figures=NONE_, models={})
-    assert [(stage.size, stage.model) for stage in stages] == [(size, MODELS[size]) for size in ("32b", "7b", "3b")]
+def test_full_plan_has_three_stages_largest_model_first():
+    stages = stages_of(PAPER, ["3b", "32b", "7b"], DATA, tables=BOTH, figures=NONE_, models={})
+    assert [(stage.size, stage.model) for stage in stages] == [
+        (size, PAPER.models[size]) for size in ("32b", "7b", "3b")
+    ]
     first, *others = stages
     assert first.runs == {
-        "harm-c": ("full", "post-stance", *ABLATIONS, *CONTROLS),
+        "harm-c": ("full", "post-stance", *ABLATIONS, *PAPER.controls),
         "harm-p": ("full",),
         "fhm-test-seen": ("full",),
         "fhm-dev-seen": ("full",),
@@ -112,12 +116,8 @@ def test_full_plan_has_three_stages_largest_model_first(tmp_path):
     assert all(stage.runs == {"harm-c": ("full",)} for stage in others)
     assert "equal-compute" in first.runs["harm-c"]
     planned = {(stage.size, bench, arm) for stage in stages for bench, arms in stage.runs.items() for arm in arms}
-    for row in published().targets:
-        assert any(
-            (row.size, bench.name, row.arm) in planned
-            for bench in public_benches(tmp_path)
-            if bench.compared == row.bench
-        )
+    for row in PAPER.targets:
+        assert any((row.size, name, row.arm) in planned for name, data in DATA.items() if data == row.data)
 
 
 @pytest.mark.parametrize(
@@ -131,10 +131,11 @@ def test_full_plan_has_three_stages_largest_model_first(tmp_path):
         ((), {5}, {"harm-c": ("full",)}),
     ],
 )
-def test_single_table_or_figure_needs_only_its_runs(tables, figures, runs, tmp_path):
+def test_single_table_or_figure_needs_only_its_runs(tables, figures, runs):
     (stage,) = stages_of(
+        PAPER,
         ["7b"],
-        public_benches(tmp_path),
+        DATA,
         tables=frozenset(tables),
         figures=frozenset(figures),
         models={"7b": "ours"},
@@ -143,10 +144,11 @@ def test_single_table_or_figure_needs_only_its_runs(tables, figures, runs, tmp_p
     assert stage == Stage("7b", "ours", runs)
 
 
-def test_leaks_option_adds_an_arm_for_the_largest_model(tmp_path):
+def test_leaks_option_adds_an_arm_for_the_largest_model():
     large, small = stages_of(
+        PAPER,
         ["7b", "3b"],
-        public_benches(tmp_path),
+        DATA,
         tables=frozenset({3}),
         figures=NONE_,
         models={},
@@ -189,47 +191,80 @@ def test_stages_run_one_server_at_a_time_and_finished_stages_none(tmp_path, monk
         log.append(f"close {stage.size}")
 
     async def run(study, progress):
-        log.append(f"{study.settings.llm.model} {study.out.name} {' '.join(arm.name for arm in study.arms)}")
-        assert study.settings.llm.url == ("http://a/v1",) and study.server == study.settings.llm.model
-        assert study.settings.llm.judges == () and study.settings.llm.guard is None
-        assert study.settings.trial.expert == "off"
+        llm, plan = study.plan.settings.llm, study.plan
+        log.append(f"{llm.model} {plan.out.name} {' '.join(arm.name for arm in study.arms)}")
+        assert llm.url == ("http://a/v1",) and plan.server == llm.model
+        assert llm.judges == () and llm.guard is None and plan.settings.trial.expert == "off"
 
-    monkeypatch.setattr("eval.reproduce.hold.run_study", run)
+    monkeypatch.setattr("eval.reproduce.study.run_study", run)
     monkeypatch.setattr(Benchmark, "judged", lambda *_: [None] * 5)
-    benches = public_benches(tmp_path)[:2]
     guard = {"url": "http://g/v1", "model": "g", "adapter": "llama-guard-4"}
     others = {"judges": [{"model": "other"}], "guard": guard}
     settings = Settings(**load_preset("as-published").settings(home=tmp_path, llm=others, trial={"expert": "always"}))
-    stages = stages_of(["3b", "7b"], benches, tables=frozenset({1, 3}), figures=NONE_, models={"3b": "s", "7b": "m"})
-    plan = Reproduction(
-        out=tmp_path / "study",
-        paper="memecourt",
-        mode="as-published",
-        settings=settings,
-        preset_digest="d",
-        benches=benches,
-        stages=stages,
+    benchmarks = tuple(
+        Benchmark(
+            each.name,
+            each.data,
+            Plan(
+                out=tmp_path / "study",
+                data=tmp_path,
+                dataset=find_card(each.dataset),
+                split=each.split,
+                procedure=Procedure.FULL,
+                protocols=(each.protocol,),
+                settings=settings,
+            ),
+        )
+        for each in PAPER.benchmarks[:2]
     )
-    asyncio.run(hold(plan, server, Progress()))
+    models = {"3b": "s", "7b": "m"}
+    data = {each.name: each.data for each in benchmarks}
+    stages = stages_of(PAPER, ["3b", "7b"], data, tables=frozenset({1, 3}), figures=NONE_, models=models)
+    plan = Reproduction(tmp_path / "study", PAPER, "as-published", "d", benchmarks=benchmarks, stages=stages)
+    asyncio.run(run_reproduction(plan, server, Progress()))
     first = ["open 7b", "m harm-c full post-stance", "m harm-p full", "close 7b"]
     last = ["open 3b", "s harm-c full", "close 3b"]
     assert log == first + last
     for bench, arm in (("harm-c", "full"), ("harm-c", "post-stance"), ("harm-p", "full")):
         write_run(tmp_path / "study" / "7b" / bench / arm, results([True, False], [H, N]))
     log.clear()
-    asyncio.run(hold(plan, server, Progress()))
+    asyncio.run(run_reproduction(plan, server, Progress()))
     assert log == last
 
-    def start(plan):
-        ReproductionFolder(plan.out).start(manifest_of(plan))
+    study = plan.study(stages[0], benchmarks[0])
+    StudyFolder(study.plan.out).start(study.manifest())
+    log.clear()
 
-    with pytest.raises(BadRequest, match="the model of 7b") as refused:
-        start(replace(plan, stages=(replace(stages[0], model="other"),)))
+    def run_changed(**changes):
+        asyncio.run(run_reproduction(replace(plan, **changes), server, Progress()))
+
+    with pytest.raises(BadRequest, match=r"server \(was m, is other\)") as refused:
+        run_changed(stages=(replace(stages[0], model="other"),))
     assert refused.value.reason == "RUN_DIFFERS"
-    with pytest.raises(BadRequest, match="than is there now: preset_digest"):
-        start(replace(plan, preset_digest="other"))
-    start(replace(plan, stages=(Stage("32b", "l", {"harm-c": ("full",)}),)))
-    assert [stage.size for stage in ReproductionFolder(plan.out).manifest().stages] == ["7b", "3b", "32b"]
+    later = replace(benchmarks[0], plan=replace(benchmarks[0].plan, seed=3))
+    with pytest.raises(BadRequest, match=r"seed \(was 0, is 3\)"):
+        run_changed(benchmarks=(later, benchmarks[1]))
+    served = replace(benchmarks[0], plan=replace(benchmarks[0].plan, settings=Settings(home=tmp_path)))
+    with pytest.raises(BadRequest, match="settings"):
+        run_changed(benchmarks=(served, benchmarks[1]))
+    assert not log
+    run_changed(stages=(Stage("32b", "l", {"harm-c": ("full",)}),))
+    assert log == ["open 32b", "l harm-c full", "close 32b"]
+
+
+@pytest.mark.parametrize("name", papers())
+def test_every_paper_names_arms_and_data_sets_that_there_are(name):
+    paper = read_paper(name)
+    arms = {arm for each in (*paper.runs, *paper.claims) for arm in each.arms}
+    assert arms | set(paper.controls) | {row.arm for row in paper.targets} <= ARMS.keys()
+    sets = {id_ for each in paper.benchmarks for id_ in (each.dataset, *each.versions.values(), each.drawn) if id_}
+    assert sets <= shipped_ids() and paper.preset in preset_names()
+    data = {each.data for each in paper.benchmarks}
+    assert {row.data for row in paper.targets} | {paper.chain.data} <= data
+    assert {row.size for row in paper.targets} <= set(paper.sizes)
+    assert {row.table for row in paper.targets} == set(paper.tables) == paper.numbers("tables")
+    judged = JudgedArms({}, {}, protocol=Protocol.PLAIN)
+    assert all(claim.verdict is ClaimVerdict.UNTESTED and claim.why for claim in claims_of(judged, paper.claims))
 
 
 # Claims
@@ -254,7 +289,7 @@ def right_on(share, n=200):
 def claim(id_, arms, sizes=None):
     runs = {name: arm_results for name, arm_results in arms.items()}
     judged = JudgedArms(runs, sizes or {}, protocol=Protocol.PLAIN, resamples=400)
-    return next(tested for tested in claims_of(judged) if tested.id == id_)
+    return next(tested for tested in claims_of(judged, PAPER.claims) if tested.id == id_)
 
 
 def test_c1_holds_if_the_court_beats_every_ablation_and_fails_if_one_beats_it():
@@ -454,11 +489,12 @@ def test_mistakes_are_reported_before_any_work_begins(words, code, message, data
 @pytest.mark.parametrize("reason", [UNFINISHED, "VLLM_ENDED"])
 def test_memes_without_an_answer_leave_the_report_unfinished_and_exit_with_3(reason, data, tmp_path, monkeypatch):
     async def interrupted(plan, servers, progress):
-        ReproductionFolder(plan.out).start(manifest_of(plan))
+        study = plan.study(plan.stages[0], plan.benchmarks[0])
+        StudyFolder(study.plan.out).start(study.manifest())
         write_run(plan.out / "7b" / "harm-c" / "full", results([Level.NOT_HARMFUL, Level.VERY_HARMFUL], [N, H]))
         raise Unavailable("3 memes have no answer yet.", reason=reason)
 
-    monkeypatch.setattr("eval.reproduce.hold.hold", interrupted)
+    monkeypatch.setattr("eval.reproduce.study.run_reproduction", interrupted)
     drawn = ("--data", data, "--out", tmp_path / "study", "--dataset", "synthetic-harmeme", "--encoder", "builtin")
     output = reproduce(*drawn, "--llm-url", "7b=http://127.0.0.1:9/v1", "--yes", code=3)
     assert "3 memes have no answer yet." in output and "--resume goes on" in output
@@ -490,8 +526,9 @@ def test_unsuitable_data_and_output_folders_are_refused(data, tmp_path):
     (other / "notes.txt").write_text("mine")
     assert "is not empty" in reproduce("--data", data, "--out", other, *server, code=1)
     (other / "notes.txt").unlink()
-    (other / "study.json").write_text("{}")
-    assert "--resume" in reproduce("--data", data, "--out", other, *server, code=2)
-    assert "can't be read as a manifest of format 2 (reproduction)" in reproduce(
+    study = other / "7b" / "harm-c" / "study.json"
+    study.parent.mkdir(parents=True)
+    study.write_text("{}")
+    assert "can't be read as a manifest of format 2 (study)" in reproduce(
         "--data", data, "--out", other, *server, "--resume", code=1
     )

@@ -10,7 +10,6 @@ from pydantic import BaseModel, Field
 from court.errors import BadRequest, Unavailable
 from eval.arena.folder import ArenaFolder
 from eval.probe.folder import ProbeFolder
-from eval.reproduce.stages import ReproductionFolder
 from eval.runs.folder import RunFolder
 from eval.session import directory, engine
 from eval.session.directory import LOCK, SessionFolder, SessionManifest
@@ -19,7 +18,7 @@ from eval.studies.arms import StudyFolder
 from eval.witness.run import WitnessFolder
 from tests.support.virtual_time import run as run_virtually
 
-FOLDERS = [ArenaFolder, ProbeFolder, ReproductionFolder, RunFolder, StudyFolder, WitnessFolder]
+FOLDERS = [ArenaFolder, ProbeFolder, RunFolder, StudyFolder, WitnessFolder]
 
 
 class CountManifest(SessionManifest):
