@@ -67,19 +67,19 @@ _SETS = {"memearena": MEMEARENA_CRITERIA, "probench": PROBENCH_CRITERIA}
 _CRITERIA: TypeAdapter[tuple[Criterion, ...]] = TypeAdapter(tuple[Criterion, ...])
 
 
-def read_criteria(named: str, beside: Path) -> tuple[Criterion, ...]:
+def read_criteria(named: str, folder: Path) -> tuple[Criterion, ...]:
     """Returns the criteria of a name, with the overall verdict last.
 
     Args:
         named: ``memearena``, ``probench``, or a TOML file with tables ``[[criteria]]`` (``key``, ``words``).
-        beside: Directory that a path is relative to.
+        folder: Directory that a path is relative to.
 
     Raises:
         BadRequest: The file does not exist or does not contain valid criteria.
     """
     if named in _SETS:
         return _SETS[named]
-    path = beside / named
+    path = folder / named
     try:
         content = tomllib.loads(path.read_text("utf-8-sig"))
     except FileNotFoundError:

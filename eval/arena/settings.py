@@ -115,13 +115,13 @@ class ArenaSettings(BaseModel):
         return self
 
 
-def arena_settings(table: Mapping[str, Any], models: Mapping[str, object], *, beside: Path = Path()) -> ArenaSettings:
+def arena_settings(table: Mapping[str, Any], models: Mapping[str, object], *, folder: Path = Path()) -> ArenaSettings:
     """Reads the table ``[arena]``.
 
     Args:
         table: Table ``[arena]`` of the file; its own values take precedence over its ``preset``.
         models: Models in the file; all of them are targets unless the table says otherwise.
-        beside: Directory that a file of criteria is relative to.
+        folder: Directory that a file of criteria is relative to.
 
     Raises:
         BadRequest: The table has an unknown setting, or names a model that is not in the file; or its
@@ -138,7 +138,7 @@ def arena_settings(table: Mapping[str, Any], models: Mapping[str, object], *, be
         # Values in the table take precedence over the preset.
         values = {**_PRESETS[preset], **({"judges_per_battle": len(judges)} if judges else {}), **values}
     if isinstance(values.get("criteria"), str):
-        values["criteria"] = read_criteria(values["criteria"], beside)
+        values["criteria"] = read_criteria(values["criteria"], folder)
     try:
         settings = ArenaSettings.model_validate({"targets": list(models), **values})
     except ValidationError as error:

@@ -289,7 +289,7 @@ def _options_of(options: dict[str, Any]) -> Ask:
     table = file.rest.get("arena", {})
     samples = samples_of(options, table, "[arena] in the file of models")
     own = {name: table[name] for name in table if name not in TABLE_KEYS}
-    settings = arena_settings(own, file.models, beside=options["models"].parent)
+    settings = arena_settings(own, file.models, folder=options["models"].parent)
     # A file may name models without a role; their servers need not run.
     used = dict.fromkeys((*settings.targets, *settings.judges, settings.controller))
     specs = {name: file.models[name] for name in used}

@@ -153,17 +153,17 @@ async def _appending(folder: Path, *, trials: int, events: int, rounds: int) -> 
             batch = made.of_turn(str(turn))
             rows = _rows(batch)
             # All three in each turn, so that a slowdown affects all of them.
-            alone = {"whole": whole.take(rows, len(rows)), "grouped": grouped.take(rows, trials)}
+            taken = {"whole": whole.take(rows, len(rows)), "grouped": grouped.take(rows, trials)}
             began = time.perf_counter()
             took = await _appended(docket, batch)
-            alone["ours"] = time.perf_counter() - began
+            taken["ours"] = time.perf_counter() - began
             # Read back after the clock has stopped: every acknowledged event must be there.
             missing += sum([len(await docket.trials.events(trial[0].trial_id)) != events for trial in batch])
             if turn:  # the first turn is a warm-up
-                seconds = {name: spent + alone[name] for name, spent in seconds.items()}
+                seconds = {name: spent + taken[name] for name, spent in seconds.items()}
                 times += took
         batch = made.of_turn("beside")
-        beside = await _beside_readers(docket, folder / "docket.sqlite", batch)
+        with_readers = await _appended_while_read(docket, folder / "docket.sqlite", batch)
     finally:
         await docket.close()
         whole.close()
@@ -177,8 +177,8 @@ async def _appending(folder: Path, *, trials: int, events: int, rounds: int) -> 
         "over_bulk_in_one_commit": seconds["whole"] / seconds["ours"],
         "append_p50_ms": _percentile(times, 50),
         "append_p99_ms": _percentile(times, 99),
-        "append_p99_ms_beside_readers": _percentile(beside, 99),
-        "held_up_by_readers": trials * events - len(beside),
+        "append_p99_ms_beside_readers": _percentile(with_readers, 99),
+        "held_up_by_readers": trials * events - len(with_readers),
         "events_missing": missing,
     }
 
@@ -187,18 +187,18 @@ async def _appended(docket: Docket, trials: Sequence[Sequence[AnyEvent]]) -> lis
     """Appends all trials concurrently; returns the time of each append, in seconds."""
     took: list[float] = []
 
-    async def hold(trial: Sequence[AnyEvent]) -> None:
+    async def append(trial: Sequence[AnyEvent]) -> None:
         for event in trial:
             began = time.perf_counter()
             with contextlib.suppress(Unavailable):  # an append not stored within 10 s has no time and counts as missing
                 await docket.writer.append(event)
                 took.append(time.perf_counter() - began)
 
-    await asyncio.gather(*map(hold, trials))
+    await asyncio.gather(*map(append, trials))
     return took
 
 
-async def _beside_readers(docket: Docket, path: Path, trials: Sequence[Sequence[AnyEvent]]) -> list[float]:
+async def _appended_while_read(docket: Docket, path: Path, trials: Sequence[Sequence[AnyEvent]]) -> list[float]:
     """Returns the times of the successful appends while others read."""
     with _long_read(path), contextlib.suppress(asyncio.CancelledError):
         readers = [asyncio.create_task(_reading(docket)) for _ in range(_READERS)]

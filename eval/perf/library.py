@@ -196,11 +196,11 @@ def changes(root: Path, seconds: float) -> dict[str, float]:
     adds, appends = _Work(threads=_ADDERS, offered=_OFFERED), _Work(threads=1)
     for round_ in range(_ROUNDS):
         quiet += asyncio.run(_searched(finder, seconds))
-        with adds.beside(_adding(writer, memes, drawn(math.ceil(_OFFERED * seconds), seed=2 + round_))):
+        with adds.concurrently(_adding(writer, memes, drawn(math.ceil(_OFFERED * seconds), seed=2 + round_))):
             busy += asyncio.run(_searched(finder, seconds, writer))
         # The average size that one add writes to the journal.
         record = bytes(writer.library.pointer.journal_size // adds.done)
-        with root.with_name("plain").open("ab", buffering=0) as plain, appends.beside(_appending(plain, record)):
+        with root.with_name("plain").open("ab", buffering=0) as plain, appends.concurrently(_appending(plain, record)):
             asyncio.run(_searched(finder, seconds))
     # Reopened: acknowledged adds must be on disk and not only in this process.
     now = Library.open(root, finder.searched.manifest.encoder, check=Check.LATER)
@@ -282,7 +282,7 @@ class _Work:
         return self.done / self.seconds
 
     @contextmanager
-    def beside(self, do: Callable[[int], None]) -> Iterator[None]:
+    def concurrently(self, do: Callable[[int], None]) -> Iterator[None]:
         """Repeats the work while the block lasts, each time with a unique number."""
         stop, queries, began = threading.Event(), itertools.count(1), time.perf_counter()
 

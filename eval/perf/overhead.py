@@ -102,11 +102,11 @@ def _naive_over_ours(pairs: int) -> Result:
         walls = asyncio.run(_pairs(address, pairs))
     figures: dict[str, float] = {}
     for rounds, taken in walls.items():
-        alone = of_tokens(_NAIVE_SPEED, TOKENS, rounds)
+        bound = of_tokens(_NAIVE_SPEED, TOKENS, rounds)
         measured = medians(
             taken,
             naive_over_ours=lambda naive_s, ours_s: naive_s / ours_s,
-            by_lengths=lambda *_, alone=alone: alone.naive / alone.floor,
+            by_lengths=lambda *_, bound=bound: bound.naive / bound.floor,
             naive_s=lambda naive_s, _: naive_s,
             ours_s=lambda _, ours_s: ours_s,
         )

@@ -77,10 +77,10 @@ async def replay(record: TrialRecord) -> ReplayedTrial:
         return ReplayedTrial(record.trial_id, software, obstacle=reason, without_outcome=True)
     try:
         # Nothing is written: the court gets a sink that discards events, and stand-ins for all its services.
-        again = _with_answers(await _rerun(record), record)
+        rerun = _with_answers(await _rerun(record), record)
     except _Obstacle as obstacle:
         return ReplayedTrial(record.trial_id, software, obstacle=str(obstacle))
-    return ReplayedTrial(record.trial_id, software, differences=changes(record, again))
+    return ReplayedTrial(record.trial_id, software, differences=changes(record, rerun))
 
 
 class _Obstacle(Exception):
@@ -131,18 +131,18 @@ async def _rerun(record: TrialRecord) -> TrialRecord:
         raise _Obstacle(error.message) from None
 
 
-def _with_answers(again: TrialRecord, record: TrialRecord) -> TrialRecord:
+def _with_answers(rerun: TrialRecord, record: TrialRecord) -> TrialRecord:
     """A replayed trial with the rulings on further questions, as today's code reads the replies of then."""
     # A replay that fails has no verdict to put a question to, which shows as a difference anyway.
-    if again.state is not TrialState.DECIDED:
-        return again
+    if rerun.state is not TrialState.DECIDED:
+        return rerun
     # Numbered behind the replay's own events, of which there may be fewer.
-    last = again.events[-1].seq
+    last = rerun.events[-1].seq
     answers = [
         _read_again(ruled).model_copy(update={"seq": last + number})
         for number, ruled in enumerate(record.all(QuestionRuled), 1)
     ]
-    return TrialRecord.of((*again.events, *answers))
+    return TrialRecord.of((*rerun.events, *answers))
 
 
 def _read_again(ruled: QuestionRuled) -> QuestionRuled:

@@ -142,8 +142,8 @@ async def judge(run: JudgedRun, manifest: RunManifest, progress: Progress, *, re
     score.before = score.done
     # No longer finished: with --retry-failed a finished run gets new answers.
     if resumed and todo:
-        again = {"interruptions": manifest.interruptions + 1, "finished": None}
-        manifest = manifest.model_copy(update=again)
+        changes = {"interruptions": manifest.interruptions + 1, "finished": None}
+        manifest = manifest.model_copy(update=changes)
         run.folder.write_manifest(manifest)
 
     def store(meme: JudgedMeme, prediction: Prediction) -> None:

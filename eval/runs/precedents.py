@@ -148,7 +148,7 @@ async def prepare_precedents(
         | ({} if by is encoder else {"compared by": by.identity.digest})
     )
     # The file beside the library is written last: without it, the library is a leftover of a crash and is rebuilt.
-    if (place / CURRENT).exists() and _beside(place).exists():
+    if (place / CURRENT).exists() and _prepared_file(place).exists():
         return await asyncio.to_thread(_as_it_was, place, key, encoder)
 
     cache = cache or place.parent / "train-libraries"
@@ -230,7 +230,7 @@ async def prepare_precedents(
         templates=dict(found.templates),
     )
     # Atomic, and after the library: see above.
-    replace_file(_beside(place), prepared.model_dump_json(indent=1) + "\n")
+    replace_file(_prepared_file(place), prepared.model_dump_json(indent=1) + "\n")
     return _of(library, prepared)
 
 
@@ -292,17 +292,17 @@ def _by_why(leaks: Iterable[Excluded]) -> str:
     return f": {counts}" if counts else ""
 
 
-def _beside(place: Path) -> Path:
+def _prepared_file(place: Path) -> Path:
     return place.with_name(f"{place.name}.json")
 
 
 def _read(place: Path) -> _Prepared:
     try:
-        return _Prepared.model_validate_json(_beside(place).read_bytes())
+        return _Prepared.model_validate_json(_prepared_file(place).read_bytes())
     except (OSError, ValidationError):
         raise BadRequest(
-            f"{_beside(place)} is missing or can't be read, so that it is not known whether the library beside it was "
-            "checked against what is judged. Remove both; they are made again.",
+            f"{_prepared_file(place)} is missing or can't be read, so that it is not known whether the library beside "
+            "it was checked against what is judged. Remove both; they are made again.",
             reason="LIBRARY_UNCHECKED",
         ) from None
 
