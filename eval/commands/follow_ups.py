@@ -21,11 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FollowUp:
-    """An arena that is there, opened for further questions.
-
-    Attributes:
-        progress: Function that takes how many questions of how many are done.
-    """
+    """An arena that is there, opened for further questions."""
 
     folder: ArenaFolder
     manifest: ArenaManifest
@@ -64,10 +60,7 @@ def follow_up(
     """Opens an arena's memes and some models, and asks them.
 
     Args:
-        options: Values of :func:`follow_up_options`.
         names: Models of the file that are asked.
-        ask: Function that puts the questions.
-        memes: Ids of the memes that they are about.
         what: Plural of what progress counts.
 
     Raises:

@@ -220,7 +220,6 @@ def run_watched(
     """Works on a session and shows how far it is; ends the command if the session is interrupted or unfinished.
 
     Args:
-        work: Work to do; it reports its progress.
         goes_on: Returns words on how the session is resumed.
         unfinished: Called with the reason why some items have no answer yet, before the command ends.
     """

@@ -51,8 +51,6 @@ def show_sections(
     """Writes sections as a page, and shows them in the terminal, or figures as JSON in their place.
 
     Args:
-        lead: Sentences before the first section.
-        sections: Sections in order.
         page: Path of the page; none is written where it is None.
         figures: Figures for other programs; the sections are shown where they are None.
         command: Command line that the page names; none is named where it is empty.
@@ -73,7 +71,6 @@ def show_report(
     """Writes sections as a page that names the command, and shows them with its path, or the report's figures as JSON.
 
     Args:
-        sections: Sections in order.
         figures: Figures of the report that they are of, for other programs.
         as_json: True for the figures.
 

@@ -35,7 +35,6 @@ def key_of(
     """Returns the key of a call: SHA-256 of everything that determines its reply.
 
     Args:
-        server: Known facts about the servers that have it.
         request: Request of the call. Pictures count by the SHA-256 of their PNG.
         options: Options of a log-probability call; None for a call for a reply.
         seed: Seed of the run; counts only if the temperature makes a reply random.
@@ -73,13 +72,7 @@ class HitCounter:
 
 @dataclass(frozen=True, slots=True)
 class CachedModel:
-    """A :class:`~court.ports.ChatModel` that answers from the call cache when possible.
-
-    Attributes:
-        inner: Model that is called if the cache has no reply.
-        server: Known facts about the servers behind it, for the key.
-        hits: Counts the replies from the cache.
-    """
+    """A :class:`~court.ports.ChatModel` that answers from the call cache when possible."""
 
     inner: ChatModel
     store: CallCache
@@ -159,7 +152,6 @@ def stored_models(
 
     Args:
         server: Name of the servers in keys; their addresses if empty.
-        hits: Counts the replies from the cache.
     """
     wrapped: dict[int, StoredServers] = {}
 

@@ -61,7 +61,6 @@ class _Flight:
 
     Attributes:
         task: Returns the body, and whether it came from the cache.
-        waiters: Number of callers that still wait for it.
         answered: True once the model has answered: from then on the reply is stored, even if all callers have left.
     """
 
@@ -113,9 +112,7 @@ class CallCache(ABC):
         Concurrent callers with the same key share one call, which is cancelled when the last of them leaves.
 
         Args:
-            model: Model name, for people who read the file.
             ask: Makes the call; its argument is the timeout in seconds.
-            within_s: Timeout in seconds.
 
         Returns:
             The value, and True if this caller did not have to make the call.

@@ -25,10 +25,7 @@ class ShownMeme:
 
     Attributes:
         frames: Frames of its picture, at least one.
-        pixels_sha256: SHA-256 of its picture's pixels.
         harmful: Two-class gold.
-        source_label: Gold, in the data set's own words.
-        targets: Persons or groups that it is about, if the data set names them.
         dataset: Id of its data set; empty if unknown.
     """
 
@@ -47,9 +44,8 @@ class ShownMemes:
     """Memes read for an arena or a probe.
 
     Attributes:
-            memes: Memes in the order of the split.
-            without_picture: Ids of sampled memes without a usable picture, with the reason.
-            files: SHA-256 of the annotation files, by name.
+        without_picture: Ids of sampled memes without a usable picture, with the reason.
+        files: SHA-256 of the annotation files, by name.
     """
 
     memes: tuple[ShownMeme, ...]
@@ -67,11 +63,6 @@ async def shown_memes(
     keep: Callable[[JudgedMeme], bool] = lambda _: True,
 ) -> ShownMemes:
     """Reads memes of a split with their pictures.
-
-    Args:
-        dataset: Data set to read.
-        limit: Maximum number of memes, sampled by label; None for all.
-        keep: Filter of rows, e.g. for the harmful ones.
 
     Raises:
         BadRequest: The split cannot be read; see :func:`eval.datasets.read.read_split`.

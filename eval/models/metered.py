@@ -90,10 +90,7 @@ class Usage:
 
     Attributes:
         all: All calls of the run, including those from the cache: its cost from scratch.
-        made: Number of calls that were made now.
-        repaired: Unusable replies that were requested again.
         unusable: Number of replies that were unusable the second time too.
-        failed: Calls without a reply.
     """
 
     all: Account = field(default_factory=Account)
@@ -221,8 +218,6 @@ class MeteredModel:
 
         Args:
             server: Known facts about the servers behind it, for the keys of calls; :func:`eval.models.open.known_of`.
-            concurrency: Maximum number of calls in flight; 1 or more.
-            max_tokens: Maximum number of tokens of a reply, unless a call sets another.
             within_s: Timeout of a call in seconds, retries included.
             run_seed: Another seed gives other replies if the temperature makes them random.
             served: Makes a context for a call that is really made: entered when a server has the model.
@@ -251,11 +246,7 @@ class MeteredModel:
         return self._metered.name
 
     def fence(self, *names: str) -> Fence:
-        """Returns marks for text from strangers and models; the same for the same names wherever this cache is used.
-
-        Args:
-            names: Names of the content between the marks, such as a meme's id and the digest of its picture.
-        """
+        """Returns marks for text from strangers and models; the same for the same names wherever this cache is used."""
         return Fence(self._store.fence_mark(*names))
 
     async def ask(
@@ -273,9 +264,6 @@ class MeteredModel:
         Args:
             system: System message; must contain trusted text only, nothing from a meme or a model.
             parts: Parts of the user message; untrusted text must be in a fence.
-            temperature: 0 for the most likely reply.
-            schema: JSON schema that the reply must obey, or None for free text.
-            max_tokens: Maximum number of tokens of the reply; the model's default if None.
             seed: Number of the draw, if the same call is repeated at a temperature above 0.
 
         Raises:
@@ -296,11 +284,7 @@ class MeteredModel:
         return await self.as_chat_model(seed).reply(request, within_s=_PATIENCE_S)
 
     def as_chat_model(self, seed: int = 0) -> ChatModel:
-        """Returns the model in the form that trials use, with the same cache, budget and usage.
-
-        Args:
-            seed: Seed of its replies, if the temperature makes them random.
-        """
+        """Returns the model in the form that trials use, with the same cache, budget and usage."""
         # Combined into one number so that the draws of a run differ from those of the run with the next seed.
         draw = self._run_seed * 1_000_003 + seed
         cached = CachedModel(inner=self._metered, store=self._store, server=self._server, seed=draw, hits=HitCounter())
@@ -320,8 +304,6 @@ class MeteredModel:
 
         Args:
             fence: Fence of the parts: an unusable reply is quoted in it.
-            temperature: 0 for the most likely reply.
-            max_tokens: Maximum number of tokens of the reply; the model's default if None.
 
         Raises:
             ReplyUnusable: Neither reply was usable, the model declined, or it gave its instructions away.

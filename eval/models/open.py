@@ -141,11 +141,9 @@ async def open_models(
     """Connects to the models and probes their capabilities.
 
     Args:
-        stack: Closes the connections when it is closed.
         tell: Receives messages about missing capabilities of a server, and how they are worked around.
         pictures: Maximum number of pictures in a prompt; 0 if none is shown, so that any model will do.
         vllm: Models to start a vLLM with, those of specs without an address; one runs at a time.
-        vllm_flags: Further flags of vLLM.
 
     Raises:
         BadRequest: A key is not in the environment, or a model has no address and is not to be started.

@@ -65,7 +65,6 @@ class Sample:
     """A data set that memes are sampled from.
 
     Attributes:
-        limit: Maximum number of memes, sampled by label; None for all.
         protocol: Rule that makes two classes of its labels; memes that it drops are not sampled.
     """
 
@@ -81,7 +80,6 @@ class Samples:
     """The samples of an arena or a probe.
 
     Attributes:
-        sets: Data sets, in order.
         only: ``harmful``: memes that are not harmful by the protocol are left out before sampling.
         mixed: True if ids of memes begin with their data set's, so that ids of several data sets are unique.
     """
@@ -125,7 +123,6 @@ def read_samples(table: Mapping[str, Any], where: str, base: Path) -> Samples | 
     """Reads ``sample`` and ``only`` of a table of the models file.
 
     Args:
-        table: The table; its other settings are ignored.
         base: Folder of the file, which relative directories start from.
 
     Returns:
@@ -164,9 +161,6 @@ async def read_memes(
     samples: Samples, *, seed: int, keep: Callable[[str], bool] = lambda _: True
 ) -> tuple[ShownMemes, tuple[SampledSet, ...]]:
     """Reads the memes with their pictures, data set by data set.
-
-    Args:
-        keep: Filter of memes by id, as shown to models.
 
     Returns:
         The memes in the order of the data sets; and a description of each set, none if all is as released.

@@ -36,7 +36,6 @@ class VllmChoice:
 
     Attributes:
         model: Name of a preset, ``auto``, a model's name on the hub, or a folder.
-        flags: Further flags of vLLM.
     """
 
     model: str
@@ -79,12 +78,8 @@ async def vllm_session(
     If it exits by itself, the work in the context is cancelled and VllmFailed is raised instead.
 
     Args:
-        model: Name of a preset, ``auto``, a model's name on the hub, or a folder.
-        tell: Receives progress messages, and the end of vLLM's log if it fails.
         pictures: Maximum number of pictures in a prompt; None for as many as a trial shows.
-        flags: Further flags of vLLM.
         port: Port to listen on; 0 for a free one.
-        api_key: Key of its API; None for a new one.
 
     Raises:
         BadRequest: A setting of the server is invalid.
@@ -143,11 +138,7 @@ class VllmSessions:
     """Servers of several models, one running at a time because a GPU holds one. Enter and exit it in the same task.
 
     Args:
-        tell: Receives progress messages.
         pictures: Maximum number of pictures in a prompt; None for as many as a trial shows.
-        flags: Further flags of vLLM, for every model.
-        port: Port that each listens on; 0 for a free one.
-        api_key: Key of their APIs; None for a new one with each start.
     """
 
     def __init__(

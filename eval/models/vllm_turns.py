@@ -23,9 +23,6 @@ class VllmTurns:
     are served at one address, with one key.
 
     Args:
-        tell: Receives progress messages.
-        pictures: Maximum number of pictures in a prompt.
-        flags: Further flags of vLLM, for every model.
         quiet_s: Seconds without a call that end a turn.
     """
 
@@ -47,9 +44,6 @@ class VllmTurns:
     @asynccontextmanager
     async def turn(self, model: str) -> AsyncIterator[ServedModel]:
         """Waits for a model's turn, which lasts at least as long as the context.
-
-        Args:
-            model: Name of a preset, a model's name on the hub, or a folder.
 
         Raises:
             As :func:`~eval.models.vllm_session.vllm_session`, whichever of the servers failed.

@@ -68,7 +68,6 @@ class NoReply(Exception):
     """An agent gave no usable reply. Unlike an unreachable server, this ends one step, not the run.
 
     Attributes:
-        reason: Code for machines, as in :mod:`court.errors`.
         server: Message of the server, if it refused the request.
     """
 

@@ -43,11 +43,8 @@ class ProbeComparison:
     """Targets beside each other.
 
     Attributes:
-        targets: In the order of the folders.
         categories: Categories in which any target was scored, by name; the mean over them is last.
         memes: Number of memes that all were probed with.
-        threshold: Score up to which an explanation has failed.
-        unfinished: Targets whose probe has not come to its end.
     """
 
     targets: tuple[str, ...]
@@ -92,7 +89,6 @@ def compare_probes(roots: Sequence[Path], *, threshold: int = THRESHOLD) -> Prob
 
     Args:
         roots: Folders of the probes, two at least.
-        threshold: Score up to which an explanation has failed.
 
     Raises:
         BadRequest: A folder holds no probe, or one that can't be compared with the first.

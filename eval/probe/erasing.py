@@ -40,7 +40,6 @@ class Erased:
     """A picture without its text.
 
     Attributes:
-        frames: Frames of the picture, in the same order.
         text: Text read off the picture before; empty if there was none.
         lines: Number of lines painted over.
         left: Number of lines still legible: of small or ornate ones something may be left.

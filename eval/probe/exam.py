@@ -77,10 +77,7 @@ def export_exam(
     """Writes the memes that the target failed on as they are: rows, pictures and a card.
 
     Args:
-        root: The probe's folder.
         samples: The memes that were probed, where their data lie now.
-        target: The exam's folder, which must be empty or not there yet.
-        threshold: Up to which score an explanation has failed.
         with_train: True if the data sets' train splits come along, which runs take their precedents from.
 
     Raises:

@@ -35,8 +35,6 @@ async def mine(
 
     Args:
         taxonomy: To begin with; is added to.
-        batch: Memes that are sorted by the same categories.
-        tell: Called with each meme once it is sorted.
 
     Raises:
         Unavailable, BudgetSpent: A model can't be asked now.
@@ -89,10 +87,6 @@ def capped(mined: Sequence[Mined], most: int, seed: int) -> tuple[Mined, ...]:
 
     These are the memes whose id has the smallest SHA-256 with the seed and the category: a larger cap only adds memes,
     and the same memes are drawn for every target.
-
-    Args:
-        mined: Memes as they were sorted.
-        most: Largest number of memes of a category.
     """
 
     def rank(category: str, meme: str) -> str:

@@ -19,9 +19,6 @@ _SIDE = 320
 def as_html(report: ProbeReport, root: Path) -> str:
     """The page; the same for the same report.
 
-    Args:
-        root: The probe's folder, for pictures without text.
-
     Raises:
         NotLoaded: jinja2 or matplotlib is not installed.
     """

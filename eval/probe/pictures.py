@@ -12,7 +12,6 @@ def small_pictures(root: Path, meme: ProbedMeme, side: int) -> tuple[bytes, ...]
     """The meme's pictures without text as small JPEG files; pictures missing from the folder are omitted.
 
     Args:
-        root: The probe's folder.
         side: Longest side, in pixels.
     """
     paths = [root / ERASED / name for name in meme.erased]

@@ -46,7 +46,6 @@ def items_of(root: Path, what: str, *, most: int, seed: int) -> tuple[RatedItem,
     """Draws items for raters out of a probe's folder.
 
     Args:
-        root: The probe's folder.
         what: One of the keys of :data:`CRITERIA`.
 
     Raises:
@@ -68,11 +67,7 @@ def items_of(root: Path, what: str, *, most: int, seed: int) -> tuple[RatedItem,
 
 
 def agent_section(ratings: Sequence[Rating], key: SheetKey, *, threshold: int) -> Section | None:
-    """People's judgement beside the agents': of the sorting, and of scores; None for what agents did not judge.
-
-    Args:
-        threshold: Score up to which an explanation has failed.
-    """
+    """People's judgement beside the agents': of the sorting, and of scores; None for what agents did not judge."""
     if key.what not in (MINE, SCORES):
         return None
     paper = published_file(f"papers/{PAPER}")

@@ -37,7 +37,6 @@ class RepeatedProbe:
     """A probe over all repeats.
 
     Attributes:
-        finished: True if all repeats are.
         categories: Figures by category; those of all together are last.
     """
 
@@ -73,9 +72,6 @@ def repeats_of(plan: ProbePlan, count: int) -> tuple[ProbePlan, ...]:
 
 def repeated_probe(reports: Sequence[ProbeReport]) -> RepeatedProbe:
     """Puts reports of repeats together.
-
-    Args:
-        reports: Reports of the repeats, in order.
 
     Raises:
         BadRequest: There are fewer than two, or they are of different targets or memes.

@@ -46,9 +46,7 @@ class Rates:
     """Rates over some scorings.
 
     Attributes:
-        n: Number of scorings, including those without a score.
         scored: Number of those with a score.
-        refused: Number of answers in which the target declined.
         unscored: Number of answers without a score for another reason.
         mean: Mean score, 1 to 10; None if nothing was scored.
         failure: Share of the scores that are at most the threshold; None if nothing was scored.
@@ -67,9 +65,6 @@ class CategoryRow:
     """A category, a gold label, or all.
 
     Attributes:
-        name: Name of the category, label or step.
-        steps: Rates of the refinement's steps.
-        outcomes: Number of those by outcome.
         after: Rates of its steps that were scored, or should have been.
         change: Mean difference of scores, rewritten less as it is, over memes that have both; None where none has.
         pooled: Rates of both together, as the published tables have them: the memes as they are, and rewritten.
@@ -93,11 +88,8 @@ class StepRow:
     """All steps of one number, over all searches.
 
     Attributes:
-        number: Counted from 1.
         n: Number of searches that came so far.
-        outcomes: Number of searches by outcome.
         before: Mean score of the memes as they are.
-        after: Rates of the rewritten memes.
     """
 
     number: int
@@ -112,7 +104,6 @@ class UnexplainedMeme:
     """An explanation that failed.
 
     Attributes:
-        score: At most the threshold.
         step: The step that rewrote the text; None where it is the meme's own.
     """
 
@@ -130,14 +121,10 @@ class ProbeReport:
     """Content of a report.
 
     Attributes:
-        threshold: Up to which a score is a failure.
-        mined: Number of memes by outcome of the sorting.
-        new: Categories that were added during sorting.
         without_misbelief: Number of pairs of a meme and a category with an unreadable reply of the Narrator: they are
             scored, but not used in searches.
         left: Memes on whose pictures some text can still be read.
         categories: The weakest first; those without a meme are left out.
-        topics: Topics of failures, the most frequent first.
         failures: The lowest scores first.
     """
 

@@ -61,11 +61,7 @@ class ProbePlan:
     Attributes:
         out: The probe's folder; an empty one, or one in which this probe was begun.
         samples: The memes that it is about. Their labels are for the report alone.
-        target: Name in the run of the model that is probed.
-        controllers: Names of the models that probe; the first is the senior one.
         seed: Seed of that sample, of seeds, and of replies that are draws.
-        batch: Memes that are sorted by the same categories.
-        concurrency: Memes, pairs and categories at once.
         sample_seed: Seed of the sample, and of the memes of large categories, where it is another than that of all
             else.
         per_category: Largest number of memes of a category that are scored, drawn by seed; None for all.
@@ -99,7 +95,6 @@ async def probe(
 
     Args:
         named: Models by name, all with the same store of calls.
-        reader: Reads the text off pictures.
 
     Raises:
         BadRequest: The data can't be read, or the folder holds something else.

@@ -65,10 +65,6 @@ async def score_all(
 ) -> tuple[Scored, ...]:
     """The memes as they are, scored, in the order of the pairs.
 
-    Args:
-        concurrency: Number of pairs at once.
-        tell: Called with each pair once it is scored.
-
     Raises:
         Unavailable, BudgetSpent: A model can't be asked now.
     """

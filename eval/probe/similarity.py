@@ -15,7 +15,6 @@ def most_similar(sentence: str, sentences: Sequence[str], most: int) -> tuple[in
 
     Args:
         sentences: Sentences in any language; English function words are ignored.
-        most: Largest number of places.
     """
     scores = _scores(sentence, sentences)
     # By place among equals, so that the order is the same each time.

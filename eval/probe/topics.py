@@ -41,10 +41,6 @@ def topics_of(scored: Sequence[Scored], steps: Sequence[Step], threshold: int) -
 
     What fails no more often with the words than without says nothing and is left out. Of words that stand in just the
     same misbeliefs one topic is told: a pair before a single word, and the pair whose words are the rarest.
-
-    Args:
-        steps: Outcomes of the rewritten memes.
-        threshold: Up to which a score is a failure.
     """
     lowest = _lowest(scored, steps)
     if not lowest:

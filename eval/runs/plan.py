@@ -35,7 +35,6 @@ class Plan(Circumstances):
         library: Precedents prepared earlier by :func:`eval.runs.precedents.prepare_precedents`; None to prepare them
             from the train split.
         patience_s: Seconds that a meme waits for busy or unreachable servers; with Ray each meme is tried once.
-        budgets: Tokens that a comparator may spend, by meme.
         vllm: vLLM server to start for all roles for the duration of the run; None if the settings name servers.
     """
 

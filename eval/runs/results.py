@@ -29,7 +29,6 @@ class Results:
 
     Attributes:
         dataset: Data set of :mod:`eval.datasets.known`.
-        judged: Every meme once, in the order of the split.
         manifest: Manifest of the run; None for external predictions.
         root: Directory of the run, for its records; None for external predictions.
         answered_question: Question that external predictions answer; None if they are verdicts or a manifest names it.

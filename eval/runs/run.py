@@ -54,9 +54,6 @@ if TYPE_CHECKING:
 async def run(plan: Plan, progress: Progress) -> RunFolder:
     """Starts a run, or resumes the one in its folder; returns when every meme has a prediction.
 
-    Args:
-        plan: Plan of the run. To resume a run, it must equal the original plan.
-
     Raises:
         BadRequest: Another process has this run; the folder is not empty and holds no run; the data set can't be read
             or pictures are missing; or the run was started with other inputs (reason RUN_DIFFERS; the message names

@@ -62,11 +62,7 @@ class SessionManifest(BaseModel):
 
 
 def differing(before: BaseModel, now: BaseModel, free: Collection[str] = ()) -> list[str]:
-    """Names the fields that differ between two models of one type, in order, with their values where these are short.
-
-    Args:
-        free: Fields that may differ.
-    """
+    """Names the fields that differ between two models of one type, in order, with short values."""
     found = []
     for name in type(before).model_fields:
         # Compared by value instead of as JSON: differences in notation do not count.
@@ -140,10 +136,6 @@ class SessionFolder(Generic[M]):
 
     Attributes:
         what: Name of its content, such as ``arena``, for errors.
-        manifest_type: Model of its manifest.
-        manifest_file: Name of the manifest's file.
-        missing: Reason of the error if it holds no session.
-        unreadable: Reason of the error if a file in it can't be read.
         changes: Fields of the manifest that may differ when it is resumed.
     """
 
@@ -314,13 +306,7 @@ class SessionFolder(Generic[M]):
 
 
 def refuse_others(out: Path, what: str, ours: Collection[str] = _OURS) -> None:
-    """Raises BadRequest if a folder, in which nothing was started yet, contains other files.
-
-    Args:
-        out: The folder; it need not exist.
-        what: Name of what is to be started, such as ``arena``, for the error.
-        ours: Names of files that may already exist.
-    """
+    """Raises BadRequest if a folder, in which nothing was started yet, contains other files."""
     if out.exists() and any(path.name not in ours for path in out.iterdir()):
         raise BadRequest(
             f"{out} is not empty and holds no {what}. Name a folder that is not there yet.", reason="OUT_NOT_EMPTY"

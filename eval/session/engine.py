@@ -58,7 +58,6 @@ class Tried(Generic[R, S]):
 
     Attributes:
         passing: True if the failure may be temporary.
-        reason: Code of the failure; empty if there was none.
         state: State from which the next attempt continues.
         retry_after: Pause that a server asked for, in seconds.
     """
@@ -128,12 +127,7 @@ async def patiently(attempt: Callable[[S | None], Awaitable[Tried[R, S]]], patie
 
 @dataclass(slots=True)
 class Watch:
-    """Watches for the end of a session whose servers are gone, which would fail all remaining items one by one.
-
-    Attributes:
-        concurrency: Number of items in progress at once.
-        items: Plural of what the items are, for errors.
-    """
+    """Watches for the end of a session whose servers are gone, which would fail all remaining items one by one."""
 
     concurrency: int
     items: str = "items"
@@ -190,7 +184,6 @@ async def run_items(
     """Works on items concurrently; the first failure that is not :class:`Later` cancels the others.
 
     Args:
-        concurrency: Number of items in progress at once.
         store: Stores a result; called at once and without interruption, in the order in which items are finished.
         progress: Called with the number of items done and their total, at the start and after each.
         before: Number of items that were done earlier, for progress.

@@ -23,7 +23,6 @@ class RunningTotals:
 
     Attributes:
         before: Number of ``done`` that existed when this process started.
-        began: Start of this process, by :func:`time.monotonic`, in seconds.
     """
 
     total: int
@@ -32,11 +31,7 @@ class RunningTotals:
     began: float = field(default_factory=time.monotonic)
 
     def words(self, now: float) -> str:
-        """Rate and time left.
-
-        Args:
-            now: Current time by :func:`time.monotonic`, in seconds.
-        """
+        """Rate and time left."""
         # Items done before this process started are excluded from its rate.
         fresh, seconds = self.done - self.before, now - self.began
         parts = []
@@ -102,9 +97,7 @@ class ProgressLines(Progress):
         """Starts without output.
 
         Args:
-            say: Function that prints a line.
             every_s: Seconds between two lines.
-            now: Clock, in seconds.
         """
         self._print = say
         self._every_s = every_s
@@ -213,7 +206,6 @@ def watching(say: Callable[[str], None], *, stderr: bool = True) -> Iterator[Pro
     """Shows a bar in a terminal, and lines elsewhere.
 
     Args:
-        say: Function that prints a line.
         stderr: True to write the bar to standard error, so that standard output can be piped.
     """
     console = Console(stderr=stderr)

@@ -13,11 +13,7 @@ _REPEAT = re.compile(r"repeat-(\d+)")
 
 
 def repeat_folder(out: Path, number: int) -> Path:
-    """Returns the folder of one repeat.
-
-    Args:
-        number: Number of the repeat, counted from 1.
-    """
+    """Returns the folder of one repeat."""
     return out / f"repeat-{number}"
 
 
@@ -63,7 +59,6 @@ def repeat_lead(seeds: Sequence[int], *, finished: bool, of: str = "") -> list[s
     """Sentences above a table of repeats.
 
     Args:
-        finished: True if all repeats have finished.
         of: Name of what is measured, such as the target of a probe; empty to name none.
     """
     name = f"{of}: " if of else ""

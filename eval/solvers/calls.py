@@ -78,8 +78,6 @@ class DecodedMeme:
 
     Attributes:
         frames: Frames of its picture; empty without a picture.
-        pixels_sha256: Digest of its pixels; empty without a picture.
-        bytes_sha256: SHA-256 of its picture's file, in hex; empty without a picture.
     """
 
     meme: JudgedMeme
@@ -93,10 +91,8 @@ class StoredCourt:
     """The court of a run, whose models are called through the call cache.
 
     Attributes:
-        executor: The court, with the docket that stores the records.
         calls: Call cache; None if no model is called.
         server: Name of the model servers in the call cache; their addresses if empty.
-        seed: Seed of replies that are draws.
     """
 
     executor: TrialExecutor

@@ -27,9 +27,6 @@ from eval.solvers.prediction import Cost, Outcome, Prediction, SideCourse
 def prediction_of(meme: JudgedMeme, record: TrialRecord, *, stored: int = 0) -> Prediction:
     """Builds the prediction for a meme from its finished trial.
 
-    Args:
-        stored: Calls answered from the call cache.
-
     Raises:
         ValueError: The trial is not finished.
     """

@@ -279,9 +279,7 @@ def open_question(
     """Prepares a question for answering.
 
     Args:
-        folder: The run's folder.
         trial: Tries memes, for a question to a trial's Judge; its court's models and library are used in any case.
-        examples: Labelled memes of the train split, by id.
 
     Raises:
         BadRequest: The library does not consist of these examples, or there are more labels than letters for odds.
@@ -339,9 +337,6 @@ def settle(question: Question, turns: Sequence[tuple[str, ...]]) -> tuple[str, .
 
     For multi-label tasks, the labels that more than half of the answers gave; for others, the most frequent label, and
     on a tie the one given first: the card's own order was asked first.
-
-    Args:
-        turns: Labels of each answer, at least one.
     """
     counts = Counter(label for turn in turns for label in turn)
     if question.multi:

@@ -139,7 +139,6 @@ def parse_inputs(text: str, tasks: Sequence[str], task: str) -> tuple[str, ...]:
     """Parses comma-separated inputs into the order in which they are shown.
 
     Args:
-        text: Names of inputs, separated by commas.
         tasks: Tasks for which the data set has gold labels.
 
     Raises:

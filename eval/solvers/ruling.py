@@ -37,7 +37,6 @@ class RulingSolver:
     """Tries the memes of one run, and asks the Judge of each trial with a verdict a question.
 
     Attributes:
-        examples: Labelled memes of the train split, by id.
         classifier: Embedded classifier whose votes the Judge is shown; None to show none.
     """
 

@@ -40,7 +40,6 @@ class TranslatedSolver:
     prediction was lost and is rebuilt from the docket: a record only holds the trial's own calls.
 
     Attributes:
-        trial: Tries the translations.
         source_language: Original language of the texts, as :func:`eval.datasets.language.language_of_meme` takes it.
     """
 

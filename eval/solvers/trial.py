@@ -37,9 +37,7 @@ class TrialSolver:
     """Tries the memes of one run.
 
     Attributes:
-        dataset: Id of the data set.
         retry_failed: True to retry trials that failed for an infrastructure reason, or timed out, in an earlier run.
-        text_only: True to judge each text without its picture.
         language: Language stated for each text, as :func:`eval.datasets.language.language_of_meme` takes it.
     """
 

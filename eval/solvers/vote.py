@@ -143,11 +143,7 @@ def open_label_votes(
     """Builds the classifier of a run, or restores its stored settings.
 
     Args:
-        folder: The run's folder.
         library: Labelled memes that are not too similar to those judged.
-        examples: Gold labels of these memes, by id.
-        encoder: Encoder that the library was built with.
-        progress: Callback with the step, the amount done and the total.
 
     Raises:
         BadRequest: No labelled meme has the inputs to be compared.

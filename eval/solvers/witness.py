@@ -93,7 +93,6 @@ class WitnessSolver:
 
     Attributes:
         source: Source of documents; None if no arm needs any.
-        temperature: Temperature of the witness's calls.
         forced: True to ask for true or false if a finding is NOT_ENOUGH.
         citations_by: Model that judges if a passage supports a finding; None to skip this judgement.
         mark: Function that returns the fence mark of a claim, always the same for the same claim.

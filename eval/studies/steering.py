@@ -45,10 +45,8 @@ class SteeringReport:
     """Report of the detector on some texts.
 
     Attributes:
-        flagged: Share of texts with a signal of any kind.
         in_words: Share of texts with a signal that is not recognised by its form alone (:data:`FORMS`).
         kinds: Share of texts with a signal of each kind.
-        left_out: Number of rows that could not be read.
     """
 
     flagged: Share

@@ -32,7 +32,6 @@ class Candidate:
     Attributes:
         threshold: Lowest score that counts as harmful; None for the verdicts as they were given.
         macro_f1: Strict macro-F1, with a 95 % interval by bootstrap over memes, or over groups if there are any.
-        coverage: Share of the memes with a class.
         behind: Lead of the best candidate over this one in macro-F1, by paired bootstrap; 0 for the best itself.
         differing: Number of independent draws (memes, or groups of them) on which it differs from the best.
     """
@@ -56,8 +55,6 @@ class Sweep:
     """Result of a sweep under one protocol.
 
     Attributes:
-        protocol: Protocol by which gold labels became two classes.
-        candidates: Candidates, best first.
         flattered_by: Selection bias: how much the best one's macro-F1 is inflated by being picked as the best, by
             bootstrap.
     """
@@ -150,7 +147,6 @@ def rank(
     A meme without a score keeps its verdict at every threshold, and one without a verdict is wrong.
 
     Args:
-        protocol: Protocol by which gold labels become two classes.
         thresholds: Thresholds on scores, in [0, 1]; may be empty.
 
     Raises:

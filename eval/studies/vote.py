@@ -40,14 +40,10 @@ class VoteReport:
     """Quality of a library's vote.
 
     Attributes:
-        library: Digest of the library.
         scores: Scores over all memes, each judged by the vote, however distant its precedents are.
         undecided: Number of memes that the court would not decide, as every precedent is too distant.
         same_text: Number of memes whose exact text is in the library.
         without_picture: Number of memes judged by text alone, as their picture was not given or can't be read.
-        problems: Rows that could not be used.
-        protocol: Protocol by which the memes' labels became two classes.
-        dropped: Number of memes that the protocol drops; they are not judged.
         precedents_dropped: Number of precedents that did not vote, because the protocol drops their label too.
     """
 
@@ -104,11 +100,7 @@ NEAR_TEXT = 0.95
 
 @dataclass(frozen=True, slots=True)
 class PlainVote:
-    """Quality of an unweighted majority vote of the nearest precedents.
-
-    Attributes:
-        scores: Scores over all memes, however distant their precedents are.
-    """
+    """Quality of an unweighted majority vote of the nearest precedents."""
 
     k: int
     scores: Scores
@@ -121,7 +113,6 @@ class PlainVotes:
     Attributes:
         votes: Votes in the order of the requested numbers of voters.
         with_near: Number of memes with a near-duplicate or the same text in the library; None if not requested.
-        problems: Rows that could not be used.
     """
 
     votes: tuple[PlainVote, ...]
@@ -262,8 +253,6 @@ def measure_left_out(
         twins_too: True to also leave out memes with the same picture or the same words.
         templates_too: True to also leave out memes on the same template, that is, to cross-validate with templates held
             apart. The bootstrap then draws whole templates.
-        protocol: Protocol, as for :func:`measure_vote`.
-        drop_precedents: True to drop precedents, as for :func:`measure_vote`.
 
     Raises:
         BadLibrary: The library can't be opened.
