@@ -35,10 +35,7 @@ from eval.runs.plan import Plan, court_settings, require_models
 from eval.session.directory import CALLS, STARTING, circumstances
 from eval.session.progress import Progress
 from eval.solvers.calls import Solver, StoredCourt
-from eval.solvers.comparator import Comparator, ComparatorSolver, settings_of_comparator
-from eval.solvers.labelling import open_question, settings_of_question
 from eval.solvers.question import Question
-from eval.solvers.translated import ENGLISH, TranslatedSolver
 from eval.solvers.trial import TrialSolver
 from serving.judging.executor import TrialExecutor
 from serving.models.connect import pictures_per_prompt
@@ -145,23 +142,42 @@ async def run(plan: Plan, progress: Progress) -> RunFolder:
 
 
 async def _solver(plan: Plan, executor: TrialExecutor, calls: SqliteCallCache | None, progress: Progress) -> Solver:
-    """Returns the way in which the memes of a run are solved."""
+    """Returns the way in which the memes of a run are solved; only the modules of that way are loaded."""
     stored = StoredCourt(executor, calls, plan.server, plan.seed)
     if plan.comparator:
+        from eval.solvers.comparator import Comparator, ComparatorSolver
+
         return ComparatorSolver(stored, Comparator(plan.comparator), plan.budgets)
     trial = TrialSolver(
         stored, plan.dataset.id, plan.procedure, plan.retry_failed, text_only=plan.text_only, language=plan.language
     )
     if plan.question is not None:
+        from eval.solvers.labelling import open_question
+
         # In a thread, as the whole train split is read.
         examples = await asyncio.to_thread(examples_of, plan)
         return await asyncio.to_thread(
             open_question, plan.question, plan.out, trial, examples=examples, progress=progress
         )
     if plan.control == Control.TRANSLATED:
+        from eval.solvers.translated import ENGLISH, TranslatedSolver
+
         # The trial gets the English translation, whatever the original language.
         return TranslatedSolver(replace(trial, language=ENGLISH if plan.language else ""), plan.language)
     return trial
+
+
+def _settings_of_solver(plan: Plan) -> dict[str, JsonValue]:
+    """Describes the way in which memes are solved, if it is not a trial; settings with other prompts differ."""
+    if plan.comparator:
+        from eval.solvers.comparator import Comparator, settings_of_comparator
+
+        return {"comparator": settings_of_comparator(Comparator(plan.comparator))}
+    if plan.question is not None:
+        from eval.solvers.labelling import settings_of_question
+
+        return {"question": settings_of_question(plan.question)}
+    return {}
 
 
 def _require_same_material(folder: RunFolder, begun: RunManifest, plan: Plan, material: Material) -> None:
@@ -293,11 +309,8 @@ def _manifest(
     settings = court.settings.model_dump(mode="json") | {"prompts": court.prompts.name}
     if court.role_models is not None and not asks_nobody:
         settings |= court.role_models.settings(court.settings.reply_chars)
-    # Stored among the settings, so that their digest tells runs with different prompts apart.
-    if plan.comparator:
-        settings["comparator"] = settings_of_comparator(Comparator(plan.comparator))
-    if plan.question is not None:
-        settings["question"] = settings_of_question(plan.question)
+    # Among the settings, so that their digest tells runs with different prompts apart.
+    settings |= _settings_of_solver(plan)
     library = court.finder.library
     return RunManifest(
         name=plan.name,
