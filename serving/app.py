@@ -274,7 +274,7 @@ async def _serve_court(
         precedents.open(executor, runner.decoders)
         _in_background(stack, run_health_checks(health, readiness_checks(executor, settings)))
         # Stopped after the runner: if it were cancelled first, its trials would end as if their callers had left.
-        resuming = {_in_background(resumption_stack, runner.resume_cut_off())} if resume else set()
+        resuming = {_in_background(resumption_stack, runner.orphans.resume())} if resume else set()
         if await _unless_stopping(stopping, health.until_serving(COURT)):
             _freeze_heap()
             stack.callback(gc.unfreeze)  # C libraries complain about objects that are still alive at exit

@@ -71,7 +71,6 @@ class Admission:
 
         Args:
             most_waiting: Maximum number of waiting callers, not counting patient ones.
-            clock: Monotonic clock, in seconds.
         """
         self._most = most
         self._most_waiting = most_waiting
@@ -108,7 +107,6 @@ class Admission:
         """Waits for a slot and holds it inside the block. A caller that is cancelled leaves the queue at once.
 
         Args:
-            namespace: Namespace of the caller.
             within_s: Seconds that the caller has; it is refused at once if it can't be served in time.
             patient: True to wait however long the queue is: for work with backpressure of its own, such as a stream.
 

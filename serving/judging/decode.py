@@ -52,9 +52,7 @@ class DecodingPool:
         """Starts idle.
 
         Args:
-            quarantine: Records the files that crashed the reader.
             most: Maximum number of files that are decoded concurrently.
-            telemetry: Records decoding times.
             memory: Accounts for the bytes of the pictures that :meth:`picture` lends; None if they are not limited.
         """
         self._pictures = pictures
@@ -98,7 +96,6 @@ class DecodingPool:
 
         Args:
             file: SHA-256 of it.
-            namespace: Namespace of the caller.
 
         Raises:
             BadPicture: The picture can't be read, exceeds the limits, or is in quarantine.

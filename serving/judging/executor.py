@@ -77,7 +77,6 @@ class TrialExecutor:
 
         Args:
             within_s: Seconds until the caller's deadline; None if there is none.
-            trial_id: Id of the trial; None for a new one.
             picture: Picture of the request, if it has already been decoded.
             batch: True if the request belongs to a batch, so that nobody waits for this one.
 
@@ -125,7 +124,6 @@ class TrialExecutor:
 
         Args:
             within_s: Seconds until the caller's deadline; None if there is none.
-            request: Request that the trial answers, if there is one.
             batch: True if the trial belongs to a batch, so that nobody waits for this one.
 
         Raises:
@@ -157,7 +155,6 @@ class TrialExecutor:
         """Puts a further question to the Judge of a trial, and stores the ruling or why there is none.
 
         Args:
-            record: Record of the trial, which has a verdict.
             picture: Picture of the trial, from :meth:`picture_of_trial`.
             within_s: Seconds until the caller's deadline; None if there is none.
             batch: True if the trial belongs to a batch, so that nobody waits for this one.

@@ -44,14 +44,6 @@ class Heartbeat:
         forget_s: float = FORGET_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Starts without a heartbeat.
-
-        Args:
-            beat_s: Seconds between two heartbeats; None for the default.
-            dead_s: Seconds without a heartbeat after which a server is dead; None for the default.
-            forget_s: Seconds without a heartbeat after which a server is removed.
-            clock: Monotonic clock, in seconds.
-        """
         self._store = store
         self.server = server
         self.beat_s = BEAT_S if beat_s is None else beat_s

@@ -1,23 +1,21 @@
-"""Request handling: decides which requests need a trial, and which are answered by an existing one.
+"""The path of a request: validate, decode, look up what is known, lease, join or start a trial, answer.
 
 Before its trial starts, a request is leased in the docket under its namespace and id, with its fingerprint. A repeated
 request, at any server, finds the lease and gets the same trial: from its record, by waiting for it, or by resuming it
 if it was interrupted. A lease names its server and a number that is new each time; a server that takes over a trial
 replaces the lease by compare-and-set.
 
-A request for a known meme (:mod:`serving.judging.known`) is leased to the meme's trial. An unknown meme is
-leased itself, before any request for it: requests for it during its trial, at any server, wait for that trial
+A request for a known meme (:mod:`serving.judging.known`) is leased to the meme's trial. An unknown meme is leased
+itself, before any request for it: requests for it during its trial, at any server, wait for that trial
 (:mod:`serving.judging.leases`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from typing import Self, assert_never
 
@@ -42,10 +40,11 @@ from serving.judging.leases import (
     owner_of_meme,
     request_of,
 )
+from serving.judging.orphans import Orphans
 from serving.judging.quarantine import Quarantine
 from serving.judging.reaper import Reaper
 from serving.judging.request import AdmissionSlot, Answer, Caller, PictureMemory, TrialRequest, UncountedPictures
-from serving.judging.running import RunningTrial, TrialsInFlight, UnstoredEnd
+from serving.judging.running import RunningTrial, TrialsInFlight
 from serving.judging.single_flight import WorkCancelled
 from serving.settings import Settings
 from serving.telemetry import SILENT, Telemetry
@@ -56,14 +55,13 @@ _POLL_S = (0.1, 1.0)
 _CALLER_SPECIFIC = frozenset({"DEADLINE", "PIN_NOT_LOADED", "POLICY_NOT_LOADED"})
 """Reasons of a trial's failure that only concern the caller who started it."""
 
-_log = logging.getLogger("memecourt.service")
-
 
 class TrialRunner:
     """Answers requests, running a trial only if one is needed. Safe for concurrent use within one event loop.
 
     Attributes:
         decoders: Pool that decodes pictures, for its trials and for others.
+        orphans: Resumes the trials of dead servers.
     """
 
     def __init__(
@@ -79,11 +77,6 @@ class TrialRunner:
         """Prepares the runner; it answers requests once entered as a context manager.
 
         Args:
-            executor: Executor that runs and stores trials.
-            settings: Settings: which verdicts are reused, and whether texts are tried without a picture.
-            telemetry: Records reused verdicts.
-            heartbeat: Heartbeats: the name of this server, and which others are alive.
-            admission: Admission control; None for one as in the settings.
             memory: Accounts for the bytes of decoded pictures; None if they are not limited.
         """
         self._executor = executor
@@ -100,6 +93,7 @@ class TrialRunner:
         self._known = Known(self._verdicts, executor, settings, decoders=self.decoders, quarantine=self._quarantine)
         self._in_flight = TrialsInFlight(
             executor=executor,
+            leases=self._leases,
             verdicts=self._verdicts,
             quarantine=self._quarantine,
             telemetry=telemetry,
@@ -117,9 +111,9 @@ class TrialRunner:
             now=executor.court.now,
             feed=executor.feed,
         )
+        self.orphans = Orphans(self._leases, self._in_flight, self._heartbeat.beat_s)
         self._background: list[asyncio.Task[None]] = []
         self._open = False
-        self._closing = asyncio.Event()
 
     async def __aenter__(self) -> Self:
         """Starts the heartbeat and answers requests from now on.
@@ -151,7 +145,7 @@ class TrialRunner:
     def close(self) -> None:
         """Accepts no more requests and resumes no more trials; running ones continue."""
         self._open = False
-        self._closing.set()
+        self.orphans.close()
 
     async def answer(
         self,
@@ -219,48 +213,6 @@ class TrialRunner:
     def forget(self, trial_id: str) -> None:
         """Stops reusing an overruled verdict on this server."""
         self._verdicts.forget(trial_id)
-
-    async def resume_cut_off(self) -> None:
-        """Resumes the open trials of dead servers, one after the other.
-
-        Returns when each trial that is open at the start has ended or belongs to a live server; after :meth:`close`,
-        when the current one has ended. Trials that can't be resumed because the docket or another dependency is
-        unavailable are retried. A trial that was leased but never opened can only be started by a repeated request.
-        """
-        waiting = await self._cut_off()
-        while waiting:
-            away = ""
-            for trial_id, lease in [*waiting.items()]:
-                if self._closing.is_set():
-                    return
-                try:
-                    if await self._resume_orphan(lease):
-                        del waiting[trial_id]
-                except Unavailable as error:  # it did not start; a trial that started and failed raises TrialAborted
-                    away = error.reason
-                except CourtError as error:
-                    del waiting[trial_id]
-                    _log.warning("trial=%s not resumed reason=%s", trial_id, error.reason)
-            if away:
-                _log.warning("%d trials wait to be resumed: reason=%s", len(waiting), away)
-            if waiting:
-                await self._pause()
-
-    async def _cut_off(self) -> dict[str, Lease]:
-        """Returns the leases of all open trials, by trial id; none once closed."""
-        while not self._closing.is_set():
-            try:
-                return {lease.trial_id: lease for lease in await self._leases.of_open_trials()}
-            except Unavailable as error:
-                _log.warning("what is to be resumed can't be told yet: reason=%s", error.reason)
-            await self._pause()
-        return {}
-
-    async def _pause(self) -> None:
-        """Waits between two scans for interrupted trials; returns at once when closed."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self._heartbeat.beat_s):
-                await self._closing.wait()
 
     # The steps of a request.
 
@@ -330,7 +282,7 @@ class TrialRunner:
         """
         if not request.repeatable:
             return None
-        lease = await self._leases.claim(self._leases.wanted(request.name, request.fingerprint, trial_id))
+        lease = await self._leases.acquire(self._leases.wanted(request.name, request.fingerprint, trial_id))
         return lease if lease.trial_id != trial_id else None
 
     async def _join_or_start(
@@ -367,14 +319,14 @@ class TrialRunner:
         if flight is None:
             assert lead is not None, "there is a key"
             wanted = self._leases.wanted(request.name, request.fingerprint, lead.trial_id, owner_of_meme(key))
-            lease = await self._leases.replace(lease, wanted)
+            lease = await self._leases.acquire(wanted, lease)
             return lease, await self._follow(request, caller, lease)
         with flight:
             wanted = self._leases.wanted(request.name, request.fingerprint, flight.trial_id)
             # Registered before it is written: if the caller leaves meanwhile, the lease may be in force, and the reaper
             # has to release it.
             flight.leases |= {wanted} if lead is None else {wanted, lead}
-            lease = await self._leases.replace(lease, wanted)
+            lease = await self._leases.acquire(wanted, lease)
             return lease, await self._follow(request, caller, lease)
 
     async def _require_turn(self, caller: Caller, key: str) -> None:
@@ -391,7 +343,7 @@ class TrialRunner:
     async def _lead(self, key: str) -> tuple[Lease, bool]:
         """Returns the lease of a meme, and True if this call has just acquired it and must start the trial."""
         wanted = self._leases.wanted_lead(key)
-        with self._unless_left(wanted):
+        with self._in_flight.unless_left(wanted):
             lead = await self._leases.lead(wanted, lambda record: self._verdicts.answers(record, key))
         return lead, lead == wanted
 
@@ -466,7 +418,7 @@ class TrialRunner:
         # First the slot, then the lease: a server too busy to start the trial must not keep others from doing so.
         await caller.slot.take()
         trial_id = lease.trial_id if record is None or resumed else str(uuid.uuid4())
-        flight = await self._take_over(lease, orphan.ruling, trial_id, resumed=resumed)
+        flight = await self._in_flight.take_over(lease, orphan.ruling, trial_id, resumed=resumed)
         if flight is None:
             return await self._leases.standing(lease)
         # The caller joins it next, with nothing awaited in between.
@@ -475,71 +427,3 @@ class TrialRunner:
         else:
             self._in_flight.begin(flight, request, caller)
         return replace(lease, trial_id=trial_id)
-
-    async def _take_over(self, lease: Lease, ruling: Lease, trial_id: str, *, resumed: bool) -> RunningTrial | None:
-        """Takes over the leases of an orphaned trial.
-
-        Args:
-            lease: Lease of the request that follows the trial.
-            ruling: Lease of the request or meme that the trial was or is to be opened for.
-            trial_id: Id of the trial that this server runs instead.
-
-        Returns:
-            The trial, to be started before anything is awaited; None if a call or a server was quicker.
-        """
-        owner = self._leases.owner()
-        wanted = {replace(each, trial_id=trial_id, owner=owner) for each in (ruling, lease)}
-        async with self._leases.taking(lease.trial_id):
-            # Checked under the lock: another call may have started the trial meanwhile.
-            if self._in_flight.of(lease.trial_id):
-                return None
-            with self._unless_left(*wanted):
-                if await self._leases.take_over(ruling, trial_id, owner) is None:
-                    return None
-                # A resumed trial keeps its id, which this request's lease already names.
-                if ruling != lease and not resumed:
-                    await self._leases.take_over(lease, trial_id, owner)
-            flight = self._in_flight.enlist(trial_id)
-            flight.leases |= wanted
-        return flight
-
-    async def _resume_orphan(self, lease: Lease) -> bool:
-        """Resumes an open trial whose server has died.
-
-        Returns:
-            True if nothing is left to do; False if it is not known yet whether its server is alive.
-
-        Raises:
-            Unavailable: The trial could not be started now, and stays open as before.
-            As :meth:`court.trial.Court.resume`.
-        """
-        standing = await self._leases.standing(lease)  # it may have been attempted before, and deferred
-        if standing.trial_id != lease.trial_id or self._in_flight.of(lease.trial_id):
-            return True
-        match await self._leases.state(standing):
-            case RunningElsewhere(alive):
-                return alive
-            case Orphaned(ruling, TrialRecord(state=TrialState.OPEN)):
-                flight = await self._take_over(ruling, ruling, lease.trial_id, resumed=True)
-            case _:
-                return True
-        if flight is None:
-            return False  # it changed hands: check its new server next time
-        self._in_flight.resume(flight)
-        with flight:
-            try:
-                record = await flight.result()
-            except WorkCancelled:
-                return True
-        _log.info("trial=%s resumed state=%s", record.trial_id, record.state)
-        return True
-
-    @contextmanager
-    def _unless_left(self, *wanted: Lease) -> Iterator[None]:
-        """Hands leases to the reaper if acquiring them fails or the caller leaves, since they may be in force."""
-        try:
-            yield
-        # Includes CancelledError, raised when a caller leaves.
-        except BaseException:
-            self._in_flight.unstored.leave(wanted[0].trial_id, UnstoredEnd(wanted, None))
-            raise

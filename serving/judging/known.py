@@ -94,14 +94,6 @@ class VerdictCache:
         settings: Settings,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Starts empty.
-
-        Args:
-            keys: Store that maps keys to trial ids.
-            court_of: Returns the court for content of a namespace.
-            settings: Settings: which verdicts are reused.
-            clock: Monotonic clock, in seconds.
-        """
         self._keys = keys
         self._trials = trials
         self._court_of = court_of
@@ -256,12 +248,6 @@ class Known:
         decoders: DecodingPool,
         quarantine: Quarantine,
     ) -> None:
-        """Prepares the sources.
-
-        Args:
-            settings: Settings: whether a verdict is reused for a near-duplicate.
-            quarantine: Quarantine of files that crash the reader of texts or the comparison.
-        """
         self._verdicts = verdicts
         self._executor = executor
         self._near = executor.near if settings.reuse_near else None

@@ -74,11 +74,6 @@ class LeaseTable:
     """The leases of one server, and its view of those of others."""
 
     def __init__(self, leases: LeaseStore, trials: TrialReader, heartbeat: Heartbeat) -> None:
-        """Starts without leases.
-
-        Args:
-            heartbeat: Heartbeats: the name of this server, and which others are alive.
-        """
         self._leases = leases
         self._trials = trials
         self._heartbeat = heartbeat
@@ -98,13 +93,17 @@ class LeaseTable:
         """
         return Lease(name, payload, trial_id, owner or self.owner())
 
-    async def claim(self, wanted: Lease) -> Lease:
-        """Acquires a lease unless there is one already; returns the current lease.
+    async def acquire(self, wanted: Lease, former: Lease | None = None) -> Lease:
+        """Acquires a lease, in place of the request's former one or unless there is one; returns the current lease.
+
+        The request may have been leased to another trial meanwhile: it is being answered elsewhere.
 
         Raises:
             RequestConflict: The name belongs to a different request.
             Unavailable: The lease can't be stored now.
         """
+        if former is not None:
+            return await self.take_over(former, wanted.trial_id, wanted.owner) or await self.standing(former)
         return await self._leases.claim(
             wanted.name, payload=wanted.payload, trial_id=wanted.trial_id, owner=wanted.owner
         )
@@ -117,37 +116,28 @@ class LeaseTable:
         """Returns the leases of all open trials."""
         return await self._leases.open_claims()
 
-    async def replace(self, lease: Lease | None, wanted: Lease) -> Lease:
-        """Acquires a lease in place of the one that the request had, if any; returns the current one. As :meth:`claim`.
-
-        The request may have been leased to another trial meanwhile: it is being answered elsewhere.
-        """
-        if lease is None:
-            return await self.claim(wanted)
-        return await self.take_over(lease, wanted.trial_id, wanted.owner) or await self.standing(lease)
-
     def wanted_lead(self, key: str) -> Lease:
         """Builds a lease on a meme, by its future cache key, for a new trial."""
         return self.wanted(RequestName(MEMES, key), "", str(uuid.uuid4()))
 
-    async def take_over(self, claim: Lease, trial_id: str | None = None, owner: str = "") -> Lease | None:
+    async def take_over(self, lease: Lease, trial_id: str | None = None, owner: str = "") -> Lease | None:
         """Gives a lease to this server, or ``owner``, by compare-and-set; None if it has changed meanwhile."""
-        return await self._leases.take_over(claim, owner=owner or self.owner(), trial_id=trial_id)
+        return await self._leases.take_over(lease, owner=owner or self.owner(), trial_id=trial_id)
 
-    async def leave(self, claim: Lease) -> None:
+    async def leave(self, lease: Lease) -> None:
         """Gives up a lease on a trial that this server did not start, so that others can start it.
 
         The docket writes in request order. So it does not matter whether the lease was acquired: a write in progress
         when its caller left is done before this one.
         """
-        if self.own(claim):
-            await self.take_over(claim, owner=f"{_NO_OWNER}/0")
+        if self.own(lease):
+            await self.take_over(lease, owner=f"{_NO_OWNER}/0")
 
-    async def standing(self, claim: Lease) -> Lease:
+    async def standing(self, lease: Lease) -> Lease:
         """Returns the lease that is currently in force for the same request or meme."""
-        return await self._leases.claim_of(claim.name) or claim
+        return await self._leases.claim_of(lease.name) or lease
 
-    async def ruling(self, claim: Lease, record: TrialRecord | None) -> Lease:
+    async def ruling(self, lease: Lease, record: TrialRecord | None) -> Lease:
         """Returns the lease that determines which server runs a trial.
 
         For an opened trial this is the lease of its request; before that, for requests that follow a meme, the meme's
@@ -155,11 +145,11 @@ class LeaseTable:
         """
         if record is not None:
             name = request_of(record)
-        elif claim.owner.startswith(_MEME_PREFIX):
-            name = RequestName(MEMES, claim.owner.removeprefix(_MEME_PREFIX))
+        elif lease.owner.startswith(_MEME_PREFIX):
+            name = RequestName(MEMES, lease.owner.removeprefix(_MEME_PREFIX))
         else:
-            return claim
-        return claim if name == claim.name else await self._leases.claim_of(name) or claim
+            return lease
+        return lease if name == lease.name else await self._leases.claim_of(name) or lease
 
     async def lead(self, wanted: Lease, answers: Callable[[TrialRecord], bool]) -> Lease:
         """Acquires the lease on a meme without a verdict, or returns the existing one.
@@ -174,7 +164,7 @@ class LeaseTable:
         Raises:
             Unavailable: The docket can't say.
         """
-        lead = await self.claim(wanted)
+        lead = await self.acquire(wanted)
         while lead.trial_id != wanted.trial_id:
             record = await self.record(lead.trial_id)
             if record is None or record.state is TrialState.OPEN or answers(record):
@@ -187,9 +177,9 @@ class LeaseTable:
             lead = await self.take_over(lead, trial_id, owner) or await self.standing(lead)
         return lead
 
-    async def follow(self, claim: Lease, trial_id: str) -> Lease | None:
+    async def follow(self, lease: Lease, trial_id: str) -> Lease | None:
         """Replaces the trial of a lease, and keeps its kind of owner (this server, or that of the meme)."""
-        return await self.take_over(claim, trial_id, claim.owner if claim.owner.startswith(_MEME_PREFIX) else "")
+        return await self.take_over(lease, trial_id, lease.owner if lease.owner.startswith(_MEME_PREFIX) else "")
 
     async def record(self, trial_id: str) -> TrialRecord | None:
         """Returns the record of a trial; None if it was not opened yet."""
@@ -223,9 +213,9 @@ class LeaseTable:
         """True if a lease's owner does not run the trial any more: it gave the lease up, is dead, or is this server."""
         return server in (self._heartbeat.server, _NO_OWNER) or self._heartbeat.dead(server)
 
-    def own(self, claim: Lease) -> bool:
+    def own(self, lease: Lease) -> bool:
         """True if the lease belongs to this server."""
-        return server_of(claim) == self._heartbeat.server
+        return server_of(lease) == self._heartbeat.server
 
 
 def owner_of_meme(key: str) -> str:
@@ -233,9 +223,9 @@ def owner_of_meme(key: str) -> str:
     return _MEME_PREFIX + key
 
 
-def server_of(claim: Lease) -> str:
+def server_of(lease: Lease) -> str:
     """Returns the server in a lease's owner."""
-    return claim.owner.partition("/")[0]
+    return lease.owner.partition("/")[0]
 
 
 def request_of(record: TrialRecord) -> RequestName:

@@ -93,7 +93,6 @@ class Quarantine:
 
         Args:
             slot: Slot of the trial. A suspect's slot no longer holds its decoded picture.
-            digest: Digest of the meme (:attr:`court.meme.Meme.digest`).
 
         Raises:
             BadInput: The meme has crashed a model server twice.

@@ -39,14 +39,6 @@ class Reaper:
         now: Callable[[], datetime],
         feed: EventFeed,
     ) -> None:
-        """Prepares the reaper; :meth:`run` starts it.
-
-        Args:
-            writer: Writer that stores the ends of trials.
-            in_flight: Trials of this server, and the ends that they could not store.
-            now: Returns the current time, UTC.
-            feed: Feed that publishes each end that is stored here.
-        """
         self._writer = writer
         self._leases = leases
         self._in_flight = in_flight

@@ -46,7 +46,6 @@ class Rejudged:
     """An old trial and the result of rejudging its meme.
 
     Attributes:
-        outcome: Outcome of the new one.
         new: Record of the new one; None where none was held.
         reason: Why there is no new verdict, for machines; empty where there is one.
         is_new: True if it was held by this call, and not by an earlier one.
@@ -151,7 +150,6 @@ async def rejudge_all(rejudging: Rejudging, selection: Selection, *, at_once: in
     """Yields the result for each decided trial of a selection, in order; skips trials that rejudged others.
 
     Args:
-        selection: Trials to go through.
         at_once: Maximum number of concurrent trials.
     """
     running: list[asyncio.Task[Rejudged]] = []

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Coroutine
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 from court.errors import CantResume, CourtError, Unavailable
@@ -16,6 +17,7 @@ from serving.docket.store.requests import Lease
 from serving.judging.decode import DecodingPool
 from serving.judging.executor import TrialExecutor
 from serving.judging.known import VerdictCache
+from serving.judging.leases import LeaseTable
 from serving.judging.quarantine import Quarantine
 from serving.judging.request import AdmissionSlot, Caller, TrialRequest
 from serving.judging.single_flight import LRUCache, SingleFlight
@@ -111,21 +113,14 @@ class TrialsInFlight:
     def __init__(
         self,
         executor: TrialExecutor,
+        leases: LeaseTable,
         verdicts: VerdictCache,
         quarantine: Quarantine,
         telemetry: Telemetry,
         decoders: DecodingPool,
     ) -> None:
-        """Starts without trials.
-
-        Args:
-            executor: Executor that runs and stores trials.
-            verdicts: Cache that learns the verdicts.
-            quarantine: Quarantine of memes and files that must not be tried again.
-            telemetry: Records resumed trials.
-            decoders: Pool that decodes the pictures of requests.
-        """
         self._executor = executor
+        self._leases = leases
         self._verdicts = verdicts
         self._quarantine = quarantine
         self._telemetry = telemetry
@@ -172,6 +167,43 @@ class TrialsInFlight:
     def resume(self, flight: RunningTrial, request: TrialRequest | None = None, caller: Caller | None = None) -> None:
         """Resumes a trial from its record, for a caller or without one; otherwise as :meth:`begin`."""
         self._begin(flight, caller, self._resume(flight, request, caller))
+
+    async def take_over(self, lease: Lease, ruling: Lease, trial_id: str, *, resumed: bool) -> RunningTrial | None:
+        """Takes over the leases of an orphaned trial.
+
+        Args:
+            lease: Lease of the request that follows the trial.
+            ruling: Lease of the request or meme that the trial was or is to be opened for.
+            trial_id: Id of the trial that this server runs instead.
+
+        Returns:
+            The trial, to be started before anything is awaited; None if a call or a server was quicker.
+        """
+        owner = self._leases.owner()
+        wanted = {replace(each, trial_id=trial_id, owner=owner) for each in (ruling, lease)}
+        async with self._leases.taking(lease.trial_id):
+            # Checked under the lock: another call may have started the trial meanwhile.
+            if self.of(lease.trial_id):
+                return None
+            with self.unless_left(*wanted):
+                if await self._leases.take_over(ruling, trial_id, owner) is None:
+                    return None
+                # A resumed trial keeps its id, which this request's lease already names.
+                if ruling != lease and not resumed:
+                    await self._leases.take_over(lease, trial_id, owner)
+            flight = self.enlist(trial_id)
+            flight.leases |= wanted
+        return flight
+
+    @contextmanager
+    def unless_left(self, *wanted: Lease) -> Iterator[None]:
+        """Hands leases to the reaper if acquiring them fails or the caller leaves, since they may be in force."""
+        try:
+            yield
+        # Includes CancelledError, raised when a caller leaves.
+        except BaseException:
+            self.unstored.leave(wanted[0].trial_id, UnstoredEnd(wanted, None))
+            raise
 
     async def on_event(self, event: AnyEvent) -> None:
         """Tracks a stored event of a trial on this server; an :class:`~court.ports.EventListener`."""
@@ -289,7 +321,7 @@ class TrialsInFlight:
         """Hands to the reaper what may need cleaning up after a trial has ended or was abandoned."""
         task = flight.task
         if task is None or (flight.begun_by is None and _put_off(task)):
-            # It may be resumed by resume_cut_off() of any server, which must find it open, or by a call.
+            # It may be resumed by any server's Orphans, which must find it open, or by a call.
             self.unstored.leave(flight.trial_id, UnstoredEnd(flight.leases, None))
         # EVENT_EXISTS: another server has continued this record, and only that one may write its end.
         elif (cause := cause_of(task)) is not None and cause.reason != "EVENT_EXISTS":

@@ -447,7 +447,7 @@ def test_servers_resume_trials_of_dead_servers_on_their_own(town):
         async with town.server(name="b", docket=docket) as b, town.server(name="c", docket=docket) as c:
             for server in (b, c):
                 server.executor.feed.subscribe(notes)
-            await asyncio.gather(b.resume_cut_off(), c.resume_cut_off())
+            await asyncio.gather(b.orphans.resume(), c.orphans.resume())
         records = [await docket.trials.record(claim.trial_id) for claim in claims]
         await docket.close()
         return records, notes
@@ -474,7 +474,7 @@ def test_resumed_trials_are_batch_work_unless_an_impatient_caller_waits(town, mo
         async with town.server(name="b", docket=docket) as b:
             await b.answer(asks[0])
             await b.answer(asks[1], patient=True)
-            await b.resume_cut_off()
+            await b.orphans.resume()
         await docket.close()
 
     asyncio.run(scene())
@@ -489,7 +489,7 @@ def test_stopping_server_ends_its_resumed_trials_cleanly(town, within_the_grace)
         claims = [await a_cut_off_trial(town, docket, ask, events=2) for ask in asks]
         town.finder.gate, town.finder.searching = asyncio.Event(), asyncio.Event()
         async with town.server(name="b", docket=docket) as b:
-            resuming = asyncio.create_task(b.resume_cut_off())
+            resuming = asyncio.create_task(b.orphans.resume())
             await town.finder.searching.wait()
             b.close()
             if within_the_grace:
@@ -519,7 +519,7 @@ def test_trials_of_a_live_server_are_left_to_it(town):
             town.finder.gate = asyncio.Event()
             first = asyncio.ensure_future(a.answer(ASK))
             await town.finder.searching.wait()
-            await asyncio.wait_for(b.resume_cut_off(), 60)
+            await asyncio.wait_for(b.orphans.resume(), 60)
             assert not first.done()
             town.finder.gate.set()
             return await first
@@ -554,7 +554,7 @@ def test_cut_off_trials_are_resumed_once_an_outage_of_the_docket_is_over(town, m
         ]
         away = _Flaky(docket, method, times=3)
         async with town.server(name="b", docket=away) as b:
-            await asyncio.wait_for(b.resume_cut_off(), 60)
+            await asyncio.wait_for(b.orphans.resume(), 60)
         records = [await docket.trials.record(claim.trial_id) for claim in claims]
         await docket.close()
         return records, away.asked
@@ -571,7 +571,7 @@ def test_trial_that_one_server_cannot_resume_is_resumed_by_another_on_request(to
         claim = await a_cut_off_trial(town, docket)
         away = _Flaky(docket, "frames")
         async with town.server(name="b", docket=away) as b, town.server(name="c", docket=docket) as c:
-            resuming = asyncio.create_task(b.resume_cut_off())
+            resuming = asyncio.create_task(b.orphans.resume())
             await away.missed.wait()
             answer = await asyncio.wait_for(c.answer(ASK), 60)
             await asyncio.wait_for(resuming, 60)
@@ -591,7 +591,7 @@ def test_server_waiting_for_the_docket_to_resume_trials_stops_at_once(town, meth
         claim = await a_cut_off_trial(town, docket)
         away = _Flaky(docket, method)
         async with town.server(name="b", docket=away, beat_s=3600) as b:
-            resuming = asyncio.create_task(b.resume_cut_off())
+            resuming = asyncio.create_task(b.orphans.resume())
             await away.missed.wait()
             waits = not (await asyncio.wait([resuming], timeout=0.1))[0]
             if end == "close":
@@ -614,7 +614,7 @@ def test_resumed_trial_that_fails_is_not_resumed_again_on_its_own(town):
         claim = await a_cut_off_trial(town, docket, events=2)
         finder = Finder(Unavailable("The finder is away.", reason="ENCODER_UNAVAILABLE"))
         async with town.server(name="b", docket=docket, finder=finder) as b:
-            await asyncio.wait_for(b.resume_cut_off(), 60)
+            await asyncio.wait_for(b.orphans.resume(), 60)
         record = await docket.trials.record(claim.trial_id)
         await docket.close()
         return record, finder
@@ -629,7 +629,7 @@ def test_trial_that_cannot_be_resumed_fails_and_its_request_gets_another(town):
         docket = town.docket()
         claim = await a_cut_off_trial(town, docket, events=1)  # the caller's text was not stored
         async with town.server(name="b", docket=docket) as b:
-            await b.resume_cut_off()
+            await b.orphans.resume()
             abandoned = await docket.trials.record(claim.trial_id)
             answer = await b.answer(ASK)
         await docket.close()
