@@ -247,7 +247,7 @@ class TrialRunner:
         if not whole(record):  # cut short for a reason that does not concern this request
             digest = await self.decoders.digest_of(request, caller)
             if key := self._key(request, digest):
-                record = await self._join_or_start(request, caller, digest, key, lease)
+                record = await self._join_or_start(request, caller, digest, key, lease=lease)
         request.require_of(record)
         return record
 
@@ -286,7 +286,7 @@ class TrialRunner:
         return lease if lease.trial_id != trial_id else None
 
     async def _join_or_start(
-        self, request: TrialRequest, caller: Caller, digest: str, key: str, lease: Lease | None = None
+        self, request: TrialRequest, caller: Caller, digest: str, key: str, *, lease: Lease | None = None
     ) -> TrialRecord:
         """Returns the trial of a meme, which is running here or elsewhere, or is started for this caller.
 

@@ -279,7 +279,7 @@ class Known:
             if text is None:
                 text = await self._read_text(picture)
                 self._quarantine.text_read(request.file)
-            trial_id = await self._near.same(picture, text, request.text is None, request.namespace, usable)
+            trial_id = await self._near.same(picture, text, request.text is None, request.namespace, usable=usable)
         except CourtError as error:
             self._quarantine.failed(request.file, error.reason)
             raise

@@ -109,7 +109,7 @@ class Server:
     async def reusable_trial(
         self, picture: Picture, text: str = TEXT, *, read: bool = False, namespace=NAMESPACE, usable=None
     ):
-        return await self.index.same(picture, text, read, namespace, usable or self.is_reusable)
+        return await self.index.same(picture, text, read, namespace, usable=usable or self.is_reusable)
 
     async def is_reusable(self, trial_id: str) -> bool:
         try:
