@@ -45,7 +45,6 @@ class Caller:
 
     Attributes:
         name: Name in the file of tokens; empty if the server does not authenticate callers.
-        scopes: Permissions of the caller.
         namespaces: Namespaces that it may submit to and see; None for all.
     """
 
@@ -74,7 +73,6 @@ def set_current(caller: Caller, now: Callable[[], Caller | None] | None = None) 
     """Sets the caller of the current call. For the interceptor and for tests.
 
     Args:
-        caller: Caller of the current call.
         now: Looks up the token again, returning None if it is not in force; None for a call without a token.
     """
     _calling.set(caller)

@@ -29,11 +29,6 @@ def require_guarded(listener: str, host: str, settings: Settings, *, field: str)
     Callers authenticate by tokens, or by certificates of a configured authority (mTLS). ``settings.insecure`` lifts
     either requirement: ``tls`` if a proxy or mesh in front encrypts, ``auth`` if one authenticates callers.
 
-    Args:
-        listener: Name of the listener, used at the start of the error message.
-        settings: Certificates, tokens and lifted requirements.
-        field: Setting or argument to name in the error.
-
     Raises:
         BadRequest: The listener is reachable from outside this machine and lacks tokens or TLS.
     """

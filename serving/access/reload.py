@@ -20,9 +20,6 @@ Contents = tuple[bytes, ...]
 def read_all(paths: Sequence[Path], what: str) -> Contents:
     """Reads the contents of files.
 
-    Args:
-        what: Description of the files for the error.
-
     Raises:
         BadRequest: One of them can't be read.
     """
@@ -51,8 +48,6 @@ async def follow_files(
     Args:
         use: Called with the new contents; raises BadRequest if they are invalid, and the old ones stay in use.
         what: Description of the files for the log: "The file of tokens".
-        in_use: Contents of the files as first read.
-        every_s: Seconds between two checks.
     """
     handed_on: Contents | str = in_use
     contents: Contents | str = in_use

@@ -116,11 +116,7 @@ def read(path: Path) -> Sequence[Entry]:
 
 @dataclass(slots=True)
 class Tokens:
-    """The tokens in force.
-
-    Attributes:
-        callers: Callers by the hash of their token.
-    """
+    """The tokens in force."""
 
     path: Path
     contents: Contents
@@ -172,9 +168,6 @@ def add(
     """Appends a new token's hash to the file, which is created if missing; existing contents are unchanged.
 
     Args:
-        name: Name of the caller.
-        namespaces: Namespaces that the token is limited to; None for all.
-        expires: Expiry time; None for never.
         widen: True to allow more namespaces than the caller's other tokens are limited to.
 
     Returns:
@@ -205,7 +198,6 @@ def remove(path: Path, name: str, number: str | None = None) -> Sequence[Entry]:
     """Removes tokens of a caller from the file; comments in it are lost.
 
     Args:
-        name: Name of the caller.
         number: First digits of the hash of a single token; None for all of the caller's.
 
     Returns:

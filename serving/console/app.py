@@ -59,7 +59,6 @@ def create_app(
         docket: Docket whose trials are shown; the caller closes it.
         tokens: Tokens of visitors; None for a console that only this machine can reach.
         origin: Public address (``https://console.example.org``), if it differs.
-        parts: Further dependencies of pages, by name.
 
     Raises:
         ValueError: The console is reachable from outside this machine, and there are no tokens.

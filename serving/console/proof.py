@@ -38,9 +38,7 @@ class Shown:
     """An entry as a page shows it.
 
     Attributes:
-        why: Fault in a sentence; empty if there is none.
         who: Person who viewed a picture, if the entry is about that.
-        what: Picture that was viewed.
     """
 
     entry: Entry
@@ -60,7 +58,6 @@ class Proof:
     """Log proof of a trial.
 
     Attributes:
-        entries: All entries about the trial, in order.
         checkpoint: Checkpoint of the check; None if none could be opened.
         why: Fault of the checkpoint, or its absence; empty if it is valid.
     """

@@ -37,7 +37,6 @@ class Page:
         role: Required role; None for everybody, even without signing in.
         methods: HTTP methods. Any but GET must come from one of our forms, with its anti-forgery token.
         name: Name of the page in templates (``url_for``).
-        nav: Title in the navigation; empty to leave it out.
     """
 
     path: str
@@ -53,11 +52,8 @@ class Console:
     """Dependencies of the pages.
 
     Attributes:
-        reviews: Store that records accesses.
-        auditor: Auditor that proves log entries.
         pictures: Pictures of precedents; None if the library can't be read here.
         origin: Public address such as ``https://console.example.org``; empty if there is none.
-        parts: Further dependencies of pages, by name.
     """
 
     trials: TrialReader

@@ -16,9 +16,6 @@ def render(request: Request, template: str, *, status: int = 200, **values: obje
 
     Besides ``values`` a template gets ``request``, ``visitor`` (or None), ``proof`` (the forms' CSRF token), ``nav``,
     ``Role``, and ``starter``: True if verdicts rest on the starter library.
-
-    Args:
-        template: Its file under ``templates/``.
     """
     console = console_of(request)
     visitor: Visitor | None = getattr(request.state, "visitor", None)

@@ -36,10 +36,8 @@ async def open_console(
     """Serves the console inside the block; yields its URL.
 
     Args:
-        settings: TLS settings and public address.
         address: ``host:port``; port 0 for a free one.
         tokens: Tokens of visitors; None to allow everybody on this machine and nobody else.
-        parts: See :func:`serving.console.app.create_app`.
 
     Raises:
         BadRequest: The address can't be listened on, or is reachable by other machines without tokens or TLS.

@@ -49,7 +49,6 @@ class Visitor:
 
     Attributes:
         name: Name in the file of tokens, or ``local``.
-        namespaces: Namespaces that the visitor may see; None for all.
     """
 
     name: str
@@ -72,7 +71,6 @@ class Grant:
     Attributes:
         what: Picture to fetch: ``meme``, or ``precedent:`` and its id.
         until: Expiry, in seconds of the monotonic clock.
-        fetched: Frames that were already fetched.
     """
 
     trial_id: str
@@ -87,8 +85,6 @@ class Session:
 
     Attributes:
         token_hash: Hash of the token that opened the session; empty for :data:`LOCAL`.
-        opened: Start of the session, in seconds of the monotonic clock.
-        last_used: Last use, in seconds of the monotonic clock.
         grants: Grants of unblurred pictures, by the key in their addresses.
     """
 
@@ -126,7 +122,6 @@ class Sessions:
 
         Args:
             tokens: Tokens of visitors; None for a console that is open to this machine alone.
-            now: The monotonic clock, in seconds.
         """
         self._tokens = tokens
         self._now = now
@@ -145,9 +140,6 @@ class Sessions:
 
     def open(self, token: str) -> tuple[str, Visitor] | None:
         """Signs a visitor in.
-
-        Args:
-            token: Token of the visitor; ignored if none is needed.
 
         Returns:
             Id of the new session, and the visitor; None if the token is not in force or gives no role.

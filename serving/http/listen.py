@@ -37,7 +37,6 @@ class Listener:
     Attributes:
         field: Setting that its address comes from.
         at_once: Maximum number of concurrent connections; further callers are told to retry.
-        body_s: Timeout in seconds for a request's body.
     """
 
     name: str
@@ -59,7 +58,6 @@ async def open_listener(
     """Serves an application inside the block; yields its URL.
 
     Args:
-        settings: TLS, tokens, lifted requirements, and the time of idle connections.
         address: ``host:port``; port 0 for a free one.
         stopping: Event from which on responses end their connections, so that callers open others elsewhere. After the
             drain delay of the settings no connection is accepted, and idle ones are closed.

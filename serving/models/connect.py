@@ -48,9 +48,7 @@ async def connect_models(
     """Connects to the model servers; None if the settings name none.
 
     Args:
-        tell: Called with each missing capability of a server and its workaround.
         patient: True to wait for a server that does not answer.
-        may_be_blind: Roles that take part in trials but are shown no picture.
 
     Raises:
         BadRequest: A role has a server without a model, or a model without a server.

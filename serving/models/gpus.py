@@ -18,8 +18,6 @@ class Gpu:
     """A GPU.
 
     Attributes:
-        index: Its number, in the order of the bus.
-        total_gib: Memory, in GiB.
         free_gib: Memory of it that nothing uses, in GiB.
     """
 

@@ -39,7 +39,6 @@ class Preset:
         context: Tokens of prompt and reply together.
         max_pixels: Pixels from which on a picture is made smaller: 1,280 tokens.
         min_pixels: Pixels up to which one is made larger, as its makers have it.
-        flags: Further flags of vLLM.
     """
 
     name: str
@@ -55,9 +54,6 @@ class Preset:
         """Memory that each GPU must have for the weights and one prompt of full length, in GiB.
 
         More memory holds more trials at once.
-
-        Args:
-            gpus: Number of GPUs that share the model.
         """
         shared = self.weights * _BYTES_PER_WEIGHT + self.context * self.cache_bytes
         return (shared / gpus / _GIB + _BESIDE_GIB) / _USED
@@ -111,12 +107,7 @@ PRESETS: Mapping[str, Preset] = {
 
 @dataclass(frozen=True, slots=True)
 class FittingPreset:
-    """Preset that was chosen for the GPUs of this machine.
-
-    Attributes:
-        gpus: GPUs that are to share it.
-        why: Reason of the choice, a sentence.
-    """
+    """Preset that was chosen for the GPUs of this machine."""
 
     preset: Preset
     gpus: tuple[Gpu, ...]
@@ -134,9 +125,6 @@ def largest_that_fits(gpus: Sequence[Gpu]) -> FittingPreset:
     """Chooses the largest preset that fits, on as few GPUs as hold it.
 
     A GPU that something else uses is passed over: where less is free than vLLM takes, it does not start.
-
-    Args:
-        gpus: GPUs that may be used.
 
     Raises:
         NotLoaded: No GPU is there, or none is large and free enough.

@@ -40,7 +40,6 @@ class Rehearsal:
     """Result of a rehearsal.
 
     Attributes:
-        calls: Number of calls that models were asked in.
         longest: Characters of words in the longest message.
     """
 

@@ -57,7 +57,6 @@ class Access(grpc.aio.ServerInterceptor):
     """Lets a call through to its method, or answers it with UNAUTHENTICATED or PERMISSION_DENIED."""
 
     def __init__(self, tokens: Tokens | None) -> None:
-        """Args: the tokens in force; None for a server that does not authenticate callers."""
         self._tokens = tokens
 
     def admit(self, method: str, metadata: Metadata, *, exists: bool = True) -> None:

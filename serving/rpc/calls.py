@@ -321,7 +321,6 @@ class Session(Generic[T]):
     """State of a service between its opening and its closing, with a count of its running calls."""
 
     def __init__(self) -> None:
-        """Starts closed: a server already listens while it warms up."""
         self._with: T | None = None
         self._closed = False
         self._calls = 0

@@ -87,7 +87,6 @@ class Reservation:
     __slots__ = ("_memory", "_reader", "_size", "_why", "busy_until", "in_call", "lane", "of", "peer", "since")
 
     def __init__(self, memory: ReceiveBudget, size: int, peer: str, lane: int, in_call: bool, of: str) -> None:
-        """Reserves memory for a request from ``peer``; see :meth:`ReceiveBudget.receive`."""
         self._memory = memory
         self._size = size
         self._why: CourtError | None = None

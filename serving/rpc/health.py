@@ -67,7 +67,6 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the libra
     """
 
     def __init__(self) -> None:
-        """Only liveness starts as SERVING."""
         self._status: dict[str, int] = dict.fromkeys((OVERALL, COURT, DOCKET, PRECEDENTS), NOT_SERVING)
         self._status[LIVENESS] = SERVING
         self._changed = asyncio.Event()
@@ -145,7 +144,6 @@ class ModelProbe:
     """
 
     def __init__(self, model: ChatCompletions) -> None:
-        """Args: the model."""
         self._model = model
 
     async def __call__(self) -> None:

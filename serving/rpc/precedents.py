@@ -71,7 +71,6 @@ class PrecedentsService:
     """
 
     def __init__(self, memory: ReceiveBudget) -> None:
-        """Starts closed. ``memory``: the memory budget that must have room before a request is read."""
         self.methods: Mapping[str, Method[Any]] = {
             "SearchPrecedents": Method(wire.SearchPrecedentsRequest, self.search_precedents, memory),
             "AddPrecedent": Method(wire.AddPrecedentRequest, self.add_precedent, memory),

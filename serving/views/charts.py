@@ -33,7 +33,6 @@ def curve(side: Side, points: Sequence[Point], *, lowest: float, highest: float,
     Args:
         points: In order of rounds.
         lowest: Lower end of the scale, in bits: the same for both sides, so that they can be compared.
-        highest: Upper end of the scale, in bits.
     """
     # A nearly level curve stays level: noise drawn over the whole height would look like change.
     low, high = (lowest, highest) if highest - lowest >= 0.2 else (lowest - 0.1, highest + 0.1)
@@ -87,10 +86,6 @@ def bar(begin: float, length: float, *, whole: float, kind: str, cached: float =
     """One bar of a waterfall.
 
     Args:
-        begin: Start of the bar, in seconds.
-        length: Length of the bar, in seconds.
-        whole: Length of the whole, in seconds.
-        kind: Owner of the bar, a class of the page.
         cached: Share of it that is drawn lighter: of its tokens, those that the model server had in its cache.
     """
     # No step took any time that could be measured.

@@ -15,9 +15,7 @@ class ClaimView:
     """A claim, with everything that is on record about it.
 
     Attributes:
-        searches: Searches, in order.
         documents: Documents that were read or could not be, each once, as they were weighed last.
-        settled: Finding of the witness; None where there is none (yet).
     """
 
     claim: CheckableClaim

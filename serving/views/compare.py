@@ -25,8 +25,6 @@ class ComparedRow:
     """One line of a comparison.
 
     Attributes:
-        left: In the first trial.
-        right: In the second.
         words: True if the values are texts, to be compared word by word.
     """
 

@@ -65,11 +65,7 @@ class PictureShown:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One system message and one user message.
-
-    Attributes:
-        parts: Parts of the user message, in order.
-    """
+    """One system message and one user message."""
 
     system: str
     parts: tuple[str | PictureShown, ...]

@@ -84,7 +84,6 @@ class EvidenceOnRecord(EvidenceSource):
     """
 
     def __init__(self, record: TrialRecord, source: EvidenceSource) -> None:
-        """Takes the record of the trial, and the source that it searched."""
         self._recorded = RecordedEvidence(record, by_claim=False)
         self._source = source
         hits = (hit for search in record.all(EvidenceSearched) for hit in search.hits)

@@ -41,8 +41,6 @@ class TrialOutcome:
 
     Attributes:
         kind: CSS class: ``harmful``, ``benign``, ``doubt`` or ``open``.
-        overruled: True if a person overruled the court.
-        review: Last review, or None.
     """
 
     title: str
@@ -56,11 +54,8 @@ class Step:
     """A row of the waterfall.
 
     Attributes:
-        seq: Sequence number of the event that the step produced.
         kind: CSS class of the step's owner.
         begin: Start in seconds since the trial's opening.
-        seconds: Duration in seconds.
-        call: Model call of the step; None if there was none.
         counts: True if the verdict uses it; a round that was run ahead may turn out superfluous.
     """
 
@@ -95,7 +90,6 @@ class SideEvidence:
     """Evidence that speaks for one of the labels.
 
     Attributes:
-        words: One or more pieces of evidence, in the given order.
         source: ``judge`` for what the Judge named, ``side`` for an advocate's justification, ``precedent`` for the text
             of the nearest precedent.
     """
@@ -109,14 +103,8 @@ class TrialView:
     """View model of a trial.
 
     Attributes:
-        transcript: The record laid out by steps.
-        outcome: Outcome of the trial.
-        curves: Entropy by round, for each examined side.
-        steps: Steps in chronological order.
         differences: Recomputed values that differ from the record, by event.
         readings: The Judge's reading of each precedent, by its id.
-        claims: Claims of fact that an expert witness checked.
-        live: True if the trial may still go on.
     """
 
     record: TrialRecord

@@ -51,7 +51,6 @@ class ReceiverAnswer:
     """Answer of a receiver.
 
     Attributes:
-        outcome: Outcome of the attempt.
         error: Reason of a failure, as a message of our own; empty if there was none.
         pause_s: Pause in seconds that the receiver asked for; 0 for none.
     """
@@ -62,11 +61,7 @@ class ReceiverAnswer:
 
 
 class Receiver:
-    """A webhook receiver.
-
-    Attributes:
-        signers: Secrets that messages are signed with.
-    """
+    """A webhook receiver."""
 
     def __init__(self, settings: WebhookSettings, *, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
         """Reads the secrets without connecting.

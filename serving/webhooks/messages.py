@@ -51,7 +51,6 @@ class Message:
     Attributes:
         id: Id that is the same for every attempt by any server, so that receivers can deduplicate.
         entry: Number of the log entry that it reports; -1 for a test.
-        data: Content, depending on the type.
     """
 
     id: str
@@ -76,7 +75,6 @@ def messages_of(entry: Entry, subject: Subject | None, hook: WebhookSettings, *,
 
     Args:
         subject: Trial of the entry; None if it has none.
-        docket: Identity of the docket, the same for all its servers.
 
     Raises:
         ValueError: The body can't be read because somebody altered it.

@@ -29,9 +29,6 @@ async def note_precedent_changes(
     """Records changes of the served library until cancelled.
 
     For a library without recorded changes, only those from now on.
-
-    Args:
-        every_s: Seconds between two checks.
     """
     noted, since = "", None
     while True:

@@ -55,12 +55,7 @@ def utc_now() -> datetime:
 
 @dataclass(frozen=True, slots=True)
 class _Attempted:
-    """A message that was sent, or is not to be sent any more.
-
-    Attributes:
-        delivery: Delivery before the attempt.
-        answer: Answer of the receiver; None if nothing was sent.
-    """
+    """A message that was sent, or is not to be sent any more."""
 
     delivery: Delivery
     answer: ReceiverAnswer | None
@@ -82,8 +77,6 @@ class HookSender:
         """Prepares the sender.
 
         Args:
-            heartbeat: Heartbeat of this server as a sender.
-            clock: Returns the current time, UTC.
             states: State of the receivers, shared with other senders; read for each round if not given.
         """
         self._states = states or LogFollower(docket.deliveries.states)
@@ -283,11 +276,7 @@ class HookSender:
 
 
 async def send_webhooks(docket: Docket, receivers: Sequence[Receiver], *, telemetry: Telemetry) -> None:
-    """Sends to receivers until cancelled; running attempts then get seconds to finish, and other servers take over.
-
-    Args:
-        receivers: Receivers, which are closed at the end.
-    """
+    """Sends to receivers until cancelled; running attempts then get seconds to finish, and other servers take over."""
     heartbeat = Heartbeat(docket.heartbeats, f"webhooks-{uuid.uuid4().hex}")
     stopping = asyncio.Event()
     states = LogFollower(docket.deliveries.states, fresh_s=_SHARED_S)

@@ -25,11 +25,7 @@ async def queue(request: Request) -> Response:
 
 
 async def listing(request: Request, *, at_case: str = "") -> dict[str, Any]:
-    """Values of the list of cases, which stands alone on its page and beside each case.
-
-    Args:
-        request: Request whose address says where the list begins, and for which reason cases are in it.
-    """
+    """Values of the list of cases, which stands alone on its page and beside each case."""
     visitor, reviews = visitor_of(request), review_queue_of(request)
     params = request.query_params
     try:

@@ -23,8 +23,6 @@ class Similar:
     """A trial that is like another.
 
     Attributes:
-        picture: Similarity of the pictures, in words; empty if they are not similar.
-        text: True if the texts agree.
         bits: Number of the 256 bits in which the pictures' hashes differ; None if they were not compared by these.
     """
 
