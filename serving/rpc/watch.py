@@ -11,10 +11,8 @@ from court.errors import BadRequest
 from court.events import (
     AnyEvent,
     ReviewOutcome,
-    TrialFailed,
     TrialOpened,
-    TrialResumed,
-    VerdictGiven,
+    TrialState,
     VerdictReviewed,
 )
 from memecourt.v1 import court_pb2 as wire
@@ -84,9 +82,7 @@ async def watch_trial(
                 if isinstance(event, TrialOpened) and not current().sees(event.meme.namespace):
                     raise unknown_trial()
                 # A failed trial may have been resumed: only its last end counts.
-                has_ended = isinstance(event, VerdictGiven | TrialFailed) or (
-                    has_ended and not isinstance(event, TrialResumed)
-                )
+                has_ended = has_ended if event.state is None else event.state is not TrialState.OPEN
                 seq = event.seq + 1
                 # Earlier events were read only for the check.
                 if event.seq >= request.from_seq:
