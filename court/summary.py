@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from court.events import Side, TextRead, TextSource
 from court.injection.disguise import disguises_in
@@ -20,15 +21,6 @@ from court.verdict import Label, Review, ReviewReason, ScoreMeaning, Strength, S
 
 _LABEL_OF = {Side.ACCUSER: Label.HARMFUL, Side.DEFENDER: Label.NOT_HARMFUL}
 _WORDS = {Label.HARMFUL: "harmful", Label.NOT_HARMFUL: "not harmful", Label.UNDECIDED: "undecided"}
-
-
-@dataclass(frozen=True, slots=True)
-class Statement:
-    """Statement of a side."""
-
-    summary: str
-    justification: str
-    cites: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +72,14 @@ def is_conclusive(findings: Findings, vote: Vote | None) -> bool:
     return vote.probability <= settles.below or vote.probability >= settles.above
 
 
-def argue(side: Side, findings: Findings, precedent_vote: Vote | None) -> Statement:
-    """Builds a side's statement solely from the precedents that have its label."""
+def argue(side: Side, findings: Findings, precedent_vote: Vote | None) -> dict[str, Any]:
+    """Returns what a side says in ``Summarised``, solely from the precedents that have its label."""
     label = _LABEL_OF[side]
     # Selected by label alone: each side cites its nearest precedents, even if the other side's are nearer.
     own = [p for p in _at_hand(findings) if p.label is label][:3]
     if precedent_vote is None or not own:
-        return Statement(
-            summary=f"No precedent that was found {_WORDS[label]} is near enough to cite.", justification="", cites=()
-        )
+        summary = f"No precedent that was found {_WORDS[label]} is near enough to cite."
+        return {"summary": summary, "justification": "", "cites": ()}
     votes = precedent_vote.harmful if side is Side.ACCUSER else precedent_vote.voters - precedent_vote.harmful
     summary = (
         f"{votes} of the {precedent_vote.voters} nearest precedents were found {_WORDS[label]}; "
@@ -97,7 +88,7 @@ def argue(side: Side, findings: Findings, precedent_vote: Vote | None) -> Statem
     justification = "This meme resembles " + "; ".join(
         f"{p.id} ({_similarities(p)}{', ' + ', '.join(p.categories) if p.categories else ''})" for p in own
     )
-    return Statement(summary=summary, justification=justification + ".", cites=tuple(p.id for p in own))
+    return {"summary": summary, "justification": f"{justification}.", "cites": tuple(p.id for p in own)}
 
 
 def precedents_for(side: Side, findings: Findings, settings: TrialSettings) -> tuple[Precedent, ...]:

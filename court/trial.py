@@ -249,15 +249,10 @@ class Court:
         recorder.step = "sides"
         # No model is asked, so all events after the text can be stored in one write.
         for side in Side:
-            statement = summary.argue(side, findings, vote)
             if recorder.find(Summarised, side=side) is None:
-                fields = {
-                    "summary": statement.summary,
-                    "justification": statement.justification,
-                    "entropy": entropy(statement.summary),
-                    "cites": statement.cites,
-                }
-                unrecorded.append(EventDraft(Summarised, {"side": side, "round": 0, **fields}))
+                argued = summary.argue(side, findings, vote)
+                argued |= {"side": side, "round": 0, "entropy": entropy(argued["summary"])}
+                unrecorded.append(EventDraft(Summarised, argued))
             if recorder.find(SideRested, side=side) is None:
                 rested = {"side": side, "rounds": 0, "reason": QuestioningEnd.NO_EXAMINATION}
                 unrecorded.append(EventDraft(SideRested, rested))

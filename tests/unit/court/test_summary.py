@@ -182,15 +182,15 @@ def test_each_side_cites_only_its_own_precedents():
     found = findings([H, N, H, N, N])
     vote = vote_if_close(found)
     accuser, defender = argue(Side.ACCUSER, found, vote), argue(Side.DEFENDER, found, vote)
-    assert accuser.cites == ("p0", "p2")
-    assert defender.cites == ("p1",)
-    assert "2 of the 5" in accuser.summary and "3 of the 5" in defender.summary
+    assert accuser["cites"] == ("p0", "p2")
+    assert defender["cites"] == ("p1",)
+    assert "2 of the 5" in accuser["summary"] and "3 of the 5" in defender["summary"]
 
 
 def test_side_without_precedents_says_only_that():
     found = findings([N] * 5)
     statement = argue(Side.ACCUSER, found, vote_if_close(found))
-    assert statement.cites == () and statement.justification == "" and "No precedent" in statement.summary
+    assert statement["cites"] == () and statement["justification"] == "" and "No precedent" in statement["summary"]
 
 
 def test_vote_settings_reject_invalid_values():
