@@ -8,6 +8,7 @@ import pytest
 
 from court.events import ClaimSettled, ClaimsFound, DocumentWeighed, EvidenceSearched
 from court.record import TrialRecord
+from court.verdict import DISAGREEMENTS
 from eval.replay.replay import replay
 from memecourt.v1 import court_pb2 as wire
 from serving.cli.records import render
@@ -124,11 +125,9 @@ def test_verdict_that_lacked_evidence_is_not_cached(refuted, unchecked):
 
 
 def test_refuted_claim_of_an_acquitted_meme_is_queued_with_the_contradictions():
-    from serving.docket.review.projection import _VOTES
-
     record, *_ = try_with_expert(cast=Cast(judge=ACQUITTAL))
-    assert {review.reason for review in record.verdict.review} & _VOTES
-    assert "CLAIM_REFUTED" in _VOTES and ReviewPriority.COURT_ASKS.urgency
+    assert {review.reason for review in record.verdict.review} & DISAGREEMENTS
+    assert "CLAIM_REFUTED" in DISAGREEMENTS and ReviewPriority.COURT_ASKS.urgency
 
 
 def test_every_step_of_the_expert_appears_in_the_trial_view(refuted):
