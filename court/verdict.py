@@ -42,6 +42,23 @@ def decision(label: Label | None, *, needs_review: bool, reviewed: Label | None 
     return Decision.BLOCK if label is Label.HARMFUL else Decision.ALLOW
 
 
+CLOSE_CALL = 0.35
+"""Risk above which a verdict is shown as a close call, whatever strengths its score leads to."""
+
+
+def shown_score(score: float | None, risk: float | None, *, harmful: bool) -> float | None:
+    """Returns the probability of harm to show people: that of the risk, which knows how far the precedents are.
+
+    Args:
+        score: Recorded harm score.
+        harmful: True if the label is harmful.
+    """
+    if score is None or risk is None:
+        return score
+    p = 1 - risk if harmful else risk
+    return min(max(p, CLOSE_CALL), 1 - CLOSE_CALL) if risk > CLOSE_CALL else p
+
+
 class Strength(StrEnum):
     """Strength of the evidence for one side."""
 
@@ -271,17 +288,27 @@ class Verdict(BaseModel):
     claims: tuple[ClaimFinding, ...] = ()
     """Findings about the meme's claims of fact, which do not affect the label."""
 
+    @property
+    def shown_score(self) -> float | None:
+        """Probability of harm to show people; None without a score."""
+        return shown_score(self.harm_score, self.risk, harmful=self.label is Label.HARMFUL)
+
+    @property
+    def close_call(self) -> bool:
+        """True if the label is little likelier than the other one."""
+        return self.risk is not None and self.risk > CLOSE_CALL
+
     def facts(self) -> Iterator[tuple[str, str]]:
         """Yields name and value of each fact of the verdict for people; those that it lacks are left out."""
         yield "decision", self.decision
         if self.finding is not None:
             yield "finding", self.finding.in_words
-        if self.harm_score is not None:
-            yield "harm score", f"{self.harm_score:.3f} ({word(self.harm_score_meaning)})"
+        if self.shown_score is not None:
+            yield "harm score", f"{self.shown_score:.3f} ({word(self.harm_score_meaning)})"
         if self.risk is not None:
             yield "risk", f"{self.risk:.3f} that the label is wrong"
         if self.strengths is not None:
-            yield "strengths", self.strengths.in_words
+            yield "strengths", "close call" if self.close_call else self.strengths.in_words
         yield "rule", self.rule
 
     @property

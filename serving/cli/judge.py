@@ -312,16 +312,23 @@ def show_verdict(
         where: Note on the machine that has the record; empty for this one.
         docket: Option that opens the record, if the docket is not in its usual place.
     """
-    decision = Result(response).decision
+    # Not above: a command that only asks a server does not load the court's models.
+    from court.verdict import CLOSE_CALL, shown_score
+
+    result = Result(response)
+    decision = result.decision
     head = click.style(f" {decision.upper()} ", bold=True, reverse=True, fg=_COLOURS[decision])
     click.echo(f"{head}  {excerpt(name, 80)}")
     click.echo(f"  verdict     {label_name(response.label)}")
     if response.HasField("harm_score"):
         meaning = _MEANINGS.get(response.harm_score_meaning, "a score that this client does not know")
-        click.echo(f"  harm score  {response.harm_score:.2f} ({meaning})")
+        score = shown_score(response.harm_score, result.risk, harmful=result.label is Label.HARMFUL)
+        click.echo(f"  harm score  {score:.2f} ({meaning})")
     if response.HasField("risk"):
         click.echo(f"  risk        {response.risk:.2f} (probability that the label is wrong)")
-    if response.HasField("strengths"):
+    if result.risk is not None and result.risk > CLOSE_CALL:
+        click.echo("  evidence    a close call")
+    elif response.HasField("strengths"):
         harmful, benign = (
             wire.Strength.Name(s).removeprefix("STRENGTH_").lower()
             for s in (response.strengths.harmful, response.strengths.benign)

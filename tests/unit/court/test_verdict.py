@@ -3,7 +3,18 @@ import itertools
 import pytest
 from pydantic import ValidationError
 
-from court.verdict import Label, Review, ReviewReason, ScoreMeaning, Strength, Strengths, Verdict, decision, rule
+from court.verdict import (
+    Label,
+    Review,
+    ReviewReason,
+    ScoreMeaning,
+    Strength,
+    Strengths,
+    Verdict,
+    decision,
+    rule,
+    shown_score,
+)
 
 # The rule written out: (harmful, benign) -> label.
 TABLE = {
@@ -77,3 +88,28 @@ def test_review_by_a_person_decides_instead_of_the_verdict(label):
     assert decision(label, needs_review=True, reviewed=Label.HARMFUL) == "block"
     assert decision(label, needs_review=True, reviewed=Label.NOT_HARMFUL) == "allow"
     assert decision(label, needs_review=False, reviewed=Label.UNDECIDED) == "review"
+
+
+@pytest.mark.parametrize(
+    ("score", "risk", "harmful", "shown"),
+    [
+        (0.88, 0.5, True, 0.5),  # far from every precedent
+        (0.88, 0.12, True, 0.88),
+        (0.9, 0.8, True, 0.35),
+        (0.1, 0.9, False, 0.65),
+        (0.1, 0.36, False, 0.36),
+        (0.1, 0.2, False, 0.2),
+        (0.7, None, True, 0.7),
+        (None, 0.5, True, None),
+    ],
+)
+def test_displayed_score_agrees_with_the_risk_and_is_bounded_in_close_calls(score, risk, harmful, shown):
+    assert shown_score(score, risk, harmful=harmful) == pytest.approx(shown)
+
+
+def test_close_calls_show_no_strengths():
+    values = {"label": Label.HARMFUL, "strengths": Strengths(harmful=Strength.STRONG, benign=Strength.WEAK)}
+    values |= {"harm_score": 0.88, "harm_score_meaning": ScoreMeaning.PRECEDENT_VOTE, "rationale": "."}
+    close, clear = (dict(Verdict(risk=risk, **values).facts()) for risk in (0.5, 0.12))
+    assert (close["strengths"], close["harm score"][:5]) == ("close call", "0.500")
+    assert (clear["strengths"], clear["harm score"][:5]) == ("harmful strong, benign weak", "0.880")
