@@ -15,14 +15,9 @@ HASHED_AT_ONCE = 256 * 1024
 _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
 
 
-def canonical_json(value: Any) -> bytes:
-    """JSON with sorted keys and no spaces, as UTF-8. Raises ValueError for NaN and infinity."""
-    return _encode(value).encode()
-
-
 def digest(value: Any) -> str:
-    """SHA-256 of the canonical JSON, as ``sha256:…``."""
-    return "sha256:" + hashlib.sha256(canonical_json(value)).hexdigest()
+    """SHA-256 of JSON with sorted keys and no spaces, as ``sha256:…``. Raises ValueError for NaN and infinity."""
+    return "sha256:" + hashlib.sha256(_encode(value).encode()).hexdigest()
 
 
 async def digest_of_file(data: bytes) -> bytes:

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TypeAlias, TypeVar
 
-from court.digests import canonical_json
 from court.errors import BadRequest
 from court.events import AnyEvent, VerdictReviewed
 from court.record import TrialRecord, TrialState
@@ -17,6 +16,7 @@ from court.verdict import Label, decision
 from memecourt.v1 import court_pb2 as wire
 from retrieval.library.filters import Filter
 from serving.access.callers import check_namespace, current
+from serving.docket.log.canonical_json import canonical_bytes
 from serving.docket.store.listing import DocketLine, TrialFilter
 from serving.rpc.convert import few, language, time_of, within
 
@@ -138,7 +138,7 @@ def token_of(place: Place, which: TrialFilter) -> str:
     token says. So the checksum needs no key, and a token works at every server of the same docket.
     """
     micros = (place[0] - _EPOCH) // timedelta(microseconds=1)
-    content = canonical_json([micros, place[1]])
+    content = canonical_bytes([micros, place[1]])
     # Without padding, which would have to be escaped in URLs.
     return base64.urlsafe_b64encode(_seal(content, which) + content).decode().rstrip("=")
 
@@ -221,7 +221,7 @@ def _seal(content: bytes, which: TrialFilter) -> bytes:
     return hashlib.blake2b(
         content,
         digest_size=_DIGEST_BYTES,
-        key=hashlib.sha256(canonical_json(fields)).digest(),
+        key=hashlib.sha256(canonical_bytes(fields)).digest(),
         person=b"memecourt page",
     ).digest()
 
