@@ -106,6 +106,7 @@ async def serve(
         anchor = open_witness(settings.anchor) if settings.anchor else None
         receivers = [Receiver(hook) for hook in settings.webhooks]
         telemetry = await stack.enter_async_context(open_telemetry(settings))
+        state = telemetry.metrics.state
         memory = ReceiveBudget(settings.picture_memory, settings.idle)
         services = (
             CourtService(settings, telemetry, memory=memory),
@@ -114,9 +115,9 @@ async def serve(
         )
         methods = Methods(*services, tokens=tokens, telemetry=telemetry)
         server, health = await make_server(methods, reflect=settings.reflection)
-        telemetry.observe_serving((COURT, DOCKET, PRECEDENTS), lambda name: health.status(name) == SERVING)
+        state.observe_serving((COURT, DOCKET, PRECEDENTS), lambda name: health.status(name) == SERVING)
         if certificates is not None:
-            telemetry.observe_certificate(lambda: certificates.expires)
+            state.observe_certificate(lambda: certificates.expires)
         port = _listen(server, address, certificates)
         stopping = stop_signals()
         # Before the court is opened, which may take long: health checks are answered meanwhile, and an occupied port is
@@ -152,19 +153,17 @@ async def serve(
                     "each answers its own callers."
                 )
             if anchor is not None:
-                telemetry.anchored(0)
-                _in_background(stack, keep_anchored(executor.docket.log, anchor, on_anchored=telemetry.anchored))
+                state.anchored(0)
+                _in_background(stack, keep_anchored(executor.docket.log, anchor, on_anchored=state.anchored))
             if settings.metrics:
                 # Only when metrics are served: measuring queries the docket repeatedly.
-                executor.docket.transactions.written = telemetry.docket_written
-                _in_background(stack, measure_docket(telemetry, executor.docket.reviews, executor.docket.log))
+                executor.docket.transactions.written = state.docket_written
+                _in_background(stack, measure_docket(state, executor.docket.reviews, executor.docket.log))
                 queue, wanted = executor.docket.review_queue(rules_of(settings)), settings.trial.review_risk
-                _in_background(stack, measure_sample(telemetry, queue, executor.docket.trials, wanted=wanted))
+                _in_background(stack, measure_sample(state, queue, executor.docket.trials, wanted=wanted))
             if retention_periods(settings):
                 forget = forget_by(executor)
-                _in_background(
-                    stack, keep_retention(executor.docket, settings, forget=forget, report=telemetry.expired)
-                )
+                _in_background(stack, keep_retention(executor.docket, settings, forget=forget, report=state.expired))
             if receivers:
                 _start_webhooks(stack, executor, receivers, telemetry)
             if settings.library is None:
@@ -195,7 +194,7 @@ def _start_webhooks(
     stack: AsyncExitStack, executor: TrialExecutor, receivers: Sequence[Receiver], telemetry: Telemetry
 ) -> None:
     """Starts sending webhooks, and recording precedent changes if a receiver subscribes to them."""
-    _in_background(stack, send_webhooks(executor.docket, receivers, telemetry=telemetry))
+    _in_background(stack, send_webhooks(executor.docket, receivers, metrics=telemetry.metrics))
     finder = executor.court.finder
     wanted = any(PRECEDENT_CHANGED in receiver.settings.events for receiver in receivers)
     if wanted and isinstance(finder, LibraryFinder | PgvectorFinder):
@@ -264,9 +263,9 @@ async def _serve_court(
 ) -> None:
     """Accepts trial requests until the server is told to stop, then waits until the last one is answered."""
     court, docket, precedents = services
-    telemetry.observe(library=lambda: executor.court.finder.library.size)
+    telemetry.metrics.observe(library=lambda: executor.court.finder.library.size)
     if executor.court.role_models is not None:
-        telemetry.prefix_cache(executor.court.role_models.models, executor.court.role_models.prefix_cache)
+        telemetry.metrics.prefix_cache(executor.court.role_models.models, executor.court.role_models.prefix_cache)
     async with AsyncExitStack() as resumption_stack, AsyncExitStack() as stack:
         runner = await stack.enter_async_context(TrialRunner(executor, settings, telemetry, memory=court.memory))
         court.open(executor, runner)

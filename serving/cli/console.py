@@ -92,7 +92,7 @@ async def _serve(settings: Settings, address: str) -> None:
         stopping = stop_signals()
         # Without traces: no trial runs in this process.
         telemetry = await stack.enter_async_context(open_telemetry(settings.model_copy(update={"traces": False})))
-        parts = await stack.enter_async_context(parts_alone(docket, settings, telemetry.reviewed))
+        parts = await stack.enter_async_context(parts_alone(docket, settings, telemetry.metrics.reviewed))
         opening = open_console(docket, settings, address, tokens=tokens, pictures=pictures_of(settings), parts=parts)
         click.echo(f"console on {await stack.enter_async_context(opening)}")
         await stopping.wait()

@@ -144,5 +144,5 @@ class DecodingPool:
             raise
         self._quarantine.read(file)
         seconds = time.perf_counter() - began
-        self._telemetry.decoded(seconds)
+        self._telemetry.metrics.decoded(seconds)
         return DecodedPicture(picture, seconds)

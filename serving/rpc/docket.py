@@ -215,7 +215,7 @@ class DocketService:
 
     def _publish_review(self, event: VerdictReviewed) -> None:
         self._hub.tell_review()
-        self._telemetry.reviewed(event.outcome)
+        self._telemetry.metrics.reviewed(event.outcome)
 
     async def _follow(self, record: TrialRecord, review: VerdictReviewed) -> None:
         """Updates the library after a review. If that fails, the review stands and the failure is logged."""

@@ -68,7 +68,7 @@ class CourtService:
             "WatchTrial": Method(wire.WatchTrialRequest, self.watch_trial, memory, of=SERVICE),
             "GetVerdict": Method(wire.GetVerdictRequest, self.get_verdict, memory),
         }
-        telemetry.observe(bytes=lambda: memory.bytes_in_use + memory.pictures)
+        telemetry.metrics.observe(held_bytes=lambda: memory.bytes_in_use + memory.pictures)
 
     @property
     def memory(self) -> ReceiveBudget:
@@ -79,7 +79,7 @@ class CourtService:
         """Answers calls from now on."""
         self._court = _OpenCourt(executor, runner)
         admission = runner.admission
-        self._telemetry.observe(running=lambda: admission.running, waiting=lambda: admission.waiting)
+        self._telemetry.metrics.observe(running=lambda: admission.running, waiting=lambda: admission.waiting)
         self._session.open(self._court)
 
     def close(self) -> None:
@@ -178,7 +178,7 @@ class CourtService:
                 most=self._settings.concurrent_trials,
                 worked_on=self._settings.worked_on_at_once,
                 idle_s=self._settings.idle,
-                on_sent=self._telemetry.streamed,
+                on_sent=self._telemetry.metrics.streamed,
             )
 
     def _request_of(self, request: wire.JudgeRequest, traceparent: str) -> TrialRequest:

@@ -12,15 +12,14 @@ import asyncio
 import logging
 import traceback
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
-from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self, cast
 
 import grpc
 
 from court.errors import NotLoaded
-from court.events import AnyEvent, ReviewOutcome, TrialFailed, TrialOpened, TrialResumed, VerdictGiven
+from court.events import AnyEvent, TrialFailed, TrialOpened, TrialResumed, VerdictGiven
 from court.record import TrialRecord
 from serving.telemetry.trial_state import ObservedTrial
 
@@ -39,11 +38,24 @@ _log = logging.getLogger("memecourt.telemetry")
 _trials_log = logging.getLogger("memecourt.trials")
 
 
+class _NoMetrics:
+    """Metrics that ignore everything, and need no library."""
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __getattr__(self, name: str) -> Self:
+        return self
+
+    def __call__(self, *args: object, **kwargs: object) -> None:
+        pass
+
+
 class Telemetry:
-    """Turns reported events into metrics, spans and log lines. Its methods never raise.
+    """Turns the events of trials into metrics, spans and log lines. Its methods never raise.
 
     Attributes:
-        metrics_port: Port of the metrics; None if they are not served.
+        metrics: Metrics to count with, which ignore everything if none are wanted.
     """
 
     def __init__(
@@ -57,15 +69,14 @@ class Telemetry:
         """Combines the outputs.
 
         Args:
-            metrics: Metrics to count with; None to count nothing.
-            tracing: Sink of spans; None for no tracing.
             log: True to log a line for each event of a trial.
             metrics_port: Port of the metrics; None if they are not served.
         """
         self.metrics_port = metrics_port
-        self._metrics = metrics
+        self.metrics = metrics or cast("Metrics", _NoMetrics())
         self._tracing = tracing
         self._logs = log
+        self._observes = metrics is not None or tracing is not None or log
         self._trials: OrderedDict[str, ObservedTrial] = OrderedDict()
 
     def interceptor(self) -> grpc.aio.ServerInterceptor:
@@ -75,7 +86,7 @@ class Telemetry:
         """
         from serving.telemetry.rpc_calls import CallsInterceptor
 
-        return CallsInterceptor(self._metrics, self._tracing)
+        return CallsInterceptor(self.metrics, self._tracing)
 
     def call(
         self,
@@ -94,7 +105,7 @@ class Telemetry:
         from serving.telemetry.rpc_calls import MeasuredCall
 
         return MeasuredCall.of_method(
-            method, headers, self._metrics, self._tracing, time_left=time_left, code_of=code_of
+            method, headers, self.metrics, self._tracing, time_left=time_left, code_of=code_of
         )
 
     def trace_id(self) -> str:
@@ -115,105 +126,17 @@ class Telemetry:
 
     def resuming(self, record: TrialRecord) -> None:
         """Restores the state of a resumed trial from its earlier events."""
-        if self._metrics is None and self._tracing is None and not self._logs:
-            return
-        self._follow(ObservedTrial.of(record))
-
-    def decoded(self, seconds: float) -> None:
-        """Records the decoding of a picture and its duration."""
-        if self._metrics:
-            self._metrics.decoded(seconds)
+        if self._observes:
+            self._follow(ObservedTrial.of(record))
 
     def reused(self, *, near: bool) -> None:
         """Records a reused verdict, of the same meme or of a near-duplicate."""
-        if self._metrics:
-            self._metrics.reused(near=near)
+        self.metrics.reused(near=near)
         if self._tracing:
             self._tracing.reused(near=near)
 
-    def streamed(self, code: int) -> None:
-        """Records the answer to a request in a stream: code 0 for a verdict, or the google.rpc code of a failure."""
-        if self._metrics:
-            self._metrics.streamed(code)
-
-    def reviewed(self, outcome: ReviewOutcome) -> None:
-        """Records a review, which :meth:`watch` does not count."""
-        if self._metrics:
-            self._metrics.reviewed(outcome)
-
-    def webhook_attempted(self, hook: str, outcome: str) -> None:
-        """Records a webhook attempt: ``delivered`` or ``failed``; ``given_up`` is recorded in addition."""
-        if self._metrics:
-            self._metrics.webhook_attempted(hook, outcome)
-
-    def webhook_waits(self, hook: str, *, lag: int, oldest_s: float) -> None:
-        """Records a webhook receiver's lag in log entries, and the age of its oldest message."""
-        if self._metrics:
-            self._metrics.webhook_waits(hook, lag=lag, oldest_s=oldest_s)
-
-    def webhook_elsewhere(self, hook: str) -> None:
-        """Records that another server sends to a webhook receiver and reports its lag."""
-        if self._metrics:
-            self._metrics.webhook_elsewhere(hook)
-
-    def observe_serving(self, services: Iterable[str], is_serving: Callable[[str], bool]) -> None:
-        """Registers the status of services; ``is_serving`` is called from another thread."""
-        if self._metrics:
-            self._metrics.state.observe_serving(services, is_serving)
-
-    def observe_certificate(self, expires: Callable[[], datetime]) -> None:
-        """Registers the certificate's expiry time; ``expires`` is called from another thread."""
-        if self._metrics:
-            self._metrics.state.observe_certificate(expires)
-
-    def docket_written(self, seconds: float) -> None:
-        """Records the duration of a write to the docket."""
-        if self._metrics:
-            self._metrics.state.docket_written(seconds)
-
-    def docket_measured(self, *, entries: int, queue: int, oldest_s: float) -> None:
-        """Records the size of the docket's log, and the verdicts waiting for review."""
-        if self._metrics:
-            self._metrics.state.docket_measured(entries=entries, queue=queue, oldest_s=oldest_s)
-
-    def sample_measured(self, *, reviewed: int, error: float | None, low: float | None, expected: float | None) -> None:
-        """Records figures of the random sample of reviews."""
-        if self._metrics:
-            self._metrics.state.sample_measured(reviewed=reviewed, error=error, low=low, expected=expected)
-
-    def expired(self, erased: int, overdue: int) -> None:
-        """Records the result of a retention pass: erased trials, and overdue ones that could not be erased."""
-        if self._metrics:
-            self._metrics.state.expired(erased, overdue)
-
-    def anchored(self, entries: int) -> None:
-        """Records the number of entries covered by the witnessed checkpoint; 0 before the first."""
-        if self._metrics:
-            self._metrics.state.anchored(entries)
-
-    def observe(
-        self,
-        *,
-        running: Callable[[], float] | None = None,
-        waiting: Callable[[], float] | None = None,
-        bytes: Callable[[], float] | None = None,  # noqa: A002 - what it is
-        library: Callable[[], float] | None = None,
-    ) -> None:
-        """Registers sources of gauges, which are called from another thread and must be fast and thread-safe.
-
-        Args:
-            bytes: Bytes of requests and decoded pictures in memory.
-        """
-        if self._metrics:
-            self._metrics.observe(running=running, waiting=waiting, held_bytes=bytes, library=library)
-
-    def prefix_cache(self, models: Mapping[str, str], works: Mapping[str, bool]) -> None:
-        """Records for each role's model, if known, whether its servers' prefix cache works."""
-        if self._metrics:
-            self._metrics.prefix_cache(models, works)
-
     def _take_note(self, event: AnyEvent) -> None:
-        if self._metrics is None and self._tracing is None and not self._logs:
+        if not self._observes:
             return
         if isinstance(event, TrialOpened):
             self._follow(ObservedTrial.opened(event))
@@ -226,8 +149,7 @@ class Telemetry:
         if self._logs:
             trial.log(_trials_log, event)
         calls = trial.calls(event)
-        if self._metrics:
-            self._metrics.note(event, trial, calls)
+        self.metrics.note(event, trial, calls)
         if self._tracing:
             self._tracing.note(event, trial, calls)
         if isinstance(event, VerdictGiven | TrialFailed):

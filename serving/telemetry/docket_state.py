@@ -12,7 +12,7 @@ from serving.docket.review.drift import RECENT_DAYS, measure_drift
 from serving.docket.review.queue import ReviewQueue
 from serving.docket.store.log_queries import TransparencyLog
 from serving.docket.store.reviews import ReviewStore
-from serving.telemetry import Telemetry
+from serving.telemetry.state_metrics import StateMetrics
 
 EVERY_S = 10.0
 """Seconds between two measurements of the docket."""
@@ -23,7 +23,7 @@ _log = logging.getLogger("memecourt.telemetry")
 
 
 async def measure_sample(
-    telemetry: Telemetry, queue: ReviewQueue, trials: TrialReader, *, wanted: float, every_s: float = SAMPLE_EVERY_S
+    metrics: StateMetrics, queue: ReviewQueue, trials: TrialReader, *, wanted: float, every_s: float = SAMPLE_EVERY_S
 ) -> None:
     """Measures the error of the random sample of the last 28 days until cancelled."""
     while True:
@@ -34,14 +34,14 @@ async def measure_sample(
             _log.warning("the random sample can't be measured now: reason=%s", error.reason)
         else:
             recent = report.recent
-            telemetry.sample_measured(
+            metrics.sample_measured(
                 reviewed=recent.reviewed, error=recent.error, low=recent.low, expected=recent.expected
             )
         await asyncio.sleep(every_s)
 
 
 async def measure_docket(
-    telemetry: Telemetry, reviews: ReviewStore, log: TransparencyLog, *, every_s: float = EVERY_S
+    metrics: StateMetrics, reviews: ReviewStore, log: TransparencyLog, *, every_s: float = EVERY_S
 ) -> None:
     """Measures the docket until cancelled. All servers of one docket report the same."""
     while True:
@@ -53,5 +53,5 @@ async def measure_docket(
         else:
             age_s = (datetime.now(UTC) - waiting.oldest).total_seconds() if waiting.oldest else 0.0
             # At least 0, since clocks of servers differ.
-            telemetry.docket_measured(entries=entries, queue=waiting.count, oldest_s=max(0.0, age_s))
+            metrics.docket_measured(entries=entries, queue=waiting.count, oldest_s=max(0.0, age_s))
         await asyncio.sleep(every_s)

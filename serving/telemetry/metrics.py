@@ -262,12 +262,16 @@ class Metrics:
     def observe(
         self,
         *,
-        running: Callable[[], float] | None,
-        waiting: Callable[[], float] | None,
-        held_bytes: Callable[[], float] | None,
-        library: Callable[[], float] | None,
+        running: Callable[[], float] | None = None,
+        waiting: Callable[[], float] | None = None,
+        held_bytes: Callable[[], float] | None = None,
+        library: Callable[[], float] | None = None,
     ) -> None:
-        """Registers the sources of current values."""
+        """Registers sources of current values, which are called from another thread and must be fast.
+
+        Args:
+            held_bytes: Bytes of requests and decoded pictures in memory.
+        """
         for gauge, read in (
             (self._running, running),
             (self._waiting, waiting),

@@ -42,7 +42,7 @@ counts from the arrival of the call. A call cancelled with no more time left cou
 class CallsInterceptor(grpc.aio.ServerInterceptor):
     """Wraps the handler of every call."""
 
-    def __init__(self, metrics: Metrics | None, tracing: Tracing | None) -> None:
+    def __init__(self, metrics: Metrics, tracing: Tracing | None) -> None:
         self._metrics = metrics
         self._tracing = tracing
         self._wrapped: dict[tuple[str, str], tuple[_Handler, _Handler]] = {}
@@ -54,7 +54,7 @@ class CallsInterceptor(grpc.aio.ServerInterceptor):
     ) -> _Handler | None:
         """Returns a call's handler, wrapped to count it."""
         handler = await continuation(handler_call_details)
-        if self._metrics is None and self._tracing is None:
+        if not self._metrics and self._tracing is None:
             return handler
         # Arbitrary names would each create a series, and so let callers consume memory.
         name = _KNOWN.get(handler_call_details.method, _OTHER)
@@ -111,7 +111,7 @@ class MeasuredCall:
         self,
         name: tuple[str, str],
         headers: Mapping[str, str | bytes],
-        metrics: Metrics | None,
+        metrics: Metrics,
         tracing: Tracing | None,
         *,
         time_left: Callable[[], float | None],

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
 
 from court.errors import CourtError
 from serving.docket.follower import LogFollower
@@ -22,9 +23,11 @@ from serving.docket.log.entries import Entry
 from serving.docket.open import Docket
 from serving.docket.store.hooks import Backlog, Delivery, Hook, HookStates
 from serving.judging.heartbeat import Heartbeat
-from serving.telemetry import Telemetry
 from serving.webhooks.attempts import CONNECTIONS, Outcome, Receiver, ReceiverAnswer, next_attempt
 from serving.webhooks.messages import Message, messages_of, wanted_kinds
+
+if TYPE_CHECKING:
+    from serving.telemetry.metrics import Metrics
 
 POLL_S = 0.5
 """Seconds between two polls for something to send."""
@@ -70,7 +73,7 @@ class HookSender:
         docket: Docket,
         heartbeat: Heartbeat,
         *,
-        telemetry: Telemetry,
+        metrics: Metrics,
         clock: Clock = utc_now,
         states: LogFollower[HookStates] | None = None,
     ) -> None:
@@ -83,7 +86,7 @@ class HookSender:
         self._receiver = receiver
         self._docket = docket
         self._heartbeat = heartbeat
-        self._telemetry = telemetry
+        self._metrics = metrics
         self._clock = clock
         self._kinds = wanted_kinds(receiver.settings)
         self._at_once = asyncio.Semaphore(CONNECTIONS)
@@ -125,7 +128,7 @@ class HookSender:
         states = await self._states.get()
         hook = await self._own(states)
         if hook is None:
-            self._telemetry.webhook_elsewhere(self.name)
+            self._metrics.webhook_elsewhere(self.name)
             return False
         now, size = self._clock(), states.log_size
         backlog = states.backlogs.get(self.name, _NOTHING)
@@ -141,7 +144,7 @@ class HookSender:
         new = await self._docket.log.entries(reached, page, self._kinds) if reached < size else ()
         oldest = [*([backlog.oldest] if backlog.oldest else []), *(_time_of(entry) for entry in new[:1])]
         waits_s = max(0.0, (now - min(oldest)).total_seconds()) if oldest else 0.0
-        self._telemetry.webhook_waits(self.name, lag=max(0, size - reached), oldest_s=waits_s)
+        self._metrics.webhook_waits(self.name, lag=max(0, size - reached), oldest_s=waits_s)
         if reads:
             # If the page is not full, nothing else up to `size` is for this receiver. `size` was read before the page,
             # so that later entries are not skipped.
@@ -259,12 +262,12 @@ class HookSender:
     ) -> None:
         for answer in answers:
             outcome = "delivered" if answer.outcome is Outcome.DELIVERED else "failed"
-            self._telemetry.webhook_attempted(self.name, outcome)
+            self._metrics.webhook_attempted(self.name, outcome)
         for each in waiting:
             what = f"entry={each.entry} attempt={each.attempts}"
             _log.warning("webhook=%s did not take %s: %s", self.name, what, each.error)
         for each in given_up:
-            self._telemetry.webhook_attempted(self.name, "given_up")
+            self._metrics.webhook_attempted(self.name, "given_up")
             _log.error("webhook=%s is not sent entry=%d any more: it was given up", self.name, each.entry)
         if hook.disabled_at is not None:
             _log.error(
@@ -275,12 +278,12 @@ class HookSender:
             )
 
 
-async def send_webhooks(docket: Docket, receivers: Sequence[Receiver], *, telemetry: Telemetry) -> None:
+async def send_webhooks(docket: Docket, receivers: Sequence[Receiver], *, metrics: Metrics) -> None:
     """Sends to receivers until cancelled; running attempts then get seconds to finish, and other servers take over."""
     heartbeat = Heartbeat(docket.heartbeats, f"webhooks-{uuid.uuid4().hex}")
     stopping = asyncio.Event()
     states = LogFollower(docket.deliveries.states, fresh_s=_SHARED_S)
-    senders = [HookSender(receiver, docket, heartbeat, telemetry=telemetry, states=states) for receiver in receivers]
+    senders = [HookSender(receiver, docket, heartbeat, metrics=metrics, states=states) for receiver in receivers]
     beating = asyncio.create_task(heartbeat.run())
     sending: set[asyncio.Task[None]] = set()
     try:

@@ -57,7 +57,9 @@ def test_senders_of_a_server_share_their_queries(using, receiver, tmp_path):
             return await states()
 
         docket.deliveries.states = counted
-        sending_task = asyncio.create_task(send_webhooks(docket, [Receiver(hook) for hook in hooks], telemetry=SILENT))
+        sending_task = asyncio.create_task(
+            send_webhooks(docket, [Receiver(hook) for hook in hooks], metrics=SILENT.metrics)
+        )
         try:
 
             async def all_owned():
@@ -360,7 +362,7 @@ def test_two_servers_send_each_message_once_and_one_replaces_a_dead_one(using, r
         ]
         first, second = (Receiver(hook), Receiver(hook))
         senders = [
-            HookSender(each, docket, heartbeat, telemetry=SILENT)
+            HookSender(each, docket, heartbeat, metrics=SILENT.metrics)
             for each, heartbeat in zip((first, second), pulses, strict=True)
         ]
         for heartbeat in pulses:
@@ -456,7 +458,7 @@ def test_sending_stops_on_request_and_resumes_where_it_was(using, receiver, tmp_
     hook = hook_settings(receiver.url, tmp_path, events=["memecourt.verdict.given"])
 
     async def part(docket, expected):
-        task = asyncio.create_task(send_webhooks(docket, [Receiver(hook)], telemetry=SILENT))
+        task = asyncio.create_task(send_webhooks(docket, [Receiver(hook)], metrics=SILENT.metrics))
         try:
             await asyncio.to_thread(receiver.wait_for, expected)
         finally:

@@ -55,6 +55,7 @@ class ReviewCounter:
 
     def __init__(self) -> None:
         self.outcomes: list[ReviewOutcome] = []
+        self.metrics = self
 
     def reviewed(self, outcome: ReviewOutcome) -> None:
         self.outcomes.append(outcome)

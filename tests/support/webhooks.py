@@ -39,13 +39,13 @@ def failed(trial_id):
 
 
 @asynccontextmanager
-async def sending(docket, hook, *, clock=None, name="s1", telemetry=SILENT):
+async def sending(docket, hook, *, clock=None, name="s1", metrics=SILENT.metrics):
     """Yields a sender that works only on request."""
     receiver = Receiver(hook, **({"clock": clock} if clock else {}))
     heartbeat = Heartbeat(docket.heartbeats, name)
     options = {"clock": clock} if clock else {}
     try:
-        yield HookSender(receiver, docket, heartbeat, telemetry=telemetry, **options)
+        yield HookSender(receiver, docket, heartbeat, metrics=metrics, **options)
     finally:
         await receiver.aclose()
 

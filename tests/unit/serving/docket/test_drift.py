@@ -12,7 +12,6 @@ from serving.cli.main import cli
 from serving.docket.review.drift import FEWEST, SampledVerdict, measure_drift, propose_cutoff, wilson
 from serving.docket.review.projection import Rules, is_sampled
 from serving.settings import Settings
-from serving.telemetry import Telemetry
 from serving.telemetry.metrics import Metrics
 from tests.support.desks import verdict, with_desk
 from tests.support.dockets import NOON
@@ -120,7 +119,7 @@ def test_drift_shows_in_command_exit_code_and_metric(tmp_path, monkeypatch, wron
 
     metrics = Metrics(Settings())
     recent = report.recent
-    Telemetry(metrics).sample_measured(
+    metrics.state.sample_measured(
         reviewed=recent.reviewed, error=recent.error, low=recent.low, expected=recent.expected
     )
     value = metrics.registry.get_sample_value

@@ -14,9 +14,9 @@ from serving.docket.audit.anchoring import FileWitness, keep_anchored
 from serving.docket.open import Docket
 from serving.rpc.health import COURT, SERVING, Health
 from serving.settings import Settings
-from serving.telemetry import Telemetry
 from serving.telemetry.docket_state import measure_docket
 from serving.telemetry.metrics import Metrics
+from serving.telemetry.state_metrics import StateMetrics
 from tests.support.dockets import append_all, review_trial
 from tests.support.webhooks import decided
 
@@ -42,7 +42,7 @@ def test_unknown_values_are_nan_so_that_no_alert_fires(metrics):
 def test_serving_metric_follows_the_health_checks(metrics):
     async def scene():
         health = Health()
-        Telemetry(metrics).observe_serving((COURT,), lambda name: health.status(name) == SERVING)
+        metrics.state.observe_serving((COURT,), lambda name: health.status(name) == SERVING)
         values = []
         for serving in (False, True, False):
             health.say(COURT, serving)
@@ -64,47 +64,48 @@ def test_certificate_expiry_is_that_of_the_certificate_in_use(metrics, tmp_path)
 
     issue(ends[0])
     certificates = Certificates.of(Settings(tls_certificate=names[0], tls_key=names[1]))
-    Telemetry(metrics).observe_certificate(lambda: certificates.expires)
+    metrics.state.observe_certificate(lambda: certificates.expires)
     assert value(metrics, "certificate_expiry_timestamp_seconds") == ends[0].timestamp()
     certificates.use(issue(ends[1]))
     assert value(metrics, "certificate_expiry_timestamp_seconds") == ends[1].timestamp()
 
 
 def test_docket_metrics_follow_the_docket(metrics, tmp_path):
-    class NotifyingTelemetry(Telemetry):
+    class Notifying(StateMetrics):
         def docket_measured(self, **found):
             super().docket_measured(**found)
-            self.updated.set()
+            updated.set()
 
         def anchored(self, entries):
             super().anchored(entries)
-            self.updated.set()
+            updated.set()
 
-    telemetry = NotifyingTelemetry(metrics)
+    state = metrics.state
+    state.__class__, updated = Notifying, asyncio.Event()
 
     async def measure_once(docket):
-        telemetry.updated = asyncio.Event()
-        task = asyncio.create_task(measure_docket(telemetry, docket.reviews, docket.log, every_s=60))
-        await telemetry.updated.wait()
+        updated.clear()
+        task = asyncio.create_task(measure_docket(state, docket.reviews, docket.log, every_s=60))
+        await updated.wait()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         return value(metrics, "review_queue"), value(metrics, "review_queue_oldest_seconds")
 
     async def scene():
         docket = Docket.open(tmp_path / "docket.sqlite")
-        docket.transactions.written = telemetry.docket_written
+        docket.transactions.written = state.docket_written
         measurements = [await measure_once(docket)]
         hour_ago = datetime.now(UTC) - timedelta(hours=1)
         for trial_id, needs_review in (("a", True), ("b", True), ("c", False)):
             events = [event.model_copy(update={"at": hour_ago}) for event in decided(trial_id, review=needs_review)]
             await append_all(docket, events)
-        telemetry.anchored(0)
+        state.anchored(0)
         measurements.append(await measure_once(docket))
         assert value(metrics, "anchor_lag_entries") == await docket.log.size() > 0
         witness = FileWitness(tmp_path / "checkpoints")
-        telemetry.updated = asyncio.Event()
-        anchoring = asyncio.create_task(keep_anchored(docket.log, witness, every_s=60, on_anchored=telemetry.anchored))
-        await telemetry.updated.wait()
+        updated.clear()
+        anchoring = asyncio.create_task(keep_anchored(docket.log, witness, every_s=60, on_anchored=state.anchored))
+        await updated.wait()
         await review_trial(docket, "a", ReviewOutcome.UPHELD, Label.HARMFUL)
         await docket.eraser.erase("b", who="Ruth", why="asked", at=datetime.now(UTC))
         measurements.append(await measure_once(docket))
@@ -142,7 +143,7 @@ def test_measuring_continues_while_the_docket_is_unavailable(metrics):
     away = UnavailableDocket()
 
     async def scene():
-        task = asyncio.create_task(measure_docket(Telemetry(metrics), away, away, every_s=0.01))
+        task = asyncio.create_task(measure_docket(metrics.state, away, away, every_s=0.01))
         await away.called_often.wait()
         assert not task.done()
         task.cancel()
@@ -153,10 +154,9 @@ def test_measuring_continues_while_the_docket_is_unavailable(metrics):
 
 
 def test_webhook_metrics_exist_only_on_the_sending_server(metrics):
-    telemetry = Telemetry(metrics)
-    telemetry.webhook_waits("queue", lag=7, oldest_s=3.0)
+    metrics.webhook_waits("queue", lag=7, oldest_s=3.0)
     assert value(metrics, "webhook_lag_entries", hook="queue") == 7
-    telemetry.webhook_elsewhere("queue")
-    telemetry.webhook_elsewhere("queue")
+    metrics.webhook_elsewhere("queue")
+    metrics.webhook_elsewhere("queue")
     assert value(metrics, "webhook_lag_entries", hook="queue") is None
     assert value(metrics, "webhook_oldest_pending_seconds", hook="queue") is None

@@ -265,12 +265,12 @@ def test_metrics_outside_trials_follow_their_observations():
     metrics = Metrics(Settings(concurrent_trials=3, waiting_trials=7))
     telemetry = Telemetry(metrics)
     now = {"running": 0}
-    telemetry.observe(running=lambda: now["running"], waiting=lambda: 2, bytes=lambda: 4096, library=lambda: 100)
+    metrics.observe(running=lambda: now["running"], waiting=lambda: 2, held_bytes=lambda: 4096, library=lambda: 100)
     telemetry.reused(near=False)
     telemetry.reused(near=False)
     telemetry.reused(near=True)
-    telemetry.reviewed(ReviewOutcome.OVERRULED)
-    telemetry.decoded(0.02)
+    metrics.reviewed(ReviewOutcome.OVERRULED)
+    metrics.decoded(0.02)
     now["running"] = 5
     values = samples(metrics)
     assert values[key("memecourt_reused_verdicts_total", kind="exact")] == 2
@@ -288,7 +288,7 @@ def test_metrics_outside_trials_follow_their_observations():
 def test_prefix_cache_metric_exists_only_where_its_state_is_known():
     metrics = Metrics(Settings())
     models = {"PROPOSER": "seer", "ACCUSER": "talker", "DEFENDER": "talker", "JUDGE": "seer"}
-    Telemetry(metrics).prefix_cache(models, {"PROPOSER": False, "ACCUSER": True})
+    metrics.prefix_cache(models, {"PROPOSER": False, "ACCUSER": True})
     values = samples(metrics)
     assert series_of(values, "memecourt_model_prefix_cache_working") == {
         frozenset({("role", "PROPOSER"), ("model", "seer")}): 0,
