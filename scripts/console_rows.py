@@ -17,7 +17,7 @@ from typing import Any
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from court.verdict import Label
-from serving.console.review.parts import REVIEW_QUEUE
+from serving.console.registry import Reviewing
 from tests.browser.conftest import NAMES
 from tests.support.consoles import create_docket, running_console
 from tests.support.desks import NO_SAMPLING, trial, verdict
@@ -65,8 +65,8 @@ def main() -> None:
     ]
     with tempfile.TemporaryDirectory() as made:
         place = create_docket(Path(made) / "docket.sqlite", trials, [picture])
-        parts = lambda docket: {REVIEW_QUEUE: docket.review_queue(NO_SAMPLING)}  # noqa: E731
-        with running_console(place, parts=parts) as console, sync_playwright() as driver:
+        reviewing = lambda docket: Reviewing(docket.review_queue(NO_SAMPLING))  # noqa: E731
+        with running_console(place, reviewing=reviewing) as console, sync_playwright() as driver:
             found = next(filter(None, map(shutil.which, NAMES)))
             browser = driver.chromium.launch(executable_path=found, args=["--no-sandbox"])
             print("| list | a step | 100 px of scrolling | all texts shown or blurred |\n|---|--:|--:|--:|")

@@ -16,7 +16,7 @@ from pathlib import Path
 from PIL import Image
 from playwright.sync_api import Browser, sync_playwright
 
-from serving.console.review.parts import REVIEW_QUEUE
+from serving.console.registry import Reviewing
 from tests.browser.conftest import NAMES
 from tests.support.console_scenes import DOCUMENTED_CASE, fill_queue
 from tests.support.consoles import running_console, tokens_for
@@ -67,8 +67,8 @@ def main() -> None:
     folder = parser.parse_args().to
     with tempfile.TemporaryDirectory() as made:
         place, tokens = fill_queue(Path(made)), tokens_for(Path(made))
-        parts = lambda docket: {REVIEW_QUEUE: docket.review_queue(NO_SAMPLING)}  # noqa: E731
-        with running_console(place, Path(made), parts=parts) as console, sync_playwright() as driver:
+        reviewing = lambda docket: Reviewing(docket.review_queue(NO_SAMPLING))  # noqa: E731
+        with running_console(place, Path(made), reviewing=reviewing) as console, sync_playwright() as driver:
             found = next(filter(None, map(shutil.which, NAMES)))
             browser = driver.chromium.launch(executable_path=found, args=["--no-sandbox"])
             for shot in SHOTS:

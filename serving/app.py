@@ -238,15 +238,19 @@ def _console(
     """Opens the web console on the same docket and with the same tokens."""
     try:
         from serving.console.serve import open_console
-        from serving.wiring import parts_beside
+        from serving.wiring import reviewing_in_court
     except ModuleNotFoundError as error:
         raise NotLoaded(
             f"The console is not installed ({error.name} is missing): pip install 'memecourt[console]'."
         ) from None
     assert settings.console is not None
-    parts = parts_beside(executor, settings, docket.reviewed)
     return open_console(
-        executor.docket, settings, settings.console, tokens=tokens, pictures=executor.court.finder, parts=parts
+        executor.docket,
+        settings,
+        settings.console,
+        tokens=tokens,
+        pictures=executor.court.finder,
+        reviewing=reviewing_in_court(executor, settings, docket.reviewed),
     )
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from court.backends.ocr.reader import open_reader
 from court.backends.pictures.reader import GuardedPictureReader
@@ -46,6 +47,9 @@ from serving.models.connect import connect_models
 from serving.rpc.health import COURT, DOCKET, DOCKET_WITHIN_S, OVERALL, PRECEDENTS, ModelProbe, ReadinessCheck
 from serving.settings import RoleName, Settings
 from serving.version import SOFTWARE
+
+if TYPE_CHECKING:
+    from serving.console.registry import Reviewing
 
 _LARGE_LIBRARY = 10**9
 """Size in bytes from which the check of a library reports its progress."""
@@ -278,51 +282,35 @@ def rules_of(settings: Settings) -> Rules:
     return Rules(sure=settings.review_below, sampled=settings.review_share, sampled_in=shares)
 
 
-def parts_beside(
-    executor: TrialExecutor, settings: Settings, reviewed: Callable[[VerdictReviewed], None]
-) -> Mapping[str, object]:
-    """Returns the parts of a console that is served by the court's own process."""
+def reviewing_in_court(
+    executor: TrialExecutor, settings: Settings, on_reviewed: Callable[[VerdictReviewed], None]
+) -> Reviewing:
+    """Returns the review pages' dependencies for a console that is served by the court's own process."""
     # Imported lazily: the console's packages are an optional extra, and a server without a console works without them.
-    from serving.console.registry import STARTER_USED
-    from serving.console.review.parts import BLIND_FIRST, NEAR, REVIEW_QUEUE, REVIEWED, RULINGS
+    from serving.console.registry import Reviewing
 
-    parts: dict[str, object] = {
-        BLIND_FIRST: settings.blind_first,
-        STARTER_USED: settings.library is None,
-        REVIEW_QUEUE: executor.docket.review_queue(rules_of(settings)),
-        REVIEWED: reviewed,
-    }
-    if executor.near is not None:
-        parts[NEAR] = executor.near
-    if (rulings := corrections_for(executor, settings)) is not None:
-        parts[RULINGS] = rulings
-    return parts
+    return Reviewing(
+        queue=executor.docket.review_queue(rules_of(settings)),
+        corrections=corrections_for(executor, settings),
+        duplicates=executor.near,
+        blind_first=settings.blind_first,
+        starter=settings.library is None,
+        on_reviewed=on_reviewed,
+    )
 
 
 @asynccontextmanager
-async def parts_alone(
+async def open_reviewing(
     docket: Docket, settings: Settings, reviewed: Callable[[ReviewOutcome], None] = lambda _: None
-) -> AsyncIterator[Mapping[str, object]]:
-    """Yields the parts of a console in its own process; the encoder is loaded when the first precedent is made.
+) -> AsyncIterator[Reviewing]:
+    """Yields them for a console in its own process; the encoder is loaded when the first precedent is made.
 
     Near-duplicates are searched in all namespaces here; what a visitor is shown is limited to their own.
     """
-    from serving.console.registry import STARTER_USED
-    from serving.console.review.parts import BLIND_FIRST, NEAR, REVIEW_QUEUE, REVIEWED, RULINGS
+    from serving.console.registry import Reviewing
 
     open_set(settings.trial.prompts)  # needed to rebuild the messages of trials that used this prompt set
-
-    def count_review(event: VerdictReviewed) -> None:
-        reviewed(event.outcome)
-
-    index = _duplicate_index(docket, settings.model_copy(update={"reuse": "everywhere"}))
-    parts: dict[str, object] = {
-        BLIND_FIRST: settings.blind_first,
-        STARTER_USED: settings.library is None,
-        REVIEW_QUEUE: docket.review_queue(rules_of(settings)),
-        REVIEWED: count_review,
-        NEAR: index,
-    }
+    corrections = None
     library = settings.library or _starter(settings)
     if library is not None:
 
@@ -332,9 +320,17 @@ async def parts_alone(
 
         overrulings = Overrulings(settings.overrulings)
         own = {name: partial(open_writer, each.library) for name, each in settings.namespaces.items() if each.library}
-        parts[RULINGS] = Corrections(lambda: open_writer(library), encoder, docket.trials, overrulings, own=own)
+        corrections = Corrections(lambda: open_writer(library), encoder, docket.trials, overrulings, own=own)
+    index = _duplicate_index(docket, settings.model_copy(update={"reuse": "everywhere"}))
     try:
-        yield parts
+        yield Reviewing(
+            queue=docket.review_queue(rules_of(settings)),
+            corrections=corrections,
+            duplicates=index,
+            blind_first=settings.blind_first,
+            starter=settings.library is None,
+            on_reviewed=lambda event: reviewed(event.outcome),
+        )
     finally:
         await index.close()
 

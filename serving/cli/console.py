@@ -74,7 +74,7 @@ async def _serve(settings: Settings, address: str) -> None:
 
     try:
         from serving.console.serve import open_console, pictures_of
-        from serving.wiring import parts_alone
+        from serving.wiring import open_reviewing
     except ModuleNotFoundError as error:
         raise NotLoaded(
             f"The console is not installed ({error.name} is missing): pip install 'memecourt[console]'."
@@ -92,7 +92,9 @@ async def _serve(settings: Settings, address: str) -> None:
         stopping = stop_signals()
         # Without traces: no trial runs in this process.
         telemetry = await stack.enter_async_context(open_telemetry(settings.model_copy(update={"traces": False})))
-        parts = await stack.enter_async_context(parts_alone(docket, settings, telemetry.metrics.reviewed))
-        opening = open_console(docket, settings, address, tokens=tokens, pictures=pictures_of(settings), parts=parts)
+        reviewing = await stack.enter_async_context(open_reviewing(docket, settings, telemetry.metrics.reviewed))
+        opening = open_console(
+            docket, settings, address, tokens=tokens, pictures=pictures_of(settings), reviewing=reviewing
+        )
         click.echo(f"console on {await stack.enter_async_context(opening)}")
         await stopping.wait()

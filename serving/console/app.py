@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from http import HTTPStatus
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from serving.access.exposure import only_here
 from serving.access.tokens import Tokens
 from serving.console import exports, pages, review
 from serving.console.guard import RequestGuard, guarded
-from serving.console.registry import Console, Page
+from serving.console.registry import Console, Page, Reviewing
 from serving.console.rendering import render
 from serving.console.visitors import Sessions
 from serving.docket.errors import NotDecided, TrialUnknown
@@ -51,7 +51,7 @@ def create_app(
     host: str = "127.0.0.1",
     origin: str = "",
     pictures: PictureSource | None = None,
-    parts: Mapping[str, object] | None = None,
+    reviewing: Reviewing | None = None,
 ) -> Starlette:
     """Builds the console's ASGI application.
 
@@ -59,6 +59,7 @@ def create_app(
         docket: Docket whose trials are shown; the caller closes it.
         tokens: Tokens of visitors; None for a console that only this machine can reach.
         origin: Public address (``https://console.example.org``), if it differs.
+        reviewing: Dependencies of the review pages; None for a console that is opened to read.
 
     Raises:
         ValueError: The console is reachable from outside this machine, and there are no tokens.
@@ -85,7 +86,7 @@ def create_app(
         pages=PAGES,
         pictures=pictures,
         origin=origin,
-        parts=parts or {},
+        reviewing=reviewing,
     )
     return app
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from starlette.datastructures import ImmutableMultiDict
@@ -15,12 +15,16 @@ from serving.console.visitors import Role, Session, Sessions, Visitor
 from serving.docket.errors import TrialErased, TrialUnknown
 
 if TYPE_CHECKING:
+    from court.events import VerdictReviewed
     from serving.docket.audit.audit import Auditor
     from serving.docket.ports import TrialReader
+    from serving.docket.review.corrections import Corrections
+    from serving.docket.review.queue import ReviewQueue
     from serving.docket.store.listing import TrialIndex
     from serving.docket.store.log_queries import TransparencyLog
     from serving.docket.store.reviews import ReviewStore
     from serving.export.source import PictureSource
+    from serving.judging.near_duplicates import NearDuplicateIndex
 
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 Form: TypeAlias = ImmutableMultiDict[str, str]
@@ -48,12 +52,33 @@ class Page:
 
 
 @dataclass(frozen=True, slots=True)
+class Reviewing:
+    """Dependencies of the review pages.
+
+    Attributes:
+        corrections: Maker of precedents from overrulings; None if the library can't be changed from here.
+        duplicates: Index of near-duplicates; None if there is none here.
+        blind_first: True if reviewers decide before the verdict is shown.
+        starter: True if verdicts rest on the starter library.
+        on_reviewed: Called with each review that is stored here, for the server in the same process.
+    """
+
+    queue: ReviewQueue
+    corrections: Corrections | None = None
+    duplicates: NearDuplicateIndex | None = None
+    blind_first: bool = True
+    starter: bool = False
+    on_reviewed: Callable[[VerdictReviewed], None] = lambda _: None
+
+
+@dataclass(frozen=True, slots=True)
 class Console:
     """Dependencies of the pages.
 
     Attributes:
         pictures: Pictures of precedents; None if the library can't be read here.
         origin: Public address such as ``https://console.example.org``; empty if there is none.
+        reviewing: Dependencies of the review pages; None for a console that is opened to read.
     """
 
     trials: TrialReader
@@ -65,11 +90,7 @@ class Console:
     pages: Sequence[Page]
     pictures: PictureSource | None = None
     origin: str = ""
-    parts: Mapping[str, object] = field(default_factory=dict)
-
-
-STARTER_USED = "starter_used"
-"""Part of the console that is true if verdicts rest on the starter library."""
+    reviewing: Reviewing | None = None
 
 
 def console_of(request: Request) -> Console:

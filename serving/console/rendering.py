@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
 from serving.console import guard
-from serving.console.registry import STARTER_USED, console_of
+from serving.console.registry import console_of
 from serving.console.visitors import Role, Visitor
 from serving.views.text import environment
 
@@ -25,7 +25,7 @@ def render(request: Request, template: str, *, status: int = 200, **values: obje
         "proof": console.sessions.proof(guard.cookie_of(request)),
         "nav": [page for page in console.pages if page.nav and visitor and page.role and visitor.role >= page.role],
         "Role": Role,
-        "starter": bool(console.parts.get(STARTER_USED)),
+        "starter": console.reviewing is not None and console.reviewing.starter,
     }
     return HTMLResponse(
         environment(__package__).get_template(template).render({**common, **values}), status_code=status

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from court.errors import BadRequest
@@ -12,6 +12,7 @@ from retrieval.library.storage import CURRENT
 from serving.access.exposure import only_here
 from serving.access.tokens import Tokens
 from serving.console.app import create_app
+from serving.console.registry import Reviewing
 from serving.docket.open import Docket
 from serving.export.source import PictureSource
 from serving.http.listen import Listener, open_listener, split_address
@@ -31,13 +32,14 @@ async def open_console(
     *,
     tokens: Tokens | None,
     pictures: PictureSource | None = None,
-    parts: Mapping[str, object] | None = None,
+    reviewing: Reviewing | None = None,
 ) -> AsyncIterator[str]:
     """Serves the console inside the block; yields its URL.
 
     Args:
         address: ``host:port``; port 0 for a free one.
         tokens: Tokens of visitors; None to allow everybody on this machine and nobody else.
+        reviewing: Dependencies of the review pages; None for a console that is opened to read.
 
     Raises:
         BadRequest: The address can't be listened on, or is reachable by other machines without tokens or TLS.
@@ -59,7 +61,7 @@ async def open_console(
         host=host,
         origin=settings.console_origin or "",
         pictures=pictures,
-        parts=parts,
+        reviewing=reviewing,
     )
     async with open_listener(_LISTENER, app, settings, address) as url:
         yield url

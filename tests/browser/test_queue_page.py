@@ -10,7 +10,7 @@ from playwright.sync_api import expect
 
 from court.events import VerdictReviewed
 from court.verdict import Label
-from serving.console.review.parts import BLIND_FIRST, REVIEW_QUEUE
+from serving.console.registry import Reviewing
 from tests.browser.conftest import reload_until_restored
 from tests.support.console_pages import AXE
 from tests.support.console_scenes import DOCUMENTED_CASE, QUEUE, fill_queue
@@ -51,8 +51,8 @@ def serve(tmp_path, chromium):
         def serve_queue(place=None, *, blind_first=True):
             place = place or fill_queue(tmp_path)
             tokens = tokens_for(tmp_path)
-            parts = lambda docket: {REVIEW_QUEUE: docket.review_queue(NO_SAMPLING), BLIND_FIRST: blind_first}  # noqa: E731
-            console = stack.enter_context(running_console(place, tmp_path, parts=parts))
+            reviewing = lambda docket: Reviewing(docket.review_queue(NO_SAMPLING), blind_first=blind_first)  # noqa: E731
+            console = stack.enter_context(running_console(place, tmp_path, reviewing=reviewing))
 
             def sign_in(person="ruth", path="/desk", **options):
                 context = chromium.new_context(base_url=console.url, **{"viewport": WIDE, **options})

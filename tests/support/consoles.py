@@ -20,6 +20,7 @@ from serving.access import tokens as token_file
 from serving.access.callers import Scope
 from serving.access.tokens import Tokens
 from serving.console.app import create_app
+from serving.console.registry import Reviewing
 from serving.console.serve import open_console
 from serving.docket.open import Docket
 from serving.docket.store.reviews import ReviewStore
@@ -138,7 +139,7 @@ def running_console(
     place: Path,
     folder: Path | None = None,
     *,
-    parts: Callable[[Docket], Mapping[str, object]] | None = None,
+    reviewing: Callable[[Docket], Reviewing] | None = None,
     **options: Any,
 ) -> Iterator[RunningConsole]:
     """Serves a console in another thread, as a browser's driver runs an event loop in this one."""
@@ -149,7 +150,7 @@ def running_console(
     async def work() -> None:
         docket = open_recording_docket(place)
         tokens = None if folder is None else Tokens.of(folder / "tokens.toml")
-        app_options = {"pictures": DrawnPrecedents(), "parts": parts(docket) if parts else None, **options}
+        app_options = {"pictures": DrawnPrecedents(), "reviewing": reviewing(docket) if reviewing else None, **options}
         try:
             async with open_console(docket, Settings(), "127.0.0.1:0", tokens=tokens, **app_options) as url:
                 ready.append(RunningConsole(url, docket, asyncio.get_running_loop()))

@@ -12,13 +12,14 @@ from urllib.parse import urlencode
 
 import httpx2
 
+from court.events import VerdictReviewed
 from retrieval.library.postgres.address import Address
 from retrieval.library.writer import LibraryWriter
 from serving.access import tokens as token_file
 from serving.access.callers import Scope
 from serving.access.tokens import Tokens
 from serving.console.app import create_app
-from serving.console.review.parts import BLIND_FIRST, NEAR, REVIEW_QUEUE, RULINGS
+from serving.console.registry import Reviewing
 from serving.docket.open import Docket
 from serving.docket.review.corrections import Corrections, Overrulings
 from serving.judging.near_duplicates import NearDuplicateIndex
@@ -92,6 +93,11 @@ class DeskPages(ReviewDesk):
     tokens: Mapping[str, str]
     writer: LibraryWriter
     stack: AsyncExitStack
+    reviewed: Callable[[VerdictReviewed], None] = staticmethod(lambda _: None)
+
+    def on_reviewed(self, event: VerdictReviewed) -> None:
+        """Passes a stored review on to whom a test names."""
+        self.reviewed(event)
 
     async def person(self, name: str) -> Person:
         """Returns a person who is signed in."""
@@ -128,11 +134,12 @@ async def desk_pages(
         pages.stack = stack
         file = path / "tokens.toml"
         pages.tokens = {name: token_file.add(file, name, [scope], names) for name, (scope, names) in PEOPLE.items()}
-        parts: dict[str, object] = {REVIEW_QUEUE: pages.desk, NEAR: near_duplicates, BLIND_FIRST: blind_first}
+        corrections = None
         if library:
             pages.writer = LibraryWriter(drawn_library(path / "library", 5, 12))
-            parts[RULINGS] = Corrections(lambda: nullcontext(pages.writer), lambda: ENCODER, docket.trials, overrulings)
-        pages.app = create_app(docket, tokens=Tokens.of(file), parts=parts)
+            corrections = Corrections(lambda: nullcontext(pages.writer), lambda: ENCODER, docket.trials, overrulings)
+        reviewing = Reviewing(pages.desk, corrections, near_duplicates, blind_first, pages.on_reviewed)
+        pages.app = create_app(docket, tokens=Tokens.of(file), reviewing=reviewing)
         yield pages
 
 

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from serving.console.registry import Page, visitor_of
 from serving.console.rendering import render
 from serving.console.review.find import search_of
-from serving.console.review.parts import review_queue_of
+from serving.console.review.parts import reviewing_of
 from serving.console.visitors import Role
 
 
@@ -18,7 +18,7 @@ async def agreement(request: Request) -> Response:
     filters = {name: params[name].strip()[:20] for name in ("since", "until") if params.get(name, "").strip()}
     times = search_of(filters)
     blind, drawn = params.get("blind") == "yes", params.get("drawn") == "yes"
-    figures = await review_queue_of(request).agreement(
+    figures = await reviewing_of(request).queue.agreement(
         since=times.since, until=times.until, blind=blind, drawn=drawn, namespaces=visitor.namespaces
     )
     return render(request, "review/agreement.html", figures=figures, asked=filters, blind=blind, drawn=drawn)

@@ -16,12 +16,9 @@ from court.verdict import Label
 from serving.console.registry import Page, console_of, form_of, session_of, trial_of, visitor_of
 from serving.console.rendering import render
 from serving.console.review.parts import (
-    blind_first,
     case_path,
     note_shown,
-    review_queue_of,
-    rulings_of,
-    tell_reviewed,
+    reviewing_of,
 )
 from serving.console.review.queue import listing, place_in
 from serving.console.visitors import Role
@@ -47,7 +44,7 @@ async def take(request: Request) -> Response:
     record, visitor, form = await trial_of(request), visitor_of(request), form_of(request)
     written = any(form.get(name) for name in _WRITTEN)
     try:
-        await review_queue_of(request).take(record.trial_id, visitor.name, again=form.get("again") == "yes")
+        await reviewing_of(request).queue.take(record.trial_id, visitor.name, again=form.get("again") == "yes")
     except (CaseError, Unavailable) as error:
         if not written:
             # Nothing would be lost: the usual page of the error will do.
@@ -62,7 +59,7 @@ async def renew(request: Request) -> Response:
     record, visitor = await trial_of(request), visitor_of(request)
     lost = ""
     try:
-        await review_queue_of(request).renew(record.trial_id, visitor.name)
+        await reviewing_of(request).queue.renew(record.trial_id, visitor.name)
     except CaseError as error:
         # Shown on the page, not as an error: what the reviewer is writing stays on the screen.
         lost = error.message
@@ -72,7 +69,7 @@ async def renew(request: Request) -> Response:
 async def release(request: Request) -> Response:
     """Releases a case."""
     record = await trial_of(request)
-    await review_queue_of(request).release(record.trial_id, visitor_of(request).name)
+    await reviewing_of(request).queue.release(record.trial_id, visitor_of(request).name)
     return RedirectResponse(f"/desk{place_in(request)}", status_code=303)
 
 
@@ -94,7 +91,7 @@ async def review(request: Request) -> Response:
             raise BadRequest("Say whether the meme is harmful or not harmful.", field="label")
         if label == Label.HARMFUL and clause == NO_CLAUSE:
             raise BadRequest("Name the clause of the policy that the meme breaks.", field="clause")
-        event = await review_queue_of(request).review(
+        event = await reviewing_of(request).queue.review(
             record.trial_id, visitor.name, label=Label(label), clause=clause, reason=form.get("reason", "")
         )
     # The form was sent twice, and the review is stored: nothing to complain of.
@@ -103,7 +100,7 @@ async def review(request: Request) -> Response:
     except (BadRequest, CaseError, Unavailable) as error:
         return await _page(request, record, fault=error, written=form)
     # Only once it is stored: metrics count what is in the records.
-    tell_reviewed(request, event)
+    reviewing_of(request).on_reviewed(event)
     precedent = await _follow(request, record.trial_id, event, chosen=form.get("precedent") == "yes")
     return _back(request, record, precedent=precedent, done=True)
 
@@ -112,7 +109,7 @@ async def ask_opinion(request: Request) -> Response:
     """Requests a second opinion."""
     record, form = await trial_of(request), form_of(request)
     try:
-        await review_queue_of(request).ask_opinion(record.trial_id, visitor_of(request).name, form.get("why", ""))
+        await reviewing_of(request).queue.ask_opinion(record.trial_id, visitor_of(request).name, form.get("why", ""))
     except AlreadyReviewed:
         return _back(request, record)
     except (BadRequest, CaseError, Unavailable) as error:
@@ -122,7 +119,7 @@ async def ask_opinion(request: Request) -> Response:
 
 async def take_back(request: Request) -> Response:
     """Removes from the library the precedent that an overruling added."""
-    record, rulings, form = await trial_of(request), rulings_of(request), form_of(request)
+    record, rulings, form = await trial_of(request), reviewing_of(request).corrections, form_of(request)
     try:
         if rulings is None:
             raise BadRequest("This console can't change the library of precedents.")
@@ -134,7 +131,7 @@ async def take_back(request: Request) -> Response:
 
 async def _follow(request: Request, trial_id: str, event: VerdictReviewed, *, chosen: bool) -> str:
     """Updates the library according to a review; returns the result: made, changed, none or failed."""
-    rulings = rulings_of(request)
+    rulings = reviewing_of(request).corrections
     if rulings is None:
         return "none"
     try:
@@ -151,16 +148,16 @@ async def _follow(request: Request, trial_id: str, event: VerdictReviewed, *, ch
 async def _page(
     request: Request, record: TrialRecord, *, fault: CourtError | None = None, written: Mapping[str, str] | None = None
 ) -> Response:
-    visitor, queue = visitor_of(request), review_queue_of(request)
+    visitor, queue = visitor_of(request), reviewing_of(request).queue
     found = await queue.case(record.trial_id)
     mine = found.lock is not None and found.lock.holder == visitor.name
     knows_verdict = await queue.knows_verdict(record.trial_id, visitor.name)
-    shown = knows_verdict or not blind_first(request)
+    shown = knows_verdict or not reviewing_of(request).blind_first
     # Recorded before rendering: from then on, a review by this visitor is not blind.
     if shown and not knows_verdict and record.verdict is not None:
         await note_shown(request, [record.trial_id])
     policy = policy_of(record)
-    rulings = rulings_of(request)
+    rulings = reviewing_of(request).corrections
     precedent = None
     if rulings is not None and found.outcome is ReviewOutcome.OVERRULED:
         try:

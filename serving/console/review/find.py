@@ -14,7 +14,7 @@ from court.verdict import Label
 from serving.access.callers import NotAllowed
 from serving.console.registry import Page, visitor_of
 from serving.console.rendering import render
-from serving.console.review.parts import PRIORITY_WORDS, behind, blinded_ids, hidden_and_noted, review_queue_of
+from serving.console.review.parts import PRIORITY_WORDS, behind, blinded_ids, hidden_and_noted, reviewing_of
 from serving.console.review.queue import why_of
 from serving.console.visitors import Role
 from serving.docket.review.queue import Search
@@ -27,7 +27,7 @@ _LONGEST = 1000
 
 async def find(request: Request) -> Response:
     """Lists the trials that match all criteria, newest first."""
-    visitor, reviews, params = visitor_of(request), review_queue_of(request), request.query_params
+    visitor, reviews, params = visitor_of(request), reviewing_of(request).queue, request.query_params
     fields = {name: params[name].strip()[:_LONGEST] for name in FIELDS if params.get(name, "").strip()}
     which = search_of(fields)
     # Refused rather than found empty: an empty page would read as if there were none.

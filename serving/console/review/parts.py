@@ -8,17 +8,11 @@ from urllib.parse import quote
 from starlette.requests import Request
 
 from court.errors import NotLoaded
-from court.events import VerdictReviewed
 from court.record import TrialRecord
-from serving.console.registry import console_of, visitor_of
+from serving.console.registry import Reviewing, console_of, visitor_of
 from serving.console.visitors import Role
-from serving.docket.review.corrections import Corrections
 from serving.docket.review.projection import ReviewPriority
-from serving.docket.review.queue import Case, ReviewQueue
-from serving.judging.near_duplicates import NearDuplicateIndex
-
-REVIEW_QUEUE, RULINGS, NEAR, BLIND_FIRST, REVIEWED = "review_queue", "rulings", "near", "blind_first", "reviewed"
-"""Names of the parts (:class:`serving.console.registry.Console`). Only the first is required."""
+from serving.docket.review.queue import Case
 
 PRIORITY_WORDS = {
     ReviewPriority.APPEAL: "appeal",
@@ -33,56 +27,31 @@ PRIORITY_WORDS = {
 """Reasons for review, in words."""
 
 
-def review_queue_of(request: Request) -> ReviewQueue:
-    """The queue of cases. Raises NotLoaded where this console has none."""
-    queue = console_of(request).parts.get(REVIEW_QUEUE)
-    if not isinstance(queue, ReviewQueue):
+def reviewing_of(request: Request) -> Reviewing:
+    """Returns the dependencies of review pages. Raises NotLoaded where this console has none."""
+    if (reviewing := console_of(request).reviewing) is None:
         raise NotLoaded("This console has no desk: it was opened to read.")
-    return queue
+    return reviewing
 
 
 async def cases_of(request: Request, trial_ids: Sequence[str]) -> Mapping[str, Case]:
     """Returns what the queue knows of these trials; nothing where this console has no queue."""
-    queue = console_of(request).parts.get(REVIEW_QUEUE)
-    return await queue.cases(trial_ids) if isinstance(queue, ReviewQueue) else {}
-
-
-def rulings_of(request: Request) -> Corrections | None:
-    """Returns the maker of precedents from overrulings; None if the library can't be changed from here."""
-    rulings = console_of(request).parts.get(RULINGS)
-    return rulings if isinstance(rulings, Corrections) else None
-
-
-def duplicate_index_of(request: Request) -> NearDuplicateIndex | None:
-    """Returns the index of near-duplicates; None if there is none here."""
-    index = console_of(request).parts.get(NEAR)
-    return index if isinstance(index, NearDuplicateIndex) else None
-
-
-def tell_reviewed(request: Request, event: VerdictReviewed) -> None:
-    """Notifies the server in the same process, if any, of a review."""
-    listener = console_of(request).parts.get(REVIEWED)
-    if callable(listener):
-        listener(event)
-
-
-def blind_first(request: Request) -> bool:
-    """True if reviewers decide before the verdict is shown."""
-    return bool(console_of(request).parts.get(BLIND_FIRST, True))
+    reviewing = console_of(request).reviewing
+    return await reviewing.queue.cases(trial_ids) if reviewing else {}
 
 
 async def behind(request: Request) -> int:
     """Returns the number of log entries that the queue still has to read; 0 if it is up to date."""
-    reviews = review_queue_of(request)
+    reviews = reviewing_of(request).queue
     return 0 if await reviews.catch_up() else await reviews.behind()
 
 
 def blinded_ids(request: Request) -> str:
     """Returns the reviewer from whom undecided verdicts are hidden: the visitor, if they review; else empty."""
     visitor = visitor_of(request)
-    there = isinstance(console_of(request).parts.get(REVIEW_QUEUE), ReviewQueue)
+    reviewing = console_of(request).reviewing
     # Somebody who can't review may see every verdict: there is no judgement of theirs to keep unbiased.
-    return visitor.name if there and blind_first(request) and visitor.role >= Role.REVIEWER else ""
+    return visitor.name if reviewing and reviewing.blind_first and visitor.role >= Role.REVIEWER else ""
 
 
 async def hidden_ids(request: Request, trial_ids: Collection[str]) -> frozenset[str]:
@@ -90,7 +59,7 @@ async def hidden_ids(request: Request, trial_ids: Collection[str]) -> frozenset[
     who = blinded_ids(request)
     if not who:
         return frozenset()
-    return await review_queue_of(request).hidden_from(who, trial_ids, visitor_of(request).namespaces)
+    return await reviewing_of(request).queue.hidden_from(who, trial_ids, visitor_of(request).namespaces)
 
 
 async def hidden_and_noted(request: Request, trial_ids: Collection[str]) -> frozenset[str]:
@@ -103,8 +72,9 @@ async def hidden_and_noted(request: Request, trial_ids: Collection[str]) -> froz
 async def note_shown(request: Request, trial_ids: Collection[str]) -> None:
     """Logs that these trials' verdicts are shown to the visitor, if there is a queue and the visitor may review."""
     visitor = visitor_of(request)
-    if isinstance(console_of(request).parts.get(REVIEW_QUEUE), ReviewQueue) and visitor.role >= Role.REVIEWER:
-        await review_queue_of(request).saw(visitor.name, trial_ids)
+    reviewing = console_of(request).reviewing
+    if reviewing and visitor.role >= Role.REVIEWER:
+        await reviewing.queue.saw(visitor.name, trial_ids)
 
 
 async def note_verdict_shown(request: Request, record: TrialRecord) -> None:

@@ -11,7 +11,7 @@ from starlette.responses import RedirectResponse, Response
 from court.errors import BadRequest
 from serving.console.registry import Page, form_of, visitor_of
 from serving.console.rendering import render
-from serving.console.review.parts import PRIORITY_WORDS, behind, case_path, hidden_and_noted, review_queue_of
+from serving.console.review.parts import PRIORITY_WORDS, behind, case_path, hidden_and_noted, reviewing_of
 from serving.console.visitors import Role
 from serving.docket.review.projection import ReviewPriority
 from serving.docket.review.queue import place_of
@@ -26,7 +26,7 @@ async def queue(request: Request) -> Response:
 
 async def listing(request: Request, *, at_case: str = "") -> dict[str, Any]:
     """Values of the list of cases, which stands alone on its page and beside each case."""
-    visitor, reviews = visitor_of(request), review_queue_of(request)
+    visitor, reviews = visitor_of(request), reviewing_of(request).queue
     params = request.query_params
     try:
         why, after = why_of(params.get("why", "")), _after(request)
@@ -72,7 +72,7 @@ async def take_next(request: Request) -> Response:
     """Takes the most urgent case that nobody has, and opens it."""
     visitor = visitor_of(request)
     why = why_of(form_of(request).get("why", ""))
-    case = await review_queue_of(request).take_next(visitor.name, why=why, namespaces=visitor.namespaces)
+    case = await reviewing_of(request).queue.take_next(visitor.name, why=why, namespaces=visitor.namespaces)
     query = f"?why={why}" if why else ""  # keep the reviewer's filter
     return RedirectResponse("/desk?none=" if case is None else f"{case_path(case.trial_id)}{query}", status_code=303)
 

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from court.record import TrialRecord
 from serving.console.registry import Page, console_of, trial_of, visitor_of
 from serving.console.rendering import render
-from serving.console.review.parts import blinded_ids, duplicate_index_of, hidden_and_noted, review_queue_of
+from serving.console.review.parts import blinded_ids, hidden_and_noted, reviewing_of
 from serving.console.visitors import Role
 from serving.docket.review.queue import Case
 from serving.docket.store.pictures import picture_of
@@ -38,7 +38,7 @@ async def similar(request: Request) -> Response:
     found = await similar_to(request, record)
     template = "review/similar_list.html" if request.headers.get("hx-request") == "true" else "review/similar.html"
     ended = [one.case.trial_id for one in found if one.case.label is not None]
-    if (who := blinded_ids(request)) and not await review_queue_of(request).knows_verdict(record.trial_id, who):
+    if (who := blinded_ids(request)) and not await reviewing_of(request).queue.knows_verdict(record.trial_id, who):
         # Before deciding, the outcomes of similar trials are hidden too: most are of the same picture.
         names = frozenset(ended)
     else:
@@ -48,13 +48,13 @@ async def similar(request: Request) -> Response:
 
 async def similar_to(request: Request, record: TrialRecord) -> list[Similar]:
     """Returns the similar trials that the visitor may see, most similar first."""
-    reviews, visitor = review_queue_of(request), visitor_of(request)
+    reviews, visitor = reviewing_of(request).queue, visitor_of(request)
     own = await reviews.case(record.trial_id)
     found = {
         case.trial_id: Similar(case, "the same picture" if same_picture else "", same_text)
         for case, same_picture, same_text in await reviews.same_memes(own, limit=_MOST, namespaces=visitor.namespaces)
     }
-    index, text = duplicate_index_of(request), record.text
+    index, text = reviewing_of(request).duplicates, record.text
     meme = record.opened.meme
     frames = await console_of(request).trials.frames(meme.pixels_sha256) if meme.picture_given else ()
     if index is not None and text is not None and (frames or not meme.picture_given):
