@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import click
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from serving.docket.open import Docket
     from serving.settings import Settings
 
+P = ParamSpec("P")
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -375,6 +376,19 @@ def run(work: Coroutine[Any, Any, T]) -> T:
         return run_until_signal(work)
     except CourtError as error:
         raise click.ClickException(error.message) from None
+
+
+def awaited(command: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
+    """Decorates a command that is a coroutine, so that it is run by :func:`run`.
+
+    One that asks a question is none: while an event loop waits for signals, Ctrl-C would not end the question.
+    """
+
+    @functools.wraps(command)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        return run(command(*args, **kwargs))
+
+    return call
 
 
 def run_until_signal(work: Coroutine[Any, Any, T]) -> T:

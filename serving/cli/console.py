@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from serving.cli.common import docket_option, insecure_option, library_option, run, settings_of
+from serving.cli.common import awaited, docket_option, insecure_option, library_option, settings_of
 
 if TYPE_CHECKING:
-    from serving.settings import Settings
+    pass
 
 _FILE = click.Path(path_type=Path)
 
@@ -45,21 +45,14 @@ _FILE = click.Path(path_type=Path)
 @click.option("--log-format", type=click.Choice(["text", "json"]), help="Format of log lines.")
 @library_option
 @docket_option
-def console(address: str, **options: Any) -> None:
+@awaited
+async def console(address: str, **options: Any) -> None:
     """Serves web pages to read, search and review trials, until SIGTERM or Ctrl-C.
 
     The console is a process of its own on the court's docket, and also works without a court. It writes only reviews
     and who viewed which picture. Without --tokens it accepts connections from this machine only. `memecourt serve
     --console` serves the same pages beside gRPC.
     """
-    from serving.telemetry.logs import set_up
-
-    settings = settings_of(**options)
-    set_up(settings.log_format)
-    run(_serve(settings, address))
-
-
-async def _serve(settings: Settings, address: str) -> None:
     import asyncio
     from contextlib import AsyncExitStack
 
@@ -71,7 +64,10 @@ async def _serve(settings: Settings, address: str) -> None:
     from serving.app import allow_open_files, stop_signals
     from serving.docket.open import open_docket
     from serving.telemetry import open_telemetry
+    from serving.telemetry.logs import set_up
 
+    settings = settings_of(**options)
+    set_up(settings.log_format)
     try:
         from serving.console.serve import open_console, pictures_of
         from serving.wiring import open_reviewing

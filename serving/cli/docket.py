@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +13,7 @@ from serving.access.private_files import hand_on
 from serving.cli.common import (
     MOST_WHO,
     MOST_WHY,
+    awaited,
     docket_in,
     docket_option,
     library_option,
@@ -31,8 +31,6 @@ from serving.cli.rotation import rotate_key
 
 if TYPE_CHECKING:
     from retrieval.library.postgres.address import Address
-    from serving.docket.backup import Backup
-    from serving.docket.log.entries import Erased
     from serving.docket.log.verify import Report
 
 EXIT_CLEAN = 0
@@ -105,8 +103,17 @@ def verify(
     rewritten with its own key. With it, both are detected as far as its newest checkpoint reaches; later entries are
     the unanchored tail.
     """
+    from serving.docket.log.anchors import read_anchor, read_keys
+
+    async def audit() -> Report:
+        # Keys and anchors first: what can't be read there is said before a long check begins.
+        verifiers = read_keys(keys)
+        anchored = [read_anchor(path) for path in anchors]
+        async with docket_in(settings_of(docket=docket)) as store:
+            return await store.auditor.audit(verifiers, anchored, progress=_progress)
+
     try:
-        report = run(_verified(docket, keys, anchors))
+        report = run(audit())
     except click.ClickException as error:
         click.echo(f"not checked: {error.message}", err=True)
         # Not 1, which says that something is wrong with the docket: a script must not raise that alarm for a missing
@@ -130,7 +137,8 @@ def verify(
     help="Checkpoints that the recipient has; the bundle then proves that the log extends them. Repeatable.",
 )
 @docket_option
-def bundle(
+@awaited
+async def bundle(
     trial_id: str, out: Path | None, with_access: bool, anchors: tuple[Path, ...], docket: Path | Address | None
 ) -> None:
     """Writes one trial with its proofs to a file, for a third party.
@@ -138,7 +146,11 @@ def bundle(
     The recipient checks it with `python -m memecourt.verify FILE --key KEY`, without the docket and without trusting
     this court. It holds everything said in the trial and the texts of quoted precedents, and no picture.
     """
-    text = run(_bundled(docket, trial_id, with_access, anchors))
+    from serving.docket.log.anchors import read_anchor
+
+    known = [read_anchor(path) for path in anchors]
+    async with docket_in(settings_of(docket=docket)) as store:
+        text = await store.auditor.bundle(trial_id, with_access=with_access, anchors=known)
     path = out or Path(f"{trial_id}.bundle.json")
     try:
         path.write_text(text, encoding="utf-8")
@@ -151,9 +163,11 @@ def bundle(
 
 @docket.command()
 @docket_option
-def checkpoint(docket: Path | Address | None) -> None:
+@awaited
+async def checkpoint(docket: Path | Address | None) -> None:
     """Prints the newest signed checkpoint. Stored elsewhere (`>> FILE`), it is an anchor."""
-    click.echo(run(_checkpoint(docket)), nl=False)
+    async with docket_in(settings_of(docket=docket)) as store:
+        click.echo(await store.log.checkpoint(), nl=False)
 
 
 @docket.command()
@@ -165,9 +179,15 @@ def checkpoint(docket: Path | Address | None) -> None:
 )
 @click.option("--all", "every", is_flag=True, help="Also print the earlier keys, oldest first, as a file for --key.")
 @docket_option
-def key(new: Path | None, every: bool, docket: Path | Address | None) -> None:
+@awaited
+async def key(new: Path | None, every: bool, docket: Path | Address | None) -> None:
     """Prints the public key of the docket. Store it elsewhere: everything is verified against it."""
-    click.echo(_new_key(new) if new else "\n".join(run(_keys(docket, every=every))))
+    if new:
+        click.echo(_new_key(new))
+        return
+    async with docket_in(settings_of(docket=docket)) as store:
+        for each in await store.log_keys.keys() if every else [await store.log.vkey()]:
+            click.echo(str(each))
 
 
 docket.add_command(rotate_key)
@@ -198,10 +218,20 @@ def erase(
     """
     if not yes:
         click.confirm(f"Erase trial {printable(trial_id)} for ever?", abort=True)
-    erased, precedent = run(_erased(docket, library, trial_id, who=who, why=why))
-    click.echo(f"{len(erased.numbers)} entries of trial {printable(trial_id)} are erased.")
-    if precedent:
-        click.echo("The precedent that its overruling became is out of the library.")
+    from serving.docket.review.corrections import name_of
+
+    async def work() -> None:
+        # The precedent's name follows from the trial's id, so it is found also where the record is erased already.
+        name = name_of(trial_id)
+        async with docket_in(settings_of(docket=docket)) as store:
+            # The library last: where that fails, the same command does the rest.
+            erased = await store.eraser.erase(trial_id, who=who, why=why, at=datetime.now(UTC), precedents=(name,))
+        removed = await _out_of_library(library, name, who, why)
+        click.echo(f"{len(erased.numbers)} entries of trial {printable(trial_id)} are erased.")
+        if removed:
+            click.echo("The precedent that its overruling became is out of the library.")
+
+    run(work())
 
 
 docket.add_command(expire)
@@ -221,9 +251,15 @@ def erase_precedent(
     """
     if not yes:
         click.confirm(f"Erase the precedent {printable(precedent_id)} for ever?", abort=True)
-    erased, removed = run(_erased_precedent(docket, library, precedent_id, who=who, why=why))
-    click.echo(f"{len(erased.numbers)} texts of the precedent {printable(precedent_id)} are erased.")
-    click.echo("It is out of the library." if removed else "The library has nothing of it.")
+
+    async def work() -> None:
+        async with docket_in(settings_of(docket=docket)) as store:
+            erased = await store.eraser.erase_precedent(precedent_id, who=who, why=why, at=datetime.now(UTC))
+        removed = await _out_of_library(library, precedent_id, who, why)
+        click.echo(f"{len(erased.numbers)} texts of the precedent {printable(precedent_id)} are erased.")
+        click.echo("It is out of the library." if removed else "The library has nothing of it.")
+
+    run(work())
 
 
 @docket.command("erase-document")
@@ -238,26 +274,42 @@ def erase_document(document_id: str, who: str, why: str, docket: Path | Address 
     """
     if not yes:
         click.confirm(f"Erase the document {printable(document_id)} for ever?", abort=True)
-    erased = run(_erased_document(docket, document_id, who=who, why=why))
-    click.echo(f"{len(erased.numbers)} texts of the document {printable(document_id)} are erased.")
+    from serving.docket.store.bodies import document_owner
+
+    async def work() -> None:
+        async with docket_in(settings_of(docket=docket)) as store:
+            # Documents are quoted as precedents are, under names of their own.
+            owner = document_owner(document_id)
+            erased = await store.eraser.erase_precedent(owner, who=who, why=why, at=datetime.now(UTC))
+        click.echo(f"{len(erased.numbers)} texts of the document {printable(document_id)} are erased.")
+
+    run(work())
 
 
 @docket.command()
 @click.argument("folder", type=click.Path(path_type=Path))
 @docket_option
-def backup(folder: Path, docket: Path | Address | None) -> None:
+@awaited
+async def backup(folder: Path, docket: Path | Address | None) -> None:
     """Backs the docket up into a new FOLDER and checks the copy.
 
     The copy is consistent even while a server writes. It lacks the private key: back that up elsewhere.
     """
-    made = run(_backed_up(folder, docket))
+    from serving.docket.backup import back_up
+    from serving.version import SOFTWARE
+
+    settings = settings_of(docket=docket)
+    async with docket_in(settings) as store:
+        shown = json.dumps(settings.model_dump(mode="json"), indent=2) + "\n"
+        made = await back_up(store, settings.docket_place, folder, settings=shown, software=SOFTWARE, tell=tell)
     click.echo(f"{folder}: {made.entries:,} entries, {made.trials:,} trials, {made.pictures:,} pictures; clean")
 
 
 @docket.command()
 @click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @docket_option
-def restore(folder: Path, docket: Path | Address | None) -> None:
+@awaited
+async def restore(folder: Path, docket: Path | Address | None) -> None:
     """Restores the backup in FOLDER to the docket that --docket or the settings name, and checks it.
 
     Existing data is never overwritten.
@@ -266,80 +318,11 @@ def restore(folder: Path, docket: Path | Address | None) -> None:
 
     settings = settings_of(docket=docket)
     place = settings.docket_place
-    found = run(bring_back(folder, place, settings.pictures_place, tell=tell))
+    found = await bring_back(folder, place, settings.pictures_place, tell=tell)
     click.echo(f"{place}: {found.entries:,} entries, {found.trials:,} trials, {found.pictures:,} pictures; clean")
     key = settings.docket_key_place or Path(str(place)).with_suffix(".key")
     if not key.exists():
         tell(f"Its private key is not at {key}: put it back before anything is judged with this docket.")
-
-
-async def _backed_up(folder: Path, place: Path | Address | None) -> Backup:
-    from serving.docket.backup import back_up
-    from serving.version import SOFTWARE
-
-    settings = settings_of(docket=place)
-    async with docket_in(settings) as store:
-        shown = json.dumps(settings.model_dump(mode="json"), indent=2) + "\n"
-        return await back_up(store, settings.docket_place, folder, settings=shown, software=SOFTWARE, tell=tell)
-
-
-async def _verified(place: Path | Address | None, keys: Path, anchors: Sequence[Path]) -> Report:
-    from serving.docket.log.anchors import read_anchor, read_keys
-
-    # Keys and anchors first: what can't be read there is said before a long check begins.
-    verifiers = read_keys(keys)
-    anchored = [read_anchor(path) for path in anchors]
-    async with docket_in(settings_of(docket=place)) as store:
-        return await store.auditor.audit(verifiers, anchored, progress=_progress)
-
-
-async def _bundled(place: Path | Address | None, trial_id: str, with_access: bool, anchors: Sequence[Path]) -> str:
-    from serving.docket.log.anchors import read_anchor
-
-    known = [read_anchor(path) for path in anchors]
-    async with docket_in(settings_of(docket=place)) as store:
-        return await store.auditor.bundle(trial_id, with_access=with_access, anchors=known)
-
-
-async def _checkpoint(place: Path | Address | None) -> str:
-    async with docket_in(settings_of(docket=place)) as store:
-        return await store.log.checkpoint()
-
-
-async def _keys(place: Path | Address | None, *, every: bool) -> Sequence[str]:
-    async with docket_in(settings_of(docket=place)) as store:
-        return [str(each) for each in await store.log_keys.keys()] if every else [await store.log.vkey()]
-
-
-async def _erased(
-    place: Path | Address | None, library: Path | Address | None, trial_id: str, *, who: str, why: str
-) -> tuple[Erased, bool]:
-    """Erases a trial; returns the erasure, and whether the library contained anything of the trial."""
-    from serving.docket.review.corrections import name_of
-
-    # The precedent's name follows from the trial's id, so it is found also where the record is erased already.
-    name = name_of(trial_id)
-    async with docket_in(settings_of(docket=place)) as store:
-        # The library last: where that fails, the same command does the rest.
-        erased = await store.eraser.erase(trial_id, who=who, why=why, at=datetime.now(UTC), precedents=(name,))
-    return erased, await _out_of_library(library, name, who, why)
-
-
-async def _erased_precedent(
-    place: Path | Address | None, library: Path | Address | None, precedent_id: str, *, who: str, why: str
-) -> tuple[Erased, bool]:
-    """Erases a precedent; returns the erasure, and whether the library contained anything of the precedent."""
-    async with docket_in(settings_of(docket=place)) as store:
-        erased = await store.eraser.erase_precedent(precedent_id, who=who, why=why, at=datetime.now(UTC))
-    return erased, await _out_of_library(library, precedent_id, who, why)
-
-
-async def _erased_document(place: Path | Address | None, document_id: str, *, who: str, why: str) -> Erased:
-    from serving.docket.store.bodies import document_owner
-
-    async with docket_in(settings_of(docket=place)) as store:
-        # Documents are quoted as precedents are, under names of their own.
-        return await store.eraser.erase_precedent(document_owner(document_id), who=who, why=why, at=datetime.now(UTC))
 
 
 async def _out_of_library(library: Path | Address | None, precedent_id: str, who: str, why: str) -> bool:

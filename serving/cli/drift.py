@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from serving.cli.common import FiniteRange, docket_in, docket_option, run, settings_of
+from serving.cli.common import FiniteRange, awaited, docket_in, docket_option, settings_of
 
 if TYPE_CHECKING:
     from retrieval.library.postgres.address import Address
     from serving.docket.review.drift import DriftReport, ErrorFigure
-    from serving.settings import Settings
 
 # Neither 1 nor 2: those say that the command failed, and this that it found something.
 EXIT_DRIFTED = 3
@@ -37,7 +36,8 @@ EXIT_DRIFTED = 3
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @docket_option
 @click.pass_context
-def drift(
+@awaited
+async def drift(
     context: click.Context,
     weeks: int,
     namespace: str | None,
@@ -50,8 +50,18 @@ def drift(
     Only these (`review_share`) are representative of all content. Below stands the cut-off of risk that they imply.
     Exit code: 3 if the error rate of the last 28 days is significantly above the verdicts' own risks, else 0.
     """
+    from serving.docket.review.drift import measure_drift
+    from serving.wiring import rules_of
+
     settings = settings_of(docket=docket)
-    report = run(_measured(settings, weeks, risk or settings.trial.review_risk, namespace))
+    wanted = risk or settings.trial.review_risk
+    async with docket_in(settings) as store:
+        queue = store.review_queue(rules_of(settings))
+        while not await queue.catch_up():
+            pass  # of a large docket it takes longer than one call waits for
+        report = await measure_drift(
+            queue, store.trials, now=datetime.now(UTC), weeks=weeks, wanted=wanted, namespace=namespace
+        )
     if as_json:
         figures = {
             "weeks": {str(monday): asdict(figure) for monday, figure in report.weeks.items()},
@@ -61,21 +71,8 @@ def drift(
         }
         click.echo(json.dumps(figures, indent=2))
     else:
-        _print_report(report, risk or settings.trial.review_risk)
+        _print_report(report, wanted)
     context.exit(EXIT_DRIFTED if report.recent.drifted else 0)
-
-
-async def _measured(settings: Settings, weeks: int, wanted: float, namespace: str | None) -> DriftReport:
-    from serving.docket.review.drift import measure_drift
-    from serving.wiring import rules_of
-
-    async with docket_in(settings) as store:
-        queue = store.review_queue(rules_of(settings))
-        while not await queue.catch_up():
-            pass  # of a large docket it takes longer than one call waits for
-        return await measure_drift(
-            queue, store.trials, now=datetime.now(UTC), weeks=weeks, wanted=wanted, namespace=namespace
-        )
 
 
 def _print_report(report: DriftReport, wanted: float) -> None:

@@ -5,6 +5,7 @@ All but ``compact`` do so with a library on disk and with one in a database.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -13,12 +14,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from court.display import word
-from serving.cli.common import changed_place, excerpt, place_on_disk, printable, run, settings_of, tell
+from serving.cli.common import awaited, changed_place, excerpt, place_on_disk, printable, run, settings_of, tell
 
 if TYPE_CHECKING:
     from court.precedents import PrecedentLabel
     from retrieval.library.changes import Change, Recorded
-    from retrieval.library.library import Library
     from retrieval.library.ports import Writer
     from retrieval.library.postgres.address import Address
 
@@ -61,7 +61,8 @@ def _signed(command: F) -> F:
 @click.option("--encoder", metavar="NAME", help="Encoder, as for `build`. [default: the library's own]")
 @_signed
 @_json
-def add_one(
+@awaited
+async def add_one(
     place: Path | Address,
     id_: str,
     label: str,
@@ -75,9 +76,39 @@ def add_one(
 
     A server finds it within a second in a library on disk, and at once in a database.
     """
+    from court.backends.pictures.reader import GuardedPictureReader
+    from court.errors import BadPicture
+    from retrieval.library.edit import add_meme
+    from retrieval.library.sources import Provenance
+    from retrieval.open import load_encoder_for, open_writer
+
     if not text and picture is None:
         raise click.UsageError("Give --text, --picture or both.")
-    change, cut = run(_add_one(place, id_, label=label, text=text, picture=picture, requested=encoder, **known))
+    settings = settings_of(encoder=encoder)
+    tell("Loading the encoder …")
+    # The encoder that made the library: vectors of another could not be compared with its own.
+    loaded = await asyncio.to_thread(load_encoder_for, place, settings.encoder)
+    try:
+        image = None if picture is None else await asyncio.to_thread(picture.read_bytes)
+    except OSError as error:
+        raise BadPicture(f"The picture {picture} can't be read: {error.strerror}.") from None
+    # Taken out of the options, since the rest goes to add_precedent by name.
+    provenance = Provenance(**{name: known.pop(name) for name in ("split", "namespace", "language", "policy")})
+    reader = GuardedPictureReader(workers=settings.picture_workers)
+    try:
+        change, cut = await add_meme(
+            lambda: open_writer(place),
+            loaded,
+            reader,
+            id_=id_,
+            label=_label(label),
+            text=text,
+            image=image,
+            provenance=provenance,
+            **known,
+        )
+    finally:
+        await reader.aclose()
     if cut:
         tell("The text is longer than the encoder reads; its end is not compared.")
     _print_change(change, as_json)
@@ -139,9 +170,12 @@ def history(place: Path | Address, id_: str | None, as_json: bool) -> None:
     help="Delete removed precedents for good; only their ids and who removed them, when and why remain.",
 )
 @_json
-def compact(place: Path, forget: bool, as_json: bool) -> None:
+@awaited
+async def compact(place: Path, forget: bool, as_json: bool) -> None:
     """Rewrites a LIBRARY without removed precedents. The history stays, with what it needs to restore them."""
-    library = run(_compact(place, forget))
+    from retrieval.library.writer import LibraryWriter
+
+    library = await asyncio.to_thread(lambda: LibraryWriter.open(place).compact(forget=forget))
     if as_json:
         click.echo(json.dumps({"digest": library.digest, "memes": library.counts.memes}))
     else:
@@ -162,52 +196,6 @@ def _done(place: Path | Address, work: Callable[[Writer], T]) -> T:
     from retrieval.open import open_writer
 
     return run(changed(lambda: open_writer(place), work))
-
-
-async def _compact(place: Path, forget: bool) -> Library:
-    import asyncio
-
-    from retrieval.library.writer import LibraryWriter
-
-    return await asyncio.to_thread(lambda: LibraryWriter.open(place).compact(forget=forget))
-
-
-async def _add_one(
-    place: Path | Address, id_: str, *, label: str, text: str, picture: Path | None, requested: str | None, **known: Any
-) -> tuple[Change, bool]:
-    import asyncio
-
-    from court.backends.pictures.reader import GuardedPictureReader
-    from court.errors import BadPicture
-    from retrieval.library.edit import add_meme
-    from retrieval.library.sources import Provenance
-    from retrieval.open import load_encoder_for, open_writer
-
-    settings = settings_of(encoder=requested)
-    tell("Loading the encoder …")
-    # The encoder that made the library: vectors of another could not be compared with its own.
-    encoder = await asyncio.to_thread(load_encoder_for, place, settings.encoder)
-    try:
-        image = None if picture is None else await asyncio.to_thread(picture.read_bytes)
-    except OSError as error:
-        raise BadPicture(f"The picture {picture} can't be read: {error.strerror}.") from None
-    # Taken out of the options, since the rest goes to add_precedent by name.
-    provenance = Provenance(**{name: known.pop(name) for name in ("split", "namespace", "language", "policy")})
-    reader = GuardedPictureReader(workers=settings.picture_workers)
-    try:
-        return await add_meme(
-            lambda: open_writer(place),
-            encoder,
-            reader,
-            id_=id_,
-            label=_label(label),
-            text=text,
-            image=image,
-            provenance=provenance,
-            **known,
-        )
-    finally:
-        await reader.aclose()
 
 
 def _print_change(change: Change, as_json: bool) -> None:

@@ -16,11 +16,11 @@ import click
 from serving.access.private_files import hand_on
 from serving.cli.common import (
     MOST_ID,
+    awaited,
     docket_in,
     docket_option,
     printable,
     require_text,
-    run,
     settings_of,
     tell,
     with_options,
@@ -105,7 +105,8 @@ selection_options = with_options(
 @selection_options
 @docket_option
 @click.pass_context
-def export(
+@awaited
+async def export(
     context: click.Context,
     /,
     trial_id: str | None,
@@ -132,13 +133,13 @@ def export(
     settings = settings_of(docket=docket)
     if form in _OF_MANY:
         to = out or Path(f"trials.{form}")
-        exported, erased = run(_many(settings, form, filter_of(options), to))
+        exported, erased = await _many(settings, form, filter_of(options), to)
         more = f", {len(erased):,} more {'is' if len(erased) == 1 else 'are'} erased: {_some(erased)}" if erased else ""
         tell(f"{exported:,} trial{'s' * (exported != 1)}{more}")
     else:
         assert trial_id is not None
         to = out or Path(file_name(trial_id, TrialForm(form)))
-        made = run(_one(settings, trial_id, form, options))
+        made = await _one(settings, trial_id, form, options)
         with _output(to) as file:
             file.write(made)
     if str(to) != "-":

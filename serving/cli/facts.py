@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from serving.cli.common import excerpt, paragraph, printable, run, tell
+from serving.cli.common import awaited, excerpt, paragraph, printable, run, tell
 
 if TYPE_CHECKING:
     from retrieval.facts.corpus import CorpusManifest, FactCorpus
@@ -128,9 +128,10 @@ def build(
 @click.argument("place", type=_folder, metavar="DIR")
 @click.option("--id", "id_", metavar="ID", help="Show this document, or one of its passages with #NUMBER.")
 @_json
-def show(place: Path, id_: str | None, as_json: bool) -> None:
+@awaited
+async def show(place: Path, id_: str | None, as_json: bool) -> None:
     """Describes the corpus in DIR after checking every byte, or shows one document."""
-    corpus = run(_open(place, None, search=False))
+    corpus = await _open(place, None, search=False)
     manifest = corpus.manifest
     if id_ is None:
         if as_json:
@@ -166,9 +167,10 @@ def show(place: Path, id_: str | None, as_json: bool) -> None:
 )
 @_encoder
 @_json
-def search(place: Path, query: str, most: int, encoder: str | None, as_json: bool) -> None:
+@awaited
+async def search(place: Path, query: str, most: int, encoder: str | None, as_json: bool) -> None:
     """Finds the passages of the corpus in DIR that match QUERY, as the expert witness does."""
-    corpus = run(_open(place, encoder, search=True))
+    corpus = await _open(place, encoder, search=True)
     found = corpus.search(query, most)
     if as_json:
         hits = [

@@ -16,11 +16,11 @@ from court.display import word
 from serving.cli.check import check
 from serving.cli.common import (
     FiniteRange,
+    awaited,
     excerpt,
     library_option,
     place_on_disk,
     printable,
-    run,
     settings_of,
     tell,
     with_options,
@@ -32,12 +32,11 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from court.ports import PictureReader
-    from court.precedents import Findings
     from retrieval.build import BuildReport
     from retrieval.embed.encoder import Encoder
     from retrieval.library.filters import Filter
     from retrieval.library.library import Library
-    from retrieval.library.manifest import Safeguards, TextTuning, Tuning
+    from retrieval.library.manifest import TextTuning, Tuning
     from retrieval.library.sources import Source
 
 _SHOWN = 10  # rows with a fault that are listed one by one; --json lists all
@@ -160,7 +159,8 @@ for _command in (*COMMANDS, check, push):
 @_described
 @_max_lost
 @_json
-def build(
+@awaited
+async def build(
     place: Path,
     sources: tuple[Path, ...],
     name: str | None,
@@ -190,13 +190,25 @@ def build(
     in, unless more than --max-lost of all can't. How neighbours vote is then chosen by leaving each meme out in turn;
     what that vote is worth stands in the library and is printed.
     """  # noqa: D301 - click's mark for text that is not to be wrapped
+    from retrieval.build import build_library
+    from retrieval.library.library import refuse_place
     from retrieval.library.manifest import Safeguards
+    from retrieval.open import BUILTIN, load_encoder, name_of
 
-    library, report = run(
-        _build(
+    read = _sources_of(sources, **described)
+    chosen = settings_of(encoder=encoder).encoder or BUILTIN
+    _require_files(read)
+    # Before the encoder is loaded and every meme embedded, which can take hours.
+    refuse_place(place, replace)
+    name_of(chosen)
+    async with _tools(lambda: partial(load_encoder, chosen, texts=text_encoder or "auto")) as (loaded, pictures):
+        library, report = await build_library(
             place,
-            _sources_of(sources, **described),
-            name=name or place.resolve().name,
+            read,
+            name=name or place.resolve().name,  # noqa: ASYNC240 - nothing else runs here
+            encoder=loaded,
+            picture_reader=pictures,
+            progress=_progress(),
             replace=replace,
             settle_error=settle_error,
             safeguards=Safeguards(
@@ -205,11 +217,8 @@ def build(
                 verified_only=verified_only,
                 no_sole_acquittal=not sole_acquittal,
             ),
-            requested=encoder,
-            texts=text_encoder,
             max_lost=max_lost,
         )
-    )
     _print_report(library, report, as_json)
 
 
@@ -220,7 +229,8 @@ def build(
 @_described
 @_max_lost
 @_json
-def add(
+@awaited
+async def add(
     place: Path,
     sources: tuple[Path, ...],
     encoder: str | None,
@@ -229,7 +239,23 @@ def add(
     **described: Any,
 ) -> None:
     """Adds the labelled memes in FILEs to a LIBRARY and recalibrates it; ids that it already has are refused."""
-    library, report = run(_add(place, _sources_of(sources, **described), encoder, max_lost))
+    from retrieval.build import add_to_library
+    from retrieval.library.library import Library
+    from retrieval.open import choose_encoder
+
+    # First what is quick to check: loading the encoder takes seconds.
+    read = _sources_of(sources, **described)
+    _require_files(read)
+    async with _tools(lambda: choose_encoder(place, settings_of(encoder=encoder).encoder)) as (loaded, pictures):
+        # Refused where another encoder made it: vectors of two can't be compared.
+        library, report = await add_to_library(
+            Library.open(place, loaded.identity),
+            read,
+            encoder=loaded,
+            picture_reader=pictures,
+            progress=_progress(),
+            max_lost=max_lost,
+        )
     _print_report(library, report, as_json)
 
 
@@ -251,7 +277,8 @@ def add(
 @library_option
 @_encoder
 @_json
-def search(
+@awaited
+async def search(
     text: str | None,
     picture: Path | None,
     most: int,
@@ -263,20 +290,39 @@ def search(
     **where: Any,
 ) -> None:
     """Finds the precedents most similar to a text, a picture, or both."""
+    import asyncio
+
+    from court.errors import BadPicture
+    from court.meme import check_text
+    from retrieval.open import choose_encoder
+    from serving.wiring import open_finder
+
     if not text and picture is None:
         raise click.UsageError("Give --text, --picture or both.")
-    found = run(
-        _search(
-            library,
-            text or "",
-            picture,
-            most=most,
-            alpha=alpha,
-            requested=encoder,
-            where=_filter_of(**where),
-            no_twins=no_twins,
-        )
-    )
+    # The bounds of a request hold for a text from the command line as well.
+    check_text(text or "")
+    settings = settings_of(library=library, encoder=encoder)
+    async with _tools(lambda: choose_encoder(settings.library, settings.encoder)) as (loaded, pictures):
+        finder = await open_finder(settings, loaded, pictures, tell)
+        shown = None
+        if picture is not None:
+            try:
+                shown = await pictures.read(await asyncio.to_thread(picture.read_bytes))
+            except OSError as error:
+                raise BadPicture(f"The picture {picture} can't be read: {error.strerror}.") from None
+        try:
+            found = await finder.find(
+                text=text or "",
+                frames=shown.frames if shown else (),
+                pixels_sha256=shown.pixels_sha256 if shown else "",
+                exhibits=most,
+                tally=most,
+                alpha=alpha,
+                where=_filter_of(**where),
+                leave_out_duplicates=no_twins,
+            )
+        finally:
+            finder.close()
     if as_json:
         click.echo(found.model_dump_json())
         return
@@ -295,9 +341,26 @@ def search(
 @precedents.command()
 @library_option
 @_json
-def info(library: Path | None, as_json: bool) -> None:
+@awaited
+async def info(library: Path | None, as_json: bool) -> None:
     """Describes a library after checking every byte: its contents, its vote, and the measured quality of that vote."""
-    opened = run(_info(library))
+    from court.errors import BadRequest
+    from retrieval.library.library import Library
+    from retrieval.library.postgres.address import Address
+    from retrieval.open import choose_encoder
+    from serving.wiring import open_library
+
+    settings = settings_of(library=library)
+    if isinstance(settings.library, Address):
+        raise BadRequest("A library in a database has no files to check. Describe the one that was pushed there.")
+    if settings.library:
+        # No encoder: the description needs none, and its weights may not be at hand.
+        opened = Library.open(settings.library, None)
+    else:
+        async with _tools(lambda: choose_encoder(None, settings.encoder)) as (encoder, pictures):
+            opened = await open_library(settings, encoder, pictures, tell)
+    # Not part of opening, for there may be many; here every byte is promised.
+    opened.check_pictures()
     if as_json:
         content = opened.manifest.model_dump(mode="json") | {"counts": opened.counts.model_dump(mode="json")}
         since = len(opened.overlay.changes)
@@ -388,124 +451,6 @@ def _require_files(sources: list[Source]) -> None:
                 pass
         except OSError as error:
             raise BadRequest(f"The file of labelled memes {source.path} can't be read: {error.strerror}.") from None
-
-
-async def _build(
-    place: Path,
-    sources: list[Source],
-    *,
-    name: str,
-    replace: bool,
-    settle_error: float,
-    safeguards: Safeguards,
-    requested: str | None,
-    texts: Literal["builtin", "clip"] | None,
-    max_lost: float,
-) -> tuple[Library, BuildReport]:
-    from retrieval.build import build_library
-    from retrieval.library.library import refuse_place
-    from retrieval.open import BUILTIN, load_encoder, name_of
-
-    chosen = settings_of(encoder=requested).encoder or BUILTIN
-    _require_files(sources)
-    # Before the encoder is loaded and every meme embedded, which can take hours.
-    refuse_place(place, replace)
-    name_of(chosen)
-    async with _tools(lambda: partial(load_encoder, chosen, texts=texts or "auto")) as (encoder, pictures):
-        return await build_library(
-            place,
-            sources,
-            name=name,
-            encoder=encoder,
-            picture_reader=pictures,
-            progress=_progress(),
-            replace=replace,
-            settle_error=settle_error,
-            safeguards=safeguards,
-            max_lost=max_lost,
-        )
-
-
-async def _add(
-    place: Path, sources: list[Source], requested: str | None, max_lost: float
-) -> tuple[Library, BuildReport]:
-    from retrieval.build import add_to_library
-    from retrieval.library.library import Library
-    from retrieval.open import choose_encoder
-
-    # First what is quick to check: loading the encoder takes seconds.
-    _require_files(sources)
-    async with _tools(lambda: choose_encoder(place, settings_of(encoder=requested).encoder)) as (encoder, pictures):
-        # Refused where another encoder made it: vectors of two can't be compared.
-        library = Library.open(place, encoder.identity)
-        return await add_to_library(
-            library, sources, encoder=encoder, picture_reader=pictures, progress=_progress(), max_lost=max_lost
-        )
-
-
-async def _search(
-    place: Path | None,
-    text: str,
-    picture: Path | None,
-    *,
-    most: int,
-    alpha: float | None,
-    requested: str | None,
-    where: Filter,
-    no_twins: bool,
-) -> Findings:
-    import asyncio
-
-    from court.errors import BadPicture
-    from court.meme import check_text
-    from retrieval.open import choose_encoder
-    from serving.wiring import open_finder
-
-    # The bounds of a request hold for a text from the command line as well.
-    check_text(text)
-    settings = settings_of(library=place, encoder=requested)
-    async with _tools(lambda: choose_encoder(settings.library, settings.encoder)) as (encoder, pictures):
-        finder = await open_finder(settings, encoder, pictures, tell)
-        shown = None
-        if picture is not None:
-            try:
-                shown = await pictures.read(await asyncio.to_thread(picture.read_bytes))
-            except OSError as error:
-                raise BadPicture(f"The picture {picture} can't be read: {error.strerror}.") from None
-        try:
-            return await finder.find(
-                text=text,
-                frames=shown.frames if shown else (),
-                pixels_sha256=shown.pixels_sha256 if shown else "",
-                exhibits=most,
-                tally=most,
-                alpha=alpha,
-                where=where,
-                leave_out_duplicates=no_twins,
-            )
-        finally:
-            finder.close()
-
-
-async def _info(place: Path | None) -> Library:
-    from court.errors import BadRequest
-    from retrieval.library.library import Library
-    from retrieval.library.postgres.address import Address
-    from retrieval.open import choose_encoder
-    from serving.wiring import open_library
-
-    if named := settings_of(library=place).library:
-        if isinstance(named, Address):
-            raise BadRequest("A library in a database has no files to check. Describe the one that was pushed there.")
-        # No encoder: the description needs none, and its weights may not be at hand.
-        opened = Library.open(named, None)
-    else:
-        settings = settings_of()
-        async with _tools(lambda: choose_encoder(None, settings.encoder)) as (encoder, pictures):
-            opened = await open_library(settings, encoder, pictures, tell)
-    # Not part of opening, for there may be many; here every byte is promised.
-    opened.check_pictures()
-    return opened
 
 
 def _progress() -> Callable[[str, int, int], None]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from serving.cli.common import run, tell
+from serving.cli.common import awaited, tell
 
 if TYPE_CHECKING:
     from retrieval.library.postgres.push import Pushed
@@ -21,34 +21,13 @@ _STEP = 20  # of how many times it is told how far a push is
 @click.argument("database", metavar="postgresql://…")
 @click.option("--replace", is_flag=True, help="Replace an existing library and lose the changes made to it.")
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as one JSON object.")
-def push(place: Path, database: str, replace: bool, as_json: bool) -> None:
+@awaited
+async def push(place: Path, database: str, replace: bool, as_json: bool) -> None:
     """Copies a LIBRARY into a PostgreSQL database with pgvector, in one transaction.
 
     Courts with `--library postgresql://…` then search it without a restart. Keep the password out of the command line:
     PGPASSWORD and password files are read.
     """
-    pushed = run(_push(place, database, replace))
-    if as_json:
-        replaced = pushed.replaced
-        click.echo(
-            json.dumps(
-                {
-                    "library": pushed.identity.model_dump(mode="json"),
-                    "was_there": pushed.was_there,
-                    "replaced": None if replaced is None else replaced.model_dump(mode="json"),
-                    "changes_lost": pushed.changes_lost,
-                }
-            )
-        )
-        return
-    if pushed.was_there:
-        tell("The database has this very library already.")
-    if pushed.changes_lost:
-        tell(f"{pushed.changes_lost:,} changes that were made in the database were lost, as was asked for.")
-    click.echo(f"{pushed.identity.size:,} memes, digest {pushed.identity.digest}")
-
-
-async def _push(place: Path, database: str, replace: bool) -> Pushed:
     import asyncio
 
     from court.errors import BadLibrary
@@ -71,4 +50,22 @@ async def _push(place: Path, database: str, replace: bool) -> Pushed:
         except OSError as error:
             raise BadLibrary("The precedent library can't be read.") from error
 
-    return await asyncio.to_thread(work)
+    pushed = await asyncio.to_thread(work)
+    if as_json:
+        replaced = pushed.replaced
+        click.echo(
+            json.dumps(
+                {
+                    "library": pushed.identity.model_dump(mode="json"),
+                    "was_there": pushed.was_there,
+                    "replaced": None if replaced is None else replaced.model_dump(mode="json"),
+                    "changes_lost": pushed.changes_lost,
+                }
+            )
+        )
+        return
+    if pushed.was_there:
+        tell("The database has this very library already.")
+    if pushed.changes_lost:
+        tell(f"{pushed.changes_lost:,} changes that were made in the database were lost, as was asked for.")
+    click.echo(f"{pushed.identity.size:,} memes, digest {pushed.identity.digest}")

@@ -17,6 +17,7 @@ from serving.cli.common import (
     MOST_ID,
     MOST_WHO,
     MOST_WHY,
+    awaited,
     docket_in,
     docket_option,
     excerpt,
@@ -24,7 +25,6 @@ from serving.cli.common import (
     paragraph,
     printable,
     require_text,
-    run,
     settings_of,
     settled_trial_options,
     tell,
@@ -35,12 +35,10 @@ from serving.cli.common import (
 from serving.cli.exports import export, filter_of, selection_options
 
 if TYPE_CHECKING:
-    from court.events import AnyEvent, AppealOpened, QuestionRuled
-    from court.question import CourtQuestion
+    from court.events import AnyEvent
     from court.record import TrialRecord
     from retrieval.library.postgres.address import Address
-    from serving.docket.store.listing import DocketLine, TrialFilter
-    from serving.settings import Settings
+    from serving.docket.store.listing import DocketLine
 
 
 _INDENT = " " * 5
@@ -68,9 +66,14 @@ records.add_command(export)
 @click.option("--as", "form", type=click.Choice(["csv"]), help="Print a table with all columns instead.")
 @selection_options
 @docket_option
-def list_records(limit: int, as_json: bool, form: str | None, docket: Path | Address | None, **selection: Any) -> None:
+@awaited
+async def list_records(
+    limit: int, as_json: bool, form: str | None, docket: Path | Address | None, **selection: Any
+) -> None:
     """Lists trials, newest first."""
-    lines = run(_lines(docket, limit, filter_of(selection)))
+    async with docket_in(settings_of(docket=docket)) as store:
+        # No docket holds more, and no database takes a larger number.
+        lines = await store.index.list(limit=min(limit, sys.maxsize), which=filter_of(selection))
     if form == "csv":
         rows = [_line_json(line) | {"review": line.review and str(line.review.outcome)} for line in lines]
         table = csv.DictWriter(sys.stdout, rows[0] if rows else ["trial_id"], lineterminator="\n")
@@ -98,9 +101,10 @@ def list_records(limit: int, as_json: bool, form: str | None, docket: Path | Add
 @trial_argument
 @click.option("--json", "as_json", is_flag=True, help="Print the record as JSON: every event as stored.")
 @docket_option
-def show_record(trial_id: str, as_json: bool, docket: Path | Address | None) -> None:
+@awaited
+async def show_record(trial_id: str, as_json: bool, docket: Path | Address | None) -> None:
     """Shows the whole trial, step by step."""
-    record = run(_record(docket, trial_id))
+    record = await _record(docket, trial_id)
     if as_json:
         events = [event.model_dump(mode="json") for event in record.events]
         click.echo(json.dumps({"trial_id": record.trial_id, "state": record.state, "events": events}, indent=2))
@@ -115,7 +119,8 @@ def show_record(trial_id: str, as_json: bool, docket: Path | Address | None) -> 
 @settled_trial_options
 @library_option
 @docket_option
-def resume_record(
+@awaited
+async def resume_record(
     trial_id: str,
     watch: bool,
     procedure: str | None,
@@ -127,8 +132,19 @@ def resume_record(
 
     Recorded replies are reused. Settings, models, precedents and policy must be those that the trial began with.
     """
+    from court.trial import require_undecided
+    from serving.wiring import open_court
+
     settings = settings_of(library=library, docket=docket, **trial_settings(**options))
-    click.echo(render(run(_resumed(settings, trial_id, watch=watch, procedure=procedure))))
+    # Before encoder and reader are loaded, which takes long.
+    record = await _record(settings.docket, trial_id)
+    _require_procedure(record, procedure)
+    require_undecided(record)
+    async with open_court(settings, tell=tell) as executor:
+        if watch:
+            executor.feed.subscribe(show_event)
+        resumed = await executor.resume(record.trial_id)
+    click.echo(render(resumed))
 
 
 @records.command("ask")
@@ -145,7 +161,8 @@ def resume_record(
 @settled_trial_options
 @library_option
 @docket_option
-def ask_record(
+@awaited
+async def ask_record(
     trial_id: str,
     file: Path,
     procedure: str | None,
@@ -159,16 +176,19 @@ def ask_record(
 
     Exit code: 0 if there is an answer, 1 if there is none; either is put on record.
     """
-    from court.errors import CourtError
     from court.question import read_question
+    from court.second_question import QuestionBrief
+    from serving.wiring import open_court
 
-    try:
-        question = read_question(file)
-    except CourtError as error:
-        raise click.ClickException(error.message) from None
-    # After the file was read: a fault in it must not cost the loading of an encoder.
+    # The file and the record first: a fault in them must not cost the loading of an encoder.
+    question = read_question(file)
     settings = settings_of(library=library, docket=docket, **trial_settings(**options))
-    ruled = run(_rule_on_question(settings, trial_id, question, procedure=procedure))
+    record = await _record(settings.docket, trial_id)
+    _require_procedure(record, procedure)
+    async with open_court(settings, tell=tell) as executor:
+        picture = await executor.picture_of_trial(record)
+        ruled = (await executor.rule_on(record, picture, QuestionBrief(question))).ruling_on(question.id)
+    assert ruled is not None, "it was just recorded"
     click.echo("\n".join([f"{ruled.seq:>3}  {ruled.kind}", *_event_lines(ruled)]))
     # None of the labels is an answer too; a failure is none.
     if ruled.failure:
@@ -186,13 +206,17 @@ def ask_record(
     help="Your reference for the appeal; opening it again with the same reference has no effect.",
 )
 @docket_option
-def appeal_record(trial_id: str, by: str, statement: str, reference: str, docket: Path | Address | None) -> None:
+@awaited
+async def appeal_record(trial_id: str, by: str, statement: str, reference: str, docket: Path | Address | None) -> None:
     """Opens an appeal against the verdict of a trial, as the most urgent case of the review queue.
 
     A person who has reviewed the verdict can't decide the appeal, and the one who decides sees the verdict only
     afterwards.
     """
-    event = run(_appealed(docket, trial_id, by=by, statement=statement, reference=reference))
+    async with docket_in(settings_of(docket=docket)) as store:
+        at = datetime.now(UTC)
+        whole = await whole_id(store, trial_id)
+        event = await store.reviews.open_appeal(whole, by=by, statement=statement, reference=reference, at=at)
     click.echo(f"Event {event.seq} of trial {printable(trial_id)}, opened {event.at:%Y-%m-%d %H:%M:%S}Z.")
 
 
@@ -260,36 +284,6 @@ def _line_json(line: DocketLine) -> dict[str, object]:
     }
 
 
-async def _resumed(settings: Settings, trial_id: str, *, watch: bool, procedure: str | None) -> TrialRecord:
-    from court.trial import require_undecided
-    from serving.wiring import open_court
-
-    # Before encoder and reader are loaded, which takes long.
-    record = await _record(settings.docket, trial_id)
-    _require_procedure(record, procedure)
-    require_undecided(record)
-    async with open_court(settings, tell=tell) as executor:
-        if watch:
-            executor.feed.subscribe(show_event)
-        return await executor.resume(record.trial_id)
-
-
-async def _rule_on_question(
-    settings: Settings, trial_id: str, question: CourtQuestion, *, procedure: str | None
-) -> QuestionRuled:
-    from court.second_question import QuestionBrief
-    from serving.wiring import open_court
-
-    # Before encoder and reader are loaded, which takes long.
-    record = await _record(settings.docket, trial_id)
-    _require_procedure(record, procedure)
-    async with open_court(settings, tell=tell) as executor:
-        picture = await executor.picture_of_trial(record)
-        ruled = (await executor.rule_on(record, picture, QuestionBrief(question))).ruling_on(question.id)
-        assert ruled is not None, "it was just recorded"
-        return ruled
-
-
 def _require_procedure(record: TrialRecord, procedure: str | None) -> None:
     """Raises BadRequest if the trial was begun with another procedure than is named."""
     from court.errors import BadRequest
@@ -303,21 +297,6 @@ def _require_procedure(record: TrialRecord, procedure: str | None) -> None:
         )
 
 
-async def _appealed(
-    docket: Path | Address | None, trial_id: str, *, by: str, statement: str, reference: str
-) -> AppealOpened:
-    async with docket_in(settings_of(docket=docket)) as store:
-        at = datetime.now(UTC)
-        trial_id = await whole_id(store, trial_id)
-        return await store.reviews.open_appeal(trial_id, by=by, statement=statement, reference=reference, at=at)
-
-
 async def _record(docket: Path | Address | None, trial_id: str) -> TrialRecord:
     async with docket_in(settings_of(docket=docket)) as store:
         return await store.trials.record(await whole_id(store, trial_id))
-
-
-async def _lines(docket: Path | Address | None, limit: int, which: TrialFilter) -> list[DocketLine]:
-    async with docket_in(settings_of(docket=docket)) as store:
-        # No docket holds more, and no database takes a larger number.
-        return list(await store.index.list(limit=min(limit, sys.maxsize), which=which))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from serving.cli.common import docket_in, docket_option, printable, run, settings_of
+from serving.cli.common import awaited, docket_in, docket_option, printable, settings_of
 
 if TYPE_CHECKING:
     from serving.docket.open import Docket
@@ -26,32 +26,30 @@ def webhooks() -> None:
 @webhooks.command("list")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 @docket_option
-def list_hooks(as_json: bool, docket: object) -> None:
+@awaited
+async def list_hooks(as_json: bool, docket: object) -> None:
     """Lists receivers: position in the log, waiting messages, and whether deliveries are enabled.
 
     For a receiver whose messages are signed with Ed25519 it also prints the public key to verify them with.
     """
     settings = settings_of(docket=docket)
-
-    async def work() -> None:
-        known = {hook.name: hook for hook in settings.webhooks}
-        async with docket_in(settings) as open_docket:
-            size = await open_docket.log.size()
-            stored = {hook.name: hook for hook in await open_docket.hooks.hooks()}
-            # Also what only the docket knows: a receiver taken out of the settings still has its place, and what waits
-            # for it.
-            for name in [*known, *(name for name in stored if name not in known)]:
-                backlog = await open_docket.deliveries.backlog(name)
-                line = _about(name, stored.get(name), backlog, size=size, url=known[name].url if name in known else "")
-                line["public_keys"] = _public_keys(known[name]) if name in known else []
-                click.echo(json.dumps(line) if as_json else _shown(line))
-
-    run(work())
+    known = {hook.name: hook for hook in settings.webhooks}
+    async with docket_in(settings) as open_docket:
+        size = await open_docket.log.size()
+        stored = {hook.name: hook for hook in await open_docket.hooks.hooks()}
+        # Also what only the docket knows: a receiver taken out of the settings still has its position, and what waits
+        # for it.
+        for name in [*known, *(name for name in stored if name not in known)]:
+            backlog = await open_docket.deliveries.backlog(name)
+            line = _about(name, stored.get(name), backlog, size=size, url=known[name].url if name in known else "")
+            line["public_keys"] = _public_keys(known[name]) if name in known else []
+            click.echo(json.dumps(line) if as_json else _shown(line))
 
 
 @webhooks.command()
 @click.argument("name")
-def test(name: str) -> None:
+@awaited
+async def test(name: str) -> None:
     """Sends the receiver NAME one message of the type memecourt.hook.test.
 
     Exits with 1 and the reason if the receiver does not accept it. Nothing is recorded, and nothing else is sent.
@@ -59,19 +57,14 @@ def test(name: str) -> None:
     from serving.webhooks.attempts import Outcome, Receiver
     from serving.webhooks.messages import trial_run
 
-    hook = _named(settings_of(), name)
-
-    async def work() -> str:
-        receiver = Receiver(hook)
-        try:
-            # Not by way of the docket: a trial message must not take a place among those that are delivered in order.
-            answer = await receiver.send(trial_run(datetime.now(UTC)))
-        finally:
-            await receiver.aclose()
-        return "" if answer.outcome is Outcome.DELIVERED else answer.error
-
-    if fault := run(work()):
-        raise click.ClickException(f"{name} did not take it: {fault}.")
+    receiver = Receiver(_named(settings_of(), name))
+    try:
+        # Not by way of the docket: a trial message must not take a place among those that are delivered in order.
+        answer = await receiver.send(trial_run(datetime.now(UTC)))
+    finally:
+        await receiver.aclose()
+    if answer.outcome is not Outcome.DELIVERED and answer.error:
+        raise click.ClickException(f"{name} did not take it: {answer.error}.")
     click.echo(f"{name} took it.")
 
 
@@ -81,7 +74,8 @@ def test(name: str) -> None:
     "--from", "entry", type=click.IntRange(min=0), required=True, help="Number of the first log entry to send."
 )
 @docket_option
-def replay(name: str, entry: int, docket: object) -> None:
+@awaited
+async def replay(name: str, entry: int, docket: object) -> None:
     """Delivers everything from a log entry on to the receiver NAME again.
 
     Messages keep their ids, so that a receiver can recognise duplicates.
@@ -94,16 +88,17 @@ def replay(name: str, entry: int, docket: object) -> None:
             raise click.ClickException(f"The log has {size:,} entries: --from is at most {size}.")
         return await open_docket.hooks.replay(name, entry)
 
-    _change(docket, name, work)
+    await _change(docket, name, work)
     click.echo(f"{name} is told everything from entry {entry} on.")
 
 
 @webhooks.command()
 @click.argument("name")
 @docket_option
-def enable(name: str, docket: object) -> None:
+@awaited
+async def enable(name: str, docket: object) -> None:
     """Resumes deliveries to the receiver NAME where they stopped, including messages that were given up."""
-    _change(docket, name, lambda open_docket: open_docket.hooks.enable(name))
+    await _change(docket, name, lambda open_docket: open_docket.hooks.enable(name))
     click.echo(f"{name} is enabled.")
 
 
@@ -111,10 +106,11 @@ def enable(name: str, docket: object) -> None:
 @click.argument("name")
 @click.option("--why", default="By hand.", show_default=True, help="Reason, shown by `list`.")
 @docket_option
-def disable(name: str, why: str, docket: object) -> None:
+@awaited
+async def disable(name: str, why: str, docket: object) -> None:
     """Stops deliveries to the receiver NAME until it is enabled; messages of the meantime are delivered then."""
     now = datetime.now(UTC)
-    _change(docket, name, lambda open_docket: open_docket.hooks.disable(name, why=why, at=now))
+    await _change(docket, name, lambda open_docket: open_docket.hooks.disable(name, why=why, at=now))
     click.echo(f"{name} is disabled.")
 
 
@@ -157,12 +153,10 @@ def _named(settings: Settings, name: str) -> WebhookSettings:
     raise click.ClickException(f"There is no webhook {printable(name)} in the settings. There are: {known}.")
 
 
-def _change(docket: object, name: str, change: Callable[[Docket], Awaitable[bool]]) -> None:
-    async def work() -> bool:
-        async with docket_in(settings_of(docket=docket)) as open_docket:
-            return await change(open_docket)
-
-    if not run(work()):
+async def _change(docket: object, name: str, change: Callable[[Docket], Awaitable[bool]]) -> None:
+    async with docket_in(settings_of(docket=docket)) as open_docket:
+        known = await change(open_docket)
+    if not known:
         raise click.ClickException(
             f"The docket knows no webhook {printable(name)}. `memecourt webhooks list` shows those it does; a server "
             "enters those of its settings when it starts."
