@@ -331,7 +331,8 @@ def test_silent_telemetry_counts_and_logs_nothing(caplog):
     caplog.set_level(logging.DEBUG)
     asyncio.run(a_court().run(TrialCase("t", a_meme(), Procedure.SUMMARY), forwarding_sink(SILENT.watch)))
     SILENT.reused(near=True)
-    SILENT.reviewed(ReviewOutcome.UPHELD)
+    SILENT.metrics.reviewed(ReviewOutcome.UPHELD)
+    SILENT.metrics.state.anchored(3)
     SILENT.observe(running=lambda: 1)
     assert (
         not [record for record in caplog.records if record.name != "asyncio"]
