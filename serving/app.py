@@ -147,10 +147,12 @@ async def serve(
         )
         executor = await _unless_stopping(stopping, opening)
         if executor is not None:
-            if isinstance(place := settings.docket_place, Path) and not stack.enter_context(lock_docket(place)):
+            if isinstance(docket_address := settings.docket_place, Path) and not stack.enter_context(
+                lock_docket(docket_address)
+            ):
                 tell(
-                    f"Another server of this machine serves the docket {place} too: its trials are listed here, and "
-                    "each answers its own callers."
+                    f"Another server of this machine serves the docket {docket_address} too: its trials are listed "
+                    "here, and each answers its own callers."
                 )
             if anchor is not None:
                 state.anchored(0)

@@ -126,11 +126,11 @@ async def open_court(
             if isinstance(encoder, EncoderProcess):
                 stack.callback(encoder.close)
             # The court's own library first, then each library of a namespace once.
-            for place in (settings.library, *(each.library for each in settings.namespaces.values() if each.library)):
-                if place not in finders:
+            for address in (settings.library, *(each.library for each in settings.namespaces.values() if each.library)):
+                if address not in finders:
                     # All use the court's encoder: a library built with another one is refused when opened.
-                    own = settings.model_copy(update={"library": place})
-                    finders[place] = await _open_followed(
+                    own = settings.model_copy(update={"library": address})
+                    finders[address] = await _open_followed(
                         own, encoder, pictures, tell=tell, stack=stack, following=follow_library
                     )
         else:
@@ -361,12 +361,14 @@ def corrections_for(executor: TrialExecutor, settings: Settings) -> Corrections 
 async def forget_in_library(settings: Settings, precedent_id: str, *, who: str, why: str) -> bool:
     """Deletes a precedent from all libraries that the settings name; True if any of them contained it."""
     # From all of them: a namespace may have had another library when the trial was overruled.
-    places = {settings.library or _starter(settings), *(each.library for each in settings.namespaces.values())} - {None}
+    addresses = {settings.library or _starter(settings), *(each.library for each in settings.namespaces.values())} - {
+        None
+    }
     found = False
     # As text, since paths and addresses can't be compared with each other.
-    for place in sorted(places, key=str):
-        assert place is not None
-        found |= await forget_precedent(partial(open_writer, place), precedent_id, who=who, why=why)
+    for address in sorted(addresses, key=str):
+        assert address is not None
+        found |= await forget_precedent(partial(open_writer, address), precedent_id, who=who, why=why)
     return found
 
 

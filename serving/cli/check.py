@@ -22,7 +22,7 @@ _SHOWN = 10  # ids that are listed of each kind; --json lists all
 
 @click.command()
 @click.argument(
-    "place",
+    "path",
     callback=place_on_disk("Check the folder that it was pushed from, and push it again if you mend it."),
     metavar="LIBRARY",
 )
@@ -45,7 +45,7 @@ _SHOWN = 10  # ids that are listed of each kind; --json lists all
 @click.option("--encoder", metavar="NAME", help="Encoder for --against, as for `build`. [default: the library's own]")
 @click.option("--json", "as_json", is_flag=True, help="Print all findings as one JSON object.")
 def check(
-    place: Path, against: Path | None, pictures: Path | None, sure: float, encoder: str | None, as_json: bool
+    path: Path, against: Path | None, pictures: Path | None, sure: float, encoder: str | None, as_json: bool
 ) -> None:
     """Searches a LIBRARY for faults, and lists them by ids; no text of a meme is printed.
 
@@ -68,7 +68,7 @@ def check(
         raise click.UsageError("--pictures are those of --against: give that too.")
     try:
         # Not by `run`, whose exit code for errors means findings here.
-        found = asyncio.run(_check(place, against=against, pictures=pictures, sure=sure, requested=encoder))
+        found = asyncio.run(_check(path, against=against, pictures=pictures, sure=sure, requested=encoder))
     except (CourtError, OSError) as error:
         message = error.message if isinstance(error, CourtError) else f"It can't be checked: {error.strerror}."
         click.echo(f"Error: {message}", err=True)
@@ -81,7 +81,7 @@ def check(
 
 
 async def _check(
-    place: Path, *, against: Path | None, pictures: Path | None, sure: float, requested: str | None
+    path: Path, *, against: Path | None, pictures: Path | None, sure: float, requested: str | None
 ) -> LibraryCheck:
     from tempfile import TemporaryDirectory
 
@@ -97,7 +97,7 @@ async def _check(
     leaks = None
     if against is None:
         # No encoder, for nothing is embedded.
-        library = await asyncio.to_thread(Library.open, place, None)
+        library = await asyncio.to_thread(Library.open, path, None)
     else:
         rows = await asyncio.to_thread(read_source, Source(path=against, pictures=pictures))
         if not rows.good:
@@ -106,8 +106,8 @@ async def _check(
             tell(f"{len(rows.problems):,} rows of the file can't be used and were not compared.")
         settings = settings_of(encoder=requested)
         tell("Loading the encoder …")
-        encoder = await asyncio.to_thread(load_encoder_for, place, settings.encoder)
-        library = await asyncio.to_thread(Library.open, place, encoder.identity)
+        encoder = await asyncio.to_thread(load_encoder_for, path, settings.encoder)
+        library = await asyncio.to_thread(Library.open, path, encoder.identity)
         reader = GuardedPictureReader(workers=settings.picture_workers)
         try:
             with TemporaryDirectory(prefix="memecourt-") as folder:

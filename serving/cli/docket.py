@@ -317,10 +317,10 @@ async def restore(folder: Path, docket: Path | Address | None) -> None:
     from serving.docket.backup import restore as bring_back
 
     settings = settings_of(docket=docket)
-    place = settings.docket_place
-    found = await bring_back(folder, place, settings.pictures_place, tell=tell)
-    click.echo(f"{place}: {found.entries:,} entries, {found.trials:,} trials, {found.pictures:,} pictures; clean")
-    key = settings.docket_key_place or Path(str(place)).with_suffix(".key")
+    address = settings.docket_place
+    found = await bring_back(folder, address, settings.pictures_place, tell=tell)
+    click.echo(f"{address}: {found.entries:,} entries, {found.trials:,} trials, {found.pictures:,} pictures; clean")
+    key = settings.docket_key_place or Path(str(address)).with_suffix(".key")
     if not key.exists():
         tell(f"Its private key is not at {key}: put it back before anything is judged with this docket.")
 
@@ -353,8 +353,8 @@ def _report_lines(report: Report, with_anchor: bool) -> list[str]:
     ]
     if with_anchor:
         lines.append(line("anchored", f"{report.anchored:,} entries (checkpoints kept outside: {report.anchors:,})"))
-    alone = f"{report.tail:,} entries: nothing but the docket's own key vouches for them"
-    lines.append(line("unanchored", alone if report.tail else "none"))
+    tail = f"{report.tail:,} entries: nothing but the docket's own key vouches for them"
+    lines.append(line("unanchored", tail if report.tail else "none"))
     total = sum(report.counts.values())
     if total:
         lines += ["", *(f"{finding.fault:<20} {printable(finding.text)}" for finding in report.findings[:_MOST_LISTED])]

@@ -26,9 +26,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
 _LABELS = click.Choice(["harmful", "not_harmful"])
-_place = click.argument("place", callback=changed_place, metavar="LIBRARY")
+_address = click.argument("address", callback=changed_place, metavar="LIBRARY")
 _on_disk = click.argument(
-    "place",
+    "address",
     callback=place_on_disk(
         "There is nothing to compact: what was removed leaves the tables of the search at once, and only the history "
         "keeps it, to bring it back."
@@ -47,7 +47,7 @@ def _signed(command: F) -> F:
 
 
 @click.command("add-one")
-@_place
+@_address
 @_id
 @click.argument("label", type=_LABELS)
 @click.option("--text", default="", help="Text of the meme.")
@@ -63,7 +63,7 @@ def _signed(command: F) -> F:
 @_json
 @awaited
 async def add_one(
-    place: Path | Address,
+    address: Path | Address,
     id_: str,
     label: str,
     text: str,
@@ -87,7 +87,7 @@ async def add_one(
     settings = settings_of(encoder=encoder)
     tell("Loading the encoder …")
     # The encoder that made the library: vectors of another could not be compared with its own.
-    loaded = await asyncio.to_thread(load_encoder_for, place, settings.encoder)
+    loaded = await asyncio.to_thread(load_encoder_for, address, settings.encoder)
     try:
         image = None if picture is None else await asyncio.to_thread(picture.read_bytes)
     except OSError as error:
@@ -97,7 +97,7 @@ async def add_one(
     reader = GuardedPictureReader(workers=settings.picture_workers)
     try:
         change, cut = await add_meme(
-            lambda: open_writer(place),
+            lambda: open_writer(address),
             loaded,
             reader,
             id_=id_,
@@ -115,43 +115,43 @@ async def add_one(
 
 
 @click.command()
-@_place
+@_address
 @_id
 @_signed
 @_json
-def remove(place: Path | Address, id_: str, who: str, why: str, as_json: bool) -> None:
+def remove(address: Path | Address, id_: str, who: str, why: str, as_json: bool) -> None:
     """Removes the precedent ID from a LIBRARY. The removal can be revoked until `compact --forget`."""
-    _print_change(_done(place, lambda writer: writer.remove(id_, who=who, why=why)), as_json)
+    _print_change(_done(address, lambda writer: writer.remove(id_, who=who, why=why)), as_json)
 
 
 @click.command()
-@_place
+@_address
 @_id
 @click.argument("label", type=_LABELS)
 @_signed
 @_json
-def relabel(place: Path | Address, id_: str, label: str, who: str, why: str, as_json: bool) -> None:
+def relabel(address: Path | Address, id_: str, label: str, who: str, why: str, as_json: bool) -> None:
     """Gives the precedent ID of a LIBRARY another LABEL, which counts as verified."""
-    _print_change(_done(place, lambda writer: writer.relabel(id_, _label(label), who=who, why=why)), as_json)
+    _print_change(_done(address, lambda writer: writer.relabel(id_, _label(label), who=who, why=why)), as_json)
 
 
 @click.command()
-@_place
+@_address
 @click.argument("number", type=click.IntRange(min=1), metavar="CHANGE")
 @_signed
 @_json
-def revoke(place: Path | Address, number: int, who: str, why: str, as_json: bool) -> None:
+def revoke(address: Path | Address, number: int, who: str, why: str, as_json: bool) -> None:
     """Reverts a CHANGE of a LIBRARY, given by its number in the history, with a further change."""
-    _print_change(_done(place, lambda writer: writer.revoke(number, who=who, why=why)), as_json)
+    _print_change(_done(address, lambda writer: writer.revoke(number, who=who, why=why)), as_json)
 
 
 @click.command()
-@_place
+@_address
 @click.argument("id_", metavar="[ID]", required=False)
 @_json
-def history(place: Path | Address, id_: str | None, as_json: bool) -> None:
+def history(address: Path | Address, id_: str | None, as_json: bool) -> None:
     """Lists every change of a LIBRARY, or of its precedent ID: who made it, why, when, and whether it is in force."""
-    changes = _done(place, lambda writer: writer.history(id_))
+    changes = _done(address, lambda writer: writer.history(id_))
     if as_json:
         click.echo(json.dumps([one.model_dump(mode="json") for one in changes]))
         return
@@ -171,11 +171,11 @@ def history(place: Path | Address, id_: str | None, as_json: bool) -> None:
 )
 @_json
 @awaited
-async def compact(place: Path, forget: bool, as_json: bool) -> None:
+async def compact(address: Path, forget: bool, as_json: bool) -> None:
     """Rewrites a LIBRARY without removed precedents. The history stays, with what it needs to restore them."""
     from retrieval.library.writer import LibraryWriter
 
-    library = await asyncio.to_thread(lambda: LibraryWriter.open(place).compact(forget=forget))
+    library = await asyncio.to_thread(lambda: LibraryWriter.open(address).compact(forget=forget))
     if as_json:
         click.echo(json.dumps({"digest": library.digest, "memes": library.counts.memes}))
     else:
@@ -191,11 +191,11 @@ def _label(word: str) -> PrecedentLabel:
     return Label.HARMFUL if word == "harmful" else Label.NOT_HARMFUL
 
 
-def _done(place: Path | Address, work: Callable[[Writer], T]) -> T:
+def _done(address: Path | Address, work: Callable[[Writer], T]) -> T:
     from retrieval.library.edit import changed
     from retrieval.open import open_writer
 
-    return run(changed(lambda: open_writer(place), work))
+    return run(changed(lambda: open_writer(address), work))
 
 
 def _print_change(change: Change, as_json: bool) -> None:

@@ -209,7 +209,7 @@ async def _one(settings: Settings, trial_id: str, form: str, options: dict[str, 
             source = await gather(trial_id, trials=store.trials, log=store.log, pictures=wanted, library=library)
         if wanted is Pictures.SHARP:
             # While the docket is open and before the file is written: what can't be noted must not go out.
-            await _note(store.reviews, trial_id, form)
+            await _record_access(store.reviews, trial_id, form)
     filled = _filled(options["filled"])
     return await asyncio.to_thread(
         lambda: write_trial(
@@ -239,11 +239,11 @@ def _filled(path: Path | None) -> dict[str, Any]:
     return own
 
 
-async def _note(reviews: ReviewStore, trial_id: str, form: str) -> None:
+async def _record_access(reviews: ReviewStore, trial_id: str, form: str) -> None:
     """The docket notes that pictures went out as they were judged, before they do."""
     from datetime import UTC
 
-    await reviews.note_access(trial_id, who=_WHO, what=f"export as {form}", at=datetime.now(UTC))
+    await reviews.record_access(trial_id, who=_WHO, what=f"export as {form}", at=datetime.now(UTC))
 
 
 async def _many(settings: Settings, form: str, which: TrialFilter, out: Path) -> tuple[int, list[str]]:
@@ -269,7 +269,7 @@ def _output(out: Path) -> Iterator[BinaryIO]:
         # Behind a link it is the file that is replaced, and not the link.
         out = out.resolve()
     # In the same folder, so that the renaming is one step; named by process, so that two exports don't share one.
-    beside = out.with_name(f".{out.name}.{os.getpid()}.part")
+    unfinished = out.with_name(f".{out.name}.{os.getpid()}.part")
     try:
         if to_stdout:
             yield sys.stdout.buffer
@@ -280,18 +280,18 @@ def _output(out: Path) -> Iterator[BinaryIO]:
             with out.open("wb") as file:
                 yield file
             return
-        with beside.open("wb") as file:
+        with unfinished.open("wb") as file:
             yield file
             file.flush()
             # On the disk before it has its name: after a crash no partial file has it.
             os.fsync(file.fileno())
         # An export is the caller's file, unlike the docket's own, which are for their owner alone (BO-5).
-        hand_on(beside)
-        beside.replace(out)
+        hand_on(unfinished)
+        unfinished.replace(out)
     except OSError as error:
         raise click.ClickException(f"{out} can't be written: {error.strerror}.") from None
     finally:
-        beside.unlink(missing_ok=True)
+        unfinished.unlink(missing_ok=True)
 
 
 def _some(trial_ids: list[str]) -> str:

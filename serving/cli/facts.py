@@ -30,7 +30,7 @@ def facts() -> None:
 
 
 @facts.command()
-@click.argument("place", type=_folder, metavar="DIR")
+@click.argument("folder", type=_folder, metavar="DIR")
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path), metavar="[FILE…]")
 @click.option("--starter", is_flag=True, help="Use the demonstration corpus of MemeCourt instead of FILEs.")
 @_encoder
@@ -46,7 +46,7 @@ def facts() -> None:
 @click.option("--skip-bad", is_flag=True, help="Skip and list unreadable documents instead of stopping.")
 @_json
 def build(
-    place: Path,
+    folder: Path,
     files: tuple[Path, ...],
     starter: bool,
     encoder: str | None,
@@ -87,7 +87,7 @@ def build(
 
         trusted = read_trust(trust) if trust else {}
         origin = Origin(source, _checked_date(date))
-        refuse_corpus_place(place, replace)  # before anything is read or loaded
+        refuse_corpus_place(folder, replace)  # before anything is read or loaded
         extractor = TextExtractor()
         try:
             read = await read_documents([STARTER_FACTS] if starter else files, extractor, origin=origin)
@@ -104,9 +104,9 @@ def build(
         loaded = await asyncio.to_thread(load_text_encoder, encoder or BUILTIN)
         manifest = await asyncio.to_thread(
             lambda: write_corpus(
-                place,
+                folder,
                 read.good,
-                name=name or ("starter" if starter else place.resolve().name),
+                name=name or ("starter" if starter else folder.resolve().name),
                 encoder=loaded,
                 trust=trusted,
                 demonstration=starter,
@@ -125,13 +125,13 @@ def build(
 
 
 @facts.command()
-@click.argument("place", type=_folder, metavar="DIR")
+@click.argument("folder", type=_folder, metavar="DIR")
 @click.option("--id", "id_", metavar="ID", help="Show this document, or one of its passages with #NUMBER.")
 @_json
 @awaited
-async def show(place: Path, id_: str | None, as_json: bool) -> None:
+async def show(folder: Path, id_: str | None, as_json: bool) -> None:
     """Describes the corpus in DIR after checking every byte, or shows one document."""
-    corpus = await _open(place, None, search=False)
+    corpus = await _open(folder, None, search=False)
     manifest = corpus.manifest
     if id_ is None:
         if as_json:
@@ -160,7 +160,7 @@ async def show(place: Path, id_: str | None, as_json: bool) -> None:
 
 
 @facts.command()
-@click.argument("place", type=_folder, metavar="DIR")
+@click.argument("folder", type=_folder, metavar="DIR")
 @click.argument("query")
 @click.option(
     "-k", "most", default=5, show_default=True, type=click.IntRange(1, 100), help="Number of passages to show."
@@ -168,9 +168,9 @@ async def show(place: Path, id_: str | None, as_json: bool) -> None:
 @_encoder
 @_json
 @awaited
-async def search(place: Path, query: str, most: int, encoder: str | None, as_json: bool) -> None:
+async def search(folder: Path, query: str, most: int, encoder: str | None, as_json: bool) -> None:
     """Finds the passages of the corpus in DIR that match QUERY, as the expert witness does."""
-    corpus = await _open(place, encoder, search=True)
+    corpus = await _open(folder, encoder, search=True)
     found = corpus.search(query, most)
     if as_json:
         hits = [
@@ -181,13 +181,13 @@ async def search(place: Path, query: str, most: int, encoder: str | None, as_jso
         return
     if not found:
         click.echo("Nothing in the corpus speaks about it.")
-    for place_, hit in enumerate(found, 1):
+    for number, hit in enumerate(found, 1):
         about = "  ".join(filter(None, (hit.document.source, hit.document.date, f"trust {hit.trust}")))
-        click.echo(f"{place_:>3}  {excerpt(hit.id, 40)}  {excerpt(about, 100)}")
+        click.echo(f"{number:>3}  {excerpt(hit.id, 40)}  {excerpt(about, 100)}")
         click.echo(f"     “{excerpt(hit.text, 160)}”")
 
 
-async def _open(place: Path, encoder: str | None, *, search: bool) -> FactCorpus:
+async def _open(folder: Path, encoder: str | None, *, search: bool) -> FactCorpus:
     import asyncio
 
     from retrieval.facts.corpus import open_corpus
@@ -195,8 +195,8 @@ async def _open(place: Path, encoder: str | None, *, search: bool) -> FactCorpus
 
     if not search:
         # Documents can be shown where the encoder of the corpus is not installed.
-        return await asyncio.to_thread(lambda: open_corpus(place, search=False))
-    return await asyncio.to_thread(open_facts, place, encoder)
+        return await asyncio.to_thread(lambda: open_corpus(folder, search=False))
+    return await asyncio.to_thread(open_facts, folder, encoder)
 
 
 def _checked_date(date: str) -> str:

@@ -52,8 +52,8 @@ _sources = with_options(
         help="Folder of the data set in its authors' layout, pictures included.",
     ),
 )
-_place = click.argument(
-    "place",
+_path = click.argument(
+    "path",
     callback=place_on_disk("Build the library in a folder, and put it there with `memecourt precedents push`."),
     metavar="LIBRARY",
 )
@@ -115,7 +115,7 @@ for _command in (*COMMANDS, check, push):
 
 
 @precedents.command()
-@_place
+@_path
 @_sources
 @click.option("--name", help="Name of the library. [default: its folder's name]")
 @click.option("--replace", is_flag=True, help="Replace an existing library, atomically.")
@@ -161,7 +161,7 @@ for _command in (*COMMANDS, check, push):
 @_json
 @awaited
 async def build(
-    place: Path,
+    path: Path,
     sources: tuple[Path, ...],
     name: str | None,
     replace: bool,
@@ -199,13 +199,13 @@ async def build(
     chosen = settings_of(encoder=encoder).encoder or BUILTIN
     _require_files(read)
     # Before the encoder is loaded and every meme embedded, which can take hours.
-    refuse_place(place, replace)
+    refuse_place(path, replace)
     name_of(chosen)
     async with _tools(lambda: partial(load_encoder, chosen, texts=text_encoder or "auto")) as (loaded, pictures):
         library, report = await build_library(
-            place,
+            path,
             read,
-            name=name or place.resolve().name,  # noqa: ASYNC240 - nothing else runs here
+            name=name or path.resolve().name,  # noqa: ASYNC240 - nothing else runs here
             encoder=loaded,
             picture_reader=pictures,
             progress=_progress(),
@@ -223,7 +223,7 @@ async def build(
 
 
 @precedents.command()
-@_place
+@_path
 @_sources
 @_encoder
 @_described
@@ -231,7 +231,7 @@ async def build(
 @_json
 @awaited
 async def add(
-    place: Path,
+    path: Path,
     sources: tuple[Path, ...],
     encoder: str | None,
     max_lost: float,
@@ -246,10 +246,10 @@ async def add(
     # First what is quick to check: loading the encoder takes seconds.
     read = _sources_of(sources, **described)
     _require_files(read)
-    async with _tools(lambda: choose_encoder(place, settings_of(encoder=encoder).encoder)) as (loaded, pictures):
+    async with _tools(lambda: choose_encoder(path, settings_of(encoder=encoder).encoder)) as (loaded, pictures):
         # Refused where another encoder made it: vectors of two can't be compared.
         library, report = await add_to_library(
-            Library.open(place, loaded.identity),
+            Library.open(path, loaded.identity),
             read,
             encoder=loaded,
             picture_reader=pictures,
@@ -328,13 +328,13 @@ async def search(
         return
     for note in found.notes:
         tell(note)
-    for place, exhibit in enumerate(found.exhibits, 1):
+    for number, exhibit in enumerate(found.exhibits, 1):
         halves = "  ".join(
             f"{name} {'    –' if value is None else format(value, '5.2f')}"
             for name, value in (("text", exhibit.text_similarity), ("picture", exhibit.picture_similarity))
         )
         label = word(exhibit.label)
-        click.echo(f"{place:>3}  {excerpt(exhibit.id, 30):<16} {label:<12} {halves}  {exhibit.source}")
+        click.echo(f"{number:>3}  {excerpt(exhibit.id, 30):<16} {label:<12} {halves}  {exhibit.source}")
         click.echo(f"     “{excerpt(exhibit.text, 90)}”")
 
 

@@ -45,17 +45,17 @@ def list_prompts() -> None:
 @prompts.command("show")
 @click.argument("role", type=click.Choice(_FILES))
 @click.option(
-    "--from", "place", metavar="SET", help="Prompt set: a packaged version or a folder. [default: trial.prompts]"
+    "--from", "name", metavar="SET", help="Prompt set: a packaged version or a folder. [default: trial.prompts]"
 )
-def show_prompt(role: str, place: str | None) -> None:
+def show_prompt(role: str, name: str | None) -> None:
     """Prints the file of one prompt, as a start for your own."""
     from court.errors import CourtError
     from court.prompts.sets import source
 
     try:
-        click.echo(source(place or settings_of().trial.prompts, role), nl=False)
+        click.echo(source(name or settings_of().trial.prompts, role), nl=False)
     except (CourtError, FileNotFoundError) as error:
-        message = error.message if isinstance(error, CourtError) else f"There are no packaged prompts {place}."
+        message = error.message if isinstance(error, CourtError) else f"There are no packaged prompts {name}."
         raise click.ClickException(message) from None
 
 
@@ -89,12 +89,12 @@ def diff_prompts(first: str, second: str) -> None:
     sys.exit(EXIT_DIFFERENT if lines else 0)
 
 
-def _open(place: str) -> PromptSet:
+def _open(name: str) -> PromptSet:
     from court.errors import CourtError
     from court.prompts.sets import open_set
 
     try:
-        return open_set(place)
+        return open_set(name)
     except CourtError as error:
         raise click.ClickException(error.message) from None
 

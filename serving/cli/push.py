@@ -17,12 +17,12 @@ _STEP = 20  # of how many times it is told how far a push is
 
 
 @click.command()
-@click.argument("place", type=click.Path(path_type=Path), metavar="LIBRARY")
+@click.argument("path", type=click.Path(path_type=Path), metavar="LIBRARY")
 @click.argument("database", metavar="postgresql://…")
 @click.option("--replace", is_flag=True, help="Replace an existing library and lose the changes made to it.")
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as one JSON object.")
 @awaited
-async def push(place: Path, database: str, replace: bool, as_json: bool) -> None:
+async def push(path: Path, database: str, replace: bool, as_json: bool) -> None:
     """Copies a LIBRARY into a PostgreSQL database with pgvector, in one transaction.
 
     Courts with `--library postgresql://…` then search it without a restart. Keep the password out of the command line:
@@ -46,7 +46,7 @@ async def push(place: Path, database: str, replace: bool, as_json: bool) -> None
 
     def work() -> Pushed:
         try:
-            return push_library(Library.open(place, None), address, replace=replace, progress=progress)
+            return push_library(Library.open(path, None), address, replace=replace, progress=progress)
         except OSError as error:
             raise BadLibrary("The precedent library can't be read.") from error
 

@@ -67,15 +67,15 @@ def rotate_key(
     if that rotation had another --who, --why or --compromised.
     """
     settings = settings_of(docket=docket)
-    place = settings.docket_key_place or Path(str(settings.docket_place)).with_suffix(".key")
+    path = settings.docket_key_place or Path(str(settings.docket_place)).with_suffix(".key")
     if prepare:
-        click.echo(run(_prepared(settings, place)))
+        click.echo(run(_prepared(settings, path)))
         return
     if not who or not why:
         raise click.UsageError("Say --who has the key changed, and --why.")
     if not yes:
         click.confirm("Have the docket's checkpoints signed with another key from now on?", abort=True)
-    done = run(_rotated(settings, place, who=who, why=why, compromised=compromised))
+    done = run(_rotated(settings, path, who=who, why=why, compromised=compromised))
     click.echo(done.public)
     if done.finished is not None:
         tell(
@@ -108,41 +108,41 @@ class RotatedKey:
     finished: KeyRotated | None = None
 
 
-async def _prepared(settings: Settings, place: Path) -> str:
-    public, is_current = await _next_key(settings, place)
+async def _prepared(settings: Settings, path: Path) -> str:
+    public, is_current = await _next_key(settings, path)
     if is_current:
         raise click.ClickException(
-            f"{printable(str(place))}.next holds the key that the docket has already gone over to. Finish that "
+            f"{printable(str(path))}.next holds the key that the docket has already gone over to. Finish that "
             "rotation first, by the command without --prepare, and then prepare another."
         )
     return public
 
 
-async def _next_key(settings: Settings, place: Path) -> tuple[str, bool]:
+async def _next_key(settings: Settings, path: Path) -> tuple[str, bool]:
     """The public key of FILE.next, which is made where there is none, and whether it is that of the docket already."""
     from serving.docket.store.keys import make_key, next_key, read_key
 
     async with docket_in(settings) as store:
         (current, *_) = reversed(await store.log_keys.keys())
         # Makes none where one is: that of --prepare, or of a run that was cut off, is the one that counts.
-        make_key(next_key(place), current.name)
-    public = str(read_key(next_key(place)).verifier)
+        make_key(next_key(path), current.name)
+    public = str(read_key(next_key(path)).verifier)
     return public, public == str(current)
 
 
-async def _rotated(settings: Settings, place: Path, *, who: str, why: str, compromised: bool) -> RotatedKey:
+async def _rotated(settings: Settings, path: Path, *, who: str, why: str, compromised: bool) -> RotatedKey:
     from serving.docket.store.keys import KeyFile, next_key, read_key, settle_keys
 
-    public, is_current = await _next_key(settings, place)
+    public, is_current = await _next_key(settings, path)
     finished = None
     async with docket_in(settings) as store:
         # The docket has gone over already, and was cut off before the files did.
         if is_current:
             finished = await _last_rotation(store)
         else:
-            old, new = KeyFile(place)(await store.log.vkey()), read_key(next_key(place))
+            old, new = KeyFile(path)(await store.log.vkey()), read_key(next_key(path))
             await store.log_keys.rotate(old, new, who=who, why=why, compromised=compromised, at=datetime.now(UTC))
-        retired = settle_keys(place)
+        retired = settle_keys(path)
     return RotatedKey(public, retired, finished)
 
 

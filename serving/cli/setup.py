@@ -28,14 +28,14 @@ def setup(reader: str | None) -> None:
     language = None if reader is None else _language(reader)
     try:
         try:
-            place = find_weights()
+            path = find_weights()
         except NotLoaded:
             # A folder that was named and has no weights is a mistake to report, and no reason to fetch others.
             if os.environ.get(WEIGHTS):
                 raise
             tell("Fetching the encoder's weights (91 MB) …")
-            place = fetch_weights()
-        click.echo(f"The encoder's weights are in {place}.")
+            path = fetch_weights()
+        click.echo(f"The encoder's weights are in {path}.")
         if language is None:
             return
         try:

@@ -28,9 +28,9 @@ def _list(context: click.Context, _: click.Parameter, preset: str | None) -> str
 
     click.echo(f"{'preset':<16}{'model':<30}{'weights':>8}{'GPU memory':>14}{'on each of two':>17}{'context':>10}")
     for one in PRESETS.values():
-        billions, alone, shared = one.weights / 1e9, one.memory_gib(), one.memory_gib(2)
+        billions, single, shared = one.weights / 1e9, one.memory_gib(), one.memory_gib(2)
         click.echo(
-            f"{one.name:<16}{one.model:<30}{billions:>7.1f}B{alone:>10.1f} GiB{shared:>13.1f} GiB{one.context:>10,}"
+            f"{one.name:<16}{one.model:<30}{billions:>7.1f}B{single:>10.1f} GiB{shared:>13.1f} GiB{one.context:>10,}"
             + (f"  {shlex.join(one.flags)}" if one.flags else "")
         )
     context.exit()

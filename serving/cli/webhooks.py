@@ -184,8 +184,8 @@ def _about(name: str, hook: Hook | None, backlog: Backlog, *, size: int, url: st
 
 
 def _shown(line: dict[str, object]) -> str:
-    place = "" if line["next_entry"] is None else f"  at entry {line['next_entry']} of {line['log_entries']}"
-    text = f"{line['name']}  {line['state']}{place}  {line['waiting']} waiting, {line['given_up']} given up"
+    position = "" if line["next_entry"] is None else f"  at entry {line['next_entry']} of {line['log_entries']}"
+    text = f"{line['name']}  {line['state']}{position}  {line['waiting']} waiting, {line['given_up']} given up"
     for word in ("failing_since", "paused_until"):
         text += f"  {word.replace('_', ' ')} {line[word]}" if line[word] else ""
     also = [line["url"], line["why"], *(line["public_keys"] if isinstance(line["public_keys"], list) else ())]

@@ -14,10 +14,10 @@ from starlette.responses import Response, StreamingResponse
 from court.errors import BadRequest
 from court.record import TrialState
 from court.verdict import Label
-from serving.console.pages.pictures import note
+from serving.console.pages.pictures import record_shown
 from serving.console.registry import Page, console_of, form_of, trial_of, visitor_of
 from serving.console.rendering import render
-from serving.console.review.parts import note_shown, note_verdict_shown
+from serving.console.review.parts import mark_shown, mark_verdict_shown
 from serving.console.visitors import Role
 from serving.docket.errors import TrialUnknown
 from serving.docket.store.listing import TrialFilter
@@ -63,15 +63,15 @@ async def _file(request: Request, pictures: Pictures) -> Response:
     # Logged before the file is written: an access that can't be logged must not happen.
     if pictures is Pictures.SHARP:
         for what in ("meme", *(f"precedent:{id_}" for id_ in source.precedents)):
-            await note(request, record, what)
-    await note_verdict_shown(request, source.record)  # a visitor who has read a verdict can't review it blind
+            await record_shown(request, record, what)
+    await mark_verdict_shown(request, source.record)  # a visitor who has read a verdict can't review it blind
     # A page with many pictures takes a second; other pages are served meanwhile.
     data = await asyncio.to_thread(lambda: write_trial(source, form, pictures=pictures))
     name = f"trial-{file_name(record.trial_id, form)}"
     return Response(data, media_type=_TYPES[form], headers=_attached(name))
 
 
-async def ask(request: Request) -> Response:
+async def export_form(request: Request) -> Response:
     """Shows the form for a selection."""
     return render(request, "export/choose.html", labels=list(Label), states=list(TrialState))
 
@@ -86,7 +86,7 @@ async def many(request: Request) -> Response:
     # Restricted to the visitor's namespaces, whatever the filter says.
     which = replace(_chosen(request), namespaces=visitor_of(request).namespaces)
     console = console_of(request)
-    selection = Selection(console.index, console.trials, which, partial(note_shown, request))
+    selection = Selection(console.index, console.trials, which, partial(mark_shown, request))
     chunks = selection.chunks(Form(named))
     name = f"trials-{datetime.now(UTC):%Y%m%d-%H%M%S}.{named}"
     return StreamingResponse(chunks, media_type=_TYPES[named], headers=_attached(name))
@@ -125,6 +125,6 @@ def _attached(name: str) -> dict[str, str]:
 PAGES = (
     Page("/trials/{trial_id}/export/{form}", one, role=Role.VIEWER, name="export"),
     Page("/trials/{trial_id}/export/{form}", one_sharp, role=Role.VIEWER, methods=("POST",)),
-    Page("/export", ask, role=Role.VIEWER, name="export_many", nav="Export"),
+    Page("/export", export_form, role=Role.VIEWER, name="export_many", nav="Export"),
     Page("/export/{form}", many, role=Role.VIEWER),
 )

@@ -111,9 +111,9 @@ def guarded(page: Page) -> Callable[[Request], Awaitable[Response]]:
             raise
         except Exception as error:
             # Here rather than in outer middleware, so that this answer has the headers of all others.
-            place = traceback.extract_tb(error.__traceback__)[-1]
+            frame = traceback.extract_tb(error.__traceback__)[-1]
             # Without the exception's message, which may contain untrusted text (PR-1).
-            where = f"{place.name}:{place.lineno}"
+            where = f"{frame.name}:{frame.lineno}"
             _log.error("%s on %s in %s", type(error).__qualname__, page.path, where)
             raise HTTPException(500) from None
 

@@ -58,7 +58,7 @@ class Backup(BaseModel):
 
 
 async def back_up(
-    docket: Docket, place: Path | Address, folder: Path, *, settings: str, software: str, tell: Tell
+    docket: Docket, address: Path | Address, folder: Path, *, settings: str, software: str, tell: Tell
 ) -> Backup:
     """Backs up a docket while it may be written to, and verifies the copy as ``docket verify`` does.
 
@@ -72,7 +72,7 @@ async def back_up(
         DocketError: Nothing was ever written to the docket, or the copy fails verification.
         Unavailable: The docket can't be read now, or the backup can't be written.
     """
-    if isinstance(place, Address):
+    if isinstance(address, Address):
         raise BadRequest(
             "This docket lies in PostgreSQL, which has means of its own: `pg_dump --format=custom DATABASE > FILE` and "
             "`pg_restore` into an empty database. Pictures are in it unless MEMECOURT_PICTURES names another place.",
@@ -86,7 +86,7 @@ async def back_up(
         # Private, like the docket (BO-5).
         new.mkdir(parents=True, mode=0o700)
         tell("Copying the database and the pictures …")
-        await _copy(docket, place, new)
+        await _copy(docket, address, new)
         (new / _SETTINGS).write_text(settings, encoding="utf-8")
         tell("Checking the copy …")
         report = await _checked(new / DATABASE, new)
@@ -108,11 +108,11 @@ async def back_up(
     return backup
 
 
-async def restore(folder: Path, place: Path | Address, pictures: Path | str | None, *, tell: Tell) -> Backup:
+async def restore(folder: Path, address: Path | Address, pictures: Path | str | None, *, tell: Tell) -> Backup:
     """Restores and verifies a backup. The database gets its name last: until then there is no docket.
 
     Args:
-        place: File of the docket, which must not exist yet.
+        address: File of the docket, which must not exist yet.
         pictures: Directory of its pictures; next to the file if not given.
 
     Raises:
@@ -121,27 +121,27 @@ async def restore(folder: Path, place: Path | Address, pictures: Path | str | No
         DocketError: The backup is damaged.
         Unavailable: The docket can't be written.
     """
-    if isinstance(place, Address):
+    if isinstance(address, Address):
         raise BadRequest("A backup is restored to a file: name it with --docket.", field="docket")
     if isinstance(pictures, str):
         raise BadRequest("Pictures are restored to a directory. Leave MEMECOURT_PICTURES out, or name one.")
-    beside = pictures or place.with_name(f"{place.name}-pictures")
+    picture_folder = pictures or address.with_name(f"{address.name}-pictures")
     try:
         backup = Backup.model_validate_json((folder / _MANIFEST).read_bytes())
     except (OSError, ValidationError):
         raise BadRequest(
             f"{folder} is no finished backup: {_MANIFEST} is missing in it, or damaged.", reason="NO_BACKUP"
         ) from None
-    for one in (place, beside):
+    for one in (address, picture_folder):
         _refuse_existing(one)
     try:
         # Before anything is copied, so that a damaged backup leaves nothing behind.
         if await asyncio.to_thread(sha256_of, folder / DATABASE) != backup.database_sha256:
             raise DocketError("The backup's database is not what was written: its SHA-256 is another.")
         tell("Copying the database and the pictures …")
-        new = place.with_name(place.name + _UNFINISHED)
-        place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        new_pictures = beside.with_name(beside.name + _UNFINISHED)
+        new = address.with_name(address.name + _UNFINISHED)
+        address.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        new_pictures = picture_folder.with_name(picture_folder.name + _UNFINISHED)
         shutil.rmtree(new_pictures, ignore_errors=True)
         await asyncio.to_thread(shutil.copytree, folder / PICTURES, new_pictures)
         await asyncio.to_thread(shutil.copyfile, folder / DATABASE, new)
@@ -150,17 +150,17 @@ async def restore(folder: Path, place: Path | Address, pictures: Path | str | No
         await asyncio.to_thread(_flush_all, new_pictures)
         flush(new)
         # In this order: a crash in between leaves pictures without a docket, rather than a docket without pictures.
-        new_pictures.rename(beside)
-        new.rename(place)
-        flush(place.parent)
+        new_pictures.rename(picture_folder)
+        new.rename(address)
+        flush(address.parent)
     except OSError as error:
-        raise _unwritable(place, error) from None
+        raise _unwritable(address, error) from None
     tell("Checking it …")
-    await _checked(place, folder, beside)
+    await _checked(address, folder, picture_folder)
     return backup
 
 
-async def _copy(docket: Docket, place: Path, new: Path) -> None:
+async def _copy(docket: Docket, address: Path, new: Path) -> None:
     """Copies the database, the pictures of its trials, the public key and the newest checkpoint."""
     pictures = ObjectPictures.open(new / PICTURES)
     copied: set[str] = set()
@@ -168,7 +168,7 @@ async def _copy(docket: Docket, place: Path, new: Path) -> None:
     try:
         while True:
             # The database first: pictures of later trials are then not needed.
-            await asyncio.to_thread(copy_sqlite, place, new / DATABASE)
+            await asyncio.to_thread(copy_sqlite, address, new / DATABASE)
             copy = Docket.open(new / DATABASE, create=False, read_only=True)
             try:
                 wanted = await copy.transactions.read(

@@ -68,7 +68,7 @@ class Docket:
     @classmethod
     def open(
         cls,
-        place: Path | Address,
+        address: Path | Address,
         *,
         create: bool = True,
         read_only: bool = False,
@@ -82,7 +82,7 @@ class Docket:
         Unavailable.
 
         Args:
-            place: SQLite file, or address of a PostgreSQL database.
+            address: SQLite file, or address of a PostgreSQL database.
             create: True to create the docket if it does not exist.
             read_only: True to open an existing file without writing.
             patience: Seconds to wait for another process that is writing.
@@ -99,18 +99,18 @@ class Docket:
             NotLoaded: The database's driver is not installed.
         """
         database: Database
-        if isinstance(place, Address):
-            database = PostgresDatabase.open(place, create=create, patience=patience)
+        if isinstance(address, Address):
+            database = PostgresDatabase.open(address, create=create, patience=patience)
             # Never in the database: anybody who can write to it could then sign another log.
             key = key or user_data_path("memecourt") / "docket.key"
         else:
-            database = sqlite.open_sqlite(place, create=create, patience=patience, read_only=read_only)
-            key = key or place.with_suffix(".key")
-            pictures = pictures or place.with_name(f"{place.name}-pictures")
-            beside = (place.with_name(place.name + suffix) for suffix in ("", "-wal", "-shm"))
+            database = sqlite.open_sqlite(address, create=create, patience=patience, read_only=read_only)
+            key = key or address.with_suffix(".key")
+            pictures = pictures or address.with_name(f"{address.name}-pictures")
+            files = (address.with_name(address.name + suffix) for suffix in ("", "-wal", "-shm"))
             if not database.read_only:
                 # Another umask may have left files that others can read (BO-5).
-                tighten([*beside, key, *([pictures] if isinstance(pictures, Path) else [])])
+                tighten([*files, key, *([pictures] if isinstance(pictures, Path) else [])])
             elif isinstance(pictures, Path) and not pictures.is_dir():
                 pictures = None  # it can't be created, and holds nothing
         try:

@@ -105,9 +105,9 @@ class GuardedConnection(H11Protocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def _begin_head(self) -> None:
-        again, self._idle = self._idle, False
+        was_idle, self._idle = self._idle, False
         self._silent_since, self._awaits_body = self.loop.time(), False
-        self._wait(HEAD_S, self._refuse if again else None)
+        self._wait(HEAD_S, self._refuse if was_idle else None)
 
     def _refuse(self) -> None:
         """Ends a further request whose head takes too long: its caller must not take it for a lost one."""

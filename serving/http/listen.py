@@ -97,8 +97,8 @@ async def open_listener(
             yield f"{scheme}://{shown}:{listening.getsockname()[1]}"
         finally:
             server.should_exit = True
-            for beside in tasks[1:]:
-                beside.cancel()
+            for task in tasks[1:]:
+                task.cancel()
             await asyncio.wait(tasks)
 
 

@@ -181,7 +181,7 @@ class VllmServer:
                     # No connection yet, or one that broke off: whether the process still runs is what ends the loop.
                     with suppress(httpx2.TransportError):
                         if (await client.get("/health", timeout=5)).status_code == 200:
-                            return await self._ask(client)
+                            return await self._request(client)
                     await asyncio.sleep(0.2)
                 code = await self.ended()
                 raise VllmFailed(
@@ -195,7 +195,7 @@ class VllmServer:
             log=self.log(),
         )
 
-    async def _ask(self, client: httpx2.AsyncClient) -> None:
+    async def _request(self, client: httpx2.AsyncClient) -> None:
         """One token, about a picture if it is to take any: a model without eyes is found out here."""
         question: list[dict[str, Any]] = [{"type": "text", "text": "Say yes."}]
         if self.settings.images:

@@ -89,14 +89,14 @@ def response_of(hearing: TrialResult) -> wire.JudgeResponse:
     return response
 
 
-def answer_of(answer: Answer, ask: TrialRequest, *, client_token: bytes = b"") -> wire.JudgeResponse:
+def answer_of(answer: Answer, request: TrialRequest, *, client_token: bytes = b"") -> wire.JudgeResponse:
     """Builds the part of a response that is specific to its request.
 
     Merged with :func:`verdict_of` of the record, it is the complete response.
     """
     response = wire.JudgeResponse(
         request_id=answer.name.request_id,
-        content=wire.Content(namespace=ask.namespace, id=ask.content_id),
+        content=wire.Content(namespace=request.namespace, id=request.content_id),
         client_token=client_token,
         # Unlike the verdict, the decision changes with a review.
         decision=answer.record.decision or "",

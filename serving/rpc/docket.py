@@ -23,7 +23,7 @@ from serving.judging.executor import TrialExecutor
 from serving.judging.feed import EventFeed
 from serving.rpc.calls import Budget, Method, Session, changing, grpc_handler
 from serving.rpc.convert import MOST_WHY, found_to_be, number, required, signed, within
-from serving.rpc.listings import line_of, place_of, summary_of, token_of, trial_of, which_of
+from serving.rpc.listings import cursor_of, line_of, summary_of, token_of, trial_of, which_of
 from serving.rpc.watch import watch_reviews
 from serving.telemetry import SILENT, Telemetry
 
@@ -113,7 +113,7 @@ class DocketService:
         with self._session.call() as docket:
             size = number(request.page_size, _PAGE, _MOST_A_PAGE, "page_size")
             which = which_of(request.filter)
-            after = place_of(within(request.page_token, 1000, "page_token"), which)
+            after = cursor_of(within(request.page_token, 1000, "page_token"), which)
             # One more than fits shows whether there is another page.
             lines = await docket.index.list(limit=size + 1, after=after, which=which)
             page = lines[:size]

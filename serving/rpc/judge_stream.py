@@ -104,7 +104,7 @@ class _OpenStream:
             context, idle_s, "Read them as they come; those that are left can be had by asking again."
         )
         self._on_sent = on_sent
-        self._places = asyncio.Semaphore(most)
+        self._slots = asyncio.Semaphore(most)
         self._writing = asyncio.Lock()
         self.idle_error: BadRequest | None = None
         self._read = 0
@@ -118,7 +118,7 @@ class _OpenStream:
     async def next(self) -> tuple[wire.JudgeStreamRequest, Reservation] | None:
         """Waits for a free place and reads the next request; None if the caller has finished sending."""
         # First the place, then the memory: no memory is reserved for a request that would only wait.
-        await self._places.acquire()
+        await self._slots.acquire()
         received = await self._memory.receive(
             self._context, of=self._of, in_call=self._read > 0, busy_until=self._busy_until
         )
@@ -148,7 +148,7 @@ class _OpenStream:
         finally:
             self._answered += 1
             self._last_answer = asyncio.get_running_loop().time()
-            self._places.release()
+            self._slots.release()
 
     async def _write(self, data: bytes) -> None:
         if self.idle_error is not None:

@@ -22,7 +22,7 @@ from serving.rpc.convert import few, language, time_of, within
 
 W = TypeVar("W")
 
-Place: TypeAlias = tuple[datetime, str]
+Cursor: TypeAlias = tuple[datetime, str]
 """Cursor of a listing: opening time and id of the last trial on the previous page."""
 
 _MOST_NAMES, _LONGEST_NAME = 1000, 256
@@ -131,19 +131,19 @@ def which_of(wanted: wire.TrialFilter) -> TrialFilter:
     )
 
 
-def token_of(place: Place, which: TrialFilter) -> str:
+def token_of(cursor: Cursor, which: TrialFilter) -> str:
     """Builds a page token: the cursor of the next page, with a checksum that ties it to this filter.
 
     The token is not secret and grants no rights: the filter and the caller's namespaces limit every page, whatever its
     token says. So the checksum needs no key, and a token works at every server of the same docket.
     """
-    micros = (place[0] - _EPOCH) // timedelta(microseconds=1)
-    content = canonical_bytes([micros, place[1]])
+    micros = (cursor[0] - _EPOCH) // timedelta(microseconds=1)
+    content = canonical_bytes([micros, cursor[1]])
     # Without padding, which would have to be escaped in URLs.
     return base64.urlsafe_b64encode(_seal(content, which) + content).decode().rstrip("=")
 
 
-def place_of(token: str, which: TrialFilter) -> Place | None:
+def cursor_of(token: str, which: TrialFilter) -> Cursor | None:
     """Parses a page token; None for the first page.
 
     Raises:
@@ -157,10 +157,10 @@ def place_of(token: str, which: TrialFilter) -> Place | None:
         # Re-encoding must give the same token: several tokens decode to the same bytes, and an altered one could pass.
         if seal == _seal(content, which) and base64.urlsafe_b64encode(sealed).decode().rstrip("=") == token:
             micros, trial_id = json.loads(content)
-            place = _EPOCH + timedelta(microseconds=micros), trial_id
+            cursor = _EPOCH + timedelta(microseconds=micros), trial_id
             # Anybody can compute the checksum, so the content is validated too.
             if isinstance(trial_id, str) and trial_id.isprintable():
-                return place
+                return cursor
     except (ValueError, TypeError, OverflowError):
         pass
     raise BadRequest(

@@ -149,9 +149,9 @@ class Telemetry:
         if self._logs:
             trial.log(_trials_log, event)
         calls = trial.calls(event)
-        self.metrics.note(event, trial, calls)
+        self.metrics.on_event(event, trial, calls)
         if self._tracing:
-            self._tracing.note(event, trial, calls)
+            self._tracing.on_event(event, trial, calls)
         if isinstance(event, VerdictGiven | TrialFailed):
             # After metrics and spans, which need the earlier state.
             self._trials.pop(event.trial_id, None)

@@ -115,7 +115,7 @@ def safe_parts(record: logging.LogRecord) -> tuple[str, str]:
     """Returns the parts of a log record that may be shown: its message, and the place of its exception."""
     where = ""
     if record.exc_info and record.exc_info[1]:
-        where = _place(record.exc_info[1])
+        where = _traceback_of(record.exc_info[1])
     ours = _of(record, _OURS)
     if not ours and not _of(record, _HARMLESS):
         return f"{PurePath(record.pathname).name}:{record.lineno} (what libraries say is not logged)", where
@@ -137,14 +137,14 @@ def _quoted(value: Any) -> Any:
     return value if not isinstance(value, str) or _BARE.fullmatch(value) else json.dumps(value, ensure_ascii=False)
 
 
-def _place(error: BaseException | None) -> str:
+def _traceback_of(error: BaseException | None) -> str:
     """Returns types and tracebacks of an exception and its causes, without their messages."""
-    places: list[str] = []
+    parts: list[str] = []
     # Limited, since a chain of causes can be of any length.
-    while error is not None and len(places) < 10:
-        places.append(type(error).__qualname__ + "\n" + "".join(traceback.format_tb(error.__traceback__)).rstrip("\n"))
+    while error is not None and len(parts) < 10:
+        parts.append(type(error).__qualname__ + "\n" + "".join(traceback.format_tb(error.__traceback__)).rstrip("\n"))
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    return "\nafter ".join(places)
+    return "\nafter ".join(parts)
 
 
 def _visible(line: str) -> str:

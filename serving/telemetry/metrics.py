@@ -281,7 +281,7 @@ class Metrics:
             if read is not None:
                 gauge.set_function(read)
 
-    def note(self, event: AnyEvent, trial: ObservedTrial, calls: Sequence[ReportedCall]) -> None:
+    def on_event(self, event: AnyEvent, trial: ObservedTrial, calls: Sequence[ReportedCall]) -> None:
         """Counts a stored event of a trial; ``calls`` are the model calls that it reports first."""
         for each in calls:
             self._count_call(each, trial)

@@ -58,9 +58,9 @@ class MetricsPort:
 
 
 def _listening(host: str, port: int) -> _Server:
-    family, *_, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    family, *_, bound = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     kind = type("_Server", (_Server,), {"address_family": family})
-    server: _Server = kind((str(place[0]), port), _Scrape)  # getaddrinfo takes ports modulo 65,536
+    server: _Server = kind((str(bound[0]), port), _Scrape)  # getaddrinfo takes ports modulo 65,536
     return server
 
 

@@ -120,7 +120,7 @@ class Tracing:
             span.set_status(Status(StatusCode.ERROR))
         span.end()
 
-    def note(self, event: AnyEvent, trial: ObservedTrial, calls: Sequence[ReportedCall]) -> None:
+    def on_event(self, event: AnyEvent, trial: ObservedTrial, calls: Sequence[ReportedCall]) -> None:
         """Adds a stored event to its trial's spans; ``calls`` are the model calls that it is the first to report."""
         if event.state is TrialState.OPEN:
             trial.span = self._trial(event, trial)

@@ -147,9 +147,9 @@ def _precedents(transcribed: Transcript) -> _Rows:
     readings: Mapping[str, str] = (
         {one.id: one.supports for one in transcribed.ruling.precedents} if transcribed.ruling else {}
     )
-    for place, one in enumerate(transcribed.precedents, 1):
+    for number, one in enumerate(transcribed.precedents, 1):
         read = f"; the Judge: {readings[one.id]}" if one.id in readings else ""
-        yield f"precedent {place}", (f"{one.id}, {word(one.label)}, similarity {one.similarity:.3f}{read}", False)
+        yield f"precedent {number}", (f"{one.id}, {word(one.label)}, similarity {one.similarity:.3f}{read}", False)
     if transcribed.vote:
         vote = transcribed.vote
         yield "vote", (f"{vote.harmful} of {vote.voters} harmful, probability {vote.probability:.3f}", False)

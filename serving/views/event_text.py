@@ -101,8 +101,8 @@ def pieces_of(event: e.AnyEvent) -> Iterator[Piece]:
         case e.TrialFailed():
             yield Fact("at step", event.step)
             yield from _unused(event.unused)
-            again = "asking again may help" if event.retryable else "asking again will not help"
-            yield Speech(f"{event.message} ({event.reason}; {again})")
+            advice = "asking again may help" if event.retryable else "asking again will not help"
+            yield Speech(f"{event.message} ({event.reason}; {advice})")
         case e.TrialResumed():
             yield Fact("software", f"memecourt {event.software}")
         case e.VerdictReviewed():
@@ -233,7 +233,7 @@ def _expert(
             for hit in event.hits:
                 yield Fact(hit.source or "result", ", ".join(filter(None, (hit.title, hit.date, hit.id))))
         case e.DocumentWeighed():
-            yield f"claim {event.claim}, document {event.number}{', looked at again' if event.second_look else ''}"
+            yield f"claim {event.claim}, document {event.number}{', looked at advice' if event.second_look else ''}"
             yield Fact(event.source or "document", ", ".join(filter(None, (event.title, event.date, event.document))))
             yield Fact("sha256", event.sha256)
             # Only of what was read and weighed: anything else would pass for a finding about the document.
@@ -275,8 +275,8 @@ def _question(event: e.QuestionRuled) -> Iterator[Piece]:
     yield Fact("question", event.question.text)
     # None is no answer, which must not read as "none of the labels".
     if event.chosen is None:
-        again = "asking again may help" if event.retryable else "asking again will not help"
-        yield Fact("no answer", f"{event.failure}; {again}")
+        advice = "asking again may help" if event.retryable else "asking again will not help"
+        yield Fact("no answer", f"{event.failure}; {advice}")
     else:
         yield Fact("answer", ", ".join(event.chosen) or "none of the labels")
     for option in event.question.weighed if event.strengths else ():

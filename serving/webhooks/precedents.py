@@ -30,19 +30,19 @@ async def note_precedent_changes(
 
     For a library without recorded changes, only those from now on.
     """
-    noted, since = "", None
+    recorded, since = "", None
     while True:
         try:
             identity = (await finder.account()).identity
-            if identity.digest != noted:
+            if identity.digest != recorded:
                 history = await asyncio.to_thread(_history, finder)
                 if since is None:
                     since = history[-1].number if history else 0
-                changes = [_noted(change, identity.name) for change in history]
-                if added := await reviews.note_changes(changes, since=since):
+                changes = [_entry_of(change, identity.name) for change in history]
+                if added := await reviews.record_changes(changes, since=since):
                     _log.info("changes of precedents are on record: changes=%d", added)
                 # Only once they are stored, so that a failed round is repeated.
-                noted = identity.digest
+                recorded = identity.digest
         except CourtError as error:
             _log.warning("changes of precedents can't be put on record now: reason=%s", error.reason)
         except ValueError:
@@ -55,7 +55,7 @@ def _history(finder: LibraryFinder | PgvectorFinder) -> list[Change]:
         return [recorded.change for recorded in writer.history()]
 
 
-def _noted(change: Change, library: str) -> PrecedentChanged:
+def _entry_of(change: Change, library: str) -> PrecedentChanged:
     return PrecedentChanged(
         at=change.at,
         precedent_id=change.meme,

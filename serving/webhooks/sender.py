@@ -150,7 +150,7 @@ class HookSender:
             # so that later entries are not skipped.
             reached = max(new[-1].number + 1 if new else reached, size if len(new) < page else 0)
 
-        attempted = await self._attempt_all([*await self._again(due), *(await self._first(new) if reads else ())])
+        attempted = await self._attempt_all([*await self._retries(due), *(await self._first(new) if reads else ())])
         # Otherwise every skipped entry would cost a write for each receiver.
         if not attempted and (reached == hook.next_entry or reached < hook.next_entry + _MAX_UNSTORED):
             self._looked = (hook.next_entry, reached)
@@ -180,7 +180,7 @@ class HookSender:
             found.append((delivery, message))
         return found
 
-    async def _again(self, due: Sequence[Delivery]) -> Sequence[tuple[Delivery, Message | None]]:
+    async def _retries(self, due: Sequence[Delivery]) -> Sequence[tuple[Delivery, Message | None]]:
         """Returns the messages of due retries; None for those that must not be sent any more."""
         entries = [entry for each in due for entry in await self._docket.log.entries(each.entry, 1)]
         messages = {(message.entry, message.event): message for message in await self._messages(entries)}

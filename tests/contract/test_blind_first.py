@@ -77,7 +77,7 @@ async def visit_all_pages(pages, ended):
     await pages.tried("alike", ended, words="Tuesday", pixels="1" * 64)
     await pages.desk.take("a", "bea")
     await pages.desk.review("a", "bea", label=ended.label, clause="4", reason=f"I found it {ended.label}.")
-    await pages.desk.take("a", "bea", again=True)
+    await pages.desk.take("a", "bea", reopen=True)
     await pages.desk.ask_opinion("a", "bea", f"I found it {ended.label}. You too?")
     ada = await pages.person("ada")
     found = {}

@@ -167,7 +167,7 @@ async def all_writes_refused(docket, event):
     """Asserts that every write is refused in the database's current state, and returns the messages."""
     writes = (
         docket.writer.append(event),
-        docket.reviews.note_access("t", who="Ruth", what="frame 0", at=NOON),
+        docket.reviews.record_access("t", who="Ruth", what="frame 0", at=NOON),
         docket.eraser.erase("t", who="Ruth", why="asked for", at=NOON),
         docket.leases.claim(NAME, payload="p", trial_id="t", owner="A"),
         docket.heartbeats.beat("A"),

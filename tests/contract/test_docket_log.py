@@ -46,7 +46,7 @@ def test_all_appends_form_one_log_with_a_signed_root(using):
         trials = [events_of(f"t{number}") for number in range(40)]
         await asyncio.gather(*(append_all(docket, events) for events in trials))
         await review_trial(docket, "t3")
-        await docket.reviews.note_access("t3", who="Ruth", what="frame 0", at=NOON)
+        await docket.reviews.record_access("t3", who="Ruth", what="frame 0", at=NOON)
         return before, await checked_log(docket), await docket.trials.record("t3"), await entries_of(docket, "t3")
 
     before, (entries, _, key), record, own = using(scene)
@@ -271,7 +271,7 @@ def test_an_erased_trial_is_listed_as_erased_and_reveals_nothing(using):
             docket.trials.record("a"),
             docket.trials.events("a"),
             docket.writer.append(events_with_picture("a")[0].model_copy(update={"seq": 99})),
-            docket.reviews.note_access("a", who="Ruth", what="frame 0", at=NOON),
+            docket.reviews.record_access("a", who="Ruth", what="frame 0", at=NOON),
             review_trial(docket, "a"),
         ):
             with pytest.raises(TrialErased):

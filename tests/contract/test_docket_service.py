@@ -31,7 +31,7 @@ from serving.docket.open import Docket
 from serving.docket.store.reviews import ReviewStore
 from serving.docket.store.trials import SqlTrialReader
 from serving.rpc.docket import SERVICE
-from serving.rpc.listings import place_of, token_of, which_of
+from serving.rpc.listings import cursor_of, token_of, which_of
 from tests.support.docket_service import AT, HARMFUL, TIMEOUT, Scene, a_scene, a_trial
 from tests.support.docket_service import place as place
 from tests.support.docket_service import sqlite as sqlite
@@ -217,7 +217,7 @@ def test_a_page_token_is_valid_at_every_server_of_the_docket(sqlite: Path) -> No
 def test_page_tokens_round_trip() -> None:
     filter_digest = which_of(wire.TrialFilter(reviewed=False))
     for position in ((AT, "x"), (datetime(1970, 1, 1, tzinfo=UTC), "y" * 200), (datetime.max.replace(tzinfo=UTC), "z")):
-        assert place_of(token_of(position, filter_digest), filter_digest) == position
+        assert cursor_of(token_of(position, filter_digest), filter_digest) == position
 
 
 def matches(trial_filter: wire.TrialFilter, summary: wire.TrialSummary) -> bool:

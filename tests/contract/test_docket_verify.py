@@ -80,7 +80,7 @@ def test_verification_finds_no_fault_during_writes_and_erasures(docket_place: st
         await docket.writer.keep_picture(picture)
         await append_all(docket, [opened.model_copy(update={"meme": meme}), *events[1:]])
         if number % 3 == 0:
-            await docket.reviews.note_access(opened.trial_id, who="ada", what="frame 0", at=NOON)
+            await docket.reviews.record_access(opened.trial_id, who="ada", what="frame 0", at=NOON)
         if number % 4 == 0:
             await docket.eraser.erase(opened.trial_id, who="ada", why="asked to", at=NOON)
         return opened.trial_id

@@ -506,7 +506,7 @@ def test_changes_of_precedents_are_recorded_once_by_several_servers(using, recei
 
     async def scene(docket):
         changes = [change_of(number) for number in range(1, 6)]
-        note = docket.reviews.note_changes
+        note = docket.reviews.record_changes
         # Changes made before the first read are not recorded.
         assert await note(changes[:2], since=2) == 0
         assert sorted(await asyncio.gather(*(note(changes[:4], since=2) for _ in range(4)))) == [0, 0, 0, 2]
@@ -543,8 +543,8 @@ def test_changes_of_precedents_are_sent_only_to_hooks_of_all_namespaces(using, r
         first_read = asyncio.Event()
 
         class Reviews:
-            async def note_changes(self, changes, *, since):
-                added = await docket.reviews.note_changes(changes, since=since)
+            async def record_changes(self, changes, *, since):
+                added = await docket.reviews.record_changes(changes, since=since)
                 first_read.set()
                 return added
 

@@ -41,11 +41,11 @@ class RecordingReviewStore(ReviewStore):
         self.looked: list[dict[str, Any]] = []
         self.refuses: Exception | None = None
 
-    async def note_access(self, trial_id: str, **values: Any) -> None:
+    async def record_access(self, trial_id: str, **values: Any) -> None:
         if self.refuses is not None:
             raise self.refuses
         self.looked.append({"trial_id": trial_id, **values})
-        await super().note_access(trial_id, **values)
+        await super().record_access(trial_id, **values)
 
 
 def open_recording_docket(place: Path) -> Docket:

@@ -145,7 +145,7 @@ class ReviewDesk:
 
     async def reviewed(self, trial_id: str, who: str, label: Label, *, again: bool = False) -> Any:
         """Takes a case and reviews it."""
-        await self.desk.take(trial_id, who, again=again)
+        await self.desk.take(trial_id, who, reopen=again)
         return await self.desk.review(trial_id, who, label=label, clause="4", reason="I looked.")
 
     async def waiting(self, who: str = "ada", **options: Any) -> list[str]:

@@ -104,7 +104,7 @@ async def scene_of(docket: Docket, chance: random.Random, trials: int = 36, *, p
                 await docket.eraser.erase(records[1][0].trial_id, who="ada", why="asked to", at=NOON)
             else:
                 note = await docket.log.checkpoint()
-            await docket.reviews.note_access(records[number][0].trial_id, who="ada", what="frame 0", at=NOON)
+            await docket.reviews.record_access(records[number][0].trial_id, who="ada", what="frame 0", at=NOON)
     decided = [line for line in await docket.index.list(limit=trials) if line.label and not line.erased]
     await review_trial(docket, decided[0].trial_id)
     await docket.eraser.erase(decided[1].trial_id, who="ada", why="asked to", at=NOON)

@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from serving.console.registry import Page, console_of, trial_of
-from serving.console.review.parts import note_verdict_shown
+from serving.console.review.parts import mark_verdict_shown
 from serving.console.visitors import Role
 
 
@@ -18,7 +18,7 @@ async def bundle(request: Request) -> Response:
     """
     record, console = await trial_of(request), console_of(request)
     text = await console.auditor.bundle(record.trial_id)
-    await note_verdict_shown(
+    await mark_verdict_shown(
         request, await console.trials.record(record.trial_id)
     )  # reread: the bundle may contain newer events
     # Sent as a download, not a page: it contains untrusted text, and pages of this origin have our cookies.

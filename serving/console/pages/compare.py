@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from serving.console.registry import Page, console_of, trial_of, visitor_of
 from serving.console.rendering import render
-from serving.console.review.parts import hidden_and_noted, note_verdict_shown
+from serving.console.review.parts import hidden_and_marked, mark_verdict_shown
 from serving.console.visitors import Role
 from serving.docket.store.listing import DocketLine, TrialFilter
 from serving.views.compare import compare
@@ -15,7 +15,7 @@ from serving.views.compare import compare
 _MOST = 50
 
 
-async def beside(request: Request) -> Response:
+async def comparison(request: Request) -> Response:
     """Compares both trials row by row; if no second one is named, lists the candidates."""
     record = await trial_of(request)
     other = request.query_params.get("with", "").strip()
@@ -27,11 +27,11 @@ async def beside(request: Request) -> Response:
     duplicates = record.duplicates
     # Recorded before rendering: a visitor who reads a verdict here can't review it blind afterwards.
     for each in (record, second) if second else ():
-        await note_verdict_shown(request, each)
+        await mark_verdict_shown(request, each)
     named = {line.trial_id for line in others if line.label} | {
         one.trial_id for one in (duplicates.duplicates if duplicates else ())
     }
-    hidden = await hidden_and_noted(request, named)
+    hidden = await hidden_and_marked(request, named)
     return render(
         request,
         "compare.html",
@@ -48,4 +48,4 @@ async def beside(request: Request) -> Response:
     )
 
 
-PAGES = (Page("/trials/{trial_id}/compare", beside, role=Role.VIEWER, name="compare"),)
+PAGES = (Page("/trials/{trial_id}/compare", comparison, role=Role.VIEWER, name="compare"),)

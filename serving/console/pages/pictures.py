@@ -43,11 +43,11 @@ async def veiled_picture(request: Request) -> Response:
         frames = await frames_of(request, record, request.query_params.get("of", MEME))
     except TrialUnknown:
         return Response(empty(), media_type="image/png")
-    place = _place(request.query_params.get("frame", "0"), len(frames))
+    number = _frame_number(request.query_params.get("frame", "0"), len(frames))
     # The list is rendered again with each case that is opened beside it, so the browser may cache its pictures briefly,
     # for this session only (hence vary: cookie); nothing is recognizable in them.
     headers = {"cache-control": "private, max-age=600", "vary": "cookie"}
-    return Response(await asyncio.to_thread(blurred, frames[place]), media_type="image/png", headers=headers)
+    return Response(await asyncio.to_thread(blurred, frames[number]), media_type="image/png", headers=headers)
 
 
 async def show(request: Request) -> Response:
@@ -55,7 +55,7 @@ async def show(request: Request) -> Response:
     record, what = await trial_of(request), form_of(request).get("of", MEME)
     frames = await frames_of(request, record, what)
     # After the picture was found and before it can be fetched: the log lists exactly the pictures that were shown.
-    await note(request, record, what)
+    await record_shown(request, record, what)
     session, sessions = session_of(request), console_of(request).sessions
     key = session.grant(record.trial_id, what, sessions.now())
     if request.headers.get("hx-request") == "true":
@@ -81,13 +81,13 @@ async def sharp_picture(request: Request) -> Response:
     if grant is None or grant.trial_id != record.trial_id:
         raise TrialUnknown("This look at the picture is over. Ask for it again on the trial’s page.")
     frames = await frames_of(request, record, grant.what)
-    place = _place(request.path_params["frame"], len(frames))
+    number = _frame_number(request.path_params["frame"], len(frames))
     # Each frame once: an address leaked by browser history or logs is useless.
-    if place in grant.fetched:
+    if number in grant.fetched:
         raise TrialUnknown("This look at the picture is over. Ask for it again on the trial’s page.")
     # Marked only now: a picture that could not be read has not been seen.
-    grant.fetched.add(place)
-    return Response(frames[place], media_type=media_type(frames[place]))
+    grant.fetched.add(number)
+    return Response(frames[number], media_type=media_type(frames[number]))
 
 
 async def _figure(request: Request, record: TrialRecord, what: str, *, frames: int, key: str, back: str) -> Response:
@@ -116,10 +116,10 @@ def changed_since(record: TrialRecord, what: str, frames: Sequence[bytes]) -> bo
     return bool(then) and [hashlib.sha256(frame).hexdigest() for frame in frames] != [then]
 
 
-async def note(request: Request, record: TrialRecord, what: str) -> None:
+async def record_shown(request: Request, record: TrialRecord, what: str) -> None:
     """Logs who viewed which picture; raises if that can't be stored, so that nothing is shown."""
     who = visitor_of(request).name
-    await console_of(request).reviews.note_access(record.trial_id, who=who, what=what, at=datetime.now(UTC))
+    await console_of(request).reviews.record_access(record.trial_id, who=who, what=what, at=datetime.now(UTC))
     _log.info("picture shown trial=%s visitor=%s", record.trial_id, who)
 
 
@@ -150,7 +150,7 @@ async def frames_of(request: Request, record: TrialRecord, what: str) -> Sequenc
     return [frame.png]
 
 
-def _place(value: str, count: int) -> int:
+def _frame_number(value: str, count: int) -> int:
     # isdecimal accepts digits of any script, and int() is slow for long numbers.
     if not value.isascii() or not value.isdecimal() or len(value) > 4 or int(value) >= count:
         raise BadRequest("There is no such frame.", field="frame")

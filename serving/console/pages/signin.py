@@ -13,7 +13,7 @@ from serving.console.rendering import render
 from serving.console.visitors import Role
 
 
-async def ask(request: Request) -> Response:
+async def sign_in_form(request: Request) -> Response:
     """Shows the sign-in form; redirects a visitor who is already signed in."""
     onward = _own(request.query_params.get("next", "/"))
     if request.state.visitor is not None:
@@ -70,7 +70,7 @@ def _own(address: str) -> str:
 
 
 PAGES = (
-    Page("/sign-in", ask, role=None, name="sign_in"),
+    Page("/sign-in", sign_in_form, role=None, name="sign_in"),
     Page("/sign-in", sign_in, role=None, methods=("POST",)),
     Page("/sign-out", sign_out, role=Role.VIEWER, methods=("POST",), name="sign_out"),
 )

@@ -19,7 +19,7 @@ from serving.console.pages.pictures import changed_since, frames_of
 from serving.console.proof import proof_of, unreadable
 from serving.console.registry import Page, console_of, session_of, trial_of, visitor_of
 from serving.console.rendering import render
-from serving.console.review.parts import note_shown, note_verdict_shown
+from serving.console.review.parts import mark_shown, mark_verdict_shown
 from serving.console.visitors import Role
 from serving.docket.errors import DocketError, TrialErased, TrialUnknown
 from serving.docket.ports import TrialReader
@@ -41,7 +41,7 @@ async def trial(request: Request) -> Response:
     except (TrialErased, DocketError) as error:
         return await _stored(request, error)
     # Before the page is made: whoever reads it can't review the verdict blind afterwards.
-    await note_verdict_shown(request, record)
+    await mark_verdict_shown(request, record)
     shown = _shown(request, record)
     others = [what for what in shown if changed_since(record, what, await frames_of(request, record, what))]
     values = await _values(request, record)
@@ -57,7 +57,7 @@ async def _stored(request: Request, error: TrialErased | DocketError) -> Respons
     if visitor.namespaces is not None:
         raise error
     proof = await proof_of(console_of(request).auditor, trial_id)
-    await note_shown(request, [trial_id])  # a verdict may be among what is stored
+    await mark_shown(request, [trial_id])  # a verdict may be among what is stored
     entries = [(one, unreadable(one.entry)) for one in proof.entries]
     title = "This record was erased" if isinstance(error, TrialErased) else "This record can’t be read"
     values: dict[str, Any] = {
@@ -80,7 +80,7 @@ async def news(request: Request) -> Response:
     fresh = record.events[since:]
     if not fresh:
         return Response(status_code=204)  # htmx then leaves the page as it is
-    await note_verdict_shown(request, record)
+    await mark_verdict_shown(request, record)
     values = await _values(request, record)
     changed = _OF_ALL.union(*(event.parts for event in fresh))
     rounds = _rounds(fresh)
@@ -107,7 +107,7 @@ async def messages(request: Request) -> Response:
     if seq is None or seq >= len(record.events):
         raise TrialUnknown("There is no such event in this trial.", field="seq")
     event = record.events[seq]
-    await note_verdict_shown(request, record)
+    await mark_verdict_shown(request, record)
     values: dict[str, Any] = {"record": record, "event": event, "sent": messages_of(record, event)}
     piece = request.headers.get("hx-request") == "true"
     return render(request, "trial/sent.html" if piece else "trial/messages.html", **values)

@@ -15,7 +15,7 @@ from court.record import TrialState
 from court.verdict import Label
 from serving.console.registry import Page, console_of, visitor_of
 from serving.console.rendering import render
-from serving.console.review.parts import PRIORITY_WORDS, blinded_ids, cases_of, hidden_and_noted, hidden_ids
+from serving.console.review.parts import PRIORITY_WORDS, blinded_ids, cases_of, hidden_and_marked, hidden_ids
 from serving.console.visitors import Role
 from serving.docket.store.listing import DocketLine, TrialFilter
 
@@ -37,10 +37,10 @@ async def trials(request: Request) -> Response:
     page = lines[:_PAGE]
     filters = {name: params.get(name, "") for name in ("label", "state", "look")}
     own = {name: value for name, value in filters.items() if value}
-    older = urlencode({**own, "after": _place(page[-1])}) if len(lines) > _PAGE else ""
+    older = urlencode({**own, "after": _cursor(page[-1])}) if len(lines) > _PAGE else ""
     # Reviewers decide before they see the verdict.
     values: dict[str, Any] = {
-        "hidden": await hidden_and_noted(request, [line.trial_id for line in page if line.label and not line.erased]),
+        "hidden": await hidden_and_marked(request, [line.trial_id for line in page if line.label and not line.erased]),
         "left_out": _tells(which) and bool(blinded_ids(request)),
         "lines": page,
         "cases": await cases_of(request, [line.trial_id for line in page]),
@@ -82,7 +82,7 @@ def _member(kind: type[M], value: str) -> M:
         raise BadRequest("There is no such filter.", field="filter") from None
 
 
-def _place(line: DocketLine) -> str:
+def _cursor(line: DocketLine) -> str:
     return f"{line.opened_at.isoformat()} {line.trial_id}"
 
 

@@ -17,10 +17,10 @@ from serving.console.registry import Page, console_of, form_of, session_of, tria
 from serving.console.rendering import render
 from serving.console.review.parts import (
     case_path,
-    note_shown,
+    mark_shown,
     reviewing_of,
 )
-from serving.console.review.queue import listing, place_in
+from serving.console.review.queue import list_query, listing
 from serving.console.visitors import Role
 from serving.docket.review.corrections import Overrulings, policy_of
 from serving.docket.review.locks import LOCK_MINUTES, AlreadyReviewed, CaseError
@@ -44,7 +44,7 @@ async def take(request: Request) -> Response:
     record, visitor, form = await trial_of(request), visitor_of(request), form_of(request)
     written = any(form.get(name) for name in _WRITTEN)
     try:
-        await reviewing_of(request).queue.take(record.trial_id, visitor.name, again=form.get("again") == "yes")
+        await reviewing_of(request).queue.take(record.trial_id, visitor.name, reopen=form.get("again") == "yes")
     except (CaseError, Unavailable) as error:
         if not written:
             # Nothing would be lost: the usual page of the error will do.
@@ -70,14 +70,14 @@ async def release(request: Request) -> Response:
     """Releases a case."""
     record = await trial_of(request)
     await reviewing_of(request).queue.release(record.trial_id, visitor_of(request).name)
-    return RedirectResponse(f"/desk{place_in(request)}", status_code=303)
+    return RedirectResponse(f"/desk{list_query(request)}", status_code=303)
 
 
 async def see(request: Request) -> Response:
     """Shows the verdict to a visitor who has not decided, and logs that."""
     record = await trial_of(request)
     if record.verdict is not None:
-        await note_shown(request, [record.trial_id])
+        await mark_shown(request, [record.trial_id])
     return _back(request, record)
 
 
@@ -155,7 +155,7 @@ async def _page(
     shown = knows_verdict or not reviewing_of(request).blind_first
     # Recorded before rendering: from then on, a review by this visitor is not blind.
     if shown and not knows_verdict and record.verdict is not None:
-        await note_shown(request, [record.trial_id])
+        await mark_shown(request, [record.trial_id])
     policy = policy_of(record)
     rulings = reviewing_of(request).corrections
     precedent = None
@@ -233,10 +233,10 @@ def _pictures(request: Request, record: TrialRecord) -> Mapping[str, str]:
 
 def _back(request: Request, record: TrialRecord, *, precedent: str = "", done: bool = False) -> Response:
     """Opens the case again, with the list beside it where it was."""
-    place = place_in(request)
+    query = list_query(request)
     if precedent:
-        place += f"{'&' if place else '?'}precedent={precedent}"
-    return RedirectResponse(f"{case_path(record.trial_id)}{place}{'#done' if done else ''}", status_code=303)
+        query += f"{'&' if query else '?'}precedent={precedent}"
+    return RedirectResponse(f"{case_path(record.trial_id)}{query}{'#done' if done else ''}", status_code=303)
 
 
 PAGES = (

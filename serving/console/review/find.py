@@ -14,7 +14,7 @@ from court.verdict import Label
 from serving.access.callers import NotAllowed
 from serving.console.registry import Page, visitor_of
 from serving.console.rendering import render
-from serving.console.review.parts import PRIORITY_WORDS, behind, blinded_ids, hidden_and_noted, reviewing_of
+from serving.console.review.parts import PRIORITY_WORDS, behind, blinded_ids, hidden_and_marked, reviewing_of
 from serving.console.review.queue import why_of
 from serving.console.visitors import Role
 from serving.docket.review.queue import Search
@@ -43,7 +43,7 @@ async def find(request: Request) -> Response:
         last = cases[-1]
         opened = stamp(last.opened_at) if last.opened_at else ""
         more = urlencode({**fields, "opened": opened, "after": last.trial_id})
-    names = await hidden_and_noted(request, [case.trial_id for case in cases if case.label is not None])
+    names = await hidden_and_marked(request, [case.trial_id for case in cases if case.label is not None])
     known = {name: await reviews.known(column, visitor.namespaces, blind=blind) for name, column in _KNOWN.items()}
     return render(
         request,

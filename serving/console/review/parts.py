@@ -62,14 +62,14 @@ async def hidden_ids(request: Request, trial_ids: Collection[str]) -> frozenset[
     return await reviewing_of(request).queue.hidden_from(who, trial_ids, visitor_of(request).namespaces)
 
 
-async def hidden_and_noted(request: Request, trial_ids: Collection[str]) -> frozenset[str]:
+async def hidden_and_marked(request: Request, trial_ids: Collection[str]) -> frozenset[str]:
     """Returns the hidden trials as :func:`hidden_ids`, and notes that the other verdicts are shown."""
     hidden = await hidden_ids(request, trial_ids)
-    await note_shown(request, {*trial_ids} - hidden)
+    await mark_shown(request, {*trial_ids} - hidden)
     return hidden
 
 
-async def note_shown(request: Request, trial_ids: Collection[str]) -> None:
+async def mark_shown(request: Request, trial_ids: Collection[str]) -> None:
     """Logs that these trials' verdicts are shown to the visitor, if there is a queue and the visitor may review."""
     visitor = visitor_of(request)
     reviewing = console_of(request).reviewing
@@ -77,12 +77,12 @@ async def note_shown(request: Request, trial_ids: Collection[str]) -> None:
         await reviewing.queue.saw(visitor.name, trial_ids)
 
 
-async def note_verdict_shown(request: Request, record: TrialRecord) -> None:
+async def mark_verdict_shown(request: Request, record: TrialRecord) -> None:
     """Logs that the visitor is shown a record's verdict and those of other trials that it cites."""
     duplicates = record.duplicates
     own = {record.trial_id} if record.verdict is not None else set()
     # The page names near duplicates with their labels, so those verdicts are shown as well.
-    await note_shown(request, own | {one.trial_id for one in (duplicates.duplicates if duplicates else ())})
+    await mark_shown(request, own | {one.trial_id for one in (duplicates.duplicates if duplicates else ())})
 
 
 def case_path(trial_id: str) -> str:

@@ -11,10 +11,10 @@ from starlette.responses import RedirectResponse, Response
 from court.errors import BadRequest
 from serving.console.registry import Page, form_of, visitor_of
 from serving.console.rendering import render
-from serving.console.review.parts import PRIORITY_WORDS, behind, case_path, hidden_and_noted, reviewing_of
+from serving.console.review.parts import PRIORITY_WORDS, behind, case_path, hidden_and_marked, reviewing_of
 from serving.console.visitors import Role
 from serving.docket.review.projection import ReviewPriority
-from serving.docket.review.queue import place_of
+from serving.docket.review.queue import cursor_of
 
 _PAGE = 50
 
@@ -41,7 +41,7 @@ async def listing(request: Request, *, at_case: str = "") -> dict[str, Any]:
     more = ""
     if len(cases) > _PAGE:
         cases = cases[:_PAGE]
-        urgency, opened, trial_id = place_of(cases[-1])
+        urgency, opened, trial_id = cursor_of(cases[-1])
         more = urlencode({"why": why or "", "urgency": urgency, "opened": opened, "after": trial_id})
     return {
         "at_case": at_case,
@@ -49,16 +49,16 @@ async def listing(request: Request, *, at_case: str = "") -> dict[str, Any]:
         "behind": await behind(request),
         "more": more,
         "first": after is None,
-        "place": place_in(request),
+        "place": list_query(request),
         "counts": await reviews.counts(visitor.namespaces),
         "why": why,
         "words": PRIORITY_WORDS,
-        "hidden": await hidden_and_noted(request, [case.trial_id for case in cases]),
+        "hidden": await hidden_and_marked(request, [case.trial_id for case in cases]),
         "none_left": "none" in params,
     }
 
 
-def place_in(request: Request) -> str:
+def list_query(request: Request) -> str:
     """Returns the part of an address that keeps the list where it is when a case of it is opened; empty at its top."""
     query = {
         name: request.query_params[name]

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from court.record import TrialRecord
 from serving.console.registry import Page, console_of, trial_of, visitor_of
 from serving.console.rendering import render
-from serving.console.review.parts import blinded_ids, hidden_and_noted, reviewing_of
+from serving.console.review.parts import blinded_ids, hidden_and_marked, reviewing_of
 from serving.console.visitors import Role
 from serving.docket.review.queue import Case
 from serving.docket.store.pictures import picture_of
@@ -42,7 +42,7 @@ async def similar(request: Request) -> Response:
         # Before deciding, the outcomes of similar trials are hidden too: most are of the same picture.
         names = frozenset(ended)
     else:
-        names = await hidden_and_noted(request, ended)
+        names = await hidden_and_marked(request, ended)
     return render(request, template, record=record, found=found, hidden=names)
 
 

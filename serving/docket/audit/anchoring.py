@@ -113,7 +113,7 @@ def open_witness(named: str) -> CheckpointWitness:
 
 async def keep_anchored(
     log: TransparencyLog,
-    place: CheckpointWitness,
+    witness: CheckpointWitness,
     *,
     every_s: float = EVERY_S,
     on_anchored: Callable[[int], None] = lambda _: None,
@@ -121,7 +121,6 @@ async def keep_anchored(
     """Sends newer checkpoints to a witness until cancelled, and then the newest one.
 
     Args:
-        place: Witness that stores the checkpoints.
         every_s: Seconds between two checks for a newer one.
         on_anchored: Called with the number of entries covered by each stored checkpoint.
     """
@@ -129,7 +128,7 @@ async def keep_anchored(
     try:
         while True:
             try:
-                pushed = await _push(log, place, pushed)
+                pushed = await _push(log, witness, pushed)
                 on_anchored(int(pushed.split("\n")[1]))  # the second line of a checkpoint is the size of its tree
                 if wait > every_s:
                     _log.info("checkpoints are taken again")
@@ -144,14 +143,14 @@ async def keep_anchored(
         # With a timeout: an unresponsive witness must not delay the shutdown.
         with suppress(CourtError, TimeoutError):
             async with asyncio.timeout(_LAST_S):
-                await _push(log, place, pushed)
-        await place.aclose()
+                await _push(log, witness, pushed)
+        await witness.aclose()
 
 
-async def _push(log: TransparencyLog, place: CheckpointWitness, pushed: str) -> str:
+async def _push(log: TransparencyLog, witness: CheckpointWitness, pushed: str) -> str:
     note = await log.checkpoint()
     if note != pushed:
-        await place.push(note)
+        await witness.push(note)
     return note
 
 

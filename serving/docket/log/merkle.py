@@ -171,7 +171,7 @@ class TileNodes:
                 "restore the docket from a copy."
             )
         while len(hashes) > 1:
-            hashes = [node_hash(*hashes[place : place + 2]) for place in range(0, len(hashes), 2)]
+            hashes = [node_hash(*hashes[index : index + 2]) for index in range(0, len(hashes), 2)]
         return hashes[0]
 
 

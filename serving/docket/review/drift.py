@@ -160,15 +160,15 @@ def propose_cutoff(verdicts: Sequence[SampledVerdict], wanted: float) -> Propose
         return None
     # If no cut-off meets the target, everything is reviewed.
     best, wrong = ProposedCutoff(0.0, 1.0, 1 / (n + 1), None), 0
-    for place, (risk, is_wrong) in enumerate(rated):
+    for index, (risk, is_wrong) in enumerate(rated):
         wrong += is_wrong
         # Verdicts of equal risk are all passed or none.
-        if place + 1 < n and rated[place + 1][0] == risk:
+        if index + 1 < n and rated[index + 1][0] == risk:
             continue
         # The number of wrong ones only grows, so no later cut-off can meet the target.
         if (wrong + 1) / (n + 1) > wanted:
             break
-        best = ProposedCutoff(risk, 1 - (place + 1) / n, (wrong + 1) / (n + 1), None)
+        best = ProposedCutoff(risk, 1 - (index + 1) / n, (wrong + 1) / (n + 1), None)
     # From the latest verdict with a curve, since that is the library in use.
     curve = next((each.curve for each in reversed(verdicts) if each.curve is not None), None)
     rate = None if curve is None else next((p.rate for p in curve.points if p.cutoff <= best.cutoff), 1.0)

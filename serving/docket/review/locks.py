@@ -91,11 +91,11 @@ class LockedReview:
     now: datetime
 
 
-def acquire(connection: Connection, trial_id: str, who: str, now: datetime, *, again: bool) -> Lock:
+def acquire(connection: Connection, trial_id: str, who: str, now: datetime, *, reopen: bool) -> Lock:
     """Locks a case for a reviewer; see :meth:`serving.docket.review.queue.ReviewQueue.take`."""
     # Of two concurrent callers, the second waits here and then finds the lock of the first.
     row = connection.execute(select(t.cases).where(t.cases.c.trial_id == trial_id).with_for_update()).one_or_none()
-    _check_takeable(connection, row, trial_id, who, again=again)
+    _check_takeable(connection, row, trial_id, who, reopen=reopen)
     lock = connection.execute(select(t.locks).where(_lock.trial_id == trial_id)).one_or_none()
     # An expired lock blocks nobody, even if it was never released.
     if lock is not None and lock.holder != who and lock.until > stamp(now):
@@ -188,14 +188,14 @@ def _same(one: ReviewEvent, other: ReviewEvent) -> bool:
     return one.model_dump(exclude=left) == other.model_dump(exclude=left)
 
 
-def _check_takeable(connection: Connection, row: Any, trial_id: str, who: str, *, again: bool) -> None:
+def _check_takeable(connection: Connection, row: Any, trial_id: str, who: str, *, reopen: bool) -> None:
     if row is None:
         raise unknown(trial_id)
     if row.erased:
         raise TrialUnknown("What was said in this trial has been erased: there is nothing left to look at.")
     if row.state != TrialState.DECIDED:
         raise NotDecided("This trial has no verdict that could be reviewed.")
-    if again:
+    if reopen:
         return
     if not row.waiting:
         raise CaseClosed("Nobody has to look at this case any more: somebody reviewed it, or it never needed that.")

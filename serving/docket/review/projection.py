@@ -85,7 +85,7 @@ class ReviewPriority(StrEnum):
 
 
 # Numbers are stored in dockets; appeals were added later and start at 0.
-_URGENCY = {why: place for place, why in enumerate(ReviewPriority)}
+_URGENCY = {why: urgency for urgency, why in enumerate(ReviewPriority)}
 
 
 @dataclass(frozen=True, slots=True)

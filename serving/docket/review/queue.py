@@ -224,7 +224,7 @@ class ReviewQueue:
         Args:
             who: Reviewer; cases that they have already reviewed or asked about are left out.
             limit: Largest number of cases.
-            after: Cursor: ``place_of`` the last case of the previous page.
+            after: Cursor: ``cursor_of`` the last case of the previous page.
             why: Reason for review; None for all.
             namespaces: Namespaces that the reviewer may see; None for all.
         """
@@ -268,12 +268,12 @@ class ReviewQueue:
             BadRequest: The query has too many words.
         """
         await self.catch_up()
-        place = (_case.opened_at, _case.trial_id)
+        position = (_case.opened_at, _case.trial_id)
         visible = ~is_blinded(blind, namespaces) if blind else true()
         query = select(t.cases).where(*_conditions(which, visible), *_saw_verdict(namespaces), ~_case.erased)
         if after is not None:
-            query = query.where(tuple_(*place) < tuple_(*after))
-        return await self._cases(query.order_by(place[0].desc(), place[1].desc()).limit(limit))
+            query = query.where(tuple_(*position) < tuple_(*after))
+        return await self._cases(query.order_by(position[0].desc(), position[1].desc()).limit(limit))
 
     async def case(self, trial_id: str) -> Case:
         """Returns one case. Raises TrialUnknown."""
@@ -337,12 +337,12 @@ class ReviewQueue:
 
     # Locking a case
 
-    async def take(self, trial_id: str, who: str, *, again: bool = False) -> Lock:
+    async def take(self, trial_id: str, who: str, *, reopen: bool = False) -> Lock:
         """Locks a case for a reviewer, or extends the lock.
 
         Args:
             who: Reviewer who takes the case.
-            again: True to accept a case that needs no review, or that this reviewer has decided already.
+            reopen: True to accept a case that needs no review, or that this reviewer has decided already.
 
         Raises:
             TrialUnknown: There is none of that id.
@@ -354,7 +354,7 @@ class ReviewQueue:
         await self.catch_up()
         now = self._clock()
         return await self._transactions.write_alone(
-            lambda connection: locks.acquire(connection, trial_id, who, now, again=again)
+            lambda connection: locks.acquire(connection, trial_id, who, now, reopen=reopen)
         )
 
     async def take_next(
@@ -373,7 +373,7 @@ class ReviewQueue:
                 except (CaseTaken, CaseClosed, AnotherWanted):
                     continue  # somebody was quicker
                 return case
-            after = place_of(page[-1])
+            after = cursor_of(page[-1])
         return None
 
     async def renew(self, trial_id: str, who: str) -> None:
@@ -593,7 +593,7 @@ def _label_found(stored: str | None) -> Label | None:
     return Label(stored) if stored and stored != Label.UNDECIDED else None
 
 
-def place_of(case: Case) -> tuple[int, str, str]:
+def cursor_of(case: Case) -> tuple[int, str, str]:
     """Returns the position of a case in the queue."""
     return case.urgency, stamp(case.opened_at) if case.opened_at else "", case.trial_id
 

@@ -190,7 +190,7 @@ def _slots(value: Any) -> Iterator[tuple[Any, str | int, str]]:
             yield from _fields([value], "text", "document", document_owner)
             quotes = _list(value.get("quotes"))
             if isinstance(value.get("document"), str):
-                yield from ((quotes, place, document_owner(value["document"])) for place in range(len(quotes)))
+                yield from ((quotes, index, document_owner(value["document"])) for index in range(len(quotes)))
 
 
 def _fields(

@@ -62,8 +62,8 @@ def insert_rows(
     """Inserts rows whose values are already in the form that the driver takes."""
     if connection.dialect.name == "sqlite":
         # Directly through the driver: processing each value would take a third as long as inserting it.
-        places = ", ".join("?" * len(columns))
-        statement = f"INSERT INTO {table.name} ({', '.join(columns)}) VALUES ({places})"
+        marks = ", ".join("?" * len(columns))
+        statement = f"INSERT INTO {table.name} ({', '.join(columns)}) VALUES ({marks})"
         connection.exec_driver_sql(statement, [*rows])
     else:
         connection.execute(insert(table), [dict(zip(columns, row, strict=True)) for row in rows])

@@ -126,7 +126,7 @@ class Eraser(SqlStore):
     async def _erase(self, *erasures: _Erasure) -> Sequence[Erased]:
         # Concurrently, so that they share commits. An error of one does not prevent the clean-up of the others.
         found = await asyncio.gather(
-            *(self._transactions.write(_ERASE, ask) for ask in erasures), return_exceptions=True
+            *(self._transactions.write(_ERASE, erasure) for erasure in erasures), return_exceptions=True
         )
         erased = [each for each in found if isinstance(each, Erased)]
         error = next((each for each in found if isinstance(each, BaseException)), None)
@@ -186,66 +186,76 @@ def _has_trial(database: Database, pixels_sha256: str) -> bool:
 
 
 def _erase(connection: Connection, erasures: Sequence[_Erasure]) -> Sequence[Erased | CourtError]:
-    return [_erase_one(connection, ask) for ask in erasures]
+    return [_erase_one(connection, erasure) for erasure in erasures]
 
 
-def _erase_one(connection: Connection, ask: _Erasure) -> Erased | CourtError:
+def _erase_one(connection: Connection, erasure: _Erasure) -> Erased | CourtError:
     log = open_appender(connection)
     row, entry = t.trials.c, t.entries.c
     numbers: list[int] = []
-    if ask.trial_id:
+    if erasure.trial_id:
         # Locked, so that concurrent writes of keys and fingerprints for this trial come entirely before or after.
-        query = select(row.erased).where(row.trial_id == ask.trial_id).with_for_update()
+        query = select(row.erased).where(row.trial_id == erasure.trial_id).with_for_update()
         state = connection.execute(query).scalar_one_or_none()
         if state is None:
-            return unknown(ask.trial_id)
+            return unknown(erasure.trial_id)
         # Already erased with all these precedents: repeating the call returns the same and adds no entry.
-        if state and set(ask.precedents) <= buried(connection, ask.precedents).keys():
-            return _erasure_of(connection, ask.trial_id)
-        own = select(entry.number).where(entry.trial_id == ask.trial_id, t.IS_EVENT, entry.body.is_not(None))
+        if state and set(erasure.precedents) <= buried(connection, erasure.precedents).keys():
+            return _erasure_of(connection, erasure.trial_id)
+        own = select(entry.number).where(entry.trial_id == erasure.trial_id, t.IS_EVENT, entry.body.is_not(None))
         numbers += connection.execute(own).scalars()
         if not state:
-            numbers += _unquoted(connection, ask.trial_id)
-            _forget(connection, ask.trial_id, ask.outside)
-    texts, graves = _bury(connection, ask)
+            numbers += _unquoted(connection, erasure.trial_id)
+            _forget(connection, erasure.trial_id, erasure.outside)
+    texts, graves = _bury(connection, erasure)
     numbers = sorted([*numbers, *texts])
-    if not (ask.trial_id or numbers or graves):
+    if not (erasure.trial_id or numbers or graves):
         # Already erased: only clean up again what files still contain.
-        return Erased(trial_id="", at=ask.at, who=ask.who, why=ask.why, numbers=())
+        return Erased(trial_id="", at=erasure.at, who=erasure.who, why=erasure.why, numbers=())
     for first in range(0, len(numbers), _AT_ONCE):
         some = entry.number.in_(numbers[first : first + _AT_ONCE])
         connection.execute(update(t.entries).where(some).values(body=None, salt=None))
     # The remaining listing row can no longer be checked against events, so the erasure's entry repeats it.
-    found = connection.execute(select(t.trials).where(row.trial_id == ask.trial_id)).one_or_none()
+    found = connection.execute(select(t.trials).where(row.trial_id == erasure.trial_id)).one_or_none()
     left = {name: value for name, value in found._mapping.items() if name != "trial_id"} if found else {}
     erased = Erased(
-        trial_id=ask.trial_id, at=ask.at, who=ask.who, why=ask.why, numbers=tuple(numbers), buried=graves, left=left
+        trial_id=erasure.trial_id,
+        at=erasure.at,
+        who=erasure.who,
+        why=erasure.why,
+        numbers=tuple(numbers),
+        buried=graves,
+        left=left,
     )
     # Directly after the graves: readers of erasures find them by counting back from here.
     log.add(
         [
             EntryDraft(
-                kind=erased.kind, trial_id=ask.trial_id, seq=NO_SEQ, at=t.stamp(ask.at), body=body_of(erased).encode()
+                kind=erased.kind,
+                trial_id=erasure.trial_id,
+                seq=NO_SEQ,
+                at=t.stamp(erasure.at),
+                body=body_of(erased).encode(),
             )
         ]
     )
-    log.count_erased(len(numbers) + graves + bool(ask.trial_id))
+    log.count_erased(len(numbers) + graves + bool(erasure.trial_id))
     log.want_checkpoint()
     return erased
 
 
-def _bury(connection: Connection, ask: _Erasure) -> tuple[Sequence[int], int]:
+def _bury(connection: Connection, erasure: _Erasure) -> tuple[Sequence[int], int]:
     """Unlinks the texts of precedents; returns the numbers of their entries, and how many graves were added."""
-    if not ask.precedents:
+    if not erasure.precedents:
         return (), 0
     part, log = t.parts.c, open_appender(connection)
-    have = buried(connection, ask.precedents)
-    own = and_(part.of.in_(ask.precedents), part.number.not_in(have.values()))
+    have = buried(connection, erasure.precedents)
+    own = and_(part.of.in_(erasure.precedents), part.number.not_in(have.values()))
     numbers = connection.execute(select(part.number).where(own)).scalars().all()
     connection.execute(delete(t.parts).where(own))
-    graves = [(of, "") for of in dict.fromkeys(ask.precedents) if of not in have]
+    graves = [(of, "") for of in dict.fromkeys(erasure.precedents) if of not in have]
     # A grave is added even if nothing was quoted, so that later quotes of the precedent refer to it.
-    added = log.add([part_draft(grave, t.stamp(ask.at)) for grave in graves])
+    added = log.add([part_draft(grave, t.stamp(erasure.at)) for grave in graves])
     rows = [
         {"key": part_key(grave), "number": number, "of": grave[0]} for grave, number in zip(graves, added, strict=True)
     ]
@@ -262,12 +272,12 @@ def _unquoted(connection: Connection, trial_id: str) -> Sequence[int]:
     use, part, others = t.document_uses.c, t.parts.c, t.document_uses.alias("others")
     by_others = select(others.c.part).where(others.c.part == use.part, others.c.trial_id != trial_id).exists()
     query = select(part.key, part.number).join(t.document_uses, use.part == part.key)
-    alone = connection.execute(query.where(use.trial_id == trial_id, ~by_others)).all()
-    for first in range(0, len(alone), _AT_ONCE):
-        keys = [bytes(key) for key, _ in alone[first : first + _AT_ONCE]]
+    unshared = connection.execute(query.where(use.trial_id == trial_id, ~by_others)).all()
+    for first in range(0, len(unshared), _AT_ONCE):
+        keys = [bytes(key) for key, _ in unshared[first : first + _AT_ONCE]]
         connection.execute(delete(t.parts).where(part.key.in_(keys)))
     connection.execute(delete(t.document_uses).where(use.trial_id == trial_id))
-    return [number for _, number in alone]
+    return [number for _, number in unshared]
 
 
 def _forget(connection: Connection, trial_id: str, outside: bool) -> None:

@@ -56,7 +56,7 @@ _SINGLY: Batch[Write[Any], Any] = Batch(0, lambda connection, writes: [write(con
 @dataclass(slots=True)
 class _Item:
     batch: Batch[Any, Any]
-    ask: Any
+    request: Any
     loop: asyncio.AbstractEventLoop
     done: asyncio.Future[Any]
 
@@ -96,11 +96,11 @@ class GroupCommit:
         """Executes a request; a write is then durable. If cancelled, it may not be executed."""
         return await self.submit(_SINGLY, write)
 
-    async def submit(self, batch: Batch[A, T], ask: A) -> T:
+    async def submit(self, batch: Batch[A, T], request: A) -> T:
         """Executes a request together with others of its kind; as :meth:`run`."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
-        item = _Item(batch, ask, loop, done)
+        item = _Item(batch, request, loop, done)
         # No lock needed: each loop accesses only its own key, from its own thread.
         gathering = self._gathering.get(loop)
         if gathering is None:
@@ -168,15 +168,15 @@ class GroupCommit:
 
     def _tried(self, group: Sequence[_Item]) -> Sequence[Any]:
         outcomes: list[Any] = [None] * len(group)
-        places: dict[int, list[int]] = {}
-        for place, item in enumerate(group):
+        indices: dict[int, list[int]] = {}
+        for index, item in enumerate(group):
             # By id(), which is stable while the group's items reference their batches.
-            places.setdefault(id(item.batch), []).append(place)
+            indices.setdefault(id(item.batch), []).append(index)
         with self._transaction() as connection, self._around(connection):
-            for own in sorted(places.values(), key=lambda own: group[own[0]].batch.rank):
-                results = group[own[0]].batch.write(connection, [group[place].ask for place in own])
-                for place, outcome in zip(own, results, strict=True):
-                    outcomes[place] = outcome
+            for own in sorted(indices.values(), key=lambda own: group[own[0]].batch.rank):
+                results = group[own[0]].batch.write(connection, [group[index].request for index in own])
+                for index, outcome in zip(own, results, strict=True):
+                    outcomes[index] = outcome
         return outcomes
 
 

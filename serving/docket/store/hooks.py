@@ -167,8 +167,8 @@ class HookStore(_HookTables):
 
         def write(connection: Connection) -> bool:
             # All messages are due again for a first attempt, including those that were given up.
-            again = {"attempts": 0, "due_at": _row.since}
-            connection.execute(update(t.deliveries).where(_row.hook == name).values(again))
+            reset = {"attempts": 0, "due_at": _row.since}
+            connection.execute(update(t.deliveries).where(_row.hook == name).values(reset))
             own = update(t.hooks).where(_hook.name == name)
             return bool(
                 connection.execute(own.values(disabled_at="", why="", paused_until="", failing_since="")).rowcount

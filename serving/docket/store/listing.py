@@ -163,7 +163,7 @@ class TrialIndex(SqlStore):
         """
 
         def lines(connection: Connection) -> Sequence[DocketLine]:
-            place = tuple_(_row.opened_at, _row.trial_id)
+            position = tuple_(_row.opened_at, _row.trial_id)
             # Applied to each of the cases below: at most a page of any of them can be on the page.
             query = select(t.trials).limit(limit)
             if oldest_first:
@@ -172,7 +172,7 @@ class TrialIndex(SqlStore):
                 query = query.order_by(_row.opened_at.desc(), _row.trial_id.desc())
             if after is not None:
                 last = tuple_(t.stamp(after[0]), after[1])
-                query = query.where(place > last if oldest_first else place < last)
+                query = query.where(position > last if oldest_first else position < last)
             if which.opened_from is not None:
                 query = query.where(_row.opened_at >= t.stamp(which.opened_from))
             if which.opened_until is not None:

@@ -150,8 +150,8 @@ class LogKeys(SqlStore):
             DocketError: The docket has another key by now, or the new key is not in the key file (``DOCKET_KEY``).
             Unavailable: The change can't be stored now.
         """
-        ask = _Rotation(old, new, who=who, why=why, compromised=compromised, at=at)
-        return await self._transactions.write(_ROTATE, ask)
+        rotation = _Rotation(old, new, who=who, why=why, compromised=compromised, at=at)
+        return await self._transactions.write(_ROTATE, rotation)
 
 
 def entries_of(connection: Connection, trial_id: str) -> Sequence[Entry]:
@@ -218,9 +218,9 @@ def _receipt(connection: Connection, trial_id: str) -> Receipt | None:
 def nodes(connection: Connection) -> TileNodes:
     """Returns a reader of the Merkle tree's nodes, valid as long as the connection."""
 
-    def tile(level: int, place: int) -> bytes:
+    def tile(level: int, index: int) -> bytes:
         # A missing tile is read as empty, which TileNodes reports as too short.
-        return bytes(connection.execute(_TILE, {"level": level, "place": place}).scalar_one_or_none() or b"")
+        return bytes(connection.execute(_TILE, {"level": level, "place": index}).scalar_one_or_none() or b"")
 
     return TileNodes(tile)
 
@@ -290,27 +290,27 @@ class _Rotation:
 
 
 def _rotate(connection: Connection, rotations: Sequence[_Rotation]) -> Sequence[int | CourtError]:
-    return [_rotate_one(open_appender(connection), ask) for ask in rotations]
+    return [_rotate_one(open_appender(connection), rotation) for rotation in rotations]
 
 
-def _rotate_one(log: LogAppender, ask: _Rotation) -> int | CourtError:
+def _rotate_one(log: LogAppender, rotation: _Rotation) -> int | CourtError:
     # Within the transaction: of two concurrent rotations, the second finds another key and changes nothing.
-    if log.key != str(ask.old.verifier):
+    if log.key != str(rotation.old.verifier):
         return DocketError(
             "The docket's key was changed meanwhile. Look which one it has now (`memecourt docket key`).",
             reason="DOCKET_KEY",
         )
     entry = KeyRotated(
-        at=ask.at,
-        who=ask.who,
-        why=ask.why,
-        compromised=ask.compromised,
-        note=sign_rotation(ask.old, ask.new, number=log.size, root=log.root()),
+        at=rotation.at,
+        who=rotation.who,
+        why=rotation.why,
+        compromised=rotation.compromised,
+        note=sign_rotation(rotation.old, rotation.new, number=log.size, root=log.root()),
     )
-    draft = EntryDraft(kind=entry.kind, trial_id="", seq=NO_SEQ, at=t.stamp(ask.at), body=body_of(entry).encode())
+    draft = EntryDraft(kind=entry.kind, trial_id="", seq=NO_SEQ, at=t.stamp(rotation.at), body=body_of(entry).encode())
     (number,) = log.add([draft])
     # After the entry, which is the last that the old key covers, and before the next checkpoint is signed.
-    log.change_key(str(ask.new.verifier))
+    log.change_key(str(rotation.new.verifier))
     log.want_checkpoint()
     return number
 

@@ -50,7 +50,7 @@ class ObjectPictures:
         self._threads = ThreadPoolExecutor(_THREADS, "pictures")
 
     @classmethod
-    def open(cls, place: Path | str) -> Self:
+    def open(cls, address: Path | str) -> Self:
         """Opens a directory, which is created if missing, or the object store of a URL.
 
         Raises:
@@ -58,12 +58,12 @@ class ObjectPictures:
             Unavailable: The directory can't be created.
         """
         try:
-            if isinstance(place, Path):
-                place.mkdir(mode=0o700, parents=True, exist_ok=True)
-                return cls(LocalStore(place), place)
-            return cls(from_url(place), None)
+            if isinstance(address, Path):
+                address.mkdir(mode=0o700, parents=True, exist_ok=True)
+                return cls(LocalStore(address), address)
+            return cls(from_url(address), None)
         except (BaseError, OSError, ValueError):
-            if isinstance(place, Path):
+            if isinstance(address, Path):
                 raise _unavailable() from None
             # Without its cause, since an address may contain a key.
             raise BadRequest(
@@ -86,13 +86,13 @@ class ObjectPictures:
         """Stores many pictures in the calling thread, as :meth:`keep`."""
         self._find()
         put = [
-            _path(pixels, place)
+            _path(pixels, index)
             for pixels, frames in pictures
             # Named by its pixels, so that an existing object is the same picture.
             if not self._there(_path(pixels, 0))
             # The first frame last: if it exists, the picture is complete.
-            for place, frame in reversed([*enumerate(frames)])
-            if self._store.put(_path(pixels, place), frame)
+            for index, frame in reversed([*enumerate(frames)])
+            if self._store.put(_path(pixels, index), frame)
         ]
         # A local store does not flush by itself. First the files, then their directories.
         if self._root is not None and put:
@@ -120,9 +120,9 @@ class ObjectPictures:
         while self._there(_path(pixels_sha256, count)):
             count += 1
         # The first frame last: until then the picture exists, so that it can be removed again after a crash here.
-        for place in reversed(range(count)):
+        for index in reversed(range(count)):
             with suppress(FileNotFoundError):  # another process removes it too
-                self._store.delete(_path(pixels_sha256, place))
+                self._store.delete(_path(pixels_sha256, index))
         if self._root is not None and count:
             flush((self._root / _path(pixels_sha256, 0)).parent)
 
@@ -145,8 +145,8 @@ class ObjectPictures:
             raise _unavailable() from None  # a store's messages may name paths and hosts
 
 
-def _path(pixels_sha256: str, place: int) -> str:
-    return f"{pixels_sha256[:2]}/{pixels_sha256}.{place}.png"
+def _path(pixels_sha256: str, index: int) -> str:
+    return f"{pixels_sha256[:2]}/{pixels_sha256}.{index}.png"
 
 
 def flush(path: Path) -> None:
@@ -192,10 +192,10 @@ def frames_in_table(connection: Connection, pixels_sha256: str) -> Sequence[byte
 
 def _write_pictures(connection: Connection, pictures: Sequence[Picture]) -> Sequence[None]:
     rows = [
-        {"pixels_sha256": picture.pixels_sha256, "place": place, "png": frame.png}
+        {"pixels_sha256": picture.pixels_sha256, "place": index, "png": frame.png}
         # Sorted, so that two commits that store the same pictures lock rows in the same order.
         for picture in sorted(pictures, key=lambda picture: picture.pixels_sha256)
-        for place, frame in enumerate(picture.frames)
+        for index, frame in enumerate(picture.frames)
     ]
     connection.execute(insert_into(connection, t.pictures).on_conflict_do_nothing(), rows)
     return [None] * len(pictures)

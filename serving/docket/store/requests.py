@@ -128,19 +128,19 @@ class HeartbeatStore(SqlStore):
 def _claim(connection: Connection, leases: Sequence[Lease]) -> Sequence[Lease | CourtError]:
     first: dict[tuple[str, str], Lease] = {}
     # Of equal requests in one commit, the first acquires the lease and the others find it (RE-3).
-    for ask in leases:
-        first.setdefault((ask.name.namespace, ask.name.request_id), ask)
+    for lease in leases:
+        first.setdefault((lease.name.namespace, lease.name.request_id), lease)
     key = (t.requests.c.namespace, t.requests.c.request_id)
     rows = [
         {
             "namespace": namespace,
             "request_id": id_,
-            "payload": ask.payload,
-            "trial_id": ask.trial_id,
-            "owner": ask.owner,
+            "payload": lease.payload,
+            "trial_id": lease.trial_id,
+            "owner": lease.owner,
         }
         # Sorted: two servers that insert the same names concurrently could otherwise deadlock.
-        for (namespace, id_), ask in sorted(first.items())
+        for (namespace, id_), lease in sorted(first.items())
     ]
     standing = {name: first[name] for name in _made(connection, rows)}
     # SQLite only tells whether all rows are new; if not, each is read back.
@@ -148,16 +148,16 @@ def _claim(connection: Connection, leases: Sequence[Lease]) -> Sequence[Lease | 
         for row in connection.execute(select(t.requests).where(tuple_(*key).in_(others))):
             standing[row.namespace, row.request_id] = _lease_in(row)
 
-    def answer(ask: Lease) -> Lease | CourtError:
-        stands = standing[ask.name.namespace, ask.name.request_id]
-        if stands.payload != ask.payload:
+    def answer(lease: Lease) -> Lease | CourtError:
+        stands = standing[lease.name.namespace, lease.name.request_id]
+        if stands.payload != lease.payload:
             return RequestConflict(
                 "Another request was sent under this request_id before. Send a new request under a new one; to repeat "
                 "the old one, send exactly what was sent then.",
             )
         return stands
 
-    return [answer(ask) for ask in leases]
+    return [answer(lease) for lease in leases]
 
 
 def _made(connection: Connection, rows: Sequence[dict[str, str]]) -> Iterable[tuple[str, str]]:
@@ -175,15 +175,15 @@ def _made(connection: Connection, rows: Sequence[dict[str, str]]) -> Iterable[tu
     columns = [t.requests.c[name] for name in rows[0]]
     # Convert values as the columns would, since names have a special encoding.
     written = [(column.name, column.type.bind_processor(connection.dialect) or str) for column in columns]
-    places = ", ".join(["(" + ", ".join("?" * len(columns)) + ")"] * len(rows))
-    statement = f"INSERT INTO requests ({', '.join(rows[0])}) VALUES {places} ON CONFLICT DO NOTHING"
+    marks = ", ".join(["(" + ", ".join("?" * len(columns)) + ")"] * len(rows))
+    statement = f"INSERT INTO requests ({', '.join(rows[0])}) VALUES {marks} ON CONFLICT DO NOTHING"
     made = connection.exec_driver_sql(statement, tuple(form(row[name]) for row in rows for name, form in written))
     return [(row["namespace"], row["request_id"]) for row in rows] if made.rowcount == len(rows) else []
 
 
 def _take_over(connection: Connection, claims: Sequence[_TakeOver]) -> Sequence[Lease | None]:
-    def one(ask: _TakeOver) -> Lease | None:
-        row, lease = t.requests.c, ask.current
+    def one(change: _TakeOver) -> Lease | None:
+        row, lease = t.requests.c, change.current
         changed = connection.execute(
             # Compare-and-set: owner and trial must be unchanged, so that only one of several servers takes over.
             update(t.requests)
@@ -193,11 +193,11 @@ def _take_over(connection: Connection, claims: Sequence[_TakeOver]) -> Sequence[
                 row.owner == lease.owner,
                 row.trial_id == lease.trial_id,
             )
-            .values(owner=ask.replacement.owner, trial_id=ask.replacement.trial_id)
+            .values(owner=change.replacement.owner, trial_id=change.replacement.trial_id)
         )
-        return ask.replacement if changed.rowcount == 1 else None
+        return change.replacement if changed.rowcount == 1 else None
 
-    return [one(ask) for ask in claims]
+    return [one(change) for change in claims]
 
 
 def _beat(connection: Connection, owners: Sequence[str]) -> Sequence[None]:

@@ -97,7 +97,7 @@ class ReviewStore(SqlStore):
         assert isinstance(stored, AppealOpened)
         return stored
 
-    async def note_access(
+    async def record_access(
         self, trial_id: str, *, who: str, what: str, at: datetime, kind: Literal["PictureShown"] = "PictureShown"
     ) -> None:
         """Records that somebody views an unblurred picture, before it is shown.
@@ -107,9 +107,9 @@ class ReviewStore(SqlStore):
             Unavailable: The access can't be stored now.
         """
         access = PictureShown(kind=kind, trial_id=trial_id, who=who, what=what, at=at)
-        await self._transactions.write(_NOTE_ACCESS, access)
+        await self._transactions.write(_RECORD_ACCESS, access)
 
-    async def note_changes(self, changes: Sequence[PrecedentChanged], *, since: int) -> int:
+    async def record_changes(self, changes: Sequence[PrecedentChanged], *, since: int) -> int:
         """Records changes of one library that are not recorded yet; safe for concurrent servers.
 
         Args:
@@ -119,7 +119,7 @@ class ReviewStore(SqlStore):
         Returns:
             Number of changes that were recorded.
         """
-        return await self._transactions.write(_NOTE_CHANGES, (changes, since))
+        return await self._transactions.write(_RECORD_CHANGES, (changes, since))
 
     async def awaiting_review(self) -> AwaitingReview:
         """Counts verdicts that need human review and have none."""
@@ -175,7 +175,7 @@ def _same_appeal(connection: Connection, draft: AppealOpened) -> AppealOpened | 
     return None
 
 
-def _note_accesses(connection: Connection, accesses: Sequence[PictureShown]) -> Sequence[CourtError | None]:
+def _record_accesses(connection: Connection, accesses: Sequence[PictureShown]) -> Sequence[CourtError | None]:
     log = open_appender(connection)
     named = {access.trial_id for access in accesses}
     # An erasure locks the log first too, so that what is read here stays true until the commit.
@@ -198,20 +198,20 @@ def _note_accesses(connection: Connection, accesses: Sequence[PictureShown]) -> 
     return [None if there.get(access.trial_id) is False else errors[access.trial_id] for access in accesses]
 
 
-def _note_changes(connection: Connection, changed: Sequence[tuple[Sequence[PrecedentChanged], int]]) -> Sequence[int]:
+def _record_changes(connection: Connection, changed: Sequence[tuple[Sequence[PrecedentChanged], int]]) -> Sequence[int]:
     log = open_appender(connection)  # nobody else records changes meanwhile
-    return [_note_new(connection, log, changes, since) for changes, since in changed]
+    return [_record_new(connection, log, changes, since) for changes, since in changed]
 
 
-def _note_new(connection: Connection, log: LogAppender, changes: Sequence[PrecedentChanged], since: int) -> int:
-    noted = None
+def _record_new(connection: Connection, log: LogAppender, changes: Sequence[PrecedentChanged], since: int) -> int:
+    last = None
     newest = select(t.entries.c.body).where(t.entries.c.kind == _CHANGE).order_by(t.entries.c.number.desc())
     for body in connection.execute(newest.limit(1)).scalars():
         with suppress(ValueError):  # somebody altered the entry
-            noted = PrecedentChanged.model_validate(parse(unpacked(bytes(body))))
-    if noted is not None and changes and noted.library == changes[-1].library:
+            last = PrecedentChanged.model_validate(parse(unpacked(bytes(body))))
+    if last is not None and changes and last.library == changes[-1].library:
         # A rebuilt library counts from 1 again, but its changes are later.
-        changes = [each for each in changes if each.number > noted.number or each.at > noted.at]
+        changes = [each for each in changes if each.number > last.number or each.at > last.at]
     else:
         changes = [each for each in changes if each.number > since]
     log.add(
@@ -225,5 +225,5 @@ def _note_new(connection: Connection, log: LogAppender, changes: Sequence[Preced
 
 _APPEAL = Batch(Rank.REVIEW, _appeal)
 _REVIEW = Batch(Rank.REVIEW, _review)
-_NOTE_ACCESS = Batch(Rank.ACCESS, _note_accesses)
-_NOTE_CHANGES = Batch(Rank.ACCESS, _note_changes)
+_RECORD_ACCESS = Batch(Rank.ACCESS, _record_accesses)
+_RECORD_CHANGES = Batch(Rank.ACCESS, _record_changes)

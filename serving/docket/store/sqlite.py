@@ -228,11 +228,11 @@ class ReadOnlySqliteDatabase(Database):
         Raises:
             DocketError: A part of the docket is in SQLite's WAL file, which can't be read.
         """
-        beside, index = (path.with_name(path.name + suffix) for suffix in ("-wal", "-shm"))
-        unmerged = beside.exists() and beside.stat().st_size > 0
+        wal, index = (path.with_name(path.name + suffix) for suffix in ("-wal", "-shm"))
+        unmerged = wal.exists() and wal.stat().st_size > 0
         if unmerged and not index.exists():
             raise DocketError(
-                f"The newest entries of {path} lie in {beside.name} beside it, which can't be read where nothing may "
+                f"The newest entries of {path} lie in {wal.name} beside it, which can't be read where nothing may "
                 "be written. Copy both into a folder that can be written, or copy the docket with `memecourt docket "
                 "backup`.",
                 reason="DOCKET_READ_ONLY",

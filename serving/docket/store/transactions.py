@@ -77,24 +77,24 @@ class Transactions:
         # that wait. A server is asked by many at once: each waits for the way there and back.
         self._batched = None if shared else GroupCommit(database.reading, database.translated, name="docket-reader")
 
-    async def write(self, batch: Batch[A, T], ask: A) -> T:
+    async def write(self, batch: Batch[A, T], request: A) -> T:
         """Writes in the next commit, in which what it adds to the log is signed."""
         self.check_open()
         began = time.perf_counter()
         try:
-            return await self._logged.submit(batch, ask)
+            return await self._logged.submit(batch, request)
         finally:
             self.written(time.perf_counter() - began)
 
-    async def write_unlogged(self, batch: Batch[A, T], ask: A) -> T:
+    async def write_unlogged(self, batch: Batch[A, T], request: A) -> T:
         """Writes in the next commit of unlogged data."""
         self.check_open()
-        return await self._unlogged.submit(batch, ask)
+        return await self._unlogged.submit(batch, request)
 
-    async def write_fingerprint(self, batch: Batch[A, T], ask: A) -> T:
+    async def write_fingerprint(self, batch: Batch[A, T], request: A) -> T:
         """Writes in the next commit of fingerprints, which wait for those of other servers."""
         self.check_open()
-        return await self._fingerprints.submit(batch, ask)
+        return await self._fingerprints.submit(batch, request)
 
     async def write_alone(self, work: Callable[[Connection], T]) -> T:
         """Writes in a separate transaction, in a thread; retries once after a rollback."""

@@ -15,7 +15,7 @@ from retrieval.text import text_key
 from serving.docket.errors import NotDecided, TrialUnknown
 from serving.docket.review.locks import LOCK_MINUTES, AnotherWanted, CaseClosed, CaseTaken, NotLocked
 from serving.docket.review.projection import ReviewPriority, Rules, is_sampled, reasons_of
-from serving.docket.review.queue import Search, place_of
+from serving.docket.review.queue import Search, cursor_of
 from serving.docket.store import review_tables as desk_tables
 from serving.docket.store.bodies import packed
 from tests.support.desks import NO_SAMPLING, verdict, with_desk
@@ -94,7 +94,7 @@ def test_queue_lists_cases_by_urgency(path):
         pages, after = [], None
         while page := await court.desk.queue("ada", limit=2, after=after):
             pages.append([case.trial_id for case in page])
-            after = place_of(page[-1])
+            after = cursor_of(page[-1])
         return (
             pages,
             await court.waiting(why=ReviewPriority.LOW_SCORE),
@@ -268,7 +268,7 @@ def test_unknown_open_and_closed_trials_cannot_be_taken(path):
             await court.desk.take("open", "ada")
         with pytest.raises(CaseClosed):
             await court.desk.take("fine", "ada")
-        return await court.desk.take("fine", "ada", again=True)
+        return await court.desk.take("fine", "ada", reopen=True)
 
     assert with_desk(path, scenario).holder == "ada"
 
@@ -294,7 +294,7 @@ def test_random_operations_keep_one_holder_per_case(path):
             allowed = free if act == "take" else holds_lock if act in ("renew", "review") else True
             try:
                 if act == "take":
-                    await court.desk.take(name, who, again=True)
+                    await court.desk.take(name, who, reopen=True)
                 elif act == "review":
                     await court.desk.review(
                         name, who, label=rng.choice([H, N]), clause="4", reason=f"{len(expected[name])}"
@@ -381,7 +381,7 @@ def test_review_before_the_verdict_is_shown_is_marked_as_blind(path):
 def test_record_has_the_whole_review(path):
     async def scenario(court):
         await court.tried("a", verdict(H))
-        await court.desk.take("a", "ada", again=True)
+        await court.desk.take("a", "ada", reopen=True)
         await court.desk.review("a", "ada", label=N, clause=" 4 ", reason=" Satire of a habit. ")
         return (await court.docket.trials.record("a")).last(VerdictReviewed)
 
@@ -687,7 +687,7 @@ def test_erased_trials_leave_the_queue_for_good(path):
             desk_tables.forget(connection, "later")
         found = await court.desk.find(Search(text="particular"), limit=9), await court.waiting("bea")
         with pytest.raises(TrialUnknown, match="erased"):
-            await court.desk.take("a", "bea", again=True)
+            await court.desk.take("a", "bea", reopen=True)
         return found, await court.desk.case("a"), (await court.desk.agreement()).judgements
 
     found, case, judgements = with_desk(path, scenario)

@@ -316,7 +316,7 @@ def test_near_duplicates_are_counted_by_label():
 
 def test_failing_metrics_do_not_fail_a_trial(caplog):
     class Broken:
-        def note(self, event, trial, calls):
+        def on_event(self, event, trial, calls):
             raise ValueError("ze" + "bra")
 
     record = asyncio.run(
