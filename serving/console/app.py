@@ -18,10 +18,13 @@ from court.errors import BadInput, CourtError, NotLoaded, Unavailable
 from serving.access.callers import NotAllowed
 from serving.access.exposure import only_here
 from serving.access.tokens import Tokens
-from serving.console import exports, pages, review
+from serving.console import exports
 from serving.console.guard import RequestGuard, guarded
+from serving.console.pages import compare, signin, trial, trials
+from serving.console.pages import pictures as picture_pages
 from serving.console.registry import Console, Page, Reviewing
 from serving.console.rendering import render
+from serving.console.review import case, find, queue, similar
 from serving.console.visitors import Sessions
 from serving.docket.errors import NotDecided, TrialUnknown
 from serving.docket.open import Docket
@@ -29,7 +32,11 @@ from serving.docket.review.locks import CaseError
 from serving.export.source import PictureSource
 from serving.http.hosts import own_names
 
-PAGES: Sequence[Page] = (*pages.PAGES, *review.PAGES, *exports.PAGES)
+PAGES: Sequence[Page] = tuple(
+    page
+    for module in (signin, trials, trial, compare, picture_pages, queue, case, similar, find, exports)
+    for page in module.PAGES
+)
 """All pages, in the order of the navigation."""
 
 _STATIC = Path(__file__).with_name("static")

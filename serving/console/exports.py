@@ -1,4 +1,4 @@
-"""Exports: one trial as HTML, JSON or a draft statement of reasons; a selection of trials as a table."""
+"""Exports: one trial as HTML, JSON, a draft statement of reasons or a bundle of proofs; a selection as a table."""
 
 from __future__ import annotations
 
@@ -117,6 +117,19 @@ def _midnight(day: str) -> datetime | None:
     return datetime.combine(date.fromisoformat(day), time(), UTC) if day else None
 
 
+async def bundle(request: Request) -> Response:
+    """Returns the bundle that ``memecourt docket bundle`` writes, without the names of those who viewed the picture.
+
+    Raises:
+        DocketError: The docket's private key is not available here, so nothing can be signed.
+    """
+    record, console = await trial_of(request), console_of(request)
+    text = await console.auditor.bundle(record.trial_id)
+    # Read again: the bundle may contain newer events.
+    await mark_verdict_shown(request, await console.trials.record(record.trial_id))
+    return Response(text, media_type="application/json", headers=_attached("trial.bundle.json"))
+
+
 def _attached(name: str) -> dict[str, str]:
     """Headers of a download: shown inline, a file with untrusted text would run in an origin with our cookies."""
     return {"content-disposition": f'attachment; filename="{name}"'}
@@ -127,4 +140,5 @@ PAGES = (
     Page("/trials/{trial_id}/export/{form}", one_sharp, role=Role.VIEWER, methods=("POST",)),
     Page("/export", export_form, role=Role.VIEWER, name="export_many", nav="Export"),
     Page("/export/{form}", many, role=Role.VIEWER),
+    Page("/trials/{trial_id}/bundle", bundle, role=Role.VIEWER, name="bundle"),
 )

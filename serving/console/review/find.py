@@ -1,4 +1,4 @@
-"""Search for trials by words and outcome. The address of a search can be kept as a bookmark."""
+"""Search for trials by words and outcome, whose address can be a bookmark, and how far reviewers agree."""
 
 from __future__ import annotations
 
@@ -99,4 +99,19 @@ def _day(value: str, field: str) -> datetime | None:
         raise BadRequest("A day is written as 2026-11-22.", field=field) from None
 
 
-PAGES = (Page("/desk/find", find, role=Role.VIEWER, name="find", nav="Find"),)
+async def agreement(request: Request) -> Response:
+    """Shows how far reviewers agree with each other and with the court, by all reviews or by a selection."""
+    params, visitor = request.query_params, visitor_of(request)
+    filters = {name: params[name].strip()[:20] for name in ("since", "until") if params.get(name, "").strip()}
+    times = search_of(filters)
+    blind, drawn = params.get("blind") == "yes", params.get("drawn") == "yes"
+    figures = await reviewing_of(request).queue.agreement(
+        since=times.since, until=times.until, blind=blind, drawn=drawn, namespaces=visitor.namespaces
+    )
+    return render(request, "review/agreement.html", figures=figures, asked=filters, blind=blind, drawn=drawn)
+
+
+PAGES = (
+    Page("/desk/find", find, role=Role.VIEWER, name="find", nav="Find"),
+    Page("/desk/agreement", agreement, role=Role.REVIEWER, name="agreement", nav="Agreement"),
+)
