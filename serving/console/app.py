@@ -84,11 +84,7 @@ def create_app(
         exception_handlers={CourtError: _refusal, HTTPException: _http_error},
     )
     app.state.console = Console(
-        trials=docket.trials,
-        index=docket.index,
-        log=docket.log,
-        reviews=docket.reviews,
-        auditor=docket.auditor,
+        docket=docket,
         sessions=Sessions(tokens),
         pages=PAGES,
         pictures=pictures,

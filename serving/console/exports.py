@@ -58,7 +58,11 @@ async def _file(request: Request, pictures: Pictures) -> Response:
         # A draft contains no picture, so no access is logged.
         pictures = Pictures.NONE
     source = await gather(
-        record.trial_id, trials=console.trials, log=console.log, pictures=pictures, library=console.pictures
+        record.trial_id,
+        trials=console.docket.trials,
+        log=console.docket.log,
+        pictures=pictures,
+        library=console.pictures,
     )
     # Logged before the file is written: an access that can't be logged must not happen.
     if pictures is Pictures.SHARP:
@@ -86,7 +90,7 @@ async def many(request: Request) -> Response:
     # Restricted to the visitor's namespaces, whatever the filter says.
     which = replace(_chosen(request), namespaces=visitor_of(request).namespaces)
     console = console_of(request)
-    selection = Selection(console.index, console.trials, which, partial(mark_shown, request))
+    selection = Selection(console.docket.index, console.docket.trials, which, partial(mark_shown, request))
     chunks = selection.chunks(Form(named))
     name = f"trials-{datetime.now(UTC):%Y%m%d-%H%M%S}.{named}"
     return StreamingResponse(chunks, media_type=_TYPES[named], headers=_attached(name))
@@ -124,9 +128,9 @@ async def bundle(request: Request) -> Response:
         DocketError: The docket's private key is not available here, so nothing can be signed.
     """
     record, console = await trial_of(request), console_of(request)
-    text = await console.auditor.bundle(record.trial_id)
+    text = await console.docket.auditor.bundle(record.trial_id)
     # Read again: the bundle may contain newer events.
-    await mark_verdict_shown(request, await console.trials.record(record.trial_id))
+    await mark_verdict_shown(request, await console.docket.trials.record(record.trial_id))
     return Response(text, media_type="application/json", headers=_attached("trial.bundle.json"))
 
 

@@ -16,13 +16,9 @@ from serving.docket.errors import TrialErased, TrialUnknown
 
 if TYPE_CHECKING:
     from court.events import VerdictReviewed
-    from serving.docket.audit.audit import Auditor
-    from serving.docket.ports import TrialReader
+    from serving.docket.open import Docket
     from serving.docket.review.corrections import Corrections
     from serving.docket.review.queue import ReviewQueue
-    from serving.docket.store.listing import TrialIndex
-    from serving.docket.store.log_queries import TransparencyLog
-    from serving.docket.store.reviews import ReviewStore
     from serving.export.source import PictureSource
     from serving.judging.near_duplicates import NearDuplicateIndex
 
@@ -81,11 +77,7 @@ class Console:
         reviewing: Dependencies of the review pages; None for a console that is opened to read.
     """
 
-    trials: TrialReader
-    index: TrialIndex
-    log: TransparencyLog
-    reviews: ReviewStore
-    auditor: Auditor
+    docket: Docket
     sessions: Sessions
     pages: Sequence[Page]
     pictures: PictureSource | None = None
@@ -132,7 +124,7 @@ async def trial_of(request: Request, trial_id: str | None = None) -> TrialRecord
     """
     named = request.path_params["trial_id"] if trial_id is None else trial_id
     try:
-        record = await console_of(request).trials.record(named)
+        record = await console_of(request).docket.trials.record(named)
         if visitor_of(request).sees(record.opened.meme.namespace):
             return record
     except TrialErased:

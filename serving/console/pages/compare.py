@@ -22,7 +22,7 @@ async def comparison(request: Request) -> Response:
     # Same access check as for the first: the visitor names this id too.
     second = await trial_of(request, other) if other else None
     which = TrialFilter(namespaces=visitor_of(request).namespaces, pixels_sha256=record.opened.meme.digest)
-    lines = await console_of(request).index.list(limit=_MOST, which=which)
+    lines = await console_of(request).docket.index.list(limit=_MOST, which=which)
     others: list[DocketLine] = [line for line in lines if line.trial_id != record.trial_id]
     duplicates = record.duplicates
     # Recorded before rendering: a visitor who reads a verdict here can't review it blind afterwards.

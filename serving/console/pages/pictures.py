@@ -119,7 +119,7 @@ def changed_since(record: TrialRecord, what: str, frames: Sequence[bytes]) -> bo
 async def record_shown(request: Request, record: TrialRecord, what: str) -> None:
     """Logs who viewed which picture; raises if that can't be stored, so that nothing is shown."""
     who = visitor_of(request).name
-    await console_of(request).reviews.record_access(record.trial_id, who=who, what=what, at=datetime.now(UTC))
+    await console_of(request).docket.reviews.record_access(record.trial_id, who=who, what=what, at=datetime.now(UTC))
     _log.info("picture shown trial=%s visitor=%s", record.trial_id, who)
 
 
@@ -131,7 +131,7 @@ async def frames_of(request: Request, record: TrialRecord, what: str) -> Sequenc
         BadRequest: The name does not denote a picture.
     """
     if what == MEME:
-        frames = await console_of(request).trials.frames(record.opened.meme.pixels_sha256)
+        frames = await console_of(request).docket.trials.frames(record.opened.meme.pixels_sha256)
         if frames:
             return frames
         reason = (

@@ -56,7 +56,7 @@ async def _stored(request: Request, error: TrialErased | DocketError) -> Respons
     visitor, trial_id = visitor_of(request), request.path_params["trial_id"]
     if visitor.namespaces is not None:
         raise error
-    proof = await proof_of(console_of(request).auditor, trial_id)
+    proof = await proof_of(console_of(request).docket.auditor, trial_id)
     await mark_shown(request, [trial_id])  # a verdict may be among what is stored
     entries = [(one, unreadable(one.entry)) for one in proof.entries]
     title = "This record was erased" if isinstance(error, TrialErased) else "This record can’t be read"
@@ -120,9 +120,9 @@ async def _values(request: Request, record: TrialRecord) -> dict[str, Any]:
         "record": record,
         "harmful_now": record.label_in_force is Label.HARMFUL,
         "pictures": console.pictures is not None,
-        "proof_of_trial": await proof_of(console.auditor, record.trial_id),
+        "proof_of_trial": await proof_of(console.docket.auditor, record.trial_id),
         "quiet_s": (datetime.now(UTC) - record.events[-1].at).total_seconds(),
-        "kept": await _picture_state(console.trials, record.opened.meme.pixels_sha256),
+        "kept": await _picture_state(console.docket.trials, record.opened.meme.pixels_sha256),
     }
 
 

@@ -59,7 +59,7 @@ async def _lines(request: Request, which: TrialFilter, after: tuple[datetime, st
     Neither a filter nor the end of a page may reveal a verdict: if the list is filtered by
     the outcome, trials whose verdict is still hidden from the visitor are left out.
     """
-    index, found = console_of(request).index, list[DocketLine]()
+    index, found = console_of(request).docket.index, list[DocketLine]()
     while True:
         lines = await index.list(limit=_PAGE + 1, after=after, which=which)
         hidden = await hidden_ids(request, [line.trial_id for line in lines]) if _tells(which) else frozenset()

@@ -136,7 +136,7 @@ async def _follow(request: Request, trial_id: str, event: VerdictReviewed, *, ch
         return "none"
     try:
         # Read again: the record at hand predates the review.
-        record = await console_of(request).trials.record(trial_id)
+        record = await console_of(request).docket.trials.record(trial_id)
         change = await rulings.follow(record, event, chosen=chosen)
     except CourtError as error:
         # The review stands; the reviewer is told that the library is not updated yet.

@@ -56,7 +56,7 @@ async def similar_to(request: Request, record: TrialRecord) -> list[Similar]:
     }
     index, text = reviewing_of(request).duplicates, record.text
     meme = record.opened.meme
-    frames = await console_of(request).trials.frames(meme.pixels_sha256) if meme.picture_given else ()
+    frames = await console_of(request).docket.trials.frames(meme.pixels_sha256) if meme.picture_given else ()
     if index is not None and text is not None and (frames or not meme.picture_given):
         picture = picture_of(meme, frames) if frames else None
         others = await index.find(picture, text.text, bool(text.reader), meme.namespace)
