@@ -13,7 +13,16 @@ _SCHEMES = ("postgresql", "postgres")
 _SHOWN = ("host", "port", "dbname", "user")
 """Query parameters that are displayed; any other may be, or reveal, a secret."""
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:@\[\]]*)(:[0-9]+)?")
-_CONNECT_S = "5"
+_DEFAULTS = {
+    "application_name": "memecourt",
+    "connect_timeout": "5",
+    # A dead server is detected within half a minute, even while waiting for its answer.
+    "keepalives_idle": "10",
+    "keepalives_interval": "5",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "15000",  # milliseconds without an acknowledgement
+}
+"""Connection parameters that an address may override."""
 
 
 class Address:
@@ -56,7 +65,7 @@ class Address:
         from psycopg.conninfo import conninfo_to_dict
 
         try:
-            return {"connect_timeout": _CONNECT_S, **conninfo_to_dict(self._url)}
+            return {**_DEFAULTS, **conninfo_to_dict(self._url)}
         except ProgrammingError:
             # libpq's message may quote the address.
             raise BadRequest(

@@ -20,8 +20,6 @@ _MOST_IDLE = 4
 """Maximum number of idle connections."""
 _SEARCH_S = 30
 """Statement timeout of a search, in seconds."""
-_SILENT_MS = 15_000
-"""TCP user timeout in milliseconds, after which an unresponsive server counts as gone."""
 
 
 class Connections:
@@ -140,19 +138,9 @@ class Connections:
         import psycopg
         from pgvector.psycopg import register_vector
 
-        # Keep-alives detect a dead server within half a minute, even while waiting for its answer.
-        options = {
-            "application_name": "memecourt",
-            "keepalives_idle": "10",
-            "keepalives_interval": "5",
-            "keepalives_count": "3",
-            "tcp_user_timeout": str(_SILENT_MS),
-            # Last, so that parameters in the operator's address take precedence.
-            **self._address.parameters(),
-        }
         try:
             # No prepared statements, as there may be a connection pooler in between.
-            connection = psycopg.connect(**options, autocommit=True, prepare_threshold=None)
+            connection = psycopg.connect(**self._address.parameters(), autocommit=True, prepare_threshold=None)
         except psycopg.Error as error:
             # Without its cause, as libpq's message names host and user.
             raise translated(error) from None

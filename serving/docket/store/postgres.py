@@ -29,8 +29,6 @@ _format = Table("format", MetaData(), Column("number", Integer, nullable=False))
 
 _READ_S = 30
 """Statement timeout in seconds."""
-_SILENT_MS = 15_000
-"""Milliseconds after which a server that does not acknowledge data counts as gone."""
 _IDLE_S = 15
 """Seconds after which the server ends an idle transaction, since its client hangs."""
 
@@ -188,17 +186,8 @@ class PostgresDatabase(Database):
     def _connected(self) -> psycopg.Connection[Any]:
         import psycopg
 
-        # A dead server is detected within half a minute, even while waiting for its answer.
-        options = {
-            "application_name": "memecourt",
-            "keepalives_idle": "10",
-            "keepalives_interval": "5",
-            "keepalives_count": "3",
-            "tcp_user_timeout": str(_SILENT_MS),
-            **self._address.parameters(),  # last, so that parameters in the address override the defaults above
-        }
         # No prepared statements: a pooler may switch sessions between two statements.
-        connection = psycopg.connect(**options, autocommit=True, prepare_threshold=None)
+        connection = psycopg.connect(**self._address.parameters(), autocommit=True, prepare_threshold=None)
         # In autocommit, since a SET within a transaction is undone by a rollback.
         connection.execute(f"SET statement_timeout = '{_READ_S}s'")
         connection.autocommit = False
