@@ -138,7 +138,9 @@ async def desk_pages(
         if library:
             pages.writer = LibraryWriter(drawn_library(path / "library", 5, 12))
             corrections = Corrections(lambda: nullcontext(pages.writer), lambda: ENCODER, docket.trials, overrulings)
-        reviewing = Reviewing(pages.desk, corrections, near_duplicates, blind_first, pages.on_reviewed)
+        reviewing = Reviewing(
+            pages.desk, corrections, near_duplicates, blind_first=blind_first, on_reviewed=pages.on_reviewed
+        )
         pages.app = create_app(docket, tokens=Tokens.of(file), reviewing=reviewing)
         yield pages
 
