@@ -333,7 +333,7 @@ def test_silent_telemetry_counts_and_logs_nothing(caplog):
     SILENT.reused(near=True)
     SILENT.metrics.reviewed(ReviewOutcome.UPHELD)
     SILENT.metrics.state.anchored(3)
-    SILENT.observe(running=lambda: 1)
+    SILENT.metrics.observe(running=lambda: 1)
     assert (
         not [record for record in caplog.records if record.name != "asyncio"]
         and not SILENT._trials
