@@ -16,6 +16,8 @@ from eval.commands.explaining import explain
 from eval.commands.options import vllm_turns_options
 from eval.commands.pages import command_line, show_sections, write_page
 from eval.commands.rating import rate_arena
+from eval.runs.spec import Circumstances, JudgingSpec
+from eval.session.spec import spec_options
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,20 +39,18 @@ PAGE, GROUP_PAGE = "leaderboard.html", "groups.html"
     help="File of models (TOML), with the table [arena]: judges, controller and all other settings.",
 )
 @vllm_turns_options
-@click.option("--data", type=click.Path(path_type=Path), help="Directory of the unpacked data set.")
-@click.option("--dataset", metavar="ID", help="Data set. [default: the one that is recognised there]")
-@click.option("--split", help="Split. [default: the first test split]")
-@click.option(
-    "--out", type=click.Path(path_type=Path), default=Path("arena"), show_default=True, help="Folder to write to."
+@spec_options(
+    JudgingSpec,
+    *("dataset", "split", "limit", "seed"),
+    dataset={"metavar": "ID", "help": "Data set. [default: the one that is recognised there]"},
+    split={"help": "Split. [default: the first test split]"},
+    seed={"default": 0},
 )
-@click.option("--name", help="Name of the arena. [default: the folder's name]")
-@click.option("--limit", type=click.IntRange(min=1), help="Maximum number of memes, drawn by label.")
-@click.option(
-    "--seed",
-    default=0,
-    show_default=True,
-    type=click.IntRange(0),
-    help="Seed of the sample, of the pairings and of replies.",
+@spec_options(
+    Circumstances,
+    *("data", "out", "name", "concurrency", "calls"),
+    out={"default": Path("arena")},
+    concurrency={"default": 4},
 )
 @click.option(
     "--repeats",
@@ -59,7 +59,6 @@ PAGE, GROUP_PAGE = "leaderboard.html", "groups.html"
     type=click.IntRange(1, 100),
     help="Number of arenas about the same memes, each with the next seed, in folders side by side in --out.",
 )
-@click.option("--concurrency", type=click.IntRange(1, 1000), default=4, show_default=True, help="Memes at once.")
 @click.option(
     "--tasks",
     type=click.Path(path_type=Path),
@@ -75,7 +74,6 @@ PAGE, GROUP_PAGE = "leaderboard.html", "groups.html"
     type=click.Path(path_type=Path),
     help="Battles judged by people (JSON lines: meme, task, one, other, who, better), to compare the panel with.",
 )
-@click.option("--calls", type=click.Path(path_type=Path), help="Store of model calls, shared by arenas.")
 @click.option(
     "--by",
     metavar="KEY,KEY,…",

@@ -105,8 +105,8 @@ def study_options(*, procedure: str, split: str) -> Callable[[Callable[..., Any]
             JudgingSpec,
             *(name for name in JudgingSpec.model_fields if name != "text_only"),
             dataset=required,
-            split={"default": split, "show_default": True, "help": "Split of the data set."},
-            procedure={"default": procedure, "show_default": True, "help": "Procedure of the trials."},
+            split={"default": split},
+            procedure={"default": procedure},
             seed={"default": 0},
         ),
         spec_options(

@@ -12,6 +12,8 @@ import click
 from eval.commands.options import run_watched, say, threshold_option, vllm_turns_options
 from eval.commands.pages import command_line, show_sections, write_page
 from eval.commands.rating import rate_probe
+from eval.runs.spec import Circumstances, JudgingSpec
+from eval.session.spec import spec_options
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,30 +44,24 @@ AS_PUBLISHED = {"seeds": 10, "steps": 10, "batch": 1, "per_category": 200}
     help="File of models (TOML): addresses of their servers, prices and budgets.",
 )
 @vllm_turns_options
-@click.option("--data", type=click.Path(path_type=Path), help="Directory of the unpacked data set.")
-@click.option("--dataset", metavar="ID", help="Data set. [default: the one that is recognised there]")
-@click.option("--split", help="Split. [default: the first test split]")
-@click.option("--out", type=click.Path(path_type=Path), help="The probe's folder. [default: probe-TARGET]")
-@click.option(
-    "--calls",
-    type=click.Path(path_type=Path),
-    help="Store of model calls, shared by probes: memes are then sorted, and references written, once for all targets. "
-    "[default: the probe's own]",
+@spec_options(
+    JudgingSpec,
+    *("dataset", "split", "limit", "seed"),
+    dataset={"metavar": "ID", "help": "Data set. [default: the one that is recognised there]"},
+    split={"help": "Split. [default: the first test split]"},
+    seed={"default": 0},
 )
-@click.option("--limit", type=click.IntRange(min=1), help="Maximum number of memes, drawn by label.")
-@click.option(
-    "--seed",
-    default=0,
-    show_default=True,
-    type=click.IntRange(0),
-    help="Seed of the sample, of the starts of searches, and of replies.",
+@spec_options(
+    Circumstances,
+    *("data", "out", "concurrency", "calls"),
+    out={"help": "The probe's folder. [default: probe-TARGET]"},
+    concurrency={"default": 8},
 )
 @click.option(
     "--steps", type=click.IntRange(1, 100), default=10, show_default=True, help="Maximum steps of a search (N)."
 )
 @click.option("--seeds", type=click.IntRange(0, 1000), default=5, show_default=True, help="Searches in a category.")
 @click.option("--batch", type=click.IntRange(min=1), default=8, show_default=True, help="Memes sorted alike; see docs.")
-@click.option("--concurrency", type=click.IntRange(1, 1000), default=8, show_default=True, help="Memes at once.")
 @click.option(
     "--threshold",
     type=click.IntRange(0, 10),

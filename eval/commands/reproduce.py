@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 @spec_options(
     Circumstances,
     *("data", "out", "concurrency", "allow_missing", "retry_failed"),
+    concurrency={"default": 16},
     data={"required": True, "help": "Folder of the unpacked data sets."},
     out={"required": True, "metavar": "STUDY"},
     retry_failed={"help": "With --resume: retry memes that failed for a transient reason."},
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
 @spec_options(CourtOptions, "vllm_flags", "encoder")
 @click.option("--tables", help="Tables of the paper to reproduce, separated by commas. [default: all]")
 @click.option("--figures", help="Figures of the paper to reproduce, separated by commas. [default: all]")
-@spec_options(JudgingSpec, "limit", "seed")
+@spec_options(JudgingSpec, "limit", "seed", seed={"default": 0})
 @click.option(
     "--as-published/--as-served",
     default=True,
@@ -205,8 +206,8 @@ def _benchmarks(paper: Paper, options: dict[str, Any], preset: Preset | None, *,
             # With the paper's settings the labels that it drops are dropped here too.
             drop_precedents=each.drops and preset is not None,
             limit=options["limit"],
-            seed=options["seed"] or 0,
-            concurrency=options["concurrency"] or 16,
+            seed=options["seed"],
+            concurrency=options["concurrency"],
             allow_missing=options["allow_missing"],
             retry_failed=options["retry_failed"],
         )

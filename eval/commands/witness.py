@@ -11,13 +11,15 @@ import click
 
 from eval.commands.options import run_watched, vllm_turns_options
 from eval.commands.pages import command_line, show_sections
-from serving.cli.common import FiniteRange
+from eval.runs.spec import Circumstances, JudgingSpec
+from eval.session.spec import flags_of, spec_options
+from eval.solvers.witness_arms import Arm
+from eval.witness.run import WitnessSpec
 
 if TYPE_CHECKING:
     from eval.session.progress import Progress
     from eval.witness.run import WitnessManifest, WitnessPlan
 
-ARMS = ("witness", "no-rank", "no-self-contained", "no-second-look", "one-shot", "closed-book")
 AS_PUBLISHED = {"steps": "apart", "temperature": 1.0, "queries": 4, "results": 2}
 PAGE = "witness.html"
 
@@ -60,23 +62,10 @@ PAGE = "witness.html"
     "--arm",
     "arms",
     multiple=True,
-    type=click.Choice([*ARMS, "all"]),
+    type=click.Choice([*map(str, Arm), "all"]),
     help="Arm to evaluate. Repeatable. [default: witness]",
 )
-@click.option("--queries", type=click.IntRange(1, 20), default=4, show_default=True, help="Maximum queries per claim.")
-@click.option(
-    "--results", type=click.IntRange(1, 10), default=2, show_default=True, help="Maximum results to read per query."
-)
-@click.option(
-    "--steps",
-    type=click.Choice(["merged", "apart"]),
-    default="merged",
-    show_default=True,
-    help="Ask all questions about a document in one call, or each in its own call.",
-)
-@click.option(
-    "--temperature", type=FiniteRange(0, 2), default=0.0, show_default=True, help="Temperature of the witness's calls."
-)
+@spec_options(WitnessSpec, with_defaults=True)
 @click.option(
     "--as-published",
     is_flag=True,
@@ -85,13 +74,8 @@ PAGE = "witness.html"
         "forced true or false where evidence is insufficient. Other options override them."
     ),
 )
-@click.option("--limit", type=click.IntRange(min=1), help="Check a random sample of this size.")
-@click.option(
-    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the sample, draws and bootstrap."
-)
-@click.option(
-    "--concurrency", type=click.IntRange(1, 1000), default=8, show_default=True, help="Maximum concurrent claims."
-)
+@spec_options(JudgingSpec, "limit", limit={"help": "Check a random sample of this size."})
+@spec_options(Circumstances, "concurrency", concurrency={"default": 8, "help": "Maximum concurrent claims."})
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as one JSON object.")
 @click.pass_context
 def witness(context: click.Context, /, **options: Any) -> None:
@@ -153,7 +137,6 @@ def _planned(options: dict[str, Any]) -> WitnessPlan:
     import random
 
     from eval.datasets.claims import read_claims
-    from eval.solvers.witness_arms import Arm
     from eval.witness.run import WitnessPlan
     from eval.witness.world import draw_world
 
@@ -164,20 +147,16 @@ def _planned(options: dict[str, Any]) -> WitnessPlan:
         # Places are drawn and sorted, so that a sample stands in the order of its file.
         places = sorted(random.Random(options["seed"]).sample(range(len(claims)), options["limit"]))
         claims = tuple(claims[place] for place in places)
-    wanted = set(ARMS) if "all" in options["arms"] else set(options["arms"] or ("witness",))
+    wanted = set(Arm) if "all" in options["arms"] else set(options["arms"] or ("witness",))
     return WitnessPlan(
         out=options["out"],
         claims=claims,
         arms=tuple(arm for arm in Arm if arm in wanted),
-        queries=options["queries"],
-        results=options["results"],
-        steps=options["steps"],
-        temperature=options["temperature"],
         forced=options["as_published"],
         concurrency=options["concurrency"],
-        seed=options["seed"],
         demonstration=options["drawn"],
         command=command_line(),
+        **{name: options[name] for name in flags_of(WitnessSpec)},
     )
 
 

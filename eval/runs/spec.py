@@ -32,9 +32,9 @@ class JudgingSpec(BaseModel):
     protocols: Annotated[
         tuple[Protocol, ...], Option("Protocols to score under, separated by commas. [default: all]", "--protocol")
     ]
-    limit: Annotated[int | None, Ge(1), Option("Judge a sample of this size, stratified by label.")] = None
+    limit: Annotated[int | None, Ge(1), Option("Use a sample of this size, stratified by label.")] = None
     seed: Annotated[
-        int, Ge(0), Option("Seed of the sample, the controls, the draws of replies and the bootstrap. [default: 0]")
+        int, Ge(0), Option("Seed of samples, of random draws, of replies and of the bootstrap. [default: 0]")
     ] = 0
     drop_precedents: Annotated[
         bool,
@@ -81,7 +81,7 @@ class Circumstances:
 
     data: Annotated[Path, Option("Folder of the unpacked data set.")]
     out: Annotated[Path, Option("Folder to write to.")]
-    name: Annotated[str, Option("Name of the run. [default: the folder's name]")] = ""
+    name: Annotated[str, Option("Name in reports. [default: the folder's name]")] = ""
     concurrency: Annotated[
         int, Ge(1), Le(1000), Option("Maximum concurrent memes. [default: 4 without a model, else 16]")
     ] = 8

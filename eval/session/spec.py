@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import click
 from annotated_types import Ge, Le
@@ -36,18 +36,26 @@ class Option:
     exists: bool = False
 
 
-def spec_options(spec: type, *names: str, **changed: Mapping[str, Any]) -> Callable[[F], F]:
+def spec_options(
+    spec: type, *names: str, with_defaults: bool = False, **changed: Mapping[str, Any]
+) -> Callable[[F], F]:
     """Adds the options of a specification's fields to a command; without a value each is None, False or empty.
 
     Args:
         names: Fields to take; all fields with an option if none is named.
+        with_defaults: True for options that have the default of their field; for models alone.
         changed: Attributes of click's options that differ in this command, by field.
     """
     found = {name: attributes for name, attributes in _options(spec) if not names or name in names}
     options = []
     for name in names or found:
         flag, attributes = found[name]
-        options.append(click.option(flag, name, **{**attributes, **changed.get(name, {})}))
+        if with_defaults:
+            attributes["default"] = spec.model_fields[name].default
+        attributes |= changed.get(name, {})
+        if "default" in attributes:
+            attributes |= {"show_default": True, "help": attributes["help"].partition(" [default: ")[0]}
+        options.append(click.option(flag, name, **attributes))
     return with_options(*options)
 
 
@@ -90,7 +98,7 @@ def _kind_of(annotation: Any, metadata: list[Any]) -> dict[str, Any]:
     """Attributes of click's option for values of a type."""
     # Without "| None", which every option may be.
     kinds = [kind for kind in get_args(annotation) if kind is not type(None)]
-    kind = annotation if get_origin(annotation) is tuple or not kinds else kinds[0]
+    kind = annotation if get_origin(annotation) in (tuple, Literal) or not kinds else kinds[0]
     least = next((one.ge for one in metadata if isinstance(one, Ge)), None)
     most = next((one.le for one in metadata if isinstance(one, Le)), None)
     if get_origin(kind) is tuple:
@@ -104,6 +112,8 @@ def _kind_of(annotation: Any, metadata: list[Any]) -> dict[str, Any]:
         return {"type": FiniteRange(least, most)}
     if kind is Path:
         return {"type": click.Path(path_type=Path)}
+    if get_origin(kind) is Literal:
+        return {"type": click.Choice(list(get_args(kind)))}
     if issubclass(kind, Enum):
         return {"type": click.Choice([str(one.value).lower() for one in kind])}
     return {}

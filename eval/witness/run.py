@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Le
+from pydantic import BaseModel, ConfigDict
 
 from court.ports import ChatModel, EvidenceSource
 from court.settings import TrialSettings
@@ -14,6 +16,7 @@ from eval.models.call_cache import CallCache
 from eval.session.directory import SessionFolder, SessionManifest, circumstances
 from eval.session.engine import Results, Watch, run_items
 from eval.session.progress import Progress
+from eval.session.spec import Option
 from eval.solvers.witness import CheckedClaim, WitnessSolver
 from eval.solvers.witness_arms import Arm
 
@@ -22,7 +25,27 @@ EXPERT_S = 3600.0
 """Seconds that one claim may take: nobody waits for it, but a source that hangs must not hold a run."""
 
 
-class WitnessManifest(SessionManifest):
+class WitnessSpec(BaseModel):
+    """Specification of an evaluation, which is compared when it is resumed."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    arms: tuple[Arm, ...]
+    queries: Annotated[int, Ge(1), Le(20), Option("Maximum queries per claim.")] = 4
+    results: Annotated[int, Ge(1), Le(10), Option("Maximum results to read per query.")] = 2
+    steps: Annotated[
+        Literal["merged", "apart"],
+        Option("Ask all questions about a document in one call, or each in its own call."),
+    ] = "merged"
+    temperature: Annotated[float, Ge(0), Le(2), Option("Temperature of the witness's calls.")] = 0.0
+    forced: bool = False
+    """True to ask for true or false if the evidence is not enough."""
+    seed: Annotated[int, Ge(0), Option("Seed of the sample, draws and bootstrap.")] = 0
+    demonstration: bool = False
+    """True for the drawn world with its stand-in."""
+
+
+class WitnessManifest(WitnessSpec, SessionManifest):
     """Description of an evaluation."""
 
     claims: str
@@ -32,15 +55,6 @@ class WitnessManifest(SessionManifest):
     model: str
     citations_by: str = ""
     """Model that was asked whether passages bear findings; empty where nobody was."""
-    arms: tuple[Arm, ...]
-    queries: int
-    results: int
-    steps: Literal["merged", "apart"]
-    temperature: float
-    forced: bool
-    seed: int
-    demonstration: bool = False
-    """True for the drawn world with its stand-in."""
 
 
 class WitnessFolder(SessionFolder[WitnessManifest]):
@@ -54,31 +68,12 @@ class WitnessFolder(SessionFolder[WitnessManifest]):
         return self.read(CHECKED, CheckedClaim)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WitnessPlan:
-    """Plan of an evaluation.
-
-    Attributes:
-        out: Folder of the evaluation; either empty or that of the evaluation to resume.
-        queries: Maximum number of searches per claim.
-        results: Maximum number of documents read per search.
-        steps: Mode of asking about a document: all questions in one call, or each in a separate call.
-        forced: True to ask for true or false if the evidence is not enough.
-        concurrency: Number of claims in progress at once.
-        demonstration: True for the synthetic world with its stand-in model.
-    """
+class WitnessPlan(WitnessSpec):
+    """Plan of an evaluation, in an empty folder or that of the evaluation to resume."""
 
     out: Path
     claims: tuple[GoldClaim, ...]
-    arms: tuple[Arm, ...]
-    queries: int = 4
-    results: int = 2
-    steps: Literal["merged", "apart"] = "merged"
-    temperature: float = 0.0
-    forced: bool = False
     concurrency: int = 8
-    seed: int = 0
-    demonstration: bool = False
     command: str = ""
 
     @property
@@ -122,14 +117,7 @@ async def run_witness(
         source=source.identity if source else "none",
         model=model.name,
         citations_by=citations_by.name if citations_by else "",
-        arms=plan.arms,
-        queries=plan.queries,
-        results=plan.results,
-        steps=plan.steps,
-        temperature=plan.temperature,
-        forced=plan.forced,
-        seed=plan.seed,
-        demonstration=plan.demonstration,
+        **{name: getattr(plan, name) for name in WitnessSpec.model_fields},
     )
     solver = WitnessSolver(
         model=model,
