@@ -392,6 +392,10 @@ class _SettingsFile(TomlConfigSettingsSource):
         return tomllib.loads(file_path.read_text("utf-8-sig"))
 
 
+_PUBLIC = r"^https?://[A-Za-z0-9.\-\[\]:]+(/[A-Za-z0-9_~\-][A-Za-z0-9._~\-]*)*$"
+"""Address of a site or of a path below it, without a slash at its end."""
+
+
 class Settings(BaseSettings):
     """All settings. Options override the environment (``MEMECOURT_…``, nested ``MEMECOURT_TRIAL__…``), which overrides
     the TOML file that ``MEMECOURT_CONFIG`` or ``--config`` names."""  # noqa: D205, D209
@@ -462,14 +466,17 @@ class Settings(BaseSettings):
     anything."""
     http: str | None = None
     """``host:port`` of the HTTP and JSON API; not served if not given."""
+    http_origin: str | None = Field(default=None, pattern=_PUBLIC)
+    """Public address of the HTTP API (``https://example.org/court``), if it differs from where it listens."""
     http_fetch_hosts: Annotated[
         tuple[str, ...], NoDecode, BeforeValidator(_parse_list), AfterValidator(_check_host_names)
     ] = ()
     """Hosts that pictures are fetched from when an HTTP request gives an https address instead of a picture."""
     console: str | None = None
     """``host:port`` of the web console; not served if not given."""
-    console_origin: str | None = Field(default=None, pattern=r"^https?://[A-Za-z0-9.\-\[\]:]+$")
-    """Public address of the console (``https://console.example.org``), if it differs from where it listens."""
+    console_origin: str | None = Field(default=None, pattern=_PUBLIC)
+    """Public address of the console (``https://console.example.org``, or with a path ``https://example.org/court``),
+    if it differs from where it listens."""
     blind_first: bool = True
     """True if reviewers must decide before the verdict is shown to them."""
     overrulings: Literal["never", "chosen", "always"] = "chosen"

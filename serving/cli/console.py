@@ -27,7 +27,7 @@ _FILE = click.Path(path_type=Path)
 @click.option(
     "--console-origin",
     metavar="URL",
-    help="Public origin, if it differs from the address, such as https://console.example.",
+    help="Public address, if it differs: https://console.example, or with a path https://example.org/court.",
 )
 @click.option("--tls-certificate", type=_FILE, help="Certificate chain (PEM); browsers must then use TLS.")
 @click.option("--tls-key", type=_FILE, help="Private key of the certificate (PEM).")

@@ -38,6 +38,7 @@ _SERVING = (
     "tokens",
     "insecure",
     "http",
+    "http_origin",
     "console",
     "console_origin",
     "reflection",
@@ -71,8 +72,9 @@ _SERVING = (
 @click.option("--tokens", type=_FILE, help="Token file; see `memecourt tokens`.")
 @insecure_option
 @click.option("--http", metavar="HOST:PORT", help="Also serve HTTP and JSON on this address; see docs/http.md.")
+@click.option("--http-origin", metavar="URL", help="Public address of HTTP, if it differs: https://example.org/court.")
 @click.option("--console", metavar="HOST:PORT", help="Also serve the console on this address; see `memecourt console`.")
-@click.option("--console-origin", metavar="URL", help="Public origin of the console, if it differs from the address.")
+@click.option("--console-origin", metavar="URL", help="Public address of the console, if it differs.")
 @click.option("--reflection/--no-reflection", default=None, help="Offer gRPC reflection, or not.")
 @click.option("--metrics", metavar="HOST:PORT", help="Address to serve Prometheus metrics on.")
 @click.option("--traces/--no-traces", default=None, help="Export OpenTelemetry traces, or not.")

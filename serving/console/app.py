@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from http import HTTPStatus
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -65,7 +66,7 @@ def create_app(
     Args:
         docket: Docket whose trials are shown; the caller closes it.
         tokens: Tokens of visitors; None for a console that only this machine can reach.
-        origin: Public address (``https://console.example.org``), if it differs.
+        origin: Public address (``https://example.org/court``), if it differs.
         reviewing: Dependencies of the review pages; None for a console that is opened to read.
 
     Raises:
@@ -80,7 +81,7 @@ def create_app(
     routes.append(Mount("/static", _Files(directory=_STATIC), name="static"))
     app = Starlette(
         routes=routes,
-        middleware=[Middleware(RequestGuard, hosts=own_names(host, origin))],
+        middleware=[Middleware(RequestGuard, hosts=own_names(host, origin), origin=origin)],
         exception_handlers={CourtError: _refusal, HTTPException: _http_error},
     )
     app.state.console = Console(
@@ -88,7 +89,7 @@ def create_app(
         sessions=Sessions(tokens),
         pages=PAGES,
         pictures=pictures,
-        origin=origin,
+        origin=origin.removesuffix(urlsplit(origin).path),
         reviewing=reviewing,
     )
     return app

@@ -10,14 +10,14 @@ from urllib.parse import parse_qsl, quote
 from starlette.datastructures import ImmutableMultiDict, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from court.errors import BadRequest, CourtError
 from serving.access.callers import NotAllowed
-from serving.console.registry import Form, Page, console_of
+from serving.console.registry import Form, Page, console_of, redirect, root_of
 from serving.console.visitors import Visitor
-from serving.http.hosts import host_of
+from serving.http.hosts import host_of, under
 
 POLICY = (
     "default-src 'none'; img-src 'self'; style-src 'self'; script-src 'self'; connect-src 'self'; form-action 'self'; "
@@ -47,14 +47,16 @@ _log = logging.getLogger("memecourt.console")
 class RequestGuard:
     """Refuses unknown host names, and adds security headers to every answer."""
 
-    def __init__(self, app: ASGIApp, *, hosts: Collection[str] | None = None) -> None:
+    def __init__(self, app: ASGIApp, *, hosts: Collection[str] | None = None, origin: str = "") -> None:
         """Wraps an application.
 
         Args:
             hosts: Allowed host names; None for any. With DNS rebinding, a malicious page sends its own name.
+            origin: Public address, if it differs: ``https://example.org/court``.
         """
         self._app = app
         self._hosts = hosts
+        self._origin = origin
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers."""
@@ -77,12 +79,14 @@ class RequestGuard:
             # Refusals have the same headers as all other answers.
             await refusal(scope, receive, guarded)
             return
-        await self._app(scope, receive, guarded)
+        await self._app(under(self._origin, scope), receive, guarded)
 
 
 def cookie_name(request: Request) -> str:
-    """Returns the name of the session cookie; with TLS its prefix binds it to this host."""
-    return f"__Host-{_COOKIE}" if _secure(request) else _COOKIE
+    """Returns the name of the session cookie; with TLS its prefix binds it to this host, or to TLS under a path."""
+    if not _secure(request):
+        return _COOKIE
+    return f"{'__Secure-' if root_of(request) else '__Host-'}{_COOKIE}"
 
 
 def cookie_of(request: Request) -> str:
@@ -93,12 +97,12 @@ def cookie_of(request: Request) -> str:
 def set_cookie(request: Request, response: Response, id_: str) -> None:
     """Sets the session cookie, which scripts can't read and cross-site requests don't send."""
     # Strict: requests caused by another site come without it, so they can neither read nor change anything.
-    response.set_cookie(cookie_name(request), id_, path="/", httponly=True, samesite="strict", secure=_secure(request))
+    path, secure = root_of(request) or "/", _secure(request)
+    response.set_cookie(cookie_name(request), id_, path=path, httponly=True, samesite="strict", secure=secure)
 
 
 def _secure(request: Request) -> bool:
-    # Behind a proxy that terminates TLS, the request itself comes over http.
-    return (console_of(request).origin or str(request.base_url)).startswith("https:")
+    return request.url.scheme == "https"  # also behind a proxy that terminates TLS, if the console's origin says so
 
 
 def guarded(page: Page) -> Callable[[Request], Awaitable[Response]]:
@@ -157,9 +161,9 @@ def _to_sign_in(request: Request) -> Response:
         return Response(status_code=401, headers={"hx-refresh": "true"})
     if request.method not in ("GET", "HEAD"):
         # Don't return to a submitted form: its content is lost, and must not be resubmitted automatically.
-        return RedirectResponse("/sign-in", status_code=303)
+        return redirect(request, "/sign-in")
     path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-    return RedirectResponse(f"/sign-in?next={quote(path, safe='')}", status_code=303)
+    return redirect(request, f"/sign-in?next={quote(path, safe='')}")
 
 
 async def _checked_form(request: Request) -> Form:

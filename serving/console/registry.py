@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from starlette.datastructures import ImmutableMultiDict
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
 from court.record import TrialRecord
 from serving.console.visitors import Role, Session, Sessions, Visitor
@@ -73,7 +73,7 @@ class Console:
 
     Attributes:
         pictures: Pictures of precedents; None if the library can't be read here.
-        origin: Public address such as ``https://console.example.org``; empty if there is none.
+        origin: Public origin such as ``https://console.example.org``; empty if there is none.
         reviewing: Dependencies of the review pages; None for a console that is opened to read.
     """
 
@@ -90,6 +90,16 @@ def console_of(request: Request) -> Console:
     console = request.app.state.console
     assert isinstance(console, Console)
     return console
+
+
+def root_of(request: Request) -> str:
+    """Returns the path of a site that the console stands under; empty if it has the site for itself."""
+    return str(request.scope.get("root_path", ""))
+
+
+def redirect(request: Request, path: str) -> Response:
+    """Redirects to a page of the console, after a form too."""
+    return RedirectResponse(root_of(request) + path, status_code=303)
 
 
 def visitor_of(request: Request) -> Visitor:

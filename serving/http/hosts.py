@@ -15,13 +15,26 @@ def own_names(host: str, origin: str = "") -> frozenset[str] | None:
     """Returns the allowed names of a listener; None for any.
 
     Args:
-        origin: Public address of the listener, if it differs: ``https://console.example.org``.
+        origin: Public address of the listener, if it differs: ``https://example.org/court``.
     """
     # If reachable from elsewhere it may have any name, which only its operator knows.
     own = {host.strip("[]"), "localhost", "127.0.0.1", "::1"} if only_here(host) else set()
     if origin:
         own.add(urlsplit(origin).hostname or "")
     return frozenset(own) or None
+
+
+def under(origin: str, scope: Scope) -> Scope:
+    """Returns the scope of a request as its sender addressed it, by a public address such as ``https://a.org/court``.
+
+    The proxy may pass the path on or take it off. The application's own addresses begin with the scope's ``root_path``.
+    """
+    if not origin:
+        return scope
+    site, inner = urlsplit(origin), scope["path"]
+    if site.path and (inner == site.path or inner.startswith(f"{site.path}/")):
+        inner = inner[len(site.path) :] or "/"
+    return {**scope, "scheme": site.scheme, "root_path": site.path, "path": site.path + inner}
 
 
 def host_of(scope: Scope) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -13,14 +14,14 @@ from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from court.errors import BadRequest
 from memecourt.v1 import court_pb2 as wire
 from serving.access.callers import NotAllowed
-from serving.http.hosts import host_of
+from serving.http.hosts import host_of, under
 from serving.rest.api import Api, Endpoint, EventEndpoint, error_response, json_response
 from serving.rest.events import EventForm
 from serving.rest.judging import JudgeEndpoint
@@ -44,6 +45,7 @@ def create_api(
     health: Health,
     *,
     names: frozenset[str] | None,
+    origin: str = "",
     described: bool,
     webhook_keys: Sequence[str] = (),
 ) -> Starlette:
@@ -53,6 +55,7 @@ def create_api(
         api: Access to the services' methods.
         judging: Endpoint of Judge; the caller closes it.
         names: Allowed host names; None for any.
+        origin: Public address (``https://example.org/court``), if it differs.
         described: True to serve the description of the API.
         webhook_keys: Public keys that signatures of webhooks are verified with.
     """
@@ -74,10 +77,13 @@ def create_api(
     routes.append(Route("/v1/readyz", _health(health, COURT)))
     routes.append(Route(WEBHOOK_KEYS, _answer({"keys": list(webhook_keys)})))
     if described:
-        routes.append(Route("/v1/openapi.json", _description))
+        description = json.loads(OPENAPI.read_bytes())
+        if origin:
+            description["servers"] = [{"url": origin}]
+        routes.append(Route("/v1/openapi.json", _answer(description)))
     app = Starlette(
         routes=routes,
-        middleware=[Middleware(Front, names=names)],
+        middleware=[Middleware(Front, names=names, origin=origin)],
         exception_handlers={HTTPException: _no_endpoint},
     )
     # No redirects for extra slashes: behind a TLS proxy they would point to http, and a client that follows them would
@@ -92,10 +98,16 @@ class Front:
     A browser on this machine, or one with an accepted client certificate, would lend its access to any page.
     """
 
-    def __init__(self, app: ASGIApp, *, names: frozenset[str] | None) -> None:
-        """Wraps an application; ``names`` are its allowed host names, None for any."""
+    def __init__(self, app: ASGIApp, *, names: frozenset[str] | None, origin: str) -> None:
+        """Wraps an application.
+
+        Args:
+            names: Allowed host names; None for any.
+            origin: Public address, if it differs: ``https://example.org/court``.
+        """
         self._app = app
         self._names = names
+        self._origin = origin
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers."""
@@ -120,7 +132,7 @@ class Front:
             app = error_response(
                 NotAllowed("This was sent by a browser for a page of another site.", reason="OTHER_SITE")
             )
-        await app(scope, receive, guarded)
+        await app(under(self._origin, scope), receive, guarded)
 
 
 def _health(health: Health, service: str) -> Callable[[Request], Awaitable[Response]]:
@@ -138,10 +150,6 @@ def _answer(content: Mapping[str, Any]) -> Callable[[Request], Awaitable[Respons
     return answer
 
 
-async def _description(_: Request) -> Response:
-    return FileResponse(OPENAPI, media_type="application/json")
-
-
 async def _no_endpoint(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     # The Allow header, which HTTP requires with this status, comes with the error.
@@ -151,8 +159,9 @@ async def _no_endpoint(request: Request, error: Exception) -> Response:
         )
         response.headers.update(error.headers or {})
         return response
+    where = f"{request.scope['root_path']}/v1/openapi.json"
     return error_response(
-        BadRequest("There is no such address here; /v1/openapi.json says which there are.", reason="NO_SUCH_ADDRESS")
+        BadRequest(f"There is no such address here; {where} says which there are.", reason="NO_SUCH_ADDRESS")
     )
 
 

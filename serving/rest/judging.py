@@ -102,7 +102,7 @@ class JudgeEndpoint:
         finally:
             leaving.cancel()
         # safe='': slashes in a caller's id must be escaped.
-        where = f"/v1/requests/{quote(named[0].request_id, safe='')}"
+        where = f"{request.scope.get('root_path', '')}/v1/requests/{quote(named[0].request_id, safe='')}"
         if named[0].content.namespace:
             where += f"?{urlencode({'request.namespace': named[0].content.namespace})}"
         body = {"request_id": named[0].request_id, **response_json(began)}

@@ -62,7 +62,8 @@ async def open_api(
             api,
             judging,
             health,
-            names=own_names(host) if unknown else None,
+            names=own_names(host, settings.http_origin or "") if unknown else None,
+            origin=settings.http_origin or "",
             described=settings.reflection,
             webhook_keys=webhook_keys,
         )

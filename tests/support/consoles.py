@@ -140,6 +140,7 @@ def running_console(
     folder: Path | None = None,
     *,
     reviewing: Callable[[Docket], Reviewing] | None = None,
+    origin: str | None = None,
     **options: Any,
 ) -> Iterator[RunningConsole]:
     """Serves a console in another thread, as a browser's driver runs an event loop in this one."""
@@ -152,7 +153,9 @@ def running_console(
         tokens = None if folder is None else Tokens.of(folder / "tokens.toml")
         app_options = {"pictures": DrawnPrecedents(), "reviewing": reviewing(docket) if reviewing else None, **options}
         try:
-            async with open_console(docket, Settings(), "127.0.0.1:0", tokens=tokens, **app_options) as url:
+            async with open_console(
+                docket, Settings(console_origin=origin), "127.0.0.1:0", tokens=tokens, **app_options
+            ) as url:
                 ready.append(RunningConsole(url, docket, asyncio.get_running_loop()))
                 started.set()
                 await asyncio.to_thread(done.wait)

@@ -27,7 +27,9 @@ fastcgi_temp_path {folder}/fastcgi; uwsgi_temp_path {folder}/uwsgi; scgi_temp_pa
 
 def documented(changes: Mapping[str, str]) -> str:
     """Returns the configuration of the documentation with what is local to its example changed; each must be there."""
-    (found,) = re.findall(r"^```nginx\n(.*?)^```", DOCUMENTED.read_text(), re.DOTALL | re.MULTILINE)
+    whole, *locations = re.findall(r"^```nginx\n(.*?)^```", DOCUMENTED.read_text(), re.DOTALL | re.MULTILINE)
+    assert whole.endswith("\n}\n")
+    found = whole.removesuffix("}\n") + "".join(locations) + "}\n"
     for written, used in changes.items():
         assert written in found, f"{DOCUMENTED.name} does not say {written}"
         found = found.replace(written, used)
@@ -35,12 +37,12 @@ def documented(changes: Mapping[str, str]) -> str:
 
 
 @contextmanager
-def nginx(folder: Path, changes: Mapping[str, str]) -> Iterator[int]:
+def nginx(folder: Path, changes: Mapping[str, str], port: int | None = None) -> Iterator[int]:
     """Runs the documented nginx in front of the servers that ``changes`` names; yields its port."""
     program = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
     if program is None:
         pytest.skip("nginx is not installed (Debian: nginx-light)")
-    port = free_port()
+    port = port or free_port()
     inside = documented({"listen 443 ssl;": f"listen 127.0.0.1:{port};", **changes})
     inside = re.sub(r"^ *ssl_certificate.*\n", "", inside, flags=re.MULTILINE)
     folder.mkdir()

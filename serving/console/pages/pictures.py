@@ -15,11 +15,11 @@ from typing import Any
 from urllib.parse import quote
 
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import Response
 
 from court.errors import BadRequest
 from court.record import TrialRecord
-from serving.console.registry import Page, console_of, form_of, session_of, trial_of, visitor_of
+from serving.console.registry import Page, console_of, form_of, redirect, session_of, trial_of, visitor_of
 from serving.console.rendering import render
 from serving.console.visitors import Role
 from serving.docket.errors import TrialUnknown
@@ -63,7 +63,7 @@ async def show(request: Request) -> Response:
     at = path_of(record.trial_id)
     if form_of(request).get("back") == "case":
         at = at.replace("/trials/", "/desk/cases/", 1)  # whose page does not show the verdict yet
-    return RedirectResponse(f"{at}?shown={key}", status_code=303)
+    return redirect(request, f"{at}?shown={key}")
 
 
 async def hide(request: Request) -> Response:

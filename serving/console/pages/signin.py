@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import secrets
+from urllib.parse import unquote
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from serving.console import guard
-from serving.console.registry import Page, console_of, form_of
+from serving.console.registry import Page, console_of, form_of, redirect, root_of
 from serving.console.rendering import render
 from serving.console.visitors import Role
 
 
 async def sign_in_form(request: Request) -> Response:
     """Shows the sign-in form; redirects a visitor who is already signed in."""
-    onward = _own(request.query_params.get("next", "/"))
+    onward = _own(request, request.query_params.get("next", ""))
     if request.state.visitor is not None:
         return RedirectResponse(onward, status_code=303)
     if request.headers.get("sec-fetch-site") == "cross-site" and "again" not in request.query_params:
@@ -27,7 +28,7 @@ async def sign_in_form(request: Request) -> Response:
 async def sign_in(request: Request) -> Response:
     """Opens a session, always with a new id."""
     form = form_of(request)
-    onward = _own(form.get("next", "/"))
+    onward = _own(request, form.get("next", ""))
     opened = console_of(request).sessions.open(form.get("token", "").strip())
     if opened is None:
         return _form(request, onward, "This token is unknown, expired, or allows no page.")
@@ -41,7 +42,7 @@ async def sign_in(request: Request) -> Response:
 async def sign_out(request: Request) -> Response:
     """Ends the session."""
     console_of(request).sessions.close(guard.cookie_of(request))
-    response = RedirectResponse("/sign-in", status_code=303)
+    response = redirect(request, "/sign-in")
     # Replaced, not removed: the CSRF check of the next sign-in form needs a cookie.
     guard.set_cookie(request, response, _passing())
     return response
@@ -62,11 +63,14 @@ def _passing() -> str:
     return secrets.token_urlsafe(32)
 
 
-def _own(address: str) -> str:
-    """Returns the address if it is on this console, else a default."""
+def _own(request: Request, address: str) -> str:
+    """Returns the address if it is on this console, else that of its first page."""
+    first = f"{root_of(request)}/"
     # Browsers read a backslash as a slash and drop tabs and line breaks, so any of them could lead to another site.
-    plain = address.startswith("/") and not address.startswith(("//", "/\\")) and address.isprintable()
-    return address if plain and "\\" not in address else "/"
+    plain = address.startswith(first) and not address.startswith("//") and address.isprintable()
+    # Browsers resolve dots, which would lead out of the console's path.
+    dots = any(unquote(part) in (".", "..") for part in address.partition("?")[0].split("/"))
+    return address if plain and not dots and "\\" not in address else first
 
 
 PAGES = (

@@ -6,14 +6,14 @@ import logging
 from collections.abc import Mapping
 
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import Response
 
 from court.errors import BadRequest, CourtError, Unavailable
 from court.events import AppealOpened, ReviewOutcome, SecondOpinionAsked, VerdictReviewed
 from court.policy import Clause
 from court.record import TrialRecord
 from court.verdict import Label
-from serving.console.registry import Page, console_of, form_of, session_of, trial_of, visitor_of
+from serving.console.registry import Page, console_of, form_of, redirect, session_of, trial_of, visitor_of
 from serving.console.rendering import render
 from serving.console.review.parts import (
     case_path,
@@ -70,7 +70,7 @@ async def release(request: Request) -> Response:
     """Releases a case."""
     record = await trial_of(request)
     await reviewing_of(request).queue.release(record.trial_id, visitor_of(request).name)
-    return RedirectResponse(f"/desk{list_query(request)}", status_code=303)
+    return redirect(request, f"/desk{list_query(request)}")
 
 
 async def see(request: Request) -> Response:
@@ -236,7 +236,7 @@ def _back(request: Request, record: TrialRecord, *, precedent: str = "", done: b
     query = list_query(request)
     if precedent:
         query += f"{'&' if query else '?'}precedent={precedent}"
-    return RedirectResponse(f"{case_path(record.trial_id)}{query}{'#done' if done else ''}", status_code=303)
+    return redirect(request, f"{case_path(record.trial_id)}{query}{'#done' if done else ''}")
 
 
 PAGES = (

@@ -6,10 +6,10 @@ from typing import Any
 from urllib.parse import urlencode
 
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import Response
 
 from court.errors import BadRequest
-from serving.console.registry import Page, form_of, visitor_of
+from serving.console.registry import Page, form_of, redirect, visitor_of
 from serving.console.rendering import render
 from serving.console.review.parts import PRIORITY_WORDS, behind, case_path, hidden_and_marked, reviewing_of
 from serving.console.visitors import Role
@@ -74,7 +74,7 @@ async def take_next(request: Request) -> Response:
     why = why_of(form_of(request).get("why", ""))
     case = await reviewing_of(request).queue.take_next(visitor.name, why=why, namespaces=visitor.namespaces)
     query = f"?why={why}" if why else ""  # keep the reviewer's filter
-    return RedirectResponse("/desk?none=" if case is None else f"{case_path(case.trial_id)}{query}", status_code=303)
+    return redirect(request, "/desk?none=" if case is None else f"{case_path(case.trial_id)}{query}")
 
 
 def why_of(value: str) -> ReviewPriority | None:

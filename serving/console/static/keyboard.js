@@ -2,7 +2,8 @@
 // stepped through. Without this file all of it can be done with Tab and Enter.
 "use strict";
 
-const GO = { d: "/desk", f: "/desk/find", a: "/desk/agreement", t: "/" };
+const HOME = document.querySelector(".bar .name").getAttribute("href"); // the console may stand under a path
+const GO = { d: "desk", f: "desk/find", a: "desk/agreement", t: "" };
 const MARK = "at-row";
 let going = false;
 
@@ -23,7 +24,7 @@ document.addEventListener("keydown", (event) => {
   if (off()) return;
   if (going) {
     going = false;
-    if (GO[event.key]) { event.preventDefault(); location.assign(GO[event.key]); }
+    if (event.key in GO) { event.preventDefault(); location.assign(HOME + GO[event.key]); }
     return;
   }
   if (act(event.key)) event.preventDefault();
