@@ -51,6 +51,8 @@ class Connections:
                 connection.isolation_level = IsolationLevel.REPEATABLE_READ
                 connection.read_only = True
                 with connection.transaction():
+                    # In each transaction, since a connection pooler may give each another session.
+                    connection.execute(f"SET LOCAL statement_timeout = '{_SEARCH_S}s'")
                     found = work(connection)
             except psycopg.Error as error:
                 lost = connection.closed
@@ -87,12 +89,13 @@ class Connections:
         from psycopg import IsolationLevel
 
         # Never a pooled connection, which may be broken.
-        connection = self._open(limit_s=0)
+        connection = self._open()
         try:
             # No transaction-wide snapshot: taken before the lock is granted, it would miss the previous writer's
             # commit.
             connection.isolation_level = IsolationLevel.READ_COMMITTED
             with connection.transaction():
+                connection.execute("SET LOCAL statement_timeout = 0")
                 connection.execute(f"SET LOCAL lock_timeout = '{int(wait_s * 1000)}ms'")
                 # All statements after this one see earlier writers' changes.
                 connection.execute("SELECT pg_advisory_xact_lock(hashtext('memecourt.precedents'))")
@@ -118,7 +121,7 @@ class Connections:
             # The most recently used one, which is least likely to have been closed for inactivity.
             if self._idle:
                 return self._idle.pop(), True
-        return self._open(limit_s=_SEARCH_S), False
+        return self._open(), False
 
     def _give(self, connection: Connection) -> None:
         with self._lock:
@@ -133,8 +136,7 @@ class Connections:
         for connection in idle:
             connection.close()
 
-    def _open(self, *, limit_s: int) -> Connection:
-        """Opens a connection with a statement timeout of ``limit_s`` seconds, 0 for none."""
+    def _open(self) -> Connection:
         import psycopg
         from pgvector.psycopg import register_vector
 
@@ -154,7 +156,6 @@ class Connections:
                     reason="EXTENSION_MISSING",
                 )
             register_vector(connection)
-            connection.execute(f"SET statement_timeout = '{limit_s}s'")
         except psycopg.Error as error:
             connection.close()
             raise translated(error) from None

@@ -71,7 +71,11 @@ _BEGIN = text(
     "true)"
 )
 
-
+# Likewise for a read, whose statements see one snapshot. With options of the connection, a later write would begin as
+# READ WRITE, whatever default_transaction_read_only says.
+_BEGIN_READING = (
+    f"SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY; SET LOCAL statement_timeout = '{_READ_S}s'"
+)
 _STATUS = text(f"SELECT pg_xact_status(CAST(:number AS xid8)), {_LIFE}")
 
 
@@ -97,8 +101,6 @@ class PostgresDatabase(Database):
             execution_options={"schema_translate_map": {None: SCHEMA}},
         )
         event.listen(self._engine, "handle_error", _reconnect_after_standby)
-        # With the default, READ COMMITTED, each statement would see its own snapshot.
-        self._snapshots = self._engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
 
     @classmethod
     def open(cls, address: Address, *, create: bool, patience: float) -> Self:
@@ -150,7 +152,8 @@ class PostgresDatabase(Database):
     @override
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        with self._snapshots.connect() as connection:
+        with self._engine.connect() as connection:
+            connection.exec_driver_sql(_BEGIN_READING)
             yield connection
 
     @override
@@ -187,11 +190,7 @@ class PostgresDatabase(Database):
         import psycopg
 
         # No prepared statements: a pooler may switch sessions between two statements.
-        connection = psycopg.connect(**self._address.parameters(), autocommit=True, prepare_threshold=None)
-        # In autocommit, since a SET within a transaction is undone by a rollback.
-        connection.execute(f"SET statement_timeout = '{_READ_S}s'")
-        connection.autocommit = False
-        return connection
+        return psycopg.connect(**self._address.parameters(), prepare_threshold=None)
 
     def _begun(self, connection: Connection) -> tuple[str, str]:
         """Begins a write transaction; returns its number and the database's incarnation."""

@@ -1,0 +1,100 @@
+"""Docket and library behind a real pgbouncer in transaction mode, which gives each transaction any session."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+import psycopg
+import pytest
+from sqlalchemy import text
+
+from court.errors import Unavailable
+from retrieval.library.postgres.address import Address
+from retrieval.library.postgres.connections import Connections
+from serving.docket.store.postgres import PostgresDatabase
+from tests.support.dockets import append_all, events_of, with_docket
+from tests.support.pgbouncer import pgbouncer
+
+THREADS = 8
+END_SESSIONS = (
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+    "WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'"
+)
+
+
+def shown(connection, query=str):
+    """Returns the settings of the session that a transaction has got, which it keeps for a moment."""
+    connection.execute(query("SELECT pg_sleep(.02)"))
+    names = ("statement_timeout", "transaction_read_only", "transaction_isolation")
+    return tuple(connection.execute(query(f"SHOW {name}")).fetchone()[0] for name in names)
+
+
+def in_many_sessions(use):
+    """Runs transactions at once, which takes several sessions, three times; returns their results."""
+    with ThreadPoolExecutor(THREADS) as threads:
+        return {found for _ in range(3) for found in threads.map(lambda _: use(), range(THREADS))}
+
+
+def test_each_transaction_of_the_docket_has_its_own_limits(docket_database):
+    def use():
+        with database.reading() as connection:
+            reading = shown(connection, text)
+        with database.writing() as connection:
+            return reading, shown(connection, text)
+
+    with pgbouncer(docket_database) as url:
+        database = PostgresDatabase.open(Address(url), create=True, patience=10.0)
+        try:
+            found = in_many_sessions(use)
+        finally:
+            database.close()
+        assert found == {(("30s", "on", "repeatable read"), ("30s", "off", "read committed"))}
+        # Other clients of the pooler get the same sessions.
+        with psycopg.connect(url, autocommit=True, prepare_threshold=None) as other:
+            assert {shown(other) for _ in range(THREADS)} == {("0", "off", "read committed")}
+
+
+def test_each_transaction_of_the_library_has_its_own_limits(database, postgres_server):
+    with pgbouncer(postgres_server.url("court")) as url:
+        connections = Connections(Address(url))
+        try:
+            searches = in_many_sessions(lambda: connections.reading(shown))
+            change = connections.writing(shown, wait_s=5)
+        finally:
+            connections.close()
+        assert searches == {("30s", "on", "repeatable read")} and change == ("0", "off", "read committed")
+        with psycopg.connect(url, autocommit=True, prepare_threshold=None) as other:
+            assert {shown(other) for _ in range(THREADS)} == {("0", "off", "read committed")}
+
+
+def test_a_database_that_is_read_only_by_default_takes_no_write_after_a_read(docket_database):
+    events = events_of()
+
+    async def count(docket):
+        """Returns the number of stored events, once the pooler has noticed that its sessions were ended."""
+        async with asyncio.timeout(60):
+            while True:
+                try:
+                    return len((await docket.trials.record("t")).events)
+                except Unavailable:
+                    await asyncio.sleep(0.01)
+
+    async def scene(docket):
+        await append_all(docket, events[:2])
+        with psycopg.connect(docket_database, autocommit=True) as other:
+            other.execute("ALTER DATABASE postgres SET default_transaction_read_only = on")
+            try:
+                other.execute(END_SESSIONS)
+                assert await count(docket) == 2
+                with pytest.raises(Unavailable, match="name the primary"):
+                    await docket.writer.append(events[2])
+                assert await count(docket) == 2
+            finally:
+                other.execute("SET default_transaction_read_only = off")
+                other.execute("ALTER DATABASE postgres RESET default_transaction_read_only")
+                other.execute(END_SESSIONS)
+        await count(docket)
+        await append_all(docket, events[2:])
+        assert await count(docket) == len(events)
+
+    with pgbouncer(docket_database) as url:
+        with_docket(Address(url), scene)
