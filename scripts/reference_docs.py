@@ -16,6 +16,7 @@ from pydantic import BaseModel
 
 from court.events import EVENT_KINDS
 from eval.cli import cli as eval_cli
+from memecourt_queue.cli import main as queue_cli
 from scripts.reference_api import api_pages, cell
 from serving.cli.main import cli
 from serving.cli.settings import attribute_docs
@@ -39,7 +40,7 @@ def pages() -> dict[str, str]:
 
 def _commands() -> Iterator[str]:
     yield "# Commands\n\nEach as it helps itself with `--help`.\n"
-    for name, command in (("memecourt", cli), ("memecourt-eval", eval_cli)):
+    for name, command in (("memecourt", cli), ("memecourt-eval", eval_cli), ("memecourt-queue", queue_cli)):
         yield from _command(command, click.Context(command, info_name=name, terminal_width=_WIDTH))
 
 

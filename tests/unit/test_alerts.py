@@ -72,14 +72,36 @@ def test_dashboard_has_the_expected_layout_and_data_source():
     assert len(cells) == len(set(cells)) and max(x for x, _ in cells) < 24
 
 
-def test_each_alert_has_a_severity_and_is_documented_and_tested():
+def test_each_alert_has_a_severity_and_is_documented():
     for rule in RULES:
         assert rule["labels"]["severity"] in ("page", "ticket") and rule["annotations"]["summary"]
         for page in ("monitoring.md", "operations.md"):
             assert f"\n| `{rule['alert']}` |" in (ROOT / "docs" / page).read_text(), f"{page} lacks {rule['alert']}"
-    tested = yaml.safe_load((PROMETHEUS / "alerts_test.yml").read_text())["tests"]
+
+
+RULE_FILES = ("alerts", "queue_alerts")
+
+
+@pytest.mark.parametrize("name", RULE_FILES)
+def test_each_alert_is_tested(name):
+    tested = yaml.safe_load((PROMETHEUS / f"{name}_test.yml").read_text())["tests"]
     fired = {each["alertname"] for test in tested for each in test["alert_rule_test"] if each.get("exp_alerts")}
-    assert fired == {rule["alert"] for rule in RULES}
+    rules = yaml.safe_load((PROMETHEUS / f"{name}.yml").read_text())["groups"][0]["rules"]
+    assert fired == {rule["alert"] for rule in rules}
+
+
+def test_prometheus_loads_every_rule_and_asks_every_program():
+    configuration = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())
+    assert configuration["rule_files"] == [f"{name}.yml" for name in RULE_FILES]
+    services = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text())["services"]
+    for job in configuration["scrape_configs"]:
+        named = [target.split(":") for each in job.get("static_configs", ()) for target in each["targets"]]
+        named += [(name, str(each["port"])) for each in job.get("dns_sd_configs", ()) for name in each["names"]]
+        for service, port in named:
+            assert f"--metrics=0.0.0.0:{port}" in services[service]["command"], job["job_name"]
+    jobs = {job["job_name"] for job in configuration["scrape_configs"]}
+    for name in RULE_FILES:
+        assert set(re.findall(r'job="([^"]+)"', (PROMETHEUS / f"{name}.yml").read_text())) <= jobs
 
 
 @pytest.fixture(scope="module")
@@ -95,10 +117,11 @@ def promtool():
 
 @pytest.mark.slow
 def test_alerts_fire_exactly_when_they_should(promtool, tmp_path):
-    checked = promtool("check", "rules", "alerts.yml")
-    assert checked.returncode == 0, checked.stderr
-    tested = promtool("test", "rules", "alerts_test.yml")
-    assert tested.returncode == 0, tested.stdout + tested.stderr
+    checked = promtool("check", "config", "prometheus.yml")
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    for name in RULE_FILES:
+        tested = promtool("test", "rules", f"{name}_test.yml")
+        assert tested.returncode == 0, tested.stdout + tested.stderr
     # The tests catch a wrong rule: that of the first release never fired if there had been no review at all.
     (tmp_path / "alerts_test.yml").write_text((PROMETHEUS / "alerts_test.yml").read_text())
     rules = (PROMETHEUS / "alerts.yml").read_text()

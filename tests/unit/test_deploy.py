@@ -13,6 +13,7 @@ import yaml
 from click.testing import CliRunner
 
 from court.guard import GuardAdapter
+from memecourt_queue.cli import main as queue_cli
 from serving.cli.main import cli
 from serving.models.vllm import VllmSettings
 from serving.settings import (
@@ -25,8 +26,8 @@ from serving.settings import (
 from tests.support.paths import ROOT
 
 DEPLOY = ROOT / "deploy"
-UNIT = DEPLOY / "systemd" / "memecourt.service"
-MANIFESTS = sorted(path for path in (DEPLOY / "kubernetes").glob("*.yaml") if path.name != "kustomization.yaml")
+UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
+MANIFESTS = sorted(path for path in (DEPLOY / "kubernetes").rglob("*.yaml") if path.name != "kustomization.yaml")
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
 MAX_EXPOSURE = 4.0
 OPTIONAL_TABLES = ("namespaces", "webhooks")
@@ -45,36 +46,64 @@ def test_metrics_are_served_to_other_machines_from_containers():
         assert "--metrics=0.0.0.0:9464" in words
 
 
-def container():
-    (manifest,) = yaml.safe_load_all((DEPLOY / "kubernetes" / "deployment.yaml").read_text())
+def container(folder=""):
+    (manifest,) = yaml.safe_load_all((DEPLOY / "kubernetes" / folder / "deployment.yaml").read_text())
     pod = manifest["spec"]["template"]["spec"]
     return pod, pod["containers"][0]
 
 
-@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.relative_to(DEPLOY).as_posix())
 def test_kubernetes_manifests_are_valid(path):
     from kubernetes_validate import validate  # slow import, and each worker collects each file
 
     for manifest in yaml.safe_load_all(path.read_text()):
         validate(manifest, "1.37", strict=True)
-    assert path.name in yaml.safe_load((DEPLOY / "kubernetes" / "kustomization.yaml").read_text())["resources"]
+    assert path.name in yaml.safe_load((path.parent / "kustomization.yaml").read_text())["resources"]
 
 
-def test_pods_meet_the_restricted_security_standard():
-    pod, court = container()
+@pytest.mark.parametrize("folder", ["", "queue"])
+def test_pods_meet_the_restricted_security_standard(folder):
+    pod, main = container(folder)
     assert (
         pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["seccompProfile"]["type"] == "RuntimeDefault"
     )
-    context = court["securityContext"]
+    context = main["securityContext"]
     assert context == {
         "allowPrivilegeEscalation": False,
         "readOnlyRootFilesystem": True,
         "capabilities": {"drop": ["ALL"]},
     }
     assert not pod["automountServiceAccountToken"]
+
+
+def test_pods_leave_in_time_for_load_balancers_and_trials():
+    pod, court = container()
     environment = {entry["name"]: entry.get("value") for entry in court["env"]}
     leaving = court["lifecycle"]["preStop"]["sleep"]["seconds"] + float(environment["MEMECOURT_DRAIN_DELAY"])
     assert leaving >= 10 and pod["terminationGracePeriodSeconds"] >= leaving + Settings().grace + 20
+
+
+def test_consumers_of_a_queue_run_beside_the_court():
+    """In Kubernetes, by systemd and by Compose, with options and names that exist, and let in by the court's policy."""
+    pod, consumer = container("queue")
+    service = COMPOSE["services"]["consumer"]
+    known = {name for parameter in queue_cli.params for name in parameter.opts}
+    for words in (consumer["args"], service["command"]):
+        assert {word.partition("=")[0] for word in words} <= known and "--metrics=0.0.0.0:9465" in words
+    (manifest,) = yaml.safe_load_all((DEPLOY / "kubernetes/queue/deployment.yaml").read_text())
+    (policy,) = yaml.safe_load_all((DEPLOY / "kubernetes/network.yaml").read_text())
+    callers = policy["spec"]["ingress"][0]["from"][0]["podSelector"]["matchLabels"]
+    assert callers.items() <= manifest["spec"]["template"]["metadata"]["labels"].items()
+    read = {name for parameter in queue_cli.params for name in [parameter.envvar or ""]}
+    unit = (DEPLOY / "systemd/memecourt-queue.service").read_text()
+    named = {entry["name"] for entry in consumer["env"]} | set(re.findall(r"MEMECOURT_QUEUE\w*|MEMECOURT_TOKEN", unit))
+    assert named <= read | {"MEMECOURT_QUEUE"} and "ExecStart=/opt/memecourt/bin/memecourt-queue\n" in unit
+    assert service["build"]["dockerfile"] == "integrations/queue/Containerfile"
+    recipe = (ROOT / service["build"]["dockerfile"]).read_text()
+    assert 'ENTRYPOINT ["memecourt-queue"]' in recipe and "USER 10001:10001" in recipe
+    ignored = (ROOT / ".containerignore").read_text().splitlines()
+    assert "!integrations/queue" in ignored, "what the image is built of"
+    assert pod["terminationGracePeriodSeconds"] >= 30
 
 
 def test_commands_of_pods_and_containers_exist():
@@ -143,16 +172,17 @@ def test_settings_in_deployment_files_are_valid(path, monkeypatch):
     assert {name.partition("__")[0].lower() for name in names} <= Settings().model_fields_set
 
 
-def test_systemd_unit_is_confined():
+@pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.stem)
+def test_systemd_units_are_confined(unit):
     if not shutil.which("systemd-analyze"):
         pytest.skip("there is no systemd here")
-    verified = subprocess.run(["systemd-analyze", "verify", UNIT], capture_output=True, text=True)
+    verified = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True)
     complaints = [line for line in verified.stderr.splitlines() if "/opt/memecourt/bin/memecourt" not in line]
-    assert not [line for line in complaints if "memecourt.service" in line], complaints
+    assert not [line for line in complaints if unit.name in line], complaints
     judged = subprocess.run(
-        ["systemd-analyze", "security", "--offline=yes", "--no-pager", UNIT], capture_output=True, text=True
+        ["systemd-analyze", "security", "--offline=yes", "--no-pager", unit], capture_output=True, text=True
     )
-    level = re.search(r"Overall exposure level for memecourt.service: ([0-9.]+)", judged.stdout)
+    level = re.search(rf"Overall exposure level for {unit.name}: ([0-9.]+)", judged.stdout)
     assert float(level[1]) <= MAX_EXPOSURE, judged.stdout
 
 

@@ -93,6 +93,7 @@ def test_reference_pages_are_complete_and_machine_independent(tmp_path, monkeypa
     with click.Context(cli) as context:
         for name in cli.list_commands(context):
             assert f"\n## memecourt {name}\n" in made["commands.md"]
+    assert "\n## memecourt-queue\n" in made["commands.md"]
     for name, field in Settings.model_fields.items():
         assert f"`MEMECOURT_{name.upper()}`" in made["settings.md"] or not isinstance(field.default, str | int | None)
     assert "`MEMECOURT_TRIAL__LEAST_LABEL_MASS` | `0.05` |" in made["settings.md"]
