@@ -235,6 +235,13 @@ def test_occupied_port_is_reported(server, home):
     assert "Can't listen" in second.stderr
 
 
+def test_server_listens_on_a_socket_and_says_so(start, home, tmp_path):
+    where = f"unix:{tmp_path}/court"
+    running = start(None, "--address", where)
+    assert running.address == where
+    assert memecourt("health", where, "--service", "liveness", "--timeout", "60", home=home).stdout == "SERVING\n"
+
+
 def test_missing_library_error_names_the_build_command(home, tmp_path):
     outcome = memecourt("serve", "--address", "127.0.0.1:0", "--library", tmp_path / "none", home=home)
     assert outcome.returncode == 1

@@ -26,6 +26,8 @@ SILENT = 2000 if FULL else 300
 """Connections to each listener: more than the console handles at once."""
 CLOSED_S = 15 if FULL else 120
 """Seconds after which each must be closed; generous unless at full size, since other tests may delay the check."""
+IDLE_S = 75 if FULL else 5
+"""Seconds for which connections stay open after an answer: at full size the default."""
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 HALF_A_HEAD = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 CLIENT_HELLO = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"
@@ -96,6 +98,24 @@ def closed(connection):
     return True
 
 
+def ask_until_closed(listeners, silent, *, within_s, drip):
+    """Sends honest requests until each silent connection is closed; fails if one stays open for longer."""
+    answered = 0
+    while silent or answered < 3 * len(listeners):
+        for listener in listeners.values():
+            listener.ask()
+            answered += 1
+        for _, _, number, connection in silent:
+            if drip and number % 60 == 0:  # an occasional byte must not extend the deadline
+                with suppress(OSError):
+                    connection.sendall(b"X")
+        now = time.monotonic()
+        silent = [entry for entry in silent if not closed(entry[3])]
+        late = {name for opened, name, _, _ in silent if now - opened > within_s}
+        assert not late, f"still open after {within_s} s: {late}"
+        time.sleep(0.5)
+
+
 @pytest.mark.promise("BO-2", "2,000 silent connections to each listener: 0 honest requests refused; closed within 15 s")
 @pytest.mark.parametrize("secured", [False, True], ids=["without TLS", "with TLS"])
 def test_silent_connections_block_no_request_and_are_closed(start, tmp_path, secured):
@@ -115,20 +135,26 @@ def test_silent_connections_block_no_request_and_are_closed(start, tmp_path, sec
                 connection = stack.enter_context(socket.create_connection(("127.0.0.1", listener.port), timeout=60))
                 connection.sendall(listener.heads[number % len(listener.heads)])
                 silent.append((time.monotonic(), name, number, connection))
-        answered = 0
-        while silent or answered < 3 * len(listeners):
-            for listener in listeners.values():
-                listener.ask()
-                answered += 1
-            for _, _, number, connection in silent:
-                if number % 60 == 0:  # an occasional byte must not extend the deadline
-                    with suppress(OSError):
-                        connection.sendall(b"X")
-            now = time.monotonic()
-            silent = [entry for entry in silent if not closed(entry[3])]
-            late = {name for opened, name, _, _ in silent if now - opened > CLOSED_S}
-            assert not late, f"still open after {CLOSED_S} s: {late}"
-            time.sleep(0.5)
+        ask_until_closed(listeners, silent, within_s=CLOSED_S, drip=True)
     assert len(listeners) == 4
     for listener in listeners.values():
         listener.ask()
+
+
+@pytest.mark.promise("BO-2", "2,000 idle connections after an answer on each HTTP port: 0 refused; closed within 75 s")
+def test_idle_connections_block_no_request_and_are_closed(start, monkeypatch):
+    allow_open_files()
+    monkeypatch.setenv("MEMECOURT_KEEP_ALIVE", str(IDLE_S))
+    options = ["--console", "127.0.0.1:0", "--http", "127.0.0.1:0", "--metrics", "127.0.0.1:0"]
+    listeners = listeners_of(start(None, *options).ready(), None)
+    with ExitStack() as stack:
+        idle = []
+        for number in range(SILENT):
+            for name in ("console", "http"):
+                connection = socket.create_connection(("127.0.0.1", listeners[name].port), timeout=60)
+                stack.enter_context(connection)
+                connection.sendall(b"GET /nothing HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                assert f"keep-alive: timeout={IDLE_S}".encode() in connection.recv(65536)
+                idle.append((time.monotonic(), name, number, connection))
+        # Seconds of this process's own delay are allowed beyond the time.
+        ask_until_closed(listeners, idle, within_s=IDLE_S + (5 if FULL else 100), drip=False)
