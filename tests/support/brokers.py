@@ -147,7 +147,8 @@ class Nats(Broker):
         with (folder / "log").open("ab") as log:
             self._process = subprocess.Popen([self._program, *options], stdout=log, stderr=log)
         deadline = time.monotonic() + 120
-        while not (ports := list(folder.glob("*.ports"))):
+        # The file is there before its content.
+        while not (ports := [each for each in folder.glob("*.ports") if each.stat().st_size]):
             assert self._process.poll() is None, (folder / "log").read_text()
             assert time.monotonic() < deadline
             time.sleep(0.02)
