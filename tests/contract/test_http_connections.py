@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from serving.app import allow_open_files
 from serving.http import connections
 from serving.http.listen import Listener, open_listener
 from serving.settings import Settings
@@ -211,4 +212,5 @@ def test_lb_1_connections_are_reused_up_to_the_announced_time_less_a_second():
             await asyncio.gather(*(call(connect, number) for number in range(CONNECTIONS)))
         assert lost == [] and reused > CONNECTIONS
 
+    allow_open_files()
     asyncio.run(work())
