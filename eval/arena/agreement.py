@@ -64,7 +64,6 @@ class HumanAgreement:
     """Figures of agreement between judges and people.
 
     Attributes:
-        battles: Battles that both the panel and a person judged.
         accuracy: Share of them in which the panel's majority matches the people's; None if there are no battles.
         decided: The same share of the battles that neither side calls a tie; None if there are none.
         kappa: Cohen's kappa between panel and people.

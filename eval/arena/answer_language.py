@@ -28,18 +28,15 @@ class LanguageShare:
     """Languages of a model's answers to questions that ask for a language.
 
     Attributes:
-        told: Number of answers whose language was detected.
-        right: Number of those in the requested language.
-        short: Number of answers with too few letters.
-        untold: Number of answers whose language could not be detected, or whose question asks for a language that the
-            detector does not know.
+        undetected: Number of answers whose language could not be detected, or whose question asks for a language that
+            the detector does not know.
         others: Languages of the answers in another language, with their counts, most frequent first.
     """
 
     told: int
     right: int
     short: int
-    untold: int
+    undetected: int
     others: dict[str, int]
 
     @property
@@ -80,7 +77,7 @@ def answer_languages(events: Iterable[Event]) -> dict[str, LanguageShare]:
             told=count["right"] + count["wrong"],
             right=count["right"],
             short=count["short"],
-            untold=count["untold"],
+            undetected=count["undetected"],
             others=dict(others[target].most_common()),
         )
         for target, count in counts.items()
@@ -88,17 +85,17 @@ def answer_languages(events: Iterable[Event]) -> dict[str, LanguageShare]:
 
 
 def _outcome(text: str, wanted: str) -> tuple[str, str]:
-    """Returns ``right``, ``wrong``, ``short`` or ``untold``, and the detected language."""
+    """Returns ``right``, ``wrong``, ``short`` or ``undetected``, and the detected language."""
     if len(_LETTERS.findall(text)) < FEWEST_LETTERS:
         return "short", ""
     detector = shared_detector()
     language = _plain(wanted)
     # The detector only names languages that it knows, so every answer in another one would count as wrong.
     if language not in {_plain(one) for one in detector.languages}:
-        return "untold", ""
+        return "undetected", ""
     found = detector.language_of(text)
     if not found:
-        return "untold", ""
+        return "undetected", ""
     return "right" if _plain(found) == language else "wrong", found
 
 

@@ -95,9 +95,7 @@ class OwnCase:
     """A judge's verdicts on its own answers, compared with those of the rest of the panel.
 
     Attributes:
-        own: Its win rate according to itself.
         others: Its win rate in the same battles according to judges that do not take part in them.
-        lift: Difference between the two.
         low: Lower end of the 95 % interval of the difference, by bootstrap over memes; None if there are too few memes.
         high: Upper end of the interval.
     """
@@ -120,7 +118,6 @@ class JudgeAgreement:
     """One judge's ranking compared with that of the rest of the panel, both without their judges' own cases.
 
     Attributes:
-        ndcg: NDCG of its ranking, with the others' ranking as reference.
         tau: Kendall's τ-b of the two rankings; None if either ties all models.
         chance: Mean NDCG of a random order with the same reference.
         joint: NDCG with the ranking by the joint vote of all judges, itself included, as reference, as in MemeArena.
@@ -142,13 +139,9 @@ class UnderSetting:
     """The panel under one setting.
 
     Attributes:
-        setting: Reference that judges were shown.
-        judges: Each judge compared with the others.
         tau: Mean Kendall's τ-b of the judges that have one; None if none has.
-        chance: Mean NDCG that the judges would reach by chance.
         joint: Mean NDCG with the joint vote as reference.
         joint_tau: Mean Kendall's τ-b with the joint vote, of the judges that have one; None if none has.
-        own_cases: Each judge's verdicts on its own answers.
         own_lift: Mean lift of the judges' own cases; None if there are none.
         first_wins: Share of battles without a tie that the answer shown first won; None if there are none.
     """

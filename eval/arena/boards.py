@@ -87,7 +87,6 @@ class Board:
 
     Attributes:
         rows: Rows of the models, best first, group by group.
-        tied: Share of battles that were tied.
         not_ranked: Reason why there are no ratings; empty if there are. If verdicts are noise, rows are sorted by name.
         grouped: Reason why ratings hold only within groups; empty if all models can be rated together, or none.
         without: Number of resamples without finite ratings, in the group that has most of them.
@@ -138,7 +137,6 @@ class _RatedGroup:
     """Models that are rated against each other.
 
     Attributes:
-        number: Number of the group, 1 for the best.
         members: Indices of the models in the table of all battles.
         anchor: Index of the anchor among the members; None if it is not one of them.
         ratings: Ratings of the members, float of shape (members,); None if there is only one.
@@ -156,7 +154,6 @@ def board_of(manifest: ArenaManifest, events: Sequence[Event], dimension: str, *
     """Rates the models of an arena in one dimension, which must have at least one battle.
 
     Args:
-        events: Its events, or those of some of its memes.
         vote: Rule for several judgements of a battle; as the settings say if None.
     """
     settings, seed = manifest.settings, manifest.seed
@@ -277,7 +274,6 @@ def table_of(
     shuffles them here.
 
     Args:
-        events: Its events, or those of some of its memes.
         vote: Rule for several judgements of a battle; as the settings say if None.
 
     Returns:

@@ -32,7 +32,6 @@ class Shift:
 
     Attributes:
         own_family: True if judge and target have the same maker, or are the same model.
-        ratings: Ratings under the two settings.
         points: Difference between the ratings, with its interval over memes.
     """
 
@@ -54,7 +53,6 @@ class SettingContrast:
     """Comparison of two settings, over the battles that were judged under both.
 
     Attributes:
-        battles: Number of judgements under each.
         own_family: Mean shift of targets of a judge's own family minus that of all others, with its interval; None if
             no judge has both.
         spread: Standard deviation of ratings under ``one``, mean over judges.

@@ -21,9 +21,6 @@ def meetings(targets: Sequence[str], tasks: int, size: int, seed: int) -> list[t
     Every combination is used n times before any is used n+1 times; among the unused ones, the one whose pairs have met
     least so far is chosen.
 
-    Args:
-        size: Number of targets that meet on each task.
-
     Raises:
         ValueError: There are fewer targets than ``size``.
     """

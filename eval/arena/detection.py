@@ -29,7 +29,6 @@ class DetectionRow:
     """Labels of one model.
 
     Attributes:
-        labelled: Number of memes with a usable label.
         unlabelled: Number of memes without one; they count as wrong.
         accuracy: Share of all memes that were labelled correctly, with its interval over memes.
         macro_f1: Mean F1 of the two classes; a meme without a label counts as predicted in neither class.
@@ -49,7 +48,6 @@ class DetectionReport:
     """Labels of all models, and their correlation with battles.
 
     Attributes:
-        majority: Share of the larger class: the accuracy of always predicting it.
         rows: Models, best accuracy first.
         spearman: Spearman's rank correlation between accuracy and win rate over models, with its interval over memes;
             None if fewer than three models have both.
@@ -70,10 +68,6 @@ async def detect(
     progress: Callable[[int, int], None] = lambda *_: None,
 ) -> None:
     """Asks every target for a bare label of every meme and stores it; skips labels that are stored already.
-
-    Args:
-        concurrency: Number of memes in progress at once.
-        progress: Called with the number of labels done and their total.
 
     Raises:
         BudgetSpent, CallsError, Unavailable, ModelRefused: A model can't be called; labels so far are stored.

@@ -32,8 +32,6 @@ async def rate_difficulty(
 
     Args:
         annotator: Model that rates; it is shown the arena's guideline if there is one.
-        concurrency: Number of tasks in progress at once.
-        progress: Called with the number of tasks done and their total.
 
     Raises:
         BadRequest: Memes are missing.

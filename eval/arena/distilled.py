@@ -41,7 +41,6 @@ class JudgeCheck:
     """Comparison of one judge with the teacher.
 
     Attributes:
-        judge: Name of the judge, or of a rule.
         n: Number of comparisons that both it and the teacher judged in the same order.
         unusable: Number of comparisons without a usable reply.
         agreement: Share on which both name the same winner or a tie, with its interval over memes; None if ``n`` is 0.
@@ -73,9 +72,7 @@ class DistilReport:
 
     Attributes:
         held_out: Families that the student was not trained on.
-        comparisons: Number of comparisons of the test part that the teacher judged.
         ceiling: Kappa of the teacher with itself where it judged both orders; None if it judged no pair in both.
-        checks: Checks of the student, then of the baselines.
         usd_per_1000: Cost of 1,000 comparisons by each model called, in US dollars, at the prices in the file.
     """
 
@@ -98,8 +95,6 @@ async def judged_by(
 
     Args:
         examples: Examples; each comparison is judged once, however many teachers judged it.
-        concurrency: Number of comparisons in progress at once.
-        progress: Called with the number of comparisons done and their total.
 
     Returns:
         The overall verdict on each comparison; None if the reply was unusable.

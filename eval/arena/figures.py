@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from eval.arena.bias import BiasReport
 from eval.arena.boards import Board
 from eval.arena.leaderboard import Target
-from eval.reports import words
 from eval.reports.svg import Ink, drawing, themed
+from eval.scores.tables import plain
 
 
 def rating_bars(board: Board, name: str) -> str | None:
     """Draws ratings with their intervals, the best on top; None without ratings on one scale."""
-    rows = [(words.plain(row.model), row.rating) for row in board.rows if row.rating is not None]
+    rows = [(plain(row.model), row.rating) for row in board.rows if row.rating is not None]
     if not board.on_one_scale:
         return None
     from matplotlib.figure import Figure
@@ -61,15 +61,14 @@ def heads(board: Board, name: str) -> str | None:
                 axes.add_patch(box)
                 axes.text(j, i, f"{100 * rate:.0f}", ha="center", va="center", fontsize=8)
         axes.set(xlim=(-0.5, len(models) - 0.5), ylim=(len(models) - 0.5, -0.5))
-        axes.set_xticks(range(len(models)), [words.plain(model) for model in models], rotation=40, ha="right")
-        axes.set_yticks(range(len(models)), [words.plain(model) for model in models])
+        axes.set_xticks(range(len(models)), [plain(model) for model in models], rotation=40, ha="right")
+        axes.set_yticks(range(len(models)), [plain(model) for model in models])
         axes.set_xlabel("against")
         axes.tick_params(length=0)
         for spine in axes.spines.values():
             spine.set_visible(False)
         description = "; ".join(
-            f"{words.plain(one)} against {words.plain(other)} {rate:.0%}"
-            for (one, other), rate in board.against.items()
+            f"{plain(one)} against {plain(other)} {rate:.0%}" for (one, other), rate in board.against.items()
         )
         return themed(figure, name, f"Win rates in per cent, ties half. {description}.")
 
@@ -78,7 +77,7 @@ def tokens(board: Board, targets: Sequence[Target], name: str) -> str | None:
     """Plots rating against length of answers; None without ratings on one scale."""
     length = {target.model: target.tokens for target in targets}
     rows = [
-        (words.plain(row.model), length[row.model], row.rating.value)
+        (plain(row.model), length[row.model], row.rating.value)
         for row in board.rows
         if row.rating is not None and length[row.model]
     ]
@@ -124,14 +123,14 @@ def own_cases(report: BiasReport, name: str) -> str | None:
                     [100 * case.lift], [place], "o", color=ink, markersize=5, label=str(one.setting) if first else None
                 )
         axes.axvline(0, color=Ink.MUTED, linestyle=(0, (4, 3)), linewidth=1)
-        axes.set_yticks(range(len(judges)), [words.plain(judge) for judge in judges])
+        axes.set_yticks(range(len(judges)), [plain(judge) for judge in judges])
         axes.set_ylim(len(judges) - 0.4, -0.6)
         axes.set_xlabel("lift of its own win rate, in points")
         axes.tick_params(axis="y", length=0)
         axes.grid(visible=True, axis="x")
         figure.legend(loc="outside upper right", ncols=len(shown), fontsize=7.5)
         description = "; ".join(
-            f"{words.plain(case.judge)} under {one.setting}: {100 * case.lift:+.0f}"
+            f"{plain(case.judge)} under {one.setting}: {100 * case.lift:+.0f}"
             for one in shown
             for case in one.own_cases
         )

@@ -14,9 +14,10 @@ from court.errors import BadRequest
 from eval.arena.boards import Board, BoardRow, board_of, table_with_tasks
 from eval.arena.events import Answered, DifficultyRated, Event, Forfeited, Judged, TaskFormulated
 from eval.arena.folder import ArenaFolder, ArenaManifest
-from eval.arena.interaction import Interaction, holm, interaction
+from eval.arena.interaction import Interaction, interaction
 from eval.arena.words import OVERALL
 from eval.reports.sections import Section
+from eval.scores.compare import holm
 
 BUILT_IN = ("dataset", "label", "gold", "language", "rounds", "relevance", "difficulty")
 """Groups that there are without tags."""
@@ -34,8 +35,6 @@ class GroupBoard:
     """One group of tasks.
 
     Attributes:
-        memes: Number of memes of these tasks.
-        board: Overall board of these tasks.
         not_rated: Reason why only win rates are shown; empty if there are ratings.
     """
 

@@ -123,21 +123,6 @@ def interaction(
     )
 
 
-def holm(p_values: Sequence[float]) -> tuple[float, ...]:
-    """Adjusts the p-values of several tests for multiple testing (Holm 1979).
-
-    Args:
-        p_values: One p-value per test.
-    """
-    adjusted, largest = dict.fromkeys(range(len(p_values)), 0.0), 0.0
-    for rank, place in enumerate(sorted(adjusted, key=lambda at: p_values[at])):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[place]))
-        # Monotone: a test must not get a lower adjusted value than one with a smaller p-value.
-        adjusted[place] = largest
-    # Keys are in the order of the arguments; assigning to them later does not reorder them.
-    return tuple(adjusted.values())
-
-
 def step_down(observed: Floats, drawn: Floats) -> Floats:
     """Returns p-values of many statistics, adjusted by the step-down maximum over each draw.
 

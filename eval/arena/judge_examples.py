@@ -135,7 +135,6 @@ def judge_examples(
     exception: they were fused from all answers, and the teacher saw them too.
 
     Args:
-        hold_out: Families to exclude from the training part.
         teachers: Judges whose verdicts count; the whole panel if empty.
         seed: Seed for drawing the held-out memes.
 

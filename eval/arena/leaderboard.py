@@ -42,7 +42,6 @@ class Target:
         unanswered: Number of tasks without a usable answer, by reason.
         words: Mean number of words of its answers; 0 without answers.
         tokens: Mean number of tokens of its answers; 0 without answers.
-        as_judge: Number of battles that it judged.
         unjudged: Number of battles on which it gave no usable judgement.
         in_language: Languages of its answers; None if no question asks for one.
     """
@@ -85,11 +84,8 @@ class Leaderboard:
         first_wins: Share of decided battles won by the answer shown first, and the number of decided battles.
         consistent: Share of battles judged in both orders with the same outcome, and their number; None if there are
             none.
-        both: Number of ties between two good answers, between two bad ones, and unspecified.
         references: Number of battles judged with each reference; a battle has none if no judge had an answer to start
             a guideline from.
-        steps: Recorded calls, tokens and cost by step.
-        spent: Actual calls of each model, in all sessions.
         bias: Result of the bias study; None without the study.
         humans: Agreement with people; None without people's verdicts.
         contrasts: Ratings under each setting of the bias study minus those under the first; empty without the study.
@@ -127,9 +123,6 @@ class Leaderboard:
 
 def leaderboard(root: Path, humans: Sequence[HumanVerdict] = ()) -> Leaderboard:
     """Reads an arena, finished or not.
-
-    Args:
-        humans: Verdicts of people on its battles.
 
     Raises:
         BadRequest: The folder contains no arena, or the arena has no battle yet.

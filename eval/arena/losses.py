@@ -34,8 +34,6 @@ class Loss:
     """A battle that was lost by the vote of its judges.
 
     Attributes:
-        winner: Model whose answer won.
-        loser: Model whose answer lost.
         aspects: Dimensions in which it lost most, by the verdicts; several if these are undecided.
         why: Reasons of a judge that agrees with the vote.
     """
@@ -53,7 +51,6 @@ class LossShares:
     """Losses of one model, by aspect and by error.
 
     Attributes:
-        n: Number of losses that were explained.
         aspects: Share of each aspect, adding up to 1, with intervals over memes.
         errors: Share of each kind of error, adding up to 1, with intervals over memes.
     """
@@ -70,10 +67,7 @@ class LossReport:
 
     Attributes:
         models: Losses by model, in the order of the settings; those without any are left out.
-        by_verdicts: Share of losses whose aspect follows from the verdicts.
         unexplained: Number of losses without a usable explanation.
-        aspects: Agreement of two explainers on the aspect, where both were asked for one.
-        errors: Agreement of two explainers on the error.
     """
 
     models: tuple[LossShares, ...]
@@ -152,8 +146,6 @@ async def explain_losses(
 
     Args:
         second: Model that also explains a tenth of the losses; None for no second model.
-        concurrency: Number of losses in progress at once.
-        progress: Called with the number of losses done and their total.
 
     Raises:
         BadRequest: Memes are missing.

@@ -42,7 +42,6 @@ class GuidelineText:
     """A guideline after one round of its fusion.
 
     Attributes:
-        round: Round, 0 for the answer that the fusion starts from.
         last: True if no round follows.
     """
 
@@ -64,7 +63,6 @@ class RoundMeasures:
     """Automatic measures of guidelines after one round, which need no raters.
 
     Attributes:
-        words: Mean number of words of the guidelines.
         kept: Mean share of words in both this text and the previous one, of words in either; None in round 0.
     """
 
@@ -122,7 +120,6 @@ def guideline_items(
     """Draws guidelines for raters, of different memes within a round as far as possible.
 
     Args:
-        texts: Guidelines after each round.
         rounds: Rounds to draw from; None for guidelines after their last round.
         per_round: Number of guidelines per round.
 
@@ -197,11 +194,7 @@ def measures_by_round(texts: Sequence[GuidelineText]) -> tuple[RoundMeasures, ..
 
 
 def ratings_by_round(ratings: Sequence[Rating], key: SheetKey) -> tuple[RoundRatings, ...]:
-    """Computes the mean score by round of the fusion, all criteria together.
-
-    Args:
-        ratings: Scores of a sheet of guidelines.
-    """
+    """Computes the mean score by round of the fusion, all criteria together."""
     by_round: dict[int, list[tuple[str, float]]] = defaultdict(list)
     items: dict[int, set[str]] = defaultdict(set)
     for one in ratings:

@@ -22,7 +22,6 @@ class RepeatedModel:
 
     Attributes:
         rating: Overall rating; repeats in which not all models can be rated together have none.
-        win_rate: Share of its battles that it won.
     """
 
     model: str
@@ -35,8 +34,6 @@ class AdjacentPlaces:
     """Two models that are adjacent when ranked by mean.
 
     Attributes:
-        ahead: Model with the higher mean.
-        behind: Model with the lower mean.
         held: Number of repeats in which ``ahead`` is ahead.
     """
 

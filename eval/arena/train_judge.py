@@ -30,13 +30,7 @@ class ReplyOnly:
     """Collates chat examples into a batch in which only the last message is learned."""
 
     def __init__(self, processor: Any, pictures: Path, longest: int) -> None:
-        """Stores what every batch needs.
-
-        Args:
-            processor: Tokenizer, chat template and picture processor of the model.
-            pictures: Directory of the pictures that examples refer to.
-            longest: Maximum number of tokens of an example.
-        """
+        """Stores what every batch needs."""
         self._processor = processor
         self._pictures = pictures
         self._longest = longest

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from eval.datasets.protocol import Protocol
+    from eval.reports.sections import Section
     from eval.runs.results import Results
     from eval.scores.compare import Comparison
 
@@ -101,7 +102,8 @@ def _compared(results: Sequence[Results], protocol: Protocol, seed: int) -> list
 def _print_results(
     full: Results, by_protocol: Mapping[Protocol, Sequence[tuple[Results, Comparison]]], as_json: bool
 ) -> None:
-    from eval.scores.compare import SURE, holm
+    from eval.reports.sections import as_text
+    from eval.scores.compare import holm
 
     if as_json:
         rows = {
@@ -121,52 +123,42 @@ def _print_results(
         }
         click.echo(json.dumps(rows))
         return
-    for protocol, compared in by_protocol.items():
-        click.echo(f"{full.dataset}, split {full.split}, protocol {protocol}: {compared[0][1].n:,} memes\n")
-        click.echo(_table(compared) + "\n")
-        spent = ", ".join(f"{arm.name} {_calls(arm)['tokens']:,}" for arm, _ in compared)
-        click.echo(f"Tokens read and written, those out of the store counted: {spent}.")
-        silent = {arm.name: _silent(arm, protocol) for arm, _ in compared}
-        if any(silent.values()):
-            silences = ", ".join(f"{name} {count:,}" for name, count in silent.items() if count)
-            click.echo(f"Memes without a verdict, which count as wrong: {silences}.")
-        unsure = [arm.name for arm, one in compared[1:] if not one.sure]
-        if unsure:
-            click.echo(
-                f"Within noise of {full.name} in accuracy: {', '.join(unsure)}. So many memes can't tell them apart."
-            )
-        # A single comparison needs no correction.
-        if len(compared) > 2:
-            corrected = holm([one.mcnemar_p for _, one in compared[1:]])
-            left = [arm.name for (arm, _), p in zip(compared[1:], corrected, strict=True) if p < SURE]
-            click.echo(
-                f"These are {len(compared) - 1} tests at 5 %: one in twenty comes out below by chance alone. After "
-                f"Holm's correction for that many: {', '.join(left) or 'none'}."
-            )
-        click.echo()
+    where = f"{full.dataset}, split {full.split}"
+    click.echo(as_text((), [_section(each, protocol, where) for protocol, each in by_protocol.items()]))
 
 
-def _table(compared: Sequence[tuple[Results, Comparison]]) -> str:
-    from eval.scores.compare import signed_interval
-    from eval.scores.tables import table
+def _section(compared: Sequence[tuple[Results, Comparison]], protocol: Protocol, where: str) -> Section:
+    from eval.reports.sections import Section
+    from eval.scores.compare import SURE, holm, signed_interval
 
-    rows = [["arm", "accuracy", "macro-F1", "difference in accuracy", "in macro-F1", "p", "calls", "stored", "made"]]
+    head = ("arm", "accuracy", "macro-F1", "difference in accuracy", "in macro-F1", "p", "calls", "stored", "made")
+    rows: list[tuple[str, ...]] = [head]
     for place, (arm, one) in enumerate(compared):
         calls = _calls(arm)
-        rows.append(
-            [
-                arm.name,
-                f"{one.accuracy_a:.3f}",
-                f"{one.macro_f1_a:.3f}",
-                signed_interval(one.difference_accuracy) if place else "",
-                signed_interval(one.difference_macro_f1) if place else "",
-                f"{one.mcnemar_p:.3g}" if place else "",
-                f"{calls['calls']:,}",
-                f"{calls['stored']:,}",
-                f"{calls['made']:,}",
-            ]
+        differences = [signed_interval(each) for each in (one.difference_accuracy, one.difference_macro_f1)]
+        against = (*differences, f"{one.mcnemar_p:.3g}") if place else ("", "", "")
+        counts = (f"{calls[name]:,}" for name in ("calls", "stored", "made"))
+        rows.append((arm.name, f"{one.accuracy_a:.3f}", f"{one.macro_f1_a:.3f}", *against, *counts))
+    spent = ", ".join(f"{arm.name} {_calls(arm)['tokens']:,}" for arm, _ in compared)
+    notes = [f"Tokens read and written, those out of the store counted: {spent}."]
+    silent = {arm.name: _silent(arm, protocol) for arm, _ in compared}
+    if any(silent.values()):
+        silences = ", ".join(f"{name} {count:,}" for name, count in silent.items() if count)
+        notes.append(f"Memes without a verdict, which count as wrong: {silences}.")
+    (full, first), *others = compared
+    unsure = [arm.name for arm, one in others if not one.sure]
+    if unsure:
+        names = ", ".join(unsure)
+        notes.append(f"Within noise of {full.name} in accuracy: {names}. So many memes can't tell them apart.")
+    # A single comparison needs no correction.
+    if len(others) > 1:
+        corrected = holm([one.mcnemar_p for _, one in others])
+        left = [arm.name for (arm, _), p in zip(others, corrected, strict=True) if p < SURE]
+        notes.append(
+            f"These are {len(others)} tests at 5 %: one in twenty comes out below by chance alone. After Holm's "
+            f"correction for that many: {', '.join(left) or 'none'}."
         )
-    return table(rows)
+    return Section("ablated", f"{where}, protocol {protocol}: {first.n:,} memes", tuple(rows), tuple(notes))
 
 
 def _silent(arm: Results, protocol: str) -> int:

@@ -97,11 +97,12 @@ def arena(context: click.Context, /, **options: Any) -> None:
     if context.invoked_subcommand is not None:
         return
     from eval.arena.agreement import HumanVerdict
+    from eval.arena.board_sections import board_lead, board_sections
     from eval.arena.folder import read_lines
     from eval.arena.groups import groups_in, plain_groups
     from eval.arena.leaderboard import leaderboard
     from eval.arena.repeats import repeats_of
-    from eval.reports.sections import as_text as sections_as_text
+    from eval.reports.sections import as_text
     from eval.session.repeats import repeats_in
 
     out: Path = options["out"]
@@ -134,11 +135,7 @@ def arena(context: click.Context, /, **options: Any) -> None:
         more = {"by": [plain_groups(one) for one in groups]} if groups else {}
         click.echo(json.dumps({**figures_of(board), **more}))
         return
-    from eval.arena.terminal import as_text
-
-    click.echo(as_text(board))
-    if sections:
-        click.echo("\n" + sections_as_text([], sections))
+    click.echo(as_text(board_lead(board), [*board_sections(board), *sections]))
     click.echo(f"{page} shows it.")
 
 
@@ -310,8 +307,10 @@ def _options_of(options: dict[str, Any]) -> Ask:
 
 
 def _page(board: Leaderboard, out: Path) -> Path:
-    from eval.arena.page import as_html
+    from eval.arena.board_sections import board_lead, board_sections, board_title
+    from eval.reports.sections import as_page
 
     page = out / PAGE
-    write_page(page, as_html(board))
+    sections = board_sections(board, page=True)
+    write_page(page, as_page(board_title(board), board_lead(board), sections, command=board.manifest.command))
     return page

@@ -12,6 +12,10 @@ import click
 from court.display import word
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from eval.reports.sections import Section
+    from eval.scores.compare import Comparison
     from eval.scores.task_compare import TaskComparison
 
 _SHOWN = 20  # flipped memes that are listed; --json lists all
@@ -37,8 +41,7 @@ def compare(run_a: Path, run_b: Path, protocol: str | None, seed: int, as_json: 
     from eval.runs.results import read_results
     from eval.scores.compare import compare as compared
     from eval.scores.compare import in_words
-    from eval.scores.tables import table
-    from eval.scores.task_compare import compare_tasks
+    from eval.scores.task_compare import compare_tasks, task_comparison_in_words
 
     a, b = read_results(run_a), read_results(run_b)
     for one in (a, b):
@@ -48,7 +51,9 @@ def compare(run_a: Path, run_b: Path, protocol: str | None, seed: int, as_json: 
                 "run --resume`, and compare then."
             )
     if a.question is not None or b.question is not None:
-        _show_answers(compare_tasks(a, b, seed=seed), as_json)
+        answers = compare_tasks(a, b, seed=seed)
+        rows = [(one.meme, *map(_labels, (one.gold, one.a, one.b))) for one in answers.changed]
+        _show(asdict(answers), (), [_section(answers, task_comparison_in_words(answers), rows)], as_json=as_json)
         return
     common = tuple(one for one in a.protocols if one in b.protocols)
     if not common:
@@ -56,44 +61,39 @@ def compare(run_a: Path, run_b: Path, protocol: str | None, seed: int, as_json: 
     by_protocol = score_by_protocol(
         protocols_of(protocol, common), lambda one: compared(a, b, one, seed=seed), named=protocol is not None
     )
-    comparisons = list(by_protocol.values())
     where_a, where_b = f"{a.dataset}, split {a.split}", f"{b.dataset}, split {b.split}"
-    if as_json:
-        click.echo(json.dumps({"a": where_a, "b": where_b, "comparisons": [asdict(one) for one in comparisons]}))
-        return
-    if where_a != where_b:
-        click.echo(f"A is {where_a}; B is {where_b}. Memes are matched by id alone.\n")
-    for comparison in comparisons:
-        click.echo("\n".join(in_words(comparison)))
-        flipped = comparison.flipped
-        if flipped:
-            rows = [["flipped", "gold", comparison.name_a, comparison.name_b]]
-            rows += [
-                [one.meme, "harmful" if one.harmful else "not harmful", word(one.a), word(one.b)]
-                for one in flipped[:_SHOWN]
-            ]
-            click.echo("\n" + table(rows, numbers=False))
-        if len(flipped) > _SHOWN:
-            click.echo(f"and {len(flipped) - _SHOWN:,} more; --json lists all")
-        click.echo()
+    lead = [f"A is {where_a}; B is {where_b}. Memes are matched by id alone."] if where_a != where_b else []
+    sections = []
+    for found in by_protocol.values():
+        rows = [
+            (each.meme, "harmful" if each.harmful else "not harmful", word(each.a), word(each.b))
+            for each in found.flipped
+        ]
+        sections.append(_section(found, in_words(found), rows))
+    figures = {"a": where_a, "b": where_b, "comparisons": [asdict(one) for one in by_protocol.values()]}
+    _show(figures, lead, sections, as_json=as_json)
 
 
-def _show_answers(comparison: TaskComparison, as_json: bool) -> None:
-    """Shows a comparison of answers to a question."""
-    from eval.scores.tables import table
-    from eval.scores.task_compare import task_comparison_in_words
+def _show(figures: Mapping[str, object], lead: Sequence[str], sections: Sequence[Section], *, as_json: bool) -> None:
+    from eval.reports.sections import as_text
 
-    if as_json:
-        click.echo(json.dumps(asdict(comparison)))
-        return
-    click.echo("\n".join(task_comparison_in_words(comparison)))
-    changed = comparison.changed
-    if changed:
-        rows = [["changed", "gold", comparison.name_a, comparison.name_b]]
-        rows += [[one.meme, _labels(one.gold), _labels(one.a), _labels(one.b)] for one in changed[:_SHOWN]]
-        click.echo("\n" + table(rows, numbers=False))
-    if len(changed) > _SHOWN:
-        click.echo(f"and {len(changed) - _SHOWN:,} more; --json lists all")
+    click.echo(json.dumps(figures) if as_json else as_text(lead, sections))
+
+
+def _section(found: Comparison | TaskComparison, sentences: Sequence[str], rows: Sequence[tuple[str, ...]]) -> Section:
+    """A comparison in words, and the first memes on which the two differ."""
+    from eval.reports.sections import Section
+
+    more = len(rows) - _SHOWN
+    head = ("different", "gold", found.name_a, found.name_b)
+    return Section(
+        "compared",
+        f"{found.name_a} against {found.name_b}",
+        (head, *rows[:_SHOWN]) if rows else (),
+        (f"and {more:,} more; --json lists all",) if more > 0 else (),
+        lead=tuple(sentences),
+        words=True,
+    )
 
 
 def _labels(labels: tuple[str, ...] | None) -> str:

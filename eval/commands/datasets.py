@@ -192,7 +192,7 @@ async def _checked(data: Path, id_: str | None, pictures: bool) -> list[DatasetC
 
 
 def _print_check(report: DatasetCheck) -> None:
-    from eval.reports.words import plain
+    from eval.scores.tables import plain
 
     click.echo(f"{report.dataset}: {report.title}")
     for split in report.splits:

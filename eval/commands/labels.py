@@ -148,7 +148,7 @@ def _show_noise_of_task(
 ) -> None:
     from eval.commands.pages import command_line, show_sections
     from eval.reports.label_words import noise_section
-    from eval.scores.task_noise import find_task_noise
+    from eval.scores.label_noise import find_task_noise
 
     if protocol is not None:
         raise click.UsageError("--protocol is for verdicts: these runs asked a question.")

@@ -147,9 +147,10 @@ def probe(context: click.Context, /, **options: Any) -> None:
     if options["as_json"]:
         click.echo(json.dumps(figures_of(report)))
         return
-    from eval.probe.terminal import in_words
+    from eval.probe.weakness import weakness_lead, weakness_sections
+    from eval.reports.sections import as_text
 
-    click.echo(in_words(report))
+    click.echo(as_text(weakness_lead(report), weakness_sections(report)))
     click.echo(f"{page} shows it, rewritten texts included. Keep it to yourself.")
 
 
@@ -352,8 +353,10 @@ def _folder_of(options: dict[str, Any]) -> Path:
 
 
 def _page(report: ProbeReport, out: Path) -> Path:
-    from eval.probe.page import as_html
+    from eval.probe.weakness import weakness_lead, weakness_sections, weakness_title
+    from eval.reports.sections import as_page
 
-    page = out / PAGE
-    write_page(page, as_html(report, out))
+    page, sections = out / PAGE, weakness_sections(report, out)
+    html = as_page(weakness_title(report), weakness_lead(report), sections, command=report.manifest.command)
+    write_page(page, html)
     return page

@@ -155,8 +155,8 @@ def rate_probe(**options: Any) -> None:
     found = _summary(ratings, key)
     source = published_file(f"papers/{rating.PAPER}")["source"]
     sections = [rating_section(found, published_ratings(rating.PAPER, key.what), source=source)]
-    beside = rating.agent_section(ratings, key, threshold=options["threshold"])
-    _show(options, f"Ratings: {key.what}", [*sections, *filter(None, [beside])], found=found, more={})
+    agents = rating.agent_section(ratings, key, threshold=options["threshold"])
+    _show(options, f"Ratings: {key.what}", [*sections, *filter(None, [agents])], found=found, more={})
 
 
 def _rounds(text: str) -> range | None:

@@ -5,19 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from serving.access.private_files import hand_on
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from eval.reports.gather import Report
-    from eval.runs.results import Results
+    from eval.reports.sections import Section
 
 
 @click.command()
@@ -54,8 +51,13 @@ def report(
     Runs of classify are shown by their task: the authors' metrics, label by label, beside always saying the same.
     """
     from court.errors import BadRequest
+    from eval.commands.pages import write_page
+    from eval.reports.by_task import by_task_sections, split_by_task
     from eval.reports.gather import gather, runs_below
-    from eval.reports.terminal import as_terminal
+    from eval.reports.sections import as_markdown, as_page, as_text
+    from eval.reports.tasks import as_json as tasks_as_json
+    from eval.reports.tasks import gather_tasks, lead_of, sections_of
+    from eval.reports.verdicts import verdicts_lead, verdicts_sections, verdicts_title
     from eval.runs.results import read_results
 
     if show and html is None:
@@ -65,76 +67,42 @@ def report(
     trials = [one for one in results if one.question is None]
     if questioned and trials and (html or markdown):
         raise BadRequest("Runs of trials and of classify are written to pages of their own: name either alone.")
-    tables: dict[str, object] = {}
+    figures: dict[str, object] = {}
+    title = "Answers to questions"
+    lead: Sequence[str] = ()
+    sections: list[Section] = []
     texts: list[str] = []
-    # Written after the tables are told: a page needs libraries that a terminal does without.
-    pages: list[Callable[[], None]] = []
+    gathered = None
     if trials:
         # Only the page and Markdown show records, and only the page pictures.
         records, pictures = bool(html or markdown), bool(html) and not no_pictures
         gathered = asyncio.run(gather(trials, records=records, pictures=pictures))
-        tables = _plain(gathered)
-        texts.append(as_terminal(gathered))
-        pages.append(partial(_write_trials, gathered, html=html, markdown=markdown))
+        figures = _figures(gathered)
+        title, lead, sections = verdicts_title(gathered), verdicts_lead(gathered), verdicts_sections(gathered)
+        texts.append(as_text(lead, sections))
     if questioned:
-        tables["tasks"] = _show_question_runs(questioned, texts, pages, html=html, markdown=markdown)
+        groups = gather_tasks(questioned)
+        figures["tasks"] = tasks_as_json(groups)
+        lead, sections = lead_of(groups), sections_of(groups)
+        texts.append(as_text(lead, sections))
     if by:
-        tables["by"] = _show_parts(results, by, texts)
-    click.echo(json.dumps(tables) if as_json else "\n\n".join(texts))
-    for write in pages:
-        write()
-    if show and html is not None:
-        click.launch(html.resolve().as_uri())
-
-
-def _write_trials(report: Report, *, html: Path | None, markdown: Path | None) -> None:
+        parts = [split_by_task(one, by) for one in results]
+        figures["by"] = [asdict(part) for each in parts for part in each]
+        texts.append(as_text((), by_task_sections(parts, by)))
+    click.echo(json.dumps(figures) if as_json else "\n\n".join(texts))
+    # After the tables are shown: a page needs libraries that a terminal does without.
     if markdown is not None:
-        from eval.reports.markdown import as_markdown
-
-        _write(markdown, as_markdown(report))
+        write_page(markdown, as_markdown(title, lead, sections))
+        click.echo(f"Written: {markdown}", err=True)
     if html is not None:
-        from eval.reports.html import as_html
-
-        _write(html, as_html(report))
-
-
-def _show_question_runs(
-    questioned: Sequence[Results],
-    texts: list[str],
-    pages: list[Callable[[], None]],
-    *,
-    html: Path | None,
-    markdown: Path | None,
-) -> list[dict[str, object]]:
-    """Adds the figures of runs that asked questions to the texts, and their pages to those to be written."""
-    from eval.reports import tasks
-    from eval.reports.sections import as_page, as_text
-
-    groups = tasks.gather_tasks(questioned)
-    lead, sections = tasks.lead_of(groups), tasks.sections_of(groups)
-    texts.append(as_text(lead, sections))
-
-    def write() -> None:
-        if markdown is not None:
-            _write(markdown, tasks.as_markdown_sections(lead, sections))
-        if html is not None:
-            _write(html, as_page("Answers to questions", lead, sections))
-
-    pages.append(write)
-    return tasks.as_json(groups)
+        shown = verdicts_sections(gathered, page=True) if gathered else sections
+        write_page(html, as_page(title, lead, shown))
+        click.echo(f"Written: {html} ({html.stat().st_size / 1e6:.1f} MB)", err=True)
+        if show:
+            click.launch(html.resolve().as_uri())
 
 
-def _show_parts(results: Sequence[Results], by: str, texts: list[str]) -> list[dict[str, object]]:
-    """Adds the figures by group to the texts. Returns them."""
-    from eval.reports.by_task import by_task_sections, split_by_task
-    from eval.reports.sections import as_text
-
-    parts = [split_by_task(one, by) for one in results]
-    texts.append(as_text((), by_task_sections(parts, by)))
-    return [asdict(part) for each in parts for part in each]
-
-
-def _plain(report: Report) -> dict[str, object]:
+def _figures(report: Report) -> dict[str, object]:
     return {
         "resamples": report.resamples,
         "unfinished": [run.label for run in report.unfinished],
@@ -150,12 +118,3 @@ def _plain(report: Report) -> dict[str, object]:
             for table in group.tables
         ],
     }
-
-
-def _write(path: Path, content: str) -> None:
-    try:
-        path.write_text(content, encoding="utf-8")
-        hand_on(path)
-    except OSError as error:
-        raise click.ClickException(f"The report can't be written to {path}: {error.strerror}.") from None
-    click.echo(f"Written: {path} ({len(content.encode()) / 1e6:.1f} MB)", err=True)

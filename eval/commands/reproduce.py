@@ -292,23 +292,21 @@ def _written(plan: Reproduction, preset: Preset | None, balanced: bool) -> Repro
     """Scores what was judged and writes the three files."""
     import asyncio
 
-    from eval.reproduce.document import as_html, as_markdown
+    from eval.commands.pages import write_page
+    from eval.reports.sections import as_markdown, as_page
     from eval.reproduce.outcome import outcome_of
-    from eval.reproduce.report import as_json, document_of
-    from serving.access.private_files import hand_on
+    from eval.reproduce.report import as_json, reproduction_lead, reproduction_sections, reproduction_title
 
     outcome = outcome_of(plan, balanced=balanced)
-    document = asyncio.run(document_of(outcome, preset))
+    title, lead = reproduction_title(outcome), reproduction_lead(outcome, preset)
+    sections = asyncio.run(reproduction_sections(outcome, preset))
     contents = {
         "json": json.dumps(as_json(outcome), indent=2) + "\n",
-        "md": as_markdown(document),
-        "html": as_html(document),
+        "md": as_markdown(title, lead, sections),
+        "html": as_page(title, lead, sections),
     }
     for ending, content in contents.items():
-        path = plan.out / f"reproduction.{ending}"
-        path.write_text(content, encoding="utf-8")
-        # The process writes files for their owner alone; reports get the mode that the caller's umask says.
-        hand_on(path)
+        write_page(plan.out / f"reproduction.{ending}", content)
     return outcome
 
 

@@ -61,9 +61,10 @@ def score(
     """
     from eval.commands.options import dataset_of, protocols_of, score_by_protocol
     from eval.datasets.read import read_split
+    from eval.reports.sections import Section, as_text
     from eval.scores.metrics import card
     from eval.scores.scored_file import read_predictions
-    from eval.scores.tables import cards_table, confusion_table, noise_in_words
+    from eval.scores.tables import cards_rows, confusion_rows, noise_in_words
 
     dataset = dataset_of(id_)
     if task is not None:
@@ -103,9 +104,11 @@ def score(
         )
         return
     click.echo(f"{results.name} on {dataset.title}, split {split}\n")
-    click.echo(cards_table([(results.name, one) for one in cards]))
-    for one in cards:
-        click.echo(f"\nprotocol {one.protocol}\n{confusion_table(one)}\n{noise_in_words(one)}")
+    figures = Section("figures", "Figures", cards_rows([(results.name, one) for one in cards]))
+    confusions = [
+        Section("confusion", f"protocol {one.protocol}", confusion_rows(one), (noise_in_words(one),)) for one in cards
+    ]
+    click.echo(as_text((), [figures, *confusions]))
     _print_gaps(scored)
     if read.problems:
         click.echo(

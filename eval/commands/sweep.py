@@ -11,6 +11,7 @@ import click
 from eval.commands.plans import study_options
 
 if TYPE_CHECKING:
+    from eval.reports.sections import Section
     from eval.studies.sweeping import Candidate, Sweep
 
 _SHOWN = 10  # settings that are listed; --json lists all
@@ -40,6 +41,7 @@ def sweep(axes: tuple[str, ...], thresholds: str, as_json: bool, **options: Any)
     """
     from eval.commands.options import dataset_of, run_arms, score_by_protocol
     from eval.commands.plans import plan_of
+    from eval.reports.sections import as_text
     from eval.runs.results import read_results
     from eval.studies.arms import Study
     from eval.studies.sweeping import grid, parse_axis, parse_thresholds, rank, require_not_test
@@ -63,22 +65,21 @@ def sweep(axes: tuple[str, ...], thresholds: str, as_json: bool, **options: Any)
     if as_json:
         click.echo(json.dumps({str(one.protocol): asdict(one) for one in sweeps}))
         return
-    for one in sweeps:
-        _print_sweep(one, options["dataset"], options["split"])
+    click.echo(as_text((), [_section(one, f"{options['dataset']}, split {options['split']}") for one in sweeps]))
 
 
-def _print_sweep(sweep: Sweep, dataset: str, split: str) -> None:
-    from eval.scores.tables import figure, table
+def _section(sweep: Sweep, where: str) -> Section:
+    from eval.reports.sections import Section
+    from eval.scores.tables import figure
 
-    click.echo(f"{dataset}, split {split}, protocol {sweep.protocol}: {sweep.n:,} memes\n")
-    rows = [["settings", "macro-F1, strict", "accuracy", "coverage", "behind the best"]]
+    rows = [("settings", "macro-F1, strict", "accuracy", "coverage", "behind the best")]
     for one in sweep.candidates[:_SHOWN]:
         behind = "" if one is sweep.best else figure(one.behind)
-        rows.append([_name(one), figure(one.macro_f1), f"{one.accuracy:.3f}", f"{one.coverage:.3f}", behind])
-    click.echo(table(rows))
-    if len(sweep.candidates) > _SHOWN:
-        click.echo(f"and {len(sweep.candidates) - _SHOWN:,} more; --json lists all")
-    click.echo("\n" + "\n".join(in_words(sweep)) + "\n")
+        rows.append((_name(one), figure(one.macro_f1), f"{one.accuracy:.3f}", f"{one.coverage:.3f}", behind))
+    more = len(sweep.candidates) - _SHOWN
+    notes = [f"and {more:,} more; --json lists all"] if more > 0 else []
+    title = f"{where}, protocol {sweep.protocol}: {sweep.n:,} memes"
+    return Section("sweep", title, tuple(rows), (*notes, *in_words(sweep)))
 
 
 def _name(one: Candidate) -> str:

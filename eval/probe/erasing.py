@@ -41,7 +41,6 @@ class Erased:
 
     Attributes:
         text: Text read off the picture before; empty if there was none.
-        lines: Number of lines painted over.
         left: Number of lines still legible: of small or ornate ones something may be left.
     """
 

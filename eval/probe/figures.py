@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from eval.probe.replies import HIGHEST, LOWEST
 from eval.probe.report import CategoryRow, StepRow
-from eval.reports import words
 from eval.reports.svg import Ink, drawing, themed
 from eval.scores.bootstrap import Figure as Estimate
+from eval.scores.tables import plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -109,5 +109,5 @@ def _value_text(mean: Estimate | None) -> str:
 
 
 def _cut(name: str) -> str:
-    plain = words.plain(name)
-    return plain if len(plain) <= _SHORT else f"{plain[: _SHORT - 1]}…"
+    line = plain(name)
+    return line if len(line) <= _SHORT else f"{line[: _SHORT - 1]}…"

@@ -14,8 +14,8 @@ from eval.probe.folder import MARK, MINED, REWRITTEN, SCORED, Mined, ProbedMeme,
 from eval.probe.pictures import small_pictures
 from eval.reports.rating_sheet import EXPLANATION_CRITERIA, Criterion, RatedItem, SheetKey
 from eval.reports.sections import Section
-from eval.reports.words import places
 from eval.scores.ratings import Rating
+from eval.scores.tables import figure
 from serving.docket.review.agreement import cohen
 
 MINE, REFERENCES, SCORES, REWRITTEN_TEXTS = "mine", "references", "scores", "rewritten"
@@ -85,7 +85,7 @@ def agent_section(ratings: Sequence[Rating], key: SheetKey, *, threshold: int) -
                 "Miners and people’s majority",
                 f"{len(words):,}",
                 _share(words),
-                places(cohen(words).value),
+                figure(cohen(words).value),
                 *paper["mined"].values(),
             ),
         )
@@ -102,7 +102,7 @@ def agent_section(ratings: Sequence[Rating], key: SheetKey, *, threshold: int) -
         ),
     )
     sentence = (
-        f"On who failed they agree in {_share(words)} of {len(words):,} cases, κ {places(cohen(words).value)} "
+        f"On who failed they agree in {_share(words)} of {len(words):,} cases, κ {figure(cohen(words).value)} "
         f"(people’s mean score, threshold {threshold}). Published: {paper['source']}, 616 cases, agreement .567 "
         "on scores and .738 on failures."
     )

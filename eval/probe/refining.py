@@ -33,7 +33,6 @@ class Limits:
     Attributes:
         steps: Largest number of steps of one search; N in the paper.
         seeds: Largest number of searches per category.
-        examples: Largest number of examples shown to the Refiner.
     """
 
     steps: int = 10

@@ -9,7 +9,6 @@ from court.errors import BadRequest
 from eval.probe.report import CategoryRow, ProbeReport
 from eval.probe.run import ProbePlan
 from eval.reports.sections import Section
-from eval.reports.words import percent
 from eval.scores.repeated import RepeatedFigure, repeated
 from eval.scores.tables import figure
 from eval.session.repeats import prepare_repeats, repeat_folder, require_repeats
@@ -19,12 +18,7 @@ ALL = "all"
 
 @dataclass(frozen=True, slots=True)
 class RepeatedCategory:
-    """A category over all repeats, or all of them together.
-
-    Attributes:
-        score: Mean score of the memes as they are.
-        pooled: Failure rate of the memes as they are and rewritten, together.
-    """
+    """A category over all repeats, or all of them together."""
 
     name: str
     score: RepeatedFigure
@@ -114,8 +108,8 @@ def repeat_section(probe: RepeatedProbe) -> Section:
         (
             one.name,
             *(figure(value, ".2f") for value in (one.score.mean, one.score.sd, *one.score.values)),
-            *(percent(one.failure.mean), percent(one.failure.sd)),
-            *(percent(one.pooled.mean), percent(one.pooled.sd), *map(percent, one.pooled.values)),
+            *(_percent(one.failure.mean), _percent(one.failure.sd)),
+            *(_percent(one.pooled.mean), _percent(one.pooled.sd), *map(_percent, one.pooled.values)),
         )
         for one in probe.categories
     ]
@@ -134,3 +128,7 @@ def _category(name: str, rows: Sequence[CategoryRow | None]) -> RepeatedCategory
         repeated([figure.value if figure else None for figure in figures]) for figures in (means, failures, pooled)
     ]
     return RepeatedCategory(name, *figures)
+
+
+def _percent(share: float | None) -> str:
+    return figure(share, ".1f", times=100)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 from court.errors import BadRequest
 from eval.reports.sections import Section
-from eval.reports.words import plain
 from eval.runs.results import Results
 from eval.scores.bootstrap import Figure
 from eval.scores.label_metrics import strict_name
@@ -22,10 +21,8 @@ class PartFigures:
     """Figures over the memes of one group.
 
     Attributes:
-        scored: Task or protocol that the run is scored on.
         label: Name of the group, as :func:`eval.scores.subgroups.groups_of` has it.
         figures: Figures by name; None if undefined.
-        baseline: First of these figures for a constant answer.
     """
 
     run: str
@@ -66,10 +63,10 @@ def by_task_sections(each: Sequence[Sequence[PartFigures]], task: str) -> list[S
     sections = []
     for number, parts in enumerate(each, 1):
         names = list(dict.fromkeys(name for part in parts for name in part.figures))
-        rows = [[plain(task), "scored on", "memes", *names, f"{names[0]} of the baseline"]]
+        rows = [[task, "scored on", "memes", *names, f"{names[0]} of the baseline"]]
         rows += [
             [
-                plain(part.label),
+                part.label,
                 part.scored,
                 f"{part.n:,}",
                 *(figure(part.figures.get(name)) for name in names),
@@ -78,7 +75,7 @@ def by_task_sections(each: Sequence[Sequence[PartFigures]], task: str) -> list[S
             for part in parts
         ]
         note = "Each row has an interval of its own; of many rows, some lie apart by chance."
-        title = f"{plain(parts[0].run)} by {plain(task)}"
+        title = f"{parts[0].run} by {task}"
         sections.append(Section(key=f"by-{number}", title=title, rows=tuple(map(tuple, rows)), notes=(note,)))
     return sections
 

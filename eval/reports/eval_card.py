@@ -15,14 +15,12 @@ from dataclasses import dataclass
 from court.display import word
 from eval.reports import tasks
 from eval.reports.by_task import by_task_sections, split_by_task
-from eval.reports.gather import Group, Table, gather
-from eval.reports.markdown import escaped
-from eval.reports.sections import Section, as_page
-from eval.reports.words import plain, traps_in_words
+from eval.reports.gather import PROTOCOLS, Group, Table, gather
+from eval.reports.sections import Section, as_markdown, as_page
 from eval.runs.folder import RunManifest
 from eval.runs.results import Results, card_of_results
 from eval.scores.bootstrap import Figure
-from eval.scores.tables import figure
+from eval.scores.tables import figure, traps_in_words
 from eval.solvers.question import gold_of
 
 
@@ -33,7 +31,6 @@ class EvalCard:
     Attributes:
         lead: Sentences before the first section.
         sections: Sections in order.
-        metadata: Metadata for the Hugging Face hub.
         command: Command line of the run; empty if unknown.
     """
 
@@ -47,8 +44,7 @@ class EvalCard:
         """The card as Markdown, preceded by its metadata as YAML (a superset of JSON)."""
         # JSON instead of a YAML library: it escapes any character in a name.
         lines = [f"{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in self.metadata.items()]
-        body = tasks.as_markdown_sections([f"# {escaped(self.title)}", *map(escaped, self.lead)], self.sections)
-        return "\n".join(["---", *lines, "---", "", body])
+        return "\n".join(["---", *lines, "---", "", as_markdown(self.title, self.lead, self.sections)])
 
     def as_html(self) -> str:
         """The card as a page. Raises NotLoaded if jinja2 or matplotlib is not installed."""
@@ -77,7 +73,7 @@ async def eval_card(results: Results) -> EvalCard:
         }
     ]
     return EvalCard(
-        title=f"Evaluation of {plain(results.name)} on {plain(data_title)}, {plain(results.split)}",
+        title=f"Evaluation of {results.name} on {data_title}, {results.split}",
         lead=(() if results.finished else ("NOT FINISHED: these figures will change.",)),
         sections=tuple(sections),
         metadata={
@@ -127,7 +123,8 @@ async def _measured(results: Results) -> tuple[list[Section], list[tuple[str, fl
 def _figures_of(table: Table) -> Iterator[tuple[str, Figure | float | None, float | None, int]]:
     """Figures of a table's only run, each with that of a constant answer and the number of memes behind it."""
     (row,) = table.rows
-    scored, strict, n = row.card, row.strict, row.card.n
+    scored, n = row.card, row.card.n
+    strict = scored.strict if row.run.finished else None
     yield "coverage", scored.coverage, 1.0, n
     yield "accuracy", strict.accuracy if strict else None, scored.majority, n
     yield "macro-F1", strict.macro_f1 if strict else None, scored.majority_macro_f1, n
@@ -158,7 +155,7 @@ def _verdicts(table: Table) -> Section:
     scored = row.card
     return Section(
         key=f"verdicts-{table.protocol}",
-        title=f"Verdicts, protocol {table.protocol}: {table.protocol_words}",
+        title=f"Verdicts, protocol {table.protocol}: {PROTOCOLS[table.protocol]}",
         rows=tuple(rows),
         notes=(
             f"{scored.n:,} memes, {scored.harmful:,} of them harmful; {scored.dropped:,} dropped by the protocol, "
@@ -179,14 +176,14 @@ def _published(group: Group) -> Iterator[Section]:
         values = (figure(value) for value in (one.accuracy, one.macro_f1, one.auroc))
         memes = "not said" if one.n is None else f"{one.n:,}"
         cells = (one.name, one.split or "not said", str(one.protocol), memes, *values, one.source, one.remark)
-        rows.append(tuple(map(plain, cells)))
+        rows.append(tuple(cells))
     yield Section("published", "As published, not measured here", tuple(rows), notes=group.caveats)
 
 
 def _facts(key: str, title: str, facts: Mapping[str, object], notes: Sequence[str] = ()) -> Section:
     """A table of names and values without empty values."""
     # An empty value would look like a lost figure.
-    rows = [("what", "value"), *((name, plain(value)) for name, value in facts.items() if value not in ("", None))]
+    rows = [("what", "value"), *((name, str(value)) for name, value in facts.items() if value not in ("", None))]
     return Section(key, title, tuple(rows), notes=tuple(notes))
 
 
@@ -255,15 +252,15 @@ def _limits(results: Results, remarks: Sequence[str]) -> Section:
     manifest = results.manifest
     named = sorted({one.meme.language for one in results.judged} - {""})
     # Measured limits come before those that apply to every card.
-    notes = [*map(plain, remarks)]
+    notes = list(remarks)
     if len(named) == 1:
-        notes.append(f"All memes are in one language ({plain(named[0])}): nothing is known of others.")
+        notes.append(f"All memes are in one language ({named[0]}): nothing is known of others.")
     if not named:
         notes.append("The card names no languages, so that it is not known of which these figures hold.")
     if manifest is not None and manifest.text_only:
         notes.append("Memes were judged by their texts, without pictures.")
     if manifest is not None and manifest.control:
-        notes.append(f"The court was altered as a control ({plain(manifest.control)}), and is not served so.")
+        notes.append(f"The court was altered as a control ({manifest.control}), and is not served so.")
     notes += [
         "Figures are of this split: memes from elsewhere, or of later years, may be others. What a system is worse at, "
         "memecourt-eval subgroups tests.",

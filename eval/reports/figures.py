@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from court.events import Side
-from eval.reports.courses import EntropyAt, Rounds
+from eval.reports.gather import EntropyAt, Rounds
 from eval.reports.svg import Ink, drawing, themed
 from eval.scores.bootstrap import Figure as Estimate
 from eval.scores.metrics import Bin, Card

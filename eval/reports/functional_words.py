@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from eval.reports import words
 from eval.reports.sections import Section
 from eval.scores.functional import FunctionalScores
 from eval.scores.tables import figure
@@ -17,7 +16,7 @@ def functional_sections(rows: Sequence[tuple[str, FunctionalScores]], titles: Ma
         rows: Name and figures of each system, on the same cases.
         titles: Title of each functionality, by id.
     """
-    names = tuple(words.plain(name) for name, _ in rows)
+    names = tuple(name for name, _ in rows)
     first = rows[0][1]
     table = [("functionality", "label", "cases", *names)]
     for place, one in enumerate(first.functionalities):

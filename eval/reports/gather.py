@@ -1,27 +1,28 @@
-"""Content of a report as plain values; renderers add no figures of their own."""
+"""Content of a report on runs of trials as plain values."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from enum import IntEnum
 from itertools import chain
 from pathlib import Path
+from statistics import fmean, median, quantiles
 
 from court.errors import BadRequest
+from court.events import Side
 from eval.datasets.items import JudgedMeme
 from eval.datasets.protocol import Protocol
-from eval.reports import words
-from eval.reports.contrasts import Contrast, contrasts, remarks
-from eval.reports.courses import EntropyAt, MeanCost, Rounds, cost_of, entropies_of, judged_of, rounds_of
+from eval.datasets.published import PublishedRow, caveats, published, rows_of_card, with_numbers
 from eval.reports.records import Records, read_records
-from eval.reports.wrong import VerdictFault, surest_first, wrong_of
 from eval.runs.folder import Excluded, RunFolder
-from eval.runs.results import Judged, Results, card_of_results
+from eval.runs.results import NOT_JUDGED, Judged, Results, card_of_results
 from eval.scores.bootstrap import RESAMPLES
-from eval.scores.metrics import Card, Rates, card
-from eval.scores.published import PublishedRow, caveats, published, rows_of_card, with_numbers
+from eval.scores.compare import Contrast, contrasts, remarks
+from eval.scores.metrics import Card, card
+from eval.scores.tables import traps_in_words
 from eval.session.directory import MANIFEST
 from eval.solvers.prediction import Outcome, Prediction
 
@@ -34,11 +35,74 @@ PROTOCOLS = {
 
 
 @dataclass(frozen=True, slots=True)
+class Rounds:
+    """Number of rounds of a side, over memes of one gold label.
+
+    Attributes:
+        harmful: True if the gold label is harmful.
+    """
+
+    side: Side
+    harmful: bool
+    counts: dict[int, int]
+
+    @property
+    def n(self) -> int:
+        """Number of memes."""
+        return sum(self.counts.values())
+
+    @property
+    def mean(self) -> float:
+        """Mean number of rounds per meme."""
+        return sum(rounds * memes for rounds, memes in self.counts.items()) / self.n
+
+
+@dataclass(frozen=True, slots=True)
+class EntropyAt:
+    """The entropy of a side's summaries at one round, in bits.
+
+    Attributes:
+        round: Counted from 1.
+        n: Number of summaries; a side that has already rested has none.
+        high: Upper quartile.
+    """
+
+    round: int
+    n: int
+    low: float
+    middle: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class MeanCost:
+    """Mean cost of a meme in a run; see :class:`eval.solvers.prediction.Cost`.
+
+    Attributes:
+        chain: Median of the longest chain of calls.
+        seconds: Median duration of a trial, in seconds.
+    """
+
+    n: int
+    calls: float
+    stored: float
+    tokens_in: float
+    tokens_out: float
+    tokens_cached: float
+    chain: float
+    seconds: float
+
+    @property
+    def tokens(self) -> float:
+        """Mean number of tokens read and written per meme."""
+        return self.tokens_in + self.tokens_out
+
+
+@dataclass(frozen=True, slots=True)
 class RunView:
     """One run in a report.
 
     Attributes:
-        key: Id of the run within the page.
         label: Name of the run, made unique if two share one.
         failures: Number of memes without an answer, by reason.
         cost: Mean cost; None if unknown.
@@ -88,34 +152,13 @@ class TableRow:
     run: RunView
     card: Card
 
-    @property
-    def strict(self) -> Rates | None:
-        """Figures in which a meme without a class counts as wrong; None while memes have no answer yet."""
-        return self.card.strict if self.run.finished else None
-
-
-@dataclass(frozen=True, slots=True)
-class Vote:
-    """Vote of the precedents alone; runs with the same library share it.
-
-    Attributes:
-        card: Score card of the first of them.
-    """
-
-    labels: tuple[str, ...]
-    card: Card
-    rates: Rates
-
 
 @dataclass(frozen=True, slots=True)
 class Table:
     """All runs on one split under one protocol.
 
     Attributes:
-        key: Id of the table within the page.
-        dataset: Id of the data set.
         rows: Rows in the order in which the runs were given.
-        remarks: Limits of the figures, in sentences.
     """
 
     key: str
@@ -127,25 +170,29 @@ class Table:
     contrasts: tuple[Contrast, ...]
     remarks: tuple[str, ...]
 
-    @property
-    def protocol_words(self) -> str:
-        """Meaning of the protocol in words."""
-        return PROTOCOLS[self.protocol]
+
+class VerdictFault(IntEnum):
+    """Kind of wrong verdict, the worst first."""
+
+    MISSED = 0
+    """A harmful meme judged not harmful."""
+    FALSE_ALARM = 1
+    """A meme that is not harmful judged harmful."""
+    UNDECIDED = 2
+    FAILED = 3
 
     @property
-    def votes(self) -> tuple[Vote, ...]:
-        """The votes of the precedents, a baseline without a model, without duplicates."""
-        found: list[Vote] = []
-        for row in self.rows:
-            if row.card.vote is None:
-                continue
-            # Runs with the same library and memes have exactly the same vote.
-            same = next((i for i, v in enumerate(found) if (v.rates, v.card.n) == (row.card.vote, row.card.n)), None)
-            if same is None:
-                found.append(Vote((row.run.label,), row.card, row.card.vote))
-            else:
-                found[same] = replace(found[same], labels=(*found[same].labels, row.run.label))
-        return tuple(found)
+    def title(self) -> str:
+        """Title of the kind."""
+        return _TITLES[self]
+
+
+_TITLES = {
+    VerdictFault.MISSED: "Harmful, said not harmful",
+    VerdictFault.FALSE_ALARM: "Not harmful, said harmful",
+    VerdictFault.UNDECIDED: "Undecided",
+    VerdictFault.FAILED: "Failed",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +226,6 @@ class WrongMeme:
     """A meme that at least one run judged wrong.
 
     Attributes:
-        key: Id of the meme within the page.
         verdicts: The wrong verdicts, in the order of the runs.
         pictures: JPEG files, one per frame; empty if none is stored or requested.
     """
@@ -208,13 +254,8 @@ class Group:
     """All runs on one split of one data set.
 
     Attributes:
-        key: Id of the group within the page.
         tables: Tables, one per protocol.
-        published: Published figures on the data set, whatever their split and protocol.
-        caveats: Caveats of comparing published figures with ours.
-        traps: Caveats of the data set's card, which concern any figure on it, in sentences.
         wrong: Memes with a wrong verdict, the worst first.
-        unscored: Runs and protocols that leave nothing to score, in sentences.
     """
 
     key: str
@@ -302,6 +343,75 @@ def runs_below(path: Path) -> tuple[Path, ...]:
     return found
 
 
+def judged_of(results: Results) -> tuple[Judged, ...]:
+    """The memes that were judged, including failures."""
+    # The placeholder of a meme that is not judged yet has neither rounds nor cost.
+    return tuple(one for one in results.judged if one.prediction.reason != NOT_JUDGED)
+
+
+def rounds_of(results: Results) -> tuple[Rounds, ...]:
+    """Rounds per side and gold label; empty if no side ever asked.
+
+    Gold is the data set's own two classes, or the protocol ``merged`` if it has three.
+    """
+    found = []
+    for side in Side:
+        for harmful in (False, True):
+            counts = [
+                one.prediction.sides[side].rounds
+                for one in judged_of(results)
+                if one.meme.harmful is harmful and side in one.prediction.sides
+            ]
+            if counts:
+                found.append(Rounds(side, harmful, {rounds: counts.count(rounds) for rounds in sorted(set(counts))}))
+    # All at 0 rounds if sides ask nothing, as in the arm no-captioner.
+    return tuple(found) if any(rounds for one in found for rounds in one.counts) else ()
+
+
+def entropies_of(results: Results) -> dict[Side, tuple[EntropyAt, ...]]:
+    """Median and quartiles of the summaries' entropy by round, per side; only sides that summed up after a round."""
+    found = {}
+    for side in Side:
+        courses = [
+            one.prediction.sides[side].entropies
+            for one in judged_of(results)
+            if side in one.prediction.sides and one.prediction.sides[side].rounds
+        ]
+        longest = max(map(len, courses), default=0)
+        by_round = [[course[at] for course in courses if len(course) > at] for at in range(longest)]
+        if by_round:
+            found[side] = tuple(_quartiles(number, values) for number, values in enumerate(by_round, 1))
+    return found
+
+
+def cost_of(results: Results) -> MeanCost | None:
+    """Means over the judged memes; None if costs are unknown (predictions from elsewhere)."""
+    costs = [one.prediction.cost for one in judged_of(results)]
+    if not costs or not any(cost.calls or cost.seconds for cost in costs):
+        return None
+    calls = sum(cost.calls for cost in costs)
+    return MeanCost(
+        n=len(costs),
+        calls=calls / len(costs),
+        stored=sum(cost.stored for cost in costs) / calls if calls else 0.0,
+        tokens_in=fmean(cost.tokens_in for cost in costs),
+        tokens_out=fmean(cost.tokens_out for cost in costs),
+        tokens_cached=fmean(cost.tokens_cached for cost in costs),
+        # Medians: a few trials that waited for a busy server would distort a mean.
+        chain=median(cost.chain for cost in costs),
+        seconds=median(cost.seconds for cost in costs),
+    )
+
+
+def _quartiles(number: int, values: Sequence[float]) -> EntropyAt:
+    # quantiles() needs two values.
+    if len(values) == 1:
+        return EntropyAt(round=number, n=1, low=values[0], middle=values[0], high=values[0])
+    # Inclusive: these are all values, not a sample of a larger population.
+    low, middle, high = quantiles(values, n=4, method="inclusive")
+    return EntropyAt(round=number, n=len(values), low=low, middle=middle, high=high)
+
+
 def _unique_labels(results: Sequence[Results]) -> list[str]:
     """A label for each run: its name, made unique by its folder's name or, if that is not enough, by a number."""
     names = Counter(one.name for one in results)
@@ -382,10 +492,46 @@ def _group(dataset: str, split: str, runs: Sequence[RunView], resamples: int) ->
         tables=tuple(tables),
         published=tuple(with_numbers(row, split, memes) for row in known),
         caveats=caveats(dataset),
-        traps=tuple(words.traps_in_words(described.caveats)) if described else (),
+        traps=tuple(traps_in_words(described.caveats)) if described else (),
         wrong=_wrong_memes(runs, key),
         unscored=tuple(unscored),
     )
+
+
+def fault_of(meme: JudgedMeme, prediction: Prediction) -> VerdictFault | None:
+    """Returns the fault of a prediction; None if it is right.
+
+    A meme that was not judged (yet) is not a wrong verdict: these are counted separately.
+    """
+    if prediction.outcome is Outcome.UNDECIDED:
+        return VerdictFault.UNDECIDED
+    if prediction.outcome is Outcome.FAILED:
+        # A meme that is not judged yet is not a fault.
+        return None if prediction.reason == NOT_JUDGED else VerdictFault.FAILED
+    if prediction.outcome.harmful is meme.harmful:
+        return None
+    return VerdictFault.MISSED if meme.harmful else VerdictFault.FALSE_ALARM
+
+
+def wrong_of(results: Results) -> tuple[tuple[VerdictFault, Judged], ...]:
+    """Every wrong verdict of a run, under any of its protocols, in the order of the split."""
+    found = []
+    for one in results.judged:
+        fault = fault_of(one.meme, one.prediction)
+        # A meme that every protocol drops has no gold class to compare with.
+        if fault is not None and any(one.meme.gold(protocol) is not None for protocol in results.protocols):
+            found.append((fault, one))
+    return tuple(found)
+
+
+def surest_first(faults: Sequence[tuple[VerdictFault, Prediction]]) -> tuple[int, float]:
+    """Sort key of a meme: the worst fault of any run, then the confidence of that verdict."""
+    worst = min(fault for fault, _ in faults)
+    sure = [
+        abs(prediction.score - 0.5) for fault, prediction in faults if fault is worst and prediction.score is not None
+    ]
+    # Those without a score come last within their kind.
+    return int(worst), -max(sure, default=-1.0)
 
 
 def _wrong_memes(runs: Sequence[RunView], key: str) -> tuple[WrongMeme, ...]:

@@ -59,7 +59,6 @@ async def export_inspect(results: Results, trials: TrialReader, target: Path) ->
 
     Args:
         results: Results of a run; memes that were not judged yet become samples with an error.
-        trials: Reader of the run's records.
         target: The file, ``….eval`` (compressed) or ``….json``.
 
     Returns:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from eval.reports import words
 from eval.reports.sections import Section
 from eval.scores.annotators import AnnotatorAgreement, SoftScores
 from eval.scores.label_noise import LabelNoise
@@ -17,7 +16,7 @@ _FEW = 30
 
 def annotators_section(found: AnnotatorAgreement) -> Section:
     """Agreement of annotators."""
-    labels = ", ".join(f"{count:,} {words.plain(label)}" for label, count in found.labels.items())
+    labels = ", ".join(f"{count:,} {label}" for label, count in found.labels.items())
     return Section(
         key="annotators",
         title="Annotators",
@@ -42,7 +41,7 @@ def annotators_section(found: AnnotatorAgreement) -> Section:
 def soft_section(rows: Sequence[tuple[str, SoftScores]]) -> Section:
     """Predictions compared with annotators' shares, one row per system."""
     heads = ("system", "scored", "Brier, soft", "cross-entropy", "at least", "accuracy, unanimous", "contested")
-    without = [f"{words.plain(name)} {one.without_votes:,}" for name, one in rows if one.without_votes]
+    without = [f"{name} {one.without_votes:,}" for name, one in rows if one.without_votes]
     even = max(one.even for _, one in rows)
     notes = ["Scores are held against the share of annotators who found a meme harmful; cross-entropy in nats."]
     if even:
@@ -56,7 +55,7 @@ def soft_section(rows: Sequence[tuple[str, SoftScores]]) -> Section:
             heads,
             *(
                 (
-                    words.plain(name),
+                    name,
                     f"{one.scored:,}",
                     figure(one.brier),
                     figure(one.cross_entropy),
@@ -75,16 +74,12 @@ def noise_section(found: LabelNoise, name: str, most: int, *, label: str = "") -
     """Labels that are likely wrong, the least supported first.
 
     Args:
-        most: Largest number of labels to list.
         label: Label of a task that memes have or lack, instead of harmful or not.
     """
-    has = words.plain(label) or "harmful"
+    has = label or "harmful"
     lacks = f"not {has}"
     rows = [("meme", "label", f"probability of {has if label else 'harm'}")]
-    rows += [
-        (words.plain(one.id), has if one.harmful else lacks, words.places(one.probability))
-        for one in found.noisy[:most]
-    ]
+    rows += [(one.id, has if one.harmful else lacks, figure(one.probability)) for one in found.noisy[:most]]
     notes = [
         f"{len(found.noisy):,} of {found.n:,} labels are likely wrong. By confident learning {found.harmful_wrong:.1%} "
         f"of the memes labelled {has} are not, and {found.benign_wrong:.1%} of the others are.",
@@ -123,23 +118,23 @@ def _subgroup_section(name: str, found: SubgroupTable, *, whole_notes: bool) -> 
         cells = [group.name, f"{group.n:,}", *([] if whole else [f"{group.harmful:,}"])]
         for field, title in titles.items():
             share: Share = getattr(group, field)
-            cells += [_cell(share), words.places(share.rest)]
+            cells += [_cell(share), figure(share.rest)]
             if share.sure and share.figure and share.rest is not None:
                 sure.append(
-                    f"{words.plain(group.name)}: {title} {share.figure.value:.3f} against {share.rest:.3f} of the "
+                    f"{group.name}: {title} {share.figure.value:.3f} against {share.rest:.3f} of the "
                     f"others (p = {share.corrected:.2g} after correction)."
                 )
         if group.silent.sure and group.silent.figure and group.silent.rest is not None:
             sure.append(
-                f"{words.plain(group.name)}: {nothing} for {group.silent.figure.value:.3f} of its memes against "
+                f"{group.name}: {nothing} for {group.silent.figure.value:.3f} of its memes against "
                 f"{group.silent.rest:.3f} (p = {group.silent.corrected:.2g} after correction)."
             )
         # Once per run, as a missing answer does not depend on the label.
         if "silent" in found.shares:
             cells.append(_cell(group.silent))
-        rows.append(tuple(map(words.plain, cells)))
+        rows.append(tuple(cells))
     notes = sure or ["No group differs from the others by more than chance often makes among so many looks."]
-    few = [words.plain(group.name) for group in found.groups if group.n < _FEW]
+    few = [group.name for group in found.groups if group.n < _FEW]
     if whole_notes:
         of_run = " in all tables of this run" if found.task else ""
         notes.insert(
@@ -157,8 +152,8 @@ def _subgroup_section(name: str, found: SubgroupTable, *, whole_notes: bool) -> 
     heads += [nothing] if "silent" in found.shares else []
     return Section(
         key=f"groups-{found.task}-{found.label}" if found.task else f"groups-{found.protocol}",
-        title=f"{words.plain(name)}, {words.plain(scored)}: {found.n:,} memes",
-        rows=(tuple(map(words.plain, heads)), *rows),
+        title=f"{name}, {scored}: {found.n:,} memes",
+        rows=(tuple(heads), *rows),
         notes=tuple(notes),
         caption=f"Shares with Wilson's 95 % intervals; a meme with {nothing} is wrong",
     )

@@ -57,7 +57,6 @@ class RatedItem:
     """Something to be rated.
 
     Attributes:
-        parts: Texts that raters are shown, each with a heading.
         origin: Origin of the item, for the key only: strings, numbers and lists of them.
         pictures: JPEG files that are shown above the texts.
     """
@@ -117,10 +116,10 @@ def lay_out(items: Sequence[RatedItem], *, seed: int, repeats: float = 0.1) -> t
     order = list(range(len(items)))
     rng.shuffle(order)
     # Items of the first half are repeated in the second, so that a repeat always follows its original.
-    again = rng.sample(order[: len(order) // 2 + 1], min(round(repeats * len(items)), len(order) // 2 + 1))
-    first, second = order[: len(order) // 2 + 1], [*order[len(order) // 2 + 1 :], *again]
+    repeated = rng.sample(order[: len(order) // 2 + 1], min(round(repeats * len(items)), len(order) // 2 + 1))
+    first, second = order[: len(order) // 2 + 1], [*order[len(order) // 2 + 1 :], *repeated]
     rng.shuffle(second)
-    width = len(str(len(items) + len(again)))
+    width = len(str(len(items) + len(repeated)))
     lines: list[SheetLine] = []
     named: dict[int, str] = {}
     for number, place in enumerate([*first, *second], 1):
@@ -240,7 +239,6 @@ def read_ratings(paths: Sequence[Path], key: SheetKey) -> tuple[Rating, ...]:
 
     Args:
         paths: The files, each with the ratings of one rater or several.
-        key: Key of the sheet that was rated.
 
     Raises:
         BadRequest: A line can't be read, or belongs to another sheet.
@@ -296,7 +294,6 @@ def rating_section(
     """Means and agreement by criterion.
 
     Args:
-        published: Published mean and agreement by criterion.
         source: Publication of these; empty to name none.
         published_self: Published self-agreement; None if there is none.
     """

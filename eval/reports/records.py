@@ -25,7 +25,6 @@ class Records:
         frames: JPEG files by SHA-256 of a picture's pixels: its representative frames, in order.
         precedents: JPEG files by id of a precedent, if the run's library stores its picture.
         missing: Reason why there are no records at all; empty if there are some.
-        lost: Reason by trial whose record can't be read.
     """
 
     records: dict[str, TrialRecord] = field(default_factory=dict)
@@ -46,7 +45,6 @@ async def read_records(root: Path, trials: Sequence[str], *, pictures: bool) -> 
     A missing or damaged record doesn't stop the report, which mentions it in its place.
 
     Args:
-        root: The run's directory.
         pictures: True to read pictures too.
     """
     from serving.docket.open import Docket

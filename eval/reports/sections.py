@@ -1,59 +1,257 @@
-"""Reports of text and tables, rendered from the same sections for a terminal and as a page."""
+"""The one model of a report: sections that are rendered to a terminal, to Markdown and to a page."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import base64
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
-from eval.reports.page import Drawn, need_page, render
-from eval.scores.tables import table
+from court.display import split_hidden, word
+from court.errors import NotLoaded
+from eval.scores.tables import NOTHING, figure, plain, table
+
+if TYPE_CHECKING:
+    from court.record import TrialRecord
+
+Rows = tuple[tuple[str, ...], ...]
+"""Cells, the same number in each row; the first row is the header."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A figure of a page, or the reason why there is none.
+
+    Attributes:
+        svg: SVG of the figure; empty if there is nothing to draw.
+    """
+
+    title: str
+    svg: str
+    caption: str
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """A statement of a system on a meme, with the record of the trial.
+
+    Attributes:
+        record: Record of the trial; None if there is none to show.
+        pictures: JPEG files of precedents by id.
+        missing: Reason why there is no record.
+    """
+
+    facts: tuple[str, ...]
+    words: str
+    record: TrialRecord | None = None
+    pictures: Mapping[str, bytes] = field(default_factory=dict)
+    missing: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A meme on a page, whose pictures and texts are hidden until they are asked for.
+
+    Attributes:
+        filters: Keys under which the section's filters show it, as ``first:second``.
+        tags: Kind (``bad`` or ``doubt``) and words of each tag; the first gives the entry its colour.
+        pictures: JPEG files, one per frame.
+        texts: Name and content of texts, which are hidden like the pictures.
+        folded: Heading and content of further texts, folded and hidden.
+    """
+
+    key: str
+    meme: str
+    filters: tuple[str, ...]
+    tags: tuple[tuple[str, str], ...]
+    facts: tuple[str, ...]
+    pictures: Sequence[bytes] = ()
+    texts: tuple[tuple[str, str], ...] = ()
+    folded: tuple[tuple[str, str], ...] = ()
+    statements: tuple[Statement, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """A filter of entries: its name, and the key and words of each choice."""
+
+    name: str
+    choices: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A table with a title and notes.
+    """A table with a title, sentences, and figures.
 
     Attributes:
-        key: Id of the section within the page.
-        rows: Cells, the same number in each row, the first row being the header; empty if there is only text.
-        notes: Sentences below the table.
-        drawn: Figures of the page, or the reasons why there are none.
+        rows: Cells, the first row being the header; empty if there is only text.
+        drawn: Figures, on the page alone.
+        level: Level of the heading; the page's bar names sections of level 2.
+        words: True if cells are words that are read, rather than numbers that are compared.
+        detail: True to leave the section out of a terminal, and to fold its table on a page.
+        warning: True for a section that says how far the others can be trusted.
+        entries: Memes, on the page alone.
+        filters: One or two filters of the entries, in the order of the parts of their keys.
     """
 
     key: str
     title: str
-    rows: tuple[tuple[str, ...], ...] = ()
+    rows: Rows = ()
     notes: tuple[str, ...] = ()
     drawn: tuple[Drawn, ...] = ()
     caption: str = ""
+    lead: tuple[str, ...] = ()
+    level: int = 2
+    words: bool = False
+    detail: bool = False
+    warning: bool = False
+    entries: tuple[Entry, ...] = ()
+    filters: tuple[Filter, ...] = ()
 
 
 def as_text(lead: Sequence[str], sections: Sequence[Section]) -> str:
-    """The sections for a terminal.
+    """The sections for a terminal; untrusted text is made safe to print.
 
     Args:
         lead: Sentences before the first one.
-        sections: Sections in order; figures are only on the page.
     """
-    parts = ["\n".join(lead)] if lead else []
+    parts = ["\n".join(map(plain, lead))] if lead else []
     for section in sections:
-        lines = [section.title]
+        if section.detail:
+            continue
+        lines = [section.title, *section.lead]
+        shown = [plain(line) for line in lines]
         if section.rows:
-            lines.append(table(section.rows))
-        parts.append("\n".join([*lines, *section.notes]))
+            shown.append(table([[plain(cell) for cell in row] for row in section.rows], numbers=not section.words))
+        parts.append("\n".join([*shown, *map(plain, section.notes)]))
     return "\n\n".join(parts)
 
 
+def as_markdown(title: str, lead: Sequence[str], sections: Sequence[Section]) -> str:
+    """The sections as Markdown; untrusted text is escaped, so that it can't break tables."""
+    return "\n".join(_markdown(title, lead, sections)).rstrip() + "\n"
+
+
+def _markdown(title: str, lead: Sequence[str], sections: Sequence[Section]) -> Iterator[str]:
+    yield from (f"# {escaped(title)}", "")
+    yield from _paragraphs(lead)
+    for section in sections:
+        yield from (f"{'#' * section.level} {escaped(section.title)}", "")
+        yield from _paragraphs((*section.lead, *([section.caption] if section.caption else [])))
+        if section.rows:
+            head, *others = section.rows
+            yield _markdown_row(head)
+            # Right-aligns numbers; the first column has names.
+            yield f"|{'|'.join('---' if place == 0 or section.words else '--:' for place in range(len(head)))}|"
+            yield from map(_markdown_row, others)
+            yield ""
+        if section.notes:
+            yield from (*(f"- {escaped(note)}" for note in section.notes), "")
+
+
+def _paragraphs(sentences: Iterable[str]) -> Iterator[str]:
+    for sentence in sentences:
+        yield from (escaped(sentence), "")
+
+
+def _markdown_row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(map(escaped, cells))} |"
+
+
+def escaped(text: str) -> str:
+    """Untrusted text on one line, with all markup escaped."""
+    # The ampersand first, or the other entities would be escaped twice.
+    line = plain(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    # Every character that is special to Markdown within a table cell.
+    return re.sub(r"([\\`*_\[\]|~#!])", r"\\\1", line)
+
+
+def need_page() -> None:
+    """Raises NotLoaded if jinja2 or matplotlib is not installed."""
+    try:
+        import jinja2  # noqa: F401
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise NotLoaded(
+            f"A report as a page needs {error.name}, which is not installed: pip install 'memecourt[eval]'. "
+            "Without --html there is nothing more to install.",
+            reason="REPORT_NOT_INSTALLED",
+        ) from None
+
+
 def as_page(title: str, lead: Sequence[str], sections: Sequence[Section], *, command: str = "") -> str:
-    """The sections as a self-contained page; deterministic for given sections.
+    """The sections as a page that needs no network, no other file and no script; the same for the same sections.
+
+    Untrusted text is escaped by the template engine; in addition, the page's content security policy allows only the
+    script and the style with the listed digests, and no requests.
 
     Args:
-        lead: Sentences before the first section.
-        sections: Sections in order.
         command: Command line that the figures come from; empty to show none.
 
     Raises:
         NotLoaded: jinja2 or matplotlib is not installed.
     """
     need_page()
-    return render("sections.html", title=title, lead=list(lead), sections=list(sections), command=command)
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    from court.transcript import transcript
+
+    loader = PackageLoader("eval.reports")
+    # Autoescape covers the template: whatever strangers, models or users wrote stays text. StrictUndefined makes a
+    # misspelt name fail instead of leaving a figure out.
+    environment = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters.update(
+        seen=_visible_text,
+        plain=plain,
+        data_uri=lambda jpeg: f"data:image/jpeg;base64,{base64.b64encode(jpeg).decode()}",
+        places=figure,
+        lower=word,
+    )
+    style, script = (loader.get_source(environment, name)[0] for name in ("page.css", "page.js"))
+    return (
+        environment.get_template("page.html")
+        .render(
+            title=title,
+            lead=lead,
+            sections=sections,
+            command=command,
+            nothing=NOTHING,
+            transcript=transcript,
+            style=_own(style),
+            script=_own(script),
+            style_digest=_digest(style),
+            script_digest=_digest(script),
+        )
+        .lstrip()
+    )
+
+
+def _visible_text(text: object) -> Any:
+    """Untrusted text, escaped, with invisible characters made visible."""
+    from markupsafe import Markup
+
+    # Markup's join and format escape what they are given: only the element around it is ours.
+    return Markup("").join(
+        Markup('<span class="invisible" title="an invisible character">{}</span>').format(piece) if hidden else piece
+        for piece, hidden in split_hidden(str(text))
+    )
+
+
+def _own(text: str) -> Any:
+    """Our own style or script, unchanged."""
+    from markupsafe import Markup
+
+    # It is put into the page unescaped, where an end tag within it would turn the rest into markup.
+    if "</" in text:
+        raise ValueError("style and script of the page may not hold what ends them")
+    return Markup(text)
+
+
+def _digest(text: str) -> str:
+    """Hash of a style or script for the page's security policy."""
+    # A browser hashes the element's exact content, so the template must not add white space around it.
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

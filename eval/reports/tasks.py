@@ -12,12 +12,11 @@ from court.errors import BadRequest
 from eval.datasets.card import SplitRole
 from eval.datasets.card_published import CardPublished
 from eval.reports.sections import Section
-from eval.reports.words import plain, traps_in_words
 from eval.runs.results import Results, card_of_results
 from eval.scores.choose import rank_answers
 from eval.scores.compare import TOO_FEW_DIFFER
 from eval.scores.label_metrics import strict_name
-from eval.scores.tables import figure
+from eval.scores.tables import figure, traps_in_words
 from eval.scores.task_card import TaskCard, arrays_of, question_of, task_card
 from eval.scores.task_compare import compare_tasks
 from eval.solvers.prediction import Outcome
@@ -32,11 +31,8 @@ class TaskGroup:
     """Runs that asked the same question of the same split.
 
     Attributes:
-        dataset: Id of the data set.
         runs: Each run with its figures, in the order in which they were given.
-        caveats: Caveats of the card about figures of the data set.
         role: Purpose of the split; None if the card is unknown.
-        published: Published figures on this task and split, from the card.
     """
 
     dataset: str
@@ -74,7 +70,7 @@ def gather_tasks(results: Sequence[Results], *, seed: int = 0) -> tuple[TaskGrou
 
 def lead_of(groups: Sequence[TaskGroup]) -> list[str]:
     """Sentences before the sections: which figures will change."""
-    unfinished = [plain(one.name) for group in groups for one, _ in group.runs if not one.finished]
+    unfinished = [one.name for group in groups for one, _ in group.runs if not one.finished]
     return [f"NOT FINISHED, so that these figures will change: {', '.join(unfinished)}."] if unfinished else []
 
 
@@ -94,20 +90,6 @@ def sections_of(groups: Sequence[TaskGroup]) -> list[Section]:
             *_comparisons(group, number),
         )
     ]
-
-
-def as_markdown_sections(lead: Sequence[str], sections: Sequence[Section]) -> str:
-    """The sections as Markdown; untrusted names are escaped, so that they can't break tables."""
-    parts = [*lead]
-    for section in sections:
-        parts.append(f"## {_cell(section.title)}")
-        if section.rows:
-            head, *others = section.rows
-            lines = [_row(head), _row(["---"] * len(head)), *map(_row, others)]
-            parts.append("\n".join(lines))
-        # Notes have names of strangers, too.
-        parts += map(_cell, section.notes)
-    return "\n\n".join(parts) + "\n"
 
 
 def as_json(groups: Sequence[TaskGroup]) -> list[dict[str, object]]:
@@ -162,11 +144,11 @@ def _group(dataset: str, split: str, runs: Sequence[tuple[Results, TaskCard]]) -
 def _figures(group: TaskGroup, number: int) -> Iterator[Section]:
     first = group.first
     question = first.question
-    title = f"{plain(group.dataset)}, {plain(group.split)}: {question.title or question.task}"
+    title = f"{group.dataset}, {group.split}: {question.title or question.task}"
     for start in range(0, len(group.runs), _BESIDE):
-        beside = group.runs[start : start + _BESIDE]
-        cards = [card for _, card in beside]
-        rows = [["", *(plain(one.name) for one, _ in beside), first.baseline_words]]
+        columns = group.runs[start : start + _BESIDE]
+        cards = [card for _, card in columns]
+        rows = [["", *(one.name for one, _ in columns), first.baseline_words]]
         rows.append(["asked with", *map(describe_question, cards), ""])
         rows.append(["memes", *(f"{card.n:,}" for card in cards), f"{first.n:,}"])
         rows.append(["without an answer, failed", *(f"{card.unanswered:,}, {card.failed:,}" for card in cards), ""])
@@ -195,27 +177,23 @@ def _published(group: TaskGroup, number: int) -> Iterator[Section]:
     rows = [("system", "asked with", "memes", *names, "source")]
     for run, card in group.runs:
         values = (_over(card, name) for name in names)
-        rows.append((plain(run.name), describe_question(card), f"{card.n:,}", *values, "this run"))
+        rows.append((run.name, describe_question(card), f"{card.n:,}", *values, "this run"))
     # Ours first, then the figures to compare with.
     for one in group.published:
         year = f" ({one.year})" if one.year else ""
         memes = "not said" if one.n is None else f"{one.n:,}"
         values = (figure(one.figures.get(name)) for name in names)
-        rows.append((plain(one.system) + year, plain(one.setup), memes, *values, plain(one.source)))
+        rows.append((one.system + year, one.setup, memes, *values, one.source))
     yield Section(
         key=f"task-{number}-published",
-        title=f"As published on this task and split, not measured here: {plain(group.first.question.task)}",
+        title=f"As published on this task and split, not measured here: {group.first.question.task}",
         rows=tuple(rows),
         notes=tuple(_published_remarks(group.published, [card.n for _, card in group.runs])),
     )
 
 
 def _published_remarks(published: Sequence[CardPublished], memes: Sequence[int]) -> list[str]:
-    """Obstacles to comparing published figures with ours, in sentences.
-
-    Args:
-        memes: Numbers of memes that our figures were measured on.
-    """
+    """Obstacles to comparing published figures with ours, in sentences."""
     counted = " or ".join(f"{n:,}" for n in sorted(set(memes)))
     others: dict[int, list[str]] = {}
     for one in published:
@@ -223,14 +201,14 @@ def _published_remarks(published: Sequence[CardPublished], memes: Sequence[int])
         if one.n is not None and set(memes) != {one.n}:
             others.setdefault(one.n, []).append(one.system)
     found = [
-        f"On {n:,} memes, and not on {counted} as here: {plain(', '.join(dict.fromkeys(systems)))}."
+        f"On {n:,} memes, and not on {counted} as here: {', '.join(dict.fromkeys(systems))}."
         for n, systems in sorted(others.items())
     ]
     # Such a figure may be on any part of the split.
     unsaid = dict.fromkeys(one.system for one in published if one.n is None)
     if unsaid:
-        found.append(f"On how many memes is not said: {plain(', '.join(unsaid))}.")
-    found += [f"{plain(one.system)}: {plain(one.remark).rstrip('.')}." for one in published if one.remark]
+        found.append(f"On how many memes is not said: {', '.join(unsaid)}.")
+    found += [f"{one.system}: {one.remark.rstrip('.')}." for one in published if one.remark]
     return found
 
 
@@ -244,7 +222,7 @@ def _notes(group: TaskGroup) -> tuple[str, ...]:
         found = Counter(one.reason for one in predictions if one.outcome is not Outcome.ANSWERED and one.reason)
         if found:
             reasons = ", ".join(f"{count:,} {reason}" for reason, count in found.most_common())
-            notes.append(f"Without an answer, {plain(results.name)}: {plain(reasons)}.")
+            notes.append(f"Without an answer, {results.name}: {reasons}.")
     return (*notes, *traps_in_words(group.caveats))
 
 
@@ -276,7 +254,7 @@ def _grid(group: TaskGroup, number: int) -> Iterator[Section]:
         rows += [[shown, *("; ".join(cells.get((shown, n), ["–"])) for n in shots)] for shown in inputs]
         yield Section(
             key=f"task-{number}-grid-{len(rows)}-{len(shots)}",
-            title=f"{official} by inputs and examples: {plain(name)}",
+            title=f"{official} by inputs and examples: {name}",
             rows=tuple(map(tuple, rows)),
         )
 
@@ -299,7 +277,7 @@ def _choice(group: TaskGroup, number: int) -> Iterator[Section]:
         return
     rows: list[tuple[str, ...]] = [("run", choice.metric, "behind the best")]
     for place, way in enumerate(choice.ways):
-        rows.append((plain(way.run), figure(way.value), figure(way.behind) if place else ""))
+        rows.append((way.run, figure(way.value), figure(way.behind) if place else ""))
     equals = sum(way.within_noise for way in choice.ways) - 1
     notes = [
         f"{equals:,} of the other {len(runs) - 1:,} lie within noise of the best: these memes can't tell them from it.",
@@ -320,7 +298,7 @@ def _labels(group: TaskGroup, number: int) -> Iterator[Section]:
         rows: list[tuple[str, ...]] = [head]
         rows += [
             (
-                plain(of.label),
+                of.label,
                 f"{of.gold:,}",
                 f"{of.said:,}",
                 figure(of.prevalence),
@@ -330,7 +308,7 @@ def _labels(group: TaskGroup, number: int) -> Iterator[Section]:
             )
             for of in card.labels
         ]
-        yield Section(f"task-{number}-labels-{place}", f"Labels, {plain(one.name)}", tuple(rows))
+        yield Section(f"task-{number}-labels-{place}", f"Labels, {one.name}", tuple(rows))
 
 
 def _confusions(group: TaskGroup, number: int) -> Iterator[Section]:
@@ -342,9 +320,9 @@ def _confusions(group: TaskGroup, number: int) -> Iterator[Section]:
         # An extra column for memes without an answer, so that each row adds up to its gold count.
         predicted = np.column_stack([arrays.predicted, ~arrays.answered]).astype(np.int64)
         counts = arrays.gold.astype(np.int64).T @ predicted
-        rows: list[tuple[str, ...]] = [("gold \\ said", *map(plain, labels), "no answer")]
-        rows += [(plain(label), *(f"{n:,}" for n in row)) for label, row in zip(labels, counts.tolist(), strict=True)]
-        yield Section(f"task-{number}-confusion-{place}", f"Confusion, {plain(one.name)}", tuple(rows))
+        rows: list[tuple[str, ...]] = [("gold \\ said", *labels, "no answer")]
+        rows += [(label, *(f"{n:,}" for n in row)) for label, row in zip(labels, counts.tolist(), strict=True)]
+        yield Section(f"task-{number}-confusion-{place}", f"Confusion, {one.name}", tuple(rows))
 
 
 def _orders(group: TaskGroup, number: int) -> Iterator[Section]:
@@ -357,7 +335,7 @@ def _orders(group: TaskGroup, number: int) -> Iterator[Section]:
             known = [value for value in each if value is not None]
             if known:
                 rows.append((name, figure(value), *map(figure, (float(np.mean(known)), min(known), max(known)))))
-        title = f"By the order of the options, {plain(one.name)}: {len(card.by_order)} orders"
+        title = f"By the order of the options, {one.name}: {len(card.by_order)} orders"
         yield Section(f"task-{number}-orders-{place}", title, tuple(rows))
 
 
@@ -369,7 +347,7 @@ def _comparisons(group: TaskGroup, number: int) -> Iterator[Section]:
     if not first.finished:
         return
     notes: list[str] = []
-    rows = [("run", "memes", "metric", f"less {plain(first.name)}'s", "p of McNemar", "it is")]
+    rows = [("run", "memes", "metric", f"less {first.name}'s", "p of McNemar", "it is")]
     for one, _ in others:
         if not one.finished:
             continue
@@ -378,14 +356,14 @@ def _comparisons(group: TaskGroup, number: int) -> Iterator[Section]:
         except BadRequest as error:
             if error.reason != "NOTHING_SHARED":
                 raise
-            rows.append((plain(one.name), "–", "–", "–", "–", "of other memes"))
+            rows.append((one.name, "–", "–", "–", "–", "of other memes"))
             continue
         if comparison.only_one:
-            notes.append(f"{plain(one.name)} is compared on {comparison.n:,} memes, those of both.")
+            notes.append(f"{one.name} is compared on {comparison.n:,} memes, those of both.")
         difference = comparison.differences.get(comparison.official)
         words = "within noise" if not comparison.sure else "better" if comparison.better == one.name else "worse"
         counted, p = f"{comparison.n:,}", f"{comparison.mcnemar_p:.2g}"
-        rows.append((plain(one.name), counted, comparison.official, figure(difference), p, words))
+        rows.append((one.name, counted, comparison.official, figure(difference), p, words))
     if len(rows) > 1:
         yield Section(f"task-{number}-compared", "Compared meme by meme", tuple(rows), notes=tuple(notes))
 
@@ -405,11 +383,3 @@ def _over(card: TaskCard, name: str) -> str:
     """A figure, with the number of memes behind it if these are not all."""
     value, over = figure(card.figures.get(name)), card.over.get(name, card.n)
     return value if value == "–" or over == card.n else f"{value} of {over:,}"
-
-
-def _cell(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
-
-
-def _row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(map(_cell, cells))} |"

@@ -9,7 +9,7 @@ from enum import StrEnum
 from court.events import Side
 from eval.datasets.protocol import Protocol
 from eval.datasets.sample import sample
-from eval.reports.courses import Rounds, rounds_of
+from eval.reports.gather import Rounds, rounds_of
 from eval.reproduce.claims import Claim, ClaimPart, JudgedArms, claims_of, worth_of_leaks
 from eval.reproduce.paper import Target, has_accuracy, is_reachable
 from eval.reproduce.study import POST_STANCE, WITH_LEAKS, Benchmark, Reproduction

@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from court.events import QuestionAsked, Side
 from court.transcript import transcript
-from eval.reports import figures, words
-from eval.reports.page import Drawn
+from eval.reports import figures
 from eval.reports.records import read_records
+from eval.reports.sections import Drawn, Section
 from eval.reproduce.claims import Claim, ClaimPart
-from eval.reproduce.document import Document, Grid, Section
 from eval.reproduce.outcome import BALANCED_DRAWS, BalancedFigures, Reproduced, RowOutcome
 from eval.runs.results import Judged, Results
 from eval.scores.bootstrap import Figure
+from eval.scores.tables import NOTHING
 from serving.presets import Preset
 
 _MEMES_COMPARED = 5
@@ -27,17 +27,20 @@ _QUESTIONS_SHOWN = 3
 _OURS = "Ours alone: controls, comparators, other models"
 
 
-async def document_of(outcome: Reproduced, preset: Preset | None) -> Document:
-    """The report.
+def reproduction_title(outcome: Reproduced) -> str:
+    """Title of the report."""
+    return f"{outcome.plan.paper.paper}, reproduced"
+
+
+def reproduction_lead(outcome: Reproduced, preset: Preset | None) -> list[str]:
+    """Sentences before the sections.
 
     Args:
-        outcome: Outcome of the reproduction.
         preset: Preset that the settings are from; None for the settings as served.
     """
-    plan = outcome.plan
-    seed, limit = plan.base.seed, plan.base.limit
+    seed, limit = outcome.plan.base.seed, outcome.plan.base.limit
     settings = f"preset {preset.id}, {preset.digest}" if preset else "the court as it is served"
-    lead = [
+    return [
         f"Settings: {settings}. Seed {seed}; "
         + (f"a sample of {limit:,} memes of each split." if limit else "all memes of each split."),
         "Figures are strict (a meme without a class is wrong), in percent, with 95 % intervals by bootstrap over "
@@ -46,11 +49,15 @@ async def document_of(outcome: Reproduced, preset: Preset | None) -> Document:
         "to its accuracy and macro-F1.",
         *(() if outcome.finished else ("Not finished: rows without figures are still to be run.",)),
     ]
-    sections = [
+
+
+async def reproduction_sections(outcome: Reproduced, preset: Preset | None) -> list[Section]:
+    """All sections, in order."""
+    parts = [
         # Tables without rows are omitted: a reproduction of Table 2 alone shows no empty grids for the others.
         *(
             _table(outcome, number)
-            for number in (*plan.paper.tables, None)
+            for number in (*outcome.plan.paper.tables, None)
             if any(row.table == number for row in outcome.rows)
         ),
         _baselines(outcome),
@@ -61,7 +68,19 @@ async def document_of(outcome: Reproduced, preset: Preset | None) -> Document:
         _figure_5(outcome),
         _differences(outcome, preset),
     ]
-    return Document(f"{outcome.plan.paper.paper}, reproduced", lead, sections)
+    return [section for part in parts for section in part]
+
+
+def _part(
+    key: str, title: str, lines: Sequence[str] = (), tables: Sequence[Section] = (), drawn: Sequence[Drawn] = ()
+) -> list[Section]:
+    """A section and those of its tables."""
+    numbered = (replace(table, key=f"{key}-{number}") for number, table in enumerate(tables, 1))
+    return [Section(key, title, lead=tuple(lines), drawn=tuple(drawn)), *numbered]
+
+
+def _grid(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], *, words: bool = False) -> Section:
+    return Section("", title, (tuple(heads), *map(tuple, rows)), level=3, words=words)
 
 
 def as_json(outcome: Reproduced) -> dict[str, Any]:
@@ -105,11 +124,11 @@ def _row_json(row: RowOutcome) -> dict[str, Any]:
     }
 
 
-def _table(outcome: Reproduced, number: int | None) -> Section:
+def _table(outcome: Reproduced, number: int | None) -> list[Section]:
     rows = [row for row in outcome.rows if row.table == number]
     heads = ["row", "data", "model", "memes (harmful)", "published acc / F1", "accuracy", "macro-F1", "difference"]
     heads += ["calls a meme", "tokens a meme", "beside the published"]
-    tables = [Grid("Published figures beside ours", heads, [_cells(row) for row in rows])]
+    tables = [_grid("Published figures beside ours", heads, [_cells(row) for row in rows])]
     balanced = [(row, row.balanced) for row in rows if row.balanced]
     if balanced:
         caption = (
@@ -117,12 +136,11 @@ def _table(outcome: Reproduced, number: int | None) -> Section:
             f"{BALANCED_DRAWS} draws, mean and range"
         )
         heads = ["row", "data", "memes", "published acc / F1", "accuracy", "macro-F1", "published can occur"]
-        tables.append(Grid(caption, heads, [_balanced_cells(row, found) for row, found in balanced]))
+        tables.append(_grid(caption, heads, [_balanced_cells(row, found) for row, found in balanced]))
     key = f"table-{number or 'ours'}"
-    return Section(
+    return _part(
         key,
-        f"Table {number}" if number else "Ours",
-        title=outcome.plan.paper.tables[number] if number else _OURS,
+        outcome.plan.paper.tables[number] if number else _OURS,
         tables=tables,
     )
 
@@ -133,58 +151,58 @@ def _cells(row: RowOutcome) -> list[str]:
         f"{row.id}: {row.row}" if row.id else f"{row.row}, {row.size}",
         f"{row.benchmark}, {row.split}",
         row.model or row.size,
-        f"{card.n:,} ({card.harmful:,})" if card else words.NOTHING,
+        f"{card.n:,} ({card.harmful:,})" if card else NOTHING,
         _published(row),
         _percent(card.strict.accuracy if card else None),
         _percent(card.strict.macro_f1 if card else None),
-        " / ".join(f"{points:+.2f}" for points in differences) if differences else words.NOTHING,
-        f"{row.calls:.1f}" if card else words.NOTHING,
-        f"{row.tokens:,.0f}" if card else words.NOTHING,
+        " / ".join(f"{points:+.2f}" for points in differences) if differences else NOTHING,
+        f"{row.calls:.1f}" if card else NOTHING,
+        f"{row.tokens:,.0f}" if card else NOTHING,
         f"{row.reached}: {row.why}",
     ]
 
 
 def _balanced_cells(row: RowOutcome, found: BalancedFigures) -> list[str]:
     # By identity of the keys: None is "not computed", which is not the same as "no".
-    can = {None: words.NOTHING, True: "yes", False: "no"}[found.reachable]
+    can = {None: NOTHING, True: "yes", False: "no"}[found.reachable]
     data = f"{row.benchmark}, {row.split}"
     figures_ = (_percent(found.accuracy), _percent(found.macro_f1))
     return [row.id or row.row, data, f"{found.n:,}", _published(row), *figures_, can]
 
 
 def _published(row: RowOutcome) -> str:
-    return f"{row.target.accuracy:.2f} / {row.target.macro_f1:.2f}" if row.target else words.NOTHING
+    return f"{row.target.accuracy:.2f} / {row.target.macro_f1:.2f}" if row.target else NOTHING
 
 
 def _percent(figure: Figure | None) -> str:
     if figure is None:
-        return words.NOTHING
+        return NOTHING
     return f"{100 * figure.value:.2f} ({100 * figure.low:.1f} to {100 * figure.high:.1f})"
 
 
-def _baselines(outcome: Reproduced) -> Section:
+def _baselines(outcome: Reproduced) -> list[Section]:
     rows = [
         [name, *(f"{accuracy:.2f} / {macro_f1:.2f}" for accuracy, macro_f1 in pairs)]
         for name, pairs in outcome.plan.paper.baselines.items()
     ]
     line = "The paper quotes these figures and did not run them; nor do we. They are context."
-    tables = [Grid("Accuracy / macro-F1, in percent", ["system", *outcome.plan.paper.titles], rows)] if rows else []
+    tables = [_grid("Accuracy / macro-F1, in percent", ["system", *outcome.plan.paper.titles], rows)] if rows else []
     lines = [line] if rows else ["None."]
-    return Section("baselines", "Baselines", title="Baselines that the paper quotes", lines=lines, tables=tables)
+    return _part("baselines", "Baselines that the paper quotes", lines=lines, tables=tables)
 
 
-def _claims(outcome: Reproduced) -> Section:
+def _claims(outcome: Reproduced) -> list[Section]:
     rows = [list(cells) for claim in outcome.claims for cells in _claim_rows(claim)]
     line = (
         "Tests of each claim on the memes that were judged here, with the largest model that was run. Several tests at "
         "5 %: one in twenty comes out by chance alone."
     )
     heads = ["claim", "measured", "value", "p", "outcome"]
-    grid = Grid("Claims and their tests", heads, rows, words=True)
-    return Section("claims", "Claims", title="Claims and their tests", lines=[line], tables=[grid])
+    grid = _grid("Claims and their tests", heads, rows, words=True)
+    return _part("claims", "Claims and their tests", lines=[line], tables=[grid])
 
 
-def _leaks(outcome: Reproduced) -> Iterator[Section]:
+def _leaks(outcome: Reproduced) -> Iterator[list[Section]]:
     # A section without its arm would promise something that most reproductions leave out.
     if outcome.leaks is None:
         return
@@ -194,8 +212,8 @@ def _leaks(outcome: Reproduced) -> Iterator[Section]:
         "Its figures are no figures of the court: they show how much leakage would flatter it."
     )
     p = "" if part.p is None else f"{part.p:.2g}"
-    grid = Grid("Worth of leaks", ["measured", "value", "p"], [[part.what, _value(part), p]])
-    yield Section("leaks", "Leaks", title="Leaks, kept on purpose", lines=[line], tables=[grid])
+    grid = _grid("Worth of leaks", ["measured", "value", "p"], [[part.what, _value(part), p]])
+    yield _part("leaks", "Leaks, kept on purpose", lines=[line], tables=[grid])
 
 
 def _claim_rows(claim: Claim) -> Iterator[tuple[str, str, str, str, str]]:
@@ -214,11 +232,11 @@ def _value(part: ClaimPart) -> str:
     return f"{figure.value:+.3f} ({figure.low:+.3f} to {figure.high:+.3f})"
 
 
-async def _figure_3(outcome: Reproduced) -> Section:
+async def _figure_3(outcome: Reproduced) -> list[Section]:
     title = "Figure 3: questions with the stance from the start, and without"
     if outcome.asked is None:
         lines = ["Needs the arms full and post-stance of the largest model."]
-        return Section("figure-3", "Figure 3", title=title, lines=lines)
+        return _part("figure-3", title, lines=lines)
     early, late = outcome.asked
     chosen = _apart_in_rounds(early, late)
     tables = []
@@ -234,13 +252,13 @@ async def _figure_3(outcome: Reproduced) -> Section:
             for number in range(_QUESTIONS_SHOWN)
         ]
         heads = ["question", *(f"{side.lower()}, {when}" for when in series for side in Side)]
-        tables.append(Grid(f"Meme {meme}", heads, rows, words=True))
+        tables.append(_grid(f"Meme {meme}", heads, rows, words=True))
     line = (
         "The paper shows one meme and says that sides with a stance ask more pointedly, which is for a reader to "
         f"judge; that they need fewer rounds is claim C5. Below, of the {len(chosen)} memes whose rounds differ most, "
         f"each side's first {_QUESTIONS_SHOWN} questions."
     )
-    return Section("figure-3", "Figure 3", title=title, lines=[line], tables=tables)
+    return _part("figure-3", title, lines=[line], tables=tables)
 
 
 def _apart_in_rounds(early: Results, late: Results) -> list[str]:
@@ -271,13 +289,13 @@ async def _questions(results: Results, memes: Sequence[str]) -> dict[str, dict[S
 
 
 def _nth(questions: Sequence[str], number: int) -> str:
-    return questions[number] if number < len(questions) else words.NOTHING
+    return questions[number] if number < len(questions) else NOTHING
 
 
-async def _figure_4(outcome: Reproduced) -> Section:
+async def _figure_4(outcome: Reproduced) -> list[Section]:
     title = "Figure 4: the chain of one meme of Harm-P"
     if outcome.chain is None:
-        return Section("figure-4", "Figure 4", title=title, lines=["Needs the full court on Harm-P."])
+        return _part("figure-4", title, lines=["Needs the full court on Harm-P."])
     results, meme = outcome.chain
     one = next(one for one in results.judged if one.meme.id == meme)
     assert results.root is not None, "a run of ours"
@@ -285,7 +303,7 @@ async def _figure_4(outcome: Reproduced) -> Section:
     record = records.records.get(one.prediction.trial)
     if record is None:
         why = records.missing or records.lost.get(one.prediction.trial, "its record is gone")
-        return Section("figure-4", "Figure 4", title=title, lines=[f"The record of {meme} can't be read: {why}"])
+        return _part("figure-4", title, lines=[f"The record of {meme} can't be read: {why}"])
     shown = transcript(record)
     rows = [
         [f"{each.number}", *(text for side in Side for text in _turn(each.turns[side]))]
@@ -309,24 +327,24 @@ async def _figure_4(outcome: Reproduced) -> Section:
         [side.lower(), argument.justification] for side, argument in shown.arguments.items() if argument is not None
     ]
     tables = [
-        Grid("Rounds", heads, rows, words=True),
-        Grid("Arguments", ["side", "justification"], arguments, words=True),
+        _grid("Rounds", heads, rows, words=True),
+        _grid("Arguments", ["side", "justification"], arguments, words=True),
     ]
-    return Section("figure-4", "Figure 4", title=title, lines=lines, tables=tables)
+    return _part("figure-4", title, lines=lines, tables=tables)
 
 
 def _turn(turn: Any) -> tuple[str, str]:
     # Generated ahead and never needed: no part of the examination that the side rested after.
     if turn is None or turn.ahead:
-        return words.NOTHING, words.NOTHING
-    return turn.question or words.NOTHING, turn.answer or words.NOTHING
+        return NOTHING, NOTHING
+    return turn.question or NOTHING, turn.answer or NOTHING
 
 
 def _rounds_in_words(one: Judged) -> str:
     return f"{', '.join(f'{side.lower()} {one.prediction.sides[side].rounds} rounds' for side in Side)}."
 
 
-def _figure_5(outcome: Reproduced) -> Section:
+def _figure_5(outcome: Reproduced) -> list[Section]:
     title = "Figure 5: rounds by side and gold label"
     rows = [
         [
@@ -345,9 +363,9 @@ def _figure_5(outcome: Reproduced) -> Section:
     ]
     line = "The paper says that the side which the gold label favours rests sooner: claim C6."
     heads = ["data, side", "gold", "memes", "mean rounds", "memes by number of rounds"]
-    tables = [Grid("Rounds", heads, rows)] if rows else []
+    tables = [_grid("Rounds", heads, rows)] if rows else []
     lines = [line] if rows else ["No side asked anything."]
-    return Section("figure-5", "Figure 5", title=title, lines=lines, tables=tables, drawn=drawn)
+    return _part("figure-5", title, lines=lines, tables=tables, drawn=drawn)
 
 
 def _left_out(outcome: Reproduced) -> Iterator[str]:
@@ -362,7 +380,7 @@ def _left_out(outcome: Reproduced) -> Iterator[str]:
             )
 
 
-def _differences(outcome: Reproduced, preset: Preset | None) -> Section:
+def _differences(outcome: Reproduced, preset: Preset | None) -> list[Section]:
     title = "What differs from the paper"
     if preset is None:
         line = (
@@ -370,7 +388,7 @@ def _differences(outcome: Reproduced, preset: Preset | None) -> Section:
             "vote of a wider set before the Judge, the product's own policy, and probabilities asked for. The preset "
             "as-published (memecourt settings --preset as-published) has the paper's values."
         )
-        return Section("differences", "Differences", title=title, lines=[line])
+        return _part("differences", title, lines=[line])
     trial = outcome.plan.base.settings.model_dump(mode="json")
     rows = []
     for value in preset.values:
@@ -384,6 +402,6 @@ def _differences(outcome: Reproduced, preset: Preset | None) -> Section:
         rows.append([value.setting, here, value.source_words, value.why])
     for other in preset.others:
         rows.append([other.thing, other.here, other.source_words, f"the paper: {other.paper}"])
-    grid = Grid("Settings and choices", ["what", "here", "in the paper", "why"], rows, words=True)
+    grid = _grid("Settings and choices", ["what", "here", "in the paper", "why"], rows, words=True)
     lines = ["Made of the preset that the runs were held with.", *_left_out(outcome)]
-    return Section("differences", "Differences", title=title, lines=lines, tables=[grid])
+    return _part("differences", title, lines=lines, tables=[grid])

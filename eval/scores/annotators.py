@@ -24,12 +24,7 @@ _SMALLEST = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class AnnotatorVote:
-    """Label that one annotator gave to one meme.
-
-    Attributes:
-        annotator: Name or pseudonym of the person.
-        label: Label in the data set's own words.
-    """
+    """Label that one annotator gave to one meme."""
 
     meme: str
     annotator: str
@@ -179,7 +174,6 @@ class SoftScores:
     """Predictions compared with the shares of annotators who found each meme harmful.
 
     Attributes:
-        scored: Number of memes with a score and votes.
         brier: Mean squared difference of score and share; None if no meme has a score.
         cross_entropy: Mean cross-entropy of score and share in nats, lowest if the score equals the share; None if no
             meme has a score.
@@ -187,7 +181,6 @@ class SoftScores:
         unanimous: Strict accuracy on memes on which all annotators agree, with their label as gold; None if there are
             none.
         contested: Strict accuracy on the other memes, with the majority's label as gold; ties are in neither figure.
-        even: Number of memes with tied votes.
         without_votes: Number of judged memes without votes; they are in no figure.
     """
 

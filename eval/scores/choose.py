@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -24,23 +24,24 @@ from eval.scores.task_card import arrays_of, metrics_of, question_of
 
 
 @dataclass(frozen=True, slots=True)
-class QuestionVariant:
-    """One way of asking.
+class RankedSystem:
+    """One of several systems on the same memes.
 
     Attributes:
-        value: Official metric, with its interval.
-        behind: Lead of the best way over this one, by paired bootstrap; 0 for the best itself.
-        differing: Number of independent draws (memes, or groups of them) on which its answers differ from the best's.
+        number: Its place in the order given.
+        behind: Lead of the best over it, by paired bootstrap; 0 for the best itself.
+        differing: Number of independent draws (memes, or groups of them) on which it differs from the best.
     """
 
-    run: str
+    number: int
     value: Figure
     behind: Figure
     differing: int
+    run: str = ""
 
     @property
     def within_noise(self) -> bool:
-        """True if its difference from the best is not significant on these memes."""
+        """True if its difference from the best is not significant, as always with fewer than six differing memes."""
         return self.behind.low <= 0 or self.differing < FEWEST_TO_SAY
 
 
@@ -56,7 +57,7 @@ class Choice:
     """
 
     metric: str
-    ways: tuple[QuestionVariant, ...]
+    ways: tuple[RankedSystem, ...]
     flattered_by: float
 
     @property
@@ -88,27 +89,9 @@ def rank_answers(runs: Sequence[Results], *, resamples: int = RESAMPLES, seed: i
         )
     return Choice(
         metric=name,
-        ways=tuple(
-            QuestionVariant(runs[one.number].name, one.value, one.behind, one.differing) for one in ranking.systems
-        ),
+        ways=tuple(replace(one, run=runs[one.number].name) for one in ranking.systems),
         flattered_by=ranking.flattered_by,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class RankedSystem:
-    """One of several systems.
-
-    Attributes:
-        number: Its place in the order given.
-        behind: Lead of the best over it, by paired bootstrap; 0 for the best itself.
-        differing: Number of independent draws (memes, or groups of them) on which it differs from the best.
-    """
-
-    number: int
-    value: Figure
-    behind: Figure
-    differing: int
 
 
 @dataclass(frozen=True, slots=True)

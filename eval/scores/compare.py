@@ -14,8 +14,9 @@ from eval.runs.results import NOT_JUDGED, Judged, Results
 from eval.scores.bootstrap import RESAMPLES, Figure, Ints, interval
 from eval.scores.label_metrics import TaskArrays, metric_of, right_answers, value_of
 from eval.scores.measure import resampled
-from eval.scores.metrics import HARM, group_numbers_of, verdict_arrays
-from eval.solvers.prediction import Outcome
+from eval.scores.metrics import HARM, Card, group_numbers_of, verdict_arrays
+from eval.scores.tables import listed, noise_in_words
+from eval.solvers.prediction import Outcome, Prediction
 
 SURE = 0.05
 """Significance level: a difference with a smaller p-value is not attributed to chance."""
@@ -30,11 +31,7 @@ TOO_FEW_DIFFER = (
 
 @dataclass(frozen=True, slots=True)
 class Flip:
-    """A meme on which A and B differ.
-
-    Attributes:
-        harmful: Its gold label under the protocol.
-    """
+    """A meme on which A and B differ."""
 
     meme: str
     harmful: bool
@@ -47,19 +44,12 @@ class Comparison:
     """A and B on the memes that both were asked about. A missing class counts as wrong, as in the strict figures.
 
     Attributes:
-        protocol: Protocol by which gold labels became two classes.
-        n: Number of memes compared.
         left_out_a: Ids of memes that only A was asked about; not compared.
         left_out_b: Ids of memes that only B was asked about; not compared.
         not_judged_a: Number of the ``n`` memes that A has not judged yet.
         not_judged_b: Number of the ``n`` memes that B has not judged yet.
-        both_right: Number of memes that both got right.
         only_a_right: Number of memes that A got right and B wrong.
         only_b_right: Number of memes that B got right and A wrong.
-        both_wrong: Number of memes that both got wrong.
-        accuracy_a: Strict accuracy of A on these memes.
-        macro_f1_a: Strict macro-F1 of A on these memes.
-        macro_f1_b: Macro-F1 of B.
         difference_accuracy: A minus B, with a 95 % interval by paired bootstrap over memes.
         difference_macro_f1: Difference in macro-F1, with its interval.
         mcnemar_p: Two-sided p-value of the exact McNemar test.
@@ -295,3 +285,138 @@ def _memes(count: int) -> str:
 def signed_interval(figure: Figure) -> str:
     """A difference with its sign and its interval: ``+0.012 [-0.020, +0.044]``."""
     return f"{figure.value:+.3f} [{figure.low:+.3f}, {figure.high:+.3f}]"
+
+
+_FEW = 50
+"""Number of memes of a class below which the report says how much a single one weighs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contrast:
+    """Comparison of a run with a rival, on the memes of both."""
+
+    label: str
+    against: str
+    comparison: Comparison
+
+    @property
+    def judgment(self) -> str:
+        """``better``, ``worse``, ``within noise`` or ``too few to say``, in accuracy.
+
+        With fewer than six memes that only one of the two gets right, McNemar's exact test can't fall below 0.05.
+        """
+        odd = self.comparison.only_a_right + self.comparison.only_b_right
+        # So few can't make the exact test significant, however they fall.
+        if 0 < odd < FEWEST_TO_SAY:
+            return "too few to say"
+        if not self.comparison.sure:
+            return "within noise"
+        return "better" if self.comparison.only_a_right > self.comparison.only_b_right else "worse"
+
+
+def contrasts(runs: Sequence[tuple[str, Results]], protocol: Protocol, resamples: int) -> tuple[Contrast, ...]:
+    """Compares each finished run (label, results) with the majority class, its vote, and the first of them.
+
+    Raises:
+        BadRequest: Two runs disagree on a gold label.
+    """
+    found = []
+    # In an unfinished run, memes without an answer yet would count as wrong.
+    finished = [run for run in runs if run[1].finished]
+    for place, (label, results) in enumerate(finished):
+        rivals = [(f"always “{_word(_majority(results, protocol))}”", _constant(results, protocol))]
+        if (voted := _vote(results)).judged:
+            rivals.append(("the precedents' vote", voted))
+        if place:
+            rivals.append(finished[0])
+        for against, rival in rivals:
+            try:
+                compared = compare(results, rival, protocol, resamples=resamples)
+            except BadRequest as error:
+                if error.reason == "NOTHING_SHARED":  # parts of a split, or memes that the protocol drops
+                    continue
+                raise
+            found.append(Contrast(label, against, compared))
+    return tuple(found)
+
+
+def remarks(rows: Sequence[tuple[str, Card]], against: Sequence[Contrast]) -> tuple[str, ...]:
+    """Explains the limits of a table's figures, in sentences."""
+    label, card = rows[0]
+    found = [noise_in_words(card)]
+    if card.groups:
+        found.append(
+            f"The memes are of {card.groups:,} groups (of the card, or of one template), which are drawn whole for the "
+            "intervals: memes of a group are no independent draws, and where they are alike, tests by memes are too "
+            "sure."
+        )
+    few, name = min((card.harmful, "harmful"), (card.benign, "not harmful"))
+    if 0 < few < _FEW:
+        found.append(
+            f"Only {few:,} of {card.n:,} memes are {name}: one of them more or less moves that class's recall by "
+            f"{100 / few:.1f} points."
+        )
+    elif few == 0:
+        found.append(f"None of the {card.n:,} memes is {name}: neither macro-F1 nor AUROC says anything here.")
+    if any((other.n, other.harmful) != (card.n, card.harmful) for _, other in rows):
+        found.append(
+            f"The runs judged different memes, and are compared on those of both. The sentences above are on {label}'s."
+        )
+    found += [_sentence(rival, against) for rival in dict.fromkeys(contrast.against for contrast in against)]
+    if len(against) > 3:
+        found.append(
+            f"These are {len(against)} comparisons. Among so many between systems that are equally good, one in "
+            f"{1 / SURE:.0f} comes out with p < {SURE} by chance. {_after_correction(against)}"
+        )
+    return tuple(found)
+
+
+def _after_correction(against: Sequence[Contrast]) -> str:
+    """Names the comparisons of a table that remain significant after Holm's correction."""
+    corrected = holm([one.comparison.mcnemar_p for one in against])
+    left = [f"{one.label} against {one.against}" for one, p in zip(against, corrected, strict=True) if p < SURE]
+    return f"Left after Holm's correction for that many: {'; '.join(left) or 'none'}."
+
+
+def _sentence(rival: str, against: Sequence[Contrast]) -> str:
+    """Sums up the contrasts of all runs with one rival."""
+    parts = []
+    for judgment, words_of in (
+        ("better", "better by more than chance often makes"),
+        ("worse", "worse by more than chance often makes"),
+        ("within noise", "within noise"),
+        ("too few to say", "not to be told from it on so few memes"),
+    ):
+        runs = [one.label for one in against if one.against == rival and one.judgment == judgment]
+        if runs:
+            parts.append(f"{listed(runs)} {'is' if len(runs) == 1 else 'are'} {words_of}")
+    return f"In accuracy against {rival}: {'; '.join(parts)}."
+
+
+def _majority(results: Results, protocol: Protocol) -> bool:
+    gold = [harmful for harmful, _ in results.under(protocol)]
+    # If the classes are of equal size, either will do.
+    return 2 * sum(gold) > len(gold)
+
+
+def _constant(results: Results, protocol: Protocol) -> Results:
+    outcome = _outcome(_majority(results, protocol))
+    constant = (Judged(one.meme, Prediction(meme=one.meme.id, outcome=outcome)) for one in results.judged)
+    return replace(results, name=f"always {_word(outcome is Outcome.HARMFUL)}", judged=tuple(constant))
+
+
+def _vote(results: Results) -> Results:
+    votes = (
+        Judged(one.meme, Prediction(meme=one.meme.id, outcome=_outcome(one.prediction.vote_harmful)))
+        for one in results.judged
+        if one.prediction.vote_harmful is not None
+    )
+    return replace(results, name=f"the precedents' vote of {results.name}", judged=tuple(votes))
+
+
+def _outcome(harmful: bool) -> Outcome:
+    return Outcome.HARMFUL if harmful else Outcome.NOT_HARMFUL
+
+
+def _word(harmful: bool) -> str:
+    return "harmful" if harmful else "not harmful"

@@ -37,7 +37,6 @@ class FunctionalScores:
 
     Attributes:
         passed: Share of all cases that passed. It hides large differences between the functionalities.
-        always_harmful: Share that a system that always answers harmful would pass.
         functionalities: Figures of each functionality, in the order of the tests.
         sets_passed: Share of contrast sets of which all four memes passed; None if there are none.
         by_picture: Share of pairs with the same text on two pictures and different labels of which both passed: only

@@ -29,7 +29,6 @@ def read_meme_rows(
 
     Args:
         columns: Names of the required columns, the first being the meme's id; no cell may be empty.
-        what: Content of the file in words, for messages.
         ids: Ids of the memes that rows may refer to; None to allow any.
 
     Returns:

@@ -52,7 +52,6 @@ class Rates:
     """Figures of labels over some memes.
 
     Attributes:
-        accuracy: Share of labels that agree with gold.
         macro_f1: Mean of the F1 of both classes.
         classes: Scores of the classes not harmful and harmful.
     """
@@ -69,7 +68,6 @@ class Bin:
 
     Attributes:
         mean_score: Mean score of these memes, in [0, 1].
-        share_harmful: Share of these memes that are harmful.
     """
 
     low: float
@@ -87,16 +85,12 @@ class Card:
     """All figures of one set of predictions under one protocol.
 
     Attributes:
-        protocol: Protocol by which gold labels became two classes.
-        n: Number of memes that are scored.
         harmful: Number of the ``n`` memes whose gold label is harmful.
         benign: Number of the ``n`` memes whose gold label is not harmful.
         dropped: Number of memes that the protocol excludes; not in ``n``.
         undecided: Number of the ``n`` memes that the system left undecided.
         failed: Number of the ``n`` memes without an answer.
         coverage: Share of the ``n`` memes that were given a class.
-        majority: Accuracy of always predicting the more frequent class.
-        majority_macro_f1: Macro-F1 of always predicting the more frequent class.
         decided: Rates over the memes that were given a class; None if there are none.
         strict: Rates over all ``n``. A meme without a class is wrong: never a hit, a miss of its gold class, and not
             a prediction of the other, so that it lowers accuracy, recall and F1 but not precision.
@@ -107,11 +101,8 @@ class Card:
         calibration: Calibration of ``scored``, in rising order of score, in at most :data:`BINS` bins with nearly equal
             numbers of memes.
         ece: Expected calibration error over these bins; None if there are none.
-        levelled: Number of memes with both a gold and a predicted level.
         mmae: Macro-averaged mean absolute error over ``levelled``, in levels; None if there are none.
-        voted: Number of memes with a vote of precedents.
         vote: Rates of the vote itself over ``voted``; None if there are none.
-        scored_decided: Number of memes with both a score and a class.
         auroc_decided: AUROC over ``scored_decided``; None unless these include both classes.
         auroc_strict: AUROC over all ``n``: a meme without a score is ranked wrongly against every meme of the other
             class, as a meme without a class is wrong in ``strict``. None if no meme has a score, or all are of one
@@ -346,9 +337,6 @@ class Scores:
     """Scores of two-class labels.
 
     Attributes:
-        harmful: Number of memes whose gold label is harmful.
-        majority: Accuracy of always predicting the more frequent label.
-        accuracy: Share of labels that agree with gold.
         macro_f1: Mean of the F1 of both classes.
         brier: Mean squared difference of probability and gold; None without probabilities.
     """

@@ -22,12 +22,7 @@ _OUTCOME = "outcome"
 
 
 class PredictionRows(NamedTuple):
-    """Rows of a file.
-
-    Attributes:
-        unit: Word for the unit that rows are numbered by (line, row or sample), for messages.
-        records: Number of each row with its record, or with a description of its fault.
-    """
+    """Rows of a file."""
 
     unit: str
     records: Iterator[Record]

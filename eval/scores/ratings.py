@@ -39,7 +39,6 @@ class SelfAgreement:
     """Agreement of raters with themselves, on items that they were shown twice.
 
     Attributes:
-        n: Number of pairs of scores.
         alike: Share of pairs with equal scores; None if there are no pairs.
         kappa: Cohen's kappa with quadratic weights; None if it is undefined.
     """
@@ -57,7 +56,6 @@ class CriterionRatings:
         items: Number of items that were rated, each counted once however often it was shown.
         mean: Mean score, by bootstrap over items.
         cohen: Mean of Cohen's kappa with quadratic weights over pairs of raters; None if it is undefined for all.
-        pairs: Number of pairs of raters for which it is defined.
         alpha: Krippendorff's alpha, ordinal; None if it is undefined.
     """
 
@@ -83,7 +81,7 @@ def summarise(ratings: Sequence[Rating], repeat_of: Mapping[str, str]) -> tuple[
         own = {(one.item, one.who): one.score for one in ratings if one.criterion == criterion}
         # Repeats only count for self-agreement; otherwise their item would have double weight.
         first = {key: score for key, score in own.items() if key[0] not in repeat_of}
-        again = [
+        repeated = [
             (own[repeat_of[item], who], score)
             for (item, who), score in own.items()
             if item in repeat_of and (repeat_of[item], who) in own
@@ -109,9 +107,9 @@ def summarise(ratings: Sequence[Rating], repeat_of: Mapping[str, str]) -> tuple[
                 pairs=len(kappas),
                 alpha=alpha([list(scores.values()) for scores in by_item.values()]),
                 self_agreement=SelfAgreement(
-                    n=len(again),
-                    alike=float(np.mean([one == other for one, other in again])) if again else None,
-                    kappa=weighted_kappa(again),
+                    n=len(repeated),
+                    alike=float(np.mean([one == other for one, other in repeated])) if repeated else None,
+                    kappa=weighted_kappa(repeated),
                 ),
             )
         )

@@ -30,11 +30,7 @@ class ResampledMeans:
         self._drawn = drawn.astype(np.float64)  # (resamples, memes)
 
     def of(self, values: MemeValues) -> tuple[float, Floats]:
-        """The mean of values, and the means over the resamples; NaN if a resample has none of their memes.
-
-        Args:
-            values: At least one.
-        """
+        """The mean of values, and the means over the resamples; NaN if a resample has none of their memes."""
         sums, counts = np.zeros(len(self._places)), np.zeros(len(self._places))  # float of shape (memes,)
         for meme, value in values:
             sums[self._places[meme]] += value
@@ -73,7 +69,6 @@ def difference_of(values: MemeValues, less: MemeValues, *, resamples: int = RESA
 
     Args:
         values: Pairs of a meme's id and a value, as for :func:`mean_of`.
-        less: Values whose mean is subtracted.
     """
     if not values or not less:
         return None

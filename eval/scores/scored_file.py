@@ -79,7 +79,6 @@ def read_predictions(path: Path, memes: Sequence[JudgedMeme], *, scorer: str = "
 
     Args:
         memes: Memes of the split, in its order.
-        scorer: Scorer of a log of Inspect AI whose answers are the labels.
 
     Raises:
         BadRequest: The file can't be read, or a row is invalid: an unknown or duplicate id, an unknown label, or a
@@ -118,7 +117,6 @@ class CollectedPredictions:
 
         Args:
             memes: Memes of the split, in its order.
-            used: Columns that were read.
         """
         # If a file has levels, missing ones are filled in after all rows are read.
         predictions = self.predictions if predictions is None else predictions

@@ -65,9 +65,7 @@ class Subgroup:
     """Figures of one group. A meme without a class, or without an answer, counts as wrong.
 
     Attributes:
-        n: Number of memes in the group.
         harmful: Number of memes whose gold label is harmful or, in the table of a task's label, that have the label.
-        accuracy: Share of labels that agree with gold.
         false_alarms: Share of the memes that are not harmful that were called harmful.
         misses: Share of the harmful memes that were not called harmful.
         silent: Share of memes without a class.
@@ -95,13 +93,11 @@ class SubgroupTable:
 
     Attributes:
         protocol: Protocol by which gold labels became two classes; None if the run asked a question.
-        n: Number of memes that are scored.
         groups: Groups, the largest first; a meme may be in several.
         tests: Number of tests on the run, over which p-values are corrected.
         task: Task that the run asked about; empty for trials.
         label: Label whose memes take the place of the harmful ones; empty in the table of whole answers, in which all
             memes do, and in tables of verdicts.
-        shares: Fields of a group that the table covers.
     """
 
     protocol: Protocol | None
@@ -174,8 +170,6 @@ def subgroup_table(results: Results, protocol: Protocol, groups: Mapping[str, Se
     """Figures of each group of memes beside those of all others.
 
     Args:
-        results: Gold labels and predictions.
-        protocol: Protocol by which gold labels become two classes.
         groups: Names of each meme's groups, by id; missing memes are in the group :data:`NONE`.
 
     Raises:
@@ -200,7 +194,6 @@ def task_subgroup_tables(results: Results, groups: Mapping[str, Sequence[str]]) 
     all tables are corrected together.
 
     Args:
-        results: Results of a run that asked a question.
         groups: Names of each meme's groups, by id, as for :func:`subgroup_table`.
 
     Raises:

@@ -1,12 +1,15 @@
-"""Figures as aligned text for terminals, shared by all commands."""
+"""Numbers, untrusted text and tables as all reports write them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 
-from court.display import word
+from court.display import split_hidden, word
 from eval.scores.bootstrap import Figure
 from eval.scores.metrics import OUTCOMES, Card, Rates, noise
+
+NOTHING = "–"
+"""Placeholder for a missing figure."""
 
 
 def table(rows: Sequence[Sequence[str]], *, numbers: bool = True) -> str:
@@ -36,7 +39,7 @@ def figure(value: Figure | float | None, form: str = ".3f", *, times: float = 1.
     """
     match value:
         case None:
-            return "–"
+            return NOTHING
         case Figure():
             # Multiplied before rounding, or the last digit of a percentage would be lost.
             low, high = times * value.low, times * value.high
@@ -45,35 +48,53 @@ def figure(value: Figure | float | None, form: str = ".3f", *, times: float = 1.
             return f"{times * value:{form}}"
 
 
-def cards_table(cards: Sequence[tuple[str, Card]]) -> str:
+def plain(text: object) -> str:
+    """Untrusted text on one line, with invisible characters as code points."""
+    return " ".join("".join(piece for piece, _ in split_hidden(str(text))).split())
+
+
+def listed(parts: Iterable[str]) -> str:
+    """Joins words: ``a``, ``a and b``, ``a, b and c``."""
+    *first, last = parts
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def traps_in_words(caveats: Iterable[str]) -> list[str]:
+    """Caveats of a data set's card, as sentences."""
+    return [f"On this data set: {plain(caveat).rstrip('.')}." for caveat in caveats]
+
+
+def cards_rows(cards: Sequence[tuple[str, Card]], unfinished: Collection[str] = ()) -> tuple[tuple[str, ...], ...]:
     """Cards side by side, one per column: counts, figures and baselines.
 
     Args:
-        cards: Heading and score card of each column.
+        unfinished: Headings of cards without strict figures, since memes have no answer yet.
     """
-    rows = [["", *(name for name, _ in cards)]]
+    rows: list[tuple[str, ...]] = [("", *(name for name, _ in cards))]
 
     def row(title: str, cells: list[str]) -> None:
-        if any(cell != "–" for cell in cells):
-            rows.append([title, *cells])
+        if any(cell != NOTHING for cell in cells):
+            rows.append((title, *cells))
 
     each = [card for _, card in cards]
+    strict = [None if name in unfinished else card.strict for name, card in cards]
+    decided = [card.decided for card in each]
     row("protocol", [str(card.protocol) for card in each])
     row("memes", [f"{card.n:,}: {card.harmful:,} harmful, {card.benign:,} not" for card in each])
-    row("dropped by the protocol", [f"{card.dropped:,}" if card.dropped else "–" for card in each])
+    row("dropped by the protocol", [f"{card.dropped:,}" if card.dropped else NOTHING for card in each])
     row("undecided, failed", [f"{card.undecided:,}, {card.failed:,}" for card in each])
     row("coverage", [figure(card.coverage) for card in each])
-    row("accuracy, strict", [figure(card.strict.accuracy) for card in each])
-    row("macro-F1, strict", [figure(card.strict.macro_f1) for card in each])
-    row("accuracy, decided", [figure(card.decided.accuracy if card.decided else None) for card in each])
-    row("macro-F1, decided", [figure(card.decided.macro_f1 if card.decided else None) for card in each])
+    for kind, rates in (("strict", strict), ("decided", decided)):
+        row(f"accuracy, {kind}", [figure(one.accuracy if one else None) for one in rates])
+        row(f"macro-F1, {kind}", [figure(one.macro_f1 if one else None) for one in rates])
     for place, name in enumerate(("not harmful", "harmful")):
-        for field in ("precision", "recall", "f1"):
-            title = f"{name}: {'F1' if field == 'f1' else field}, strict"
-            row(title, [figure(getattr(card.strict.classes[place], field)) for card in each])
+        for kind, rates in (("strict", strict), ("decided", decided)):
+            for field in ("precision", "recall", "f1"):
+                title = f"{name}: {'F1' if field == 'f1' else field}, {kind}"
+                row(title, [figure(getattr(one.classes[place], field) if one else None) for one in rates])
     row("AUROC", [_over(card.auroc, card.scored, card.n) for card in each])
     row("AUROC, decided", [_over(card.auroc_decided, card.scored_decided, card.n) for card in each])
-    row("AUROC, strict", [figure(card.auroc_strict) for card in each])
+    row("AUROC, strict", [figure(None if name in unfinished else card.auroc_strict) for name, card in cards])
     row("Brier", [_over(card.brier, card.scored, card.n) for card in each])
     row("ECE", [_over(card.ece, card.scored, card.n) for card in each])
     row("MMAE", [_over(card.mmae, card.levelled, card.n) for card in each])
@@ -81,15 +102,17 @@ def cards_table(cards: Sequence[tuple[str, Card]]) -> str:
     row("majority: macro-F1", [figure(card.majority_macro_f1) for card in each])
     row("precedent vote: accuracy", [_vote(card, "accuracy") for card in each])
     row("precedent vote: macro-F1", [_vote(card, "macro_f1") for card in each])
-    return table(rows)
+    return tuple(rows)
 
 
-def confusion_table(card: Card) -> str:
+def confusion_rows(card: Card) -> tuple[tuple[str, ...], ...]:
     """Confusion counts, with a row per gold label and a column per outcome."""
     words = [word(outcome) for outcome in OUTCOMES]
-    rows = [["gold \\ said", *words]]
-    rows += [[name, *(f"{n:,}" for n in row)] for name, row in zip(words[:2], card.confusion, strict=True)]
-    return table(rows)
+    counts = (tuple(f"{n:,}" for n in row) for row in card.confusion)
+    return (
+        ("gold \\ said", *words),
+        *((name, *row) for name, row in zip(words[:2], counts, strict=True)),
+    )
 
 
 def noise_in_words(card: Card) -> str:
@@ -113,4 +136,4 @@ def _over(value: Figure | float | None, memes: int, n: int) -> str:
 
 def _vote(card: Card, field: str) -> str:
     rates: Rates | None = card.vote
-    return _over(getattr(rates, field), card.voted, card.n) if rates else "–"
+    return _over(getattr(rates, field), card.voted, card.n) if rates else NOTHING

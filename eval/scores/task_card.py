@@ -50,9 +50,7 @@ class LabelFigures:
     """Figures of one label.
 
     Attributes:
-        gold: Number of memes that have the label.
         said: Number of memes that were given the label.
-        prevalence: Share of the memes that have the label.
         precision: Share of hits among the memes that were given the label; None if there are none.
         recall: Share of hits among the memes that have the label; None if there are none.
         f1: Harmonic mean of both; 0 if the label is neither present nor predicted.
@@ -84,16 +82,12 @@ class TaskCard:
     """All figures of one set of answers.
 
     Attributes:
-        n: Number of memes that have a gold label.
         groups: Number of groups that the bootstrap drew; 0 if it drew memes.
         unanswered: Number of memes without an answer, which count as wrong.
         failed: Number of these that failed instead of being left open.
-        scored: Number of memes with a probability of each label.
         figures: Figures by metric, the official one first; None if undefined.
         over: Number of memes behind each figure: fewer than ``n`` for metrics of probabilities and of steps if memes
             have none. Their strict forms are over all.
-        baseline: Figures of the constant answer.
-        baseline_words: Description of the constant answer.
         labels: Figures of each label, in the card's order.
         by_order: Values of the metrics for each order of the options, if the question was asked with several.
     """

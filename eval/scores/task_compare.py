@@ -40,8 +40,6 @@ class TaskComparison:
     """A and B on the memes that both were asked about; a meme without an answer is wrong.
 
     Attributes:
-        task: Task that was asked about.
-        n: Number of memes compared.
         groups: Number of groups that the bootstrap drew; 0 if it drew memes.
         only_one: Number of memes that only one of the two was asked about; not compared.
         official: Metric that the data set's authors rank by; its strict form if one of the two has no value for some

@@ -34,7 +34,6 @@ def read_answers(path: Path, memes: Sequence[JudgedMeme], task: CardTask, *, sco
 
     Args:
         memes: Memes of the split that have a gold label of the task, in its order.
-        scorer: Scorer of a log of Inspect AI whose answers are the labels.
 
     Raises:
         BadRequest: The file can't be read, or a row is invalid: an unknown or duplicate id, or a cell that is neither
@@ -53,7 +52,6 @@ class _AnswerRules:
 
     Attributes:
         by_label: Rules for a column per label; None if the task allows only one label.
-        scores: Label by the name of its probability column.
         said: Name of the column of whole answers in our Parquet files.
     """
 

@@ -32,8 +32,7 @@ class Candidate:
     Attributes:
         threshold: Lowest score that counts as harmful; None for the verdicts as they were given.
         macro_f1: Strict macro-F1, with a 95 % interval by bootstrap over memes, or over groups if there are any.
-        behind: Lead of the best candidate over this one in macro-F1, by paired bootstrap; 0 for the best itself.
-        differing: Number of independent draws (memes, or groups of them) on which it differs from the best.
+        behind: Lead of the best candidate over this one in macro-F1, as in :class:`RankedSystem`.
     """
 
     run: str

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from eval.datasets.published import published_file
 from eval.reports.sections import Section
-from eval.reports.words import listed
-from eval.scores.tables import figure
+from eval.scores.tables import figure, listed
 from eval.witness.run import WitnessManifest
 from eval.witness.scores import WitnessCard
 

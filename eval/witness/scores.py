@@ -33,7 +33,6 @@ class Citations:
     """Citations of findings other than abstentions.
 
     Attributes:
-        quotes: Number of passages that findings are based on.
         dropped: Number of cited passages that occur in no document; none of them is part of a finding.
         standing: Share of all cited passages that occur in their document; None if none was cited.
         judged: Number of findings for which a model judged if a passage supports them.
@@ -52,7 +51,6 @@ class WitnessCard:
     """Figures of one arm.
 
     Attributes:
-        n: Number of claims that are true or false.
         true: Number of the ``n`` that are true.
         unknown: Number of claims that the data set calls unknown; only ``unknown_abstained`` includes them.
         abstained: Number of the ``n`` without an answer because the evidence was not enough.
@@ -60,7 +58,6 @@ class WitnessCard:
         coverage: Share of the ``n`` with an answer.
         accuracy: Share of the ``n`` with a correct answer; a missing answer counts as wrong.
         decided_accuracy: Share of correct ones among the answers; None if there are no answers.
-        macro_f1: Mean F1 of both labels.
         weighted_f1: Mean F1 of both labels, weighted by the number of claims with each.
         labels: Scores of the labels False and True.
         unknown_abstained: Share of ``unknown`` on which it abstained; None if there are none.

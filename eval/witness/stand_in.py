@@ -44,8 +44,6 @@ class _Reading:
     """Content of a document that is relevant to a claim.
 
     Attributes:
-        values: Values that the document states for the place, with the quotes.
-        names: Names of the place that the document explains, with the quotes.
         unclear: True if the document states a value for an unexplained name.
         authority: True if the publisher alone is sufficient evidence.
     """
@@ -219,11 +217,7 @@ def _worth(claim: tuple[str, str, str], hit: str) -> int:
 
 
 def open_drawn(stack: AsyncExitStack, seed: int = 0) -> tuple[EvidenceSource, ChatModel]:
-    """Opens the corpus of a synthetic world, with keyword search, and its stand-in model.
-
-    Args:
-        stack: Exit stack that removes the corpus.
-    """
+    """Opens the corpus of a synthetic world, with keyword search, and its stand-in model."""
     facts = draw_world(seed)
     folder = Path(stack.enter_context(TemporaryDirectory())) / "facts"
     write_corpus(folder, documents_of(facts), name="drawn world", demonstration=True)

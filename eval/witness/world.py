@@ -115,7 +115,6 @@ class Fact:
     Attributes:
         number: Number of the fact, from 1.
         value: True value of the property.
-        other: Another value, used by a false claim or a wrong document.
         true: True if the claim is true.
     """
 

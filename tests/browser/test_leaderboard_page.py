@@ -10,8 +10,8 @@ from eval.arena.agreement import HumanVerdict
 from eval.arena.events import Judged
 from eval.arena.folder import HumanReference
 from eval.arena.leaderboard import leaderboard
-from eval.arena.page import as_html
 from tests.support.arena_world import STRENGTHS, Arena, ArenaModel
+from tests.support.report_forms import board_page
 from tests.support.report_page import Opened
 
 HOSTILE = "<img src=x onerror=alert(1)>"
@@ -29,7 +29,7 @@ def leaderboard_page(arena):
             for b in battles
             for person, better in (("p", "one"), ("q", "one"), ("r", "tie"))
         ]
-        page.write_text(as_html(leaderboard(arena.root, humans)), encoding="utf-8")
+        page.write_text(board_page(leaderboard(arena.root, humans)), encoding="utf-8")
         return page.as_uri()
 
     # In another thread, as the browser's driver runs an event loop in this one.
@@ -68,13 +68,13 @@ def unranked(tmp_path_factory):
 def test_leaderboard_shows_the_figures_and_fetches_nothing(chromium, full):
     opened = Opened(chromium, full)
     page = opened.page
-    models = page.locator("#overall table.ranks tbody th").all_inner_texts()
+    models = page.locator("#overall tbody th").all_inner_texts()
     assert {model.split()[0] for model in models} == set(STRENGTHS) and models[0].startswith(("ash", "beech"))
-    assert page.locator("#overall svg").count() == 3 and page.locator("#judges svg").count() == 1
-    assert "cedar" in page.locator(".favours").first.inner_text()
+    assert page.locator("#overall svg").count() == 3 and page.locator("#bias svg").count() == 1
+    assert "cedar (+" in page.locator("#bias table").inner_text()
     assert "against elm" in page.locator("#overall thead").first.inner_text()
     assert not opened.fetched and not opened.complaints
-    assert "panel and people" in page.locator("#judges").inner_text()
+    assert "panel and people" in page.locator("#people").inner_text()
     text = page.locator("body").inner_text()
     assert "quality=" not in text and "Blueland" not in text  # answers and memes are not on the page
     page.keyboard.press("?")
@@ -94,7 +94,7 @@ def test_leaderboard_fits_every_width_and_is_accessible(chromium, full, scheme, 
 
 def test_leaderboard_is_complete_without_scripts(chromium, full):
     opened = Opened(chromium, full, java_script_enabled=False)
-    assert opened.page.locator("#overall table.ranks tbody tr").count() == 5
+    assert opened.page.locator("#overall tbody tr").count() == 5
     assert opened.page.locator(".tools").is_hidden()
 
 
@@ -102,6 +102,6 @@ def test_markup_in_a_name_is_text_and_unranked_models_have_no_rating(chromium, u
     opened = Opened(chromium, unranked)
     page = opened.page
     assert page.locator("img").count() == 0 and not opened.complaints and not opened.fetched
-    assert HOSTILE in page.locator("#overall table.ranks").inner_text()
+    assert HOSTILE in page.locator("#overall table").inner_text()
     assert "Ratings hold within groups" in page.locator(".warning").all_inner_texts()[1]
-    assert page.locator("#overall td.strong").first.inner_text() == "–"
+    assert page.locator("#overall tbody tr").first.locator("td").nth(2).inner_text() == "–"

@@ -6,11 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from eval.probe.page import as_html
 from eval.probe.refining import Limits
 from eval.probe.report import read_report
 from tests.support.probe_run import a_plan, probed
 from tests.support.probing import ProbeWorld, write_data_set
+from tests.support.report_forms import weakness_page
 
 HOSTILE = "half an explanation <script>window.hacked = 1</script>"
 
@@ -25,7 +25,7 @@ def page(tmp_path_factory):
         world.says["answerer"] = lambda _: HOSTILE
         probe_folder, _ = probed(a_plan(folder / "probe", data, limits=Limits(steps=2, seeds=1)), world)
         (folder / "weakness.html").write_text(
-            as_html(read_report(probe_folder.root), probe_folder.root), encoding="utf-8"
+            weakness_page(read_report(probe_folder.root), probe_folder.root), encoding="utf-8"
         )
 
     # In another thread, as the browser's driver runs an event loop in this one.

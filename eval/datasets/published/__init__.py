@@ -1,12 +1,20 @@
-"""Figures that others published, as printed: a file for each data set, and in ``papers`` one for each paper."""
+"""Figures that others published, as printed: a file for each data set, and in ``papers`` one for each paper.
+
+``read_in`` names where we read a figure. A figure on another split, other classes or another version of the data can't
+be compared with ours: ``remark`` says why.
+"""
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
+
+from eval.datasets.card import DatasetCard
+from eval.datasets.protocol import Protocol
 
 
 @cache
@@ -24,3 +32,107 @@ def published_ratings(paper: str, what: str) -> Mapping[str, tuple[float, float 
     """
     table = published_file(f"papers/{paper}")["rated"].get(what, {})
     return {criterion: (row["mean"], row.get("agreement")) for criterion, row in table.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedRow:
+    """One system's figures on one data set.
+
+    Attributes:
+        dataset: Dataset of :mod:`eval.datasets.known`.
+        split: Split of the data set; empty if the publication does not say which.
+        protocol: Protocol by which labels became two classes.
+        year: Year of publication; None if a card doesn't name it.
+        source: The paper, and the table if known.
+        read_in: Publication in which we read the figure.
+        accuracy: Accuracy, as a share; like the other figures None if it is not reported or could not be read.
+        macro_f1: Macro-F1, as a share.
+        auroc: AUROC, as a share.
+        mmae: Macro-averaged mean absolute error, in levels.
+        n: Number of memes that it was measured on; None if unknown.
+    """
+
+    dataset: str
+    split: str
+    protocol: Protocol
+    system: str
+    year: int | None
+    source: str
+    read_in: str
+    accuracy: float | None = None
+    macro_f1: float | None = None
+    auroc: float | None = None
+    mmae: float | None = None
+    n: int | None = None
+    remark: str = ""
+
+    @property
+    def name(self) -> str:
+        """System and year, as reports name it."""
+        return f"{self.system} ({self.year})" if self.year else self.system
+
+
+_SHOWN = ("accuracy", "macro-f1", "auroc", "mmae")
+"""Metrics that a row has a column for."""
+
+
+def rows_of_card(card: DatasetCard, split: str, protocols: Sequence[Protocol]) -> tuple[PublishedRow, ...]:
+    """Figures that a card quotes for the task that trials are scored on, on one split, under these protocols."""
+    task = card.court_task
+    # Without a task for trials there is no verdict to compare with.
+    if task is None:
+        return ()
+    rows = []
+    for protocol in protocols:
+        for one in card.published_on(task.id, split, protocol):
+            # Metrics without a column of their own go into the remark, so that nothing published is dropped.
+            accuracy, macro_f1, auroc, mmae = (one.figures.get(name) for name in _SHOWN)
+            others = [f"{name} {value:.3f}" for name, value in one.figures.items() if name not in _SHOWN]
+            rows.append(
+                PublishedRow(
+                    dataset=card.id,
+                    split=split,
+                    protocol=protocol,
+                    system=f"{one.system}, {one.setup}" if one.setup else one.system,
+                    year=one.year,
+                    source=one.source,
+                    # The card's author read it; the card itself says where.
+                    read_in="the data set's card",
+                    accuracy=accuracy,
+                    macro_f1=macro_f1,
+                    auroc=auroc,
+                    mmae=mmae,
+                    n=one.n,
+                    remark=" ".join([*(f"{words}." for words in others), one.remark]).strip(),
+                )
+            )
+    return tuple(rows)
+
+
+def with_numbers(row: PublishedRow, split: str, memes: Mapping[Protocol, Collection[int]]) -> PublishedRow:
+    """The row, with a remark if it was measured on another number of memes than our figures on the same split.
+
+    Args:
+        memes: Numbers of memes that our figures were measured on, by protocol.
+    """
+    ours = set(memes.get(row.protocol, ()))
+    # On another split the numbers differ in any case, and the row says which split it is.
+    if row.split != split or row.n is None or not ours or ours == {row.n}:
+        return row
+    counted = " or ".join(f"{n:,}" for n in sorted(ours))
+    return replace(row, remark=f"{row.remark} On {row.n:,} memes, and not on {counted} as here.".strip())
+
+
+def caveats(dataset: str) -> tuple[str, ...]:
+    """Returns the caveats of one data set, to be shown above its published rows."""
+    return tuple(published_file(dataset).get("caveats", ()))
+
+
+@cache
+def published(dataset: str) -> tuple[PublishedRow, ...]:
+    """The rows of one data set. Those of Harm-P are listed for either version, since none says which it used."""
+    source = published_file(dataset).get("rows_of", dataset)
+    return tuple(
+        PublishedRow(**{**row, "dataset": source, "split": row.get("split", ""), "protocol": Protocol(row["protocol"])})
+        for row in published_file(source).get("rows", ())
+    )

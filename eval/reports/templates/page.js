@@ -19,18 +19,16 @@
     named();
   });
 
-  // Filters: each section of errors has its own.
+  // Filters: each section of memes has its own.
   for (const filters of document.querySelectorAll(".filters")) {
     const entries = [...filters.closest("section").querySelectorAll(".entry")];
     const told = filters.querySelector("output");
     const apply = () => {
-      const [fault, run] = [...filters.querySelectorAll("select")].map((select) => select.value);
+      const wanted = [...filters.querySelectorAll("select")].map((select) => select.value);
       let shown = 0;
       for (const entry of entries) {
-        const fits = entry.dataset.verdicts.split(" ").some((verdict) => {
-          const [ofRun, ofFault] = verdict.split(":");
-          return (!fault || ofFault === fault) && (!run || ofRun === run);
-        });
+        const fits = entry.dataset.filters.split(" ").some((keys) =>
+          keys.split(":").every((key, place) => !wanted[place] || key === wanted[place]));
         entry.hidden = !fits;
         shown += fits;
       }

@@ -29,14 +29,12 @@ from eval.arena.events import (
 )
 from eval.arena.folder import ArenaFolder, FixedTask, HumanReference
 from eval.arena.leaderboard import leaderboard
-from eval.arena.page import as_html
 from eval.arena.ranking.battles import among
 from eval.arena.ranking.bootstrap import spread
 from eval.arena.ranking.bradley_terry import ratings
 from eval.arena.run import estimated_calls
 from eval.arena.settings import ArenaSettings, arena_settings
 from eval.arena.speakers import ROLES, prompt_of, style_of
-from eval.arena.terminal import as_text
 from eval.arena.words import Relevance, Setting, Verdict, words_of
 from eval.cli import cli
 from eval.commands.arena import figures_of
@@ -50,6 +48,7 @@ from tests.support.arena import data as data
 from tests.support.arena_world import DIMENSIONS, STRENGTHS, Arena, ArenaModel, fails_after
 from tests.support.golden import check_figures
 from tests.support.paths import TESTS
+from tests.support.report_forms import board_page, board_text
 
 GOLDEN = TESTS / "golden" / "leaderboard.txt"
 
@@ -101,7 +100,7 @@ def test_terminal_report_matches_the_golden_file(tmp_path, request):
     arena.hold()
     board = leaderboard(tmp_path)
     check_figures(request, "arena", json.loads(json.dumps(figures_of(board))))
-    report = as_text(board) + "\n"
+    report = board_text(board) + "\n"
     if request.config.getoption("--write-golden"):
         GOLDEN.write_text(report, "utf-8")
     assert report == GOLDEN.read_text("utf-8")
@@ -230,7 +229,7 @@ def test_interrupted_arena_resumes_to_the_same_result(tmp_path, calls):
     cut.hold()
     assert sorted(map(json_line, cut.folder.events())) == sorted(map(json_line, whole.folder.events()))
     # Only calls in flight at the interruption are repeated.
-    assert as_text(leaderboard(cut.root)) == as_text(leaderboard(whole.root))  # whatever the order of events
+    assert board_text(leaderboard(cut.root)) == board_text(leaderboard(whole.root))  # whatever the order of events
     assert expected_calls <= made + cut.calls_made <= expected_calls + (made - calls)
     spent = cut.folder.spent()
     assert sum(one.calls for one in spent.values()) == expected_calls
@@ -281,9 +280,9 @@ def test_only_the_self_favouring_judge_is_reported(tmp_path):
     assert report.sizes[0].ndcg < report.sizes[-1].ndcg
     # In the ranking no judge judges its own battles, so that the bias has no effect on it.
     assert [row.model for row in board.board("overall").rows].index("cedar") >= 2
-    assert "cedar (+" in as_text(board)
+    assert "cedar (+" in board_text(board)
     # As printed: the mean of the paper's rounded cells would be .90.
-    assert "its own answer 0.89," in as_html(board)
+    assert "its own answer 0.89," in board_page(board)
 
 
 def test_missing_answers_are_left_out_or_count_as_losses(tmp_path):
@@ -355,8 +354,8 @@ def test_undefeated_model_is_rated_in_its_own_group(tmp_path):
     assert (first.model, first.group, first.rating, first.first) == ("ash", 1, None, None)
     assert first.win_rate == 1 and first.elo.value > 1000
     assert {row.group for row in others} == {2} and sum(row.rating.value for row in others) == pytest.approx(2000)
-    report = as_text(board)
-    assert "Ratings and places hold within a group" in report and re.search(r"^ *1 +– +ash +– ", report, re.MULTILINE)
+    report = board_text(board)
+    assert "Ratings and places hold within a group" in report and re.search(r"^ash .* 1 +– +– ", report, re.MULTILINE)
 
 
 def grouped_board(groups):
@@ -381,11 +380,11 @@ def test_two_circles_of_models_are_printed_in_two_tables(tmp_path):
     apart = {"ash": 90.0, "beech": 90.0, "cedar": 0.0, "elm": 0.0}
     Arena(tmp_path, memes=12, strengths=apart, judges=["beech", "cedar"], controller="beech", own_case=True).hold()
     board = leaderboard(tmp_path)
-    tables = [part.split("\n") for part in as_text(board).split("\n\n") if part.startswith("group")]
-    shown = [{word for line in part[1:] for word in apart if word in line} for part in tables]
+    tables = [part.split("\n") for part in board_text(board).split("\n\n") if part.startswith("Overall")]
+    shown = [{word for line in part for word in apart if line.startswith(word)} for part in tables]
     assert sorted(map(sorted, shown)) == [["ash", "beech"], ["cedar", "elm"]]
-    page = as_html(board)
-    assert "Overall ratings, part 2 of 2" in page and "Ratings by dimension, part 2 of " in page
+    page = board_page(board)
+    assert "Overall, part 2 of 2" in page and "By dimension, part 2 of " in page
 
 
 def test_model_without_wins_does_not_affect_other_ratings(tmp_path):
@@ -404,7 +403,7 @@ def test_model_without_wins_does_not_affect_other_ratings(tmp_path):
     apart = spread(without, anchor=0, resamples=100, seed=0)
     assert [row.rating.low for row in rated] == pytest.approx(list(apart.low))
     assert all(1 <= row.first <= row.last <= 3 and 0 < row.against_anchor <= 0.5 for row in rated)
-    page = as_html(leaderboard(tmp_path))
+    page = board_page(leaderboard(tmp_path))
     assert "Ratings hold within groups" in page and "There are no ratings" not in page
 
 
@@ -445,7 +444,7 @@ def test_judges_choosing_by_position_give_no_ranking(tmp_path, verdict, place, s
     )
     assert all((row.rating, row.elo, row.first) == (None, None, None) for row in overall.rows)
     assert [row.model for row in overall.rows] == sorted(THREE), "sorted by name, because there are no ranks"
-    report = as_text(board)
+    report = board_text(board)
     assert "No ranking" in report and not re.search(r"\d{3,4} \[", report)
 
 
@@ -453,8 +452,8 @@ def test_reports_give_no_share_when_no_battle_was_decided(tmp_path):
     voices = {name: ArenaModel(name, THREE, says=always("both good")) for name in THREE}
     Arena(tmp_path, memes=2, strengths=THREE, voices=voices).hold()
     board = leaderboard(tmp_path)
-    assert "No battle was decided" in as_text(board) and "No battle was decided" in as_html(board)
-    assert "0 decided battles" not in as_text(board) + as_html(board)
+    assert "No battle was decided" in board_text(board) and "No battle was decided" in board_page(board)
+    assert "0 decided battles" not in board_text(board) + board_page(board)
 
 
 def test_judges_contradicting_themselves_in_both_orders_give_no_ranking(tmp_path):
@@ -491,10 +490,10 @@ def test_panel_votes_are_pooled_or_joined_and_both_are_shown(tmp_path):
         assert row.win_rate == pytest.approx(won[row.model] / row.battles)
     assert (
         joint.tied > pooled.tied / 2
-        and "joint vote" in as_text(boards["pool"])
-        and "pooled" in as_text(boards["majority"])
+        and "joint vote" in board_text(boards["pool"])
+        and "pooled" in board_text(boards["majority"])
     )
-    page = as_html(boards["majority"])
+    page = board_page(boards["majority"])
     assert "rating, judgements pooled" in page and "one battle by their majority" in page
 
 
@@ -554,7 +553,7 @@ def test_arena_supports_five_levels_both_orders_and_an_anchor(tmp_path):
     assert board.references == {"none": len(battles)}
     share, both = board.consistent
     assert both == 8 * 3 * 4 and 0.5 < share < 1
-    assert "Judged in both orders" in as_text(board)
+    assert "Judged in both orders" in board_text(board)
 
 
 def test_fixed_questions_keep_their_rounds_language_and_reference(tmp_path):
@@ -785,7 +784,7 @@ def test_custom_criteria_reach_judges_and_leaderboards(tmp_path):
     words = "\n".join(part for part in request.parts if isinstance(part, str))
     assert '"kindness": does it speak of people with respect?' in words
     assert '"kindness": ..., "model_config": ..., "overall": ...' in words and "redundancy" not in words
-    assert "model config" in as_html(board)
+    assert "model config" in board_page(board)
 
 
 @pytest.mark.parametrize(

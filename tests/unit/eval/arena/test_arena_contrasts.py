@@ -8,11 +8,11 @@ import pytest
 
 from eval.arena.contrasts import contrast_sections, contrasts
 from eval.arena.leaderboard import leaderboard
-from eval.arena.page import as_html
 from eval.arena.ranking.battles import SCALE
 from eval.arena.words import Setting, Verdict
 from tests.support.arena_judges import judged
 from tests.support.arena_world import STRENGTHS, Arena, ArenaModel
+from tests.support.report_forms import board_page
 
 MODELS = ("a", "b", "c", "d")
 FAMILIES = {"a": "x", "b": "y", "c": "x", "d": ""}
@@ -106,5 +106,5 @@ def test_page_shows_contrasts(tmp_path):
         (Setting.OWN, Setting.FUSED),
         (Setting.NONE, Setting.FUSED),
     ]
-    page = as_html(board)
+    page = board_page(board)
     assert "Ratings with no reference, less those with fused guideline" in page and "style=" not in page

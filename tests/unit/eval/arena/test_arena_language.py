@@ -6,10 +6,9 @@ from eval.arena.answer_language import LanguageShare, answer_languages
 from eval.arena.events import Answered, Style, TaskFormulated
 from eval.arena.folder import FixedTask
 from eval.arena.leaderboard import leaderboard
-from eval.arena.page import as_html
-from eval.arena.terminal import as_text
 from eval.commands.arena import figures_of
 from tests.support.arena_world import Arena, ArenaModel
+from tests.support.report_forms import board_page, board_text
 
 pytest.importorskip("py3langid", reason="needs the extra eval")
 
@@ -42,14 +41,16 @@ def share_of(language, *texts):
 @pytest.mark.parametrize("wanted", SENTENCES)
 def test_only_the_answer_in_the_requested_language_counts_as_right(wanted):
     one = share_of(wanted, *SENTENCES.values())
-    assert (one.told, one.right, one.short, one.untold) == (9, 1, 0, 0)
+    assert (one.told, one.right, one.short, one.undetected) == (9, 1, 0, 0)
     assert one.others == {language: 1 for language in SENTENCES if language != wanted}
     assert one.share == pytest.approx(1 / 9)
 
 
 @pytest.mark.parametrize("tag", ["zh-Hant-TW", "zh_CN", "ZH", "yue", "cmn"])
 def test_script_and_region_of_a_language_tag_are_ignored(tag):
-    assert share_of(tag, SENTENCES["zh"], SENTENCES["ja"]) == LanguageShare(2, 1, short=0, untold=0, others={"ja": 1})
+    assert share_of(tag, SENTENCES["zh"], SENTENCES["ja"]) == LanguageShare(
+        2, 1, short=0, undetected=0, others={"ja": 1}
+    )
 
 
 def test_short_answers_and_unknown_languages_are_not_counted_as_wrong():
@@ -57,10 +58,10 @@ def test_short_answers_and_unknown_languages_are_not_counted_as_wrong():
         share_of("de", "Das ist unser neue(s) Haus!").told == 1
         and share_of("de", "Das ist unser neue Haus!").short == 1
     )
-    assert share_of("de", "Ja.", "2026!", "") == LanguageShare(0, 0, short=3, untold=0, others={})
+    assert share_of("de", "Ja.", "2026!", "") == LanguageShare(0, 0, short=3, undetected=0, others={})
     assert share_of("de", "Ja.").share is None
     # The detector does not know the language, so answers are counted neither as right nor as wrong.
-    assert share_of("tlh", SENTENCES["de"]) == LanguageShare(0, 0, short=0, untold=1, others={})
+    assert share_of("tlh", SENTENCES["de"]) == LanguageShare(0, 0, short=0, undetected=1, others={})
 
 
 def test_only_answers_to_questions_with_a_language_count():
@@ -71,7 +72,7 @@ def test_only_answers_to_questions_with_a_language_count():
         answer_of(SENTENCES["fr"], task=1),
         answer_of(SENTENCES["fr"], task=1, target="beech"),
     ]
-    assert answer_languages(events) == {"ash": LanguageShare(1, 1, short=0, untold=0, others={})}
+    assert answer_languages(events) == {"ash": LanguageShare(1, 1, short=0, undetected=0, others={})}
 
 
 @pytest.fixture(scope="module")
@@ -101,17 +102,17 @@ def arenas(tmp_path_factory):
 def test_leaderboard_has_a_language_column(arenas):
     board = arenas["de"]
     assert {one.model: one.in_language.share for one in board.targets} == {"ash": 1, "beech": 0, "cedar": 1}
-    lines = as_text(board).splitlines()
-    assert any("in language" in line for line in lines)
-    (beech,) = (line for line in lines if " beech " in line and " of 12" in line)
+    lines = board_text(board).splitlines()
+    assert any("in the language asked for" in line for line in lines)
+    (beech,) = (line for line in lines if line.startswith("beech ") and " of 12" in line)
     assert "0.0 % of 12" in beech and any("ash" in line and "100.0 % of 12" in line for line in lines)
-    page = as_html(board)
-    assert "in the language asked for, %" in page and "of 12, 12 en" in page
+    page = board_page(board)
+    assert "in the language asked for" in page and "of 12, 12 en" in page
     in_language = {one["model"]: one["in_language"] for one in figures_of(board)["targets"]}
-    assert in_language["beech"] == {"told": 12, "right": 0, "short": 0, "untold": 0, "others": {"en": 12}}
+    assert in_language["beech"] == {"told": 12, "right": 0, "short": 0, "undetected": 0, "others": {"en": 12}}
 
 
 def test_leaderboard_has_no_language_column_when_no_language_is_requested(arenas):
     board = arenas[""]
     assert all(one.in_language is None for one in board.targets)
-    assert "in language" not in as_text(board) and "in the language asked for" not in as_html(board)
+    assert all("in the language asked for" not in form for form in (board_text(board), board_page(board)))

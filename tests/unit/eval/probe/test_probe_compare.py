@@ -19,12 +19,12 @@ from eval.probe.repeats import repeat_section, repeated_probe, repeats_of
 from eval.probe.report import read_report
 from eval.probe.run import probe
 from eval.probe.seeds import SEEDS, read_seeds
-from eval.probe.terminal import in_words
 from eval.scores.repeated import repeated
 from eval.scores.resampled_means import ResampledMeans, difference_of
 from tests.support.fakes import FakeReader
 from tests.support.probe_run import a_plan
 from tests.support.probing import TEXTS, ProbeWorld, scored, with_scripted_models, write_data_set
+from tests.support.report_forms import weakness_text
 
 
 @pytest.fixture(scope="module")
@@ -192,7 +192,7 @@ def test_cap_keeps_the_same_memes_of_each_category_for_all_targets():
 def test_capped_probe_scores_fewer_memes_and_stores_all_sortings(tmp_path, data):
     root = run_probe(tmp_path, data, ProbeWorld(), "ash", per_category=1)
     folder = ProbeFolder(root)
-    assert "Fewer than 150 memes" in in_words(read_report(root))
+    assert "Fewer than 150 memes" in weakness_text(read_report(root))
     assert sorted(one.category for one in folder.read(SCORED, Scored)) == [
         "appliances",
         "disability",

@@ -17,11 +17,9 @@ from eval.models.metered import BudgetSpent, Limit
 from eval.models.samples import one_set
 from eval.probe.agents import PROMPTS, prompt_of
 from eval.probe.folder import MARK, MINED, REWRITTEN, SCORED, ProbeFolder, Scored, Sorted, Step, StepOutcome
-from eval.probe.page import as_html
 from eval.probe.refining import Limits
 from eval.probe.report import read_report
 from eval.probe.run import NOTICE, probe
-from eval.probe.terminal import in_words
 from eval.probe.topics import topics_of
 from eval.scores.resampled_means import mean_of
 from retrieval.build import build_library
@@ -34,6 +32,7 @@ from tests.support.paths import TESTS
 from tests.support.probe_run import a_plan, probed
 from tests.support.probe_run import data as data
 from tests.support.probing import TEXTS, ProbeWorld, scored, with_scripted_models, write_data_set
+from tests.support.report_forms import weakness_page, weakness_text
 from tests.support.sizes import FULL
 
 
@@ -347,7 +346,7 @@ def test_command_reports_on_an_existing_probe(whole, request):
     _, folder, _, _ = whole
     ran = CliRunner().invoke(cli, ["probe", "--report", "--out", str(folder.root)])
     assert ran.exit_code == 0, ran.output
-    assert ran.output.startswith(in_words(read_report(folder.root)))
+    assert ran.output.startswith(weakness_text(read_report(folder.root)))
     assert "religion" in ran.output and "a hint" not in ran.output and "round hats lie" not in ran.output
     assert "a hint" in (folder.root / "weakness.html").read_text(), "which stays in the folder"
     output = json.loads(CliRunner().invoke(cli, ["probe", "--report", "--out", str(folder.root), "--json"]).output)
@@ -361,7 +360,7 @@ def test_command_reports_on_an_existing_probe(whole, request):
 def test_terminal_report_matches_the_golden_file(whole, request):
     _, folder, _, _ = whole
     # Usage is left out, as it changes with every word of a prompt.
-    text = in_words(dataclasses.replace(read_report(folder.root), usage=())) + "\n"
+    text = weakness_text(dataclasses.replace(read_report(folder.root), usage=())) + "\n"
     golden = TESTS / "golden" / "probe.txt"
     if request.config.getoption("--write-golden"):
         golden.write_text(text, encoding="utf-8")
@@ -382,8 +381,8 @@ def test_refused_and_unscored_answers_are_in_no_mean(tmp_path, data):
     (row,) = (row for row in report.categories if row.name == "religion")
     assert (row.before.n, row.before.scored, row.before.refused, row.before.unscored) == (3, 1, 1, 1)
     assert (row.before.mean.value, row.after.mean.value) == (6, 3)
-    assert "1 (1 refused, 1 unscored)" in re.sub(" +", " ", in_words(report))
-    assert "1 refused" in as_html(report, folder.root)
+    assert "1 (1 refused, 1 unscored)" in re.sub(" +", " ", weakness_text(report))
+    assert "1 refused" in weakness_page(report, folder.root)
 
 
 def test_report_without_any_score_has_no_means(tmp_path, data):
@@ -391,17 +390,17 @@ def test_report_without_any_score_has_no_means(tmp_path, data):
     report = read_report(folder.root)
     assert report.overall.before.unscored == report.overall.before.n == 8
     assert (report.overall.before.mean, report.overall.after.mean, report.steps, report.topics) == (None, None, (), ())
-    assert "None of its explanations could be scored." in as_html(report, folder.root)
-    assert "unscored" in in_words(report)
+    assert "None of its explanations could be scored." in weakness_page(report, folder.root)
+    assert "unscored" in weakness_text(report)
 
 
 def test_page_is_deterministic_and_escapes_foreign_text(tmp_path, data, whole):
     hostile = "<script>window.hacked = 1</script>"
     world = ProbeWorld(says={"target": lambda request: hostile, "scorer": lambda _: f"{hostile} Rating: [[2]]"})
     folder, _ = probed(a_plan(tmp_path / "probe", data), world)
-    page = as_html(read_report(folder.root), folder.root)
+    page = weakness_page(read_report(folder.root), folder.root)
     assert hostile not in page and "&lt;script&gt;window.hacked" in page
-    assert page == as_html(read_report(folder.root), folder.root)
+    assert page == weakness_page(read_report(folder.root), folder.root)
     assert "style=" not in page, "the page's own policy would block it"
 
 

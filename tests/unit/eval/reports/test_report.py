@@ -21,20 +21,16 @@ from court.transcript import transcript
 from eval.cli import cli
 from eval.datasets.known import find_card
 from eval.datasets.protocol import Protocol
+from eval.datasets.published import PublishedRow
 from eval.reports import figures
-from eval.reports.courses import cost_of, entropies_of, judged_of, rounds_of
-from eval.reports.gather import gather, runs_below
-from eval.reports.html import as_html
-from eval.reports.markdown import as_markdown
-from eval.reports.terminal import as_terminal
-from eval.reports.wrong import VerdictFault
+from eval.reports.gather import VerdictFault, cost_of, entropies_of, gather, judged_of, rounds_of, runs_below
 from eval.runs.folder import DOCKET, RunFolder
 from eval.runs.results import read_results
 from eval.scores.bootstrap import Figure as Estimate
 from eval.scores.metrics import Bin, card
-from eval.scores.published import PublishedRow
 from tests.support.golden import check_figures
 from tests.support.paths import GOLDEN
+from tests.support.report_forms import as_html, as_markdown, as_terminal
 from tests.support.report_runs import MARKUP, NOT, SOME, USUAL_MEMES, VERY, ReportedMeme, write_report_run
 
 FEW = 200
@@ -176,8 +172,7 @@ def test_figures_of_a_table_are_those_of_the_cards(usual_run, page):
     for protocol in (Protocol.MERGED, Protocol.EXTREME):
         scored = card(results, protocol, resamples=FEW)
         for figure in (scored.strict.accuracy, scored.strict.macro_f1, scored.decided.accuracy, scored.coverage):
-            cell = f'{100 * figure.value:.1f}<span class="span">{100 * figure.low:.1f} to {100 * figure.high:.1f}'
-            assert cell in page
+            assert f"<td>{figure.value:.3f} [{figure.low:.3f}, {figure.high:.3f}]</td>" in page
         assert f"{scored.auroc.value:.3f}" in page and f"{scored.ece:.3f}" in page
 
 

@@ -20,8 +20,9 @@ from court.settings import TrialSettings
 from eval.cli import cli
 from eval.datasets.known import find_card, shipped_ids
 from eval.datasets.protocol import Level, Protocol
+from eval.datasets.published import published as published_rows
+from eval.reports.sections import Section, as_markdown, as_page
 from eval.reproduce.claims import ClaimVerdict, JudgedArms, claims_of
-from eval.reproduce.document import Document, Grid, Section, as_html, as_markdown
 from eval.reproduce.paper import Target, has_accuracy, is_reachable, papers, read_paper
 from eval.reproduce.study import (
     Benchmark,
@@ -34,7 +35,6 @@ from eval.reproduce.study import (
     stages_of,
 )
 from eval.runs.plan import Plan
-from eval.scores.published import published as published_rows
 from eval.session.engine import UNFINISHED
 from eval.session.progress import Progress
 from eval.solvers.prediction import Outcome, SideCourse
@@ -409,9 +409,8 @@ def test_memecourt_settings_shows_the_preset():
 
 def test_untrusted_text_stays_text_on_the_page_and_in_markdown():
     wild = "<script>alert(1)</script> | [a](b) `x`\nnext"
-    grid = Grid("Answers", ["who", "said"], [["accuser", wild]], words=True)
-    document = Document("A title", ["lead"], [Section("s", "S", "Section", [wild], [grid])])
-    page, text = as_html(document), as_markdown(document)
+    sections = [Section("s", "Section", (("who", "said"), ("accuser", wild)), lead=(wild,), words=True)]
+    page, text = as_page("A title", ["lead"], sections), as_markdown("A title", ["lead"], sections)
     assert "<script>alert" not in page and "&lt;script&gt;alert" in page
     assert "<script>" not in text and "\\|" in text and "\\[a\\](b)" in text
     assert text.count("\n| accuser |") == 1

@@ -176,7 +176,7 @@ def test_command_prints_the_table(
     assert first.exit_code == 0, first.output
     lines = first.stdout.splitlines()
     assert lines[0] == "synthetic-harmeme, split test, protocol merged: 8 memes"
-    assert [line.split()[0] for line in lines[2:6]] == ["arm", "full", "dull-judge", "swapped-sides"]
+    assert [line.split()[0] for line in lines[1:5]] == ["arm", "full", "dull-judge", "swapped-sides"]
     ran = CliRunner().invoke(cli, ["ablate", *options, "--json"], env=environment)
     check_figures(request, "ablate", json.loads(ran.stdout))
     full, dull, swapped = json.loads(ran.stdout)["merged"]

@@ -65,7 +65,7 @@ def test_card_metadata_is_readable_by_the_hub_and_foreign_names_are_escaped(run)
     assert {one.metric_type for one in hub.data.eval_results} >= {"accuracy", "macro-f1", "auroc"}
     body = content.partition("\n---\n")[2]
     assert body.lstrip().startswith("# Evaluation of &lt;b&gt;\\| \\[x\\](y) \\*z\\*")
-    assert "<b>" not in body and "&lt;b>" in body
+    assert "<b>" not in body and "&lt;b&gt;" in body
 
 
 def test_card_states_unfinished_runs_control_experiments_and_single_languages(run):

@@ -223,11 +223,11 @@ def test_command_reports_each_protocol_and_flipped_memes(runs):
     assert "Protocol extreme, 40 memes:" in output
     assert "with precedents is better by more than chance" in output
     lines = output.splitlines()
-    header = next(line for line in lines if line.startswith("flipped"))
-    assert header.split() == ["flipped", "gold", "with", "precedents", "without"]
+    header = next(line for line in lines if line.startswith("different"))
+    assert header.split() == ["different", "gold", "with", "precedents", "without"]
     assert lines[lines.index(header) + 1].split() == ["30", "harmful", "harmful", "not", "harmful"]
     assert "and 10 more; --json lists all" in lines
-    assert "59       harmful  harmful          undecided" in lines  # the last row, under extreme
+    assert "59         harmful  harmful          undecided" in lines  # the last row, under extreme
     assert "A is" not in output  # both sides have the same data, so there is no note
 
 

@@ -6,14 +6,14 @@ from court.errors import BadRequest
 from eval.datasets.card import card_of
 from eval.datasets.known import card_files, find_card
 from eval.datasets.protocol import Protocol
-from eval.scores.label_metrics import metric_of
-from eval.scores.published import (
+from eval.datasets.published import (
     PublishedRow,
     caveats,
     published,
     rows_of_card,
     with_numbers,
 )
+from eval.scores.label_metrics import metric_of
 
 PUBLISHED = [row for name in ("harm-c", "harm-p", "fhm", "mami") for row in published(name)]
 

@@ -1,0 +1,245 @@
+"""Weaknesses of a probed target as sections of a report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from eval.probe import figures
+from eval.probe.folder import StepOutcome
+from eval.probe.pictures import small_pictures
+from eval.probe.report import CategoryRow, ProbeReport, Rates, UnexplainedMeme
+from eval.reports.sections import Drawn, Entry, Filter, Rows, Section, need_page
+from eval.scores.tables import NOTHING, figure
+
+SHOWN = 100
+"""Largest number of failures shown individually; all are in the probe's files."""
+_SIDE = 320
+"""Longest side of a picture, in pixels."""
+_TOPICS = 5
+"""Largest number of topics in a terminal."""
+_STABLE = 150
+"""Memes of a category from which on the paper found its figures stable."""
+
+
+def weakness_title(report: ProbeReport) -> str:
+    """Title of the report."""
+    return f"Weaknesses of {report.manifest.target}"
+
+
+def weakness_lead(report: ProbeReport) -> list[str]:
+    """Sentences before the sections."""
+    manifest = report.manifest
+    counts = ", ".join(f"{count:,} {outcome}" for outcome, count in report.mined.items())
+    before, after = report.overall.before, report.overall.after
+    found = (
+        f"Its explanations of memes as they are have a mean score of {figure(before.mean, '.2f')} of 10; "
+        f"{_failed(before)} fail."
+        if before.mean
+        else "None of its explanations could be scored."
+    )
+    if after.mean:
+        found += f" Of rewritten memes, {figure(after.mean, '.2f')} and {_failed(after)}."
+    if report.categories and report.categories[0].before.mean:
+        found += f" Weakest: {report.categories[0].name}."
+    return [
+        f"{manifest.target} on {manifest.dataset}, {manifest.split}: {len(report.memes):,} memes, {counts}.",
+        found,
+        report.threshold_words,
+        "Scores are those of a model, held against a reference that models wrote. Intervals are 95 %, by bootstrap "
+        "over memes. Refused and unscored answers are in no mean and no rate.",
+    ]
+
+
+def weakness_sections(report: ProbeReport, root: Path | None = None) -> list[Section]:
+    """All sections, in order.
+
+    Args:
+        root: The probe's folder, to draw the figures of a page and to show failures with pictures; None for a terminal.
+
+    Raises:
+        NotLoaded: jinja2 or matplotlib is not installed, which a page needs.
+    """
+    if root is not None:
+        need_page()
+    sections: list[Section] = []
+    if report.manifest.finished is None:
+        lead = ("The same command goes on with it.",)
+        sections.append(Section("unfinished", "Not finished: these figures will change", lead=lead, warning=True))
+    few = [row.name for row in report.categories if row.memes < _STABLE]
+    notes = [f"New categories: {', '.join(report.new)}."] if report.new else []
+    if report.manifest.per_category is not None and few:
+        notes.append(f"Fewer than {_STABLE} memes, so that another draw may tell otherwise: {', '.join(few)}.")
+    sections.append(
+        Section(
+            "categories",
+            "By category",
+            _rows("category", [*report.categories, report.overall]),
+            notes=tuple(notes),
+            drawn=_drawn(report) if root else (),
+            caption="The weakest first; mean score of 1 to 10",
+        )
+    )
+    if report.gold:
+        caption = "The labels of the data set, which nobody in the probe was told"
+        sections.append(Section("gold", "By gold label", _rows("gold label", report.gold), caption=caption, level=3))
+    sections += [_steps(report), *_topics(report), *_probe(report)]
+    if root is not None:
+        sections.append(_failures(report, root))
+    return sections
+
+
+def _drawn(report: ProbeReport) -> tuple[Drawn, ...]:
+    chart = figures.by_category(report.categories, report.threshold, "by-category")
+    course = figures.by_step(report.steps, report.threshold, "by-step")
+    category = (
+        "Of the memes as they are, and of those that were rewritten, with 95 % intervals. Dashed: up to there an "
+        "explanation has failed."
+        if chart
+        else "Nothing was scored."
+    )
+    step = (
+        "Above it, how many searches came so far: one ends where the rewritten meme's score is not below the meme's, "
+        "so that later steps are of other memes than earlier ones."
+        if course
+        else "Nothing was rewritten."
+    )
+    return Drawn("Mean score by category", chart or "", category), Drawn("Mean score by step", course or "", step)
+
+
+def _rows(of: str, rows: Sequence[CategoryRow]) -> Rows:
+    head = (of, "memes", "scored", "mean", "failed", "rewritten", "mean", "failed", "change", "together", "points more")
+    return (
+        head,
+        *(
+            (
+                row.name,
+                f"{row.memes:,}",
+                *_rates(row.before),
+                *_rates(row.after),
+                figure(row.change, "+.2f"),
+                _failed(row.pooled),
+                figure(row.pooled_change and row.pooled_change.value, "+.1f", times=100),
+            )
+            for row in rows
+        ),
+    )
+
+
+def _rates(rates: Rates) -> tuple[str, str, str]:
+    lost = [f"{n} {kind}" for n, kind in ((rates.refused, "refused"), (rates.unscored, "unscored")) if n]
+    words = f" ({', '.join(lost)})" if lost else ""
+    return f"{rates.scored:,}{words}", figure(rates.mean, ".2f"), _failed(rates)
+
+
+def _failed(rates: Rates) -> str:
+    return NOTHING if rates.failure is None else f"{figure(rates.failure, '.1f', times=100)} %"
+
+
+def _steps(report: ProbeReport) -> Section:
+    rows = [("step", "searches", "as they are", "rewritten", "failed", *StepOutcome)]
+    for row in report.steps:
+        counts = (f"{row.outcomes.get(outcome, 0):,}" for outcome in StepOutcome)
+        after = (figure(row.after.mean, ".2f"), _failed(row.after))
+        rows.append((str(row.number), f"{row.n:,}", f"{row.before:.2f}", *after, *counts))
+    none = "Nothing was rewritten: no category had a meme with a misbelief and a score."
+    title = "By step of the refinement"
+    return Section("steps", title, tuple(rows) if report.steps else (), () if report.steps else (none,))
+
+
+def _topics(report: ProbeReport) -> Iterator[Section]:
+    rows = [(one.words, f"{one.n:,}", f"{one.failed:,}", f"{one.mean:.2f}", one.example) for one in report.topics]
+    head = ("failures are about", "misbeliefs", "failed", "mean of lowest")
+    caption = "Words that at least two misbeliefs share, those with most failures first; of each meme its lowest score"
+    if not rows:
+        none = ("No two misbeliefs of memes that failed share a word.",)
+        yield Section("topics", "Topics of failures", notes=none)
+        return
+    # Examples of misbeliefs are for readers of the page.
+    yield Section("topics", "Topics of failures", (head, *(row[:-1] for row in rows[:_TOPICS])), caption=caption)
+    yield Section("topics-all", "All topics", ((*head, "for example"), *rows), level=3, words=True, detail=True)
+
+
+def _probe(report: ProbeReport) -> Iterator[Section]:
+    manifest = report.manifest
+    usage = []
+    for one in report.usage:
+        counts = (one.calls, one.made, one.tokens_in, one.tokens_out, one.repaired, one.unusable)
+        usage.append((one.name, *(f"{count:,}" for count in counts), f"{one.usd:.4f}"))
+    head = ("model", "calls", "made now", "tokens read", "written", "asked again", "unusable", "US dollars")
+    caption = "Of the whole probe, calls that came out of the store included; cost by the prices in the file of models"
+    rows = (head, *usage)
+    yield Section("usage", "Calls and costs", rows if len(rows) > 1 else (), caption=caption)
+    names = [f"{one}: {manifest.models.get(one, '')}" for one in (manifest.target, *manifest.controllers)]
+    facts = {
+        "target": names[0],
+        "controllers, the senior first": ", ".join(names[1:]),
+        "data set": f"{manifest.dataset}, {manifest.split}",
+        "memes": f"{len(report.memes):,}{', a sample' if manifest.limit else ''}",
+        "without a misbelief": f"{report.without_misbelief:,}",
+        "some text left on the picture": f"{report.left:,}",
+        "without a picture": f"{len(manifest.without_picture):,}",
+        "steps at most": str(manifest.steps),
+        "searches a category": str(manifest.seeds),
+        "seed": str(manifest.seed),
+        "begun": f"{manifest.created:%Y-%m-%d %H:%M} UTC",
+        "finished": f"{manifest.finished:%Y-%m-%d %H:%M} UTC" if manifest.finished else "no",
+        "software": f"{manifest.software} {manifest.commit[:12]}",
+    }
+    yield Section("probe", "The probe", (("", "value"), *facts.items()), words=True, detail=True)
+
+
+def _failures(report: ProbeReport, root: Path) -> Section:
+    failures = report.failures[:SHOWN]
+    lead = ["There is none."]
+    if failures:
+        some = f": {len(failures)} of {len(report.failures)}" if len(failures) < len(report.failures) else ""
+        lead = [
+            f"The lowest scores first{some}. Pictures and the words on memes are hidden until asked for, since they "
+            "can be offensive; pictures are shown as the target saw them, without text.",
+            "Texts that are marked as rewritten were made to be harder to recognise: keep this page to yourself. They "
+            "stay in the probe's folder, and no library of precedents takes them in.",
+        ]
+    keys = {row.name: f"c{number}" for number, row in enumerate(report.categories)}
+    # By meme: one that has failed in several categories or steps is made small once.
+    pictures = {meme: small_pictures(root, report.memes[meme], _SIDE) for meme in {one.meme for one in failures}}
+    return Section(
+        "failures",
+        "Explanations that failed",
+        lead=tuple(lead),
+        entries=tuple(
+            _entry(one, report, key=f"f{number}", kind=keys[one.category], pictures=pictures[one.meme])
+            for number, one in enumerate(failures, 1)
+        ),
+        filters=(
+            Filter("Category", tuple((keys[row.name], row.name) for row in report.categories)),
+            Filter("Text", (("own", "as it is"), ("rewritten", "rewritten"))),
+        )
+        if failures
+        else (),
+    )
+
+
+def _entry(one: UnexplainedMeme, report: ProbeReport, *, key: str, kind: str, pictures: tuple[bytes, ...]) -> Entry:
+    meme, step, scoring = report.memes[one.meme], one.step, one.scoring
+    tags = [("bad", one.category)]
+    facts = [f"score {one.score}", f"gold {'harmful' if meme.harmful else 'not harmful'}"]
+    texts = [("text", one.text)]
+    if step:
+        tags.append(("doubt", "rewritten: not for libraries"))
+        facts.append(f"step {step.number}, as it is: {step.before}")
+        texts = [("rewritten text", one.text), ("its own text", meme.text), ("why it is missed", step.explanation)]
+    return Entry(
+        key=key,
+        meme=one.meme,
+        filters=(f"{kind}:{'rewritten' if step else 'own'}",),
+        tags=tuple(tags),
+        facts=tuple(facts),
+        pictures=pictures,
+        texts=(*texts, ("misbelief", one.misbelief)),
+        folded=(
+            (f"The target's answer{', cut at its limit' if scoring.cut else ''}", scoring.answer),
+            (f"The reference, of {scoring.references} drafts", scoring.reference),
+            ("The Scorer", scoring.comment),
+        ),
+    )
