@@ -219,7 +219,7 @@ def _sizes(options: dict[str, Any], urls: Mapping[str, str], known: Sequence[str
     """Sizes to run: those that are asked for, else those that a server is named for."""
     if options["sizes"]:
         if unknown := [size for size in options["sizes"] if size not in (*known, "all")]:
-            raise click.UsageError(f"--size {unknown[0]}: there are {', '.join(known)} and all.")
+            raise click.UsageError(f"--size {unknown[0]!r}: there are {', '.join(known)} and all.")
         return tuple(known) if "all" in options["sizes"] else tuple(dict.fromkeys(options["sizes"]))
     # Sizes that an address was named for; an address without a size is in the mapping of every size and
     # tells nothing.
