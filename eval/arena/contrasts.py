@@ -188,11 +188,7 @@ def _figure(values: Floats, ends: tuple[float, float]) -> Figure:
 
 
 def contrast_sections(found: Sequence[SettingContrast], models: Sequence[str]) -> list[Section]:
-    """Builds a table for each contrast, with targets as rows and judges as columns.
-
-    Args:
-        models: Targets in display order, such as that of the whole board.
-    """
+    """Builds a table for each contrast, with targets as rows and judges as columns."""
     return [_section(one, models) for one in found]
 
 

@@ -72,7 +72,6 @@ def read_criteria(named: str, folder: Path) -> tuple[Criterion, ...]:
 
     Args:
         named: ``memearena``, ``probench``, or a TOML file with tables ``[[criteria]]`` (``key``, ``words``).
-        folder: Directory that a path is relative to.
 
     Raises:
         BadRequest: The file does not exist or does not contain valid criteria.

@@ -42,9 +42,7 @@ class JudgeCheck:
 
     Attributes:
         n: Number of comparisons that both it and the teacher judged in the same order.
-        unusable: Number of comparisons without a usable reply.
         agreement: Share on which both name the same winner or a tie, with its interval over memes; None if ``n`` is 0.
-        kappa: Cohen's kappa with the teacher.
         rmse: Root mean squared difference of ratings, in points, over the models of held-out families; None if it
             judged nothing.
         spearman: Rank correlation of all models' ratings; None with fewer than three models or constant ratings.

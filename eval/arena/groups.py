@@ -244,11 +244,7 @@ def _test(
 
 
 def group_sections(found: Sequence[BoardsBy], models: Sequence[str]) -> list[Section]:
-    """Builds a table for each key, with models as rows and groups as columns.
-
-    Args:
-        models: Models in display order.
-    """
+    """Builds a table for each key, with models as rows and groups as columns."""
     return [_section(one, models) for one in found]
 
 

@@ -54,10 +54,8 @@ class ArenaPlan:
 
     Attributes:
         memes: Memes in order; a meme's position decides which models meet on it.
-        models: Models, by the names that the settings use.
         fixed_tasks: Supplied questions, by meme; empty if the controller writes them.
         references: Human references by meme, for the setting ``human``.
-        concurrency: Number of memes in progress at once.
     """
 
     settings: ArenaSettings
@@ -87,10 +85,6 @@ async def run_memes(
     plan: ArenaPlan, folder: ArenaFolder, progress: Callable[[int, int], None] = lambda *_: None
 ) -> None:
     """Runs an arena, or the unfinished part of it.
-
-    Args:
-        folder: Folder of the arena; finished work in it is not repeated.
-        progress: Called with the number of memes done and their total.
 
     Raises:
         BudgetSpent: A model's budget is exhausted.

@@ -48,9 +48,7 @@ class RepeatedBoard:
     """An arena over all repeats.
 
     Attributes:
-        finished: True if all repeats are finished.
         by_rating: True if the order is by mean rating; by mean win rate otherwise.
-        models: Models, best first.
         places: Adjacent pairs in that order.
     """
 
@@ -89,9 +87,6 @@ def repeats_of(ask: Ask, count: int) -> tuple[Ask, ...]:
 
 def repeated_board(boards: Sequence[Leaderboard]) -> RepeatedBoard:
     """Combines the overall boards of repeats.
-
-    Args:
-        boards: Leaderboards of the repeats, in order.
 
     Raises:
         BadRequest: There are fewer than two, or they are of different models or memes.

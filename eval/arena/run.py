@@ -38,14 +38,9 @@ class Ask:
     """Options of an arena run.
 
     Attributes:
-        specs: Models that the arena needs.
         seed: Seed of the sample of memes and of all other draws.
-        concurrency: Number of memes in progress at once.
-        tasks: File of supplied questions; None if the controller writes them.
         references: File of human references; None without any.
-        calls: Call cache shared between arenas; None for the arena's own.
         vllm: Models to start a vLLM server for, those of specs without an address; one runs at a time.
-        vllm_flags: Further flags of vLLM.
         sample_seed: Seed of the sample of memes, if different from ``seed``.
     """
 
@@ -118,9 +113,6 @@ async def run(
     """Runs an arena, or the unfinished part of it.
 
     Args:
-        tell: Called with messages for the user.
-        progress: Called with the number of memes done and their total.
-        models: Models, if they are connected already.
         begin: Called before the first call with the estimated number of calls and their cost; may raise.
 
     Raises:

@@ -121,7 +121,6 @@ def arena_settings(table: Mapping[str, Any], models: Mapping[str, object], *, fo
     Args:
         table: Table ``[arena]`` of the file; its own values take precedence over its ``preset``.
         models: Models in the file; all of them are targets unless the table says otherwise.
-        folder: Directory that a file of criteria is relative to.
 
     Raises:
         BadRequest: The table has an unknown setting, or names a model that is not in the file; or its

@@ -106,7 +106,6 @@ class Speaker:
         """Asks questions that build on each other.
 
         Args:
-            rounds: Questions, in order.
             language: Language that answers should be in; empty for none.
             history_chars: Maximum length of the history sent with a question, in characters; the oldest rounds are
                 dropped so that a model with a small context can answer at all. None for the whole history.
@@ -158,9 +157,6 @@ class Speaker:
         """Asks which of two answers is better, by each criterion.
 
         Args:
-            reference: Reference to judge by; None for none.
-            a: Answer shown first.
-            b: Answer shown second.
             criteria: Criteria, with the overall verdict last.
             levels: Number of levels, 3 or 5.
         """
@@ -183,7 +179,6 @@ class Speaker:
         """Explains why an answer lost.
 
         Args:
-            rounds: One question, or several.
             why: Reasons of the judges that agree.
             aspects: Dimensions in which it may have lost most; with fewer than two, the model is not asked for one.
         """
@@ -208,12 +203,7 @@ class Speaker:
     async def rate_difficulty(
         self, rounds: Sequence[str], reference: FixedQuestion | None
     ) -> tuple[Difficulty, ReplyCost]:
-        """Rates the difficulty of a task.
-
-        Args:
-            rounds: One question, or several.
-            reference: A good answer, if there is one; otherwise None.
-        """
+        """Rates the difficulty of a task."""
         prompt = prompt_of(ANNOTATOR)
         parts: list[str | Frame] = self._shown(prompt)
         parts.append(prompt.task("question", question=self.fence.around("\n\n".join(rounds))))

@@ -34,7 +34,6 @@ class Spread:
     Attributes:
         low: Lower ends of the 95 % intervals, float of shape (models,); None if they could not be
             computed.
-        high: Upper ends of the intervals, likewise.
         without: Number of resamples without finite ratings, in which a model was undefeated.
         draws: Ratings of each resample, float of shape (resamples with finite ratings, models).
     """
