@@ -71,10 +71,10 @@ def ablate(arms: str | None, models: tuple[str, ...], prompts: tuple[str, ...], 
     the exact McNemar test. A meme without a class counts as wrong.
     """
     from court.events import Procedure
-    from eval.commands.options import run_arms
+    from eval.commands.options import run_watched
     from eval.commands.plans import plan_of
     from eval.runs.results import read_results
-    from eval.studies.arms import ModelOf, Study, arms_named
+    from eval.studies.arms import ModelOf, Study, arms_named, run_study
 
     chosen = arms_named(
         [name.strip() for name in (arms or "").split(",") if name.strip()],
@@ -83,7 +83,8 @@ def ablate(arms: str | None, models: tuple[str, ...], prompts: tuple[str, ...], 
         prompts,
     )
     study = Study("ablate", plan_of(options), chosen)
-    results = [read_results(folder.root) for folder in run_arms(study)]
+    runs = run_watched(lambda progress: run_study(study, progress))
+    results = [read_results(folder.root) for folder in runs]
     by_protocol = score_by_protocol(
         study.plan.protocols,
         lambda protocol: _compared(results, protocol, options["seed"]),

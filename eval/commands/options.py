@@ -16,9 +16,7 @@ if TYPE_CHECKING:
     from eval.datasets.protocol import Protocol
     from eval.models.samples import Samples
     from eval.probe.folder import ProbeManifest
-    from eval.runs.folder import RunFolder
     from eval.session.progress import Progress
-    from eval.studies.arms import Study
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -199,17 +197,6 @@ def vllm_turns_options(command: F) -> F:
         help="Pass a flag to vLLM: --vllm-flag=--quantization=fp8.",
     )
     return models(flag(command))
-
-
-def run_arms(study: Study) -> tuple[RunFolder, ...]:
-    """Runs the arms of a study and shows how far it is; Ctrl-C leaves it so that the same call goes on.
-
-    Raises:
-        CourtError: The study can't be run; see :func:`eval.studies.arms.run_study`.
-    """
-    from eval.studies.arms import run_study
-
-    return run_watched(lambda progress: run_study(study, progress))
 
 
 def run_watched(

@@ -39,11 +39,11 @@ def sweep(axes: tuple[str, ...], thresholds: str, as_json: bool, **options: Any)
     Combinations are ordered by strict macro-F1 with 95 % intervals by bootstrap over memes (10,000 resamples). A test
     split is refused. Running the command again with the same --out continues, and can add combinations.
     """
-    from eval.commands.options import dataset_of, run_arms, score_by_protocol
+    from eval.commands.options import dataset_of, run_watched, score_by_protocol
     from eval.commands.plans import plan_of
     from eval.reports.sections import as_text
     from eval.runs.results import read_results
-    from eval.studies.arms import Study
+    from eval.studies.arms import Study, run_study
     from eval.studies.sweeping import grid, parse_axis, parse_thresholds, rank, require_not_test
 
     # Before anything is tried: on a test split not even one setting may be chosen.
@@ -55,7 +55,8 @@ def sweep(axes: tuple[str, ...], thresholds: str, as_json: bool, **options: Any)
     if len(dict(parsed)) < len(parsed):
         raise click.UsageError("Each setting has one --grid, with all its values.")
     study = Study("sweep", plan_of(options), grid(dict(parsed)))
-    results = [read_results(folder.root) for folder in run_arms(study)]
+    runs = run_watched(lambda progress: run_study(study, progress))
+    results = [read_results(folder.root) for folder in runs]
     by_protocol = score_by_protocol(
         study.plan.protocols,
         lambda protocol: rank(results, protocol, scores, seed=options["seed"]),
