@@ -60,7 +60,7 @@ def score(data: Path, runs: tuple[Path, ...], predictions: tuple[Path, ...], htm
     from eval.commands.pages import command_line, show_sections, unfinished_in_words
     from eval.datasets.known import find_card
     from eval.datasets.read import read_split
-    from eval.reports.functional_words import functional_sections
+    from eval.reports.functional_sections import functional_sections
     from eval.reports.gather import runs_below
     from eval.runs.results import read_results, require_verdicts
     from eval.scores.functional import functional_scores

@@ -39,7 +39,7 @@ def annotators(
     """
     from eval.commands.pages import command_line, show_sections, unfinished_in_words
     from eval.reports.gather import runs_below
-    from eval.reports.label_words import annotators_section, soft_section
+    from eval.reports.label_sections import annotators_section, soft_section
     from eval.runs.folder import dataset_of
     from eval.runs.results import read_results, require_verdicts
     from eval.scores import annotators as scored
@@ -102,7 +102,7 @@ def noise(
     other precedents, excluding those that share picture or words. The list holds ids only and no text of a meme.
     """
     from eval.commands.pages import command_line, show_sections
-    from eval.reports.label_words import noise_section
+    from eval.reports.label_sections import noise_section
     from eval.studies.vote import left_out_probabilities
 
     if bool(runs) == (library is not None):
@@ -147,7 +147,7 @@ def _show_noise_of_task(
     read: list[Results], protocol: str | None, *, show: int, html: Path | None, as_json: bool
 ) -> None:
     from eval.commands.pages import command_line, show_sections
-    from eval.reports.label_words import noise_section
+    from eval.reports.label_sections import noise_section
     from eval.scores.label_noise import find_task_noise
 
     if protocol is not None:

@@ -167,7 +167,7 @@ def compare(probes: tuple[Path, ...], threshold: int, html: Path | None, as_json
     from dataclasses import asdict
 
     from eval.probe.compare import compare_probes
-    from eval.probe.compared_words import comparison_lead, comparison_sections
+    from eval.probe.compared_sections import comparison_lead, comparison_sections
 
     comparison = compare_probes(probes, threshold=threshold)
     cells = [

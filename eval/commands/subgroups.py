@@ -43,7 +43,7 @@ def subgroups(
     from eval.commands.options import protocols_of, score_by_protocol
     from eval.commands.pages import command_line, show_sections, unfinished_in_words
     from eval.reports.gather import runs_below
-    from eval.reports.label_words import subgroup_sections
+    from eval.reports.label_sections import subgroup_sections
     from eval.runs.results import read_results
     from eval.scores.meme_rows import read_meme_rows
     from eval.scores.subgroups import groups_of, subgroup_table, task_subgroup_tables

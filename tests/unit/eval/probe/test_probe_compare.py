@@ -11,7 +11,7 @@ from court.errors import BadRequest
 from eval.cli import cli
 from eval.datasets.published import published_file
 from eval.probe.compare import CHANGE, FAILURE, FAILURE_BEFORE, MEAN, SCORE, compare_probes
-from eval.probe.compared_words import comparison_sections
+from eval.probe.compared_sections import comparison_sections
 from eval.probe.folder import MINED, REWRITTEN, SCORED, Mined, ProbeFolder, Scored, Step
 from eval.probe.mining import capped
 from eval.probe.refining import Limits, listed_seeds

@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import binomtest
 
 from court.errors import BadRequest
-from eval.reports.label_words import noise_section, subgroup_sections
+from eval.reports.label_sections import noise_section, subgroup_sections
 from eval.reports.tasks import as_json, gather_tasks, sections_of
 from eval.runs.results import Judged
 from eval.scores.choose import rank_answers
