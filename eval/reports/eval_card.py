@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from court.display import word
 from eval.reports import tasks
 from eval.reports.by_task import by_task_sections, split_by_task
-from eval.reports.gather import PROTOCOLS, Group, Table, gather
+from eval.reports.gather import PROTOCOLS, Table, gather
 from eval.reports.sections import Section, as_markdown, as_page
+from eval.reports.verdicts import published_section
 from eval.runs.folder import RunManifest
 from eval.runs.results import Results, card_of_results
 from eval.scores.bootstrap import Figure
@@ -115,7 +116,9 @@ async def _measured(results: Results) -> tuple[list[Section], list[tuple[str, fl
         # The hub compares systems by these: a figure over the memes that one of them chose to score is no such figure.
         if isinstance(value, Figure) and (memes == table.rows[0].card.n or "decided" in name)
     ]
-    sections = [_verdicts(table) for table in group.tables] + list(_published(group))
+    sections = [_verdicts(table) for table in group.tables]
+    if group.published:
+        sections.append(replace(published_section(group), key="published", level=2))
     remarks = [sentence for table in group.tables for sentence in table.remarks]
     return sections, measured, [*group.unscored, *dict.fromkeys(remarks)]
 
@@ -164,20 +167,6 @@ def _verdicts(table: Table) -> Section:
             f"{f'{scored.groups:,} groups of memes' if scored.groups else 'memes'}.",
         ),
     )
-
-
-def _published(group: Group) -> Iterator[Section]:
-    if not group.published:
-        return
-    rows: list[tuple[str, ...]] = [
-        ("system", "split", "protocol", "memes", "accuracy", "macro-F1", "AUROC", "source", "remark"),
-    ]
-    for one in group.published:
-        values = (figure(value) for value in (one.accuracy, one.macro_f1, one.auroc))
-        memes = "not said" if one.n is None else f"{one.n:,}"
-        cells = (one.name, one.split or "not said", str(one.protocol), memes, *values, one.source, one.remark)
-        rows.append(tuple(cells))
-    yield Section("published", "As published, not measured here", tuple(rows), notes=group.caveats)
 
 
 def _facts(key: str, title: str, facts: Mapping[str, object], notes: Sequence[str] = ()) -> Section:

@@ -91,7 +91,7 @@ def _group(group: Group, *, page: bool) -> Iterator[Section]:
         if table.contrasts:
             yield _contrasts(table)
     if group.published:
-        yield _published(group)
+        yield published_section(group)
 
 
 def _name(run: RunView) -> str:
@@ -188,7 +188,8 @@ def _contrasts(table: Table) -> Section:
     )
 
 
-def _published(group: Group) -> Section:
+def published_section(group: Group) -> Section:
+    """Published figures on a data set, with the sources and remarks of each."""
     heads = ("system", "split", "protocol", "memes", "accuracy", "macro-F1", "AUROC", "MMAE")
     rows: list[tuple[str, ...]] = [heads]
     # Most rows share a source or a remark, which would fill the screen otherwise.
