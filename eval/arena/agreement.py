@@ -12,7 +12,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from eval.arena.events import Event, Judged
-from eval.arena.panels import panels_of_size
+from eval.arena.panel import panels_of_size
 from eval.arena.words import OVERALL
 from serving.docket.review.agreement import Kappa, cohen, fleiss
 

@@ -30,7 +30,7 @@ from eval.arena.events import (
     TaskFormulated,
 )
 from eval.arena.folder import ArenaFolder, ArenaManifest, Spent
-from eval.arena.noise import judged_in_both_orders
+from eval.arena.panel import judged_in_both_orders
 from eval.arena.words import OVERALL, Verdict
 
 
