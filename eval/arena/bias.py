@@ -15,8 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from eval.arena.events import Event, Judged
-from eval.arena.panel import joint_scores
-from eval.arena.panel import panels_of_size
+from eval.arena.panel import joint_scores, panels_of_size
 from eval.arena.ranking.battles import Floats, battles, win_rates, wins
 from eval.arena.ranking.bootstrap import LEAST_MEMES, draw_memes, tails
 from eval.arena.words import OVERALL, Setting

@@ -13,10 +13,9 @@ import numpy as np
 from court.errors import BadRequest
 from eval.arena.events import Answered, ContextSimulated, Event, FusionBegun, FusionRound, TaskFormulated
 from eval.arena.words import Relevance
-from eval.reports.rating_sheet import EXPLANATION_CRITERIA, Criterion, RatedItem, SheetKey
+from eval.reports.ratings import EXPLANATION_CRITERIA, Criterion, RatedItem, Rating, SheetKey
 from eval.reports.sections import Section
 from eval.scores.bootstrap import Figure
-from eval.scores.ratings import Rating
 from eval.scores.resampled_means import mean_of
 from eval.scores.tables import figure
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -12,15 +11,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from eval.commands.options import arena_samples, threshold_option
-from eval.commands.pages import command_line, write_page
+from eval.commands.pages import command_line, show_sections
 from serving.cli.common import with_options
 
 if TYPE_CHECKING:
     from eval.arena.folder import ArenaManifest
     from eval.arena.rating import Pictures
-    from eval.reports.rating_sheet import Criterion, RatedItem, SheetKey
+    from eval.reports.ratings import Criterion, CriterionRatings, RatedItem, Rating, SheetKey
     from eval.reports.sections import Section
-    from eval.scores.ratings import CriterionRatings, Rating
 
 
 _sheet_options = with_options(
@@ -79,7 +77,7 @@ def rate_arena(**options: Any) -> None:
     from eval.arena.folder import ArenaFolder
     from eval.arena.rating import measure_section, round_section
     from eval.datasets.published import published_file, published_ratings
-    from eval.reports.rating_sheet import rating_section
+    from eval.reports.ratings import rating_section, summarise
 
     folder = ArenaFolder(options["out"])
     manifest, events = folder.manifest(), folder.events()
@@ -99,7 +97,7 @@ def rate_arena(**options: Any) -> None:
         return
     if options["ratings"]:
         ratings, key = _read(options, tuple(rating.CRITERIA))
-        found = _summary(ratings, key)
+        found = summarise(ratings, key.repeat_of)
         paper = published_file(f"papers/{rating.PAPER}")
         sections = [
             rating_section(
@@ -143,7 +141,7 @@ def rate_probe(**options: Any) -> None:
     """
     from eval.datasets.published import published_file, published_ratings
     from eval.probe import rating
-    from eval.reports.rating_sheet import rating_section
+    from eval.reports.ratings import rating_section, summarise
 
     if not options["sheet"] and not options["ratings"]:
         raise click.UsageError("Draw a sheet with --sheet, or report on --ratings.")
@@ -152,7 +150,7 @@ def rate_probe(**options: Any) -> None:
         _write(options, items, rating.CRITERIA[options["what"]], mark=rating.MARKED.get(options["what"], ""))
         return
     ratings, key = _read(options, tuple(rating.CRITERIA))
-    found = _summary(ratings, key)
+    found = summarise(ratings, key.repeat_of)
     source = published_file(f"papers/{rating.PAPER}")["source"]
     sections = [rating_section(found, published_ratings(rating.PAPER, key.what), source=source)]
     agents = rating.agent_section(ratings, key, threshold=options["threshold"])
@@ -193,7 +191,7 @@ def _pictures_of(options: Mapping[str, Any], manifest: ArenaManifest) -> Picture
 def _write(
     options: Mapping[str, Any], items: Sequence[RatedItem], criteria: Sequence[Criterion], *, mark: str = ""
 ) -> None:
-    from eval.reports.rating_sheet import lay_out, write_sheet
+    from eval.reports.ratings import lay_out, write_sheet
 
     stem: Path = options["sheet"]
     # A sheet is four files of one name; an ending that was typed belongs to one of them.
@@ -208,7 +206,7 @@ def _write(
 
 def _read(options: Mapping[str, Any], kinds: Sequence[str]) -> tuple[tuple[Rating, ...], SheetKey]:
     from court.errors import BadRequest
-    from eval.reports.rating_sheet import read_key, read_ratings
+    from eval.reports.ratings import read_key, read_ratings
 
     if not options["key"]:
         raise click.UsageError("--ratings needs --key: the key of the sheet that was rated.")
@@ -220,12 +218,6 @@ def _read(options: Mapping[str, Any], kinds: Sequence[str]) -> tuple[tuple[Ratin
     return read_ratings(options["ratings"], key), key
 
 
-def _summary(ratings: Sequence[Rating], key: SheetKey) -> tuple[CriterionRatings, ...]:
-    from eval.scores.ratings import summarise
-
-    return summarise(ratings, key.repeat_of)
-
-
 def _show(
     options: Mapping[str, Any],
     title: str,
@@ -234,11 +226,5 @@ def _show(
     found: Sequence[CriterionRatings],
     more: Mapping[str, Any],
 ) -> None:
-    from eval.reports.sections import as_page, as_text
-
-    if options["html"]:
-        write_page(options["html"], as_page(title, [], sections, command=command_line()))
-    if options["as_json"]:
-        click.echo(json.dumps({"ratings": [asdict(one) for one in found], **more}))
-        return
-    click.echo(as_text([title], sections))
+    figures = {"ratings": [asdict(one) for one in found], **more} if options["as_json"] else None
+    show_sections(title, [title], sections, page=options["html"], figures=figures, command=command_line())

@@ -12,9 +12,8 @@ from court.errors import BadRequest
 from eval.datasets.published import published_file
 from eval.probe.folder import MARK, MINED, REWRITTEN, SCORED, Mined, ProbedMeme, ProbeFolder, Scored, Step
 from eval.probe.pictures import small_pictures
-from eval.reports.rating_sheet import EXPLANATION_CRITERIA, Criterion, RatedItem, SheetKey
+from eval.reports.ratings import EXPLANATION_CRITERIA, Criterion, RatedItem, Rating, SheetKey
 from eval.reports.sections import Section
-from eval.scores.ratings import Rating
 from eval.scores.tables import figure
 from serving.docket.review.agreement import cohen
 

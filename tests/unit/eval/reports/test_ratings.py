@@ -27,10 +27,19 @@ from eval.arena.rating import (
 )
 from eval.cli import cli
 from eval.probe.folder import MARK
-from eval.reports.rating_sheet import Criterion, RatedItem, lay_out, read_key, read_ratings, write_sheet
+from eval.reports.ratings import (
+    Criterion,
+    RatedItem,
+    Rating,
+    lay_out,
+    read_key,
+    read_ratings,
+    summarise,
+    weighted_kappa,
+    write_sheet,
+)
 from eval.scores.alpha import alpha
 from eval.scores.bootstrap import Figure
-from eval.scores.ratings import Rating, summarise, weighted_kappa
 from retrieval.library.sources import NOT_FOR_LIBRARIES
 from tests.support.arena_world import STRENGTHS, Arena
 from tests.support.probe_run import a_plan, probed
