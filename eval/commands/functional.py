@@ -64,7 +64,7 @@ def score(data: Path, runs: tuple[Path, ...], predictions: tuple[Path, ...], htm
     from eval.reports.gather import runs_below
     from eval.runs.results import read_results, require_verdicts
     from eval.scores.functional import functional_scores
-    from eval.scores.scored_file import read_predictions
+    from eval.scores.prediction_file import read_predictions
     from eval.synthetic.functional import DATASET, read_key, suite
 
     if not runs and not predictions:

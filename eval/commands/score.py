@@ -11,7 +11,7 @@ import click
 
 if TYPE_CHECKING:
     from eval.datasets.card import DatasetCard
-    from eval.scores.scored_file import ScoredFile
+    from eval.scores.prediction_file import ScoredFile
 
 
 @click.command()
@@ -63,7 +63,7 @@ def score(
     from eval.datasets.read import read_split
     from eval.reports.sections import Section, as_text
     from eval.scores.metrics import card
-    from eval.scores.scored_file import read_predictions
+    from eval.scores.prediction_file import read_predictions
     from eval.scores.tables import cards_rows, confusion_rows, noise_in_words
 
     dataset = dataset_of(id_)
@@ -132,7 +132,7 @@ def _score_answers(
     from eval.datasets.read import read_split
     from eval.reports import tasks
     from eval.reports.sections import as_text
-    from eval.scores.task_file import read_answers
+    from eval.scores.prediction_file import read_answers
     from eval.solvers.question import ELSEWHERE, question_about
 
     # Before anything is read: a task that there is none of is told with those that there are.

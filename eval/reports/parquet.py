@@ -8,7 +8,7 @@ from typing import Any
 
 from court.errors import BadRequest, NotLoaded
 from eval.runs.results import Judged, Results
-from eval.scores.task_file import SCORE_COLUMN
+from eval.scores.prediction_file import SCORE_COLUMN
 from eval.solvers.question import Question, gold_of
 
 

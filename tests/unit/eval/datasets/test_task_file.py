@@ -10,8 +10,7 @@ from eval.cli import cli
 from eval.datasets.card import card_of
 from eval.datasets.items import JudgedMeme
 from eval.datasets.known import find_card
-from eval.scores.scored_file import NO_ANSWER
-from eval.scores.task_file import read_answers
+from eval.scores.prediction_file import NO_ANSWER, read_answers
 from eval.solvers.prediction import Outcome
 
 STANCE, FRAMES = find_card("climatememes").tasks

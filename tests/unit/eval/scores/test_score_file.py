@@ -12,7 +12,7 @@ from eval.commands.options import score_by_protocol
 from eval.datasets.protocol import Level, Protocol
 from eval.runs.results import NOT_JUDGED
 from eval.scores.metrics import card
-from eval.scores.scored_file import NO_ANSWER, read_predictions
+from eval.scores.prediction_file import NO_ANSWER, read_predictions
 from tests.support.judged import F, H, N, U, meme
 
 NOT, SOME, VERY = Level

@@ -8,7 +8,7 @@ from PIL import Image
 
 from court.errors import BadRequest
 from court.verdict import Label
-from eval.scores.scored_file import read_predictions
+from eval.scores.prediction_file import read_predictions
 from retrieval.library.picture_import import _file, _NoPicture
 from retrieval.library.readers import read_source
 from retrieval.library.sources import Source
