@@ -134,10 +134,10 @@ def _section(compared: Sequence[tuple[Results, Comparison]], protocol: Protocol,
 
     head = ("arm", "accuracy", "macro-F1", "difference in accuracy", "in macro-F1", "p", "calls", "stored", "made")
     rows: list[tuple[str, ...]] = [head]
-    for place, (arm, one) in enumerate(compared):
+    for number, (arm, one) in enumerate(compared):
         calls = _calls(arm)
         differences = [signed_interval(each) for each in (one.difference_accuracy, one.difference_macro_f1)]
-        against = (*differences, f"{one.mcnemar_p:.3g}") if place else ("", "", "")
+        against = (*differences, f"{one.mcnemar_p:.3g}") if number else ("", "", "")
         counts = (f"{calls[name]:,}" for name in ("calls", "stored", "made"))
         rows.append((arm.name, f"{one.accuracy_a:.3f}", f"{one.macro_f1_a:.3f}", *against, *counts))
     spent = ", ".join(f"{arm.name} {_calls(arm)['tokens']:,}" for arm, _ in compared)

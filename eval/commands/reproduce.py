@@ -365,8 +365,8 @@ def _stored(plan: Reproduction) -> int:
 
     async def count() -> int:
         total = 0
-        for place in plan.stores():
-            store = SqliteCallCache.open(place)
+        for path in plan.stores():
+            store = SqliteCallCache.open(path)
             try:
                 total += await store.count()
             finally:

@@ -124,7 +124,7 @@ def _resumed(options: dict[str, Any]) -> Plan:
         )
     # The store and the library of before, unless others are named: else what was paid for would be asked anew.
     stored = {"calls": begun.calls_file, "library": begun.library_dir}
-    before = {name: Path(place) for name, place in stored.items() if place and options[name] is None}
+    before = {name: Path(path) for name, path in stored.items() if path and options[name] is None}
     spec = {name: getattr(begun, name) for name in RunSpec.model_fields}
     plan = plan_of(
         options,

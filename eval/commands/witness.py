@@ -145,8 +145,8 @@ def _planned(options: dict[str, Any]) -> WitnessPlan:
     )
     if options["limit"] and options["limit"] < len(claims):
         # Places are drawn and sorted, so that a sample stands in the order of its file.
-        places = sorted(random.Random(options["seed"]).sample(range(len(claims)), options["limit"]))
-        claims = tuple(claims[place] for place in places)
+        indices = sorted(random.Random(options["seed"]).sample(range(len(claims)), options["limit"]))
+        claims = tuple(claims[index] for index in indices)
     wanted = set(Arm) if "all" in options["arms"] else set(options["arms"] or ("witness",))
     return WitnessPlan(
         out=options["out"],

@@ -48,13 +48,13 @@ class VllmTurns:
         Raises:
             As :func:`~eval.models.vllm_session.vllm_session`, whichever of the servers failed.
         """
-        served = await self._place(model)
+        served = await self._wait_for(model)
         try:
             yield served
         finally:
             self._leave()
 
-    async def _place(self, model: str) -> ServedModel:
+    async def _wait_for(self, model: str) -> ServedModel:
         assert self._turns is not None, "not entered"
         if self._turns.done():
             # Raises the error that ended the loop: this call's turn would never come.
@@ -64,13 +64,13 @@ class VllmTurns:
             self._in_flight += 1
             self._changed.set()
             return self._served[1]
-        place: asyncio.Future[ServedModel] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(model, []).append(place)
+        waiter: asyncio.Future[ServedModel] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(model, []).append(waiter)
         self._changed.set()
         try:
-            return await place
+            return await waiter
         except asyncio.CancelledError:
-            if not place.cancelled():  # its turn came at the same moment
+            if not waiter.cancelled():  # its turn came at the same moment
                 self._leave()
             raise
 
@@ -90,16 +90,16 @@ class VllmTurns:
                 # No call may join a server that is being stopped.
                 self._served = None
                 self._served = model, await sessions.serve(model)
-                for place in self._waiting.pop(model, ()):
-                    if not place.done():
+                for waiter in self._waiting.pop(model, ()):
+                    if not waiter.done():
                         # Counted here and not when it wakes up: until then the turn could seem to be over.
                         self._in_flight += 1
-                        place.set_result(self._served[1])
+                        waiter.set_result(self._served[1])
                 await self._until_the_turn_is_over()
 
     def _most_waited_for(self) -> str | None:
         # Waiters that gave up do not count.
-        waiting = {model: sum(not place.done() for place in places) for model, places in self._waiting.items()}
+        waiting = {model: sum(not waiter.done() for waiter in waiters) for model, waiters in self._waiting.items()}
         self._waiting = {model: self._waiting[model] for model, count in waiting.items() if count}
         return max(self._waiting, key=waiting.__getitem__, default=None)
 
@@ -119,11 +119,11 @@ class VllmTurns:
     def _failed(self, turns: asyncio.Task[None]) -> None:
         """Reports the failure to all who wait for a turn."""
         error = None if turns.cancelled() else turns.exception()
-        for place in (place for places in self._waiting.values() for place in places if not place.done()):
+        for waiter in (waiter for waiters in self._waiting.values() for waiter in waiters if not waiter.done()):
             if error is None:
-                place.cancel()
+                waiter.cancel()
             else:
-                place.set_exception(error)
+                waiter.set_exception(error)
 
     async def __aenter__(self) -> Self:
         self._turns = asyncio.ensure_future(self._take_turns())

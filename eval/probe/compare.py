@@ -127,9 +127,9 @@ def compare_probes(roots: Sequence[Path], *, threshold: int = THRESHOLD) -> Prob
                 rewritten=counts[name, category][1],
                 figures={metric: _figure(drawn[name, category].get(metric)) for metric in METRICS},
                 surely={
-                    metric: place
+                    metric: rank
                     for metric in (SCORE, FAILURE, FAILURE_BEFORE)
-                    if (place := _place(name, {other: drawn[other, category].get(metric) for other in names}, metric))
+                    if (rank := _rank(name, {other: drawn[other, category].get(metric) for other in names}, metric))
                 },
             )
             for name in names
@@ -251,7 +251,7 @@ def _figure(found: tuple[float, Floats] | None) -> Figure | None:
     return Figure(value, *interval(drawn[~np.isnan(drawn)]))
 
 
-def _place(name: str, found: Mapping[str, tuple[float, Floats] | None], metric: str) -> str:
+def _rank(name: str, found: Mapping[str, tuple[float, Floats] | None], metric: str) -> str:
     """``best`` or ``second`` if that is significant; empty otherwise."""
     own = found[name]
     if own is None or len(found) < 2:

@@ -153,12 +153,12 @@ def _train(samples: Samples) -> tuple[list[CopiedMeme], dict[str, Path], int]:
     return list(rows.values()), pictures, len(missing - set(rows))
 
 
-def _link(picture: Path, place: Path) -> None:
+def _link(picture: Path, link: Path) -> None:
     """Hard-links a picture, or copies it if that fails: a train split may have gigabytes."""
     try:
-        os.link(picture.resolve(), place)
+        os.link(picture.resolve(), link)
     except OSError:  # another disk, one without links, or a picture inside a tar file
-        place.write_bytes(picture.read_bytes())
+        link.write_bytes(picture.read_bytes())
 
 
 def _failed(scored: Iterable[Scored], threshold: int) -> dict[str, list[Scored]]:

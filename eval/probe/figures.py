@@ -86,10 +86,10 @@ def by_step(rows: Sequence[StepRow], threshold: int, name: str) -> str | None:
 
 
 def _mark(axes: Axes, means: Sequence[Estimate | None], shift: float, ink: str, shape: str, label: str) -> None:
-    there = [(place, mean) for place, mean in enumerate(means) if mean is not None]
+    there = [(index, mean) for index, mean in enumerate(means) if mean is not None]
     axes.errorbar(
         [mean.value for _, mean in there],
-        [place + shift for place, _ in there],
+        [index + shift for index, _ in there],
         xerr=[
             # By rounding a mean may lie just outside of its interval, and matplotlib takes no negative length.
             [max(0.0, mean.value - mean.low) for _, mean in there],

@@ -159,8 +159,8 @@ def _examples(meme: Scored, history: Sequence[_Known], most: int) -> list[_Known
     """The most similar ones, lowest score first; of equal scores, the more similar first."""
     # A meme, as it is or rewritten, is no example for itself.
     others = [one for one in history if one.meme != meme.meme]
-    places = most_similar(meme.misbelief, [one.misbelief for one in others], most)
-    return sorted((others[place] for place in places), key=lambda one: one.score)
+    indices = most_similar(meme.misbelief, [one.misbelief for one in others], most)
+    return sorted((others[index] for index in indices), key=lambda one: one.score)
 
 
 async def _step(

@@ -18,7 +18,7 @@ def most_similar(sentence: str, sentences: Sequence[str], most: int) -> tuple[in
     """
     scores = _scores(sentence, sentences)
     # By place among equals, so that the order is the same each time.
-    return tuple(sorted(range(len(sentences)), key=lambda place: (-scores[place], place))[:most])
+    return tuple(sorted(range(len(sentences)), key=lambda index: (-scores[index], index))[:most])
 
 
 def words_of(sentence: str) -> list[str]:

@@ -46,13 +46,13 @@ def topics_of(scored: Sequence[Scored], steps: Sequence[Step], threshold: int) -
     if not lowest:
         return ()
     found: dict[str, set[int]] = {}
-    for place, (_, misbelief) in enumerate(lowest):
+    for index, (_, misbelief) in enumerate(lowest):
         words = words_of(misbelief)
         # A set, so that a topic counts once for each misbelief. Its order changes from process to process; rarity
         # brings an order of its own, down to the words.
         for topic in {*(" ".join(pair) for pair in pairwise(words)), *words}:
-            found.setdefault(topic, set()).add(place)
-    failed = {place for place, (score, _) in enumerate(lowest) if score <= threshold}
+            found.setdefault(topic, set()).add(index)
+    failed = {index for index, (score, _) in enumerate(lowest) if score <= threshold}
     usual = len(failed) / len(lowest)
 
     def rarity(topic: str) -> tuple[int, int, str]:
@@ -65,9 +65,11 @@ def topics_of(scored: Sequence[Scored], steps: Sequence[Step], threshold: int) -
         chosen.setdefault(frozenset(found[topic]), topic)
     # Where everything failed no topic fails more often than usual, and all of them count.
     topics = [
-        _topic(words, [lowest[place] for place in sorted(places)], threshold)
-        for places, words in chosen.items()
-        if len(places) >= _LEAST and len(places & failed) and (len(places & failed) / len(places) > usual or usual == 1)
+        _topic(words, [lowest[index] for index in sorted(indices)], threshold)
+        for indices, words in chosen.items()
+        if len(indices) >= _LEAST
+        and len(indices & failed)
+        and (len(indices & failed) / len(indices) > usual or usual == 1)
     ]
     return tuple(sorted(topics, key=lambda one: (-one.failed, one.mean, one.words))[:_MOST])
 

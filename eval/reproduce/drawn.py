@@ -91,7 +91,7 @@ def draw_benchmarks(data: Path, *, train: int, test: int, seed: int = 1, size: t
         BadRequest: A directory is not empty and has no synthetic benchmark.
     """
     layouts = {"harm-c": Layout.HARMEME, "harm-p": Layout.HARMEME, "fhm": Layout.FHM}
-    for place, (name, layout) in enumerate(layouts.items()):
+    for number, (name, layout) in enumerate(layouts.items()):
         if not (data / name / KEY).exists():
             # A seed for each: two data sets with the same layout would otherwise have the same memes.
-            make(data / name, layout, train=train, val=0, test=test, seed=seed + place, size=size)
+            make(data / name, layout, train=train, val=0, test=test, seed=seed + number, size=size)

@@ -176,17 +176,17 @@ def stages_of(
         leaks: True to run the arm :data:`WITH_LEAKS`, in addition to the largest model's full court.
     """
     stages = []
-    for place, size in enumerate(sorted(sizes, key=paper.sizes.index, reverse=True)):
+    for rank, size in enumerate(sorted(sizes, key=paper.sizes.index, reverse=True)):
         runs: dict[str, tuple[str, ...]] = {}
         for name, data in benchmarks.items():
             wanted = [
                 each
                 for each in paper.runs
-                if data in each.data and each.wanted(tables, figures) and (place == 0 or each.every_size)
+                if data in each.data and each.wanted(tables, figures) and (rank == 0 or each.every_size)
             ]
             arms = [arm for each in wanted for arm in (*each.arms, *(paper.controls * (controls and each.controls)))]
             # Leaks are looked at on the data of most runs.
-            if leaks and place == 0 and data == paper.benchmarks[0].data:
+            if leaks and rank == 0 and data == paper.benchmarks[0].data:
                 arms.append(WITH_LEAKS)
             if wanted or arms:
                 runs[name] = tuple(dict.fromkeys((FULL_ARM, *arms)))
@@ -305,8 +305,8 @@ class Reproduction:
 
     def stores(self) -> tuple[Path, ...]:
         """Existing stores of calls."""
-        places = (self.out / stage.size / name / CALLS for stage in self.stages for name in stage.runs)
-        return tuple(place for place in places if place.exists())
+        paths = (self.out / stage.size / name / CALLS for stage in self.stages for name in stage.runs)
+        return tuple(path for path in paths if path.exists())
 
 
 async def run_reproduction(plan: Reproduction, servers: Servers, progress: Progress) -> None:

@@ -204,7 +204,7 @@ async def run_items(
 
     async def work() -> None:
         nonlocal done
-        for place, item in remaining:
+        for index, item in remaining:
             try:
                 result = await step(item)
             except Later as error:
@@ -213,7 +213,7 @@ async def run_items(
                 watch.later(error)
                 continue
             store(item, result)
-            results[place] = result
+            results[index] = result
             done += 1
             progress(done, total)
             if watch is not None:
@@ -223,7 +223,7 @@ async def run_items(
         await gather_or_cancel(*(work() for _ in range(min(concurrency, len(items)))))
     if watch is not None:
         watch.close(total)
-    return [results[place] for place in sorted(results)]
+    return [results[index] for index in sorted(results)]
 
 
 class Results(Generic[K, B]):

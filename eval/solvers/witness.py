@@ -206,7 +206,7 @@ class WitnessSolver:
         found = (
             await speaker.say(Role.EXPERT, messages, lambda text, last: parse_classification(text, texts, last=last))
         ).value
-        evidence = tuple(passage_of(documents[place], quote) for place, quote in found.quotes)
+        evidence = tuple(passage_of(documents[index], quote) for index, quote in found.quotes)
         return _Found(
             found.label,
             because=ClaimBasis.QUERIES_USED,
