@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from annotated_types import Ge, Le
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from court.events import Procedure
 from eval.datasets.protocol import Protocol
@@ -32,9 +31,9 @@ class JudgingSpec(BaseModel):
     protocols: Annotated[
         tuple[Protocol, ...], Option("Protocols to score under, separated by commas. [default: all]", "--protocol")
     ]
-    limit: Annotated[int | None, Ge(1), Option("Use a sample of this size, stratified by label.")] = None
+    limit: Annotated[int | None, Field(ge=1), Option("Use a sample of this size, stratified by label.")] = None
     seed: Annotated[
-        int, Ge(0), Option("Seed of samples, of random draws, of replies and of the bootstrap. [default: 0]")
+        int, Field(ge=0), Option("Seed of samples, of random draws, of replies and of the bootstrap. [default: 0]")
     ] = 0
     drop_precedents: Annotated[
         bool,
@@ -83,11 +82,11 @@ class Circumstances:
     out: Annotated[Path, Option("Folder to write to.")]
     name: Annotated[str, Option("Name in reports. [default: the folder's name]")] = ""
     concurrency: Annotated[
-        int, Ge(1), Le(1000), Option("Maximum concurrent memes. [default: 4 without a model, else 16]")
+        int, Field(ge=1, le=1000), Option("Maximum concurrent memes. [default: 4 without a model, else 16]")
     ] = 8
     calls: Annotated[Path | None, Option("Store of model calls, shared by runs.")] = None
     library: Annotated[Path | None, Option("Library of precedents that another run prepared (its library/).")] = None
     ray: Annotated[str, Option("Address of a Ray cluster's head, to judge on its workers.", metavar="HOST:PORT")] = ""
-    ray_workers: Annotated[int, Ge(1), Option("Number of workers. [default: one per node]")] = 0
+    ray_workers: Annotated[int, Field(ge=1), Option("Number of workers. [default: one per node]")] = 0
     allow_missing: Annotated[bool, Option("Count memes without a picture as failed and go on.")] = False
     retry_failed: Annotated[bool, Option("Retry memes that failed for a transient reason.")] = False

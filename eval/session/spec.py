@@ -2,7 +2,7 @@
 
 A field's annotation names its option, so that name, bounds and help stand once, beside the stored field::
 
-    limit: Annotated[int | None, Ge(1), Option("Judge a sample of this size.")] = None
+    limit: Annotated[int | None, Field(ge=1), Option("Judge a sample of this size.")] = None
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import click
-from annotated_types import Ge, Le
 
 from serving.cli.common import FiniteRange, with_options
 
@@ -99,8 +98,9 @@ def _kind_of(annotation: Any, metadata: list[Any]) -> dict[str, Any]:
     # Without "| None", which every option may be.
     kinds = [kind for kind in get_args(annotation) if kind is not type(None)]
     kind = annotation if get_origin(annotation) in (tuple, Literal) or not kinds else kinds[0]
-    least = next((one.ge for one in metadata if isinstance(one, Ge)), None)
-    most = next((one.le for one in metadata if isinstance(one, Le)), None)
+    bounds = [bound for one in metadata for bound in getattr(one, "metadata", ())]
+    least = next((bound.ge for bound in bounds if hasattr(bound, "ge")), None)
+    most = next((bound.le for bound in bounds if hasattr(bound, "le")), None)
     if get_origin(kind) is tuple:
         # Texts are given one by one; all else as one text, with commas.
         return {"multiple": True} if get_args(kind)[0] is str else {}

@@ -6,8 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
-from annotated_types import Ge, Le
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from court.ports import ChatModel, EvidenceSource
 from court.settings import TrialSettings
@@ -31,16 +30,16 @@ class WitnessSpec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     arms: tuple[Arm, ...]
-    queries: Annotated[int, Ge(1), Le(20), Option("Maximum queries per claim.")] = 4
-    results: Annotated[int, Ge(1), Le(10), Option("Maximum results to read per query.")] = 2
+    queries: Annotated[int, Field(ge=1, le=20), Option("Maximum queries per claim.")] = 4
+    results: Annotated[int, Field(ge=1, le=10), Option("Maximum results to read per query.")] = 2
     steps: Annotated[
         Literal["merged", "apart"],
         Option("Ask all questions about a document in one call, or each in its own call."),
     ] = "merged"
-    temperature: Annotated[float, Ge(0), Le(2), Option("Temperature of the witness's calls.")] = 0.0
+    temperature: Annotated[float, Field(ge=0, le=2), Option("Temperature of the witness's calls.")] = 0.0
     forced: bool = False
     """True to ask for true or false if the evidence is not enough."""
-    seed: Annotated[int, Ge(0), Option("Seed of the sample, draws and bootstrap.")] = 0
+    seed: Annotated[int, Field(ge=0), Option("Seed of the sample, draws and bootstrap.")] = 0
     demonstration: bool = False
     """True for the drawn world with its stand-in."""
 

@@ -239,7 +239,7 @@ def test_unavailable_server_ends_the_run_and_is_never_an_abstention(tmp_path):
 def test_resuming_with_different_options_names_the_differences(tmp_path):
     claims = tuple(fact.gold for fact in FACTS[:2])
     run(tmp_path, claims=claims, arms=(Arm.CLOSED_BOOK,))
-    with pytest.raises(BadRequest, match=r"than is there now: claims .*; queries"):
+    with pytest.raises(BadRequest, match=r"than is there now: queries .*; claims"):
         run(tmp_path, claims=claims[:1], arms=(Arm.CLOSED_BOOK,), queries=3)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "letters.txt").write_text("mine")
