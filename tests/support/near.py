@@ -109,7 +109,10 @@ class Server:
     async def reusable_trial(
         self, picture: Picture, text: str = TEXT, *, read: bool = False, namespace=NAMESPACE, usable=None
     ):
-        return await self.index.same(picture, text, read, namespace, usable=usable or self.is_reusable)
+        async def both(trial_id: str) -> bool:
+            return await self.is_reusable(trial_id) and (usable is None or await usable(trial_id))
+
+        return await self.index.same(picture, text, read, namespace, usable=both)
 
     async def is_reusable(self, trial_id: str) -> bool:
         try:
