@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TypeAlias, TypeVar
@@ -16,7 +15,7 @@ from court.verdict import Label, decision
 from memecourt.v1 import court_pb2 as wire
 from retrieval.library.filters import Filter
 from serving.access.callers import check_namespace, current
-from serving.docket.log.canonical_json import canonical_bytes
+from serving.docket.log.canonical_json import canonical_bytes, parse
 from serving.docket.store.listing import DocketLine, TrialFilter
 from serving.rpc.convert import few, language, time_of, within
 
@@ -156,12 +155,12 @@ def cursor_of(token: str, which: TrialFilter) -> Cursor | None:
         seal, content = sealed[:_DIGEST_BYTES], sealed[_DIGEST_BYTES:]
         # Re-encoding must give the same token: several tokens decode to the same bytes, and an altered one could pass.
         if seal == _seal(content, which) and base64.urlsafe_b64encode(sealed).decode().rstrip("=") == token:
-            micros, trial_id = json.loads(content)
+            micros, trial_id = parse(content.decode())
             cursor = _EPOCH + timedelta(microseconds=micros), trial_id
             # Anybody can compute the checksum, so the content is validated too.
             if isinstance(trial_id, str) and trial_id.isprintable():
                 return cursor
-    except (ValueError, TypeError, OverflowError):
+    except (ValueError, TypeError, OverflowError, RecursionError):
         pass
     raise BadRequest(
         "page_token was not given for this filter. Send next_page_token of the page before as it came, with the same "
