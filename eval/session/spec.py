@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import click
+from pydantic import BaseModel
 
 from serving.cli.common import FiniteRange, with_options
 
@@ -50,6 +51,7 @@ def spec_options(
     for name in names or found:
         flag, attributes = found[name]
         if with_defaults:
+            assert issubclass(spec, BaseModel), "a dataclass has no fields of a model"
             attributes["default"] = spec.model_fields[name].default
         attributes |= changed.get(name, {})
         if "default" in attributes:
