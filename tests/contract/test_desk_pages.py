@@ -269,7 +269,7 @@ def test_a_review_sent_twice_is_stored_once(tmp_path):
     async def work(it):
         codes = []
         events = []
-        it.reviewed = events.append
+        it.announced = events.append
         for name, act in (("a", "review"), ("b", "opinion")):
             await it.tried(name, verdict(U))
             ada = await it.person("ada")
@@ -304,7 +304,7 @@ def test_a_stored_review_is_published_even_if_the_docket_fails_afterwards(tmp_pa
     async def work(it):
         await it.tried("a", verdict(H, strengths=TIE))
         events = []
-        it.reviewed = events.append
+        it.announced = events.append
         ada = await it.person("ada")
         await ada.post("/desk/cases/a/take")
         form = form_of(
@@ -420,7 +420,7 @@ def test_the_server_in_the_same_process_is_notified_at_once(tmp_path):
         counter, overruled = ReviewCounter(), []
         service = DocketService(counter, memory=ReceiveBudget(64 * 2**20, 20.0))
         service.open(SimpleNamespace(docket=it.docket), overruled.append)
-        it.reviewed = service.reviewed
+        it.announced = service.reviewed
         ada = await it.person("ada")
         await ada.decides("a", "NOT_HARMFUL")
         await ada.decides("b", "HARMFUL")

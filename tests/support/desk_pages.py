@@ -93,11 +93,11 @@ class DeskPages(ReviewDesk):
     tokens: Mapping[str, str]
     writer: LibraryWriter
     stack: AsyncExitStack
-    reviewed: Callable[[VerdictReviewed], None] = staticmethod(lambda _: None)
+    announced: Callable[[VerdictReviewed], None] = staticmethod(lambda _: None)
 
     def on_reviewed(self, event: VerdictReviewed) -> None:
         """Passes a stored review on to whom a test names."""
-        self.reviewed(event)
+        self.announced(event)
 
     async def person(self, name: str) -> Person:
         """Returns a person who is signed in."""
