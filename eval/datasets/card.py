@@ -22,7 +22,6 @@ from eval.datasets.verbs import CardModel, Expression
 
 E = TypeVar("E", bound=StrEnum)
 FORMAT = 1
-PICTURE_ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 OWN = "own"
 """Variant of a task whose labels come from annotators of the meme's own language."""
 # The part after the colon is a variant: `with_variant` makes such ids.

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from court.errors import BadRequest
-from eval.datasets.card import FORMAT, PICTURE_ENDINGS, FileKind, SplitRole
+from eval.datasets.card import FORMAT, FileKind, SplitRole
 from eval.datasets.record_files import RecordFile, kind_of
-from eval.datasets.verbs import BadCell, is_missing, take, word_of
+from eval.datasets.verbs import take
+from retrieval.library.cells import BadCell, is_missing, word_of
+from retrieval.library.picture_finder import PICTURE_ENDINGS
 from retrieval.library.tables import header_of, read_text
 
 # Enough to see a column's values; a person reads and corrects the draft in any case.

@@ -11,7 +11,8 @@ from eval.datasets.card import CardSplit, DatasetCard, FileKind, LabelFile
 from eval.datasets.card_places import first_present, missing
 from eval.datasets.json_lines import parse_object
 from eval.datasets.record_files import RecordFile, kind_of
-from eval.datasets.verbs import MADE_NAMES, BadCell, Join, Record, fill, placeholders_of, word_of
+from eval.datasets.verbs import MADE_NAMES, Join
+from retrieval.library.cells import BadCell, Record, fill, placeholders_of, word_of
 from retrieval.library.sources import Problem
 from retrieval.library.tables import read_text
 

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from court.errors import BadRequest
-from eval.datasets.card import PICTURE_ENDINGS, CardSplit, DatasetCard, FileKind
+from eval.datasets.card import CardSplit, DatasetCard, FileKind
 from eval.datasets.record_files import Numbered
+from retrieval.library.picture_finder import PICTURE_ENDINGS
 
 
 def first_present(data: Path, folders: Iterable[str], names: Sequence[str]) -> tuple[Path, ...]:

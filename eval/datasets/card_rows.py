@@ -6,14 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from court.errors import BadText
-from court.meme import LIMITS, check_text
 from eval.datasets.card import OWN, DatasetCard
 from eval.datasets.items import JudgedMeme
 from eval.datasets.label_rules import GoldRule, compile_task
-from eval.datasets.picture_finder import leads_out
 from eval.datasets.protocol import Level, Protocol
-from eval.datasets.verbs import BadCell, Compiled, Expression, JoinOf, compile_expression, word_of
+from eval.datasets.verbs import Compiled, Expression, JoinOf, compile_expression
+from retrieval.library.cells import BadCell, text_of
+from retrieval.library.picture_finder import leads_out
 
 TEXT_FIELDS = ("text", "ocr", "caption", "group")
 _LONGEST_ID = 200
@@ -82,13 +81,13 @@ class RowRules:
             record["@language"] = language
         # The file's language takes precedence over a column, since it is part of the id.
         elif self._language is not None:
-            record["@language"] = _text(self._language(record), self._language_column).strip()
+            record["@language"] = text_of(self._language(record), self._language_column).strip()
         found = self._id(record)
         # bool is a subclass of int in Python, but true is not a valid id.
         if isinstance(found, bool) or not isinstance(found, str | int | float):
             absent = self._is_plain and self.id_column not in record
             raise BadCell("it has no id" + ": the row has no such column" * absent, self.id_column)
-        id_ = _text(found, self.id_column).strip()
+        id_ = text_of(found, self.id_column).strip()
         if not id_:
             raise BadCell("it has no id", self.id_column)
         record["@id"] = id_
@@ -109,7 +108,7 @@ class RowRules:
         Raises:
             BadCell: A cell is unusable.
         """
-        values = {name: _text(value(record), column) for name, value, column in self._texts}
+        values = {name: text_of(value(record), column) for name, value, column in self._texts}
         # Set after the texts are computed, since the group is one of them.
         record["@group"] = values.get("group", "")
         gold: dict[str, tuple[str, ...]] = {}
@@ -160,7 +159,7 @@ class RowRules:
 
     def _image(self, record: dict[str, Any]) -> str:
         assert self._picture is not None
-        image = _text(self._picture(record), self._picture_column).strip()
+        image = text_of(self._picture(record), self._picture_column).strip()
         # The picture's name comes from an untrusted row: it must not open anything outside the data set.
         if leads_out(image):
             raise BadCell(
@@ -174,23 +173,6 @@ class RowRules:
         if len(image) > _LONGEST_PATH or any(len(part.encode()) > _LONGEST_NAME for part in parts):
             raise BadCell("the name of its picture is longer than that of a file can be", self._picture_column)
         return image
-
-
-def _text(value: Any, column: str) -> str:
-    """The text of a cell, empty if missing. Raises BadCell for text that can't be stored and displayed."""
-    if not isinstance(value, str):
-        if isinstance(value, bool):
-            raise BadCell("it is no text", column)
-        value = word_of(value, column) or ""
-    # Fast path for nearly all texts: ASCII contains no surrogates.
-    if value.isascii() and len(value) <= LIMITS.max_text:
-        return str(value)
-    try:
-        check_text(value)
-    except BadText as error:
-        reason = "it holds bytes that are not UTF-8" if error.reason == "TEXT_NOT_UNICODE" else "its text is too long"
-        raise BadCell(reason, column) from None
-    return str(value)
 
 
 def _variant_of(variant: str, by_language: dict[str, str]) -> Callable[[str], str]:

@@ -14,9 +14,10 @@ from eval.datasets.card_joins import JoinedFiles
 from eval.datasets.card_places import find_files, tree_rows
 from eval.datasets.card_rows import TEXT_FIELDS, RowRules
 from eval.datasets.items import JudgedMeme
-from eval.datasets.picture_finder import LOOKED_FOR, DatasetPictures
 from eval.datasets.record_files import Numbered, RecordFile
-from eval.datasets.verbs import MADE_NAMES, BadCell, Record, word_of
+from eval.datasets.verbs import MADE_NAMES
+from retrieval.library.cells import BadCell, Record, word_of
+from retrieval.library.picture_finder import LOOKED_FOR, DatasetPictures
 from retrieval.library.sources import Problem
 
 _FIRST = 5_000

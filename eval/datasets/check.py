@@ -19,8 +19,8 @@ from eval.datasets.card import CardSplit, DatasetCard
 from eval.datasets.card_split import CardReader, first_memes
 from eval.datasets.items import JudgedMeme
 from eval.datasets.known import is_own
-from eval.datasets.picture_finder import DatasetPictures
 from eval.datasets.recognise import mistaken_for, recognised
+from retrieval.library.picture_finder import DatasetPictures
 from retrieval.library.sources import Problem
 from retrieval.text import text_key
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from eval.datasets.card import CardTask, TaskKind
-from eval.datasets.verbs import BadCell, Expression, JoinOf, Record, compile_expression, is_missing, word_of
+from eval.datasets.verbs import Expression, JoinOf, compile_expression
+from retrieval.library.cells import BadCell, Record, is_missing, word_of
 from retrieval.library.tables import plain_word
 
 _TRUE = {"1": "true", "0": "false", "yes": "true", "no": "false", "true": "true", "false": "false"}

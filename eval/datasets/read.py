@@ -15,9 +15,9 @@ from eval.datasets.card import CardSplit, CardTask, DatasetCard, SplitRole
 from eval.datasets.card_split import CardReader
 from eval.datasets.items import JudgedMeme
 from eval.datasets.known import SYNTHETIC_KEY, find_card, is_own
-from eval.datasets.picture_finder import DatasetPictures
 from eval.datasets.protocol import Level, Protocol, of_level
 from eval.datasets.recognise import mistaken_for, recognised
+from retrieval.library.picture_finder import DatasetPictures
 from retrieval.library.sources import Problem, Row, Rows, Source, SourceFormat
 
 EXAMPLES = "examples of"

@@ -5,37 +5,20 @@ An expression is a column name or a table of verbs, which apply in the order in 
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import PurePosixPath
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-Record = Mapping[str, Any]
-"""A row: cells by column. Names that begin with ``@`` are made by the reader: ``@row``, ``@key``, ``@language``."""
+from retrieval.library.cells import BadCell, Record, fill, is_missing, placeholders_of, word_of
+
 MADE_NAMES = ("@row", "@id", "@language", "@group", "@variant")
 """Names that are set for every row, whatever its format; columns with these names are not read."""
 Compiled = Callable[[Record], Any]
 JoinOf = Callable[["Join"], Callable[[Record], Record]]
 """Turns a join into a function that finds a row's joined row, or an empty one if there is none."""
-
-_PLACEHOLDER = re.compile(r"\{(\w+)\}")
-
-
-class BadCell(Exception):
-    """An unusable cell.
-
-    Attributes:
-        column: Column of the cell; empty for the row as a whole.
-        reason: Fault of the cell, without its content.
-    """
-
-    def __init__(self, reason: str, column: str = "") -> None:
-        super().__init__(f"column {column}: {reason}" if column else reason)
-        self.column = column
-        self.reason = reason
 
 
 class CardModel(BaseModel):
@@ -142,71 +125,6 @@ def compile_expression(expression: Expression, join_of: JoinOf) -> Compiled:
         return otherwise(record) if otherwise is not None and is_missing(found) else found
 
     return value
-
-
-def is_missing(value: Any) -> bool:
-    """True for a cell without a value: None, blank, or NaN."""
-    if isinstance(value, str):
-        return not value or value.isspace()
-    return value is None or (isinstance(value, float) and math.isnan(value))
-
-
-def word_of(value: Any, column: str) -> str | None:
-    """The text of a cell; None if there is no value.
-
-    Whole numbers are written without a fraction: pandas writes 1.0 if the column has missing values.
-
-    Raises:
-        BadCell: The cell holds a list or an object.
-    """
-    if isinstance(value, str):
-        return value
-    if value is None or (isinstance(value, float) and math.isnan(value)):
-        return None
-    # Before the numbers: bool is a subclass of int, and True would become "1".
-    if isinstance(value, bool):
-        # Lower case, as in JSON: cards name labels by text, and Python's "True" would match none of them.
-        return "true" if value else "false"
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
-    if isinstance(value, int | float):
-        return str(value)
-    if isinstance(value, bytes):
-        # Bytes are pictures in Parquet files: decoded, they would put binary junk into a label or text.
-        raise BadCell("it holds bytes where a text is expected", column)
-    raise BadCell("it holds a list or an object where one value is expected", column)
-
-
-def placeholders_of(text: str) -> tuple[str, ...]:
-    """Names in braces."""
-    return tuple(_PLACEHOLDER.findall(text))
-
-
-def fill(text: str, record: Record, names: Collection[str] = ()) -> str:
-    """Inserts fields of a row into the name of a file or column.
-
-    Args:
-        record: The row; ``{id}`` is its ``@id``, and a name that is no field is a column.
-        names: Placeholders that are left as they are.
-
-    Raises:
-        BadCell: A value is missing or unsafe in a name: no row may lead out of a folder.
-    """
-
-    def value(match: re.Match[str]) -> str:
-        name = match[1]
-        if name in names:
-            return match[0]
-        # Made names (`@id`) take precedence over columns of the same name, so that no file can redefine them.
-        word = word_of(record.get(f"@{name}", record.get(name)), name)
-        if not word or not word.strip():
-            raise BadCell("it is empty, and part of the name of a file or column", name)
-        # Rows are untrusted: a value must not name another folder, a drive, a stream, or a glob pattern.
-        if word in (".", "..") or any(sign in word for sign in "/\\\0:*?[]"):
-            raise BadCell("its value can't stand in the name of a file", name)
-        return word
-
-    return _PLACEHOLDER.sub(value, text)
 
 
 def _origin(expression: Expression, join_of: JoinOf) -> Compiled:

@@ -11,9 +11,9 @@ from court.errors import BadPicture
 from court.meme import Frame
 from eval.datasets.card import DatasetCard
 from eval.datasets.items import JudgedMeme
-from eval.datasets.picture_finder import picture_path
 from eval.datasets.read import read_split
 from eval.datasets.sample import sample
+from retrieval.library.picture_finder import picture_path
 
 _WORKERS = 2
 """Processes that decode pictures."""

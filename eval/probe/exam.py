@@ -12,16 +12,16 @@ from pydantic import BaseModel, ConfigDict
 
 from court.digests import digest
 from court.errors import BadRequest
-from eval.datasets.card import PICTURE_ENDINGS, SplitRole
+from eval.datasets.card import SplitRole
 from eval.datasets.card_draft import quoted
 from eval.datasets.items import JudgedMeme
-from eval.datasets.picture_finder import picture_path
 from eval.datasets.read import read_split
 from eval.models.samples import Sample, Samples
 from eval.probe.folder import SCORED, ProbeFolder, ProbeManifest, Scored
 from eval.probe.report import THRESHOLD
 from eval.session.directory import refuse_others
 from eval.session.files import replace_lines
+from retrieval.library.picture_finder import PICTURE_ENDINGS, picture_path
 
 CARD, ROWS, TRAIN_ROWS, PICTURES = "exam.toml", "exam.jsonl", "train.jsonl", "pictures"
 SPLIT, TRAIN = "exam", "train"

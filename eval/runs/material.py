@@ -11,13 +11,13 @@ from court.errors import BadRequest
 from eval.datasets.card import SplitRole
 from eval.datasets.items import JudgedMeme
 from eval.datasets.language import CARD, require_card_languages
-from eval.datasets.picture_finder import picture_path
 from eval.datasets.read import keep_none, read_split, source_of, train_splits
 from eval.datasets.sample import sample
 from eval.runs.plan import Plan
 from eval.session.progress import Progress
 from eval.solvers.calls import PICTURE_MISSING
 from eval.solvers.question import WORDS, Question, require_inputs, words_of
+from retrieval.library.picture_finder import picture_path
 from retrieval.library.sources import Source
 
 

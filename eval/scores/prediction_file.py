@@ -25,10 +25,11 @@ from eval.datasets.card import CardTask, TaskKind
 from eval.datasets.items import JudgedMeme
 from eval.datasets.label_rules import GoldRule, compile_task
 from eval.datasets.protocol import Level, Protocol
-from eval.datasets.verbs import BadCell, Expression, Join, Record
+from eval.datasets.verbs import Expression, Join
 from eval.runs.results import Judged, Results, not_judged
 from eval.scores.prediction_rows import PredictionRows, prediction_rows
 from eval.solvers.prediction import Outcome, Prediction, TaskAnswer
+from retrieval.library.cells import BadCell, Record
 from retrieval.library.tables import LABEL_WORDS, plain_word
 
 _MOST_LISTED = 10

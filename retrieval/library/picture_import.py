@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import unicodedata
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from court.ports import PictureReader
 from retrieval.embed.encoder import Encoder
 from retrieval.library.embedding_cache import EmbeddedPicture, EmbeddingCache
 from retrieval.library.manifest import StoredPicture
+from retrieval.library.picture_finder import plain_name
 from retrieval.library.sources import Problem, Row
 from retrieval.library.thumbnails import ThumbnailWriter, shrink
 
@@ -201,7 +201,7 @@ def _any_spelling(folder: Path, parts: Sequence[str]) -> Path:
         return path
     path = folder
     for part in parts:
-        found = [] if part in (".", "..") else _names(path, _modified(path)).get(_plain(part), [])
+        found = [] if part in (".", "..") else _names(path, _modified(path)).get(plain_name(part), [])
         # An ambiguous match counts as none.
         path /= found[0] if len(found) == 1 and not (path / part).exists() else part
     return path
@@ -217,10 +217,5 @@ def _names(folder: Path, modified: int) -> Mapping[str, Sequence[str]]:
     """Names in a folder by plain spelling; cached, as a table may look up any number of names in it."""
     found: dict[str, list[str]] = {}
     for entry in folder.iterdir() if modified >= 0 else ():
-        found.setdefault(_plain(entry.name), []).append(entry.name)
+        found.setdefault(plain_name(entry.name), []).append(entry.name)
     return found
-
-
-def _plain(name: str) -> str:
-    # macOS stores letters and accents decomposed, other systems composed.
-    return unicodedata.normalize("NFC", name).casefold()

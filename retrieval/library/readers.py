@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from court.errors import BadRequest, BadText
-from court.meme import check_text
+from court.errors import BadRequest
 from court.precedents import PrecedentLabel
 from court.verdict import Label
+from retrieval.library.cells import BadCell, require_text
 from retrieval.library.sources import NOT_FOR_LIBRARIES, Problem, Row, Rows, Source, SourceFormat
 from retrieval.library.tables import (
     DELIMITERS,
@@ -44,10 +44,6 @@ _HARMEME: dict[str, PrecedentLabel] = {
 }
 _PIECE = 2**20
 _MAMI_KINDS = ("shaming", "stereotype", "objectification", "violence")
-
-
-class _BadRow(Exception):
-    """A row can't be used; the message is the reason."""
 
 
 def read_source(source: Source) -> Rows:
@@ -97,10 +93,10 @@ def read_source(source: Source) -> Rows:
         try:
             if isinstance(record, str):
                 # A string in place of a record says why the line could not be read.
-                raise _BadRow(record)
+                raise BadCell(record)
             id_ = _id(record, "file_name" if layout is SourceFormat.MAMI else "id")
             rows.good.append(_row(_PARSERS[layout], record, line=line, id_=id_, name=name))
-        except _BadRow as bad:
+        except BadCell as bad:
             rows.problems.append(Problem(name, line, id_, str(bad)))
     return rows
 
@@ -196,16 +192,11 @@ def _row(
 ) -> Row:
     text = record.get("text transcription" if parse is _parse_mami else "text")
     if not isinstance(text, str | None):
-        raise _BadRow("the text is no text")
+        raise BadCell("the text is no text")
     row = Row(line=line, id=id_, text=text or "", source=name, **parse(record))
     # All of these are stored and shown, so each must be valid text.
     for part in (row.id, row.text, row.image, row.source_label, *row.categories):
-        try:
-            check_text(part)
-        except BadText as error:
-            raise _BadRow(
-                "it holds bytes that are not UTF-8" if error.reason == "TEXT_NOT_UNICODE" else "its text is too long"
-            ) from None
+        require_text(part)
     return row
 
 
@@ -213,20 +204,20 @@ def _id(record: Mapping[str, Any], name: str) -> str:
     id_ = record.get(name)
     # A bool is an int in Python, but never an id.
     if isinstance(id_, bool) or not isinstance(id_, str | int) or not str(id_).strip():
-        raise _BadRow("it has no id")
+        raise BadCell("it has no id")
     # LabelledMeme has the same bound, but its error would end the whole import; here it costs one row.
     if len(str(id_)) > 200:
-        raise _BadRow("its id is longer than 200 characters")
+        raise BadCell("its id is longer than 200 characters")
     return str(id_).strip()
 
 
 def _parse_harmeme(record: Mapping[str, Any]) -> dict[str, Any]:
     labels = record.get("labels")
     if not isinstance(labels, list) or not labels or not all(isinstance(label, str) for label in labels):
-        raise _BadRow("the label is empty")
+        raise BadCell("the label is empty")
     label = labels[0].strip().lower()
     if label not in _HARMEME:
-        raise _BadRow("the label is none of HarMeme's" if label else "the label is empty")
+        raise BadCell("the label is none of HarMeme's" if label else "the label is empty")
     return {
         "label": _HARMEME[label],
         "source_label": label,
@@ -240,9 +231,9 @@ def _parse_fhm(record: Mapping[str, Any]) -> dict[str, Any]:
     label = record.get("label")
     if label is None:
         # Never guessed: a precedent whose label nobody gave would be evidence without a source.
-        raise _BadRow("it has no label, as in a test split")
+        raise BadCell("it has no label, as in a test split")
     if (word := plain_word(label)) not in ("0", "1"):
-        raise _BadRow("the label is neither 0 nor 1")
+        raise BadCell("the label is neither 0 nor 1")
     return {"label": _label(word), "source_label": word, "image": _name(record.get("img"))}
 
 
@@ -250,7 +241,7 @@ def _parse_plain(record: Mapping[str, Any]) -> dict[str, Any]:
     label, categories = record.get("label"), record.get("categories") or ()
     word = plain_word(label)
     if word not in LABEL_WORDS:
-        raise _BadRow(
+        raise BadCell(
             "the label is empty"
             if word == ""
             else "the label is none that is known (1, 0, harmful, not_harmful, hateful, true, false)"
@@ -258,7 +249,7 @@ def _parse_plain(record: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(categories, str):
         categories = categories.split(";")
     if not isinstance(categories, list | tuple) or not all(isinstance(category, str) for category in categories):
-        raise _BadRow("the categories are no texts")
+        raise BadCell("the categories are no texts")
     return {
         "label": _label(word),
         "source_label": str(label).strip(),
@@ -270,10 +261,10 @@ def _parse_plain(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def _parse_mami(record: Mapping[str, Any]) -> dict[str, Any]:
     if "misogynous" not in record:
-        raise _BadRow("it has no label, as in the test split without its file of labels")
+        raise BadCell("it has no label, as in the test split without its file of labels")
     word = plain_word(record["misogynous"])
     if word not in ("0", "1"):
-        raise _BadRow("the label is neither 0 nor 1" if word else "the label is empty")
+        raise BadCell("the label is neither 0 nor 1" if word else "the label is empty")
     return {
         "label": _label(word),
         "source_label": "misogynous" if word == "1" else "not misogynous",
@@ -288,7 +279,7 @@ def _label(word: str) -> PrecedentLabel:
 
 def _name(value: Any) -> str:
     if not isinstance(value, str | None):
-        raise _BadRow("the name of its picture is no text")
+        raise BadCell("the name of its picture is no text")
     # Must be text: the name becomes part of a path below the directory of pictures.
     return (value or "").strip()
 

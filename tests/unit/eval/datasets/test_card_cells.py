@@ -13,7 +13,8 @@ from eval.datasets.card_draft import draft_card
 from eval.datasets.card_split import CardReader
 from eval.datasets.check import check
 from eval.datasets.known import card_file, find_card
-from eval.datasets.verbs import BadCell, Expression, compile_expression
+from eval.datasets.verbs import Expression, compile_expression
+from retrieval.library.cells import BadCell
 from tests.support.card_layouts import own_card
 from tests.support.card_memes import read_by_card
 from tests.support.cards import write_table

@@ -16,7 +16,6 @@ from eval.cli import cli
 from eval.datasets.card import SplitRole
 from eval.datasets.check import DatasetFaultKind, check
 from eval.datasets.known import find_card, known_cards
-from eval.datasets.picture_finder import picture_path
 from eval.datasets.protocol import LEVELS, Level, Protocol
 from eval.datasets.read import read_split, source_of
 from eval.datasets.recognise import recognised
@@ -26,6 +25,7 @@ from retrieval.build import build_library
 from retrieval.calibration.calibrate import calibrate
 from retrieval.library.library import Library
 from retrieval.library.manifest import Safeguards
+from retrieval.library.picture_finder import picture_path
 from retrieval.library.readers import read_source
 from retrieval.text import normalise_text
 from serving.cli.main import cli as memecourt

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path, PureWindowsPath
 
 from court.errors import BadRequest
-from eval.datasets.card import PICTURE_ENDINGS
-from eval.datasets.verbs import BadCell, fill
+from retrieval.library.cells import BadCell, fill
 
+PICTURE_ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 _BELOW = "/**"
 _DEPTH = 3
 """Levels of folders below the directory that are searched for pictures."""
@@ -27,6 +28,12 @@ def leads_out(name: str) -> bool:
         return False
     windows = PureWindowsPath(name)
     return "\0" in name or name.startswith("/") or bool(windows.drive or windows.root) or ".." in windows.parts
+
+
+def plain_name(name: str) -> str:
+    """A file's name without the differences of case and Unicode normalisation that copies of it may have."""
+    # macOS stores letters and accents decomposed, other systems composed.
+    return unicodedata.normalize("NFC", name).casefold()
 
 
 def picture_path(folder: Path, name: str) -> Path | None:
@@ -150,22 +157,22 @@ class DatasetPictures:
         """Files whose names differ only in case, or in an ending that the name lacks."""
         parent, _, last = name.rpartition("/")
         files = self._list(folder / parent if parent else folder, deep)
-        found = files.get(last.lower(), [])
+        found = files.get(plain_name(last), [])
         # Exact names take precedence over names that differ in case.
         found = [path for path in found if path.name == last] or found
         if not found and Path(last).suffix.lower() not in PICTURE_ENDINGS:
-            found = [path for ending in PICTURE_ENDINGS for path in files.get(last.lower() + ending, [])]
+            found = [path for ending in PICTURE_ENDINGS for path in files.get(plain_name(last) + ending, [])]
         return found
 
     def _list(self, folder: Path, deep: bool) -> dict[str, list[Path]]:
-        """Files of a folder by lower-case name; if deep, including its subfolders."""
+        """Files of a folder by plain name; if deep, including its subfolders."""
         if (folder, deep) not in self._listed:
             found: dict[str, list[Path]] = {}
             for parent, below, names in os.walk(folder):
                 # Sorted in place, because os.walk continues in this order.
                 below.sort()
                 for name in sorted(names):
-                    found.setdefault(name.lower(), []).append(Path(parent) / name)
+                    found.setdefault(plain_name(name), []).append(Path(parent) / name)
                 if not deep:
                     break
             self._listed[(folder, deep)] = found
