@@ -10,8 +10,7 @@ from pathlib import Path
 
 from court.errors import BadRequest
 from eval.datasets.card import DatasetCard, FileKind
-from eval.datasets.card_joins import JoinedFiles
-from eval.datasets.card_places import find_files, tree_rows
+from eval.datasets.card_files import JoinedFiles, find_files, tree_rows
 from eval.datasets.card_rows import TEXT_FIELDS, RowRules
 from eval.datasets.items import JudgedMeme
 from eval.datasets.record_files import Numbered, RecordFile

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from court.errors import BadRequest
 from eval.datasets.card import DatasetCard, FileKind, SplitRole
-from eval.datasets.card_places import located, tree_rows
+from eval.datasets.card_files import located, tree_rows
 from eval.datasets.card_split import CardReader
 from eval.datasets.known import FUNCTIONAL_KEY, SYNTHETIC_KEY, find_card, is_own, known_cards
 from eval.datasets.record_files import RecordFile, row_count

@@ -9,8 +9,7 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 
 from court.errors import BadRequest
-from eval.datasets.card import SplitRole
-from eval.datasets.card_published import CardPublished
+from eval.datasets.card import CardPublished, SplitRole
 from eval.reports.sections import Section
 from eval.runs.results import Results, card_of_results
 from eval.scores.choose import rank_answers
