@@ -80,7 +80,6 @@ class TrialRunner:
             memory: Accounts for the bytes of decoded pictures; None if they are not limited.
         """
         self._executor = executor
-        self._reuse = settings.reuse != "off"
         self._text_alone = settings.text_alone
         self._telemetry = telemetry
         self._heartbeat = heartbeat or Heartbeat(executor.docket.heartbeats, uuid.uuid4().hex)
@@ -227,7 +226,7 @@ class TrialRunner:
         digest = await self.decoders.digest_of(request, caller)
         await self._quarantine.require_meme(digest, request.procedure)
         # Only after the picture is decoded: the loaded versions may change during that.
-        key = self._key(request, digest)
+        key = self._verdicts.key(request, digest)
         if key and (record := await self._known.find(request, caller, key)) is not None:
             request.require_of(record)
             # Another server got the same request first: both answer with the leased trial.
@@ -246,7 +245,7 @@ class TrialRunner:
             return record
         if not whole(record):  # cut short for a reason that does not concern this request
             digest = await self.decoders.digest_of(request, caller)
-            if key := self._key(request, digest):
+            if key := self._verdicts.key(request, digest):
                 record = await self._join_or_start(request, caller, digest, key, lease=lease)
         request.require_of(record)
         return record
@@ -254,16 +253,12 @@ class TrialRunner:
     async def _at_hand(self, request: TrialRequest) -> TrialRecord | None:
         """Returns the answer if it is in memory: nothing is decoded, and at most one lease is written."""
         digest = self.decoders.digest_at_hand(request)
-        if digest is None or not (key := self._key(request, digest)):
+        if digest is None or not (key := self._verdicts.key(request, digest)):
             return None
         record = await self._verdicts.at_hand(key)
         if record is None or not request.fits(record) or await self._lease_known(request, record.trial_id) is not None:
             return None
         return record
-
-    def _key(self, request: TrialRequest, digest: str) -> str:
-        """Returns the key of a request with the current versions; empty if it gets its own trial."""
-        return self._verdicts.key(request, digest) if self._reuse and not request.try_anew else ""
 
     async def _differs_in_pixels(self, request: TrialRequest, caller: Caller, record: TrialRecord) -> bool:
         """True if the trial's picture differs from the caller's."""
@@ -299,7 +294,7 @@ class TrialRunner:
             # were loaded when this request arrived: this caller then needs another one.
             if request_of(record) == request.name or self._verdicts.answers(record, key):
                 return record
-            key = self._key(request, digest)
+            key = self._verdicts.key(request, digest)
 
     async def _join(
         self, request: TrialRequest, caller: Caller, key: str, lease: Lease | None
@@ -311,8 +306,11 @@ class TrialRunner:
         if flight is None:
             await self._require_turn(caller, key)
         if flight is None and key:
-            lead, made = await self._lead(key)
-            # Concurrent calls on this server got the same answer from lead(), and one may have been quicker.
+            wanted = self._leases.wanted(RequestName(MEMES, key), "", str(uuid.uuid4()))
+            with self._in_flight.unless_left(wanted):
+                lead = await self._leases.lead(wanted, lambda record: self._verdicts.answers(record, key))
+            # Another call on this server may have been quicker.
+            made = lead == wanted
             flight = self._in_flight.enlist(lead.trial_id, key) if made else self._in_flight.of(lead.trial_id)
         elif flight is None:
             flight = self._in_flight.enlist(str(uuid.uuid4()))
@@ -339,13 +337,6 @@ class TrialRunner:
         except Busy:
             if not key or await self._leases.find(RequestName(MEMES, key)) is None:
                 raise  # otherwise another server may be running it, and this call waits for that
-
-    async def _lead(self, key: str) -> tuple[Lease, bool]:
-        """Returns the lease of a meme, and True if this call has just acquired it and must start the trial."""
-        wanted = self._leases.wanted_lead(key)
-        with self._in_flight.unless_left(wanted):
-            lead = await self._leases.lead(wanted, lambda record: self._verdicts.answers(record, key))
-        return lead, lead == wanted
 
     async def _follow(self, request: TrialRequest, caller: Caller, lease: Lease) -> TrialRecord:
         """Returns the trial of a leased request, whatever state it is in."""

@@ -79,7 +79,6 @@ class _AtHand:
 @dataclass(frozen=True, slots=True)
 class _VersionsKey:
     library: str
-    versions: Versions
     token: str
 
 
@@ -104,7 +103,9 @@ class VerdictCache:
         self._at_hand: LRUCache[str, _AtHand] = LRUCache(_MOST_RECORDS)
 
     def key(self, request: TrialRequest, meme_digest: str) -> str:
-        """Returns the key of a request with the current versions."""
+        """Returns the key of a request with the current versions; empty if it gets a trial of its own."""
+        if self._off or request.try_anew:
+            return ""
         return self._key(
             token=self._now(request).token,
             namespace=request.namespace,
@@ -232,7 +233,7 @@ class VerdictCache:
         current = self._versions.get((id(court), procedure))
         if current is None or current.library != library:
             versions = court.versions(procedure)
-            current = _VersionsKey(versions.library, versions, _token(versions, court.policy.digest, procedure))
+            current = _VersionsKey(versions.library, _token(versions, court.policy.digest, procedure))
             self._versions[id(court), procedure] = current
         return current
 

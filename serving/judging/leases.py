@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -116,10 +115,6 @@ class LeaseTable:
         """Returns the leases of all open trials."""
         return await self._leases.open_claims()
 
-    def wanted_lead(self, key: str) -> Lease:
-        """Builds a lease on a meme, by its future cache key, for a new trial."""
-        return self.wanted(RequestName(MEMES, key), "", str(uuid.uuid4()))
-
     async def take_over(self, lease: Lease, trial_id: str | None = None, owner: str = "") -> Lease | None:
         """Gives a lease to this server, or ``owner``, by compare-and-set; None if it has changed meanwhile."""
         return await self._leases.take_over(lease, owner=owner or self.owner(), trial_id=trial_id)
@@ -155,7 +150,7 @@ class LeaseTable:
         """Acquires the lease on a meme without a verdict, or returns the existing one.
 
         Args:
-            wanted: Lease from :meth:`wanted_lead`. It may be in force, with its trial not started, even if this raises.
+            wanted: Lease for a new trial. It may be in force, with its trial not started, even if this raises.
             answers: Returns True if an ended trial may answer requests for the meme.
 
         Returns:

@@ -186,7 +186,7 @@ class _Snapshot:
             end = 2 + BYTES * count
             # The length comes from the data itself, which may be damaged: one bad row must not hide all others.
             if len(fingerprint) < end + _HEAD.size:
-                _log.error("trial %s: its look is damaged and is passed over", trial_id)
+                _log.error("trial %s: its fingerprint is damaged and is skipped", trial_id)
                 continue
             row, number = _Row(trial_id, fingerprint[end:]), self.first + self.size + len(rows)
             # A picture with too little detail has no hashes and can't be found: don't keep it in memory.
@@ -386,7 +386,7 @@ class NearDuplicateIndex:
             keeping.result()
             return
         keeping.add_done_callback(_retrieve_error)
-        _log.warning("trial %s: its look is not kept yet; its verdict does not wait for that", trial_id)
+        _log.warning("trial %s: its fingerprint is not stored yet; its verdict does not wait for that", trial_id)
 
     async def close(self) -> None:
         """Waits for running reads and comparisons, and stops the threads."""
@@ -465,7 +465,7 @@ class NearDuplicateIndex:
 def _retrieve_error(keeping: asyncio.Future[None]) -> None:
     """Retrieves the error of a search without waiters, so that it is not reported as lost."""
     if not keeping.cancelled() and (error := keeping.exception()):
-        _log.error("a look could not be kept: %s", type(error).__qualname__)
+        _log.error("a fingerprint could not be stored: %s", type(error).__qualname__)
 
 
 def _cited(found: Iterable[_Candidate], labels: Mapping[str, Label]) -> Iterator[_Candidate]:

@@ -79,10 +79,6 @@ class Quarantine:
         """Clears a file whose text was read successfully."""
         _clear(self._unread, file)
 
-    async def require_meme(self, digest: str, procedure: Procedure) -> None:
-        """Raises BadInput if a meme has crashed a model server twice and would be shown to one again."""
-        await self._kills(digest, procedure)
-
     @asynccontextmanager
     async def trial(self, slot: AdmissionSlot, digest: str, procedure: Procedure) -> AsyncIterator[None]:
         """Runs a trial inside the context, one at a time for suspects.
@@ -99,16 +95,21 @@ class Quarantine:
             Unavailable: The docket can't be read, or the slot can't be taken again.
         """
         await slot.take()
-        if not await self._kills(digest, procedure):
+        if not await self.require_meme(digest, procedure):
             yield
             return
         await slot.leave()
         async with self._suspect:
             await slot.take()
-            await self._kills(digest, procedure)  # checked again: it may have been tried meanwhile
+            await self.require_meme(digest, procedure)  # checked again: it may have been tried meanwhile
             yield
 
-    async def _kills(self, digest: str, procedure: Procedure) -> int:
+    async def require_meme(self, digest: str, procedure: Procedure) -> int:
+        """Returns how often a meme may have crashed a model server that it would be shown to again.
+
+        Raises:
+            BadInput: The meme has crashed a model server twice.
+        """
         if procedure is Procedure.SUMMARY:
             return 0  # not shown to any model
         kills = _deaths(await self._trials.failures(digest))

@@ -262,7 +262,7 @@ def test_verdict_does_not_wait_for_a_fingerprint_blocked_by_another_server(run_s
         assert [trial_id for _, trial_id, _ in await server.docket.fingerprints.fingerprints(0)] == ["first"]
 
     run_scene(scene)
-    assert "its look is not kept yet" in caplog.text
+    assert "its fingerprint is not stored yet" in caplog.text
 
 
 def test_failure_to_store_a_fingerprint_is_reported(run_scene, meme):
@@ -335,7 +335,7 @@ def test_damaged_fingerprints_and_later_formats_are_skipped(run_scene, meme, cop
 
     run_scene(scene)
     assert [record.getMessage() for record in caplog.records] == [
-        "trial damaged: its look is damaged and is passed over"
+        "trial damaged: its fingerprint is damaged and is skipped"
     ]
 
 
