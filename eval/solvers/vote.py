@@ -31,8 +31,7 @@ from retrieval.calibration.calibrate import FEWEST_OF_A_LABEL, calibrate
 from retrieval.calibration.leave_one_out import group_numbers
 from retrieval.calibration.thresholds import measure_min_similarity, measure_text_floors
 from retrieval.embed.encoder import Encoder
-from retrieval.index.exact import FusedIndex
-from retrieval.index.segments import SegmentedIndex
+from retrieval.index.exact import FusedIndex, SegmentedIndex
 from retrieval.library.filters import Filter
 from retrieval.library.library import Library
 from retrieval.library.manifest import Counts, LabelledMeme, Tuning

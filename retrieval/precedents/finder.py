@@ -20,8 +20,7 @@ from court.meme import Frame
 from court.precedents import Findings, LibraryIdentity
 from retrieval.embed.encoder import Encoder
 from retrieval.index.candidates import EXACT_UP_TO, load_or_build
-from retrieval.index.exact import FusedIndex, Hits
-from retrieval.index.segments import SegmentedIndex
+from retrieval.index.exact import FusedIndex, Hits, SegmentedIndex
 from retrieval.library.filters import EVERYTHING, Filter
 from retrieval.library.library import Library, harmful_rows
 from retrieval.library.manifest import VECTORS, Counts, LabelledMeme, Tuning

@@ -66,13 +66,13 @@ def test_python_examples_judge_every_picture(server, folder, monkeypatch):
     monkeypatch.chdir(folder)
     namespace: dict[str, object] = {}
     exec(single.replace("127.0.0.1:50051", server.ready().address), namespace)
-    assert namespace["response"].verdict_id
+    assert namespace["result"].message.verdict_id
     printed = StringIO()
     with redirect_stdout(printed):
         exec(batch.replace("127.0.0.1:50051", server.address), namespace)
     outcomes = dict(line.split(" ", 1) for line in printed.getvalue().splitlines())
     assert set(outcomes) == {path.name for path in Path("memes").iterdir()} and len(outcomes) == MEMES
-    assert set(outcomes.values()) <= {"LABEL_HARMFUL", "LABEL_NOT_HARMFUL", "LABEL_UNDECIDED"}, outcomes
+    assert set(outcomes.values()) <= {"allow", "block", "review"}, outcomes
 
 
 def test_commands_of_the_readme_succeed(server, home, folder, monkeypatch):

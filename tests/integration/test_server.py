@@ -185,7 +185,7 @@ def test_sigterm_lets_running_trials_finish_and_refuses_new_ones(start, monkeypa
             lambda line: sum("TrialOpened" in logged for logged in server.log) == 3 and "TrialOpened" in line
         )
         assert server.end() == 0
-        assert [future.result().label for future in pending] == [wire.LABEL_NOT_HARMFUL] * 3
+        assert [future.result().label for future in pending] == ["NOT_HARMFUL"] * 3
         with pytest.raises(JudgeError):
             court.judge(drawn(*HARMLESS), timeout=5)
     assert [record.state for record in records(server.docket).values()] == [TrialState.DECIDED] * 3
@@ -287,7 +287,7 @@ def test_killed_encoder_is_restarted_without_loss_and_ends_with_the_server(start
             killed.append(encoder_of(server))
             os.kill(killed[-1], signal.SIGKILL)
             # All are answered, so the next encoder is up and can be killed in turn.
-            assert [future.result().label for future in pending] == [wire.LABEL_HARMFUL] * 20
+            assert [future.result().label for future in pending] == ["HARMFUL"] * 20
         # An encoder killed while idle is restarted by the next request.
         assert court.judge(drawn(*HARMFUL), text=f"last {HARMFUL[1]}", timeout=300).label == "HARMFUL"
     assert len(set(killed)) == 3

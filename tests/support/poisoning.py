@@ -18,8 +18,7 @@ from court.verdict import Label
 from eval.scores.metrics import score
 from retrieval.calibration.calibrate import safeguarded_votes
 from retrieval.calibration.leave_one_out import leave_one_out_neighbours
-from retrieval.index.exact import FusedIndex, Hits
-from retrieval.index.segments import SegmentedIndex
+from retrieval.index.exact import FusedIndex, Hits, SegmentedIndex
 from retrieval.library.filters import Filter
 from retrieval.library.library import Library
 from retrieval.library.manifest import Counts, LabelledMeme, Tuning
