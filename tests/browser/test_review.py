@@ -140,7 +140,7 @@ def test_two_reviewers_never_get_the_same_case(served, person):
     ada.get_by_label("Not harmful").check()
     ada.get_by_label("Clause of the policy").fill("4")
     ada.get_by_label("Reason").fill("It mocks a habit.")
-    ada.get_by_label("Where this overrules").check()
+    ada.get_by_label("If I overrule").check()
     ada.get_by_role("button", name="Decide").click()
     ada.wait_for_selector("#verdict-title")
     assert RATIONALE in text_of(ada) and "before it was shown" in text_of(ada)
