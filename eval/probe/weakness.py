@@ -9,7 +9,7 @@ from eval.probe import figures
 from eval.probe.folder import StepOutcome
 from eval.probe.pictures import small_pictures
 from eval.probe.report import CategoryRow, ProbeReport, Rates, UnexplainedMeme
-from eval.reports.sections import Drawn, Entry, Filter, Rows, Section, need_page
+from eval.reports.sections import Drawn, Filter, MemeEntry, Rows, Section, need_page
 from eval.scores.tables import NOTHING, figure
 
 SHOWN = 100
@@ -220,7 +220,7 @@ def _failures(report: ProbeReport, root: Path) -> Section:
     )
 
 
-def _entry(one: UnexplainedMeme, report: ProbeReport, *, key: str, kind: str, pictures: tuple[bytes, ...]) -> Entry:
+def _entry(one: UnexplainedMeme, report: ProbeReport, *, key: str, kind: str, pictures: tuple[bytes, ...]) -> MemeEntry:
     meme, step, scoring = report.memes[one.meme], one.step, one.scoring
     tags = [("bad", one.category)]
     facts = [f"score {one.score}", f"gold {'harmful' if meme.harmful else 'not harmful'}"]
@@ -229,7 +229,7 @@ def _entry(one: UnexplainedMeme, report: ProbeReport, *, key: str, kind: str, pi
         tags.append(("doubt", "rewritten: not for libraries"))
         facts.append(f"step {step.number}, as it is: {step.before}")
         texts = [("rewritten text", one.text), ("its own text", meme.text), ("why it is missed", step.explanation)]
-    return Entry(
+    return MemeEntry(
         key=key,
         meme=one.meme,
         filters=(f"{kind}:{'rewritten' if step else 'own'}",),

@@ -51,7 +51,7 @@ class Statement:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class MemeEntry:
     """A meme on a page, whose pictures and texts are hidden until they are asked for.
 
     Attributes:
@@ -107,7 +107,7 @@ class Section:
     words: bool = False
     detail: bool = False
     warning: bool = False
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[MemeEntry, ...] = ()
     filters: tuple[Filter, ...] = ()
 
 

@@ -18,7 +18,7 @@ from eval.reports.gather import (
     WrongMeme,
     WrongVerdict,
 )
-from eval.reports.sections import Drawn, Entry, Filter, Rows, Section, Statement, need_page
+from eval.reports.sections import Drawn, Filter, MemeEntry, Rows, Section, Statement, need_page
 from eval.scores.tables import NOTHING, cards_rows, confusion_rows, figure, listed, plain
 
 _BESIDE = 3
@@ -343,7 +343,7 @@ def _label_of(verdict: WrongVerdict) -> str:
     return word(prediction.outcome) + (f" ({word(prediction.reason)})" if prediction.reason else "")
 
 
-def _entry(wrong: WrongMeme, group: Group) -> Entry:
+def _entry(wrong: WrongMeme, group: Group) -> MemeEntry:
     facts = [f"gold {wrong.gold_words}"]
     if wrong.meme.targets:
         facts.append(f"at {', '.join(wrong.meme.targets)}")
@@ -352,7 +352,7 @@ def _entry(wrong: WrongMeme, group: Group) -> Entry:
     if wrong.right:
         facts.append(f"right: {', '.join(run.label for run in wrong.right)}")
     surely = wrong.worst in (VerdictFault.MISSED, VerdictFault.FALSE_ALARM)
-    return Entry(
+    return MemeEntry(
         key=wrong.key,
         meme=wrong.meme.id,
         filters=tuple(f"{one.fault.value}:{one.run.key}" for one in wrong.verdicts),

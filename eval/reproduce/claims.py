@@ -115,7 +115,7 @@ def worth_of_leaks(judged: JudgedArms, arm: str) -> ClaimPart | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Outcome:
+class _TestOutcome:
     """Outcome of a test."""
 
     verdict: ClaimVerdict
@@ -123,11 +123,11 @@ class _Outcome:
     remark: str = ""
 
 
-def _better_than_each(judged: JudgedArms, arms: Sequence[str]) -> _Outcome:
+def _better_than_each(judged: JudgedArms, arms: Sequence[str]) -> _TestOutcome:
     return _whole([_better(judged, judged.arms["full"], judged.arms[arm]) for arm in arms])
 
 
-def _losses_in_order(judged: JudgedArms, arms: Sequence[str]) -> _Outcome:
+def _losses_in_order(judged: JudgedArms, arms: Sequence[str]) -> _TestOutcome:
     right = [_right(judged.arms[arm], judged.protocol) for arm in arms]
     # The same draws for all arms, so that differences are paired.
     means = ResampledMeans((meme for arm in right for meme, _ in arm), judged.resamples, judged.seed)
@@ -142,10 +142,10 @@ def _losses_in_order(judged: JudgedArms, arms: Sequence[str]) -> _Outcome:
     )
     ranked = sorted(zip(observed, arms, strict=True))
     words = ", ".join(f"{name} {100 * accuracy:.1f} %" for accuracy, name in ranked)
-    return _Outcome(part.verdict, (part,), f"here, from the lowest accuracy: {words}")
+    return _TestOutcome(part.verdict, (part,), f"here, from the lowest accuracy: {words}")
 
 
-def _larger_is_better(judged: JudgedArms, _: Sequence[str]) -> _Outcome | str:
+def _larger_is_better(judged: JudgedArms, _: Sequence[str]) -> _TestOutcome | str:
     if len(judged.sizes) < 3:
         return f"needs the full court of three sizes; run: {', '.join(judged.sizes) or 'none'}"
     # Sizes are sorted, smallest first, so neighbours are the steps of the claim.
@@ -157,7 +157,7 @@ def _larger_is_better(judged: JudgedArms, _: Sequence[str]) -> _Outcome | str:
     return _whole(parts)
 
 
-def _below_chance(judged: JudgedArms, arms: Sequence[str]) -> _Outcome:
+def _below_chance(judged: JudgedArms, arms: Sequence[str]) -> _TestOutcome:
     (arm,) = arms
     late = card(judged.arms[arm], judged.protocol, resamples=judged.resamples, seed=judged.seed)
     accuracy = late.strict.accuracy
@@ -174,7 +174,7 @@ def _below_chance(judged: JudgedArms, arms: Sequence[str]) -> _Outcome:
     return _whole(parts)
 
 
-def _fewer_rounds(judged: JudgedArms, arms: Sequence[str]) -> _Outcome | str:
+def _fewer_rounds(judged: JudgedArms, arms: Sequence[str]) -> _TestOutcome | str:
     (arm,) = arms
     late = {one.meme.id: _rounds(one.prediction.sides) for one in judged.arms[arm].judged}
     # Only memes that both runs examined, or rounds of different memes would be compared.
@@ -195,7 +195,7 @@ def _fewer_rounds(judged: JudgedArms, arms: Sequence[str]) -> _Outcome | str:
     return _whole(parts)
 
 
-def _favoured_side_stops_sooner(judged: JudgedArms, _: Sequence[str]) -> _Outcome | str:
+def _favoured_side_stops_sooner(judged: JudgedArms, _: Sequence[str]) -> _TestOutcome | str:
     leads: dict[bool, list[tuple[str, float]]] = {True: [], False: []}
     for gold, one in judged.arms["full"].under(judged.protocol):
         if rounds := _rounds(one.prediction.sides):
@@ -228,11 +228,11 @@ def _better(judged: JudgedArms, better: Results, worse: Results, what: str = "")
     return ClaimPart(what, found.difference_accuracy, found.mcnemar_p, verdict)
 
 
-def _whole(parts: Sequence[ClaimPart], decided_by: Sequence[ClaimPart] = ()) -> _Outcome:
+def _whole(parts: Sequence[ClaimPart], decided_by: Sequence[ClaimPart] = ()) -> _TestOutcome:
     # A significantly contradicting part makes the claim fail; an open part leaves it open.
     verdicts = {part.verdict for part in decided_by or parts}
     verdict = ClaimVerdict.FAILS if ClaimVerdict.FAILS in verdicts else ClaimVerdict.OPEN
-    return _Outcome(ClaimVerdict.HOLDS if verdicts == {ClaimVerdict.HOLDS} else verdict, parts)
+    return _TestOutcome(ClaimVerdict.HOLDS if verdicts == {ClaimVerdict.HOLDS} else verdict, parts)
 
 
 def _below(figure: Figure, bound: float) -> ClaimVerdict:
@@ -262,7 +262,7 @@ def _rounds(sides: Mapping[str, object]) -> dict[Side, int]:
     return found if all(found.values()) else {}
 
 
-_TESTS: Mapping[str, Callable[[JudgedArms, Sequence[str]], _Outcome | str]] = {
+_TESTS: Mapping[str, Callable[[JudgedArms, Sequence[str]], _TestOutcome | str]] = {
     "better than each": _better_than_each,
     "accuracy in this order": _losses_in_order,
     "larger is better": _larger_is_better,

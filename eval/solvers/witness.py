@@ -308,7 +308,7 @@ async def _choose(
     return (await agent.ask(speaker, parts, Role.EXPERT)).value
 
 
-class _Label(replies.Reply):
+class _ChosenLabel(replies.Reply):
     label: str
 
 
@@ -316,7 +316,7 @@ class _Relation(replies.Reply):
     relation: str
 
 
-_Chosen: Mapping[str, type[replies.Reply]] = {"label": _Label, "relation": _Relation}
+_Chosen: Mapping[str, type[replies.Reply]] = {"label": _ChosenLabel, "relation": _Relation}
 
 
 def _failure_in(events: Sequence[AnyEvent]) -> str:

@@ -39,13 +39,13 @@ class _Page(BaseModel):
     prunedResult: _TextLines
 
 
-class _Result(BaseModel):
+class _ServedResult(BaseModel):
     ocrResults: list[_Page] = Field(min_length=1, max_length=1)
 
 
 class _ServerReply(BaseModel):
     errorCode: int
-    result: _Result
+    result: _ServedResult
 
 
 class ServedTextReader:
