@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import csv
+import itertools
 import json
 import math
 import os
@@ -365,11 +366,14 @@ def report(harmeme, study):
     return as_json, text.read_text(), page.read_text()
 
 
-def column(section: str, run: str) -> dict[str, str]:
-    """Returns the cells of a run's column in a Markdown table, by the first cell of their row."""
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line[:1] == "|"]
-    at = rows[0].index(run)
-    return {row[0]: row[at] for row in rows[1:] if len(row) > at}
+def columns(text: str, protocol: str) -> dict[str, dict[str, str]]:
+    """Returns the cells of each run's column in the tables of a protocol, by the first cell of their row."""
+    found = {}
+    for section in text.split(f"### Protocol {protocol}")[1:]:
+        table = itertools.takewhile(lambda line: line[:1] == "|", section[section.index("|") :].splitlines())
+        head, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in table)
+        found |= {run: {row[0]: row[at] for row in rows} for at, run in enumerate(head) if run}
+    return found
 
 
 @pytest.mark.parametrize("protocol", ["merged", "extreme"])
@@ -378,11 +382,11 @@ def test_report_figures_match_the_oracle(harmeme, study, due, report, protocol):
     report, text, page = report
     (table,) = [one for one in report["tables"] if one["protocol"] == protocol]
     assert {row["run"] for row in table["rows"]} == set(ARMS)
-    heading = text.split(f"### Protocol {protocol}")[1].split("\n### ")[0]
+    shown_of = columns(text, protocol)
     for row in table["rows"]:
         wanted = figures(harmeme, "test", due[row["run"]], protocol)
         check_card(row["card"], wanted)
-        shown = column(heading, row["run"])
+        shown = shown_of[row["run"]]
         assert shown["memes"].startswith(f"{wanted['n']}:")
         for figure, value in (
             ("accuracy, strict", wanted["strict"]["accuracy"]),
