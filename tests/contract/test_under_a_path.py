@@ -22,7 +22,7 @@ from tests.support.shown_trials import drawn_picture, full_trial
 
 PATH = "/court"
 ATTRIBUTES = {"href", "src", "action", "formaction", "hx-get", "hx-post"}
-HARD = re.compile(r"""(?<!~ )["'`]/(?=[a-z?"'`])""")
+HARD = re.compile(r"""(?<!~ )["'`]/(?=[a-z?"'`])|url[=(]["']?/""")
 """An address that begins with a slash alone, in a template or a script."""
 
 
@@ -171,5 +171,12 @@ def test_no_template_or_script_names_an_address_without_the_path():
         if HARD.search(line)
     ]
     assert len(files) > 30 and found == []
-    for hard in ('<a href="/desk">', '<a href="/">', 'row("/trials/" ~ id)', "assign('/desk')", "get(`/trials`)"):
+    for hard in (
+        '<a href="/desk">',
+        '<a href="/">',
+        'row("/trials/" ~ id)',
+        "assign('/desk')",
+        "get(`/trials`)",
+        "0; url=/a",
+    ):
         assert HARD.search(hard), hard
