@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import time
@@ -53,15 +54,17 @@ def chromium():
         browser.close()
 
 
-def reload_until_restored(page, expression, value, *, within=PATIENCE_S):
+def reload_until_restored(page, expression, value, choose, *, within=PATIENCE_S):
     """Reloads the page until a JavaScript expression has this value again.
 
     Chromium keeps local storage in another process than the page, so a page reloaded at once may not yet see what it
-    stored before.
+    stored before, and on a busy machine may have lost it. The value is then chosen once more before the next reload.
     """
     end = time.monotonic() + within
     page.reload()
     while page.evaluate(expression) != value:
         assert time.monotonic() < end, f"the choice was not restored within {within:g} s of reloads"
-        page.wait_for_timeout(50)
+        choose()
+        page.wait_for_function(f"({expression}) === {json.dumps(value)}")
+        page.wait_for_timeout(200)
         page.reload()

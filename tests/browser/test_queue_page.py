@@ -242,7 +242,8 @@ def test_texts_stay_blurred_until_requested(serve):
     assert text.evaluate(BLURRED)
     page.keyboard.press("i")
     assert not text.evaluate(BLURRED) and not row.evaluate(BLURRED)
-    reload_until_restored(page, "document.documentElement.dataset.texts", "shown")
+    texts = "document.documentElement.dataset.texts"
+    reload_until_restored(page, texts, "shown", lambda: page.keyboard.press("i"))
     page.goto("/")
     assert not row_of(page, MONDAY).locator(".veil").evaluate(BLURRED), "the choice persists across pages"
     page.keyboard.press("i")

@@ -243,7 +243,7 @@ def test_light_and_dark_follow_the_system_and_the_switch(opened, one_run):
         browser.page.locator("#theme").click()
         chosen = browser.page.evaluate(background)
         assert chosen != before
-        reload_until_restored(browser.page, background, chosen)
+        reload_until_restored(browser.page, background, chosen, browser.page.locator("#theme").click)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -79,6 +79,7 @@ class GuardedPictureReader:
         limits: Limits = LIMITS,
         *,
         workers: int = 1,
+        cpu_s: float = CPU_S,
         wall_s: float = 20.0,
         watch: Callable[[Reply], None] | None = None,
     ) -> None:
@@ -86,12 +87,13 @@ class GuardedPictureReader:
 
         Args:
             workers: Maximum number of processes; each may use 256 MiB.
+            cpu_s: CPU time for one picture, in seconds.
             wall_s: Wall-clock time for one picture, in seconds. Far above its CPU time, so that it only triggers on a
                 busy machine or a stopped process, when a retry may succeed.
         """
         self._limits = limits
         guard = Guard(
-            cpu_s=CPU_S,
+            cpu_s=cpu_s,
             wall_s=wall_s,
             memory_bytes=MEMORY_BYTES,
             environment=_ALLOCATION,

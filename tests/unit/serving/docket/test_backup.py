@@ -268,8 +268,9 @@ def state(folder: Path) -> dict[str, tuple[int, int]]:
 def test_read_only_copy_can_be_listed_shown_verified_and_backed_up(copy: Path, tmp_path: Path) -> None:
     before = state(copy)
     listed = read_only("records", "list")
-    assert listed.returncode == 0 and len(listed.stdout.splitlines()) == 12, listed.stderr
-    trial, _, time_of_day, *_ = listed.stdout.splitlines()[-1].split()
+    heading, *trials = listed.stdout.splitlines()
+    assert listed.returncode == 0 and heading.startswith("trial") and len(trials) == 12, listed.stderr
+    trial, _, time_of_day, *_ = trials[-1].split()
     assert time_of_day.endswith("Z"), "a time has its zone"
     shown = read_only("records", "show", trial)
     assert shown.returncode == 0, shown.stderr
