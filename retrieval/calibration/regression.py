@@ -42,6 +42,11 @@ def fit(x: NDArray[np.float64], y: NDArray[np.bool_], strength: float) -> Fitted
         strength: Inverse strength of the L2 penalty (C).
     """
     n, dim = x.shape
+    if n < dim:
+        # The weights are a sum of the vectors, so a basis of those has fewer unknowns and the same solution.
+        basis = np.linalg.qr(x.T).Q
+        within = fit(x @ basis, y, strength)
+        return Fitted(basis @ within.weights, within.intercept)
     design = np.concatenate([x, np.ones((n, 1))], axis=1)
     # A tiny penalty on the intercept too, so that the system can always be solved.
     penalty = np.append(np.full(dim, 1 / strength), 1e-9)
