@@ -103,7 +103,7 @@ class FullTrial:
 
     @property
     def _frames(self) -> tuple[Frame, ...]:
-        return self.evidence.meme.frames
+        return self.evidence.meme.frames if self._settings.pictures_shown else ()
 
     def _speaker(self, model: RoleModel) -> Speaker:
         return Speaker(
@@ -169,6 +169,7 @@ class FullTrial:
             "guard": opinion,
             "testimony": testimony,
             "facts": self.policy.turns_on_facts,
+            "unseen": self.evidence.meme.picture is not None and not self._settings.pictures_shown,
         }
         panel = self.models.panel(self._settings.judges)
         if len(panel) > 1:
@@ -317,6 +318,8 @@ class FullTrial:
             return (), None
         findings, vote = await self.evidence.precedents(query)
         shown = findings.exhibits if self._settings.exhibits_shown else ()
-        pictures = await self.evidence.pictures([precedent.id for precedent in shown]) if shown else ()
+        pictures: Sequence[Frame | None] = [None] * len(shown)
+        if shown and self._settings.pictures_shown:
+            pictures = await self.evidence.pictures([precedent.id for precedent in shown])
         # Strict, so that no picture is ever paired with another precedent's label.
         return tuple(Exhibit(precedent, frame) for precedent, frame in zip(shown, pictures, strict=True)), vote

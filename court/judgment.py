@@ -45,6 +45,12 @@ _SUREST = 1e-6
 """Probabilities are clipped to this distance from 0 and 1 before they are converted to log-odds."""
 
 
+_UNSEEN = Review(
+    reason=ReviewReason.PICTURE_NOT_WEIGHED,
+    detail="This court judges the texts of memes (trial.input): no model saw the picture.",
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Opinion:
     """The opinion of one judge."""
@@ -121,11 +127,13 @@ def verdict_of(
     guard: GuardHeard | None = None,
     testimony: Testimony | None = None,
     facts: bool = False,
+    unseen: bool = False,
 ) -> Verdict:
     """Returns the verdict of a full trial.
 
     Args:
         prior: Vote of the summary from which a cascade went on to the full trial; None otherwise.
+        unseen: True if there is a picture that no model was shown.
     """
     strengths = median_strengths(opinions)
     label = rule(strengths.harmful, strengths.benign)
@@ -157,6 +165,7 @@ def verdict_of(
         signals=(
             *(no_similar_precedent(findings) if findings is not None else ()),
             *(_no_score(opinions) if score is None else ()),
+            *((_UNSEEN,) if unseen else ()),
         ),
         claims=testimony.findings if testimony else (),
     )

@@ -230,6 +230,18 @@ class Odds:
     reply: ChatReply
 
 
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Tokens a second that a model server reads and writes for one caller, as measured at start."""
+
+    read: float
+    write: float
+
+    def seconds(self, read: int, written: int) -> float:
+        """Returns the time to read and write that many tokens."""
+        return read / self.read + written / self.write
+
+
 class ChatModel(Protocol):
     """A vision-language model behind a server; safe to call concurrently. Cancelling a call aborts it at the server."""
 

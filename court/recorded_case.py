@@ -69,8 +69,8 @@ class RecordedCase:
 
     @property
     def description(self) -> str | None:
-        """The Proposer's description; None without a picture."""
-        if not self.record.opened.meme.picture_given:
+        """The Proposer's description; None without a picture that models see."""
+        if not (self.record.opened.meme.picture_given and self.settings.pictures_shown):
             return None
         # The Judge of this ablation is shown only the meme.
         if self.settings.dull_judge:

@@ -36,6 +36,7 @@ from court.ports import (
     FinishReason,
     Odds,
     ReplicatedModel,
+    Speed,
 )
 from court.prompts import ADDED_PROMPTS, EXPERT_PROMPTS, PromptSet, load
 from court.prompts.sets import packaged
@@ -62,6 +63,9 @@ _MOST_THOUGHT = 20_000
 _JUDGMENT_PROGRESS = 51  # beyond the last round that the settings allow
 _MOST_REPLY = 60_000
 """Characters of a reply that are recorded; longer replies are rejected anyway (:mod:`court.replies`)."""
+_LONG_PROMPT = 4000  # tokens of the Judge's prompt with texts, without a prefix in the cache
+_TRIAL = (2500, 600)
+"""Tokens read and written in sequence in a typical full trial of a text, with a prefix cache."""
 _GRACE_S = 0.1  # a model keeps to its time by itself; this much later it is ended
 _LENGTHS: Mapping[Role, int] = {
     Role.PROPOSER: 1,
@@ -111,6 +115,7 @@ class RoleModel:
     thought_tokens: int = 0
     thoughts_by: tuple[str, ...] = ()
     prefix_cache: bool | None = None
+    speed: Speed | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +205,25 @@ class RoleModels:
             **({"guard": guard} if guard else {}),
             **({"expert_prompts": {name: load(name).digest for name in EXPERT_PROMPTS}} if self.expert else {}),
         }
+
+    @property
+    def speed(self) -> Speed | None:
+        """Speed of the slowest measured model; None if none was measured."""
+        speeds = [role_model.speed for role_model in self._named.values() if role_model.speed]
+        return min(speeds, key=lambda speed: speed.write, default=None)
+
+    def longest_call_s(self, chars: int) -> float:
+        """Returns the time that the longest reply may take; 0 if no speed is known.
+
+        Twice its time alone, since the two sides share a server.
+        """
+        longest = fewest_tokens(Role.JUDGE, chars)
+        return 2 * self.speed.seconds(_LONG_PROMPT, longest) if self.speed else 0.0
+
+    @property
+    def trial_s(self) -> float:
+        """Estimated duration of a full trial in seconds; 0 if no speed is known."""
+        return self.speed.seconds(*_TRIAL) if self.speed else 0.0
 
     def pinned(self, key: str) -> RoleModels:
         """Returns the models for the trial of one picture, each pinned to one of its servers.

@@ -94,10 +94,10 @@ async def rule_on_question(
     fence, settings = Fence(court.fence_mark), court.settings
     # A separate recorder, which counts only the calls for this question.
     recorder = Recorder(record.trial_id, keep, court.now, record.events)
-    deadline = Deadline(within_s, settings.call_s, recorder.usage)
+    deadline = Deadline(within_s, court.call_s, recorder.usage)
     try:
         brief = await _brief_of(
-            court, record, () if picture is None else picture.frames, fence=fence, deadline=deadline
+            court, record, picture.frames if picture and settings.pictures_shown else (), fence=fence, deadline=deadline
         )
     except NotOnRecord as missing:
         raise CantResume(str(missing)) from None

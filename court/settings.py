@@ -14,6 +14,9 @@ class TrialSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    input: Literal["memes", "texts", "texts of memes"] = "memes"
+    """What is judged: memes; texts alone, with pictures refused; or the texts of memes, sent or read off the picture,
+    which no model sees. Without memes, models that take no pictures serve every role."""
     exhibits: int = Field(default=3, ge=1, le=25)
     """Precedents that are shown (the paper's k)."""
     tally: int = Field(default=25, ge=1, le=100)
@@ -122,6 +125,11 @@ class TrialSettings(BaseModel):
         if self.advocates_see != "none" and self.query != "text":
             raise ValueError("advocates_see needs query = text: precedents by summaries are found after the advocates")
         return self
+
+    @property
+    def pictures_shown(self) -> bool:
+        """True if models are shown pictures."""
+        return self.input == "memes"
 
     @property
     def digest(self) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 from court import summary
 from court.deadline import Deadline
 from court.digests import digest
-from court.errors import CantResume, CourtError, NotLoaded, Unavailable
+from court.errors import BadRequest, CantResume, CourtError, NotLoaded, Unavailable
 from court.events import (
     MemeIdentity,
     PolicyReference,
@@ -100,12 +100,28 @@ class Court:
     evidence_source: EvidenceSource | None = None
 
     @property
+    def call_s(self) -> float:
+        """Seconds that a model call may take: as set, or longer where the measured speed of the models needs it."""
+        if self.role_models is None or "call_s" in self.settings.model_fields_set:
+            return self.settings.call_s
+        return max(self.settings.call_s, self.role_models.longest_call_s(self.settings.reply_chars))
+
+    @property
     def procedures(self) -> frozenset[Procedure]:
         """Procedures that this court can run; only the summary without chat models."""
         return frozenset({Procedure.SUMMARY} if self.role_models is None else Procedure)
 
-    def require(self, procedure: Procedure, *, text_given: bool = True) -> None:
-        """Raises NotLoaded if this court can't run that procedure, or has to read the text and can't."""
+    def require(self, procedure: Procedure, *, text_given: bool = True, picture_given: bool = False) -> None:
+        """Raises NotLoaded if this court can't run that procedure, or has to read the text and can't.
+
+        Raises BadRequest for a picture in a court for texts alone.
+        """
+        if picture_given and self.settings.input == "texts":
+            raise BadRequest(
+                "This court judges texts alone, and a picture was sent. Send its text without it.",
+                reason="PICTURE_NOT_WANTED",
+                field="image",
+            )
         if procedure not in self.procedures:
             raise NotLoaded(
                 f"The procedure {procedure} needs chat models, and this court has none. "
@@ -139,7 +155,7 @@ class Court:
             asyncio.CancelledError: The caller gave up; this is recorded and raised again.
         """
         # Checked before anything is recorded: a request that this court can't serve leaves no trial behind.
-        self.require(case.procedure, text_given=case.meme.text is not None)
+        self.require(case.procedure, text_given=case.meme.text is not None, picture_given=case.meme.picture is not None)
         recorder = Recorder(case.trial_id, keep, self.now)
         fence = Fence(self.fence_mark)
         # The opening and the caller's text are stored in one write: a trial with only the opening on record could not
@@ -190,7 +206,7 @@ class Court:
         self, case: TrialCase, recorder: Recorder, fence: Fence, *first_events: EventDraft
     ) -> TrialRecord:
         # `begun` tells a failed first write, which leaves the record unchanged, from a failure of the trial itself.
-        deadline, begun = Deadline(case.within_s, self.settings.call_s, recorder.usage), False
+        deadline, begun = Deadline(case.within_s, self.call_s, recorder.usage), False
         try:
             with recorder.usage.counting():
                 await recorder.record_all(*first_events)
@@ -333,7 +349,7 @@ class Court:
         is_summary = case.procedure is Procedure.SUMMARY
         return {
             "procedure": case.procedure,
-            "meme": _identity(case, shown_to_models=not is_summary),
+            "meme": _identity(case, shown_to_models=self.settings.pictures_shown and not is_summary),
             "request_id": case.request_id,
             "trace_id": case.trace_id,
             "policy": PolicyReference(

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
-from court.errors import BadRequest, ModelRefused, NotLoaded
+from court.errors import BadRequest, NotLoaded
 from eval.models.call_cache import CallCache
 from eval.models.metered import Limit, MeteredModel, Price
 from eval.models.vllm_session import SERVER
@@ -154,7 +154,7 @@ async def open_models(
     # Before any connection, so that errors in the file do not cost the start of a server.
     require_servers(specs, vllm)
     try:
-        from court.backends.chat.capabilities import probe_replicas
+        from court.backends.chat.capabilities import probe_replicas, require_sight
         from court.backends.chat.client import ChatCompletions, http_client
         from court.backends.http import Load
     except ModuleNotFoundError as error:
@@ -196,8 +196,8 @@ async def open_models(
         else:
             model = await connected(spec.url, spec.model, _key(name, spec))
         # If no picture is shown, any model will do.
-        if pictures and not model.capabilities.pictures:
-            raise ModelRefused(f"{name} must see pictures, and takes none. Leave it out, or name another model.")
+        if pictures:
+            require_sight(model, name)
         opened[name] = MeteredModel(
             name,
             model,

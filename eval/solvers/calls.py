@@ -143,7 +143,7 @@ class MemeCalls:
 
     def __post_init__(self) -> None:
         # No deadline for all calls together, as in a run's trials; each call has a timeout, so nothing can hang.
-        self._deadline = Deadline(None, self.court.settings.call_s)
+        self._deadline = Deadline(None, self.court.call_s)
         self.fence = Fence(self.stored.fence_mark(self.shown.meme.id, self.shown.bytes_sha256))
 
     @property

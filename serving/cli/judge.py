@@ -253,11 +253,16 @@ async def _here(
     watch: bool,
 ) -> AsyncIterator[_Judge]:
     from court.errors import CourtError
+    from court.events import Procedure
     from serving.cli.records import show_event
+    from serving.models.connect import expected_trial
     from serving.rpc.convert import ask_of, response_of
     from serving.wiring import open_court
 
     async with open_court(settings, read_text=text is None, tell=tell) as executor:
+        models = executor.court.role_models
+        if models is not None and settings.procedure is not Procedure.SUMMARY and models.trial_s > timeout:
+            tell(f"{expected_trial(models)} --timeout is {timeout:g} s: allow more.")
         if watch:
             executor.feed.subscribe(show_event)
 

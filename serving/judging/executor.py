@@ -60,7 +60,7 @@ class TrialExecutor:
     def require(self, request: TrialRequest) -> None:
         """Raises NotLoaded if a request alone shows that it can't be tried now."""
         court = self.court_of(request.namespace)
-        court.require(request.procedure, text_given=request.text is not None)
+        court.require(request.procedure, text_given=request.text is not None, picture_given=not request.text_alone)
         if request.pins != ANY_VERSIONS or request.policy is not None:
             request.require(court.versions(request.procedure), court.policy)
 

@@ -28,6 +28,8 @@ _GUARD_S = 10.0
 """Timeout in seconds for a guard's server to list its models at startup."""
 _AGAIN_S = 1.0
 """Seconds between two attempts to reach a model server."""
+_SLOW_TRIAL_S = 30.0
+"""Expected duration of a trial in seconds, from which on it is told at start."""
 _LOG_EVERY = 30
 """One in this many failed attempts is logged with its reason."""
 
@@ -62,7 +64,7 @@ async def connect_models(
     if not any(role.url or role.model for role in wanted.values()):
         return None
     try:
-        from court.backends.chat.capabilities import probe_replicas
+        from court.backends.chat.capabilities import probe_replicas, require_sight
         from court.backends.chat.client import ChatCompletions, http_client
         from court.backends.chat.features import THOUGHT_TOKENS, Thinking
         from court.backends.http import Load
@@ -102,8 +104,8 @@ async def connect_models(
             models[urls, name, key] = model
         seeing = role.partition(" ")[0]
         # Checked at startup: later it would fail a step of every trial.
-        if seeing in _SEES and seeing not in may_be_blind and not model.capabilities.pictures:
-            raise ModelRefused(f"The {role} must see pictures, and {name} takes none. Name another model for it.")
+        if seeing in _SEES and seeing not in may_be_blind and settings.trial.input == "memes":
+            require_sight(model, f"The {role}")
         found = model.capabilities
         tokens = own.thinking if isinstance(own.thinking, int) else THOUGHT_TOKENS * (own.thinking == "on")
         if tokens and found.thinks_by is Thinking.NONE:
@@ -128,6 +130,7 @@ async def connect_models(
             thought_tokens=tokens,
             thoughts_by=(found.thinks_by.value, found.thought_limit or "max_tokens") if tokens else (),
             prefix_cache=found.prefix_cache,
+            speed=model.speed,
         )
     guard = None
     if settings.llm.guard is not None:
@@ -148,7 +151,22 @@ async def connect_models(
             reason="PANEL_OF_ONE",
             field="trial.judges",
         )
+    # At usual speeds nothing needs to be said.
+    if roles.trial_s > _SLOW_TRIAL_S:
+        tell(expected_trial(roles))
     return roles
+
+
+def expected_trial(roles: RoleModels) -> str:
+    """Returns a sentence about the expected duration of a full trial; empty if no speed is known."""
+    if roles.speed is None:
+        return ""
+    minutes = roles.trial_s / 60
+    duration = f"{minutes:.0f} minutes" if minutes >= 2 else f"{roles.trial_s:.0f} seconds"
+    return (
+        f"Expect about {duration} a trial: the slowest model reads {roles.speed.read:.0f} and writes "
+        f"{roles.speed.write:.0f} tokens a second."
+    )
 
 
 async def _connect_guard(
@@ -211,7 +229,7 @@ async def _reached(
     tries = 0
     while True:
         try:
-            return await probe(model, pictures=pictures, thoughts=thoughts)
+            return await probe(model, pictures=pictures, thoughts=thoughts, tell=tell)
         except Unavailable as error:
             # At the first failure, and then rarely, so that the log does not fill up while a model is loading.
             if tries % _LOG_EVERY == 0:

@@ -254,6 +254,8 @@ class _RecordedSoFar:
     @property
     def _frames(self) -> tuple[PictureShown, ...]:
         meme = self._record.opened.meme
+        if not self.settings.pictures_shown:
+            return ()
         # Where a record names no digests, pictures are known by their places alone.
         digests = meme.frames or ("",) * len(meme.frames_used)
         if len(digests) != len(meme.frames_used):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import json
 import secrets
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,13 +18,20 @@ from court.backends.chat.features import REPETITION, THOUGHT_LIMITS, Capabilitie
 from court.backends.chat.wire import ListedModels, ServerAnswer
 from court.errors import ModelRefused, Overrun, Unavailable
 from court.meme import Frame
-from court.ports import ChatRequest, FinishReason
+from court.ports import ChatRequest, FinishReason, Speed
 
 _BARE = Capabilities(json_schema=False, pictures=0)
 _HELLO = ChatRequest(system="You answer briefly.", parts=("Say hello.",), reply_schema=None, max_tokens=1)
 _THOUGHT = 256
 """Enough tokens for a complete thought about a greeting; one opened by the template is only detected by its end."""
 _SHORT_THOUGHT = 8
+_QUIET_S = 10.0
+"""Seconds after which a probe tells how far it is."""
+_SHORT_PREFIX, _LONG_PREFIX = 160, 1100
+"""Tokens of prompts that fill a block of a prefix cache: most have 16 to 128 tokens, those of models with linear
+attention up to 1,056."""
+_COUNTED = 16
+"""Tokens that are written to measure the speed of writing."""
 _RANK = 7  # not 0, which servers without priorities accept too
 _WORD = "zebra-7"  # not a natural reply to a greeting unless the schema is enforced
 _SCHEMA = {
@@ -56,11 +64,23 @@ class Probed:
     sentences: tuple[str, ...]
 
 
-async def probe(model: ChatCompletions, *, pictures: int = 4, within_s: float = 60.0, thoughts: bool = False) -> Probed:
-    """Probes the server of a model and sets the model's capabilities.
+async def probe(
+    model: ChatCompletions,
+    *,
+    pictures: int = 4,
+    within_s: float = 60.0,
+    budget_s: float = 180.0,
+    thoughts: bool = False,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Probed:
+    """Probes the server of a model and sets the model's capabilities and speed.
+
+    A check that the server is too slow or too busy for leaves its feature unused, and never ends the start.
 
     Args:
         within_s: Timeout of one request, in seconds; the first may have to wait for the server to warm up.
+        budget_s: Seconds from the first answer in which all checks have to be done; later ones are left out.
+        tell: Callback for progress on a slow server.
 
     Raises:
         ModelRefused: The server does not have the model, or rejects the key.
@@ -77,27 +97,53 @@ async def probe(model: ChatCompletions, *, pictures: int = 4, within_s: float = 
             status=404,
         )
     # Long enough to detect a thought, which a single token would not show.
-    reply = await _greeted(model, replace(_HELLO, max_tokens=_THOUGHT), within_s)
-    found = replace(model.capabilities, cached_tokens=reply.cached_tokens is not None)
     try:
-        if reply.thinks:
-            # Before the other probes, whose few tokens a thought would use up.
-            found = await _without_thoughts(model, found, within_s)
-        # The order matters, as picture ids are only probed if pictures are accepted.
-        for check in (_json_schema, _pictures, _log_probs, _picture_ids, _prefix_cache, _loops, _penalties):
-            found = await check(model, found, pictures, within_s)
-        if listed is not None and listed.is_vllm:
-            found = await _priorities(model, found, within_s)
-            if not found.priorities:
-                sentences.append(
-                    "It serves requests as they come: a batch holds up who waits for one verdict. Start vLLM with "
-                    "--scheduling-policy priority."
-                )
-        if thoughts:
-            found = await _thoughts(model, found, within_s)
+        reply = await _greeted(model, replace(_HELLO, max_tokens=_THOUGHT), within_s)
+    except Overrun:
+        reply = await _greeted(model, _HELLO, within_s)
+        sentences.append("It is too slow to find out if the model thinks before it replies.")
+    found = replace(model.capabilities, cached_tokens=reply.cached_tokens is not None)
+    # The order matters: the few tokens of most checks would be used up by a thought, and picture ids are only probed if
+    # pictures are accepted.
+    checks = {
+        "JSON schemas": _json_schema,
+        "pictures": _pictures,
+        "log-probabilities": _log_probs,
+        "picture ids": _picture_ids,
+        "prefix cache": _prefix_cache,
+        "ends of loops": _loops,
+        "penalties": _penalties,
+    }
+    if reply.thinks:
+        found = replace(found, thinking=Thinking.ALWAYS)
+        checks = {"ways not to think": _without_thoughts} | checks
+    if listed is not None and listed.is_vllm:
+        checks["priorities"] = _priorities
+    if thoughts:
+        checks["thoughts"] = _thoughts
+    began, unknown = time.monotonic(), []
+    try:
+        for number, (name, check) in enumerate(checks.items(), 1):
+            spent = time.monotonic() - began
+            if spent > _QUIET_S:
+                tell(f"… {name} ({number} of {len(checks)}, {spent:.0f} s so far)")
+            try:
+                found = await check(model, found, pictures, min(within_s, budget_s - spent))
+            except Unavailable as error:
+                # Slow and busy servers say nothing about the feature; one that is gone can't be used.
+                if not isinstance(error, Overrun) and error.reason != "MODEL_BUSY":
+                    raise
+                unknown.append(name)
     finally:
         # Also if a probe raises, so that the model does not keep a capability that was only being tested.
         model.capabilities = found
+    if unknown:
+        sentences.append(f"It is too slow or too busy to find out about its {', '.join(unknown)}: trials do without.")
+    if listed is not None and listed.is_vllm and not found.priorities and "priorities" not in unknown:
+        sentences.append(
+            "It serves requests as they come: a batch holds up who waits for one verdict. Start vLLM with "
+            "--scheduling-policy priority."
+        )
     return Probed(found, (*sentences, *_limitations(found, pictures, thoughts=thoughts)))
 
 
@@ -125,7 +171,9 @@ async def probe_replicas(
         which = f" ({number} of {len(models)})" if len(models) > 1 else ""
         tell(f"Asking the model server for {model.name}{which} what it can do …")
         try:
-            found = await (reach(model, pictures) if reach else probe(model, pictures=pictures, thoughts=thoughts))
+            found = await (
+                reach(model, pictures) if reach else probe(model, pictures=pictures, thoughts=thoughts, tell=tell)
+            )
         except Unavailable as error:
             tell(f"The model server {model.urls[0]} does not answer: {error.message}")
             away.append(model)
@@ -146,6 +194,16 @@ async def probe_replicas(
     for model in away:
         model.capabilities = weakest([one.capabilities for one in reached])
     return ChatCompletions.joined(models)
+
+
+def require_sight(model: ChatCompletions, who: str) -> None:
+    """Raises ModelRefused if a model that is to see pictures takes none."""
+    if not model.capabilities.pictures:
+        raise ModelRefused(
+            f"{who} must see pictures, and {model.name} takes none. Name another model, or judge texts alone "
+            "(trial.input).",
+            reason="MODEL_BLIND",
+        )
 
 
 async def _listed(model: ChatCompletions, within_s: float) -> ListedModels | None:
@@ -180,7 +238,7 @@ async def _greeted(model: ChatCompletions, hello: ChatRequest, within_s: float) 
     raise refused
 
 
-async def _without_thoughts(model: ChatCompletions, found: Capabilities, within_s: float) -> Capabilities:
+async def _without_thoughts(model: ChatCompletions, found: Capabilities, _: int, within_s: float) -> Capabilities:
     """Finds the switch that turns off thinking."""
 
     async def replies_at_once() -> bool:
@@ -193,7 +251,7 @@ async def _without_thoughts(model: ChatCompletions, found: Capabilities, within_
     return replace(found, thinking=Thinking.ALWAYS)
 
 
-async def _thoughts(model: ChatCompletions, found: Capabilities, within_s: float) -> Capabilities:
+async def _thoughts(model: ChatCompletions, found: Capabilities, _: int, within_s: float) -> Capabilities:
     """Finds the switch that turns on thinking, and the field that limits it.
 
     Uses a schema, because a server without a reasoning parser applies it to thoughts too.
@@ -231,7 +289,7 @@ async def _thoughts(model: ChatCompletions, found: Capabilities, within_s: float
     return found
 
 
-async def _priorities(model: ChatCompletions, found: Capabilities, within_s: float) -> Capabilities:
+async def _priorities(model: ChatCompletions, found: Capabilities, _: int, within_s: float) -> Capabilities:
     """Probes if vLLM accepts priorities. Other servers are not probed, as the highest may come first there.
 
     Without the priority policy, old versions reject any priority but 0, and later ones ignore it.
@@ -335,26 +393,40 @@ async def _picture_ids(model: ChatCompletions, found: Capabilities, _: int, with
 
 
 async def _prefix_cache(model: ChatCompletions, found: Capabilities, _: int, within_s: float) -> Capabilities:
-    """Sends a new prompt twice to probe the prefix cache.
+    """Sends a new prompt twice to probe the prefix cache, and measures the speeds of reading and writing.
 
-    It is longer than the blocks of any known cache: those of models with linear attention have up to 1,056 tokens.
-    SGLang only reports cached tokens if there are some; without any report, the result is unknown.
+    A short prompt first, a longer one only for caches with larger blocks. SGLang only reports cached tokens if there
+    are some; without any report, the result is unknown.
     """
     model.capabilities = found
-    # Random each time, as an earlier start may have left the same prompt in the cache.
-    prompt = f"{secrets.token_hex(8)} {' '.join(map(str, range(1000)))}"
-    request = replace(_HELLO, parts=(prompt, *_HELLO.parts))
+    reported = found.cached_tokens
 
-    cached: list[int | None] = []
+    async def finds(tokens: int) -> bool:
+        nonlocal reported
+        # Letters, a token each. Random first, as an earlier start may have left the same prompt in the cache.
+        letters = " ".join("abcdefghijklmnopqrstuvwxyz"[i % 26] for i in range(tokens))
+        request = replace(_HELLO, parts=(f"{secrets.token_hex(8)} {letters}", "Count to 50: 1, 2, 3,"))
+        began = time.monotonic()
+        first = await model.answer(request, within_s=within_s)
+        read = time.monotonic()
+        second = await model.answer(replace(request, max_tokens=_COUNTED), within_s=within_s)
+        _measure(model, (first, read - began), (second, time.monotonic() - read))
+        reported = reported or first.cached_tokens is not None or second.cached_tokens is not None
+        return bool(second.cached_tokens)
 
-    async def finds() -> bool:
-        for _ in range(2):
-            cached.append((await model.answer(request, within_s=within_s)).cached_tokens)
-        return bool(cached[-1])
+    finds_it = await _can(model, partial(finds, _SHORT_PREFIX), within_s)
+    # Pointless without reports, which are not found by asking for longer.
+    if not finds_it and reported:
+        finds_it = await _can(model, partial(finds, _LONG_PREFIX), within_s)
+    return replace(found, cached_tokens=reported, prefix_cache=finds_it if reported else None)
 
-    finds_it = await _can(model, finds, within_s)
-    tells = found.cached_tokens or any(count is not None for count in cached)
-    return replace(found, cached_tokens=tells, prefix_cache=finds_it if tells else None)
+
+def _measure(model: ChatCompletions, first: tuple[ServerAnswer, float], second: tuple[ServerAnswer, float]) -> None:
+    """Sets a model's speed from a prompt read and another reply written, each with its seconds."""
+    read, written = (answer.usage for answer, _ in (first, second))
+    if read and read.prompt_tokens and written and written.completion_tokens:
+        # The first has one token to write, the second little to read: both are slight underestimates.
+        model.speed = Speed(read.prompt_tokens / max(first[1], 1e-3), written.completion_tokens / max(second[1], 1e-3))
 
 
 async def _can(model: ChatCompletions, ask: Callable[[], Awaitable[object]], within_s: float) -> bool:
@@ -367,7 +439,7 @@ async def _can(model: ChatCompletions, ask: Callable[[], Awaitable[object]], wit
     try:
         return bool(await ask())
     except Overrun:
-        # A subclass of Unavailable, but slowness says nothing about the feature.
+        # A subclass of Unavailable, but a slow server need not be asked if it is still there.
         raise
     except ModelRefused as error:
         if error.reason == "MODEL_UNAUTHORISED":

@@ -28,7 +28,7 @@ from court.backends.http import Load
 from court.backends.http import http_client as http_client  # offered here too: what a model is made with
 from court.errors import ModelRefused, Unavailable
 from court.meme import Frame
-from court.ports import ChatReply, ChatRequest, Odds
+from court.ports import ChatReply, ChatRequest, Odds, Speed
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
@@ -40,6 +40,7 @@ class ChatCompletions:
     Attributes:
         capabilities: Capabilities of the server. Set them, or have
             :func:`~court.backends.chat.capabilities.probe` find them.
+        speed: Speed of the server, as measured by the same probe; None if unknown.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class ChatCompletions:
             http: Shared client, which the caller closes; None for one of its own.
         """
         self.capabilities = capabilities or Capabilities()
+        self.speed: Speed | None = None
         self._model = model
         self._attempts = attempts
         self._jitter = wait_random_exponential(multiplier=pause_s, max=pause_max_s)
@@ -83,6 +85,8 @@ class ChatCompletions:
         joined = copy.copy(models[0])
         joined._replicas = Replicas([server for model in models for server in model._servers])
         joined.capabilities = weakest([model.capabilities for model in models])
+        # The slowest, since any trial may meet it.
+        joined.speed = min((model.speed for model in models if model.speed), key=lambda one: one.write, default=None)
         return joined
 
     @property

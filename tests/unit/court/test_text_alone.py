@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from court.errors import BadPicture, CantResume
+from court.errors import BadPicture, BadRequest, CantResume
 from court.events import (
     AnswerGiven,
     Described,
@@ -22,6 +22,7 @@ from court.events import (
 from court.meme import Meme, check_present, is_text_digest, text_digest
 from court.precedents import Search, SureRange
 from court.record import TrialAborted, TrialRecord, TrialState
+from court.settings import TrialSettings
 from court.trial import TrialCase
 from court.verdict import ReviewReason
 from serving.export.document import document, read_document, write_document
@@ -292,3 +293,34 @@ def test_page_view_of_a_text_only_trial_is_complete(record):
     view = view_of(record)
     assert not view.examined and not view.differences
     assert all(argument for argument in view.transcript.arguments.values())
+
+
+# Courts for texts
+
+
+def test_court_for_texts_refuses_a_picture_before_anything_is_recorded():
+    sink = RecordingSink()
+    court = full_court(Cast(), settings=TrialSettings(input="texts"))
+    with pytest.raises(BadRequest) as refused:
+        asyncio.run(court.run(TrialCase("t", a_meme("words"), Procedure.FULL), sink))
+    assert refused.value.reason == "PICTURE_NOT_WANTED" and sink.events == []
+    record, cast = full_trial(settings=TrialSettings(input="texts"))
+    assert record.verdict.label is H
+    # Its models take no pictures, so precedents are shown by their words.
+    assert not any(frames_of(request) for request in cast.requests()) and "recedent 1" in prompt_text(
+        cast.requests("judge")[0]
+    )
+
+
+@pytest.mark.parametrize("procedure", [Procedure.FULL, Procedure.CASCADE])
+def test_court_for_the_texts_of_memes_shows_no_model_a_picture(procedure):
+    cast = Cast()
+    settings = TrialSettings(input="texts of memes")
+    record = try_meme(cast, meme=a_meme(None), settings=settings, procedure=procedure, found=findings([H, N] * 3))
+    assert record.text.text == "read off the picture" and record.opened.meme.picture_given
+    assert cast.requests("accuser") and not cast.requests("proposer")
+    assert not any(frames_of(request) for request in cast.requests())
+    signals = [signal.reason for signal in record.verdict.signals]
+    assert ReviewReason.PICTURE_NOT_WEIGHED in signals and ReviewReason.PICTURE_NOT_SENT not in signals
+    # An auditor sees the same messages.
+    assert all(call.exact for event in record.events for call in messages_of(record, event))

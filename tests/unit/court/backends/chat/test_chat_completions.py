@@ -760,18 +760,59 @@ def test_thought_is_read_under_both_field_names(name, unusable):
         ({"model": "another"}, {}, "MODEL_UNKNOWN"),
         ({"api_key": "wrong"}, {}, "MODEL_UNAUTHORISED"),
         ({}, {"script": ["500"] * 2}, "MODEL_GONE"),
-        ({}, {"script": ["ok", *["503"] * 4]}, "MODEL_BUSY"),
         ({}, {"script": ["ok", *["reset"] * 20]}, "MODEL_GONE"),
-        ({}, {"script": ["ok", "hang"]}, "MODEL_TOO_SLOW"),
+        ({}, {"script": ["hang", "hang"]}, "MODEL_TOO_SLOW"),
     ],
 )
 def test_probe_failures_have_a_reason(model, settings, reason):
     async def scenario(chat, server):
         with pytest.raises(CourtError) as caught:
-            await probe(chat, within_s=1 if reason == "MODEL_TOO_SLOW" else 60)
+            await probe(chat, within_s=0.3 if reason == "MODEL_TOO_SLOW" else 60)
         return caught.value.reason
 
     assert with_server(scenario, Settings(api_key=KEY, **settings), **model) == reason
+
+
+@pytest.mark.parametrize("script", [["ok", *["503"] * 4], ["ok", "hang"]])
+def test_check_that_a_server_is_too_slow_or_busy_for_is_left_out(script):
+    async def scenario(chat, server):
+        return await probe(chat, within_s=5 if "hang" in script else 60)
+
+    found = with_server(scenario, Settings(api_key=KEY, script=script))
+    assert found.sentences[0] == "It is too slow or too busy to find out about its JSON schemas: trials do without."
+    # The others are checked.
+    assert not found.capabilities.json_schema and found.capabilities.pictures == 4 and found.capabilities.prefix_cache
+
+
+def test_slow_first_greeting_is_shortened_instead_of_ending_the_start():
+    found = with_server(lambda chat, _: probe(chat, within_s=5), Settings(api_key=KEY, script=["hang"]))
+    assert "if the model thinks" in found.sentences[0] and found.capabilities.json_schema
+
+
+def test_checks_beyond_the_budget_are_left_out_and_progress_is_shown(monkeypatch):
+    monkeypatch.setattr("court.backends.chat.capabilities._QUIET_S", 0.0)
+    progress = []
+    found = with_server(
+        lambda chat, _: probe(chat, within_s=60, budget_s=0.0, tell=progress.append), Settings(api_key=KEY)
+    )
+    assert found.capabilities == Capabilities(json_schema=False, pictures=0, cached_tokens=True)
+    (sentence,) = (each for each in found.sentences if "too slow" in each)
+    assert "JSON schemas, pictures, log-probabilities, prefix cache" in sentence
+    assert "JSON schemas (1 of 8" in progress[0] and "priorities (8 of 8" in progress[-1]
+
+
+@pytest.mark.parametrize(("features", "prompts"), [(FEATURES, 1), (FEATURES - {"prefix_cache"}, 2)])
+def test_prefix_cache_is_probed_by_a_short_prompt_first_and_speeds_are_measured(features, prompts):
+    async def scenario(chat, server):
+        await probe(chat, within_s=60)
+        lengths = {len(str(request["messages"])) for request in server.requests if "Count to 50" in str(request)}
+        return chat.speed, sorted(lengths)
+
+    settings = Settings(api_key=KEY, features=features, prompt_token_s=0.0005, output_token_s=0.01)
+    speed, lengths = with_server(scenario, settings)
+    assert len(lengths) == prompts and lengths[0] < 600
+    # Lower than what the server was told, by what each request costs beside its tokens.
+    assert 100 < speed.read <= 2000 and 5 < speed.write <= 100
 
 
 @pytest.mark.parametrize("body", [b"<html></html>", b"[]", b'{"data":[{"id":7}]}', b"", b'{"data":"m"}', b"\xff"])

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from contextlib import AsyncExitStack
+from dataclasses import replace
 
 import pytest
 
@@ -10,11 +11,14 @@ from court.backends.chat.capabilities import probe
 from court.backends.chat.client import ChatCompletions
 from court.backends.chat.features import THOUGHT_TOKENS, Capabilities, Thinking, weakest
 from court.errors import ModelRefused
-from court.ports import ChatRequest, FinishReason
+from court.ports import ChatRequest, FinishReason, Speed
+from court.roles import RoleModel, RoleModels
+from court.settings import TrialSettings
 from eval.standin.server import FakeModelServer, serving
 from eval.standin.settings import FEATURES, Settings
 from serving.models.connect import connect_models
 from serving.settings import Settings as CourtSettings
+from tests.support.cast import Cast, full_court
 
 SCHEMA = {
     "type": "object",
@@ -263,3 +267,39 @@ def test_avoiding_repetition_adds_a_penalty_or_raises_the_temperature(temperatur
     assert with_probed_model(scenario) == [(temperature, None), (temperature, 1.5)]
     bare = Settings(features=FEATURES - {"penalties"})
     assert with_probed_model(scenario, bare) == [(temperature, None), (max(temperature, 0.7), None)]
+
+
+@pytest.mark.parametrize(("seen", "refused"), [("memes", True), ("texts", False), ("texts of memes", False)])
+def test_model_that_takes_no_pictures_serves_courts_for_texts(seen, refused):
+    async def run():
+        async with serving(FakeModelServer(Settings(pictures=0))) as port, AsyncExitStack() as stack:
+            llm = {"url": f"http://127.0.0.1:{port}/v1", "model": "stand-in"}
+            return await connect_models(CourtSettings(llm=llm, trial={"input": seen}), stack, lambda _: None)
+
+    if refused:
+        with pytest.raises(ModelRefused, match="must see pictures") as caught:
+            asyncio.run(run())
+        assert caught.value.reason == "MODEL_BLIND"
+    else:
+        assert asyncio.run(run()).speed is not None
+
+
+def test_expected_duration_is_shown_at_start_and_slow_calls_get_more_time():
+    messages = []
+
+    async def run():
+        settings = Settings(output_token_s=0.05, features=FEATURES - {"json_schema"})
+        async with serving(FakeModelServer(settings)) as port, AsyncExitStack() as stack:
+            llm = {"url": f"http://127.0.0.1:{port}/v1", "model": "stand-in"}
+            return await connect_models(CourtSettings(llm=llm), stack, messages.append)
+
+    models = asyncio.run(run())
+    (sentence,) = (message for message in messages if message.startswith("Expect about "))
+    assert "seconds a trial" in sentence and "tokens a second" in sentence
+    slow = RoleModels(
+        **{role: RoleModel(object(), speed=Speed(60, 3)) for role in ("proposer", "accuser", "defender", "judge")}
+    )
+    assert 230 < slow.trial_s < 260 < slow.longest_call_s(1200)
+    court = full_court(Cast(), role_models=slow)
+    assert court.call_s == slow.longest_call_s(1200) and replace(court, settings=TrialSettings(call_s=90)).call_s == 90
+    assert replace(court, role_models=None).call_s == 120 and models.longest_call_s(1200) > 0
