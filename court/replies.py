@@ -7,6 +7,7 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Annotated, Any, Literal, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
@@ -154,13 +155,19 @@ class QuestionRuling(Reply):
 R = TypeVar("R", bound=Reply)
 
 
+@cache
+def _type_hints(kind: type[Reply]) -> dict[str, Any]:
+    # Cached, as the annotations are strings, which Python compiles each time.
+    return get_type_hints(kind, include_extras=True)
+
+
 def schema_of(kind: type[Reply], chars: int, **overrides: dict[str, Any]) -> dict[str, Any]:
     """JSON schema of a reply, in the order of its fields; texts are bounded, as unbounded ones may never end.
 
     Args:
         chars: Longest text that is asked for, of which some fields have a share.
     """
-    fields = get_type_hints(kind, include_extras=True)
+    fields = _type_hints(kind)
     bounds = {name: info.metadata for name, info in kind.model_fields.items()}
     return object_schema(
         {name: overrides.get(name) or _schema(fields[name], bounds[name], chars) for name in kind.model_fields}
