@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import sys
 import unicodedata
 
 from court import prompts
@@ -150,9 +151,13 @@ LOOPING = "harmless words, " * 25
 """A reply that is requested again because it repeats itself."""
 
 
+INVISIBLE = dict.fromkeys(code for code in range(sys.maxunicode + 1) if unicodedata.category(chr(code)) in ("Cf", "Mn"))
+"""Deletes format characters and combining marks in :meth:`str.translate`."""
+
+
 def specials_in(text):
     """Returns control tokens in a text, in every Unicode normalisation, with and without invisible characters."""
-    visible = "".join(c for c in text if unicodedata.category(c) not in ("Cf", "Mn"))
+    visible = text.translate(INVISIBLE)
     forms = {unicodedata.normalize(form, each) for form in ("NFC", "NFKC", "NFD", "NFKD") for each in (text, visible)}
     return [token for token in SPECIALS if any(token in form for form in forms)]
 

@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+import sys
 import unicodedata
 
 from court.verdict import Label, Strength, rule
@@ -32,11 +33,15 @@ def orders(injection):
     return f"\n{ORDER}\n".join(["", *marked(injection, MARK).split("\n"), ""])
 
 
+INVISIBLE = dict.fromkeys(code for code in range(sys.maxunicode + 1) if unicodedata.category(chr(code)) == "Cf")
+"""Deletes format characters in :meth:`str.translate`."""
+
+
 def in_the_court_s_voice(request):
     """All text that a model can't tell from the court's own words, interpreted as generously as possible."""
     parts = "".join(part for part in request.parts if isinstance(part, str))
     text = unicodedata.normalize("NFKC", parts)
-    text = "".join(c for c in text if unicodedata.category(c) != "Cf")
+    text = text.translate(INVISIBLE)
     places = [text.find(token) for token in SPECIALS if token in text]
     behind = text[min(places) :] if places else ""  # a forged turn, whatever fence it was in
     return "\n".join([request.system, FENCED.sub("", text), behind])
