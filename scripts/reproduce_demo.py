@@ -11,8 +11,7 @@ import sys
 from pathlib import Path
 
 from eval.cli import cli
-from eval.reproduce.demo import arguments, stand_ins
-from eval.reproduce.drawn import draw_benchmarks
+from eval.reproduce.drawn import arguments, draw_benchmarks, stand_ins
 
 TRAIN, TEST = 48, 32
 """Memes of each drawn benchmark."""

@@ -14,8 +14,7 @@ from eval.arena.folder import ArenaManifest
 from eval.arena.panel import Vote, battle_key, joint_scores, noise_in
 from eval.arena.ranking.battles import Battles, Floats, NotRanked, among, battles, expected, groups, win_rates, wins
 from eval.arena.ranking.bootstrap import Spread, spread, spread_of_elo, spread_styled
-from eval.arena.ranking.bradley_terry import NoMaximum, ratings, styled
-from eval.arena.ranking.elo import elo, elo_of_orders
+from eval.arena.ranking.bradley_terry import NoMaximum, elo, elo_of_orders, ratings, styled
 from eval.arena.words import OVERALL
 
 STYLES = ("length", "headings", "lists", "bold")

@@ -17,13 +17,11 @@ from eval.arena.judge_examples import PICTURES, JudgeExample, JudgeExamplesManif
 from eval.arena.procedure import reply_or_reason
 from eval.arena.ranking.battles import Floats, battles, rated, wins
 from eval.arena.ranking.bradley_terry import fit, quarter_ties
-from eval.arena.replies import parse_verdicts
-from eval.arena.speakers import judging, prompt_of
+from eval.arena.speakers import judging, parse_verdicts, prompt_of
 from eval.arena.words import OVERALL, Verdict
 from eval.models.metered import MeteredModel
 from eval.reports.sections import Section
-from eval.scores.bootstrap import Figure
-from eval.scores.resampled_means import mean_of, share_of
+from eval.scores.bootstrap import Figure, mean_of, share_of
 from eval.scores.tables import figure
 from eval.session.engine import run_items
 from serving.docket.review.agreement import Kappa, cohen

@@ -26,7 +26,7 @@ from eval.arena.folder import ArenaManifest
 from eval.arena.speakers import FixedQuestion, comparison, prompt_of
 from eval.arena.words import Setting, Verdict, words_of
 from eval.models.memes import ShownMeme
-from eval.session.files import replace_lines
+from eval.session.directory import replace_lines
 from retrieval.library.sources import NOT_FOR_LIBRARIES
 
 Part = Literal["train", "test"]

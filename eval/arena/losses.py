@@ -19,8 +19,7 @@ from eval.arena.words import OVERALL, LossError
 from eval.models.memes import ShownMeme
 from eval.models.metered import MeteredModel
 from eval.reports.sections import Section
-from eval.scores.bootstrap import Figure, share_figure
-from eval.scores.resampled_means import ResampledMeans
+from eval.scores.bootstrap import Figure, ResampledMeans, share_figure
 from eval.scores.tables import figure
 from eval.session.engine import run_items
 from serving.docket.review.agreement import Kappa, cohen

@@ -15,8 +15,7 @@ from eval.arena.events import Answered, ContextSimulated, Event, FusionBegun, Fu
 from eval.arena.words import Relevance
 from eval.reports.ratings import EXPLANATION_CRITERIA, Criterion, RatedItem, Rating, SheetKey
 from eval.reports.sections import Section
-from eval.scores.bootstrap import Figure
-from eval.scores.resampled_means import mean_of
+from eval.scores.bootstrap import Figure, mean_of
 from eval.scores.tables import figure
 
 GUIDELINES, CONTEXTS = "guidelines", "contexts"

@@ -11,7 +11,7 @@ from eval.arena.leaderboard import Leaderboard
 from eval.arena.run import Ask
 from eval.arena.words import OVERALL
 from eval.reports.sections import Section
-from eval.scores.repeated import RepeatedFigure, repeated
+from eval.scores.bootstrap import RepeatedFigure, repeated
 from eval.scores.tables import figure
 from eval.session.repeats import prepare_repeats, repeat_folder, require_repeats
 

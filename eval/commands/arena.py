@@ -13,8 +13,7 @@ import click
 from eval.commands.detecting import detect, difficulty
 from eval.commands.distilling import distil_check, export_judge
 from eval.commands.explaining import explain
-from eval.commands.options import vllm_turns_options
-from eval.commands.pages import command_line, show_sections, write_page
+from eval.commands.options import command_line, show_sections, vllm_turns_options, write_page
 from eval.commands.rating import rate_arena
 from eval.runs.spec import Circumstances, JudgingSpec
 from eval.session.spec import spec_options

@@ -290,7 +290,7 @@ def _folder_name(question: Question) -> str:
 
 
 def _show(plans: Sequence[Plan], options: dict[str, Any]) -> None:
-    from eval.commands.pages import command_line, show_sections
+    from eval.commands.options import command_line, show_sections
     from eval.reports import tasks
     from eval.runs.results import read_results
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from eval.commands.follow_ups import follow_up, follow_up_options
-from eval.commands.pages import show_report
+from eval.commands.options import show_report
 
 if TYPE_CHECKING:
     from eval.commands.follow_ups import FollowUp
@@ -95,7 +95,7 @@ _SHOWN = {"meme", "task", "annotator", "text", "image", "reasoning"}
 
 
 async def _rate(one: FollowUp, annotator: str, concurrency: int) -> None:
-    from eval.arena.difficulty import rate_difficulty
+    from eval.arena.detection import rate_difficulty
 
     memes = {meme.id: meme for meme in one.memes}
     await rate_difficulty(one.folder, memes, one.models[annotator], concurrency=concurrency, progress=one.progress)

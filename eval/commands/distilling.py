@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from eval.commands.options import arena_samples
-from eval.commands.pages import show_report
+from eval.commands.options import arena_samples, show_report
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from eval.commands.follow_ups import follow_up, follow_up_options
-from eval.commands.pages import show_report
+from eval.commands.options import show_report
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from eval.commands.pages import write_page
+from eval.commands.options import write_page
 
 if TYPE_CHECKING:
     from eval.runs.results import Results

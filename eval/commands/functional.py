@@ -57,11 +57,11 @@ def score(data: Path, runs: tuple[Path, ...], predictions: tuple[Path, ...], htm
 
     A case passes if it gets its label; one without a class fails. Rates have 95 % Wilson intervals.
     """
-    from eval.commands.pages import command_line, show_sections, unfinished_in_words
+    from eval.commands.options import command_line, show_sections, unfinished_in_words
     from eval.datasets.known import find_card
     from eval.datasets.read import read_split
-    from eval.reports.functional_sections import functional_sections
     from eval.reports.gather import runs_below
+    from eval.reports.label_sections import functional_sections
     from eval.runs.results import read_results, require_verdicts
     from eval.scores.functional import functional_scores
     from eval.scores.prediction_file import read_predictions

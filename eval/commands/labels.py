@@ -37,7 +37,7 @@ def annotators(
     score, cross-entropy), and its labels with the majority, separately for unanimous memes and for the others.
     Intervals are 95 %, by bootstrap over memes.
     """
-    from eval.commands.pages import command_line, show_sections, unfinished_in_words
+    from eval.commands.options import command_line, show_sections, unfinished_in_words
     from eval.reports.gather import runs_below
     from eval.reports.label_sections import annotators_section, soft_section
     from eval.runs.folder import dataset_of
@@ -101,7 +101,7 @@ def noise(
     runs of classify, labels are checked one by one, each with its own probability. For a library, it is the vote of the
     other precedents, excluding those that share picture or words. The list holds ids only and no text of a meme.
     """
-    from eval.commands.pages import command_line, show_sections
+    from eval.commands.options import command_line, show_sections
     from eval.reports.label_sections import noise_section
     from eval.studies.vote import left_out_probabilities
 
@@ -146,7 +146,7 @@ def _runs_of_one_split(runs: tuple[Path, ...]) -> list[Results]:
 def _show_noise_of_task(
     read: list[Results], protocol: str | None, *, show: int, html: Path | None, as_json: bool
 ) -> None:
-    from eval.commands.pages import command_line, show_sections
+    from eval.commands.options import command_line, show_sections
     from eval.reports.label_sections import noise_section
     from eval.scores.label_noise import find_task_noise
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
-from eval.commands.options import dataset_of, patience_option, protocols_of
-from eval.commands.pages import command_line
+from eval.commands.options import command_line, dataset_of, patience_option, protocols_of
 from eval.runs.spec import Circumstances, JudgingSpec
 from eval.session.spec import Option, spec_options
 from serving.cli.common import with_options

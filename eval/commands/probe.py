@@ -9,8 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from eval.commands.options import run_watched, say, threshold_option, vllm_turns_options
-from eval.commands.pages import command_line, show_sections, write_page
+from eval.commands.options import (
+    command_line,
+    run_watched,
+    say,
+    show_sections,
+    threshold_option,
+    vllm_turns_options,
+    write_page,
+)
 from eval.commands.rating import rate_probe
 from eval.runs.spec import Circumstances, JudgingSpec
 from eval.session.spec import spec_options
@@ -166,8 +173,7 @@ def compare(probes: tuple[Path, ...], threshold: int, html: Path | None, as_json
     """
     from dataclasses import asdict
 
-    from eval.probe.compare import compare_probes
-    from eval.probe.compared_sections import comparison_lead, comparison_sections
+    from eval.probe.compare import compare_probes, comparison_lead, comparison_sections
 
     comparison = compare_probes(probes, threshold=threshold)
     cells = [
@@ -319,9 +325,9 @@ def _planned(options: dict[str, Any]) -> ProbePlan:
     from eval.commands.options import samples_of
     from eval.models.open import read_models
     from eval.models.samples import TABLE_KEYS
+    from eval.probe.folder import read_seeds
     from eval.probe.refining import Limits
     from eval.probe.run import ProbePlan
-    from eval.probe.seeds import read_seeds
 
     for name, option in (("target", "--target"), ("controllers", "--controller")):
         if not options[name]:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from eval.commands.options import arena_samples, threshold_option
-from eval.commands.pages import command_line, show_sections
+from eval.commands.options import arena_samples, command_line, show_sections, threshold_option
 from serving.cli.common import with_options
 
 if TYPE_CHECKING:

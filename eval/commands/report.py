@@ -51,12 +51,11 @@ def report(
     Runs of classify are shown by their task: the authors' metrics, label by label, beside always saying the same.
     """
     from court.errors import BadRequest
-    from eval.commands.pages import write_page
-    from eval.reports.by_task import by_task_sections, split_by_task
+    from eval.commands.options import write_page
     from eval.reports.gather import gather, runs_below
     from eval.reports.sections import as_markdown, as_page, as_text
     from eval.reports.tasks import as_json as tasks_as_json
-    from eval.reports.tasks import gather_tasks, lead_of, sections_of
+    from eval.reports.tasks import by_task_sections, gather_tasks, lead_of, sections_of, split_by_task
     from eval.reports.verdicts import verdicts_lead, verdicts_sections, verdicts_title
     from eval.runs.results import read_results
 

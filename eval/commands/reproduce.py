@@ -292,7 +292,7 @@ def _written(plan: Reproduction, preset: Preset | None, balanced: bool) -> Repro
     """Scores what was judged and writes the three files."""
     import asyncio
 
-    from eval.commands.pages import write_page
+    from eval.commands.options import write_page
     from eval.reports.sections import as_markdown, as_page
     from eval.reproduce.outcome import outcome_of
     from eval.reproduce.report import as_json, reproduction_lead, reproduction_sections, reproduction_title

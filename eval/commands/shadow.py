@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from court.display import word
-from eval.commands.pages import command_line
+from eval.commands.options import command_line
 from serving.cli.common import changed_place, docket_option, printable, run, settings_of
 
 if TYPE_CHECKING:

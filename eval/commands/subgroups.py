@@ -40,8 +40,7 @@ def subgroups(
     are corrected by Holm's procedure: so many looks find something by chance alone otherwise. A meme without a class or
     an answer counts as wrong.
     """
-    from eval.commands.options import protocols_of, score_by_protocol
-    from eval.commands.pages import command_line, show_sections, unfinished_in_words
+    from eval.commands.options import command_line, protocols_of, score_by_protocol, show_sections, unfinished_in_words
     from eval.reports.gather import runs_below
     from eval.reports.label_sections import subgroup_sections
     from eval.runs.results import read_results

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from eval.commands.options import run_watched, vllm_turns_options
-from eval.commands.pages import command_line, show_sections
+from eval.commands.options import command_line, run_watched, show_sections, vllm_turns_options
 from eval.runs.spec import Circumstances, JudgingSpec
 from eval.session.spec import flags_of, spec_options
-from eval.solvers.witness_arms import Arm
+from eval.solvers.witness import Arm
 from eval.witness.run import WitnessSpec
 
 if TYPE_CHECKING:
@@ -86,9 +85,8 @@ def witness(context: click.Context, /, **options: Any) -> None:
 
     Running the command again continues, and repeats no model call.
     """
-    from eval.witness.report import witness_lead, witness_sections
     from eval.witness.run import WitnessFolder
-    from eval.witness.scores import score_arms
+    from eval.witness.scores import score_arms, witness_lead, witness_sections
 
     if options["as_published"]:
         for name, value in AS_PUBLISHED.items():
@@ -167,7 +165,7 @@ async def _run(plan: WitnessPlan, options: dict[str, Any], progress: Progress) -
     from eval.models.open import open_models, read_models, require_servers
     from eval.session.directory import CALLS
     from eval.witness.run import WitnessFolder, run_witness
-    from eval.witness.stand_in import open_drawn
+    from eval.witness.world import open_drawn
     from serving.cli.common import settings_of
     from serving.evidence import open_evidence
 

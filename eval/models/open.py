@@ -32,8 +32,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 from court.errors import BadRequest, NotLoaded
 from eval.models.call_cache import CallCache
 from eval.models.metered import Limit, MeteredModel, Price
-from eval.models.vllm_session import SERVER
-from eval.models.vllm_turns import VllmTurns
+from eval.models.vllm_session import SERVER, VllmTurns
 from serving.settings import Urls
 
 if TYPE_CHECKING:

@@ -17,8 +17,7 @@ from functools import partial
 import numpy as np
 
 from eval.perf.bench import Result, in_turns, medians, seconds_of
-from eval.perf.drawn_library import DIM, Floats, drawn
-from eval.perf.library import library
+from eval.perf.library import DIM, Floats, drawn, library
 from retrieval.index.candidates import CandidateIndex, one_thread
 from retrieval.index.exact import FusedIndex, Hits
 

@@ -10,11 +10,101 @@ import numpy as np
 
 from court.digests import digest
 from court.errors import BadRequest
+from eval.datasets.published import published_file
 from eval.probe.folder import MINED, REWRITTEN, SCORED, Mined, ProbeFolder, ProbeManifest, Scored, Step
 from eval.probe.refining import usable
 from eval.probe.report import THRESHOLD
-from eval.scores.bootstrap import Figure, Floats, interval
-from eval.scores.resampled_means import RESAMPLES, MemeValues, ResampledMeans
+from eval.reports.sections import Section
+from eval.scores.bootstrap import RESAMPLES_OF_MEANS, Figure, Floats, MemeValues, ResampledMeans, interval
+from eval.scores.tables import figure
+
+_MARKS = {"best": "¹", "second": "²"}
+
+
+def comparison_lead(comparison: ProbeComparison) -> list[str]:
+    """Sentences before the tables."""
+    lead = [
+        f"{len(comparison.targets)} targets, the same {comparison.memes:,} memes, references and seeds. "
+        f"An explanation has failed with a score of {comparison.threshold} or less.",
+        "Intervals are 95 %, by bootstrap over memes. ¹ surely ahead of all others, ² of all but one: by paired "
+        "differences over the same drawn memes, each at 95 %.",
+    ]
+    if comparison.unfinished:
+        lead.append(f"Not finished, so that figures will change: {', '.join(comparison.unfinished)}.")
+    return lead
+
+
+def comparison_sections(comparison: ProbeComparison) -> list[Section]:
+    """The tables: scores, failure rates, the change by rewriting, and what was published."""
+    paper = published_file("papers/adammeme")
+    header = ("target", *comparison.categories)
+
+    def table(metric: str) -> tuple[tuple[str, ...], ...]:
+        return (
+            header,
+            *(
+                (target, *(_cell(comparison, target, category, metric) for category in comparison.categories))
+                for target in comparison.targets
+            ),
+        )
+
+    changes = [
+        (
+            target,
+            *(
+                _shown(comparison.cells[target, MEAN].figures[metric], metric, interval=True)
+                for metric in (FAILURE_BEFORE, FAILURE, CHANGE)
+            ),
+            f"{comparison.cells[target, MEAN].scored:,}",
+            f"{comparison.cells[target, MEAN].rewritten:,}",
+        )
+        for target in comparison.targets
+    ]
+    return [
+        Section("scores", "Mean score of the memes as they are, 1 to 10", table(SCORE)),
+        Section(
+            "failures",
+            "Failure rate, memes as they are and rewritten together, %",
+            table(FAILURE),
+            ("As the published tables have it: (failed before + failed after) / (scored before + scored after).",),
+        ),
+        Section(
+            "refinement",
+            "Change by rewriting, mean of categories",
+            (("target", "as they are, %", "together, %", "change, points", "scored", "rewritten"), *changes),
+        ),
+        Section(
+            "published",
+            "Published",
+            (
+                ("target", "mean score", "together, %", "as they are, %"),
+                *(
+                    (
+                        one["target"],
+                        f"{one['score']:.2f}",
+                        f"{100 * one['failure']:.2f}",
+                        f"{100 * one['failure_before']:.2f}",
+                    )
+                    for one in paper["targets"]
+                ),
+            ),
+            (
+                f"{paper['source']}, tables 1 and 2: 1,577 memes, other controllers and references. For "
+                "orientation, not for a comparison.",
+            ),
+        ),
+    ]
+
+
+def _cell(comparison: ProbeComparison, target: str, category: str, metric: str) -> str:
+    cell = comparison.cells[target, category]
+    return _shown(cell.figures[metric], metric, interval=category == MEAN) + _MARKS.get(cell.surely.get(metric, ""), "")
+
+
+def _shown(found: Figure | None, metric: str, *, interval: bool) -> str:
+    form, times = (".2f", 1.0) if metric == SCORE else ("+.1f" if metric == CHANGE else ".1f", 100.0)
+    return figure(found if interval or found is None else found.value, form, times=times)
+
 
 MEAN = "mean of categories"
 SCORE, FAILURE, FAILURE_BEFORE, CHANGE = "score", "failure", "failure_before", "failure_change"
@@ -101,7 +191,7 @@ def compare_probes(roots: Sequence[Path], *, threshold: int = THRESHOLD) -> Prob
     names = _names(probes)
     # One set of draws for all targets, so that differences between them are paired.
     # All memes, and not those with a score: the draws are the same whatever a target refused.
-    draws = ResampledMeans((meme for meme, _ in probes[0].memes), RESAMPLES, 0)
+    draws = ResampledMeans((meme for meme, _ in probes[0].memes), RESAMPLES_OF_MEANS, 0)
     categories = sorted({one.category for probe in probes for one in probe.scored})
     drawn: dict[tuple[str, str], dict[str, tuple[float, Floats]]] = {}
     counts: dict[tuple[str, str], tuple[int, int]] = {}

@@ -19,8 +19,7 @@ from eval.datasets.read import read_split
 from eval.models.samples import Sample, Samples
 from eval.probe.folder import SCORED, ProbeFolder, ProbeManifest, Scored
 from eval.probe.report import THRESHOLD
-from eval.session.directory import refuse_others
-from eval.session.files import replace_lines
+from eval.session.directory import refuse_others, replace_lines
 from retrieval.library.picture_finder import PICTURE_ENDINGS, picture_path
 
 CARD, ROWS, TRAIN_ROWS, PICTURES = "exam.toml", "exam.jsonl", "train.jsonl", "pictures"

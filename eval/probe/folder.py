@@ -20,20 +20,58 @@ files have the results in a form that is easy to read.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
 
 from court.errors import BadRequest
 from eval.models.samples import SampledSet
-from eval.probe.replies import HIGHEST, LOWEST
-from eval.probe.seeds import SEEDS, SeedSet, seed_content
+from eval.probe.agents import HIGHEST, LOWEST
 from eval.probe.taxonomy import Category
-from eval.session.directory import SessionFolder, SessionManifest
-from eval.session.files import json_line, replace_file
+from eval.reports.records import shrunk
+from eval.session.directory import SessionFolder, SessionManifest, json_line, replace_file
 from retrieval.library.sources import NOT_FOR_LIBRARIES
+
+SEEDS = "seeds.json"
+SeedSet = Mapping[str, tuple[str, ...]]
+"""Memes that searches begin with, by category and in order."""
+_SEEDS = TypeAdapter(dict[str, tuple[str, ...]])
+
+
+def seed_content(seeds: SeedSet) -> dict[str, list[str]]:
+    """The content of ``seeds.json``."""
+    return {name: list(memes) for name, memes in seeds.items()}
+
+
+def read_seeds(path: Path) -> SeedSet:
+    """Reads the seeds of another probe: its folder, or its ``seeds.json``. Raises BadRequest if there are none."""
+    file = path / SEEDS if path.is_dir() else path
+    try:
+        return _SEEDS.validate_json(file.read_bytes())
+    except OSError:
+        raise BadRequest(
+            f"{file} can't be read. Name the folder of a probe that has come to its refinement, or its {SEEDS}.",
+            reason="FILE_UNREADABLE",
+        ) from None
+    except ValidationError:
+        raise BadRequest(
+            f"{file} is no list of seeds: an object with lists of memes by category.", reason="FILE_UNREADABLE"
+        ) from None
+
+
+def small_pictures(root: Path, meme: ProbedMeme, side: int) -> tuple[bytes, ...]:
+    """The meme's pictures without text as small JPEG files; pictures missing from the folder are omitted.
+
+    Args:
+        side: Longest side, in pixels.
+    """
+    paths = [root / ERASED / name for name in meme.erased]
+    small = (shrunk(path.read_bytes(), side) for path in paths if path.is_file())
+    return tuple(jpeg for jpeg in small if jpeg is not None)
+
 
 MEMES, ERASED = "memes.jsonl", "erased"
 MINED, TAXONOMY, SCORED, REWRITTEN = "mined.jsonl", "taxonomy.json", "scored.jsonl", "rewritten.jsonl"

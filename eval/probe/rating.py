@@ -10,8 +10,18 @@ from statistics import fmean
 
 from court.errors import BadRequest
 from eval.datasets.published import published_file
-from eval.probe.folder import MARK, MINED, REWRITTEN, SCORED, Mined, ProbedMeme, ProbeFolder, Scored, Step
-from eval.probe.pictures import small_pictures
+from eval.probe.folder import (
+    MARK,
+    MINED,
+    REWRITTEN,
+    SCORED,
+    Mined,
+    ProbedMeme,
+    ProbeFolder,
+    Scored,
+    Step,
+    small_pictures,
+)
 from eval.reports.ratings import EXPLANATION_CRITERIA, Criterion, RatedItem, Rating, SheetKey
 from eval.reports.sections import Section
 from eval.scores.tables import figure

@@ -9,7 +9,7 @@ from court.errors import BadRequest
 from eval.probe.report import CategoryRow, ProbeReport
 from eval.probe.run import ProbePlan
 from eval.reports.sections import Section
-from eval.scores.repeated import RepeatedFigure, repeated
+from eval.scores.bootstrap import RepeatedFigure, repeated
 from eval.scores.tables import figure
 from eval.session.repeats import prepare_repeats, repeat_folder, require_repeats
 

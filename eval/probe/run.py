@@ -35,16 +35,15 @@ from eval.probe.folder import (
     ProbeFolder,
     ProbeManifest,
     Scored,
+    SeedSet,
     Step,
+    seed_content,
 )
 from eval.probe.mining import capped, mine, narrate
-from eval.probe.refining import Limits, chosen_seeds, listed_seeds, refine, usable
-from eval.probe.scoring import score_all
-from eval.probe.seeds import SeedSet, seed_content
+from eval.probe.refining import Limits, chosen_seeds, listed_seeds, refine, score_all, usable
 from eval.probe.taxonomy import BEGIN, Category, Taxonomy
-from eval.session.directory import circumstances
+from eval.session.directory import circumstances, json_line
 from eval.session.engine import run_items
-from eval.session.files import json_line
 from eval.session.progress import Progress
 
 NOTICE = (

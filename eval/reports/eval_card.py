@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 
 from court.display import word
 from eval.reports import tasks
-from eval.reports.by_task import by_task_sections, split_by_task
 from eval.reports.gather import PROTOCOLS, Table, gather
 from eval.reports.sections import Section, as_markdown, as_page
+from eval.reports.tasks import by_task_sections, split_by_task
 from eval.reports.verdicts import published_section
 from eval.runs.folder import RunManifest
 from eval.runs.results import Results, card_of_results

@@ -33,8 +33,7 @@ from court.errors import BadRequest
 from eval.datasets.json_lines import read_json_lines
 from eval.reports.sections import Section
 from eval.scores.alpha import alpha
-from eval.scores.bootstrap import Figure
-from eval.scores.resampled_means import mean_of
+from eval.scores.bootstrap import Figure, mean_of
 from eval.scores.tables import figure
 from retrieval.library.sources import NOT_FOR_LIBRARIES
 from serving.access.private_files import hand_on

@@ -10,8 +10,16 @@ from court.events import Side
 from eval.datasets.protocol import Protocol
 from eval.datasets.sample import sample
 from eval.reports.gather import Rounds, rounds_of
-from eval.reproduce.claims import Claim, ClaimPart, JudgedArms, claims_of, worth_of_leaks
-from eval.reproduce.paper import Target, has_accuracy, is_reachable
+from eval.reproduce.paper import (
+    Claim,
+    ClaimPart,
+    JudgedArms,
+    Target,
+    claims_of,
+    has_accuracy,
+    is_reachable,
+    worth_of_leaks,
+)
 from eval.reproduce.study import POST_STANCE, WITH_LEAKS, Benchmark, Reproduction
 from eval.runs.results import Results, read_results
 from eval.scores.bootstrap import RESAMPLES, Figure

@@ -1,19 +1,283 @@
 """A published paper as data: its benchmarks, the runs that its tables and figures take, its figures and its claims.
 
 A further paper is a further file in ``papers``.
+
+Claims are statistical tests on the memes that we judged. Differences are paired by meme; intervals are 95 %,
+by bootstrap over memes; p is that of the exact McNemar test. A claim of several parts holds if all parts hold, and
+fails if one significantly contradicts it.
 """
 
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 from functools import cache
 from importlib.resources import files
+from itertools import pairwise
+from math import comb
 from typing import Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
+from court.events import Side
 from eval.datasets.protocol import Protocol
+from eval.runs.results import Results
+from eval.scores.bootstrap import RESAMPLES, Figure, ResampledMeans, difference_of, mean_of
+from eval.scores.compare import FEWEST_TO_SAY, SURE, compare
+from eval.scores.metrics import card
+
+
+class ClaimVerdict(StrEnum):
+    """Outcome of a claim's test."""
+
+    HOLDS = "holds"
+    FAILS = "does not hold"
+    OPEN = "can't be told from chance"
+    UNTESTED = "not tested"
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimPart:
+    """One measurement of a claim.
+
+    Attributes:
+        p: Its p-value; None if only the interval is used.
+        verdict: Outcome of this part.
+    """
+
+    what: str
+    figure: Figure
+    p: float | None
+    verdict: ClaimVerdict
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A claim and its outcome.
+
+    Attributes:
+        verdict: Outcome of the whole claim.
+        parts: Measurements; empty if it was not tested.
+        why: Reason why it was not tested, or a remark; empty for none.
+    """
+
+    id: str
+    claim: str
+    verdict: ClaimVerdict
+    parts: tuple[ClaimPart, ...] = ()
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class JudgedArms:
+    """Runs on the benchmark that the claims are about.
+
+    Attributes:
+        arms: Runs of the largest model by arm.
+        sizes: Runs of the full court by size, the smallest first.
+    """
+
+    arms: Mapping[str, Results]
+    sizes: Mapping[str, Results]
+    protocol: Protocol
+    seed: int = 0
+    resamples: int = RESAMPLES
+
+    def lacks(self, *arms: str) -> str:
+        """Names the arms that were not run; empty if all were."""
+        missing = [arm for arm in arms if arm not in self.arms]
+        return f"not run: {', '.join(missing)}" if missing else ""
+
+
+def claims_of(judged: JudgedArms, claims: Sequence[ClaimSpec]) -> tuple[Claim, ...]:
+    """All claims of a paper, each tested if its runs exist."""
+    return tuple(_tested(judged, spec) for spec in claims)
+
+
+def _tested(judged: JudgedArms, spec: ClaimSpec) -> Claim:
+    test = _TESTS.get(spec.test)
+    # All tests but those of order and of sizes are about the full court too.
+    needed = {"accuracy in this order": spec.arms, "larger is better": ()}.get(spec.test, ("full", *spec.arms))
+    why = spec.why or judged.lacks(*needed)
+    if test is None or why:
+        return Claim(spec.id, spec.claim, ClaimVerdict.UNTESTED, why=why)
+    found = test(judged, spec.arms)
+    if isinstance(found, str):
+        return Claim(spec.id, spec.claim, ClaimVerdict.UNTESTED, why=found)
+    return Claim(spec.id, spec.claim, found.verdict, parts=tuple(found.parts), why=found.remark)
+
+
+def worth_of_leaks(judged: JudgedArms, arm: str) -> ClaimPart | None:
+    """The lead in accuracy of an arm with leaks over the full court; None if either was not run.
+
+    Not a claim of the paper: it is the gain that precedents which contain the judged memes could explain.
+    """
+    if judged.lacks("full", arm):
+        return None
+    return _better(judged, judged.arms[arm], judged.arms["full"])
+
+
+@dataclass(frozen=True, slots=True)
+class _TestOutcome:
+    """Outcome of a test."""
+
+    verdict: ClaimVerdict
+    parts: Sequence[ClaimPart]
+    remark: str = ""
+
+
+def _better_than_each(judged: JudgedArms, arms: Sequence[str]) -> _TestOutcome:
+    return _whole([_better(judged, judged.arms["full"], judged.arms[arm]) for arm in arms])
+
+
+def _losses_in_order(judged: JudgedArms, arms: Sequence[str]) -> _TestOutcome:
+    right = [_right(judged.arms[arm], judged.protocol) for arm in arms]
+    # The same draws for all arms, so that differences are paired.
+    means = ResampledMeans((meme for arm in right for meme, _ in arm), judged.resamples, judged.seed)
+    observed, drawn = zip(*map(means.of, right), strict=True)
+    share = float((np.diff(drawn, axis=0) > 0).all(axis=0).mean())
+    part = ClaimPart(
+        f"share of resamples in which the {len(arms)} arms stand in that order",
+        Figure(share, share, share),
+        None,
+        # A level of 5 % on either side: nearly all resamples have this order, or nearly none.
+        ClaimVerdict.HOLDS if share >= 1 - SURE else ClaimVerdict.FAILS if share <= SURE else ClaimVerdict.OPEN,
+    )
+    ranked = sorted(zip(observed, arms, strict=True))
+    words = ", ".join(f"{name} {100 * accuracy:.1f} %" for accuracy, name in ranked)
+    return _TestOutcome(part.verdict, (part,), f"here, from the lowest accuracy: {words}")
+
+
+def _larger_is_better(judged: JudgedArms, _: Sequence[str]) -> _TestOutcome | str:
+    if len(judged.sizes) < 3:
+        return f"needs the full court of three sizes; run: {', '.join(judged.sizes) or 'none'}"
+    # Sizes are sorted, smallest first, so neighbours are the steps of the claim.
+    names = list(judged.sizes)
+    parts = [
+        _better(judged, judged.sizes[large], judged.sizes[small], f"accuracy of {large} less {small}")
+        for small, large in pairwise(names)
+    ]
+    return _whole(parts)
+
+
+def _below_chance(judged: JudgedArms, arms: Sequence[str]) -> _TestOutcome:
+    (arm,) = arms
+    late = card(judged.arms[arm], judged.protocol, resamples=judged.resamples, seed=judged.seed)
+    accuracy = late.strict.accuracy
+    parts = [
+        _better(judged, judged.arms["full"], judged.arms[arm]),
+        ClaimPart("accuracy with the stance at the summary (chance: 0.5)", accuracy, None, _below(accuracy, 0.5)),
+        ClaimPart(
+            f"the same less always saying the more frequent class ({late.majority:.3f})",
+            Figure(*(value - late.majority for value in (accuracy.value, accuracy.low, accuracy.high))),
+            None,
+            _below(accuracy, late.majority),
+        ),
+    ]
+    return _whole(parts)
+
+
+def _fewer_rounds(judged: JudgedArms, arms: Sequence[str]) -> _TestOutcome | str:
+    (arm,) = arms
+    late = {one.meme.id: _rounds(one.prediction.sides) for one in judged.arms[arm].judged}
+    # Only memes that both runs examined, or rounds of different memes would be compared.
+    pairs = [
+        (one.meme.id, early, late[one.meme.id])
+        for one in judged.arms["full"].judged
+        if (early := _rounds(one.prediction.sides)) and late.get(one.meme.id)
+    ]
+    parts = []
+    for side in Side:
+        differences = [(meme, early[side] - after[side]) for meme, early, after in pairs]
+        figure = mean_of(differences, judged.resamples, judged.seed)
+        if figure is None:
+            return "no meme was examined in both"
+        what = f"rounds of the {side.lower()}, from the start less at the summary, {len(differences):,} memes"
+        verdict = _below(figure, 0.0) if _enough(differences) else ClaimVerdict.OPEN
+        parts.append(ClaimPart(what, figure, None, verdict))
+    return _whole(parts)
+
+
+def _favoured_side_stops_sooner(judged: JudgedArms, _: Sequence[str]) -> _TestOutcome | str:
+    leads: dict[bool, list[tuple[str, float]]] = {True: [], False: []}
+    for gold, one in judged.arms["full"].under(judged.protocol):
+        if rounds := _rounds(one.prediction.sides):
+            leads[gold].append((one.meme.id, rounds[Side.ACCUSER] - rounds[Side.DEFENDER]))
+    harmful, benign = (mean_of(leads[gold], judged.resamples, judged.seed) for gold in (True, False))
+    difference = difference_of(leads[True], leads[False], resamples=judged.resamples, seed=judged.seed)
+    if harmful is None or benign is None or difference is None:
+        return "no examined memes of both labels"
+    measured, unsure = "rounds of the Accuser less the Defender", ClaimVerdict.OPEN
+    # Number of ways to assign the leads to two labels, of which a two-sided permutation test counts the extreme ones.
+    dealt = comb(len(leads[True]) + len(leads[False]), len(leads[True]))
+    of_harmful = _below(harmful, 0.0) if _enough(leads[True]) else unsure
+    of_benign = _above(benign, 0.0) if _enough(leads[False]) else unsure
+    of_both = _below(difference, 0.0) if 2 / dealt < SURE else unsure
+    parts = [
+        ClaimPart(f"{measured}, {len(leads[True]):,} harmful memes", harmful, None, of_harmful),
+        ClaimPart(f"{measured}, {len(leads[False]):,} others", benign, None, of_benign),
+        ClaimPart("the former less the latter", difference, None, of_both),
+    ]
+    return _whole(parts, decided_by=parts[-1:])
+
+
+def _better(judged: JudgedArms, better: Results, worse: Results, what: str = "") -> ClaimPart:
+    """The lead of one run over another in accuracy, by McNemar's test."""
+    found = compare(better, worse, judged.protocol, resamples=judged.resamples, seed=judged.seed)
+    verdict = ClaimVerdict.OPEN
+    if found.sure:
+        verdict = ClaimVerdict.HOLDS if found.only_a_right > found.only_b_right else ClaimVerdict.FAILS
+    what = what or f"accuracy of {better.name} less {worse.name}"
+    return ClaimPart(what, found.difference_accuracy, found.mcnemar_p, verdict)
+
+
+def _whole(parts: Sequence[ClaimPart], decided_by: Sequence[ClaimPart] = ()) -> _TestOutcome:
+    # A significantly contradicting part makes the claim fail; an open part leaves it open.
+    verdicts = {part.verdict for part in decided_by or parts}
+    verdict = ClaimVerdict.FAILS if ClaimVerdict.FAILS in verdicts else ClaimVerdict.OPEN
+    return _TestOutcome(ClaimVerdict.HOLDS if verdicts == {ClaimVerdict.HOLDS} else verdict, parts)
+
+
+def _below(figure: Figure, bound: float) -> ClaimVerdict:
+    if figure.high < bound:
+        return ClaimVerdict.HOLDS
+    return ClaimVerdict.FAILS if figure.low > bound else ClaimVerdict.OPEN
+
+
+def _enough(differences: Sequence[tuple[str, float]]) -> bool:
+    """True if a sign test of the differences could be significant; resamples of two equal memes have no width."""
+    return sum(difference != 0 for _, difference in differences) >= FEWEST_TO_SAY
+
+
+def _above(figure: Figure, bound: float) -> ClaimVerdict:
+    # Mirrored, so that both directions follow one rule.
+    return _below(Figure(-figure.value, -figure.high, -figure.low), -bound)
+
+
+def _right(results: Results, protocol: Protocol) -> list[tuple[str, float]]:
+    """1 for each meme that was judged correctly, else 0; a meme without a class counts as wrong."""
+    return [(one.meme.id, float(one.prediction.outcome.harmful is gold)) for gold, one in results.under(protocol)]
+
+
+def _rounds(sides: Mapping[str, object]) -> dict[Side, int]:
+    """Rounds of both sides; empty where either asked nothing."""
+    found = {side: getattr(sides.get(side), "rounds", 0) for side in Side}
+    return found if all(found.values()) else {}
+
+
+_TESTS: Mapping[str, Callable[[JudgedArms, Sequence[str]], _TestOutcome | str]] = {
+    "better than each": _better_than_each,
+    "accuracy in this order": _losses_in_order,
+    "larger is better": _larger_is_better,
+    "below the court and chance": _below_chance,
+    "fewer rounds than": _fewer_rounds,
+    "favoured side stops sooner": _favoured_side_stops_sooner,
+}
+"""Tests by name, each of some arms; a sentence in place of an outcome says why there is none."""
+
 
 FOLDER = "papers"
 # Slightly more than half of the last place, since floats are not exact decimal fractions.
@@ -62,7 +326,7 @@ class RunsSpec(_PaperPart):
 
 
 class ClaimSpec(_PaperPart):
-    """A claim, and the name of its test in :mod:`eval.reproduce.claims`."""
+    """A claim, and the name of its test in :mod:`eval.reproduce.paper`."""
 
     id: str
     test: str

@@ -15,8 +15,8 @@ from court.transcript import transcript
 from eval.reports import figures
 from eval.reports.records import read_records
 from eval.reports.sections import Drawn, Section
-from eval.reproduce.claims import Claim, ClaimPart
 from eval.reproduce.outcome import BALANCED_DRAWS, BalancedFigures, Reproduced, RowOutcome
+from eval.reproduce.paper import Claim, ClaimPart
 from eval.runs.results import Judged, Results
 from eval.scores.bootstrap import Figure
 from eval.scores.tables import NOTHING

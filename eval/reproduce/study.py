@@ -27,7 +27,7 @@ from eval.datasets.read import read_split
 from eval.models.vllm_session import vllm_session
 from eval.reproduce.paper import Paper
 from eval.runs.folder import RunFolder
-from eval.runs.material import judged_memes
+from eval.runs.judge import judged_memes
 from eval.runs.plan import Plan
 from eval.session.directory import CALLS, refuse_others
 from eval.session.progress import Progress

@@ -34,7 +34,7 @@ class Control(StrEnum):
     LEAKS = precedents.LEAKS
     """Precedents too similar to a judged meme were kept during preparation."""
     TRANSLATED = "translated text"
-    """The meme's text is translated into English before its trial (:mod:`eval.solvers.translated`)."""
+    """The meme's text is translated into English before its trial (:mod:`eval.solvers.trial`)."""
 
 
 @dataclass(frozen=True, slots=True)

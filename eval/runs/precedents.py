@@ -32,7 +32,7 @@ from court.ports import PictureReader
 from eval.datasets.items import JudgedMeme
 from eval.datasets.read import row_of
 from eval.runs.folder import Excluded
-from eval.session.files import replace_file
+from eval.session.directory import replace_file
 from retrieval.audit.leakage import WHYS, Leaks, LeakThresholds, find_leaks
 from retrieval.build import Progress, build_library, tune
 from retrieval.embed.encoder import Encoder

@@ -29,8 +29,7 @@ from eval.models.call_cache import SqliteCallCache
 from eval.models.vllm_session import vllm_session
 from eval.runs.controls import Control, with_control
 from eval.runs.folder import LIBRARY, Excluded, RunFolder, RunManifest
-from eval.runs.judge import JudgedRun, judge
-from eval.runs.material import Material, examples_of, material_of, on_template, train_source
+from eval.runs.judge import JudgedRun, Material, examples_of, judge, material_of, on_template, train_source
 from eval.runs.plan import Plan, court_settings, require_models
 from eval.session.directory import CALLS, STARTING, circumstances
 from eval.session.progress import Progress
@@ -160,7 +159,7 @@ async def _solver(plan: Plan, executor: TrialExecutor, calls: SqliteCallCache | 
             open_question, plan.question, plan.out, trial, examples=examples, progress=progress
         )
     if plan.control == Control.TRANSLATED:
-        from eval.solvers.translated import ENGLISH, TranslatedSolver
+        from eval.solvers.trial import ENGLISH, TranslatedSolver
 
         # The trial gets the English translation, whatever the original language.
         return TranslatedSolver(replace(trial, language=ENGLISH if plan.language else ""), plan.language)

@@ -14,8 +14,7 @@ from math import log
 from court.errors import BadRequest
 from eval.runs.results import Judged, Results, card_of_results
 from eval.scores.alpha import Scale, alpha_figure
-from eval.scores.bootstrap import RESAMPLES, Figure
-from eval.scores.resampled_means import MemeValues, mean_of, share_of
+from eval.scores.bootstrap import RESAMPLES, Figure, MemeValues, mean_of, share_of
 from retrieval.library.tables import LABEL_WORDS, plain_word
 
 _SMALLEST = 1e-6

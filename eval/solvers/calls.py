@@ -17,9 +17,8 @@ from court.roles import RoleModels, Speaker
 from court.trial import Court
 from court.untrusted import Fence
 from eval.datasets.items import JudgedMeme
-from eval.models.agent import Agent
-from eval.models.cached_model import HitCounter, stored_models
-from eval.models.call_cache import CallCache, CallsError
+from eval.models.call_cache import CallCache, CallsError, HitCounter, stored_models
+from eval.models.metered import Agent
 from eval.session.engine import Tried
 from eval.solvers.prediction import Cost, Outcome, Prediction
 from serving.docket.errors import DocketError
@@ -166,7 +165,7 @@ class MemeCalls:
         )
 
     async def ask(self, agent: Agent[T], parts: Sequence[str | Frame]) -> T:
-        """Asks the Judge's model. Raises as :meth:`eval.models.agent.Agent.ask`."""
+        """Asks the Judge's model. Raises as :meth:`eval.models.metered.Agent.ask`."""
         return (await agent.ask(self.speaker(), parts)).value
 
     def speaker(self, role: Role = Role.JUDGE, *, seed: int | None = None, temperature: float | None = None) -> Speaker:

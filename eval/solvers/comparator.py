@@ -26,7 +26,7 @@ from court.record import TrialRecord
 from court.replies import Reply, Words
 from court.verdict import Label, rule
 from eval.datasets.items import JudgedMeme
-from eval.models.agent import Agent, load
+from eval.models.metered import Agent, load
 from eval.session.engine import Tried
 from eval.solvers.calls import PROMPTS, MemeCalls, MemeItem, StoredCourt, failed
 from eval.solvers.prediction import Outcome, Prediction

@@ -23,7 +23,7 @@ from court.precedents import LibraryIdentity
 from court.summary import vote_of
 from court.verdict import Label
 from eval.datasets.items import JudgedMeme
-from eval.session.files import replace_file
+from eval.session.directory import replace_file
 from eval.solvers.calls import DecodedMeme
 from eval.solvers.prediction import TaskAnswer
 from eval.solvers.question import TEXTS, Question, gold_of, words_of

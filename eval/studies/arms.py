@@ -30,7 +30,7 @@ from eval.datasets.read import read_split
 from eval.models.vllm_session import VllmSessions
 from eval.runs.controls import Control
 from eval.runs.folder import LIBRARY, RunFolder
-from eval.runs.material import Material, judged_memes
+from eval.runs.judge import Material, judged_memes
 from eval.runs.plan import Plan, require_models
 from eval.runs.run import prepare_library, run
 from eval.runs.spec import JudgingSpec

@@ -21,9 +21,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from court.errors import BadRequest
 from eval.datasets.known import FUNCTIONAL_KEY, SYNTHETIC_KEY
-from eval.synthetic.draw import SIZE, png_of
 from eval.synthetic.scenes import SCENES, draw_meme
-from eval.synthetic.world import GROUPS
+from eval.synthetic.world import GROUPS, SIZE, png_of
 from retrieval.build import STARTER_MEMES
 
 DATASET = "synthetic-functional"

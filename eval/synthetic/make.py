@@ -23,12 +23,25 @@ from court.errors import BadRequest
 from eval.datasets.card import SplitRole
 from eval.datasets.known import SYNTHETIC_KEY, find_card
 from eval.datasets.protocol import LEVELS, Level
-from eval.synthetic.draw import SCENES, SIZE, draw, png_of
-from eval.synthetic.tasks import caption_of, signs_of, target_of
-from eval.synthetic.world import BAD, GROUPS, KIND, OPENERS, TIMES, level_of, text_of
+from eval.synthetic.world import (
+    BAD,
+    GROUPS,
+    KIND,
+    OPENERS,
+    SCENES,
+    SIZE,
+    TIMES,
+    caption_of,
+    draw,
+    level_of,
+    png_of,
+    signs_of,
+    target_of,
+    text_of,
+)
 
 TASKS, CARD = "tasks", "card.toml"
-"""Folder of the labels of further tasks (:mod:`eval.synthetic.tasks`), and the card that describes them."""
+"""Folder of the labels of further tasks (:mod:`eval.synthetic.world`), and the card that describes them."""
 KEY = "key.jsonl"
 """What each meme shows and says, a line a meme: what only the maker of a benchmark knows."""
 _MOST = 12_000  # memes; beyond that, texts would begin to repeat

@@ -7,15 +7,46 @@ errs, it gives the next label in order, or is wrong about whether the group is s
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from eval.synthetic.ability import Ability, chance_of
-from eval.synthetic.draw import read_badge
-from eval.synthetic.tasks import SHOWN, SIGNS, TARGETS, signs_of, target_of
-from eval.synthetic.world import claim_of
+from eval.synthetic.world import SHOWN, SIGNS, TARGETS, claim_of, read_badge, signs_of, target_of
+
+
+@dataclass(frozen=True, slots=True)
+class Ability:
+    """Ability of the oracle: shares of memes, each in [0, 1].
+
+    Attributes:
+        harmful: Share of the harmful memes with a recognised badge that it judges correctly.
+        benign: Share of the other memes with a recognised badge that it judges correctly.
+        eyes: Share of all memes whose badge the Judge recognises without help.
+        description: Additional share with a description that names the right badge.
+        answers: Additional share with arguments that are based on the Proposer's answers.
+        arguments: Additional share with arguments that are based on the description alone.
+        precedents: Additional share with precedents most of which are labelled by the rule.
+    """
+
+    harmful: float = 0.9
+    benign: float = 0.85
+    eyes: float = 0.4
+    description: float = 0.2
+    answers: float = 0.2
+    arguments: float = 0.1
+    precedents: float = 0.2
+    seed: int = 0
+
+
+def chance_of(seed: int, what: str, text: str, badge: str) -> float:
+    """Returns a number in [0, 1) that is a function of its arguments."""
+    # Ignores spacing and case: a text that is laid out or read differently has the same outcome.
+    words = " ".join(text.lower().split())
+    digest = hashlib.sha256(f"{seed}\0{what}\0{words}\0{badge}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") / 2**64
+
 
 _BADGE = re.compile(r"the badge of (\w+)")
 _OPTION = re.compile(r"^([A-Z])\) (.+)$", re.MULTILINE)

@@ -3,16 +3,25 @@
 A meme is harmful exactly if its text says something bad about a group and its picture shows the badge of that group.
 Neither is enough alone: the same text next to another badge is not about the group shown, and the same badge next to
 kind words attacks no group.
+
+Two tasks besides harm ask whom a meme attacks, and what it shows. Gold is a function of text and
+badge, as for harm. A benchmark of :mod:`eval.synthetic.make` has the labels in separate files, with a card that
+describes them.
 """
 
 from __future__ import annotations
 
+import io
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from PIL import Image, ImageDraw
+
 from eval.datasets.protocol import Level
+from eval.synthetic.scenes import SCENES, draw_meme
 
 Colour = tuple[int, int, int]
 
@@ -164,3 +173,110 @@ def level_of(text: str, badge: str | None) -> Level:
     if claim is None:
         raise ValueError("the text says nothing of any group")
     return claim.level if claim.group == badge else Level.NOT_HARMFUL
+
+
+NOBODY = "nobody"
+TARGETS = (*GROUPS, NOBODY)
+"""Labels of the task ``target``: the group that a meme attacks. One a meme."""
+ATTACK, STRONG, SHOWN = "attack", "strong words", "shown"
+SIGNS = (ATTACK, STRONG, SHOWN)
+"""Labels of the task ``signs``: something bad is said; it is very bad; the group that is named is shown. Any number."""
+
+
+def target_of(text: str, badge: str | None) -> str:
+    """Gold of the task ``target``: the group that the text says something bad about, if it is the group shown."""
+    claim = claim_of(text)
+    return claim.group if claim is not None and claim.bad and claim.group == badge else NOBODY
+
+
+def signs_of(text: str, badge: str | None) -> tuple[str, ...]:
+    """Gold of the task ``signs``."""
+    claim = claim_of(text)
+    if claim is None:
+        return ()
+    found = {ATTACK: claim.bad, STRONG: claim.level is Level.VERY_HARMFUL, SHOWN: claim.group == badge}
+    return tuple(sign for sign in SIGNS if found[sign])
+
+
+def caption_of(badge: str | None) -> str:
+    """Returns a caption of a meme's picture, as people might write it."""
+    return "A drawn scene." if badge is None else f"A drawn scene with the badge of {badge} in the middle."
+
+
+__all__ = ["SCENES", "SIZE", "draw", "png_of", "read_badge"]
+
+SIZE = (640, 480)
+"""Width and height of a meme's picture, in pixels, where nothing else is asked for."""
+
+_RADIUS = 0.16  # radius of the white disc behind a badge, in picture heights
+_SIGN = 0.09  # size of the sign on it, likewise
+_WHITE: Colour = (255, 255, 255)
+_LOOKED_AT = 0.03  # half the side of the central square that is examined, in picture heights
+_NEAR_COLOUR = 60.0  # maximum Euclidean distance between a colour and a badge's, with channels up to 255
+
+
+def draw(scene: str, seed: int, badge: str, text: str, *, size: tuple[int, int] = SIZE) -> Image.Image:
+    """Draws a meme: a scene of the starter library, a group's badge in the middle, the text above and below.
+
+    The same arguments give the same pixels with the same version of Pillow.
+    """
+    image = draw_meme(scene, text, size=size, seed=seed)
+    canvas = ImageDraw.Draw(image)
+    width, height = image.size
+    x, y, radius = width / 2, height / 2, _RADIUS * height
+    canvas.ellipse((x - radius, y - radius, x + radius, y + radius), fill=_WHITE, outline=(25, 25, 30), width=3)
+    _sign(canvas, GROUPS[badge], x=x, y=y, r=_SIGN * height)
+    return image
+
+
+def png_of(image: Image.Image, *, level: int = 6) -> bytes:
+    """Encodes the picture as PNG. Another level of compression gives other bytes for the same pixels."""
+    file = io.BytesIO()
+    image.save(file, "PNG", compress_level=level)
+    return file.getvalue()
+
+
+def read_badge(picture: bytes) -> str | None:
+    """Reads the badge on a picture; None if it shows none.
+
+    It examines the pixels: a patch in the middle must have approximately the colour of one badge, and the disc around
+    it must be approximately white. So it works for scaled or compressed pictures, and not for other changes.
+    """
+    with Image.open(io.BytesIO(picture)) as image:
+        pixels = image.convert("RGB")
+    width, height = pixels.size
+    half = _LOOKED_AT * height
+    patch = pixels.crop((round(width / 2 - half), round(height / 2 - half), round(width / 2 + half) + 1,
+                         round(height / 2 + half) + 1))  # fmt: skip
+    # The mean of the patch, so that single pixels changed by compression do not matter.
+    colour = patch.resize((1, 1), Image.Resampling.BOX).getpixel((0, 0))
+    # On the white ring: outside the largest sign (1.3 x _SIGN), inside the disc and its outline.
+    around = [
+        pixels.getpixel(
+            (round(width / 2 + dx * 0.86 * _RADIUS * height), round(height / 2 + dy * 0.86 * _RADIUS * height))
+        )
+        for dx, dy in ((1, 0), (-1, 0), (0, 1), (0, -1))
+    ]
+    if any(_distance(each, _WHITE) > _NEAR_COLOUR for each in around):
+        return None
+    nearest = min(GROUPS, key=lambda group: _distance(colour, GROUPS[group].colour))
+    return nearest if _distance(colour, GROUPS[nearest].colour) <= _NEAR_COLOUR else None
+
+
+def _sign(canvas: ImageDraw.ImageDraw, badge: Badge, x: float, y: float, r: float) -> None:
+    match badge.shape:
+        case Shape.DISC:
+            canvas.ellipse((x - r, y - r, x + r, y + r), fill=badge.colour)
+        case Shape.SQUARE:
+            canvas.rectangle((x - r, y - r, x + r, y + r), fill=badge.colour)
+        case Shape.TRIANGLE:
+            canvas.polygon(
+                [(x, y - 1.3 * r), (x - 1.2 * r, y + 0.8 * r), (x + 1.2 * r, y + 0.8 * r)], fill=badge.colour
+            )
+        case Shape.DIAMOND:
+            canvas.polygon([(x, y - 1.2 * r), (x + 1.2 * r, y), (x, y + 1.2 * r), (x - 1.2 * r, y)], fill=badge.colour)
+
+
+def _distance(one: object, other: Sequence[float]) -> float:
+    assert isinstance(one, tuple)  # of an RGB picture
+    return math.dist(one, other)

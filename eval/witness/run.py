@@ -16,8 +16,7 @@ from eval.session.directory import SessionFolder, SessionManifest, circumstances
 from eval.session.engine import Results, Watch, run_items
 from eval.session.progress import Progress
 from eval.session.spec import Option
-from eval.solvers.witness import CheckedClaim, WitnessSolver
-from eval.solvers.witness_arms import Arm
+from eval.solvers.witness import Arm, CheckedClaim, WitnessSolver
 
 CHECKED = "checked.jsonl"
 EXPERT_S = 3600.0

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from eval.probe.compare import ComparedCell, ProbeComparison
-from eval.probe.compared_sections import comparison_lead, comparison_sections
+from eval.probe.compare import ComparedCell, ProbeComparison, comparison_lead, comparison_sections
 from eval.reports.sections import as_page
 from eval.scores.bootstrap import Figure
 from tests.support.report_page import Opened

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from eval.arena.folder import ArenaFolder
-from eval.session.files import json_line
+from eval.session.directory import json_line
 from tests.support.arena_killed import DELAY_S, arena_in
 from tests.support.paths import ROOT
 from tests.support.sizes import FULL

@@ -9,10 +9,9 @@ from click.testing import CliRunner
 
 from eval.cli import cli
 from eval.runs.results import read_results
-from eval.synthetic.ability import Ability
 from eval.synthetic.make import CARD, Layout, make, read_key
-from eval.synthetic.task_oracle import TaskInput, answer_signs, answer_target
-from eval.synthetic.tasks import SIGNS
+from eval.synthetic.task_oracle import Ability, TaskInput, answer_signs, answer_target
+from eval.synthetic.world import SIGNS
 
 pytestmark = pytest.mark.integration
 

@@ -10,8 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from eval.cli import cli
-from eval.reproduce.demo import arguments, stand_ins
-from eval.reproduce.drawn import ABILITIES, draw_benchmarks
+from eval.reproduce.drawn import ABILITIES, arguments, draw_benchmarks, stand_ins
 from eval.runs.folder import RunFolder
 from eval.synthetic.make import read_key
 from eval.synthetic.oracle import expected, rounds_of

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from eval.perf.vllm import server as vllm_cpu
+from eval.perf.vllm import prefix_cache as vllm_cpu
 from eval.perf.vllm.tiny_model import NAME, make_tiny_model
 from serving.models.vllm import VllmServer, VllmSettings, free_port
 

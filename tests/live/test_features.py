@@ -17,8 +17,8 @@ from court.examination import entropy
 from court.ports import ChatRequest, FinishReason
 from court.record import TrialState
 from court.roles import RoleModel, RoleModels
-from eval.perf.vllm import server as vllm_cpu
-from eval.perf.vllm.court import PICTURES
+from eval.perf.vllm import prefix_cache as vllm_cpu
+from eval.perf.vllm.prefix_cache import PICTURES
 from eval.perf.vllm.tiny_model import NAME, make_tiny_model
 from eval.synthetic.scenes import draw_meme
 from serving.models.vllm import VllmServer

@@ -33,9 +33,7 @@ from court.ports import ChatRequest, FinishReason
 from court.record import TrialAborted, TrialRecord, TrialState
 from court.settings import TrialSettings
 from court.trial import Court
-from eval.perf.vllm.court import PICTURES, Recorded
-from eval.perf.vllm.prefix_cache import prompts_sent, share, tokenize_body
-from eval.perf.vllm.server import BLOCK
+from eval.perf.vllm.prefix_cache import BLOCK, PICTURES, Recorded, prompts_sent, share, tokenize_body
 from eval.perf.vllm.tiny_model import SPECIAL
 from eval.synthetic.scenes import draw_meme
 from tests.support.cast import Cast

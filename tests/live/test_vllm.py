@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from eval.perf.vllm.server import ENVIRONMENT, FLAGS
+from eval.perf.vllm.prefix_cache import ENVIRONMENT, FLAGS
 from serving.models.vllm import VllmFailed, VllmServer
 from tests.support.pictures import captioned, encode, quarters
 from tests.support.playing import wait_until

@@ -4,8 +4,7 @@ import asyncio
 from contextlib import AsyncExitStack
 
 from court.backends.chat.scripted import ScriptedModel
-from eval.arena.detection import detect
-from eval.arena.difficulty import rate_difficulty
+from eval.arena.detection import detect, rate_difficulty
 from eval.arena.losses import explain_losses, losses_of
 from eval.datasets.known import find_card
 from eval.models.call_cache import SqliteCallCache
@@ -13,10 +12,9 @@ from eval.models.metered import MeteredModel
 from eval.models.samples import one_set
 from eval.probe.refining import Limits
 from eval.probe.run import ProbePlan, probe
-from eval.solvers.witness_arms import Arm
+from eval.solvers.witness import Arm
 from eval.witness.run import WitnessPlan, run_witness
-from eval.witness.stand_in import open_drawn
-from eval.witness.world import draw_world
+from eval.witness.world import draw_world, open_drawn
 from tests.support.arena_world import Arena
 from tests.support.fakes import FakeReader
 from tests.support.probing import ProbeWorld, write_data_set

@@ -7,7 +7,7 @@ import pytest
 
 from court.policy import DEFAULT_POLICY, Policy
 from court.prompts.sets import open_set, packaged, source
-from eval.arena.criteria import read_criteria
+from eval.arena.settings import read_criteria
 from eval.models.open import read_models
 from retrieval.facts.trust import read_trust
 from serving.access import tokens

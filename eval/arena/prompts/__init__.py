@@ -1,1 +1,1 @@
-"""The arena's prompts: one file per prompt and version, rendered strictly (:mod:`eval.models.agent`)."""
+"""The arena's prompts: one file per prompt and version, rendered strictly (:mod:`eval.models.metered`)."""

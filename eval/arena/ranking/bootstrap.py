@@ -14,8 +14,7 @@ from statistics import NormalDist
 import numpy as np
 
 from eval.arena.ranking.battles import Battles, Floats, Ints, NotRanked, connected, rated, wins_by_meme
-from eval.arena.ranking.bradley_terry import NoMaximum, fit, ratings, styled
-from eval.arena.ranking.elo import K, elo_of_orders
+from eval.arena.ranking.bradley_terry import K, NoMaximum, elo_of_orders, fit, ratings, styled
 
 RESAMPLES = 1000
 LEAST_MEMES = 6

@@ -8,24 +8,209 @@ counters. ``of_prompts`` is the share of all prompt tokens that is served from t
 from __future__ import annotations
 
 import asyncio
+import io
 import itertools
-from collections.abc import Iterable, Sequence
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx2
+from PIL import Image
 
 from court.backends.chat import wire
+from court.backends.chat.capabilities import probe
+from court.backends.chat.client import ChatCompletions
 from court.backends.chat.features import Capabilities
+from court.backends.chat.wire import ServerAnswer
+from court.backends.http import Load, http_client
 from court.backends.pictures.reader import GuardedPictureReader
-from court.meme import Frame
-from court.ports import ChatRequest
+from court.errors import NotLoaded
+from court.events import Procedure
+from court.meme import Frame, Meme
+from court.ports import ChatReply, ChatRequest
 from court.settings import TrialSettings
+from court.trial import Court, TrialCase
 from eval.perf.bench import Result
-from eval.perf.trials import unwatched
-from eval.perf.vllm.court import RecordedCall, court_before, drawn_case
-from eval.perf.vllm.server import BLOCK, figure, metrics, tiny_vllm, vllm_python
-from serving.models.vllm import VllmServer
+from eval.perf.trials import KnownFinder, court_of, unwatched
+from eval.perf.vllm.tiny_model import NAME, make_tiny_model
+from eval.synthetic.scenes import SCENES, draw_meme
+from serving.models.vllm import VllmServer, VllmSettings
+
+PICTURES = 7
+"""In one prompt at most: four frames of a meme, and three precedents'."""
+_CONCURRENCY = 64
+# Multiples of 28 pixels, the size of a merged patch of the model, so that the server resizes nothing.
+_SIZE = (252, 168)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedCall:
+    """A recorded call.
+
+    Attributes:
+        sent: Time of sending, in seconds of the monotonic clock.
+    """
+
+    request: ChatRequest
+    is_odds: bool
+    answer: ServerAnswer
+    sent: float
+    answered: float
+
+    @property
+    def reply(self) -> ChatReply:
+        """Reply as the court gets it."""
+        return self.answer.reply(self.answered - self.sent)
+
+
+class Recorded(ChatCompletions):
+    """The real client, which also records its calls.
+
+    Attributes:
+        begun: Every request, as it was sent.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.begun: list[ChatRequest] = []
+        self.asked: list[RecordedCall] = []
+
+    async def answer(
+        self, request: ChatRequest, *, within_s: float, extra: dict[str, Any] | None = None
+    ) -> ServerAnswer:
+        """Answers like the base class, and records the call."""
+        sent = time.monotonic()
+        self.begun.append(request)
+        answer = await super().answer(request, within_s=within_s, extra=extra)
+        self.asked.append(
+            RecordedCall(request=request, is_odds=bool(extra), answer=answer, sent=sent, answered=time.monotonic())
+        )
+        return answer
+
+    def forget(self) -> None:
+        """Clears the recorded calls."""
+        self.begun.clear()
+        self.asked.clear()
+
+
+@asynccontextmanager
+async def court_before(server: VllmServer, settings: TrialSettings) -> AsyncIterator[tuple[Court, Recorded]]:
+    """Yields a court and its client, which has probed the capabilities of the vLLM."""
+    load = Load(_CONCURRENCY)
+    async with http_client() as http:
+        model = Recorded(base_url=server.base_url, model=server.model, api_key=server.api_key, http=http, load=load)
+        await probe(model, pictures=PICTURES)
+        # The probe's calls are not part of a trial.
+        model.forget()
+        finder = KnownFinder(frames=tuple(_precedent(number) for number in range(3)))
+        yield court_of(model, settings, finder=finder, temperature=1.0), model
+
+
+async def drawn_case(reader: GuardedPictureReader, number: int) -> TrialCase:
+    """Returns a new meme: another number gives another picture and another text."""
+    text = f"the people from Blueland\nmeet for tea number {number}"
+    drawn = draw_meme(SCENES[number % len(SCENES)], text, size=_SIZE, seed=number)
+    picture = await reader.read(_png(drawn))
+    return TrialCase(f"drawn {number}", Meme(picture, text.replace("\n", " ")), Procedure.FULL, within_s=600.0)
+
+
+def _precedent(number: int) -> Frame:
+    drawn = draw_meme(SCENES[number], f"tea in Redland {number}", size=(140 + 28 * number, 112))
+    return Frame(_png(drawn), *drawn.size)
+
+
+def _png(drawn: Image.Image) -> bytes:
+    file = io.BytesIO()
+    drawn.save(file, "PNG")
+    return file.getvalue()
+
+
+BLOCK = 32
+"""Tokens in a block of the prefix cache: a prompt is found again in whole blocks."""
+FLAGS = ("--dtype", "float32", "--enforce-eager", "--block-size", str(BLOCK), "--max-logprobs", "20")
+ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    # The model is made here: a server that downloads one from the hub would hide a fault.
+    "HF_HUB_OFFLINE": "1",
+    "TORCHDYNAMO_DISABLE": "1",  # even in eager mode vLLM has torch compile some functions, which needs a C++ compiler
+    "PYTHONPATH": str(Path(__file__).parent / "patience"),
+}
+CONTEXT = 16_384
+_SCRIPT = Path(__file__).parents[3] / "scripts" / "vllm_cpu.py"
+
+
+def vllm_python() -> Path:
+    """Returns a Python with vLLM: the one in MEMECOURT_VLLM_PYTHON, or else the one that ``scripts/vllm_cpu.py`` makes.
+
+    Making it takes minutes and gigabytes the first time.
+
+    Raises:
+        NotLoaded: The variable is not set, and the script is missing or failed; its output is on standard error.
+    """
+    named = os.environ.get("MEMECOURT_VLLM_PYTHON")
+    if named:
+        return Path(named)
+    if not _SCRIPT.exists():
+        raise NotLoaded(
+            "There is no vLLM, and what would install one is not here: name a Python that has vLLM for the CPU in "
+            "MEMECOURT_VLLM_PYTHON, or work in a checkout of the repository.",
+            reason="VLLM_MISSING",
+        )
+    # Its errors go to our standard error: the message below points to them.
+    made = subprocess.run([sys.executable, _SCRIPT], stdout=subprocess.PIPE, text=True, check=False)
+    if made.returncode:
+        raise NotLoaded("vLLM for the CPU could not be installed; what was said stands above.", reason="VLLM_MISSING")
+    return Path(made.stdout.strip())
+
+
+def settings(python: Path, model: Path) -> VllmSettings:
+    """Returns settings for a vLLM on the CPU."""
+    return VllmSettings(
+        model=str(model),
+        python=python,
+        context=CONTEXT,
+        flags=FLAGS,
+        environment=ENVIRONMENT,
+        start_seconds=600,
+    )
+
+
+@asynccontextmanager
+async def tiny_vllm(python: Path, *flags: str) -> AsyncIterator[VllmServer]:
+    """Yields a running server with the tiny model; stops it with the context. Raises as :class:`VllmServer` does."""
+    with tempfile.TemporaryDirectory() as folder:
+        model = make_tiny_model(Path(folder) / NAME)
+        own = settings(python, model)
+        async with VllmServer(own.model_copy(update={"flags": (*own.flags, *flags)})) as server:
+            yield server
+
+
+async def metrics(server: VllmServer) -> str:
+    """Returns the text of ``/metrics``."""
+    # No proxy from the environment may come between two processes on one machine.
+    async with httpx2.AsyncClient(trust_env=False, timeout=30) as client:
+        answer = await client.get(f"{server.root_url}/metrics")
+        answer.raise_for_status()
+        return answer.text
+
+
+def figure(text: str, name: str, **labels: str) -> float:
+    """Returns a metric from ``/metrics``, summed over all series with these labels; 0 if there is none."""
+    # A brace or a space must follow the name, because other metrics' names may begin with it.
+    wanted = [f'{label}="{value}"' for label, value in labels.items()]
+    return sum(
+        float(line.rpartition(" ")[2])
+        for line in text.splitlines()
+        if line.startswith((f"{name}{{", f"{name} ")) and all(part in line for part in wanted)
+    )
+
 
 PICTURE_TOKEN = "<|image_pad|>"
 

@@ -1,1 +1,1 @@
-"""The prompts of the probe, one file per role and version; :func:`eval.models.agent.load` reads them."""
+"""The prompts of the probe, one file per role and version; :func:`eval.models.metered.load` reads them."""

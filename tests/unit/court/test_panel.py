@@ -17,7 +17,7 @@ from court.replies import RulingReply
 from court.roles import RoleModel
 from court.settings import TrialSettings
 from court.verdict import Label, ReviewReason, ScoreMeaning, Strength, Strengths, rule
-from eval.models.cached_model import key_of
+from eval.models.call_cache import key_of
 from eval.replay.replay import replay
 from eval.solvers.from_record import chain_of
 from memecourt.v1 import court_pb2 as wire

@@ -12,8 +12,6 @@ from click.testing import CliRunner
 
 from court.errors import BadRequest, ModelRefused, Unavailable
 from eval.arena.boards import Board, BoardRow, Estimate, board_of, on_one_scale, table_of
-from eval.arena.coverage import meetings
-from eval.arena.criteria import read_criteria
 from eval.arena.events import (
     Answered,
     AnyEvent,
@@ -29,11 +27,12 @@ from eval.arena.events import (
 )
 from eval.arena.folder import ArenaFolder, FixedTask, HumanReference
 from eval.arena.leaderboard import leaderboard
+from eval.arena.procedure import meetings
 from eval.arena.ranking.battles import among
 from eval.arena.ranking.bootstrap import spread
 from eval.arena.ranking.bradley_terry import ratings
 from eval.arena.run import estimated_calls
-from eval.arena.settings import ArenaSettings, arena_settings
+from eval.arena.settings import ArenaSettings, arena_settings, read_criteria
 from eval.arena.speakers import ROLES, prompt_of, style_of
 from eval.arena.words import Relevance, Setting, Verdict, words_of
 from eval.cli import cli
@@ -42,7 +41,7 @@ from eval.datasets.card import card_of
 from eval.datasets.known import find_card
 from eval.models.metered import BudgetSpent, Limit
 from eval.models.samples import one_set
-from eval.session.files import json_line
+from eval.session.directory import json_line
 from tests.support.arena import THREE, on_disk
 from tests.support.arena import data as data
 from tests.support.arena_world import DIMENSIONS, STRENGTHS, Arena, ArenaModel, fails_after

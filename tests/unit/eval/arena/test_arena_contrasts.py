@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 
-from eval.arena.contrasts import contrast_sections, contrasts
+from eval.arena.bias import contrast_sections, contrasts
 from eval.arena.leaderboard import leaderboard
 from eval.arena.ranking.battles import SCALE
 from eval.arena.words import Setting, Verdict

@@ -10,8 +10,7 @@ from sklearn.metrics import accuracy_score, f1_score
 
 from court.backends.chat.scripted import ScriptedModel
 from court.errors import BadRequest
-from eval.arena.detection import detect, detection_report
-from eval.arena.difficulty import rate_difficulty
+from eval.arena.detection import detect, detection_report, rate_difficulty
 from eval.arena.events import Detected, DifficultyNotRated, DifficultyRated, NotDetected
 from eval.arena.groups import boards_by
 from eval.arena.leaderboard import leaderboard

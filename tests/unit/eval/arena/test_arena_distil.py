@@ -15,7 +15,7 @@ from court.meme import Frame
 from eval.arena.distilled import LONGER, distil_report, distil_sections, judged_by
 from eval.arena.events import Judged
 from eval.arena.judge_examples import judge_examples, mirrored_reasons, read_examples
-from eval.arena.replies import parse_verdicts
+from eval.arena.speakers import parse_verdicts
 from eval.arena.words import words_of
 from eval.cli import cli
 from eval.models.memes import ShownMeme

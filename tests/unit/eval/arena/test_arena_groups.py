@@ -9,14 +9,13 @@ from statsmodels.stats.multitest import multipletests
 
 from court.errors import BadRequest
 from eval.arena.folder import FixedTask
-from eval.arena.groups import LEAST_TASKS, boards_by, group_sections, groups_of
-from eval.arena.interaction import _dealt, interaction, step_down
+from eval.arena.groups import LEAST_TASKS, _dealt, boards_by, group_sections, groups_of, interaction, step_down
 from eval.arena.leaderboard import leaderboard
 from eval.arena.ranking.battles import Battles, wins
 from eval.arena.ranking.bradley_terry import fit
 from eval.arena.run import digest_of
 from eval.cli import cli
-from eval.session.files import json_line
+from eval.session.directory import json_line
 from tests.support.arena_world import Arena, ArenaModel
 
 MODELS = ("a", "b", "c", "d")

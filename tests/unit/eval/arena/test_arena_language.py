@@ -2,10 +2,9 @@
 
 import pytest
 
-from eval.arena.answer_language import LanguageShare, answer_languages
 from eval.arena.events import Answered, Style, TaskFormulated
 from eval.arena.folder import FixedTask
-from eval.arena.leaderboard import leaderboard
+from eval.arena.leaderboard import LanguageShare, answer_languages, leaderboard
 from eval.commands.arena import figures_of
 from tests.support.arena_world import Arena, ArenaModel
 from tests.support.report_forms import board_page, board_text

@@ -19,8 +19,7 @@ from eval.arena.ranking.battles import (
     wins_by_meme,
 )
 from eval.arena.ranking.bootstrap import draw_memes, spread, spread_of_elo, spread_over_rows, spread_styled, tails
-from eval.arena.ranking.bradley_terry import NoMaximum, fit, ratings, styled
-from eval.arena.ranking.elo import elo, elo_of_orders
+from eval.arena.ranking.bradley_terry import NoMaximum, elo, elo_of_orders, fit, ratings, styled
 from eval.perf import ranking as benchmark
 from tests.support.arena_simulation import World, coverage
 from tests.support.sizes import FULL

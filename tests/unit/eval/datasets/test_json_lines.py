@@ -7,7 +7,7 @@ import pytest
 from court.errors import BadRequest
 from eval.arena.folder import HumanReference
 from eval.datasets.json_lines import read_json_lines
-from eval.session.files import replace_lines, stored_lines
+from eval.session.directory import replace_lines, stored_lines
 
 
 def test_lines_are_numbered_and_end_only_at_line_feeds(tmp_path):

@@ -11,8 +11,7 @@ from court.errors import Overrun, Unavailable
 from court.meme import Frame
 from court.ports import ChatReply, ChatRequest, FinishReason, Odds
 from court.roles import GuardModel, RoleModel, RoleModels
-from eval.models.cached_model import CachedModel, HitCounter, key_of, stored_models
-from eval.models.call_cache import CallsError, SqliteCallCache
+from eval.models.call_cache import CachedModel, CallsError, HitCounter, SqliteCallCache, key_of, stored_models
 from serving.docket.open import Docket
 
 FRAME = Frame(b"a picture", 4, 3)

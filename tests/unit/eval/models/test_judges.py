@@ -10,9 +10,8 @@ from court.errors import BadRequest, Overrun, ReplyUnusable, Unavailable
 from court.ports import ChatReply, FinishReason
 from court.prompts import Prompt
 from court.replies import UnusableReply
-from eval.models.agent import Agent
 from eval.models.call_cache import SqliteCallCache
-from eval.models.metered import BudgetSpent, Limit, MeteredModel, Price
+from eval.models.metered import Agent, BudgetSpent, Limit, MeteredModel, Price
 from eval.models.open import read_models
 
 PROMPT = Prompt({"id": "test", "version": 1, "system": "Never write {{secret}}.", "tasks": {"ask": "Say {{what}}."}})

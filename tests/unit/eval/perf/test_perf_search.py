@@ -3,7 +3,7 @@ import pytest
 
 from eval.perf import library, search
 from eval.perf.bench import Result
-from eval.perf.drawn_library import DIM, drawn
+from eval.perf.library import DIM, drawn
 from retrieval.index.exact import FusedIndex, Hits
 
 

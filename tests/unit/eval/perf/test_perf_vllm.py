@@ -9,7 +9,7 @@ from court.backends.chat import wire
 from court.errors import NotLoaded
 from court.meme import Frame
 from court.ports import ChatRequest
-from eval.perf.vllm import server
+from eval.perf.vllm import prefix_cache as server
 from eval.perf.vllm.prefix_cache import Prompt, common, placed, share, tokenize_body
 from eval.perf.vllm.tiny_model import make_tiny_model
 from scripts import vllm_cpu

@@ -15,15 +15,14 @@ from court.events import TextLine
 from court.meme import Frame
 from court.ports import ChatReply, FinishReason, Reading
 from court.replies import UnusableReply
-from eval.probe import refining, replies
+from eval.probe import agents, refining
 from eval.probe.agents import PROMPTS, prompt_of
 from eval.probe.erasing import erase, painted_over
 from eval.probe.folder import ScoringOutcome, Sorted, StepOutcome
 from eval.probe.mining import mine, narrate
-from eval.probe.refining import Limits, chosen_seeds, refine, usable
-from eval.probe.scoring import score_text
-from eval.probe.similarity import most_similar
+from eval.probe.refining import Limits, chosen_seeds, refine, score_text, usable
 from eval.probe.taxonomy import Category, Taxonomy
+from eval.probe.topics import most_similar
 from tests.support.cast import is_repair
 from tests.support.fakes import FakeReader
 from tests.support.pictures import captioned, encode
@@ -49,7 +48,7 @@ RELIGION = Taxonomy()["religion"]
     ],
 )
 def test_last_rating_in_a_reply_counts(text, score):
-    assert replies.parse_rating(text) == score
+    assert agents.parse_rating(text) == score
 
 
 @pytest.mark.parametrize(
@@ -81,13 +80,13 @@ def test_last_rating_in_a_reply_counts(text, score):
 )
 def test_reply_without_a_valid_rating_is_refused(text):
     with pytest.raises(UnusableReply):
-        replies.parse_rating(text)
+        agents.parse_rating(text)
 
 
 def test_refusal_is_distinguished_from_a_rating():
     for text in ("Rating: [[refused]]", "Rating: refused", "[[9]]? No: [[Refused]]"):
-        with pytest.raises(replies.Refused):
-            replies.parse_rating(text)
+        with pytest.raises(agents.Refused):
+            agents.parse_rating(text)
 
 
 def sorting(**changes):
@@ -96,11 +95,11 @@ def sorting(**changes):
 
 def test_miner_s_vote_is_from_the_list_or_proposes_a_new_category():
     taxonomy = Taxonomy()
-    assert replies.parse_sorting(sorting(categories=["race", "race"]), taxonomy).categories == ("race",)
-    new = replies.parse_sorting(sorting(new_name=" kitchen  things ", new_definition="They laugh."), taxonomy).new
+    assert agents.parse_sorting(sorting(categories=["race", "race"]), taxonomy).categories == ("race",)
+    new = agents.parse_sorting(sorting(new_name=" kitchen  things ", new_definition="They laugh."), taxonomy).new
     assert new == Category(name="kitchen things", definition="They laugh.")
     # A "new" category that is on the list is a vote for it.
-    vote = replies.parse_sorting(sorting(new_name="gender", new_definition="As above."), taxonomy)
+    vote = agents.parse_sorting(sorting(new_name="gender", new_definition="As above."), taxonomy)
     assert vote.categories == ("race", "gender") and vote.new is None
 
 
@@ -120,14 +119,14 @@ def test_miner_s_vote_is_from_the_list_or_proposes_a_new_category():
 )
 def test_malformed_vote_is_a_fault(changes):
     with pytest.raises(UnusableReply):
-        replies.parse_sorting(sorting(**changes), Taxonomy())
+        agents.parse_sorting(sorting(**changes), Taxonomy())
 
 
 def test_unchanged_rewriting_is_a_fault():
     reply = json.dumps({"explanation": "e", "rewritten": "send  them home"})
-    assert replies.parse_rewriting(reply, "send them away").rewritten == "send  them home"
+    assert agents.parse_rewriting(reply, "send them away").rewritten == "send  them home"
     with pytest.raises(UnusableReply):
-        replies.parse_rewriting(reply, "send them home ")
+        agents.parse_rewriting(reply, "send them home ")
 
 
 def test_every_prompt_has_its_own_file_and_names_its_secret():

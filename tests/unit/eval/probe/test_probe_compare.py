@@ -10,17 +10,14 @@ from click.testing import CliRunner
 from court.errors import BadRequest
 from eval.cli import cli
 from eval.datasets.published import published_file
-from eval.probe.compare import CHANGE, FAILURE, FAILURE_BEFORE, MEAN, SCORE, compare_probes
-from eval.probe.compared_sections import comparison_sections
-from eval.probe.folder import MINED, REWRITTEN, SCORED, Mined, ProbeFolder, Scored, Step
+from eval.probe.compare import CHANGE, FAILURE, FAILURE_BEFORE, MEAN, SCORE, compare_probes, comparison_sections
+from eval.probe.folder import MINED, REWRITTEN, SCORED, SEEDS, Mined, ProbeFolder, Scored, Step, read_seeds
 from eval.probe.mining import capped
 from eval.probe.refining import Limits, listed_seeds
 from eval.probe.repeats import repeat_section, repeated_probe, repeats_of
 from eval.probe.report import read_report
 from eval.probe.run import probe
-from eval.probe.seeds import SEEDS, read_seeds
-from eval.scores.repeated import repeated
-from eval.scores.resampled_means import ResampledMeans, difference_of
+from eval.scores.bootstrap import ResampledMeans, difference_of, repeated
 from tests.support.fakes import FakeReader
 from tests.support.probe_run import a_plan
 from tests.support.probing import TEXTS, ProbeWorld, scored, with_scripted_models, write_data_set

@@ -21,7 +21,7 @@ from eval.probe.refining import Limits
 from eval.probe.report import read_report
 from eval.probe.run import NOTICE, probe
 from eval.probe.topics import topics_of
-from eval.scores.resampled_means import mean_of
+from eval.scores.bootstrap import mean_of
 from retrieval.build import build_library
 from retrieval.library.readers import read_source
 from retrieval.library.sources import NOT_FOR_LIBRARIES, Rows, Source, SourceFormat

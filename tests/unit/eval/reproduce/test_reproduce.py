@@ -22,8 +22,16 @@ from eval.datasets.known import find_card, shipped_ids
 from eval.datasets.protocol import Level, Protocol
 from eval.datasets.published import published as published_rows
 from eval.reports.sections import Section, as_markdown, as_page
-from eval.reproduce.claims import ClaimVerdict, JudgedArms, claims_of
-from eval.reproduce.paper import Target, has_accuracy, is_reachable, papers, read_paper
+from eval.reproduce.paper import (
+    ClaimVerdict,
+    JudgedArms,
+    Target,
+    claims_of,
+    has_accuracy,
+    is_reachable,
+    papers,
+    read_paper,
+)
 from eval.reproduce.study import (
     Benchmark,
     Reproduction,

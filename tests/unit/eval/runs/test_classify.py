@@ -15,10 +15,9 @@ from eval.reports.gather import runs_below
 from eval.runs.folder import PREDICTIONS, RunFolder
 from eval.runs.results import read_results
 from eval.solvers.prediction import Outcome
-from eval.synthetic.ability import Ability
 from eval.synthetic.make import CARD, read_key
-from eval.synthetic.task_oracle import TaskInput, answer_signs, answer_target
-from eval.synthetic.tasks import SIGNS, TARGETS, signs_of, target_of
+from eval.synthetic.task_oracle import Ability, TaskInput, answer_signs, answer_target
+from eval.synthetic.world import SIGNS, TARGETS, signs_of, target_of
 from tests.support.classify import MODEL_OPTIONS, classify, figures, words
 from tests.support.classify import data as data
 from tests.support.classify import home as home

@@ -19,10 +19,9 @@ from eval.models.call_cache import CallsError
 from eval.runs.folder import DOCKET, PREDICTIONS, RunFolder
 from eval.runs.results import read_results
 from eval.solvers.prediction import Outcome
-from eval.synthetic.ability import Ability
 from eval.synthetic.make import CARD, read_key
-from eval.synthetic.task_oracle import TaskInput, answer_signs, answer_target
-from eval.synthetic.tasks import SIGNS, TARGETS, signs_of, target_of
+from eval.synthetic.task_oracle import Ability, TaskInput, answer_signs, answer_target
+from eval.synthetic.world import SIGNS, TARGETS, signs_of, target_of
 from serving.cli.main import cli as memecourt_cli
 from serving.docket.open import Docket
 from serving.views.messages import messages_of

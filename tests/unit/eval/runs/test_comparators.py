@@ -12,7 +12,7 @@ from court.meme import Frame
 from court.ports import BATCH_PRIORITY
 from eval.cli import cli
 from eval.datasets.protocol import Level, Protocol
-from eval.models.agent import load
+from eval.models.metered import load
 from eval.runs.folder import RunFolder
 from eval.runs.plan import Plan
 from eval.runs.results import read_results

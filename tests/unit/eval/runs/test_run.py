@@ -43,8 +43,7 @@ from eval.datasets.known import find_card
 from eval.datasets.protocol import Level, Protocol
 from eval.datasets.sample import sample
 from eval.runs.folder import RunFolder
-from eval.runs.judge import RunningScore
-from eval.runs.material import PICTURE_MISSING
+from eval.runs.judge import PICTURE_MISSING, RunningScore
 from eval.runs.plan import Plan
 from eval.runs.results import read_results
 from eval.runs.run import run

@@ -7,7 +7,7 @@ import pytest
 
 from court.errors import BadRequest
 from court.events import Procedure
-from eval.runs.material import material_of
+from eval.runs.judge import material_of
 from eval.runs.plan import Plan
 from eval.solvers.question import question_about
 from serving.settings import Settings

@@ -29,11 +29,23 @@ from eval.datasets.read import read_split
 from eval.datasets.recognise import recognised
 from eval.standin.server import FakeModelServer, serving
 from eval.standin.settings import Settings, parsed
-from eval.synthetic.draw import draw, png_of, read_badge
 from eval.synthetic.make import Layout, Plant, make, read_key
 from eval.synthetic.oracle import Ability, JudgeInput, expected, judge, oracle, rounds_of
 from eval.synthetic.scenes import draw_meme
-from eval.synthetic.world import BAD, GROUPS, KIND, OPENERS, SAYINGS, TIMES, claim_of, level_of, text_of
+from eval.synthetic.world import (
+    BAD,
+    GROUPS,
+    KIND,
+    OPENERS,
+    SAYINGS,
+    TIMES,
+    claim_of,
+    draw,
+    level_of,
+    png_of,
+    read_badge,
+    text_of,
+)
 from tests.support.fakes import FakeFinder, FakeReader, RecordingSink, findings
 
 ABLE = Ability(harmful=0.9, benign=0.85, seed=3)

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from court.backends.chat.client import ChatCompletions
 from court.ports import ChatRequest
 from eval.cli import cli
-from eval.models.vllm_turns import VllmTurns
+from eval.models.vllm_session import VllmTurns
 from eval.synthetic.make import Layout, make
 from serving.models.vllm import VllmFailed
 from tests.support.vllm_stand_in import FakeVllmPackage

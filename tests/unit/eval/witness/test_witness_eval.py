@@ -19,14 +19,21 @@ from eval.cli import cli
 from eval.datasets.claims import Gold, read_claims
 from eval.models.call_cache import SqliteCallCache
 from eval.reports.sections import as_text
-from eval.solvers.witness import CheckedClaim, CitedPassage
-from eval.solvers.witness_arms import Arm
+from eval.solvers.witness import Arm, CheckedClaim, CitedPassage
 from eval.standin.server import FakeModelServer, serving
-from eval.witness.report import witness_lead, witness_sections
 from eval.witness.run import CHECKED, WitnessFolder, WitnessPlan, run_witness
-from eval.witness.scores import score_arms
-from eval.witness.stand_in import WorldReader, open_drawn
-from eval.witness.world import COUNTS, PROPERTIES, Situation, claim_in, documents_of, draw_world, expected
+from eval.witness.scores import score_arms, witness_lead, witness_sections
+from eval.witness.world import (
+    COUNTS,
+    PROPERTIES,
+    Situation,
+    WorldReader,
+    claim_in,
+    documents_of,
+    draw_world,
+    expected,
+    open_drawn,
+)
 from retrieval.facts.corpus import open_corpus
 from retrieval.facts.writer import write_corpus
 from tests.support.golden import check_figures

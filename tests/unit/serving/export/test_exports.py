@@ -20,7 +20,7 @@ from click.testing import CliRunner
 from court.errors import BadRequest
 from court.events import PrecedentsCited, QuestionAsked, Side, Summarised, TextRead, VerdictGiven, VerdictReviewed
 from court.record import TrialRecord
-from eval.session.files import replace_file
+from eval.session.directory import replace_file
 from memecourt import verify
 from serving.access import private_files
 from serving.cli.main import cli
