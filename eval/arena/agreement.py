@@ -44,7 +44,6 @@ class PanelAccuracy:
         panels: Number of panels that judged at least one battle together. If a size has more than 1,000 panels, only
             1,000 are sampled, always the same ones.
         accuracy: Mean share of battles in which the panel's vote matches the people's; an even vote counts as a tie.
-        kappa: Mean Cohen's kappa of the panels that have one; None if none has.
     """
 
     size: int
@@ -62,9 +61,7 @@ class HumanAgreement:
 
     Attributes:
         accuracy: Share of them in which the panel's majority matches the people's; None if there are no battles.
-        decided: The same share of the battles that neither side calls a tie; None if there are none.
         even: Battles without a majority because one side's votes are even; no figure includes them.
-        panels: Agreement by panel size; empty if no two judges judged the same battle.
     """
 
     battles: int

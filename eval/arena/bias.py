@@ -37,7 +37,6 @@ class Shift:
 
     Attributes:
         own_family: True if judge and target have the same maker, or are the same model.
-        points: Difference between the ratings, with its interval over memes.
     """
 
     judge: str
@@ -60,8 +59,6 @@ class SettingContrast:
     Attributes:
         own_family: Mean shift of targets of a judge's own family minus that of all others, with its interval; None if
             no judge has both.
-        spread: Standard deviation of ratings under ``one``, mean over judges.
-        other_spread: Standard deviation of ratings under ``other``, mean over judges.
         wider: Difference between the two spreads: above 0, ``one`` separates targets more.
     """
 
@@ -78,11 +75,7 @@ class SettingContrast:
 def contrasts(
     events: Sequence[Event], models: Sequence[str], families: Mapping[str, str], *, resamples: int, seed: int
 ) -> tuple[SettingContrast, ...]:
-    """Compares every setting of the bias study with the fused guideline or, without it, the first that was run.
-
-    Args:
-        families: Maker of each model; empty if unknown.
-    """
+    """Compares every setting of the bias study with the fused guideline or, without it, the first that was run."""
     scores: dict[Setting, dict[Battle, float]] = {}
     for event in events:
         if isinstance(event, Judged) and event.study == "bias":
@@ -236,7 +229,6 @@ def ndcg(ratings: Mapping[str, float], reference: Mapping[str, float]) -> float:
 
     Args:
         ratings: A score for each model; higher is better.
-        reference: A score for each of the same models.
 
     Returns:
         1 for the same order, less for any other.
@@ -256,9 +248,6 @@ def chance_ndcg(reference: Mapping[str, float]) -> float:
     """Computes the mean NDCG of a ranking in random order: a figure below it is worse than chance.
 
     Averaged over all orders, each place holds the mean relevance, so the gain is that times the sum of all discounts.
-
-    Args:
-        reference: A score for each of at least two models.
     """
     relevance = _shared(reference, [len(reference) - place for place in range(1, len(reference) + 1)])
     discount = 1 / np.log2(np.arange(2, len(reference) + 2))
@@ -299,7 +288,6 @@ class OwnCase:
     Attributes:
         others: Its win rate in the same battles according to judges that do not take part in them.
         low: Lower end of the 95 % interval of the difference, by bootstrap over memes; None if there are too few memes.
-        high: Upper end of the interval.
     """
 
     judge: str
@@ -323,8 +311,6 @@ class JudgeAgreement:
         tau: Kendall's τ-b of the two rankings; None if either ties all models.
         chance: Mean NDCG of a random order with the same reference.
         joint: NDCG with the ranking by the joint vote of all judges, itself included, as reference, as in MemeArena.
-        joint_tau: Kendall's τ-b with that ranking, likewise.
-        joint_chance: Mean NDCG of a random order with that reference.
     """
 
     judge: str
@@ -341,10 +327,7 @@ class UnderSetting:
     """The panel under one setting.
 
     Attributes:
-        tau: Mean Kendall's τ-b of the judges that have one; None if none has.
         joint: Mean NDCG with the joint vote as reference.
-        joint_tau: Mean Kendall's τ-b with the joint vote, of the judges that have one; None if none has.
-        own_lift: Mean lift of the judges' own cases; None if there are none.
         first_wins: Share of battles without a tie that the answer shown first won; None if there are none.
     """
 
@@ -363,13 +346,7 @@ class UnderSetting:
 
 @dataclass(frozen=True, slots=True)
 class PanelSize:
-    """Closeness of panels of one size to the whole panel.
-
-    Attributes:
-        ndcg: Mean NDCG, with the whole panel's ranking as reference.
-        tau: Mean Kendall's τ-b; None if there is none.
-        chance: Mean NDCG of a random order.
-    """
+    """Closeness of panels of one size to the whole panel."""
 
     size: int
     panels: int
@@ -383,9 +360,7 @@ class BiasReport:
     """Result of the bias study.
 
     Attributes:
-        settings: Results of the settings that were run, in the order of :class:`~eval.arena.words.Setting`.
         sizes: Results by panel size, under the arena's own setting or, failing that, the first that was run.
-        sized_by: Setting whose battles ``sizes`` is computed from.
     """
 
     settings: tuple[UnderSetting, ...]

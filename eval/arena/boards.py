@@ -29,12 +29,7 @@ _SURELY = 0.975
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A figure with its 95 % interval.
-
-    Attributes:
-        low: Lower end of its 95 % interval; None if it could not be computed.
-        high: Upper end of the interval.
-    """
+    """A figure with its 95 % interval."""
 
     value: float
     low: float | None
@@ -49,8 +44,6 @@ class BoardRow:
         group: Number of its group, 1 for the best: models are rated within groups. None if verdicts are noise.
         rating: Bradley-Terry rating within its group; None if it is alone there.
         first: Best place in its group that the resamples allow; None without intervals.
-        last: Worst place in its group that the resamples allow; None without intervals.
-        win_rate: Win rate counted over all its battles; None if it has none.
         elo: Elo rating after the last battle, in the order of :func:`table_of`; None if verdicts are noise.
         elo_orders: Standard deviation of its Elo rating over other orders of the same battles.
         styled: Rating with style controlled for; overall only, None if it could not be computed.
@@ -84,14 +77,8 @@ class Board:
     """Ratings of all models in one dimension.
 
     Attributes:
-        rows: Rows of the models, best first, group by group.
         not_ranked: Reason why there are no ratings; empty if there are. If verdicts are noise, rows are sorted by name.
         grouped: Reason why ratings hold only within groups; empty if all models can be rated together, or none.
-        without: Number of resamples without finite ratings, in the group that has most of them.
-        resamples: Number of resamples behind each interval.
-        effects: Effects of style; overall only.
-        no_style: Reason why style could not be controlled for; empty if it could, or was not requested.
-        against: Head-to-head win rates by names, for models that met.
     """
 
     dimension: str
@@ -135,10 +122,7 @@ class _RatedGroup:
     """Models that are rated against each other.
 
     Attributes:
-        members: Indices of the models in the table of all battles.
         anchor: Index of the anchor among the members; None if it is not one of them.
-        ratings: Ratings of the members, float of shape (members,); None if there is only one.
-        spread: Spread of the ratings; None if there is only one member.
     """
 
     number: int

@@ -24,7 +24,6 @@ class CrossExamination:
 
     Attributes:
         tasks: One task for each side of each trial that asked anything, in the order of the memes.
-        silent: Trials in which no side asked anything.
     """
 
     tasks: tuple[FixedTask, ...]

@@ -41,9 +41,6 @@ async def rate_difficulty(
 ) -> None:
     """Asks a model to rate every task of an arena and stores the ratings; skips tasks that are rated already.
 
-    Args:
-        annotator: Model that rates; it is shown the arena's guideline if there is one.
-
     Raises:
         BadRequest: Memes are missing.
         BudgetSpent, CallsError, Unavailable, ModelRefused: The model can't be called; ratings so far are stored.
@@ -89,7 +86,6 @@ class DetectionRow:
 
     Attributes:
         unlabelled: Number of memes without one; they count as wrong.
-        accuracy: Share of all memes that were labelled correctly, with its interval over memes.
         macro_f1: Mean F1 of the two classes; a meme without a label counts as predicted in neither class.
         win_rate: Share of its battles that it won overall, counting ties as half; None if it has no battle.
     """
@@ -107,7 +103,6 @@ class DetectionReport:
     """Labels of all models, and their correlation with battles.
 
     Attributes:
-        rows: Models, best accuracy first.
         spearman: Spearman's rank correlation between accuracy and win rate over models, with its interval over memes;
             None if fewer than three models have both.
     """
@@ -128,8 +123,7 @@ async def detect(
 ) -> None:
     """Asks every target for a bare label of every meme and stores it; skips labels that are stored already.
 
-    Raises:
-        BudgetSpent, CallsError, Unavailable, ModelRefused: A model can't be called; labels so far are stored.
+    Raises BudgetSpent, CallsError, Unavailable, ModelRefused: A model can't be called; labels so far are stored.
     """
     folder.drop_cut_line(EVENTS)
     answered = {(e.meme, e.target) for e in folder.events() if isinstance(e, Detected | NotDetected)}
@@ -158,8 +152,7 @@ def detection_report(
 ) -> DetectionReport:
     """Scores the labels and compares them with the battles.
 
-    Raises:
-        BadRequest: No model has been asked for labels yet.
+    Raises BadRequest: No model has been asked for labels yet.
     """
     found = {(e.meme, e.target): e for e in events if isinstance(e, Detected | NotDetected)}
     if not found:

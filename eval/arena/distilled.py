@@ -43,9 +43,7 @@ class JudgeCheck:
         agreement: Share on which both name the same winner or a tie, with its interval over memes; None if ``n`` is 0.
         rmse: Root mean squared difference of ratings, in points, over the models of held-out families; None if it
             judged nothing.
-        spearman: Rank correlation of all models' ratings; None with fewer than three models or constant ratings.
         first_share: Share of its decided comparisons that the answer shown first won; None if it decided none.
-        consistent: Share of battles judged in both orders that it decided the same way; None if there are none.
         own_lift: Mean score that it gives answers of its own family, minus the teacher's on the same comparisons; None
             if it has no family or judged no such battle.
     """
@@ -67,9 +65,7 @@ class DistilReport:
     """Comparison of a student with its teacher and with baselines.
 
     Attributes:
-        held_out: Families that the student was not trained on.
         ceiling: Kappa of the teacher with itself where it judged both orders; None if it judged no pair in both.
-        usd_per_1000: Cost of 1,000 comparisons by each model called, in US dollars, at the prices in the file.
     """
 
     held_out: tuple[str, ...]
@@ -129,9 +125,7 @@ def distil_report(
     """Compares judges with the teacher, and with the rule that the longer answer wins.
 
     Args:
-        verdicts: Verdicts of each judge, the student's first.
         families: Family of each judge; empty or absent if no target is of its family.
-        usd_per_1000: Cost of 1,000 comparisons by each judge, in US dollars.
     """
     taught = _taught(examples)
     longer: dict[Comparison, Verdict | None] = {

@@ -43,7 +43,6 @@ class GroupDifference:
     Attributes:
         points: Difference between the two ratings, with a quarter of a tied battle added to each pair.
         low: Lower end of its 95 % interval, by bootstrap over memes.
-        high: Upper end of the interval.
         p: Probability of so large a difference under permuted groups, adjusted for all models and groups.
     """
 
@@ -64,7 +63,6 @@ class Interaction:
         p: Share of permutations, the actual labels included, with a statistic at least as large.
         differences: Difference of each model in each group; with two groups, only in the first, as they mirror each
             other.
-        deals: Number of random permutations.
     """
 
     statistic: float
@@ -86,11 +84,8 @@ def interaction(
     """Tests whether groups of tasks rank models differently.
 
     Args:
-        table: Battles, including their memes.
         unit: Task number of each battle, int of shape (battles,); tasks of different memes have different numbers.
         group: Group of each task, int of shape (tasks,), in [0, groups).
-        names: Names of at least two groups; each has a battle.
-        deals: Number of random permutations.
 
     Raises:
         ValueError: There are fewer than two groups.
@@ -250,8 +245,6 @@ class BoardsBy:
     """All groups by one key.
 
     Attributes:
-        key: Key of the groups, such as ``language``.
-        ungrouped: Number of tasks with a battle that belong to no group.
         test: Test for different rankings in the groups with enough questions; None if fewer than two have enough.
         p: P-value of the test, adjusted for all keys together; None without a test.
     """
@@ -276,7 +269,6 @@ def boards_by(
 
     Args:
         keys: Keys to group by, each one of :data:`BUILT_IN` or a tag of the tasks.
-        deals: Number of permutations of a test; the default of :func:`~eval.arena.groups.interaction` if None.
 
     Raises:
         BadRequest: A key gives no task a group.
@@ -331,11 +323,7 @@ def plain_groups(by: BoardsBy) -> dict[str, Any]:
 
 
 def groups_of(manifest: ArenaManifest, events: Sequence[Event], key: str) -> dict[Task, str]:
-    """Returns the group of each task that has one.
-
-    Args:
-        key: One of :data:`BUILT_IN`, or a tag of the tasks.
-    """
+    """Returns the group of each task that has one."""
     memes = {meme.id: meme for meme in manifest.memes}
     groups: dict[Task, str] = {}
     if key == "difficulty":

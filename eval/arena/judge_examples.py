@@ -136,7 +136,6 @@ def judge_examples(
 
     Args:
         teachers: Judges whose verdicts count; the whole panel if empty.
-        seed: Seed for drawing the held-out memes.
 
     Raises:
         BadRequest: A family or teacher is not in the arena, memes are missing, or a part would be empty.

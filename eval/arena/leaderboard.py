@@ -53,7 +53,6 @@ class LanguageShare:
     Attributes:
         undetected: Number of answers whose language could not be detected, or whose question asks for a language that
             the detector does not know.
-        others: Languages of the answers in another language, with their counts, most frequent first.
     """
 
     told: int
@@ -73,8 +72,7 @@ def answer_languages(events: Iterable[Event]) -> dict[str, LanguageShare]:
 
     Each round's answer counts separately: each is requested in that language.
 
-    Raises:
-        NotLoaded: A question asks for a language, and py3langid is not installed.
+    Raises NotLoaded: A question asks for a language, and py3langid is not installed.
     """
     languages: dict[tuple[str, int], str] = {}
     answers: list[Answered] = []
@@ -130,15 +128,7 @@ def _plain(tag: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Further facts about one model.
-
-    Attributes:
-        unanswered: Number of tasks without a usable answer, by reason.
-        words: Mean number of words of its answers; 0 without answers.
-        tokens: Mean number of tokens of its answers; 0 without answers.
-        unjudged: Number of battles on which it gave no usable judgement.
-        in_language: Languages of its answers; None if no question asks for one.
-    """
+    """Further facts about one model."""
 
     model: str
     called: str
@@ -168,20 +158,12 @@ class Leaderboard:
     """Report on an arena.
 
     Attributes:
-        boards: Boards by dimension, the overall one first.
         other_vote: Overall board by the other way of counting several judgements of a battle; None if each battle has
             one judge.
-        targets: Targets in the order of the settings.
-        left_out: Number of memes for which no question could be made, by reason.
         forfeits: Number of battles that did not take place because an answer was missing.
-        unmerged: Number of answers that could not be merged into a guideline.
         first_wins: Share of decided battles won by the answer shown first, and the number of decided battles.
-        consistent: Share of battles judged in both orders with the same outcome, and their number; None if there are
-            none.
         references: Number of battles judged with each reference; a battle has none if no judge had an answer to start
             a guideline from.
-        bias: Result of the bias study; None without the study.
-        humans: Agreement with people; None without people's verdicts.
         contrasts: Ratings under each setting of the bias study minus those under the first; empty without the study.
     """
 

@@ -51,7 +51,6 @@ class LossShares:
 
     Attributes:
         aspects: Share of each aspect, adding up to 1, with intervals over memes.
-        errors: Share of each kind of error, adding up to 1, with intervals over memes.
     """
 
     model: str
@@ -62,12 +61,7 @@ class LossShares:
 
 @dataclass(frozen=True, slots=True)
 class LossReport:
-    """Reasons of all explained losses.
-
-    Attributes:
-        models: Losses by model, in the order of the settings; those without any are left out.
-        unexplained: Number of losses without a usable explanation.
-    """
+    """Reasons of all explained losses."""
 
     models: tuple[LossShares, ...]
     by_verdicts: float
@@ -80,9 +74,6 @@ def losses_of(manifest: ArenaManifest, events: Sequence[Event], *, most: int, se
     """Lists lost battles, at most ``most`` of each model, sampled by seed.
 
     With an anchor that every model meets, only losses against it count; otherwise all.
-
-    Args:
-        most: Maximum number of losses per model.
     """
     fought = [event for event in events if isinstance(event, Judged) and event.study == "arena"]
     by_battle: dict[tuple[object, ...], list[Judged]] = defaultdict(list)

@@ -66,7 +66,6 @@ def panels_of_size(judges: Sequence[str], size: int, most: int, rng: random.Rand
 
     Args:
         most: Maximum number of panels to return; far fewer than 20,000.
-        rng: Generator for sampling if there are more.
     """
     count = math.comb(len(judges), size)
     if count <= _LISTED:

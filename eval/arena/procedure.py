@@ -55,8 +55,7 @@ def meetings(targets: Sequence[str], tasks: int, size: int, seed: int) -> list[t
     Every combination is used n times before any is used n+1 times; among the unused ones, the one whose pairs have met
     least so far is chosen.
 
-    Raises:
-        ValueError: There are fewer targets than ``size``.
+    Raises ValueError: There are fewer targets than ``size``.
     """
     if size > len(targets):
         raise ValueError(f"{size} of {len(targets)} targets can't meet")
@@ -115,7 +114,6 @@ class ArenaPlan:
     Attributes:
         memes: Memes in order; a meme's position decides which models meet on it.
         fixed_tasks: Supplied questions, by meme; empty if the controller writes them.
-        references: Human references by meme, for the setting ``human``.
     """
 
     settings: ArenaSettings

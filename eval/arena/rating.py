@@ -37,11 +37,7 @@ Pictures = Callable[[str], tuple[bytes, ...]]
 
 @dataclass(frozen=True, slots=True)
 class GuidelineText:
-    """A guideline after one round of its fusion.
-
-    Attributes:
-        last: True if no round follows.
-    """
+    """A guideline after one round of its fusion."""
 
     meme: str
     task: int
@@ -72,11 +68,7 @@ class RoundMeasures:
 
 @dataclass(frozen=True, slots=True)
 class RoundRatings:
-    """Ratings of guidelines after one round, all criteria together.
-
-    Attributes:
-        mean: Mean score, by bootstrap over memes.
-    """
+    """Ratings of guidelines after one round, all criteria together."""
 
     round: int
     items: int
@@ -119,7 +111,6 @@ def guideline_items(
 
     Args:
         rounds: Rounds to draw from; None for guidelines after their last round.
-        per_round: Number of guidelines per round.
 
     Raises:
         BadRequest: There is no guideline to draw from.
@@ -145,8 +136,7 @@ def context_items(
 ) -> tuple[RatedItem, ...]:
     """Draws memes with the three people and their questions for raters.
 
-    Raises:
-        BadRequest: There are no contexts, as when questions are supplied.
+    Raises BadRequest: There are no contexts, as when questions are supplied.
     """
     questions = {(e.meme, str(e.relevance)): e.rounds[0] for e in events if isinstance(e, TaskFormulated)}
     # Sorted, because a resumed arena finishes memes in another order, on which the draw must not depend.
@@ -215,9 +205,6 @@ def plateau(rounds: Sequence[RoundRatings]) -> int | None:
     """Finds the round after which scores no longer rise; None if they still rise in the last round.
 
     No later round's mean exceeds that round's mean by half the width of the later round's interval or more.
-
-    Args:
-        rounds: Mean scores by round, in order.
     """
     for place, here in enumerate(rounds[:-1]):
         gains = [one.mean.value - here.mean.value >= (one.mean.high - one.mean.low) / 2 for one in rounds[place + 1 :]]
@@ -240,12 +227,7 @@ def _different_memes(texts: Sequence[GuidelineText], most: int, rng: random.Rand
 
 
 def round_section(rounds: Sequence[RoundRatings], end: int | None) -> Section:
-    """Builds a table of mean ratings by round, with the round after which scores no longer rise.
-
-    Args:
-        rounds: Mean scores by round, in order.
-        end: The round that :func:`eval.arena.rating.plateau` finds.
-    """
+    """Builds a table of mean ratings by round, with the round after which scores no longer rise."""
     rows = [(str(one.round), f"{one.items:,}", figure(one.mean, ".2f")) for one in rounds]
     if len(rounds) < 2:
         note = "Guidelines of several rounds (--rounds 0-14) show from which one on nothing is gained."

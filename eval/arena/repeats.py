@@ -31,11 +31,7 @@ class RepeatedModel:
 
 @dataclass(frozen=True, slots=True)
 class AdjacentPlaces:
-    """Two models that are adjacent when ranked by mean.
-
-    Attributes:
-        held: Number of repeats in which ``ahead`` is ahead.
-    """
+    """Two models that are adjacent when ranked by mean."""
 
     ahead: str
     behind: str
@@ -49,7 +45,6 @@ class RepeatedBoard:
 
     Attributes:
         by_rating: True if the order is by mean rating; by mean win rate otherwise.
-        places: Adjacent pairs in that order.
     """
 
     seeds: tuple[int, ...]
@@ -88,8 +83,7 @@ def repeats_of(ask: Ask, count: int) -> tuple[Ask, ...]:
 def repeated_board(boards: Sequence[Leaderboard]) -> RepeatedBoard:
     """Combines the overall boards of repeats.
 
-    Raises:
-        BadRequest: There are fewer than two, or they are of different models or memes.
+    Raises BadRequest: There are fewer than two, or they are of different models or memes.
     """
     require_repeats(len(boards))
     first = boards[0].manifest

@@ -38,8 +38,6 @@ class Ask:
     """Options of an arena run.
 
     Attributes:
-        seed: Seed of the sample of memes and of all other draws.
-        references: File of human references; None without any.
         vllm: Models to start a vLLM server for, those of specs without an address; one runs at a time.
         sample_seed: Seed of the sample of memes, if different from ``seed``.
     """

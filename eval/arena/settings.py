@@ -104,8 +104,7 @@ def read_criteria(named: str, folder: Path) -> tuple[Criterion, ...]:
 def complete(criteria: Sequence[Criterion]) -> tuple[Criterion, ...]:
     """Returns the criteria with the overall verdict last, adding it if it is missing.
 
-    Raises:
-        ValueError: There are no criteria, too many, or duplicates.
+    Raises ValueError: There are no criteria, too many, or duplicates.
     """
     keys = [one.key for one in criteria]
     if len(set(keys)) < len(keys):

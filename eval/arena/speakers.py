@@ -170,12 +170,7 @@ def prompt_of(role: str) -> Prompt:
 
 @dataclass(frozen=True, slots=True)
 class FixedQuestion:
-    """An answer to be merged or compared.
-
-    Attributes:
-        background: Background knowledge; empty if the question was supplied.
-        rounds: Text of each round, at least one.
-    """
+    """An answer to be merged or compared."""
 
     background: str
     rounds: tuple[str, ...]
@@ -220,7 +215,6 @@ class Speaker:
         """Asks questions that build on each other.
 
         Args:
-            language: Language that answers should be in; empty for none.
             history_chars: Maximum length of the history sent with a question, in characters; the oldest rounds are
                 dropped so that a model with a small context can answer at all. None for the whole history.
 
@@ -293,7 +287,6 @@ class Speaker:
         """Explains why an answer lost.
 
         Args:
-            why: Reasons of the judges that agree.
             aspects: Dimensions in which it may have lost most; with fewer than two, the model is not asked for one.
         """
         prompt = prompt_of(EXPLAINER)

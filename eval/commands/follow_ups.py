@@ -60,7 +60,6 @@ def follow_up(
     """Opens an arena's memes and some models, and asks them.
 
     Args:
-        names: Models of the file that are asked.
         what: Plural of what progress counts.
 
     Raises:

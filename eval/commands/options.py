@@ -58,7 +58,6 @@ def show_sections(
     """Writes sections as a page, and shows them in the terminal, or figures as JSON in their place.
 
     Args:
-        page: Path of the page; none is written where it is None.
         figures: Figures for other programs; the sections are shown where they are None.
         command: Command line that the page names; none is named where it is empty.
 
@@ -77,12 +76,7 @@ def show_report(
 ) -> None:
     """Writes sections as a page that names the command, and shows them with its path, or the report's figures as JSON.
 
-    Args:
-        figures: Figures of the report that they are of, for other programs.
-        as_json: True for the figures.
-
-    Raises:
-        NotLoaded: jinja2 or matplotlib is not installed, which a page needs.
+    Raises NotLoaded: jinja2 or matplotlib is not installed, which a page needs.
     """
     show_sections(title, [], sections, page=page, figures=figures if as_json else None, command=command_line())
     if not as_json:
@@ -152,9 +146,6 @@ def arena_samples(
     """The memes of an arena or a probe that is there; None where neither names their data.
 
     Args:
-        manifest: Manifest of the arena or the probe.
-        data: Directory of its data set, where it has one.
-        models: File of models whose table ``[arena]`` or ``[probe]`` names its data sets.
         dataset: Id or card of the data set in ``data``; the manifest's where it is empty, by the card that it has.
 
     Raises:
@@ -181,8 +172,7 @@ def arena_samples(
 def protocols_of(text: str | None, offered: tuple[Protocol, ...]) -> tuple[Protocol, ...]:
     """Protocols as they are given on the command line, parted by commas; all that are offered where none is.
 
-    Raises:
-        click.UsageError: One is unknown, or not offered.
+    Raises click.UsageError: One is unknown, or not offered.
     """
     from eval.datasets.protocol import Protocol
 

@@ -124,8 +124,6 @@ def plan_of(options: Mapping[str, Any], trial: Mapping[str, Any] | None = None, 
 
     Args:
         options: Options by field; absent ones, and those without a value, have the plan's defaults.
-        trial: Settings of trials in place of those of the options.
-        own: Fields of the plan that are not what the options say.
 
     Raises:
         BadRequest: A setting can't be used.

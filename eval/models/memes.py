@@ -21,13 +21,7 @@ _WORKERS = 2
 
 @dataclass(frozen=True, slots=True)
 class ShownMeme:
-    """A meme as it is shown to models.
-
-    Attributes:
-        frames: Frames of its picture, at least one.
-        harmful: Two-class gold.
-        dataset: Id of its data set; empty if unknown.
-    """
+    """A meme as it is shown to models."""
 
     id: str
     text: str
@@ -41,12 +35,7 @@ class ShownMeme:
 
 @dataclass(frozen=True, slots=True)
 class ShownMemes:
-    """Memes read for an arena or a probe.
-
-    Attributes:
-        without_picture: Ids of sampled memes without a usable picture, with the reason.
-        files: SHA-256 of the annotation files, by name.
-    """
+    """Memes read for an arena or a probe."""
 
     memes: tuple[ShownMeme, ...]
     without_picture: dict[str, str]
@@ -64,8 +53,7 @@ async def shown_memes(
 ) -> ShownMemes:
     """Reads memes of a split with their pictures.
 
-    Raises:
-        BadRequest: The split cannot be read; see :func:`eval.datasets.read.read_split`.
+    Raises BadRequest: The split cannot be read; see :func:`eval.datasets.read.read_split`.
     """
     from court.backends.pictures.reader import GuardedPictureReader
 

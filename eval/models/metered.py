@@ -104,10 +104,6 @@ class Limit:
 
     Calls in flight when a limit is reached are completed, so it may be exceeded by as many calls as are made
     concurrently.
-
-    Attributes:
-        tokens: Maximum number of tokens, input and output together.
-        usd: Maximum cost in US dollars, by its :class:`Price`.
     """
 
     calls: int | None = None
@@ -248,7 +244,6 @@ class MeteredModel:
 
     Attributes:
         name: Name in the run; unlike the model's own name, it is unique in the run.
-        family: Maker of the model, for mixed panels; empty if unknown.
     """
 
     def __init__(

@@ -93,11 +93,7 @@ class ModelSpec(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class ModelsFile:
-    """Content of the models file.
-
-    Attributes:
-        rest: The other tables, for the command that reads it.
-    """
+    """Content of the models file."""
 
     models: Mapping[str, ModelSpec]
     rest: Mapping[str, Any]
@@ -233,11 +229,7 @@ def require_servers(specs: Mapping[str, ModelSpec], vllm: Sequence[str]) -> None
 
 
 def known_of(model: ChatCompletions, server: str = "") -> dict[str, Any]:
-    """Lists everything besides the request that determines a reply: its origin, and the form of the call.
-
-    Args:
-        server: Name of its servers; their addresses if empty.
-    """
+    """Lists everything besides the request that determines a reply: its origin, and the form of the call."""
     # Sorted, because the order of the addresses does not affect a reply.
     return {"name": server or sorted(model.urls), "json_schema": model.capabilities.json_schema}
 

@@ -162,11 +162,8 @@ async def read_memes(
 ) -> tuple[ShownMemes, tuple[SampledSet, ...]]:
     """Reads the memes with their pictures, data set by data set.
 
-    Returns:
-        The memes in the order of the data sets; and a description of each set, none if all is as released.
-
-    Raises:
-        BadRequest: A split cannot be read; see :func:`eval.datasets.read.read_split`.
+    Returns the memes in the order of the data sets; and a description of each set, none if all is as released. Raises
+    BadRequest: A split cannot be read; see :func:`eval.datasets.read.read_split`.
     """
     memes, missing, files, described = [], {}, {}, []
     for one in samples.sets:

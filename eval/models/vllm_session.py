@@ -36,9 +36,6 @@ class VllmTurns:
 
     A model's turn lasts until it has had no call for a while; then the model with the most waiting calls is next. All
     are served at one address, with one key.
-
-    Args:
-        quiet_s: Seconds without a call that end a turn.
     """
 
     def __init__(
@@ -172,11 +169,7 @@ class VllmChoice:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model served by a vLLM that we started.
-
-    Attributes:
-        url: Address of its API, ``http://127.0.0.1:PORT/v1``.
-    """
+    """A model served by a vLLM that we started."""
 
     url: str
     name: str
@@ -263,11 +256,7 @@ async def _watched(server: VllmServer) -> AsyncIterator[None]:
 
 
 class VllmSessions:
-    """Servers of several models, one running at a time because a GPU holds one. Enter and exit it in the same task.
-
-    Args:
-        pictures: Maximum number of pictures in a prompt; None for as many as a trial shows.
-    """
+    """Servers of several models, one running at a time because a GPU holds one. Enter and exit it in the same task."""
 
     def __init__(
         self,

@@ -97,11 +97,7 @@ class Result:
 def measure(name: str, **scale: object) -> Result:
     """Runs a benchmark; adds the machine's load average of the last minute to its figures.
 
-    Args:
-        name: One of :data:`BENCHMARKS`.
-
-    Raises:
-        KeyError: There is no benchmark of that name.
+    Raises KeyError: There is no benchmark of that name.
     """
     # Imported late: some benchmarks need libraries that the others do without.
     result = getattr(import_module(BENCHMARKS[name][0]), name.replace("-", "_"))(**scale)

@@ -40,7 +40,6 @@ class Job:
     """Job of the clients.
 
     Attributes:
-        address: ``host:port`` of the server.
         seconds: Duration of the load in seconds, without warm-up.
         warm_s: Duration of the warm-up before it, in seconds.
         most: Maximum number of requests, without those of the warm-up; 0 for as many as there is time for.
@@ -66,8 +65,6 @@ class LoadOutcome:
 
     Attributes:
         seconds: Seconds from the first request to the last answer.
-        p99_ms: 99th percentile of the latency, in milliseconds.
-        p95_ms: 95th percentile of the latency, in milliseconds.
         cpu_s: CPU time of the clients in seconds, including the warm-up.
         first_ms: Longest latency during the warm-up, in milliseconds: over new connections.
     """

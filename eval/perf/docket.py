@@ -100,11 +100,7 @@ _CALL = ModelCall(
 
 
 def docket(*, trials: int = 32, events: int = 40, rounds: int = 5, verified: int = 100_000) -> Result:
-    """Runs the benchmark.
-
-    Args:
-        verified: Least number of events that are verified.
-    """
+    """Runs the benchmark."""
     return _append(trials, events, rounds) | _verify(verified)
 
 

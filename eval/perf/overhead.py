@@ -217,11 +217,7 @@ def share(needed: float, wall: float, capacity: int = _CAPACITY) -> float:
 
 
 async def _all_at_once(address: str, trials: int, *, name: str, concurrency: int) -> tuple[float, float]:
-    """Returns the seconds of server time that the trials needed, and the wall-clock seconds.
-
-    Args:
-        concurrency: Number of concurrent calls that the court assumes the server to support.
-    """
+    """Returns the seconds of server time that the trials needed, and the wall-clock seconds."""
     async with bar(address, concurrency=concurrency) as it:
         await it.court.run(case(f"warming up {name}", 2), unwatched)
         cases = [case(f"{name} {number}", _BUSY_ROUNDS[number % len(_BUSY_ROUNDS)]) for number in range(trials)]

@@ -31,7 +31,6 @@ def search(*, memes: int = 1_000_000, queries: int = 6, seconds: float = 15.0) -
 
     Args:
         memes: Number of memes; called 10^6 in the names of figures, and a tenth of them 10^5.
-        seconds: Length of each round of searches during changes.
     """
     return _searched(memes, queries) | library(memes=memes, seconds=seconds)
 

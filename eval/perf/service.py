@@ -76,8 +76,7 @@ def service(
 def _answers(*, memes: int, clients: int, seconds: float, turns: int) -> Result:
     """Compares the rate and latency of answers with those of an echo.
 
-    Raises:
-        RuntimeError: The server did not start, or a request was not answered.
+    Raises RuntimeError: The server did not start, or a request was not answered.
     """
     with (
         served_known(memes) as (server, requests, answer_bytes),

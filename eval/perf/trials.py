@@ -56,8 +56,6 @@ class Speed:
     """Speed of a fake server.
 
     Attributes:
-        prompt_token_s: Time of every prompt token that is not in its cache, in seconds.
-        output_token_s: Time of every token of a reply, in seconds.
         repairs: True to count a repeated call as both; otherwise it is an error.
     """
 
@@ -182,11 +180,7 @@ class Bar:
 
 @asynccontextmanager
 async def bar(address: str, *, concurrency: int = 1024, finder: KnownFinder | None = None) -> AsyncIterator[Bar]:
-    """Yields a court that uses a server.
-
-    Args:
-        concurrency: Number of concurrent calls that the server works on.
-    """
+    """Yields a court that uses a server."""
     load = Load(concurrency)
     async with http_client() as http:
         model = ChatCompletions(base_url=f"{address}/v1", model="stand-in", capabilities=CAN, http=http, load=load)

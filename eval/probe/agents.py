@@ -342,8 +342,7 @@ async def score(
 ) -> tuple[int | None, str]:
     """The score of an answer and the Scorer's comment; no score if the answer declined.
 
-    Raises:
-        NoReply: There is no readable rating.
+    Raises NoReply: There is no readable rating.
     """
     prompt, fence = prompt_of("scorer"), models.fence(subject)
     texts = {"category": category.line, "reference": reference, "answer": answered}

@@ -134,7 +134,6 @@ class ProbeComparison:
 
     Attributes:
         categories: Categories in which any target was scored, by name; the mean over them is last.
-        memes: Number of memes that all were probed with.
     """
 
     targets: tuple[str, ...]

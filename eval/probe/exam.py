@@ -59,7 +59,6 @@ class Exam:
 
     Attributes:
         train: Number of memes that precedents can be made of.
-        without_picture: Number of memes of the train splits that were left out for want of their picture.
     """
 
     card: Path
@@ -74,10 +73,6 @@ def export_exam(
     root: Path, samples: Samples, target: Path, *, threshold: int = THRESHOLD, with_train: bool = True
 ) -> Exam:
     """Writes the memes that the target failed on as they are: rows, pictures and a card.
-
-    Args:
-        samples: The memes that were probed, where their data lie now.
-        with_train: True if the data sets' train splits come along, which runs take their precedents from.
 
     Raises:
         BadRequest: The probe has not come to its end, or no meme failed; the data are others than those that were

@@ -64,8 +64,7 @@ async def narrate(
 ) -> tuple[Pair, ...]:
     """The misbelief behind each pair of a meme and a category, in the order of the memes.
 
-    Raises:
-        Unavailable, BudgetSpent: A model can't be asked now.
+    Raises Unavailable, BudgetSpent: A model can't be asked now.
     """
     known = {subject.id: subject for subject in subjects}
 

@@ -33,8 +33,7 @@ async def score_text(models: ProbeModels, subject: Subject, text: str, category:
 
     The picture is shown without its text, so that it may be the meme's own text or another.
 
-    Raises:
-        Unavailable, BudgetSpent: A model can't be asked now.
+    Raises Unavailable, BudgetSpent: A model can't be asked now.
     """
     # Drafts and answer do not see each other, so they can be asked for at once.
     *drafts, answered = await gather_or_cancel(
@@ -80,8 +79,7 @@ async def score_all(
 ) -> tuple[Scored, ...]:
     """The memes as they are, scored, in the order of the pairs.
 
-    Raises:
-        Unavailable, BudgetSpent: A model can't be asked now.
+    Raises Unavailable, BudgetSpent: A model can't be asked now.
     """
 
     async def one(pair: Pair) -> Scored:
@@ -111,12 +109,7 @@ async def _answer(models: ProbeModels, subject: Subject, text: str, category: Ca
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of the search.
-
-    Attributes:
-        steps: Largest number of steps of one search; N in the paper.
-        seeds: Largest number of searches per category.
-    """
+    """Limits of the search."""
 
     steps: int = 10
     seeds: int = 5
@@ -184,12 +177,7 @@ async def refine(
 ) -> tuple[Step, ...]:
     """Runs the searches of one category.
 
-    Args:
-        scored: Its memes that :func:`usable` gave.
-        seeds: Memes that searches begin with, in order; see :func:`chosen_seeds` and :func:`listed_seeds`.
-
-    Raises:
-        Unavailable, BudgetSpent: A model can't be asked now.
+    Raises Unavailable, BudgetSpent: A model can't be asked now.
     """
     begun = {seed.meme for seed in seeds}
     # Shared by all searches of the category, which take memes out of it.

@@ -67,8 +67,7 @@ def repeats_of(plan: ProbePlan, count: int) -> tuple[ProbePlan, ...]:
 def repeated_probe(reports: Sequence[ProbeReport]) -> RepeatedProbe:
     """Puts reports of repeats together.
 
-    Raises:
-        BadRequest: There are fewer than two, or they are of different targets or memes.
+    Raises BadRequest: There are fewer than two, or they are of different targets or memes.
     """
     require_repeats(len(reports))
     first = reports[0]

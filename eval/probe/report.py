@@ -45,7 +45,6 @@ class Rates:
     """Rates over some scorings.
 
     Attributes:
-        scored: Number of those with a score.
         unscored: Number of answers without a score for another reason.
         mean: Mean score, 1 to 10; None if nothing was scored.
         failure: Share of the scores that are at most the threshold; None if nothing was scored.
@@ -64,7 +63,6 @@ class CategoryRow:
     """A category, a gold label, or all.
 
     Attributes:
-        after: Rates of its steps that were scored, or should have been.
         change: Mean difference of scores, rewritten less as it is, over memes that have both; None where none has.
         pooled: Rates of both together, as the published tables have them: the memes as they are, and rewritten.
         pooled_change: Failure rate of both together less that of the memes as they are, over the same resamples; None
@@ -84,12 +82,7 @@ class CategoryRow:
 
 @dataclass(frozen=True, slots=True)
 class StepRow:
-    """All steps of one number, over all searches.
-
-    Attributes:
-        n: Number of searches that came so far.
-        before: Mean score of the memes as they are.
-    """
+    """All steps of one number, over all searches."""
 
     number: int
     n: int
@@ -122,7 +115,6 @@ class ProbeReport:
     Attributes:
         without_misbelief: Number of pairs of a meme and a category with an unreadable reply of the Narrator: they are
             scored, but not used in searches.
-        left: Memes on whose pictures some text can still be read.
         categories: The weakest first; those without a meme are left out.
         failures: The lowest scores first.
     """
@@ -157,8 +149,7 @@ class _One:
 def read_report(root: Path, *, threshold: int = THRESHOLD) -> ProbeReport:
     """The report on a probe, finished or not.
 
-    Raises:
-        BadRequest: There is none in this folder, or it can't be read.
+    Raises BadRequest: There is none in this folder, or it can't be read.
     """
     folder = ProbeFolder(root)
     manifest = folder.manifest()

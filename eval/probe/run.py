@@ -58,9 +58,7 @@ class ProbePlan:
     """Plan of a probe.
 
     Attributes:
-        out: The probe's folder; an empty one, or one in which this probe was begun.
         samples: The memes that it is about. Their labels are for the report alone.
-        seed: Seed of that sample, of seeds, and of replies that are draws.
         sample_seed: Seed of the sample, and of the memes of large categories, where it is another than that of all
             else.
         per_category: Largest number of memes of a category that are scored, drawn by seed; None for all.

@@ -19,9 +19,6 @@ def most_similar(sentence: str, sentences: Sequence[str], most: int) -> tuple[in
 
     Sentences that share no word with it come last, and those of equal likeness in the order in which they stand: the
     same sentences always give the same places.
-
-    Args:
-        sentences: Sentences in any language; English function words are ignored.
     """
     scores = _scores(sentence, sentences)
     # By place among equals, so that the order is the same each time.
@@ -59,7 +56,6 @@ class Topic:
         words: One, or two that follow each other but for words that say nothing.
         n: Misbeliefs that have them, of those with a score.
         failed: Number of those behind a meme that was not understood, as it is or rewritten.
-        example: A misbelief that has them, of the lowest score.
     """
 
     words: str

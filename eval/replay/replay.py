@@ -69,8 +69,7 @@ def outcome(record: TrialRecord) -> dict[str, tuple[int, str]]:
 
     Excludes statements in rounds that do not count, costs, times and the texts of precedents.
 
-    Returns:
-        Number of the event and value, by the field's name.
+    Returns number of the event and value, by the field's name.
     """
     return {name: (seq, value) for name, seq, value in _fields(record)}
 
@@ -205,7 +204,6 @@ class ReplayedTrial:
 
     Attributes:
         differences: Fields that come out otherwise; empty where nothing does, or where it can't be replayed.
-        obstacle: Why it can't be replayed, in a sentence; empty where it was.
         without_outcome: True if the record holds no outcome to compare with: it has not ended, or failed for something
             that no answer of a model brings back.
     """
@@ -220,8 +218,7 @@ class ReplayedTrial:
 async def replay(record: TrialRecord) -> ReplayedTrial:
     """Reruns a recorded trial and compares its outcome with the recorded one.
 
-    Returns:
-        The differences, or why it can't be replayed.
+    Returns the differences, or why it can't be replayed.
     """
     software = record.opened.versions.software
     if reason := _no_outcome(record):

@@ -27,13 +27,7 @@ from eval.solvers.question import gold_of
 
 @dataclass(frozen=True, slots=True)
 class EvalCard:
-    """Card of one run.
-
-    Attributes:
-        lead: Sentences before the first section.
-        sections: Sections in order.
-        command: Command line of the run; empty if unknown.
-    """
+    """Card of one run."""
 
     title: str
     lead: tuple[str, ...]
@@ -55,8 +49,7 @@ class EvalCard:
 async def eval_card(results: Results) -> EvalCard:
     """The card of a run of trials, of a run that asked a question, or of predictions from elsewhere.
 
-    Raises:
-        BadRequest: The run can't be scored.
+    Raises BadRequest: The run can't be scored.
     """
     described = card_of_results(results)
     data_title = described.title if described else results.dataset

@@ -32,8 +32,6 @@ class Bar:
 
     Attributes:
         macro_f1: Strict macro-F1 with its interval.
-        calls: Mean number of model calls per meme.
-        tokens: Mean number of tokens read and written per meme.
     """
 
     label: str

@@ -36,11 +36,7 @@ PROTOCOLS = {
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """Number of rounds of a side, over memes of one gold label.
-
-    Attributes:
-        harmful: True if the gold label is harmful.
-    """
+    """Number of rounds of a side, over memes of one gold label."""
 
     side: Side
     harmful: bool
@@ -64,7 +60,6 @@ class EntropyAt:
     Attributes:
         round: Counted from 1.
         n: Number of summaries; a side that has already rested has none.
-        high: Upper quartile.
     """
 
     round: int
@@ -80,7 +75,6 @@ class MeanCost:
 
     Attributes:
         chain: Median of the longest chain of calls.
-        seconds: Median duration of a trial, in seconds.
     """
 
     n: int
@@ -104,10 +98,7 @@ class RunView:
 
     Attributes:
         label: Name of the run, made unique if two share one.
-        failures: Number of memes without an answer, by reason.
-        cost: Mean cost; None if unknown.
         rounds: Rounds of the sides; empty if no side asked.
-        entropies: Entropies of the summaries by round; empty if no side asked.
     """
 
     key: str
@@ -155,11 +146,7 @@ class TableRow:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """All runs on one split under one protocol.
-
-    Attributes:
-        rows: Rows in the order in which the runs were given.
-    """
+    """All runs on one split under one protocol."""
 
     key: str
     dataset: str
@@ -226,7 +213,6 @@ class WrongMeme:
     """A meme that at least one run judged wrong.
 
     Attributes:
-        verdicts: The wrong verdicts, in the order of the runs.
         pictures: JPEG files, one per frame; empty if none is stored or requested.
     """
 
@@ -251,12 +237,7 @@ class WrongMeme:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """All runs on one split of one data set.
-
-    Attributes:
-        tables: Tables, one per protocol.
-        wrong: Memes with a wrong verdict, the worst first.
-    """
+    """All runs on one split of one data set."""
 
     key: str
     title: str
@@ -300,8 +281,6 @@ async def gather(
 
     Args:
         results: Results of runs, or predictions from elsewhere; of any data sets.
-        records: True to read the records of wrong verdicts.
-        pictures: True to read their pictures too.
 
     Raises:
         BadRequest: There is nothing to report on, or a run can't be read.
@@ -327,8 +306,7 @@ async def gather(
 def runs_below(path: Path) -> tuple[Path, ...]:
     """The folder itself if it is a run, or else the runs in it, by name.
 
-    Raises:
-        BadRequest: The folder is no run, and contains none.
+    Raises BadRequest: The folder is no run, and contains none.
     """
     if (path / MANIFEST).exists():
         return (path,)

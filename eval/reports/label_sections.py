@@ -13,12 +13,7 @@ from eval.scores.tables import figure
 
 
 def functional_sections(rows: Sequence[tuple[str, FunctionalScores]], titles: Mapping[str, str]) -> list[Section]:
-    """Pass rates of systems side by side, and their contrast sets.
-
-    Args:
-        rows: Name and figures of each system, on the same cases.
-        titles: Title of each functionality, by id.
-    """
+    """Pass rates of systems side by side, and their contrast sets."""
     names = tuple(name for name, _ in rows)
     first = rows[0][1]
     table = [("functionality", "label", "cases", *names)]

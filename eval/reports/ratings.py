@@ -80,7 +80,6 @@ class RatedItem:
 
     Attributes:
         origin: Origin of the item, for the key only: strings, numbers and lists of them.
-        pictures: JPEG files that are shown above the texts.
     """
 
     parts: tuple[tuple[str, str], ...]
@@ -131,7 +130,6 @@ def lay_out(items: Sequence[RatedItem], *, seed: int, repeats: float = 0.1) -> t
     """Puts items into random order and repeats some of them.
 
     Args:
-        seed: Seed of the order.
         repeats: Share of items that are repeated in the second half.
     """
     rng = random.Random(f"rating sheet {seed}")
@@ -259,11 +257,7 @@ def read_key(path: Path) -> SheetKey:
 def read_ratings(paths: Sequence[Path], key: SheetKey) -> tuple[Rating, ...]:
     """Reads files of ratings: JSON lines, or tables (CSV) such as a filled sheet or an export of Label Studio.
 
-    Args:
-        paths: The files, each with the ratings of one rater or several.
-
-    Raises:
-        BadRequest: A line can't be read, or belongs to another sheet.
+    Raises BadRequest: A line can't be read, or belongs to another sheet.
     """
     found = []
     for path in paths:
@@ -311,7 +305,6 @@ class SelfAgreement:
     """Agreement of raters with themselves, on items that they were shown twice.
 
     Attributes:
-        alike: Share of pairs with equal scores; None if there are no pairs.
         kappa: Cohen's kappa with quadratic weights; None if it is undefined.
     """
 
@@ -326,9 +319,7 @@ class CriterionRatings:
 
     Attributes:
         items: Number of items that were rated, each counted once however often it was shown.
-        mean: Mean score, by bootstrap over items.
         cohen: Mean of Cohen's kappa with quadratic weights over pairs of raters; None if it is undefined for all.
-        alpha: Krippendorff's alpha, ordinal; None if it is undefined.
     """
 
     criterion: str
@@ -422,12 +413,7 @@ def rating_section(
     source: str = "",
     published_self: float | None = None,
 ) -> Section:
-    """Means and agreement by criterion.
-
-    Args:
-        source: Publication of these; empty to name none.
-        published_self: Published self-agreement; None if there is none.
-    """
+    """Means and agreement by criterion."""
     header = (
         *(
             "criterion",

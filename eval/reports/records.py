@@ -23,7 +23,6 @@ class Records:
 
     Attributes:
         frames: JPEG files by SHA-256 of a picture's pixels: its representative frames, in order.
-        precedents: JPEG files by id of a precedent, if the run's library stores its picture.
         missing: Reason why there are no records at all; empty if there are some.
     """
 
@@ -43,9 +42,6 @@ async def read_records(root: Path, trials: Sequence[str], *, pictures: bool) -> 
     """Looks trials up in a run's docket.
 
     A missing or damaged record doesn't stop the report, which mentions it in its place.
-
-    Args:
-        pictures: True to read pictures too.
     """
     from serving.docket.open import Docket
 

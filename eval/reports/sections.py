@@ -35,13 +35,7 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A statement of a system on a meme, with the record of the trial.
-
-    Attributes:
-        record: Record of the trial; None if there is none to show.
-        pictures: JPEG files of precedents by id.
-        missing: Reason why there is no record.
-    """
+    """A statement of a system on a meme, with the record of the trial."""
 
     facts: tuple[str, ...]
     words: str
@@ -57,9 +51,7 @@ class MemeEntry:
     Attributes:
         filters: Keys under which the section's filters show it, as ``first:second``.
         tags: Kind (``bad`` or ``doubt``) and words of each tag; the first gives the entry its colour.
-        pictures: JPEG files, one per frame.
         texts: Name and content of texts, which are hidden like the pictures.
-        folded: Heading and content of further texts, folded and hidden.
     """
 
     key: str
@@ -91,7 +83,6 @@ class Section:
         level: Level of the heading; the page's bar names sections of level 2.
         words: True if cells are words that are read, rather than numbers that are compared.
         detail: True to leave the section out of a terminal, and to fold its table on a page.
-        warning: True for a section that says how far the others can be trusted.
         entries: Memes, on the page alone.
         filters: One or two filters of the entries, in the order of the parts of their keys.
     """
@@ -112,11 +103,7 @@ class Section:
 
 
 def as_text(lead: Sequence[str], sections: Sequence[Section]) -> str:
-    """The sections for a terminal; untrusted text is made safe to print.
-
-    Args:
-        lead: Sentences before the first one.
-    """
+    """The sections for a terminal; untrusted text is made safe to print."""
     parts = ["\n".join(map(plain, lead))] if lead else []
     for section in sections:
         if section.detail:

@@ -98,7 +98,6 @@ def themed(figure: Figure, name: str, label: str) -> str:
     Args:
         figure: Drawn within :func:`drawing`, which must still be open.
         name: Unique in the page; ids begin with it.
-        label: Text alternative of the figure.
     """
     out = io.BytesIO()
     # A date would make each file different.

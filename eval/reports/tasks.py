@@ -27,12 +27,7 @@ from eval.solvers.question import ELSEWHERE, Answerer
 
 @dataclass(frozen=True, slots=True)
 class PartFigures:
-    """Figures over the memes of one group.
-
-    Attributes:
-        label: Name of the group, as :func:`eval.scores.subgroups.groups_of` has it.
-        figures: Figures by name; None if undefined.
-    """
+    """Figures over the memes of one group."""
 
     run: str
     scored: str
@@ -64,11 +59,7 @@ def split_by_task(results: Results, by: str) -> tuple[PartFigures, ...]:
 
 
 def by_task_sections(each: Sequence[Sequence[PartFigures]], task: str) -> list[Section]:
-    """A section for each run.
-
-    Args:
-        each: Figures of each run, as :func:`split_by_task` gives them.
-    """
+    """A section for each run."""
     sections = []
     for number, parts in enumerate(each, 1):
         names = list(dict.fromkeys(name for part in parts for name in part.figures))
@@ -141,7 +132,6 @@ class TaskGroup:
     """Runs that asked the same question of the same split.
 
     Attributes:
-        runs: Each run with its figures, in the order in which they were given.
         role: Purpose of the split; None if the card is unknown.
     """
 
@@ -167,8 +157,7 @@ _LABEL_HEAD = (
 def gather_tasks(results: Sequence[Results], *, seed: int = 0) -> tuple[TaskGroup, ...]:
     """Scores runs that asked questions, by data set, split, and task.
 
-    Raises:
-        BadRequest: A run can't be scored.
+    Raises BadRequest: A run can't be scored.
     """
     groups: dict[tuple[str, str, str], list[tuple[Results, TaskCard]]] = {}
     for one in results:

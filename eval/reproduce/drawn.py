@@ -129,13 +129,7 @@ def _shown(benchmark: Benchmark, memes: Sequence[SyntheticMeme]) -> tuple[tuple[
 def draw_benchmarks(data: Path, *, train: int, test: int, seed: int = 1, size: tuple[int, int] = SIZE) -> None:
     """Draws three benchmarks in place of the paper's, in a folder each, unless they exist.
 
-    Args:
-        train: Number of memes per benchmark that precedents come from.
-        test: Number of memes per benchmark that are judged.
-        size: Width and height of the pictures, in pixels.
-
-    Raises:
-        BadRequest: A directory is not empty and has no synthetic benchmark.
+    Raises BadRequest: A directory is not empty and has no synthetic benchmark.
     """
     layouts = {"harm-c": Layout.HARMEME, "harm-p": Layout.HARMEME, "fhm": Layout.FHM}
     for number, (name, layout) in enumerate(layouts.items()):

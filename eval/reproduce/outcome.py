@@ -44,9 +44,7 @@ class BalancedFigures:
     """Figures on all memes of the rarer class and equally many of the other, over several draws of the latter.
 
     Attributes:
-        n: Number of memes per draw.
         accuracy: Mean accuracy, with the lowest and highest.
-        macro_f1: Mean macro-F1, with the lowest and highest.
         reachable: True if the published figures can occur with so many memes of each class.
     """
 
@@ -64,12 +62,7 @@ class RowOutcome:
         id: Id of the target; empty if nothing is published.
         table: Number of the table; None if nothing is published.
         model: Model that was called; empty if it was not run.
-        target: The published figures; None if there are none.
         card: Our score card; None if it was not run, or is not finished.
-        reached: Relation of the published row to ours.
-        calls: Mean number of calls per meme.
-        tokens: Mean number of tokens per meme, read and written.
-        balanced: Figures on balanced draws; None if not requested.
     """
 
     id: str
@@ -106,7 +99,6 @@ class Reproduced:
 
     Attributes:
         rows: Published rows and ours, by table; then runs of ours alone.
-        claims: Claims, in order.
         full: Runs of the full court with the largest model, by benchmark.
         rounds: Rounds by side and gold label of these: figure 5.
         chain: Run and meme of figure 4; None if there was no examination.
@@ -129,11 +121,7 @@ class Reproduced:
 def outcome_of(plan: Reproduction, *, balanced: bool = False) -> Reproduced:
     """Reads and scores everything judged so far, also by earlier calls with other sizes.
 
-    Args:
-        balanced: True to score balanced draws too.
-
-    Raises:
-        BadRequest: A run can't be read.
+    Raises BadRequest: A run can't be read.
     """
     begun = plan.begun()
     wanted = [(*key, arm.name) for key, study in begun.items() for arm in study.arms]

@@ -45,7 +45,6 @@ class ClaimPart:
 
     Attributes:
         p: Its p-value; None if only the interval is used.
-        verdict: Outcome of this part.
     """
 
     what: str
@@ -59,8 +58,6 @@ class Claim:
     """A claim and its outcome.
 
     Attributes:
-        verdict: Outcome of the whole claim.
-        parts: Measurements; empty if it was not tested.
         why: Reason why it was not tested, or a remark; empty for none.
     """
 
@@ -411,7 +408,6 @@ def is_reachable(target: Target, *, benign: int, harmful: int) -> bool:
 
     Args:
         target: Published figures, in percent, with two decimals.
-        benign: Number of memes that are not harmful.
     """
     if not benign + harmful:
         return False

@@ -71,7 +71,6 @@ class Benchmark:
     """A split that a paper's figures are compared on.
 
     Attributes:
-        data: Name of the data set in the paper's tables.
         plan: Plan of the full court on it, without a model.
     """
 
@@ -89,8 +88,7 @@ class Benchmark:
 def present(benchmarks: Sequence[Benchmark]) -> tuple[tuple[Benchmark, ...], dict[str, str]]:
     """The benchmarks whose data exist, and the reasons why others are missing, by name.
 
-    Raises:
-        BadRequest: No data exist, or existing data can't be read.
+    Raises BadRequest: No data exist, or existing data can't be read.
     """
     found, missing = [], {}
     for each in benchmarks:
@@ -141,12 +139,7 @@ def named_servers(urls: Mapping[str, str]) -> Servers:
 
 
 def started_servers(tell: Callable[[str], None], *, flags: Sequence[str], pictures: int) -> Servers:
-    """Starts a local vLLM server for each stage, and stops it at its end.
-
-    Args:
-        flags: Further flags of vLLM.
-        pictures: Largest number of pictures in a prompt.
-    """
+    """Starts a local vLLM server for each stage, and stops it at its end."""
 
     @asynccontextmanager
     async def server(stage: Stage) -> AsyncIterator[Served]:
@@ -170,10 +163,8 @@ def stages_of(
     """The runs that these tables and figures need, the largest model first: its figures are those of most tables.
 
     Args:
-        benchmarks: Data sets of the paper, by benchmark.
         models: Names of models to use instead of the paper's, by size.
         controls: True to run the arms that the paper lacks, too.
-        leaks: True to run the arm :data:`WITH_LEAKS`, in addition to the largest model's full court.
     """
     stages = []
     for rank, size in enumerate(sorted(sizes, key=paper.sizes.index, reverse=True)):
@@ -202,8 +193,6 @@ class PlannedRun:
     Attributes:
         fewest: Smallest number of calls without stored replies; calls shared with ``full`` are counted there.
         most: Largest number of calls, if every examination has its maximal length.
-        judged: Number of memes already judged.
-        finished: True if it was finished before.
     """
 
     stage: Stage
@@ -221,9 +210,7 @@ class Reproduction:
     """Plan of a reproduction.
 
     Attributes:
-        preset_digest: Digest of the preset that the settings are from; empty for the settings as served.
         benchmarks: Benchmarks with data; the claims are about the first.
-        stages: Stages, in order.
     """
 
     out: Path

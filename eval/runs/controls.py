@@ -39,11 +39,7 @@ class Control(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RandomFinder:
-    """Returns random precedents, the same ones for the same meme, with their true similarities.
-
-    Attributes:
-        seed: Seed of the draw, combined with the meme's picture.
-    """
+    """Returns random precedents, the same ones for the same meme, with their true similarities."""
 
     finder: LibraryFinder
     seed: int
@@ -123,11 +119,7 @@ _SPOILT = (
 def with_control(court: Court, control: str, seed: int) -> Court:
     """The court with this control; unchanged if ``control`` is empty.
 
-    Args:
-        control: Value of :class:`Control`, or empty.
-
-    Raises:
-        BadRequest: There is no such control, or the library does not suit it.
+    Raises BadRequest: There is no such control, or the library does not suit it.
     """
     if control and control not in list(Control):
         raise BadRequest(f"There is no control {control!r}. There are: {', '.join(Control)}.")

@@ -98,8 +98,7 @@ class RunManifest(RunSpec, SessionManifest):
 def dataset_of(manifest: RunManifest) -> DatasetCard:
     """The data set of a run; a user's own card is taken from the manifest, as its file may have changed.
 
-    Raises:
-        BadRequest: The data set has another version, or its card is not available.
+    Raises BadRequest: The data set has another version, or its card is not available.
     """
     return card_of(manifest.card, MANIFEST) if manifest.card else find_card(manifest.dataset)
 

@@ -38,11 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Material:
-    """Memes and pictures of a run.
-
-    Attributes:
-        files: SHA-256 of every file of the data set that the run uses, by name.
-    """
+    """Memes and pictures of a run."""
 
     memes: tuple[JudgedMeme, ...]
     pictures: Path | None

@@ -35,7 +35,6 @@ class Plan(Circumstances):
         library: Precedents prepared earlier by :func:`eval.runs.precedents.prepare_precedents`; None to prepare them
             from the train split.
         patience_s: Seconds that a meme waits for busy or unreachable servers; with Ray each meme is tried once.
-        vllm: vLLM server to start for all roles for the duration of the run; None if the settings name servers.
     """
 
     dataset: DatasetCard
@@ -90,8 +89,7 @@ class Plan(Circumstances):
 def parse_setting(text: str) -> tuple[str, JsonValue]:
     """Parses a trial setting ``name=value``; the value is parsed as JSON if possible, and else taken as a string.
 
-    Raises:
-        BadRequest: There is no such setting.
+    Raises BadRequest: There is no such setting.
     """
     name, equals, value = (part.strip() for part in text.partition("="))
     name = name.removeprefix("trial.")

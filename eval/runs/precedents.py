@@ -71,7 +71,6 @@ class Prepared:
     """A library checked for leaks against the judged memes.
 
     Attributes:
-        excluded: The excluded ones, in the order of the train split.
         templates: Template of each judged meme that shares one with another judged meme, by id; empty if templates are
             not separated.
     """
@@ -119,7 +118,6 @@ async def prepare_precedents(
         keep_leaks: True to keep leaks (a control), and state their number in a note.
         cache: Directory of libraries of whole train splits, shared by runs; ``train-libraries`` beside ``place`` if
             None.
-        name: Name of the library; the sources' names if empty.
         compared_by: Encoder for detecting near-duplicates, see :func:`comparing`; ``encoder`` if None.
 
     Raises:

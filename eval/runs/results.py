@@ -28,9 +28,6 @@ class Results:
     """All predictions on a split, or on the sample that a run was limited to.
 
     Attributes:
-        dataset: Data set of :mod:`eval.datasets.known`.
-        manifest: Manifest of the run; None for external predictions.
-        root: Directory of the run, for its records; None for external predictions.
         answered_question: Question that external predictions answer; None if they are verdicts or a manifest names it.
         card: Card of the data set of external predictions; None if the data set's id identifies it.
     """
@@ -80,8 +77,7 @@ NOT_JUDGED = "NOT_JUDGED"
 def read_results(root: Path) -> Results:
     """The results of a run, complete or not: memes not judged yet have FAILED with reason NOT_JUDGED.
 
-    Raises:
-        BadRequest: There is no run, or it can't be read.
+    Raises BadRequest: There is no run, or it can't be read.
     """
     folder = RunFolder(root)
     manifest = folder.manifest()

@@ -71,12 +71,7 @@ class JudgingSpec(BaseModel):
 
 @dataclass(frozen=True, kw_only=True)
 class Circumstances:
-    """Circumstances of a run, which may be others when it is resumed.
-
-    Attributes:
-        out: The run's folder: empty, or one in which this run was started.
-        ray: Address of a Ray cluster that judges; empty to judge in this process.
-    """
+    """Circumstances of a run, which may be others when it is resumed."""
 
     data: Annotated[Path, Option("Folder of the unpacked data set.")]
     out: Annotated[Path, Option("Folder to write to.")]

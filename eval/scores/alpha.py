@@ -68,8 +68,7 @@ def alpha_figure(
 def _coincidences(items: Sequence[Sequence[Hashable]]) -> Floats | None:
     """Coincidence matrix of each item: each pair of its m ratings has the weight 1 / (m - 1).
 
-    Returns:
-        float of shape (items with two ratings or more, values, values); None if there are fewer than two values.
+    Returns float of shape (items with two ratings or more, values, values); None if there are fewer than two values.
     """
     paired = [judgements for judgements in items if len(judgements) > 1]
     values = sorted({value for judgements in paired for value in judgements})  # type: ignore[type-var]

@@ -37,9 +37,6 @@ class AnnotatorAgreement:
     Attributes:
         paired: Number of memes with two votes or more; all figures but the counts are computed over these.
         votes: Number of votes; an annotator's later vote on a meme replaces the earlier one.
-        alpha: Krippendorff's alpha with labels as names; None if it is undefined.
-        pairs: Mean share of pairs of votes on a meme that agree; None if no meme has a pair.
-        unanimous: Share of memes on which all annotators agree; None if no meme has a pair.
         ceiling: Share of votes that match the majority of the other votes on the meme, ignoring ties: an annotator's
             accuracy against the others, which is the most that a system can be expected to reach.
     """
@@ -60,8 +57,7 @@ def card_votes(results: Results) -> list[AnnotatorVote]:
 
     The votes are anonymous: those on each meme are numbered.
 
-    Raises:
-        BadRequest: The card has no votes.
+    Raises BadRequest: The card has no votes.
     """
     card, votes = card_of_results(results), []
     court = card.court_task.id if card and card.court_task else ""
@@ -83,8 +79,7 @@ def card_votes(results: Results) -> list[AnnotatorVote]:
 def annotator_agreement(votes: Sequence[AnnotatorVote], *, seed: int = 0) -> AnnotatorAgreement:
     """Measures how far annotators agree; intervals are 95 %, by bootstrap over memes.
 
-    Raises:
-        BadRequest: There are no votes.
+    Raises BadRequest: There are no votes.
     """
     by_meme = _by_meme(votes)
     labels = Counter(label for by_annotator in by_meme.values() for label in by_annotator.values())
@@ -122,8 +117,7 @@ def annotator_agreement(votes: Sequence[AnnotatorVote], *, seed: int = 0) -> Ann
 def soft_labels(votes: Sequence[AnnotatorVote]) -> dict[str, dict[str, float]]:
     """Share of each label among the votes on each meme; an annotator's later vote replaces the earlier one.
 
-    Raises:
-        BadRequest: There are no votes.
+    Raises BadRequest: There are no votes.
     """
     found = {}
     for meme, by_annotator in _by_meme(votes).items():
@@ -136,7 +130,6 @@ def harm_shares(soft: Mapping[str, Mapping[str, float]], harmful: Collection[str
     """Share of annotators who found each meme harmful.
 
     Args:
-        soft: Shares of labels, as :func:`soft_labels` returns them.
         harmful: Labels that count as harmful, all others as not harmful; if empty, labels must be words for the two
             classes.
 
@@ -173,14 +166,11 @@ class SoftScores:
     """Predictions compared with the shares of annotators who found each meme harmful.
 
     Attributes:
-        brier: Mean squared difference of score and share; None if no meme has a score.
         cross_entropy: Mean cross-entropy of score and share in nats, lowest if the score equals the share; None if no
             meme has a score.
-        least_entropy: Cross-entropy of predicting the shares themselves: the lowest possible value.
         unanimous: Strict accuracy on memes on which all annotators agree, with their label as gold; None if there are
             none.
         contested: Strict accuracy on the other memes, with the majority's label as gold; ties are in neither figure.
-        without_votes: Number of judged memes without votes; they are in no figure.
     """
 
     scored: int
@@ -194,11 +184,7 @@ class SoftScores:
 
 
 def soft_scores(judged: Sequence[Judged], shares: Mapping[str, float], *, seed: int = 0) -> SoftScores:
-    """Scores predictions against the shares of annotators; a meme without a class counts as wrong.
-
-    Args:
-        shares: Share of annotators who found a meme harmful, by id, as :func:`harm_shares` counts it.
-    """
+    """Scores predictions against the shares of annotators; a meme without a class counts as wrong."""
     voted = [one for one in judged if one.meme.id in shares]
     squares: list[tuple[str, float]] = []
     entropies: list[tuple[str, float]] = []

@@ -23,11 +23,7 @@ class ResampledMeans:
     """Draws of memes with replacement; figures over the same draws can be compared as pairs."""
 
     def __init__(self, memes: Iterable[str], resamples: int, seed: int) -> None:
-        """Draws the resamples.
-
-        Args:
-            memes: Ids of all memes, at least one; duplicates count once.
-        """
+        """Draws the resamples."""
         # A meme with several values has one place, so that they are drawn together.
         self._places = {meme: place for place, meme in enumerate(dict.fromkeys(memes))}
         n = len(self._places)
@@ -73,11 +69,7 @@ def share_of(values: MemeValues, resamples: int = RESAMPLES_OF_MEANS, seed: int 
 def difference_of(
     values: MemeValues, less: MemeValues, *, resamples: int = RESAMPLES_OF_MEANS, seed: int = 0
 ) -> Figure | None:
-    """The difference of two means over the same drawn memes; None if one of them has no values.
-
-    Args:
-        values: Pairs of a meme's id and a value, as for :func:`mean_of`.
-    """
+    """The difference of two means over the same drawn memes; None if one of them has no values."""
     if not values or not less:
         return None
     # Both means use the same draws of the memes of both, so that the difference is paired.
@@ -93,8 +85,6 @@ class RepeatedFigure:
     """A figure over all repeats.
 
     Attributes:
-        values: Value in each repeat; None if there is none.
-        mean: Mean of the available values; None if there are none.
         sd: Standard deviation with n − 1 degrees of freedom; None with fewer than two values.
     """
 
@@ -104,11 +94,7 @@ class RepeatedFigure:
 
 
 def repeated(values: Sequence[float | None]) -> RepeatedFigure:
-    """Mean and spread of a figure's values.
-
-    Args:
-        values: Value in each repeat, None if there is none.
-    """
+    """Mean and spread of a figure's values."""
     there = [value for value in values if value is not None]
     return RepeatedFigure(tuple(values), fmean(there) if there else None, stdev(there) if len(there) > 1 else None)
 

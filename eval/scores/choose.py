@@ -28,7 +28,6 @@ class RankedSystem:
     """One of several systems on the same memes.
 
     Attributes:
-        number: Its place in the order given.
         behind: Lead of the best over it, by paired bootstrap; 0 for the best itself.
         differing: Number of independent draws (memes, or groups of them) on which it differs from the best.
     """
@@ -69,8 +68,7 @@ class Choice:
 def rank_answers(runs: Sequence[Results], *, resamples: int = RESAMPLES, seed: int = 0) -> Choice:
     """Orders runs that asked the same question of the same memes.
 
-    Raises:
-        BadRequest: The runs are on different memes, or the official metric is undefined for one.
+    Raises BadRequest: The runs are on different memes, or the official metric is undefined for one.
     """
     read = [arrays_of(run) for run in runs]
     memes = [[one.meme.id for one in judged] for judged, _ in read]

@@ -44,15 +44,7 @@ class Comparison:
     """A and B on the memes that both were asked about. A missing class counts as wrong, as in the strict figures.
 
     Attributes:
-        left_out_a: Ids of memes that only A was asked about; not compared.
-        left_out_b: Ids of memes that only B was asked about; not compared.
-        not_judged_a: Number of the ``n`` memes that A has not judged yet.
-        not_judged_b: Number of the ``n`` memes that B has not judged yet.
-        only_a_right: Number of memes that A got right and B wrong.
-        only_b_right: Number of memes that B got right and A wrong.
         difference_accuracy: A minus B, with a 95 % interval by paired bootstrap over memes.
-        difference_macro_f1: Difference in macro-F1, with its interval.
-        mcnemar_p: Two-sided p-value of the exact McNemar test.
         needed: Smallest difference in accuracy, as a share, that would be significant with the same number of memes
             that only one of the two gets right; more than 1 if the memes are too few for any difference to be.
         flipped: Every meme on which the outcomes of A and B differ, in the order of A.
@@ -150,8 +142,7 @@ def shared_memes(
 ) -> list[str]:
     """Ids of the memes that both were asked about, in the order of A, so that lists of memes are the same each time.
 
-    Raises:
-        BadRequest: There are none, or A and B disagree on a gold label.
+    Raises BadRequest: There are none, or A and B disagree on a gold label.
     """
     shared = [meme for meme in gold_a if meme in gold_b]
     if not shared:
@@ -317,8 +308,7 @@ class Contrast:
 def contrasts(runs: Sequence[tuple[str, Results]], protocol: Protocol, resamples: int) -> tuple[Contrast, ...]:
     """Compares each finished run (label, results) with the majority class, its vote, and the first of them.
 
-    Raises:
-        BadRequest: Two runs disagree on a gold label.
+    Raises BadRequest: Two runs disagree on a gold label.
     """
     found = []
     # In an unfinished run, memes without an answer yet would count as wrong.

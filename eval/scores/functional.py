@@ -19,7 +19,6 @@ class FunctionalityScore:
     """Figures of one functionality.
 
     Attributes:
-        harmful: True if the expected label is harmful.
         passed: Share of cases that were given that label, with Wilson's 95 % interval.
         silent: Number of cases that were given no class; they count as failed.
     """
@@ -37,7 +36,6 @@ class FunctionalScores:
 
     Attributes:
         passed: Share of all cases that passed. It hides large differences between the functionalities.
-        functionalities: Figures of each functionality, in the order of the tests.
         sets_passed: Share of contrast sets of which all four memes passed; None if there are none.
         by_picture: Share of pairs with the same text on two pictures and different labels of which both passed: only
             the picture tells them apart. None if there are none.
@@ -57,8 +55,7 @@ class FunctionalScores:
 def functional_scores(cases: Sequence[FunctionalCase], results: Results) -> FunctionalScores:
     """Scores a system on all cases; a case without an answer counts as failed.
 
-    Raises:
-        BadRequest: The predictions are for other memes, a case was not judged, or there is no case.
+    Raises BadRequest: The predictions are for other memes, a case was not judged, or there is no case.
     """
     outcomes = {one.meme.id: one.prediction.outcome for one in results.judged}
     gold = {one.meme.id: one.meme.harmful for one in results.judged}

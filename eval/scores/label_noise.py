@@ -46,7 +46,6 @@ class LabelNoise:
     """Labels that are likely wrong, and the estimated share of them.
 
     Attributes:
-        without: Number of memes without one, which could not be checked.
         noisy: Labels that are likely wrong, the least supported first.
         harmful_wrong: Estimated share of the memes labelled harmful that are not.
         benign_wrong: Estimated share of the memes labelled not harmful that are harmful.
@@ -120,9 +119,6 @@ class TaskNoise:
 
 def find_task_noise(read: Sequence[Results]) -> TaskNoise:
     """Lists gold labels that are likely wrong, by the mean of the runs' probabilities of each label.
-
-    Args:
-        read: Runs that asked the same question of the same split.
 
     Raises:
         BadRequest: The runs disagree on a gold label, none has probabilities, or no label has enough memes.

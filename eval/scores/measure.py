@@ -82,8 +82,7 @@ def resampled(
 ) -> Floats:
     """Values of metrics of some systems over the same resamples, NaN if undefined.
 
-    Returns:
-        float of shape (systems, metrics, resamples).
+    Returns float of shape (systems, metrics, resamples).
     """
     parts = [
         [[metric(arrays, weights) for metric in metrics] for arrays in systems]

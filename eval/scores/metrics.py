@@ -34,9 +34,6 @@ class ClassScores:
     """Scores of one class.
 
     Attributes:
-        name: ``not harmful`` or ``harmful``.
-        precision: Share of hits among the memes that were given this class; None if there are none.
-        recall: Share of hits among the memes that are of this class; None if there are none.
         f1: Harmonic mean of both; 0 if the class is neither present nor predicted, as in scikit-learn.
     """
 
@@ -49,12 +46,7 @@ class ClassScores:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Figures of labels over some memes.
-
-    Attributes:
-        macro_f1: Mean of the F1 of both classes.
-        classes: Scores of the classes not harmful and harmful.
-    """
+    """Figures of labels over some memes."""
 
     n: int
     accuracy: Figure
@@ -64,11 +56,7 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Bin:
-    """One point of a calibration curve.
-
-    Attributes:
-        mean_score: Mean score of these memes, in [0, 1].
-    """
+    """One point of a calibration curve."""
 
     low: float
     high: float
@@ -85,11 +73,7 @@ class Card:
     """All figures of one set of predictions under one protocol.
 
     Attributes:
-        harmful: Number of the ``n`` memes whose gold label is harmful.
-        benign: Number of the ``n`` memes whose gold label is not harmful.
         dropped: Number of memes that the protocol excludes; not in ``n``.
-        undecided: Number of the ``n`` memes that the system left undecided.
-        failed: Number of the ``n`` memes without an answer.
         coverage: Share of the ``n`` memes that were given a class.
         decided: Rates over the memes that were given a class; None if there are none.
         strict: Rates over all ``n``. A meme without a class is wrong: never a hit, a miss of its gold class, and not
@@ -100,10 +84,7 @@ class Card:
         brier: Mean squared difference of score and gold over ``scored``; None if there are none.
         calibration: Calibration of ``scored``, in rising order of score, in at most :data:`BINS` bins with nearly equal
             numbers of memes.
-        ece: Expected calibration error over these bins; None if there are none.
         mmae: Macro-averaged mean absolute error over ``levelled``, in levels; None if there are none.
-        vote: Rates of the vote itself over ``voted``; None if there are none.
-        auroc_decided: AUROC over ``scored_decided``; None unless these include both classes.
         auroc_strict: AUROC over all ``n``: a meme without a score is ranked wrongly against every meme of the other
             class, as a meme without a class is wrong in ``strict``. None if no meme has a score, or all are of one
             class.
@@ -254,8 +235,7 @@ def noise(n: int, accuracy: float) -> float:
 
     The uncertainty of a small test set: on 354 memes, 82 % plus or minus 4 points.
 
-    Raises:
-        ValueError: There is no meme, or the accuracy is not between 0 and 1.
+    Raises ValueError: There is no meme, or the accuracy is not between 0 and 1.
     """
     # A share outside of [0, 1] would give the root of a negative number.
     if n < 1 or not 0 <= accuracy <= 1:
@@ -334,12 +314,7 @@ def _mmae(judged: Sequence[Judged], resamples: int, seed: int) -> tuple[int, Fig
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Scores of two-class labels.
-
-    Attributes:
-        macro_f1: Mean of the F1 of both classes.
-        brier: Mean squared difference of probability and gold; None without probabilities.
-    """
+    """Scores of two-class labels."""
 
     n: int
     harmful: int
@@ -360,14 +335,7 @@ def score(
 ) -> Scores:
     """Scores labels against gold ones, with 95 % percentile bootstrap intervals over memes, or groups of them.
 
-    Args:
-        gold: True for each meme that is harmful.
-        predicted: True for each meme that was predicted to be harmful, in the same order.
-        probabilities: Probabilities of harm, in the same order, or None.
-        groups: int64 of shape (memes,), number of each meme's group, to draw whole groups; None to draw memes.
-
-    Raises:
-        ValueError: There is no meme, or the sequences differ in length.
+    Raises ValueError: There is no meme, or the sequences differ in length.
     """
     if not gold or len(gold) != len(predicted):
         raise ValueError("scores need at least one meme, and one label each")

@@ -40,11 +40,8 @@ class Share:
 
     Attributes:
         n: Denominator of the share: number of memes of the group that it is over.
-        count: Numerator of the share.
         figure: The share, with Wilson's 95 % interval; None if ``n`` is 0.
-        rest: The same share of the other memes; None if there are none.
         p: Two-sided p-value of Fisher's exact test of the two shares; None if either is missing, or no meme differs.
-        corrected: The p-value after Holm's correction; None if there is none.
     """
 
     n: int
@@ -67,8 +64,6 @@ class Subgroup:
     Attributes:
         harmful: Number of memes whose gold label is harmful or, in the table of a task's label, that have the label.
         false_alarms: Share of the memes that are not harmful that were called harmful.
-        misses: Share of the harmful memes that were not called harmful.
-        silent: Share of memes without a class.
     """
 
     name: str
@@ -95,7 +90,6 @@ class SubgroupTable:
         protocol: Protocol by which gold labels became two classes; None if the run asked a question.
         groups: Groups, the largest first; a meme may be in several.
         tests: Number of tests on the run, over which p-values are corrected.
-        task: Task that the run asked about; empty for trials.
         label: Label whose memes take the place of the harmful ones; empty in the table of whole answers, in which all
             memes do, and in tables of verdicts.
     """
@@ -193,11 +187,7 @@ def task_subgroup_tables(results: Results, groups: Mapping[str, Sequence[str]]) 
     task with two labels only has the table of the first one, as that of the other is its mirror image. The p-values of
     all tables are corrected together.
 
-    Args:
-        groups: Names of each meme's groups, by id, as for :func:`subgroup_table`.
-
-    Raises:
-        BadRequest: The run asked no question, or no meme of it has a gold label.
+    Raises BadRequest: The run asked no question, or no meme of it has a gold label.
     """
     question = question_of(results)
     judged, arrays = arrays_of(results)

@@ -13,12 +13,7 @@ NOTHING = "–"
 
 
 def table(rows: Sequence[Sequence[str]], *, numbers: bool = True) -> str:
-    """Rows as aligned columns, two spaces apart; the first row is the header.
-
-    Args:
-        rows: Cells, the same number in each row.
-        numbers: True to right-align all columns but the first.
-    """
+    """Rows as aligned columns, two spaces apart; the first row is the header."""
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(
@@ -34,7 +29,6 @@ def figure(value: Figure | float | None, form: str = ".3f", *, times: float = 1.
     """A figure, with its interval if it has one; a dash if there is no figure.
 
     Args:
-        form: Format of a number, such as ``+.1f``.
         times: Factor of the figure and of its interval: 100 for per cent.
     """
     match value:

@@ -114,8 +114,7 @@ class TaskCard:
 def task_card(results: Results, *, resamples: int = RESAMPLES, seed: int = 0) -> TaskCard:
     """Scores the answers of a run.
 
-    Raises:
-        BadRequest: The run asked no question, no meme of it has a gold label, or a metric of the card is unknown.
+    Raises BadRequest: The run asked no question, no meme of it has a gold label, or a metric of the card is unknown.
     """
     question = question_of(results)
     judged, arrays = arrays_of(results)
@@ -198,8 +197,7 @@ def require_metrics(task: str, labels: Sequence[str], *names: str) -> None:
 def metrics_of(question: Question, *, scored: bool, votes: bool) -> tuple[str, ...]:
     """Names of the metrics of a question: the card's, the official one first, then the usual ones of its kind.
 
-    Raises:
-        BadRequest: The card names an unknown metric.
+    Raises BadRequest: The card names an unknown metric.
     """
     require_metrics(question.task, question.labels, question.official, *question.metrics)
     usual = MULTI if question.multi else (*SINGLE, *(("mmae",) if question.kind == "ordinal" else ()))

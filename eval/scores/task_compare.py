@@ -94,8 +94,7 @@ def compare_tasks(a: Results, b: Results, *, resamples: int = RESAMPLES, seed: i
 
     The bootstrap draws memes, or groups of them, together with the answers of both.
 
-    Raises:
-        BadRequest: They asked different questions, share no meme, or disagree on a gold label.
+    Raises BadRequest: They asked different questions, share no meme, or disagree on a gold label.
     """
     question_a, question_b = question_of(a), question_of(b)
     # The way of asking may differ: that is the purpose of the comparison.

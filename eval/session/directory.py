@@ -227,8 +227,7 @@ class SessionFolder(Generic[M]):
     def locked(self) -> Iterator[None]:
         """Locks the folder against other processes, creating it if missing.
 
-        Raises:
-            BadRequest: Another process holds the lock, or the folder holds something else.
+        Raises BadRequest: Another process holds the lock, or the folder holds something else.
         """
         self.root.mkdir(parents=True, exist_ok=True)
         with (self.root / LOCK).open("a") as lock:
@@ -286,11 +285,8 @@ class SessionFolder(Generic[M]):
     def start(self, now: M) -> M:
         """Writes the manifest of a new session, or compares it with that of the session to be resumed.
 
-        Returns:
-            The manifest on disk, with the time and the command of the first start.
-
-        Raises:
-            BadRequest: The session was started with other inputs (reason RUN_DIFFERS; the message names them).
+        Returns the manifest on disk, with the time and the command of the first start. Raises BadRequest: The session
+        was started with other inputs (reason RUN_DIFFERS; the message names them).
         """
         if not self.begun:
             self.write_manifest(now)

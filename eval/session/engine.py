@@ -236,8 +236,7 @@ class Results(Generic[K, B]):
     def __init__(self, folder: SessionFolder[Any], name: str, kind: type[B], key: Callable[[B], K]) -> None:
         """Reads the results so far; skips a last line truncated by a crash, whose item is worked on again.
 
-        Raises:
-            BadRequest: A line can't be read.
+        Raises BadRequest: A line can't be read.
         """
         self._folder = folder
         self._name = name

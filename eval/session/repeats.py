@@ -27,8 +27,7 @@ def repeats_in(out: Path) -> tuple[Path, ...]:
 def prepare_repeats(out: Path, what: str) -> Path:
     """Creates the parent folder of repeats. Returns the path of their shared call cache.
 
-    Raises:
-        BadRequest: The folder holds something else, such as a run without repeats.
+    Raises BadRequest: The folder holds something else, such as a run without repeats.
     """
     out.mkdir(parents=True, exist_ok=True)
     # May also contain report pages and the call cache with SQLite's auxiliary files.

@@ -27,8 +27,7 @@ from eval.solvers.prediction import Cost, Outcome, Prediction, SideCourse
 def prediction_of(meme: JudgedMeme, record: TrialRecord, *, stored: int = 0) -> Prediction:
     """Builds the prediction for a meme from its finished trial.
 
-    Raises:
-        ValueError: The trial is not finished.
+    Raises ValueError: The trial is not finished.
     """
     verdict, failed = record.verdict, record.failure
     if verdict is not None:

@@ -66,8 +66,7 @@ class Resources:
 def run_module(module: str, arguments: Sequence[object] = (), *, payload: object = None) -> Any:
     """Runs one of our modules as a separate program and returns the JSON that it prints.
 
-    Raises:
-        RuntimeError: The program ended with an error; includes its output.
+    Raises RuntimeError: The program ended with an error; includes its output.
     """
     command = [sys.executable, "-m", module, *map(str, arguments)]
     # A fresh process, so that memory, imports and caches belong to this measurement only.

@@ -41,8 +41,7 @@ def token_id(token: str) -> int:
 def prompt_tokens(messages: Sequence[Mapping[str, Any]], picture_tokens: int) -> list[str]:
     """Returns the tokens of a prompt; a picture becomes ``picture_tokens`` tokens made from its digest.
 
-    Raises:
-        ValueError: The messages do not follow the API.
+    Raises ValueError: The messages do not follow the API.
     """
     tokens: list[str] = []
     for message in messages:

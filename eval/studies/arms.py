@@ -333,8 +333,7 @@ async def _run_arms(study: Study, arms: list[tuple[Arm, Settings, str]], progres
 def _started_for(study: Study, arm: Arm) -> str:
     """The model that a server is started with for an arm; empty if a server is already running.
 
-    Raises:
-        BadRequest: Two models would have to be served at once.
+    Raises BadRequest: Two models would have to be served at once.
     """
     if study.plan.vllm is None:
         return ""
@@ -366,8 +365,7 @@ def _tokens_spent(full: RunFolder) -> dict[str, int]:
 def settings_of(settings: Settings, arm: Arm) -> Settings:
     """The settings of an arm.
 
-    Raises:
-        BadRequest: The overlay has an unknown trial setting, or an invalid value.
+    Raises BadRequest: The overlay has an unknown trial setting, or an invalid value.
     """
     try:
         # Validated again: the overlay comes from a file or a command line, and `model_copy` accepts any

@@ -92,8 +92,7 @@ def require_not_test(dataset: DatasetCard, split: str) -> None:
 def grid(axes: Mapping[str, Sequence[JsonValue]]) -> tuple[Arm, ...]:
     """An arm for every combination; a single arm with the study's own settings if there is no axis.
 
-    Raises:
-        BadRequest: An axis has no values, or a duplicate.
+    Raises BadRequest: An axis has no values, or a duplicate.
     """
     for name, values in axes.items():
         # Compared as strings, since values that are written the same would share a folder.

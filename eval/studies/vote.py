@@ -278,8 +278,7 @@ def left_out_probabilities(place: Path) -> list[tuple[str, bool, float | None]]:
     As in calibration, near-duplicates and the meme's neighbours in the library are left out, too: memes that were
     labelled together would confirm each other's labels. The probability is None if no precedent is left.
 
-    Raises:
-        BadLibrary: The library can't be opened.
+    Raises BadLibrary: The library can't be opened.
     """
     library = Library.open(place, None)
     neighbours, probabilities = _votes_left_out(library, apart=True)

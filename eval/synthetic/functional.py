@@ -177,8 +177,7 @@ def write_functional(
 def read_key(root: Path) -> tuple[FunctionalCase, ...]:
     """Reads the key of the functional tests in a directory.
 
-    Raises:
-        BadRequest: The key is missing or cannot be read.
+    Raises BadRequest: The key is missing or cannot be read.
     """
     try:
         return tuple(

@@ -567,8 +567,7 @@ def draw_meme(scene: str, text: str, *, size: tuple[int, int] = (640, 480), seed
 def draw_caption(image: Image.Image, text: str) -> None:
     """Writes a caption on an RGB picture, laid out by :func:`caption_lines`.
 
-    Raises:
-        ValueError: The text does not fit the picture.
+    Raises ValueError: The text does not fit the picture.
     """
     lines = caption_lines(text, image.size)
     _shade(image, lines)

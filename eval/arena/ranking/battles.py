@@ -87,8 +87,7 @@ def battles(
 ) -> Battles:
     """Builds a table from rows of left name, right name, score of the left one, and meme.
 
-    Raises:
-        KeyError: A row names a model that is not in ``models``.
+    Raises KeyError: A row names a model that is not in ``models``.
     """
     place = {name: number for number, name in enumerate(models)}
     memes: dict[str, int] = {}
@@ -123,9 +122,6 @@ def wins_by_meme(table: Battles) -> Floats:
 
 def win_rates(won: Floats) -> tuple[Floats, Floats]:
     """Returns win rates counted from battles, not derived from ratings.
-
-    Args:
-        won: Wins from :func:`wins`.
 
     Returns:
         Win rate of each model over all its battles, float of shape (models,), and against each other, (models, models);

@@ -23,7 +23,6 @@ def elo(table: Battles, *, k: float = K, initial: float = MIDDLE) -> Floats:
     """Computes ratings after the last battle, in the order of the table; float of shape (models,).
 
     Args:
-        table: Battles; a weight multiplies K.
         k: Maximum points that a rating moves by in a battle of weight 1.
     """
     # A list, not an array: each battle needs the ratings after the previous one, and NumPy scalars are slow.
@@ -41,7 +40,6 @@ def elo_of_orders(table: Battles, orders: Ints, *, k: float = K) -> Floats:
 
     Args:
         orders: Indices of battles in sequence; int of shape (orders, steps), −1 for none.
-        k: Step size of a battle, see :func:`elo`.
 
     Returns:
         float of shape (orders, models).
@@ -75,8 +73,7 @@ class NoMaximum(CourtError):
 def quarter_ties(n: int) -> Floats:
     """Returns wins of a quarter of a tied battle per pair of models; adding them makes any ratings finite.
 
-    Returns:
-        float of shape (n, n).
+    Returns float of shape (n, n).
     """
     return np.asarray((1 - np.eye(n)) / 8)
 
@@ -125,11 +122,7 @@ def fit(won: Floats) -> Floats:
 def ratings(table: Battles, *, anchor: int | None = None) -> Floats:
     """Computes ratings of the models; float of shape (models,).
 
-    Args:
-        anchor: Place of the model whose rating is 1000; None where the mean is.
-
-    Raises:
-        NotRanked: Not every model reaches every other one by wins.
+    Raises NotRanked: Not every model reaches every other one by wins.
     """
     won = wins(table)
     if not bool(connected(won)):
@@ -155,7 +148,6 @@ def styled(table: Battles, covariates: Floats, *, anchor: int | None = None, wei
 
     Args:
         covariates: Left minus right, float of shape (battles, covariates); a column that is 0 throughout has no effect.
-        anchor: Place of the model whose rating is 1000; None where the mean is.
         weight: Weight of each battle, instead of the table's own; 0 for battles outside a resample.
 
     Raises:

@@ -52,11 +52,7 @@ _SIZE = (252, 168)
 
 @dataclass(frozen=True, slots=True)
 class RecordedCall:
-    """A recorded call.
-
-    Attributes:
-        sent: Time of sending, in seconds of the monotonic clock.
-    """
+    """A recorded call."""
 
     request: ChatRequest
     is_odds: bool
@@ -71,11 +67,7 @@ class RecordedCall:
 
 
 class Recorded(ChatCompletions):
-    """The real client, which also records its calls.
-
-    Attributes:
-        begun: Every request, as it was sent.
-    """
+    """The real client, which also records its calls."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -151,8 +143,7 @@ def vllm_python() -> Path:
 
     Making it takes minutes and gigabytes the first time.
 
-    Raises:
-        NotLoaded: The variable is not set, and the script is missing or failed; its output is on standard error.
+    Raises NotLoaded: The variable is not set, and the script is missing or failed; its output is on standard error.
     """
     named = os.environ.get("MEMECOURT_VLLM_PYTHON")
     if named:
@@ -270,8 +261,7 @@ async def _counters(server: VllmServer) -> tuple[int, int]:
 async def prompts_sent(root_url: str, model: str, calls: Sequence[RecordedCall]) -> list[Prompt]:
     """Returns calls as the prefix cache saw them.
 
-    Raises:
-        ValueError: The length of a prompt differs from the one in the server's answer.
+    Raises ValueError: The length of a prompt differs from the one in the server's answer.
     """
 
     async def tokens(body: dict[str, Any]) -> list[int]:
@@ -293,11 +283,7 @@ async def prompts_sent(root_url: str, model: str, calls: Sequence[RecordedCall])
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt as the prefix cache sees it.
-
-    Attributes:
-        sent: Time of sending, in seconds of any one clock.
-    """
+    """A prompt as the prefix cache sees it."""
 
     tokens: Sequence[Placed]
     cached: int
@@ -322,11 +308,7 @@ class PromptTokens:
 
 
 def share(prompts: Sequence[Prompt], past: Sequence[Prompt], block: int) -> PromptTokens:
-    """Counts the prompt tokens that the cache served, and those that it could have served.
-
-    Args:
-        past: Prompts that were answered before all of these.
-    """
+    """Counts the prompt tokens that the cache served, and those that it could have served."""
     possible = settled = 0
     for each in prompts:
         # Whether answered or not: a prompt can be hit in the cache as soon as it has been computed.
