@@ -39,7 +39,7 @@ from serving.rpc.precedents import PrecedentsService
 from serving.rpc.server import make_server
 from serving.settings import Settings
 from serving.telemetry import Telemetry, open_telemetry
-from serving.telemetry.docket_state import measure_docket, measure_sample
+from serving.telemetry.state_metrics import measure_docket, measure_sample
 from serving.webhooks.attempts import Receiver
 from serving.webhooks.messages import PRECEDENT_CHANGED
 from serving.webhooks.precedents import note_precedent_changes
@@ -226,7 +226,7 @@ def _http(
     """Opens the HTTP API, which calls the same methods as gRPC."""
     assert settings.http is not None
     try:
-        from serving.rest.serve import open_api
+        from serving.rest.app import open_api
     except ModuleNotFoundError as error:
         raise NotLoaded(
             f"The HTTP API is not installed ({error.name} is missing): pip install 'memecourt[http]'."
@@ -239,7 +239,7 @@ def _console(
 ) -> AbstractAsyncContextManager[str]:
     """Opens the web console on the same docket and with the same tokens."""
     try:
-        from serving.console.serve import open_console
+        from serving.console.app import open_console
         from serving.wiring import reviewing_in_court
     except ModuleNotFoundError as error:
         raise NotLoaded(

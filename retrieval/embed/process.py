@@ -27,8 +27,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from court.backends.sandbox.pool import worker_deaths
-from court.backends.sandbox.process import ending
+from court.backends.sandbox.process import ending, worker_deaths
 from court.errors import CourtError, Unavailable
 from retrieval.embed.encoder import Encoder, EncoderIdentity, KnownMinSimilarity, TextEmbeddings
 

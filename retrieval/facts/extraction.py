@@ -8,8 +8,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from court.backends.sandbox.pool import GuardedWorkers, JobFailed
-from court.backends.sandbox.process import Death, Guard, WorkerDied
+from court.backends.sandbox.process import Death, Guard, GuardedWorkers, JobFailed, WorkerDied
 from court.errors import BadRequest, NotLoaded, Overrun, Unavailable
 from retrieval.facts.documents import DATE, MAX_TEXT, tidy
 from retrieval.facts.worker import MAX_PAGES

@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from court.backends.sandbox.pool import GuardedWorkers, JobFailed
-from court.backends.sandbox.process import Death, Guard, Reply, WorkerDied
+from court.backends.sandbox.process import Death, Guard, GuardedWorkers, JobFailed, Reply, WorkerDied
 from court.errors import NotLoaded, Unavailable
 from court.meme import Picture
 from retrieval.near_duplicates.match import Agreement, MatchThresholds

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from serving.cli.common import awaited, docket_option, insecure_option, library_option, settings_of
-
-if TYPE_CHECKING:
-    pass
 
 _FILE = click.Path(path_type=Path)
 
@@ -69,7 +66,7 @@ async def console(address: str, **options: Any) -> None:
     settings = settings_of(**options)
     set_up(settings.log_format)
     try:
-        from serving.console.serve import open_console, pictures_of
+        from serving.console.app import open_console, pictures_of
         from serving.wiring import open_reviewing
     except ModuleNotFoundError as error:
         raise NotLoaded(

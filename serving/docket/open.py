@@ -25,8 +25,7 @@ from serving.docket.store.listing import TrialIndex
 from serving.docket.store.log_queries import LogKeys, TransparencyLog
 from serving.docket.store.pictures import ObjectPictures
 from serving.docket.store.postgres import PostgresDatabase
-from serving.docket.store.requests import HeartbeatStore, LeaseStore
-from serving.docket.store.reuse import FingerprintStore, VerdictKeys
+from serving.docket.store.requests import FingerprintStore, HeartbeatStore, LeaseStore, VerdictKeys
 from serving.docket.store.reviews import ReviewStore
 from serving.docket.store.transactions import Transactions
 from serving.docket.store.trials import SqlTrialReader, SqlTrialWriter

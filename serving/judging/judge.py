@@ -40,9 +40,8 @@ from serving.judging.leases import (
     owner_of_meme,
     request_of,
 )
-from serving.judging.orphans import Orphans
+from serving.judging.orphans import Orphans, Reaper
 from serving.judging.quarantine import Quarantine
-from serving.judging.reaper import Reaper
 from serving.judging.request import AdmissionSlot, Answer, Caller, PictureMemory, TrialRequest, UncountedPictures
 from serving.judging.running import RunningTrial, TrialsInFlight
 from serving.judging.single_flight import WorkCancelled

@@ -24,7 +24,7 @@ from court.trial import Court
 from court.verdict import INCOMPLETE
 from serving.docket.errors import TrialUnknown
 from serving.docket.ports import TrialReader
-from serving.docket.store.reuse import VerdictKeys
+from serving.docket.store.requests import VerdictKeys
 from serving.judging.decode import DecodingPool
 from serving.judging.executor import TrialExecutor
 from serving.judging.quarantine import Quarantine

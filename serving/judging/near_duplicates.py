@@ -42,7 +42,7 @@ from retrieval.text import letters_of
 from serving.docket.follower import LogFollower
 from serving.docket.ports import TrialReader
 from serving.docket.store.listing import TrialIndex
-from serving.docket.store.reuse import FingerprintStore
+from serving.docket.store.requests import FingerprintStore
 from serving.errors import closing
 from serving.settings import Settings
 

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
-from court.backends.sandbox.pool import worker_deaths
+from court.backends.sandbox.process import worker_deaths
 from court.events import (
     AnyEvent,
     NearDuplicatesFound,

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import math
 from collections.abc import Callable, Iterable
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from court.errors import CourtError
+from serving.docket.ports import TrialReader
+from serving.docket.review.drift import RECENT_DAYS, measure_drift
+from serving.docket.review.queue import ReviewQueue
+from serving.docket.store.log_queries import TransparencyLog
+from serving.docket.store.reviews import ReviewStore
 
 _WRITE_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
@@ -90,3 +99,46 @@ class StateMetrics:
         if self._anchored is not None:
             # The two are read at different times, so the checkpoint may already cover more.
             self._lag.set(max(0, entries - self._anchored))
+
+
+EVERY_S = 10.0
+"""Seconds between two measurements of the docket."""
+SAMPLE_EVERY_S = 600.0
+"""Seconds between two measurements of the random sample, which read its records."""
+
+_log = logging.getLogger("memecourt.telemetry")
+
+
+async def measure_sample(
+    metrics: StateMetrics, queue: ReviewQueue, trials: TrialReader, *, wanted: float, every_s: float = SAMPLE_EVERY_S
+) -> None:
+    """Measures the error of the random sample of the last 28 days until cancelled."""
+    while True:
+        try:
+            report = await measure_drift(queue, trials, now=datetime.now(UTC), weeks=RECENT_DAYS // 7, wanted=wanted)
+        # Continue: the next measurement may succeed.
+        except CourtError as error:
+            _log.warning("the random sample can't be measured now: reason=%s", error.reason)
+        else:
+            recent = report.recent
+            metrics.sample_measured(
+                reviewed=recent.reviewed, error=recent.error, low=recent.low, expected=recent.expected
+            )
+        await asyncio.sleep(every_s)
+
+
+async def measure_docket(
+    metrics: StateMetrics, reviews: ReviewStore, log: TransparencyLog, *, every_s: float = EVERY_S
+) -> None:
+    """Measures the docket until cancelled. All servers of one docket report the same."""
+    while True:
+        try:
+            waiting, entries = await reviews.awaiting_review(), await log.size()
+        # Continue: an outage of the docket must not end the measurements.
+        except CourtError as error:
+            _log.warning("the docket can't be measured now: reason=%s", error.reason)
+        else:
+            age_s = (datetime.now(UTC) - waiting.oldest).total_seconds() if waiting.oldest else 0.0
+            # At least 0, since clocks of servers differ.
+            metrics.docket_measured(entries=entries, queue=waiting.count, oldest_s=max(0.0, age_s))
+        await asyncio.sleep(every_s)

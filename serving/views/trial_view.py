@@ -9,7 +9,11 @@ from datetime import timedelta
 from markupsafe import Markup
 
 from court.events import (
+    CheckableClaim,
+    ClaimSettled,
+    DocumentWeighed,
     Event,
+    EvidenceSearched,
     ModelCall,
     QuestionRuled,
     ReviewOutcome,
@@ -21,12 +25,39 @@ from court.events import (
     VerdictGiven,
     VerdictReviewed,
 )
+from court.expert.findings import ClaimRecord
 from court.record import TrialRecord, TrialState
 from court.transcript import Transcript, transcript
 from court.verdict import Label
 from serving.views.charts import Point, bar, curve
-from serving.views.claims_view import ClaimView, claims_of
 from serving.views.recheck import Difference, differences
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimView:
+    """A claim, with everything that is on record about it.
+
+    Attributes:
+        documents: Documents that were read or could not be, each once, as they were weighed last.
+    """
+
+    claim: CheckableClaim
+    searches: Sequence[EvidenceSearched]
+    documents: Sequence[DocumentWeighed]
+    settled: ClaimSettled | None
+
+
+def claims_of(record: TrialRecord) -> tuple[ClaimView, ...]:
+    """The claims of a trial, in the order in which they were found."""
+    found = record.claims_found
+    settled = {event.claim: event for event in record.all(ClaimSettled)}
+    views = []
+    for claim in found.claims if found else ():
+        known = ClaimRecord.of(record.events, claim.number)
+        documents = {event.document: event for event in known.weighed}
+        views.append(ClaimView(claim, known.searches, tuple(documents.values()), settled.get(claim.number)))
+    return tuple(views)
+
 
 _TELLS: Mapping[Label, str] = {
     Label.HARMFUL: "Harmful",

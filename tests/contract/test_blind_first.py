@@ -9,7 +9,7 @@ from sqlalchemy import delete
 from court.events import NearDuplicate, NearDuplicatesFound
 from court.verdict import Label, ReviewReason, Strength
 from serving.console.app import PAGES
-from serving.docket.review.blinding import verdict_was_shown
+from serving.docket.review.locks import verdict_was_shown
 from serving.docket.review.projection import ReviewPriority
 from serving.docket.store import review_tables as desk_tables
 from tests.support.desk_pages import PICTURE, form_of, page_text, with_desk_pages

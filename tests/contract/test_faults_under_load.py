@@ -22,7 +22,7 @@ from court.record import TrialState
 from memecourt.client import judge_request
 from memecourt.v1 import court_pb2 as wire
 from memecourt.v1.court_pb2_grpc import CourtStub
-from serving.judging import reaper
+from serving.judging import orphans
 from tests.support.dockets import open_trials, parse_place
 from tests.support.fakes import FakeReader
 from tests.support.playing import until, wait_until
@@ -198,7 +198,7 @@ def test_docket_faults_under_load_cost_no_request_its_verdict(tmp_path, monkeypa
 
     Some requests are sent only once a fault is in place, so that they meet it on any machine.
     """
-    monkeypatch.setattr(reaper, "AGAIN_S", 0.05)
+    monkeypatch.setattr(orphans, "AGAIN_S", 0.05)
     random_ = random.Random(7)
     place = str(tmp_path / "docket.sqlite")
     if fault in POSTGRES:

@@ -19,9 +19,8 @@ from court.meme import Picture
 from serving.access import tokens as token_file
 from serving.access.callers import Scope
 from serving.access.tokens import Tokens
-from serving.console.app import create_app
+from serving.console.app import create_app, open_console
 from serving.console.registry import Reviewing
-from serving.console.serve import open_console
 from serving.docket.open import Docket
 from serving.docket.store.reviews import ReviewStore
 from serving.docket.store.transactions import Transactions

@@ -20,7 +20,7 @@ from serving.access.tokens import Tokens
 from serving.docket.open import Docket
 from serving.judging.executor import TrialExecutor
 from serving.judging.judge import TrialRunner
-from serving.rest.serve import open_api
+from serving.rest.app import open_api
 from serving.rpc.docket import DocketService
 from serving.rpc.flow_control import ReceiveBudget
 from serving.rpc.judge import CourtService

@@ -17,8 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from court.backends.ocr.reading_order import in_reading_order
 from court.backends.onnx import NO_REPORTS
-from court.backends.sandbox.pool import GuardedWorkers, JobFailed
-from court.backends.sandbox.process import Death, Guard, WorkerDied
+from court.backends.sandbox.process import Death, Guard, GuardedWorkers, JobFailed, WorkerDied
 from court.errors import Unavailable
 from court.events import TextLine
 from court.meme import Frame, Picture

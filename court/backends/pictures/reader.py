@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterator
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from court.backends.pictures.refusals import bad_picture
-from court.backends.sandbox.pool import GuardedWorkers, JobFailed
-from court.backends.sandbox.process import Death, Guard, Reply, WorkerDied
+from court.backends.sandbox.process import Death, Guard, GuardedWorkers, JobFailed, Reply, WorkerDied
 from court.digests import digest_of_file
 from court.errors import Unavailable
 from court.meme import LIMITS, Frame, Limits, Picture, PictureFormat

@@ -2,6 +2,10 @@
 
 A review is stored in the transaction that releases the case, so that of two concurrent reviews, or of one sent twice,
 only one is stored.
+
+A verdict is hidden from a reviewer while its case waits and they have neither seen nor reviewed it. So are verdicts of
+other trials of the same meme, since most are equal. The same meme means the same pixels and a text with the same
+letters, or for a text without picture the identical text.
 """
 
 from __future__ import annotations
@@ -11,13 +15,12 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, delete, select, update
+from sqlalchemy import ColumnElement, Connection, and_, delete, exists, or_, select, update
 
 from court.errors import CourtError
 from court.events import VerdictReviewed
 from court.record import TrialState
 from serving.docket.errors import NotDecided, TrialUnknown
-from serving.docket.review.blinding import verdict_was_shown
 from serving.docket.store import review_tables as t
 from serving.docket.store import tables
 from serving.docket.store.bodies import event_in, unpacked
@@ -27,6 +30,48 @@ from serving.docket.store.log_append import open_appender
 from serving.docket.store.reviews import ReviewEvent, append_review
 from serving.docket.store.tables import stamp
 from serving.docket.store.transactions import Rank
+
+_case, _same_meme_case = t.cases.c, t.cases.alias("twin").c
+
+
+def is_blinded(who: str, namespaces: frozenset[str] | None = None) -> ColumnElement[bool]:
+    """Builds the SQL condition that a case's verdict is hidden from a reviewer.
+
+    Args:
+        namespaces: Namespaces that they may review; None for all.
+    """
+    # Other trials of the meme that still wait for this reviewer: this verdict would give theirs away.
+    waits_too = [_same_meme(), _same_meme_case.waiting, ~saw_verdict(who, _same_meme_case)]
+    if namespaces is not None:
+        # A trial that they may not review never gets their review, and would hide this verdict for ever.
+        waits_too.append(_same_meme_case.namespace.in_(sorted(namespaces)))
+    return and_(~saw_verdict(who, _case), or_(_case.waiting, exists().where(*waits_too)))
+
+
+def saw_verdict(who: str, case: Any = _case) -> ColumnElement[bool]:
+    """Builds the SQL condition that a reviewer saw the verdict of a case, or gave their own."""
+    shown = exists().where(t.seen.c.trial_id == case.trial_id, t.seen.c.who == who)
+    reviewed = exists().where(t.reviews.c.trial_id == case.trial_id, t.reviews.c.reviewer == who)
+    return or_(shown, reviewed)
+
+
+def verdict_was_shown(connection: Connection, trial_id: str, who: str) -> bool:
+    """True if a reviewer saw, or reviewed, the verdict of a trial or of another one of the same meme."""
+    own_or_duplicate = or_(saw_verdict(who, _case), exists().where(_same_meme(), saw_verdict(who, _same_meme_case)))
+    return (
+        connection.execute(select(_case.trial_id).where(_case.trial_id == trial_id, own_or_duplicate)).first()
+        is not None
+    )
+
+
+def _same_meme() -> ColumnElement[bool]:
+    """Builds the SQL condition for the same meme; an erased trial has none."""
+    return and_(
+        _same_meme_case.pixels_sha256 == _case.pixels_sha256,
+        _case.pixels_sha256 != "",
+        _same_meme_case.same == _case.same,
+    )
+
 
 LOCK_MINUTES: Final = 15
 """Minutes until a lock expires unless it is renewed."""

@@ -26,8 +26,7 @@ from serving.docket.log.entries import Entry
 from serving.docket.ports import TrialReader
 from serving.docket.review import locks
 from serving.docket.review.agreement import Agreement, agreement
-from serving.docket.review.blinding import is_blinded
-from serving.docket.review.locks import AnotherWanted, CaseClosed, CaseTaken, Lock, LockedReview
+from serving.docket.review.locks import AnotherWanted, CaseClosed, CaseTaken, Lock, LockedReview, is_blinded
 from serving.docket.review.projection import (
     KINDS,
     USUAL,
@@ -400,7 +399,7 @@ class ReviewQueue:
     ) -> frozenset[str]:
         """Returns those of the trials whose verdict must stay hidden from a reviewer.
 
-        See :mod:`serving.docket.review.blinding`.
+        See :mod:`serving.docket.review.locks`.
         """
         await self.catch_up()
         query = select(_case.trial_id).where(_case.trial_id.in_(trial_ids), is_blinded(who, namespaces))
@@ -549,7 +548,7 @@ class ReviewQueue:
         court: dict[tuple[str, str], dict[str, str]] = {}
         first: set[tuple[tuple[str, str], str]] = set()
         for trial_id, pixels, same, reviewer, label, verdict, was_blind, at, was_drawn in found:
-            # The same notion of the same meme as in blinding.py; a trial without digest equals no other.
+            # The same meme as for is_blinded (locks.py); a trial without digest equals no other.
             key = (pixels, same) if pixels else ("", trial_id)
             # Before the filters: if a reviewer's first review does not count, no later one replaces it.
             if (key, reviewer) in first:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from court.backends.sandbox.pool import worker_deaths
+from court.backends.sandbox.process import worker_deaths
 from court.errors import BadLibrary, Unavailable
 from retrieval.embed.encoder import Encoder
 from retrieval.embed.process import EncoderProcess

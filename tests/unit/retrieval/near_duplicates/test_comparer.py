@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from court.backends.sandbox.pool import worker_deaths
+from court.backends.sandbox.process import worker_deaths
 from court.errors import Overrun, Unavailable
 from retrieval.near_duplicates.comparer import GuardedComparer
 from retrieval.near_duplicates.match import Agreement, MatchThresholds, MemeText, fingerprint

@@ -828,7 +828,7 @@ class _Interrupted(Intercepted):
 
 @pytest.mark.parametrize("end", ["fails", "is cancelled", "the server stops"])
 def test_unrecorded_end_of_a_trial_is_recorded_once_the_docket_is_back(town, monkeypatch, end):
-    monkeypatch.setattr("serving.judging.reaper.AGAIN_S", 0.05)
+    monkeypatch.setattr("serving.judging.orphans.AGAIN_S", 0.05)
 
     async def scene():
         docket = town.docket()
@@ -868,7 +868,7 @@ def test_unrecorded_end_of_a_trial_is_recorded_once_the_docket_is_back(town, mon
 
 def test_backlog_of_unstored_claims_is_bounded_while_the_docket_is_read_only(town, monkeypatch):
     monkeypatch.setattr("serving.judging.running._MOST_NEVER_BEGUN", 5)
-    monkeypatch.setattr("serving.judging.reaper.AGAIN_S", 0.05)
+    monkeypatch.setattr("serving.judging.orphans.AGAIN_S", 0.05)
 
     class ReadOnly(Intercepted):
         """A docket that can be read but not written."""
@@ -910,7 +910,7 @@ def test_backlog_of_unstored_claims_is_bounded_while_the_docket_is_read_only(tow
 
 
 def test_trial_with_a_late_recorded_end_is_counted_as_ended(town, monkeypatch):
-    monkeypatch.setattr("serving.judging.reaper.AGAIN_S", 0.05)
+    monkeypatch.setattr("serving.judging.orphans.AGAIN_S", 0.05)
 
     async def scene():
         docket = town.docket()
@@ -956,7 +956,7 @@ def test_telemetry_forgets_a_trial_that_could_not_be_resumed(town):
 
 
 def test_trial_taken_over_by_another_server_is_not_ended_by_its_former_one(town, monkeypatch):
-    monkeypatch.setattr("serving.judging.reaper.AGAIN_S", 0.05)
+    monkeypatch.setattr("serving.judging.orphans.AGAIN_S", 0.05)
 
     async def scene():
         docket = town.docket()

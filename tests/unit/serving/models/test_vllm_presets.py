@@ -7,8 +7,7 @@ from click.testing import CliRunner
 
 from court.errors import BadRequest, NotLoaded
 from serving.cli.main import cli
-from serving.models.gpus import Gpu, list_gpus
-from serving.models.presets import PRESETS, largest_that_fits, vllm_settings
+from serving.models.presets import PRESETS, Gpu, largest_that_fits, list_gpus, vllm_settings
 
 
 @pytest.fixture

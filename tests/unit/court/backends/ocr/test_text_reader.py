@@ -10,8 +10,7 @@ from court.backends.ocr import worker_reader
 from court.backends.ocr.reader import rapidocr_reader
 from court.backends.ocr.reading_order import in_reading_order
 from court.backends.pictures.reader import GuardedPictureReader
-from court.backends.sandbox.pool import GuardedWorkers, JobFailed
-from court.backends.sandbox.process import Death, Reply, WorkerDied
+from court.backends.sandbox.process import Death, GuardedWorkers, JobFailed, Reply, WorkerDied
 from court.errors import Overrun, Unavailable
 from court.events import TextLine
 from court.meme import Frame, Picture, PictureFormat

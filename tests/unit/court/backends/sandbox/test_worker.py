@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from court.backends.sandbox import process as worker_process
-from court.backends.sandbox.pool import GuardedWorkers, JobFailed
-from court.backends.sandbox.process import Death, Guard, WorkerDied
+from court.backends.sandbox.process import Death, Guard, GuardedWorkers, JobFailed, WorkerDied
 from court.errors import Overrun, Unavailable
 from tests.support.leftovers import alive
 from tests.support.paths import TESTS
@@ -288,7 +287,7 @@ def test_worker_does_not_outlive_its_parent(act):
     """Neither while idle nor in the middle of a job."""
     parent = (
         "import asyncio, os, sys\n"
-        "from court.backends.sandbox.pool import GuardedWorkers\n"
+        "from court.backends.sandbox.process import GuardedWorkers\n"
         "from court.backends.sandbox.process import Guard\n"
         "sys.executable = sys.argv[1]\n"
         "async def main():\n"
