@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import click
+from pydantic import Field
 
 from eval.commands.options import command_line, dataset_of, patience_option, protocols_of
 from eval.runs.spec import Circumstances, JudgingSpec
-from eval.session.spec import Option, spec_options
+from eval.session.spec import Option, flags_of, spec_options
 from serving.cli.common import with_options
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from court.events import Procedure
     from eval.datasets.card import DatasetCard
+    from eval.datasets.plain_table import PlainTable
     from eval.models.vllm_session import VllmChoice
     from eval.runs.plan import Plan
     from serving.settings import Settings
@@ -94,6 +96,66 @@ class CourtOptions:
         if self.vllm != AUTO:
             vllm_settings(self.vllm, flags=self.vllm_flags)  # what is wrong is said before anything is prepared
         return VllmChoice(self.vllm, self.vllm_flags)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableWords:
+    """Options that say how a plain table is read."""
+
+    columns: Annotated[
+        tuple[str, ...],
+        Option(
+            "Column of a field (id, picture, text, label, split, language, group), if --data is a table. Repeatable.",
+            "--column",
+            "FIELD=NAME",
+        ),
+    ] = ()
+    harmful: Annotated[
+        str, Option("Labels of the table that are harmful; all others are benign.", metavar="LABEL,LABEL")
+    ] = ""
+    test_share: Annotated[
+        float | None,
+        Field(gt=0, lt=1),
+        Option("Share of the table's memes to draw as its test split; near-duplicates stay together."),
+    ] = None
+
+
+def table_of(options: Mapping[str, Any]) -> PlainTable:
+    """The plain table that ``--data`` names, which is said. Raises BadRequest if it can't be read."""
+    from eval.commands.options import say
+    from eval.datasets.plain_table import read_plain_table, table_options
+
+    table = read_plain_table(options["data"], table_options(options["columns"], options["harmful"] or ""))
+    for note in table.notes:
+        say(note)
+    return table
+
+
+def with_table(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of the plan that a plain table in ``--data`` gives: its data set and folder; none if it is a directory.
+
+    Raises:
+        BadRequest: The table can't be read.
+        click.UsageError: The table doesn't say which of its memes are judged, or options don't go together.
+    """
+    from eval.commands.options import run_watched
+    from eval.runs.test_share import with_test_share
+
+    data = options["data"]
+    if options.get("dataset") or data is None or data.is_dir():
+        if given := [flag for name, flag in flags_of(TableWords).items() if options[name]]:
+            raise click.UsageError(f"{', '.join(given)} go with a plain table in --data, and no --dataset.")
+        return {}
+    table = table_of(options)
+    card, share = table.card, options["test_share"]
+    if share is not None:
+        card = run_watched(lambda progress: with_test_share(table, share, options.get("seed") or 0, progress))
+    elif not table.is_divided:
+        raise click.UsageError(
+            f"{data.name} doesn't say which of its memes are judged, and which become precedents: give --test-share "
+            ".2, or name the column of splits with --column split=NAME."
+        )
+    return {"dataset": card, "data": table.data}
 
 
 def study_options(*, procedure: str, split: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from eval.commands.options import patience_option, run_watched
-from eval.commands.plans import CourtOptions, plan_of
+from eval.commands.plans import CourtOptions, TableWords, plan_of, with_table
 from eval.runs.spec import Circumstances, JudgingSpec
 from eval.session.directory import MANIFEST
 from eval.session.spec import flags_of, spec_options, words_of_options
@@ -28,6 +28,7 @@ _OF_A_START = ("data", "out", "name")
 @spec_options(JudgingSpec)
 @spec_options(Circumstances)
 @spec_options(CourtOptions)
+@spec_options(TableWords)
 @click.option("--resume", type=click.Path(path_type=Path), metavar="RUN", help="Resume this run.")
 @patience_option
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as one JSON object.")
@@ -82,15 +83,17 @@ def resume_command(plan: Plan, options: dict[str, Any]) -> str:
 
 def _planned(options: dict[str, Any]) -> Plan:
     # Not `required=True`, as --resume needs none of them.
-    for name in ("dataset", "data", "out"):
+    for name in ("data", "out"):
         if options[name] is None:
             raise click.UsageError(f"Missing option --{name}; or --resume, to take a run up again.")
+    if options["dataset"] is None and options["data"].is_dir():
+        raise click.UsageError("Missing option --dataset: a data set or card; or name a table with --data FILE.")
     if options["retry_failed"]:
         raise click.UsageError("--retry-failed goes with --resume.")
     # Before the plan, so that a second `run` over a folder never overwrites what the first has judged.
     if (options["out"] / MANIFEST).exists():
         raise click.UsageError(f"{options['out']} holds a run already. --resume takes it up again.")
-    return _with_options_that_fit(plan_of(options))
+    return _with_options_that_fit(plan_of(options, **with_table(options)))
 
 
 def _resumed(options: dict[str, Any]) -> Plan:
@@ -99,7 +102,12 @@ def _resumed(options: dict[str, Any]) -> Plan:
     from eval.runs.folder import RunFolder, RunSpec, dataset_of
 
     # What a run is can't be altered half-way: half of it would be one thing and half another.
-    flags = {**flags_of(JudgingSpec), **{name: f"--{name}" for name in _OF_A_START}, "settings": "--set"}
+    flags = {
+        **flags_of(JudgingSpec),
+        **flags_of(TableWords),
+        **{name: f"--{name}" for name in _OF_A_START},
+        "settings": "--set",
+    }
     fixed = [flag for name, flag in flags.items() if options[name]]
     if fixed:
         raise click.UsageError(

@@ -110,6 +110,8 @@ class CardSplit(CardModel):
     pictures, the folder."""
     where: dict[str, str | tuple[str, ...]] = Field(default_factory=dict)
     ids: tuple[str, ...] = ()
+    members: tuple[str, ...] = ()
+    """Ids of its rows, in place of files that list them; set by the program for a plain table."""
     labels: LabelFile | None = None
     languages: tuple[str, ...] = ()
     """Languages with one file each, named with ``{language}``; ids of memes are prefixed with the language."""

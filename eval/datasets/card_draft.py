@@ -13,19 +13,21 @@ from typing import Any
 
 from court.errors import BadRequest
 from eval.datasets.card import FORMAT, FileKind, SplitRole
-from eval.datasets.record_files import RecordFile, kind_of
+from eval.datasets.record_files import RecordFile, class_names, kind_of, picture_columns
 from eval.datasets.verbs import take
 from retrieval.library.cells import BadCell, is_missing, word_of
+from retrieval.library.label_words import classes_of, label_counts
 from retrieval.library.picture_finder import PICTURE_ENDINGS
 from retrieval.library.tables import header_of, read_text
 
-# Enough to see a column's values; a person reads and corrects the draft in any case.
 _SAMPLE = 5000
-"""Rows of a file that are sampled."""
+"""Pictures whose folders are counted."""
+_DISTINCT = 1000
+"""Different values that are counted of a column; one with more is no label."""
 _LABELS = 24
 """Maximum number of different values in a column of labels."""
 # Longer values are texts, even if a small file has only a few different ones.
-_LONGEST_LABEL = 40
+_LONGEST_LABEL = 100
 _DEPTH = 3
 _ROLES = {
     SplitRole.TRAIN: ("train", "training"),
@@ -44,8 +46,13 @@ _SHARDS = "-*"
 
 
 @dataclass(slots=True)
-class _Column:
-    """Statistics of a column over a sample of rows."""
+class Column:
+    """Statistics of a column over all rows.
+
+    Attributes:
+        values: Number of rows by value, of the first values.
+        many: True if there are more values than those.
+    """
 
     rows: int = 0
     missing: int = 0
@@ -53,8 +60,12 @@ class _Column:
     lists: int = 0
     length: int = 0
     pictures: int = 0
+    cells: int = 0
+    many: bool = False
+    _seen: set[int] | None = field(default_factory=set)
 
     def add(self, value: Any, name: str) -> None:
+        """Counts the cell of a row; ``name`` is that of the column."""
         self.rows += 1
         cells = value if isinstance(value, list) else [value]
         self.lists += isinstance(value, list)
@@ -68,31 +79,48 @@ class _Column:
             except BadCell:
                 # Bytes and objects are no labels, but the column still counts as present.
                 continue
+            self.cells += 1
             self.length += len(word)
-            self.pictures += take(word, "basename").lower().endswith(PICTURE_ENDINGS)
-            self.values[word] += 1
+            self.pictures += word.lower().endswith(PICTURE_ENDINGS) or (
+                "://" in word and take(word, "basename").lower().endswith(PICTURE_ENDINGS)
+            )
+            if word in self.values or len(self.values) < _DISTINCT:
+                self.values[word] += 1
+            else:
+                self.many = True
+            # Digests in place of values, and only as long as every value is new: a file may have millions.
+            if self._seen is not None:
+                size = len(self._seen)
+                self._seen.add(hash(word))
+                if len(self._seen) == size:
+                    self._seen = None
 
     @property
     def is_key(self) -> bool:
-        # Only checks the sample, so the column may still have duplicates further down.
-        return not self.missing and not self.lists and len(self.values) == self.rows
+        """True if every row has a value of its own."""
+        unique = self._seen is not None and self.cells == self.rows > 0
+        return unique and not self.missing and not self.lists
 
     @property
     def is_label(self) -> bool:
+        """True for few different values, each of them short."""
         short = all(len(value) <= _LONGEST_LABEL for value in self.values)
         # Requires fewer than half as many values as rows, so that texts of a small file do not count as labels; two
         # different values always qualify.
-        return 2 <= len(self.values) <= _LABELS and short and len(self.values) < max(3, self.rows // 2)
+        few = not self.many and 2 <= len(self.values) <= _LABELS
+        return few and short and len(self.values) < max(3, self.rows // 2)
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class TableColumns:
     """Files of one format, and their columns."""
 
     kind: FileKind
     paths: tuple[Path, ...]
     rows: Mapping[Path, int]
-    columns: Mapping[str, _Column]
+    columns: Mapping[str, Column]
+    classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Names of the labels that numbers in a column stand for."""
 
 
 def draft_card(data: Path, id_: str = "") -> str:
@@ -110,10 +138,10 @@ def draft_card(data: Path, id_: str = "") -> str:
     folder = data if data.is_dir() else data.parent
     if not data.exists():
         raise BadRequest(f"{data} is not there.", reason="DATA_MISSING")
-    found = _inspect_files(_candidates(data))
-    names = {role: _named(found.columns, role) for role in ("picture", "text", "language", "group")}
-    names["id"] = _id_of(found.columns, names["picture"])
-    split = _split_column(found.columns)
+    found = inspect_files(_candidates(data))
+    names = {role: named_column(found.columns, role) for role in ("picture", "text", "language", "group")}
+    names["id"] = id_column(found.columns, names["picture"])
+    split = split_column(found.columns)
     # The id, text and split columns are not offered as labels, even if they look like some.
     taken = {*names.values(), split}
     labels = [name for name, column in found.columns.items() if name not in taken and column.is_label]
@@ -139,7 +167,7 @@ def draft_card(data: Path, id_: str = "") -> str:
         *_fields(found, names),
     ]
     for name in labels:
-        lines += _task(name, found.columns[name])
+        lines += _task(name, found.columns[name], found.classes.get(name, ()))
     return "\n".join(lines) + "\n"
 
 
@@ -154,7 +182,7 @@ def _candidates(data: Path) -> list[Path]:
     return [path for path in found if kind_of(path) is not None]
 
 
-def _inspect_files(paths: Sequence[Path]) -> _Found:
+def inspect_files(paths: Sequence[Path]) -> TableColumns:
     """Inspects the files that share the columns of the largest file; others hold something else."""
     if not paths:
         raise BadRequest(
@@ -164,32 +192,38 @@ def _inspect_files(paths: Sequence[Path]) -> _Found:
         )
     # The largest file is usually the train split, which has all columns.
     largest = max(paths, key=lambda path: path.stat().st_size)
-    kind = _kind_of(largest)
-    similar, rows, columns, wanted = [], {}, dict[str, _Column](), set[str]()
+    kind = content_kind(largest)
+    similar, rows, columns, wanted = [], {}, dict[str, Column](), set[str]()
     for path in (largest, *(path for path in paths if path != largest)):
-        if _kind_of(path) is not kind:
+        if content_kind(path) is not kind:
             continue
-        records = [record for _, record in islice(RecordFile(path, kind), _SAMPLE) if isinstance(record, dict)]
-        names = {name for record in records for name in record}
+        first = next((record for _, record in RecordFile(path, kind) if isinstance(record, dict)), None)
+        names = set(first or ())
         if not wanted:
             wanted = names
         # Test splits often lack the labels.
-        if not records or len(names & wanted) * 2 < len(wanted):
+        if not names or len(names & wanted) * 2 < len(wanted):
             continue
         similar.append(path)
-        rows[path] = len(records)
-        for record in records:
+        rows[path] = 0
+        pictures = set(picture_columns(path, kind))
+        for _, record in RecordFile(path, kind):
+            if not isinstance(record, dict):
+                continue
+            rows[path] += 1
             for name, value in record.items():
-                # Nested values need a path, which a draft does not guess.
-                if not isinstance(value, dict):
-                    columns.setdefault(name, _Column()).add(value, name)
+                # Nested values need a path, which a draft does not guess; pictures may be bytes.
+                if name in pictures:
+                    columns.setdefault(name, Column()).pictures += 1
+                elif not isinstance(value, dict):
+                    columns.setdefault(name, Column()).add(value, name)
     if not similar:
         raise BadRequest(f"{largest.name} has no row that can be read as {kind}.", reason="DATA_UNUSABLE")
     # Sorted by name again, since the largest file was inspected first.
-    return _Found(kind, tuple(sorted(similar)), rows, columns)
+    return TableColumns(kind, tuple(sorted(similar)), rows, columns, class_names(largest, kind))
 
 
-def _kind_of(path: Path) -> FileKind:
+def content_kind(path: Path) -> FileKind:
     """Format of a file, by its content if its name is not enough."""
     # A file that the user named explicitly may have any ending.
     kind = kind_of(path) or FileKind.CSV
@@ -209,11 +243,11 @@ def _kind_of(path: Path) -> FileKind:
     return kind
 
 
-def _named(columns: Mapping[str, _Column], role: str) -> str:
+def named_column(columns: Mapping[str, Column], role: str) -> str:
     """The column that best fits a field; empty if none does."""
     known = [name for wanted in _NAMED[role] for name in columns if _plain(name) == wanted]
     if role == "picture":
-        by_content = [name for name, one in columns.items() if one.pictures * 2 > sum(one.values.values())]
+        by_content = [name for name, one in columns.items() if one.pictures and one.pictures * 2 > one.cells]
         # Prefer a column with both a known name and picture names as values.
         return next((name for name in (*known, *by_content) if name in by_content), known[0] if known else "")
     if role == "text" and not known:
@@ -227,7 +261,8 @@ def _plain(name: str) -> str:
     return re.sub(r"[\s-]+", "_", name.strip().lower())
 
 
-def _id_of(columns: Mapping[str, _Column], picture: str) -> str:
+def id_column(columns: Mapping[str, Column], picture: str) -> str:
+    """The column of ids, else of pictures, with a value of its own in every row; else the number of the row."""
     if "@key" in columns:
         return "@key"
     keys = [name for name, column in columns.items() if column.is_key]
@@ -235,16 +270,17 @@ def _id_of(columns: Mapping[str, _Column], picture: str) -> str:
     return next(iter((*named, *(name for name in keys if name == picture))), "@row")
 
 
-def _split_column(columns: Mapping[str, _Column]) -> str:
+def split_column(columns: Mapping[str, Column]) -> str:
+    """The column whose values name splits; empty if there is none."""
     every = {word for words in _ROLES.values() for word in words}
     for name, column in columns.items():
         # A column is a split column only if each of its values names a split.
-        if len(column.values) > 1 and {_plain(value) for value in column.values} <= every:
+        if not column.many and len(column.values) > 1 and {_plain(value) for value in column.values} <= every:
             return name
     return ""
 
 
-def _layout(found: _Found, folder: Path, picture: str) -> list[str]:
+def _layout(found: TableColumns, folder: Path, picture: str) -> list[str]:
     lines = ["[layout]", f"kind = {quoted(found.kind)}"]
     if picture:
         # The folder with most pictures in a sample; a folder with pictures directly in it is taken as it is.
@@ -259,12 +295,12 @@ def _layout(found: _Found, folder: Path, picture: str) -> list[str]:
     return [*lines, f"never_read = [] {_CHECK} columns with names of people and the like", ""]
 
 
-def _splits(found: _Found, folder: Path, column: str) -> list[str]:
+def _splits(found: TableColumns, folder: Path, column: str) -> list[str]:
     if column:
         lines = []
         for value, count in found.columns[column].values.items():
             lines += [
-                *("[[splits]]", f"name = {quoted(value)}", f"role = {quoted(_role(value))} {_CHECK}"),
+                *("[[splits]]", f"name = {quoted(value)}", f"role = {quoted(role_of(value))} {_CHECK}"),
                 f"files = {_list(path.relative_to(folder).as_posix() for path in found.paths)}",
                 f"where = {{ {_key(column)} = {quoted(value)} }}",
                 f"# rows = {count}",
@@ -275,7 +311,6 @@ def _splits(found: _Found, folder: Path, column: str) -> list[str]:
     for path in found.paths:
         parts.setdefault(_whole_of(path.relative_to(folder)), []).append(path)
     for place, paths in parts.items():
-        whole = "" if all(found.rows[path] < _SAMPLE for path in paths) else " or more"
         stem = place.stem.removesuffix(_SHARDS)
         # The datasets library saves each split in its own folder, with all files called data.
         stem = place.parent.name if stem == "data" and place.parent.name else stem
@@ -284,9 +319,9 @@ def _splits(found: _Found, folder: Path, column: str) -> list[str]:
         name = re.sub(r"[^A-Za-z0-9_.-]+", "_", place.with_suffix("").as_posix() if same_stem else stem)
         lines += [
             *("[[splits]]", f"name = {quoted(name)}"),
-            f"role = {quoted(_role(stem))} {_CHECK}",
+            f"role = {quoted(role_of(stem))} {_CHECK}",
             f"files = {_list([place.as_posix()])}",
-            f"# rows = {sum(found.rows[path] for path in paths)}{whole}",
+            f"# rows = {sum(found.rows[path] for path in paths)}",
         ]
     return [*lines, ""]
 
@@ -298,13 +333,14 @@ def _whole_of(path: Path) -> Path:
     return path.with_name(f"{numbered[1]}{_SHARDS}{path.suffix}") if numbered else path
 
 
-def _role(name: str) -> SplitRole:
+def role_of(name: str) -> SplitRole:
+    """Role of a split, by its name."""
     words = re.split(r"[^a-z]+", name.lower())
     # In doubt it is a test split, so that nothing is trained or tuned on it by mistake.
     return next((role for role, known in _ROLES.items() if set(words) & set(known)), SplitRole.TEST)
 
 
-def _fields(found: _Found, names: Mapping[str, str]) -> list[str]:
+def _fields(found: TableColumns, names: Mapping[str, str]) -> list[str]:
     lines = ["[fields]"]
     for name in ("id", "picture", "text", "language", "group"):
         if names[name]:
@@ -313,22 +349,33 @@ def _fields(found: _Found, names: Mapping[str, str]) -> list[str]:
     return [*lines, f"# other columns: {', '.join(quoted(name) for name in others)}", ""]
 
 
-def _task(name: str, column: _Column) -> list[str]:
+def _task(name: str, column: Column, classes: Sequence[str]) -> list[str]:
     values = sorted(column.values)
+    # Numbers of a ClassLabel stand for names, which are the labels.
+    words = {
+        value: classes[int(value)] if value.isdecimal() and int(value) < len(classes) else value for value in values
+    }
     kind = "multi" if column.lists else "binary" if len(values) == 2 else "single"
     id_ = re.sub(r"[^A-Za-z0-9_-]+", "_", name).strip("_") or "label"
+    mapped = ", ".join(f"{quoted(value)} = {quoted(word)}" for value, word in words.items())
     lines = [
         "[[tasks]]",
         f"id = {quoted(id_)}",
         f"kind = {quoted(kind)} {_CHECK} binary, ordinal, single or multi",
         f"of = {quoted(name)}",
-        f"map = {{ {', '.join(f'{quoted(value)} = {quoted(value)}' for value in values)} }} {_CHECK} value = label",
+        f"map = {{ {mapped} }} {_CHECK} value = label",
     ]
     if column.missing:
         lines.append(f'missing = "none" {_CHECK} {column.missing:,} of {column.rows:,} rows have none')
     if kind != "multi":
-        # Written as a comment: the program must not guess which label is harmful.
-        lines.append(f"# court = {{ harmful = [{quoted(values[-1])}], benign = [{quoted(values[0])}] }} {_CHECK}")
+        counts, _ = label_counts({words[value]: count for value, count in column.values.items()})
+        sides = classes_of(counts)
+        harmful, benign = (
+            _list(label for label, is_harmful in (sides or {}).items() if is_harmful is one) for one in (True, False)
+        )
+        # A comment, as a person has to confirm it; blank where the words don't say which label is harmful.
+        blank = "" if sides else " the words don't say which labels are harmful: fill it in"
+        lines.append(f"# court = {{ harmful = {harmful}, benign = {benign} }} {_CHECK}{blank}")
     # Quoted in the comment too: a line break in a value would end the comment and inject into the card.
     shown_values = ", ".join(f"{count:,} {quoted(value)}" for value, count in sorted(column.values.items()))
     return [*lines, f"# seen: {shown_values}", ""]

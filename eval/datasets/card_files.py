@@ -162,8 +162,8 @@ class JoinedFiles:
 
     def ids(self) -> set[str] | None:
         """Ids of the split if a file lists them, else None."""
-        if not self._split.ids:
-            return None
+        if self._split.members or not self._split.ids:
+            return set(self._split.members) or None
         path = self._find(self._split.ids, "list of ids")
         # Not parsed as JSON: lists of ids have one id per line.
         found = {line.strip() for line in read_text(path, "ids").split("\n") if line.strip()}

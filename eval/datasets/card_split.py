@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
+from court.digests import digest
 from court.errors import BadRequest
 from eval.datasets.card import DatasetCard, FileKind
 from eval.datasets.card_files import JoinedFiles, find_files, tree_rows
 from eval.datasets.card_rows import TEXT_FIELDS, RowRules
 from eval.datasets.items import JudgedMeme
-from eval.datasets.record_files import Numbered, RecordFile
+from eval.datasets.record_files import Numbered, RecordFile, holds_pictures
 from eval.datasets.verbs import MADE_NAMES
 from retrieval.library.cells import BadCell, Record, word_of
 from retrieval.library.picture_finder import LOOKED_FOR, DatasetPictures
@@ -41,6 +42,7 @@ class CardReader:
 
     Args:
         doubles: True to yield memes with duplicate ids too, which are refused otherwise.
+        pictures: Folder of the pictures in place of those that the card names.
 
     Attributes:
         problems: Rows refused so far, and unusable lines of other files.
@@ -51,7 +53,9 @@ class CardReader:
         BadRequest: There is no such split, or its files are missing.
     """
 
-    def __init__(self, card: DatasetCard, data: Path, split: str, *, doubles: bool = False) -> None:
+    def __init__(
+        self, card: DatasetCard, data: Path, split: str, *, doubles: bool = False, pictures: Path | None = None
+    ) -> None:
         self.card, self.data, self.split = card, data, card.split(split)
         self._doubles = doubles
         if not data.is_dir():
@@ -68,6 +72,11 @@ class CardReader:
         self.paths = tuple(path for _, path in self._files)
         # Pictures may also be next to the rows: parts of a data set may be stored side by side.
         self.pictures = DatasetPictures(data, self.paths[0].parent, card.layout.pictures)
+        self._unpacked = self._folder_of_bytes()
+        if self._unpacked is not None:
+            self.pictures = DatasetPictures(self._unpacked, self._unpacked, ("",))
+        elif pictures is not None:
+            self.pictures = DatasetPictures(pictures, pictures, ("",))
         self._joins = JoinedFiles(card, data, self.split, beside=self.paths[0].parent, problems=self.problems)
         self._rules = RowRules(card, self.split.name, self._joins.of)
 
@@ -119,6 +128,17 @@ class CardReader:
             found[path.relative_to(self.data).as_posix()] = sha256
         return found
 
+    def _folder_of_bytes(self) -> Path | None:
+        """Folder for pictures that are bytes in the files; None if the pictures are files themselves."""
+        field, path = self.card.fields.picture, self.paths[0]
+        if field is None or not holds_pictures(path, self.card.layout.kind, field.column):
+            return None
+        from serving.settings import Settings
+
+        # By their contents' age and size, as data sets of one name are replaced by others.
+        states = [[str(one.resolve()), one.stat().st_size, one.stat().st_mtime_ns] for one in self.paths]
+        return Settings().home / "unpacked" / digest(states).removeprefix("sha256:")[:24]
+
     def _records(self, path: Path) -> Iterator[Numbered]:
         layout = self.card.layout
         if layout.kind is FileKind.TREE:
@@ -134,6 +154,7 @@ class CardReader:
             layout.kind,
             None if whole else frozenset(columns),
             records=layout.records,
+            pictures=self._unpacked,
         )
         for number, record in file:
             if isinstance(record, dict):
@@ -205,7 +226,12 @@ class CardReader:
             listed -= {problem.id for problem in self.problems}
             if absent := sum(id_ not in seen for id_ in listed):
                 self.problems.append(
-                    Problem(self.split.ids[0], 0, "", f"{absent:,} ids of the split have no row in the file")
+                    Problem(
+                        self.split.ids[0] if self.split.ids else self.paths[0].name,
+                        0,
+                        "",
+                        f"{absent:,} ids of the split have no row in the file",
+                    )
                 )
 
     def _field_columns(self) -> dict[str, set[str]]:

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from eval.datasets.card import CardTask, TaskKind
 from eval.datasets.verbs import Expression, JoinOf, compile_expression
-from retrieval.library.cells import BadCell, Record, is_missing, word_of
-from retrieval.library.tables import plain_word
+from retrieval.library.cells import BadCell, Record, is_missing, plain_word, word_of
 
 _TRUE = {"1": "true", "0": "false", "yes": "true", "no": "false", "true": "true", "false": "false"}
 

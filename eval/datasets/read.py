@@ -15,6 +15,7 @@ from eval.datasets.card import CardSplit, CardTask, DatasetCard, SplitRole
 from eval.datasets.card_split import CardReader
 from eval.datasets.items import JudgedMeme
 from eval.datasets.known import SYNTHETIC_KEY, find_card, is_own
+from eval.datasets.plain_table import PlainTable, read_plain_table, table_options
 from eval.datasets.protocol import Level, Protocol, of_level
 from eval.datasets.recognise import mistaken_for, recognised
 from retrieval.library.picture_finder import DatasetPictures
@@ -68,12 +69,21 @@ Choose = Callable[[Iterable[JudgedMeme]], Sequence[JudgedMeme]]
 """Selects the memes to keep while the split is streamed, such as a sample."""
 
 
-def read_split(card: DatasetCard, data: Path, split: str, *, task: str = "", choose: Choose = tuple) -> SplitRead:
+def read_split(
+    card: DatasetCard,
+    data: Path,
+    split: str,
+    *,
+    task: str = "",
+    choose: Choose = tuple,
+    pictures: Path | None = None,
+) -> SplitRead:
     """Reads the memes of a split that have a gold label of a task.
 
     Args:
         task: Id of the task; empty for the one that trials are scored on.
         choose: Selects memes while they are streamed; only selected ones are kept in memory.
+        pictures: Folder of the pictures in place of those that the card names.
 
     Raises:
         BadRequest: There is no such split or task, its files are missing or belong to another data set, or no meme has
@@ -81,7 +91,7 @@ def read_split(card: DatasetCard, data: Path, split: str, *, task: str = "", cho
     """
     task_id = card.task(task).id if task else court_task_of(card).id
     refuse_others(card, data, split)
-    reader = CardReader(card, data, split)
+    reader = CardReader(card, data, split, pictures=pictures)
     # Collected while streaming: the memes are gone when the selection is made.
     unlabelled: list[Problem] = []
     labelled = False
@@ -147,26 +157,28 @@ def train_splits(card: DatasetCard) -> tuple[CardSplit, ...]:
     return found
 
 
-def source_of(card: DatasetCard, data: Path, split: str, *, examples_of: str = "") -> Source:
+def source_of(
+    card: DatasetCard, data: Path, split: str, *, examples_of: str = "", pictures: Path | None = None
+) -> Source:
     """A split as a source for a library, with pictures. Raises BadRequest like :func:`read_split`.
 
     Args:
         examples_of: Task whose labelled examples form the library. The labels stay in the data set: a library knows
             only harm, which the task may say nothing about. :func:`require_examples` keeps trials from using it.
+        pictures: Folder of the pictures in place of those that the card names.
     """
     # Reads the files without keeping memes, so that errors appear before a library is built; rows are read on use.
-    read = read_split(card, data, split, task=examples_of, choose=keep_none)
+    read = read_split(card, data, split, task=examples_of, choose=keep_none, pictures=pictures)
     name = f"{card.id} {split}" + f", {EXAMPLES} {examples_of}" * bool(examples_of)
 
     def rows() -> Rows:
         # Read again, so that no rows stay in memory between naming a source and building from it.
-        again = read_split(card, data, split, task=examples_of)
-        good = [row_of(meme, name) for meme in again.memes]
+        again = read_split(card, data, split, task=examples_of, pictures=pictures)
+        good = [row_of(meme) for meme in again.memes]
         if examples_of:
             bare = [replace(row, label=Label.NOT_HARMFUL, source_label="", categories=()) for row in good]
             return Rows(SourceFormat.CARD, bare, [])
-        # Under the source's name, by which a library's report sorts them.
-        return Rows(SourceFormat.CARD, good, [replace(problem, source=name) for problem in again.problems])
+        return Rows(SourceFormat.CARD, good, list(again.problems))
 
     return Source(
         path=data / next(iter(read.files)),
@@ -180,7 +192,7 @@ def source_of(card: DatasetCard, data: Path, split: str, *, examples_of: str = "
     )
 
 
-def row_of(meme: JudgedMeme, source: str = "") -> Row:
+def row_of(meme: JudgedMeme) -> Row:
     """A meme as a row for a precedent library, labelled by the data set's two classes."""
     # Harm only: a library has no levels.
     return Row(
@@ -191,25 +203,53 @@ def row_of(meme: JudgedMeme, source: str = "") -> Row:
         text=meme.text,
         categories=meme.targets,
         image=meme.image,
-        source=source,
     )
 
 
-def named_source(dataset: str, data: Path, split: str) -> Source | None:
+def named_source(
+    dataset: str,
+    data: Path,
+    split: str,
+    *,
+    columns: Sequence[str] = (),
+    harmful: str = "",
+    pictures: Path | None = None,
+) -> Source | None:
     """Returns the source for this data set, like :func:`source_of`; None if the data set is unknown.
 
-    Entry point ``memecourt.datasets``, by which ``memecourt precedents build --dataset`` finds data sets.
+    Entry point ``memecourt.datasets``, by which ``memecourt precedents build`` finds data sets and reads plain tables.
+
+    Args:
+        dataset: Id or card; empty for a plain table, with ``data`` as its file.
+        split: Split to read; empty for the train split or, of a plain table without splits, for all rows.
+        columns: Of a plain table, columns by field, ``NAME=COLUMN`` each.
+        harmful: Of a plain table, the harmful labels, separated by commas.
+        pictures: Of a plain table, the folder of its pictures.
 
     Raises:
-        BadRequest: The data set, or the card with this name, can't be read.
+        BadRequest: The data set, the card with this name, or the table can't be read.
     """
+    if not dataset:
+        return _source_of_table(read_plain_table(data, table_options(columns, harmful)), split, pictures)
     try:
         found = find_card(dataset)
     except BadRequest as error:
         if error.reason == "DATASET_UNKNOWN":
             return None
         raise
-    return source_of(found, data, split)
+    # Never the test split by default: precedents taken from it would flatter every figure measured on it.
+    return source_of(found, data, split or SplitRole.TRAIN)
+
+
+def _source_of_table(table: PlainTable, split: str, pictures: Path | None) -> Source:
+    names, notes = [one.name for one in table.card.splits], table.notes
+    chosen = split or next((one.name for one in table.card.of_role(SplitRole.TRAIN)), names[0])
+    if table.is_divided:
+        notes = (*notes, f"Precedents are made of the split {chosen}, of {', '.join(names)}; --split names another.")
+    else:
+        chosen = names[0]  # a name that the user gives to all rows
+    source = source_of(table.card, table.data, chosen, pictures=pictures)
+    return replace(source, name=Path(table.card.title).stem, notes=notes)
 
 
 def court_task_of(card: DatasetCard) -> CardTask:

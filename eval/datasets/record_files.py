@@ -14,6 +14,7 @@ from typing import Any, TextIO
 from court.errors import BadRequest
 from eval.datasets.card import FileKind
 from eval.datasets.json_lines import parse_object
+from retrieval.library.picture_finder import PICTURE_ENDINGS, leads_out
 from retrieval.library.tables import csv_rows, read_text
 
 Numbered = tuple[int, dict[str, Any] | str]
@@ -22,6 +23,8 @@ _PEEKED = 1 << 16
 """Bytes inspected to detect encoding and line ends."""
 _BATCH = 2048
 """Rows of a columnar file that are in memory at once."""
+_SMALL_BATCH = 32
+"""Rows in memory at once if their pictures are read along."""
 _ENDINGS = {
     ".jsonl": FileKind.JSONL,
     ".json": FileKind.JSON,
@@ -40,6 +43,7 @@ class RecordFile:
         path: The file; for kind ``tree``, a folder.
         header: Names of its columns if it has no header.
         records: Key in a JSON object under which the rows are found; empty if they are the whole file.
+        pictures: Folder that pictures which are bytes in the file are written to; None to leave them in it.
     """
 
     path: Path
@@ -47,6 +51,7 @@ class RecordFile:
     columns: frozenset[str] | None = None
     header: tuple[str, ...] = ()
     records: str = ""
+    pictures: Path | None = None
 
     def __iter__(self) -> Iterator[Numbered]:
         """Reads the rows. Raises BadRequest if the file as a whole can't be read."""
@@ -60,7 +65,7 @@ class RecordFile:
             case FileKind.CSV | FileKind.TSV:
                 return _table(self)
             case FileKind.PARQUET | FileKind.ARROW:
-                rows = _column_store(self.path, self.kind, self.columns)
+                rows = _column_store(self.path, self.kind, self.columns, self.pictures)
             case FileKind.TREE:
                 raise ValueError(f"{self.kind} is no kind of a single file")
         return rows
@@ -229,7 +234,74 @@ def _places(file: RecordFile, header: Sequence[str]) -> list[tuple[str, int]]:
     return found
 
 
-def _column_store(path: Path, kind: FileKind, columns: Collection[str] | None) -> Iterator[Numbered]:
+def class_names(path: Path, kind: FileKind) -> dict[str, tuple[str, ...]]:
+    """Names of the labels that numbers in columns stand for, as the ``datasets`` library stores them with its files."""
+    if kind not in (FileKind.PARQUET, FileKind.ARROW):
+        return {}
+    stored = (_schema(path, kind).metadata or {}).get(b"huggingface", b"{}")
+    info = (parse_object(stored.decode("utf-8", "replace")) or {}).get("info")
+    features = info.get("features") if isinstance(info, dict) else None
+    found = {}
+    for name, feature in features.items() if isinstance(features, dict) else ():
+        # A list of labels has the names one level deeper.
+        one = feature.get("feature", feature) if isinstance(feature, dict) else {}
+        names = one.get("names") if isinstance(one, dict) else None
+        if isinstance(names, list) and all(isinstance(word, str) for word in names):
+            found[name] = tuple(names)
+    return found
+
+
+def picture_columns(path: Path, kind: FileKind) -> tuple[str, ...]:
+    """Columns of a Parquet or Arrow file that hold pictures: as bytes, or as a struct of name and bytes."""
+    if kind not in (FileKind.PARQUET, FileKind.ARROW):
+        return ()
+    return tuple(one.name for one in _schema(path, kind) if _is_picture(one.type))
+
+
+def holds_pictures(path: Path, kind: FileKind, column: str) -> bool:
+    """True if the first rows of a Parquet or Arrow file have the bytes of their pictures in a column."""
+    if column not in picture_columns(path, kind):
+        return False
+    with _readable(path, kind) as (_, parquet):
+        batches = (
+            parquet.ParquetFile(path).iter_batches(_SMALL_BATCH, columns=[column])
+            if kind is FileKind.PARQUET
+            else _arrow_batches(path, (column,))
+        )
+        cells = next(iter(batches)).slice(0, _SMALL_BATCH).column(0).to_pylist()
+    return any(cell.get("bytes") if isinstance(cell, dict) else cell for cell in cells)
+
+
+def _schema(path: Path, kind: FileKind) -> Any:
+    with _readable(path, kind) as (arrow, parquet):
+        if kind is FileKind.PARQUET:
+            return parquet.read_schema(path)
+        with arrow.memory_map(str(path)) as source:
+            return _arrow_reader(source).schema
+
+
+def _arrow_reader(source: Any) -> Any:
+    import pyarrow as arrow
+
+    # The datasets library saves streams; Feather and Polars save files.
+    is_file = source.read(6) == b"ARROW1"
+    source.seek(0)
+    return arrow.ipc.open_file(source) if is_file else arrow.ipc.open_stream(source)
+
+
+def _is_picture(kind: Any) -> bool:
+    import pyarrow as arrow
+
+    if arrow.types.is_binary(kind) or arrow.types.is_large_binary(kind):
+        return True
+    # Only structs of the `datasets` library; one with further fields belongs to the data set.
+    parts = {part.name for part in kind} if arrow.types.is_struct(kind) else set()
+    return bool(parts) and parts <= {"path", "bytes"}
+
+
+@contextmanager
+def _readable(path: Path, kind: FileKind, after: Callable[[], int] = lambda: 0) -> Iterator[tuple[Any, Any]]:
+    """Modules of pyarrow; their errors become BadRequest, with the row ``after`` which one was raised."""
     try:
         import pyarrow as arrow
         import pyarrow.parquet as parquet
@@ -237,38 +309,101 @@ def _column_store(path: Path, kind: FileKind, columns: Collection[str] | None) -
         raise BadRequest(
             f"{path.name} is read by pyarrow. Install it: pip install 'memecourt[datasets]'", reason="NOT_INSTALLED"
         ) from None
-    number = 0
-    batches: Iterator[Any]
     try:
-        if kind is FileKind.PARQUET:
-            file = parquet.ParquetFile(path)
-            # Columns missing from the file are absent values, as in the other formats.
-            wanted = None if columns is None else [name for name in file.schema_arrow.names if name in columns]
-            leaves = _leaves(file, wanted)
-            batches = map(_without_bytes, file.iter_batches(_BATCH, columns=leaves))
-        else:
-            batches = _arrow_batches(path, columns)
-        for batch in batches:
-            # Record batches may be of any size; rows are converted to Python objects in slices.
-            for start in range(0, batch.num_rows, _BATCH):
-                for row in batch.slice(start, _BATCH).to_pylist():
-                    number += 1
-                    yield number, row
+        yield arrow, parquet
     # Damage only shows at the row where it lies, during the iteration.
     except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
         if isinstance(error, FileNotFoundError):
             raise BadRequest(f"The file {path.name} is not there.", reason="SOURCE_UNREADABLE") from None
         raise BadRequest(
-            f"{path.name}, after row {number:,}: can't be read as {kind} ({type(error).__name__}).",
+            f"{path.name}, after row {after():,}: can't be read as {kind} ({type(error).__name__}).",
             reason="SOURCE_UNREADABLE",
         ) from None
 
 
-def _leaves(file: Any, columns: Sequence[str] | None) -> list[str]:
-    """Columns of a Parquet file, nested ones by their leaves, without the bytes of embedded pictures."""
+def _column_store(
+    path: Path, kind: FileKind, columns: Collection[str] | None, pictures: Path | None
+) -> Iterator[Numbered]:
+    number = 0
+    batches: Iterator[Any]
+    written = _WrittenPictures(path, pictures)
+    # One column at most is a meme's picture.
+    picture_names = [name for name in picture_columns(path, kind) if columns is None or name in columns][:1]
+    picture_names = picture_names if pictures is not None else []
+    with _readable(path, kind, lambda: number) as (_, parquet):
+        if kind is FileKind.PARQUET:
+            file = parquet.ParquetFile(path)
+            # Columns missing from the file are absent values, as in the other formats.
+            wanted = None if columns is None else [name for name in file.schema_arrow.names if name in columns]
+            leaves = _leaves(file, wanted, with_bytes=written.needed)
+            batches = file.iter_batches(_SMALL_BATCH if written.needed else _BATCH, columns=leaves)
+        else:
+            batches = _arrow_batches(path, columns)
+        for batch in batches if written.needed else map(_without_bytes, batches):
+            pictured = [name for name in picture_names if name in batch.schema.names]
+            # Record batches may be of any size; rows are converted to Python objects in slices.
+            for start in range(0, batch.num_rows, _BATCH):
+                for row in batch.slice(start, _BATCH).to_pylist():
+                    number += 1
+                    for name in pictured:
+                        row[name] = written.name_of(number, row[name])
+                    yield number, row
+    written.finish()
+
+
+class _WrittenPictures:
+    """Pictures of a file that are bytes in it, written to a folder, where they are found like all others.
+
+    Args:
+        folder: Folder for them; None to leave them in the file.
+    """
+
+    def __init__(self, file: Path, folder: Path | None) -> None:
+        self._stem, self.folder = file.stem, folder
+        self._index = folder / f".{file.name}.json" if folder else None
+        self.needed = self._index is not None and not self._index.exists()
+        """True if the bytes have to be read, because not all pictures are in the folder yet."""
+        self._names: dict[str, str] = json.loads(self._index.read_text()) if self._index and not self.needed else {}
+        self._taken = set[str]()
+
+    def name_of(self, row: int, cell: Any) -> str | None:
+        """Name of the picture in a cell, which is written if it is not there yet; None if there is none."""
+        data, name = (cell.get("bytes"), cell.get("path")) if isinstance(cell, dict) else (cell, None)
+        name = cell if isinstance(cell, str) else name
+        if not self.needed or not data:
+            return self._names.get(str(row)) or (str(name) if name else None)
+        assert self.folder is not None
+        own = str(name or "").replace("\\", "/")
+        # Two rows may name different pictures alike, and most name none.
+        usable = own.lower().endswith(PICTURE_ENDINGS) and not leads_out(own) and own not in self._taken
+        own = own if usable else f"{self._stem}-{row:06}{_ending(data)}"
+        self._taken.add(own)
+        self._names[str(row)] = own
+        path = self.folder / own
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+        return own
+
+    def finish(self) -> None:
+        """Notes that every picture of the file is in the folder."""
+        if self.needed and self._index is not None and self._index.parent.is_dir():
+            # Renamed at the end, so that a killed process leaves no half index.
+            new = self._index.with_suffix(".new")
+            new.write_text(json.dumps(self._names), encoding="utf-8")
+            new.replace(self._index)
+
+
+def _ending(data: bytes) -> str:
+    """Ending for a picture's file, by its first bytes."""
+    kinds = {b"\xff\xd8": ".jpg", b"GIF8": ".gif", b"RIFF": ".webp", b"BM": ".bmp"}
+    return next((ending for start, ending in kinds.items() if data.startswith(start)), ".png")
+
+
+def _leaves(file: Any, columns: Sequence[str] | None, *, with_bytes: bool) -> list[str]:
+    """Columns of a Parquet file, nested ones by their leaves; the bytes of pictures only if they are needed."""
     paths = [file.schema.column(place).path for place in range(len(file.schema))]
     wanted = (path for path in paths if columns is None or path.split(".")[0] in columns)
-    return [path for path in wanted if not path.endswith(".bytes")]
+    return [path for path in wanted if with_bytes or not path.endswith(".bytes")]
 
 
 def _arrow_batches(path: Path, columns: Collection[str] | None) -> Iterator[Any]:
@@ -276,14 +411,12 @@ def _arrow_batches(path: Path, columns: Collection[str] | None) -> Iterator[Any]
 
     # Memory-mapped instead of read: a file may exceed memory.
     with arrow.memory_map(str(path)) as source:
-        # The datasets library saves streams; Feather and Polars save files.
-        is_file = source.read(6) == b"ARROW1"
-        source.seek(0)
-        reader = arrow.ipc.open_file(source) if is_file else arrow.ipc.open_stream(source)
+        reader = _arrow_reader(source)
         names = [name for name in reader.schema.names if columns is None or name in columns]
-        batches = (reader.get_batch(n) for n in range(reader.num_record_batches)) if is_file else reader
-        for batch in batches:
-            yield _without_bytes(batch.select(names))
+        # A file has numbered batches, a stream is read one after the other.
+        is_file = hasattr(reader, "num_record_batches")
+        for batch in (reader.get_batch(n) for n in range(reader.num_record_batches)) if is_file else reader:
+            yield batch.select(names)
 
 
 def _without_bytes(batch: Any) -> Any:

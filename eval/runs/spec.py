@@ -73,7 +73,7 @@ class JudgingSpec(BaseModel):
 class Circumstances:
     """Circumstances of a run, which may be others when it is resumed."""
 
-    data: Annotated[Path, Option("Folder of the unpacked data set.")]
+    data: Annotated[Path, Option("Folder of the unpacked data set, or a table: CSV, JSON lines, Parquet.")]
     out: Annotated[Path, Option("Folder to write to.")]
     name: Annotated[str, Option("Name in reports. [default: the folder's name]")] = ""
     concurrency: Annotated[

@@ -15,7 +15,8 @@ from court.errors import BadRequest
 from eval.runs.results import Judged, Results, card_of_results
 from eval.scores.alpha import Scale, alpha_figure
 from eval.scores.bootstrap import RESAMPLES, Figure, MemeValues, mean_of, share_of
-from retrieval.library.tables import LABEL_WORDS, plain_word
+from retrieval.library.cells import plain_word
+from retrieval.library.label_words import LABEL_WORDS
 
 _SMALLEST = 1e-6
 """Smallest distance of a probability from 0 and 1, since the logarithm of 0 is undefined."""

@@ -29,8 +29,8 @@ from eval.datasets.verbs import Expression, Join
 from eval.runs.results import Judged, Results, not_judged
 from eval.scores.prediction_rows import PredictionRows, prediction_rows
 from eval.solvers.prediction import Outcome, Prediction, TaskAnswer
-from retrieval.library.cells import BadCell, Record
-from retrieval.library.tables import LABEL_WORDS, plain_word
+from retrieval.library.cells import BadCell, Record, plain_word
+from retrieval.library.label_words import LABEL_WORDS
 
 _MOST_LISTED = 10
 """Largest number of faults that an error message lists."""

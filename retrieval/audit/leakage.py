@@ -124,6 +124,23 @@ async def find_leaks(
     Raises:
         OSError: The disk is full or can't be written to.
     """
+    imported, vectors = await embed_rows(judged, pictures, encoder, reader, scratch, tell)
+    return await asyncio.to_thread(_find_copies, library, judged, pictures=imported, vectors=vectors, nearness=nearness)
+
+
+async def embed_rows(
+    judged: Sequence[Row],
+    pictures: Path | None,
+    encoder: Encoder,
+    reader: PictureReader,
+    scratch: Path,
+    tell: Progress,
+) -> tuple[Mapping[int, ImportedPicture], NDArray[np.float32]]:
+    """Embeds memes to compare them, as for :func:`find_leaks`.
+
+    Returns:
+        Pictures by index, without those that can't be imported; and float32 of shape (judged, text_dim + picture_dim).
+    """
     await asyncio.to_thread(scratch.mkdir, parents=True, exist_ok=True)
     imported, _ = await embed_pictures_of(
         [Wanted(row, pictures) for row in judged],
@@ -141,7 +158,45 @@ async def find_leaks(
         tell("judged texts", start + len(part), len(judged))
     for index, one in imported.items():
         vectors[index, encoder.identity.text_dim :] = one.vector
-    return await asyncio.to_thread(_find_copies, library, judged, pictures=imported, vectors=vectors, nearness=nearness)
+    return imported, vectors
+
+
+def duplicate_numbers(
+    rows: Sequence[Row],
+    pictures: Mapping[int, ImportedPicture],
+    vectors: NDArray[np.float32],
+    text_dim: int,
+) -> NDArray[np.int64]:
+    """Numbers groups of memes such that none is a leak of one in another group.
+
+    Args:
+        pictures: As :func:`embed_rows` returns them, as for ``vectors``.
+
+    Returns:
+        int64 of shape (memes,), numbered from 0 in the order of each group's first meme.
+    """
+    nearness = LeakThresholds()
+    has_text, has_picture = vectors[:, :text_dim].any(axis=1), vectors[:, text_dim:].any(axis=1)
+
+    def pairs() -> Iterator[tuple[int, int]]:
+        for keys in (
+            ((text_key(row.text), index) for index, row in enumerate(rows)),
+            ((one.bytes_sha256, index) for index, one in pictures.items()),
+            ((one.pixels_sha256, index) for index, one in pictures.items()),
+        ):
+            first: dict[str, int] = {}
+            yield from ((first.setdefault(key, index), index) for key, index in keys if key)
+        for start in range(0, len(rows), _BLOCK):
+            here = slice(start, start + _BLOCK)
+            # Each pair once: earlier blocks were already compared with this one.
+            near = vectors[here, text_dim:] @ vectors[start:, text_dim:].T >= nearness.picture
+            textless = ~has_text[here, None] & ~has_text[None, start:]
+            near &= (vectors[here, :text_dim] @ vectors[start:, :text_dim].T >= nearness.text) | textless
+            near &= has_picture[here, None] & has_picture[None, start:]
+            found, others = np.nonzero(near)
+            yield from zip((found + start).tolist(), (others + start).tolist(), strict=True)
+
+    return number_linked(len(rows), pairs())
 
 
 def _find_copies(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Container, Mapping
 from typing import Any
 
 from court.errors import BadText
@@ -13,6 +13,12 @@ from court.meme import LIMITS, check_text
 Record = Mapping[str, Any]
 """A row: cells by column. Names that begin with ``@`` are made by a reader: ``@row``, ``@key``, ``@language``."""
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
+_JOINED = re.compile(r"(?<=[^\W_])[-_]+(?=[^\W_])")
+"""Hyphens and underscores between words, but not the minus sign of a number."""
+_WHOLE = re.compile(r"(-?\d+)(?:\.0*|,00?)")
+"""A whole number written with a fraction, as by pandas or, with a decimal comma, by spreadsheets in many locales."""
+MISSING_WORDS = frozenset({"", "nan", "none", "na", "null", "-"})
+"""Words that tools write for a missing value, in lower case; a label that is named is one all the same."""
 
 
 class BadCell(Exception):
@@ -60,6 +66,42 @@ def word_of(value: Any, column: str) -> str | None:
         # Bytes are pictures in Parquet files: decoded, they would put binary junk into a label or text.
         raise BadCell("it holds bytes where a text is expected", column)
     raise BadCell("it holds a list or an object where one value is expected", column)
+
+
+def plain_word(value: Any) -> str | None:
+    """A label in lower case with single spaces, whole numbers without a fraction; None for other types.
+
+    pandas writes whole numbers as 1.0 if others in the column are missing. The sign of a negative number is kept.
+    """
+    if value is None:
+        return ""
+    # Checked before numbers, because a bool is an int.
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if not isinstance(value, str | int):
+        return None
+    word = " ".join(_JOINED.sub(" ", str(value)).lower().split())
+    return whole[1] if (whole := _WHOLE.fullmatch(word)) else word
+
+
+def label_of(value: Any, named: Container[str] = ()) -> str | None:
+    """A label as labels are compared, without regard to case, spaces, ``_`` and ``-``; None for a missing value.
+
+    Args:
+        named: Labels, in plain words, that a card or an option names: they are labels even if they look like a missing
+            value, such as ``none``.
+
+    Raises:
+        BadCell: The cell holds a list, an object or bytes.
+    """
+    if is_missing(value):
+        return None
+    word = plain_word(value)
+    if word is None:
+        word = plain_word(word_of(value, "")) or ""
+    return None if word in MISSING_WORDS and word not in named else word
 
 
 def text_of(value: Any, column: str) -> str:

@@ -7,24 +7,24 @@ of harm must not get into logs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from court.errors import BadRequest
 from court.precedents import PrecedentLabel
 from court.verdict import Label
-from retrieval.library.cells import BadCell, require_text
+from retrieval.library.cells import BadCell, plain_word, require_text
+from retrieval.library.label_words import LABEL_WORDS
 from retrieval.library.sources import NOT_FOR_LIBRARIES, Problem, Row, Rows, Source, SourceFormat
 from retrieval.library.tables import (
     DELIMITERS,
-    LABEL_WORDS,
     Record,
     csv_records,
     delimiter_of,
     header_of,
     json_records,
     parse_json,
-    plain_word,
     read_text,
     repeated_names,
 )
@@ -43,6 +43,9 @@ _HARMEME: dict[str, PrecedentLabel] = {
     "very harmful": Label.HARMFUL,
 }
 _PIECE = 2**20
+_COLUMN_STORES = (".parquet", ".arrow")
+_FAULTY = 0.1
+"""Share of rows with unknown labels from which on a file is taken to have labels of its own."""
 _MAMI_KINDS = ("shaming", "stereotype", "objectification", "violence")
 
 
@@ -58,7 +61,10 @@ def read_source(source: Source) -> Rows:
             # A byte search works for every format, as nothing else has this name.
             if _holds(path, NOT_FOR_LIBRARIES.encode()):
                 raise _marked(path)
-        return source.rows()
+        read = source.rows()
+        # Under the source's name, by which a report sorts them, and which the user may have chosen.
+        good = [replace(row, source=source.label) for row in read.good]
+        return Rows(read.format, good, [replace(problem, source=source.label) for problem in read.problems])
     if source.format is SourceFormat.CARD:
         raise BadRequest(
             f"{source.path.name} is read by the card of its data set: name that with --dataset, and not the format.",
@@ -99,6 +105,24 @@ def read_source(source: Source) -> Rows:
         except BadCell as bad:
             rows.problems.append(Problem(name, line, id_, str(bad)))
     return rows
+
+
+def is_plain_table(path: Path) -> bool:
+    """True for a file in none of the known layouts, or with labels in other words than ours: its columns say more."""
+    if path.suffix.lower() in _COLUMN_STORES:
+        return True
+    try:
+        content = read_text(path, "labelled memes")
+    except BadRequest:
+        return False  # reading it reports the fault
+    if (layout := _detect(content)) not in (SourceFormat.CSV, SourceFormat.MEMECOURT):
+        return layout is None and bool(content.strip()) and NOT_FOR_LIBRARIES not in content
+    delimiter = _delimiter(layout, content)
+    records = csv_records(content, delimiter) if delimiter else json_records(content)
+    words = [plain_word(record.get("label")) for _, record in records if isinstance(record, dict)]
+    unknown = sum(bool(word) and word not in LABEL_WORDS for word in words)
+    # A few unknown words are faults of rows.
+    return unknown > _FAULTY * len(words)
 
 
 def _holds(path: Path, mark: bytes) -> bool:

@@ -63,6 +63,7 @@ class Source:
         provenance: Further properties of its memes.
         rows: Reads the rows of a source of format ``card``; None for the others.
         files: All files that the rows are read from, if these are not ``path`` and ``labels``.
+        notes: Sentences on how its rows are read, to be said before they are.
         recipe: Digest of the rules by which rows are read from them; empty if the format determines them.
     """
 
@@ -75,6 +76,7 @@ class Source:
     rows: Callable[[], Rows] | None = None
     files: tuple[Path, ...] = ()
     recipe: str = ""
+    notes: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:

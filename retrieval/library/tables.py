@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import re
 import sys
 from collections import Counter
 from collections.abc import Collection, Iterator
@@ -19,19 +18,8 @@ if TYPE_CHECKING:
 
 DELIMITERS = (",", ";", "\t")
 """Cell delimiters; spreadsheets write semicolons in locales where the comma is the decimal separator."""
-LABEL_WORDS = {
-    **dict.fromkeys(("harmful", "1", "true", "hateful", "misogynous", "somewhat harmful", "very harmful"), True),
-    **dict.fromkeys(("not harmful", "0", "false", "not hateful", "not misogynous", "harmless", "benign"), False),
-    **dict.fromkeys(("non harmful", "non hateful", "non misogynous"), False),
-}
-"""Words and numbers for the two labels, as :func:`plain_word` leaves them; True for harmful."""
 _MOST_LINES = 100
 """Maximum lines in a cell; more means that an unclosed quote has swallowed rows."""
-_JOINED = re.compile(r"(?<=[^\W_])[-_]+(?=[^\W_])")
-"""Hyphens and underscores between words, but not the minus sign of a number."""
-_WHOLE = re.compile(r"(-?\d+)(?:\.0*|,00?)")
-"""A whole number written with a fraction, as by pandas or, with a decimal comma, by spreadsheets in many locales."""
-
 # The default limit of 128 Ki characters would end a record in the middle of a cell and read the rest as rows. The whole
 # content is in memory already, so no limit is needed.
 csv.field_size_limit(sys.maxsize)
@@ -169,21 +157,3 @@ def header_of(content: str, delimiter: str) -> list[str]:
 def repeated_names(header: Collection[str]) -> list[str]:
     """Duplicate column names, of which the last would silently win; empty names may repeat."""
     return [name for name, times in Counter(filter(None, header)).items() if times > 1]
-
-
-def plain_word(value: Any) -> str | None:
-    """A label in lower case with single spaces, whole numbers without a fraction; None for other types.
-
-    pandas writes whole numbers as 1.0 if others in the column are missing. The sign of a negative number is kept.
-    """
-    if value is None:
-        return ""
-    # Checked before numbers, because a bool is an int.
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if not isinstance(value, str | int):
-        return None
-    word = " ".join(_JOINED.sub(" ", str(value)).lower().split())
-    return whole[1] if (whole := _WHOLE.fullmatch(word)) else word

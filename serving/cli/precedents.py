@@ -78,6 +78,14 @@ _described = with_options(
         type=click.Choice(["harmeme", "fhm", "mami", "csv", "memecourt"]),
         help="Format of the files. [default: detected from their content]",
     ),
+    click.option(
+        "--column",
+        "columns",
+        multiple=True,
+        metavar="FIELD=NAME",
+        help="Column of a field (id, picture, text, label, split) in a plain table. Repeatable.",
+    ),
+    click.option("--harmful", default="", metavar="LABEL,LABEL", help="Labels of a plain table that are harmful."),
     click.option("--source", default="", help="Name of the memes' source. [default: the file's name]"),
     click.option("--split", default="", help="Split of their data set that the memes belong to."),
     click.option("--namespace", default="", help="Namespace that they belong to."),
@@ -377,8 +385,11 @@ def _sources_of(
     source: str,
     pictures: Path | None,
     layout: str | None,
+    columns: tuple[str, ...],
+    harmful: str,
     **provenance: Any,
 ) -> list[Source]:
+    from retrieval.library.readers import is_plain_table
     from retrieval.library.sources import Provenance, Source, SourceFormat
 
     # Both conditions are checked here, because click knows no options that depend on each other.
@@ -389,16 +400,21 @@ def _sources_of(
     if dataset is not None and data is not None:
         if layout or pictures:
             raise click.UsageError("--format and --pictures are known of a data set: leave them out.")
-        # Never the test split by default: precedents taken from it would flatter every figure measured on it.
         provenance = {**provenance, "split": provenance["split"] or "train"}
         found = _of_dataset(dataset, data, provenance["split"])
         return [replace(found, name=source or found.name, provenance=Provenance(**provenance))]
     chosen, known = SourceFormat(layout) if layout else None, Provenance(**provenance)
+    if chosen is None and (columns or harmful or any(is_plain_table(path) for path in files)):
+        found_tables = [
+            _of_dataset("", path, provenance["split"], columns=columns, harmful=harmful, pictures=pictures)
+            for path in files
+        ]
+        return [replace(one, name=source or one.name, provenance=known) for one in found_tables]
     return [Source(path=path, name=source, pictures=pictures, format=chosen, provenance=known) for path in files]
 
 
-def _of_dataset(dataset: str, data: Path, split: str) -> Source:
-    """A split of a data set, as whoever knows it (an entry point ``memecourt.datasets``) finds it in a folder."""
+def _of_dataset(dataset: str, data: Path, split: str, **table: Any) -> Source:
+    """A split of a data set or a plain table, as whoever reads it (an entry point ``memecourt.datasets``) finds it."""
     from importlib.metadata import entry_points
 
     from court.errors import CourtError
@@ -406,8 +422,10 @@ def _of_dataset(dataset: str, data: Path, split: str) -> Source:
     try:
         # By entry point: data sets are known to the package for evaluation, which need not be installed.
         for point in entry_points(group="memecourt.datasets"):
-            found: Source | None = point.load()(dataset, data, split)
+            found: Source | None = point.load()(dataset, data, split, **table)
             if found is not None:
+                for note in found.notes:
+                    tell(note)
                 return found
     except CourtError as error:
         raise click.ClickException(error.message) from None

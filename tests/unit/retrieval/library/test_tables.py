@@ -9,10 +9,10 @@ from PIL import Image
 from court.errors import BadRequest
 from court.verdict import Label
 from eval.scores.prediction_file import read_predictions
+from retrieval.library.cells import plain_word
 from retrieval.library.picture_import import _file, _NoPicture
 from retrieval.library.readers import read_source
 from retrieval.library.sources import Source
-from retrieval.library.tables import plain_word
 from serving.cli.main import cli
 from tests.support.judged import meme
 

@@ -1,0 +1,251 @@
+"""Reads a plain table of memes, one file with a header, by a card that is made of its columns and values."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from court.errors import BadRequest
+from eval.datasets.card import FORMAT, DatasetCard, SplitRole, card_of
+from eval.datasets.card_draft import Column, TableColumns, id_column, inspect_files, named_column, role_of, split_column
+from retrieval.library.cells import plain_word
+from retrieval.library.label_words import classes_of, counted, label_counts
+
+TRAIN, TEST, ALL = "train", "test", "all"
+_ROLES = ("id", "picture", "text", "label", "split", "language", "group")
+_LABELS = (
+    "label",
+    "labels",
+    "gold",
+    "gold_label",
+    "class",
+    "annotation",
+    "harmful",
+    "hateful",
+    "toxic",
+    "target_label",
+)
+"""Names of columns of labels; one with another name is taken if no other column could be one."""
+_SHOWN = 12
+
+
+@dataclass(frozen=True, slots=True)
+class TableOptions:
+    """The user's own words on a table.
+
+    Attributes:
+        columns: Column by field of a meme, where it is not the one that its name suggests.
+        harmful: Labels that are harmful; all others are benign.
+    """
+
+    columns: Mapping[str, str] = field(default_factory=dict)
+    harmful: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PlainTable:
+    """A plain table.
+
+    Attributes:
+        data: Folder of the file.
+        notes: Sentences on columns, labels and splits as they were read.
+    """
+
+    card: DatasetCard
+    data: Path
+    notes: tuple[str, ...]
+
+    @property
+    def is_divided(self) -> bool:
+        """True if a column says which rows are of which split."""
+        return len(self.card.splits) > 1
+
+    def with_test(self, ids: Collection[str], every: Sequence[str]) -> DatasetCard:
+        """The card with these memes as its test split, and all others as its train split."""
+        (whole,) = self.card.splits
+        parts = {TRAIN: [id_ for id_ in every if id_ not in ids], TEST: [id_ for id_ in every if id_ in ids]}
+        splits = tuple(
+            whole.model_copy(update={"name": name, "role": SplitRole(name), "members": tuple(members)})
+            for name, members in parts.items()
+        )
+        return self.card.model_copy(update={"splits": splits})
+
+
+def read_plain_table(path: Path, options: TableOptions = TableOptions()) -> PlainTable:
+    """Reads the columns and values of a table, and makes a card of them.
+
+    Raises:
+        BadRequest: The file can't be read; no column has labels, pictures or texts; or the labels don't say which of
+            them are harmful. The message names columns and values, and the option that maps them.
+    """
+    if not path.is_file():
+        raise BadRequest(f"{path} is not there.", reason="DATA_MISSING", field="data")
+    found = inspect_files([path])
+    columns = _columns(path, found, options.columns)
+    mapped, counts, notes = _labels(path, found, columns["label"])
+    sides = classes_of(counts, options.harmful)
+    if sides is None:
+        raise BadRequest(
+            f"{path.name}: the labels in column {columns['label']} don't say which of them are harmful: "
+            f"{counted(counts)}. Name those: --harmful LABEL,LABEL.",
+            reason="LABEL_UNKNOWN",
+            field="harmful",
+        )
+    harmful, benign = ([label for label, is_harmful in sides.items() if is_harmful is one] for one in (True, False))
+    task: dict[str, Any] = {
+        "id": re.sub(r"[^\w-]+", "_", columns["label"]).strip("_") or "label",
+        "kind": "binary" if len(counts) == 2 else "single",
+        "of": columns["label"],
+        "labels": list(counts),
+        "map": mapped,
+        "missing": "none",
+        "court": {"harmful": harmful, "benign": benign},
+    }
+    id_ = re.sub(r"[^a-z0-9]+", "-", path.stem.lower()).strip("-") or "table"
+    fields = {name: columns[name] for name in ("id", "picture", "text", "language", "group") if columns[name]}
+    card = card_of(
+        {
+            "format": FORMAT,
+            "id": f"table-{id_}",
+            "title": path.name,
+            "layout": {"kind": found.kind, "pictures": [""]},
+            "fields": fields,
+            "splits": _splits(path, found.columns, columns["split"]),
+            "tasks": [task],
+        },
+        path.name,
+    )
+    read = ", ".join(f"{name} from {column}" for name, column in columns.items() if column)
+    words = (
+        f"{side} = {counted({label: counts[label] for label in labels})}"
+        for side, labels in (("harmful", harmful), ("benign", benign))
+    )
+    return PlainTable(card, path.parent, (f"{path.name}: {read}.", f"{', '.join(words)}.", *notes))
+
+
+def table_options(columns: Sequence[str], harmful: str) -> TableOptions:
+    """Options as they are given on the command line: ``NAME=COLUMN`` each, and labels separated by commas.
+
+    Raises:
+        BadRequest: A field is none that a meme has.
+    """
+    pairs = [one.partition("=")[::2] for one in columns]
+    wrong = [name for name, column in pairs if name.strip() not in _ROLES or not column.strip()]
+    if wrong:
+        raise BadRequest(
+            f"--column maps a field to a column, as in --column label=toxicity; the fields are {', '.join(_ROLES)}.",
+            field="column",
+        )
+    named = {name.strip(): column.strip() for name, column in pairs}
+    return TableOptions(named, tuple(word for word in map(str.strip, harmful.split(",")) if word))
+
+
+def _columns(path: Path, found: TableColumns, named: Mapping[str, str]) -> dict[str, str]:
+    """Column of each field of a meme; empty if there is none."""
+    every = found.columns
+    by_plain = {plain_word(name): name for name in every}
+    columns = {}
+    for name, column in named.items():
+        # As in labels, spelling is forgiven where it is clear which column is meant.
+        if (seen := column if column in every else by_plain.get(plain_word(column))) is None:
+            raise BadRequest(
+                f"{path.name} has no column {column}; it has {_in_words(every)}. Name another: --column {name}=NAME.",
+                reason="COLUMN_UNKNOWN",
+                field="column",
+            )
+        columns[name] = seen
+    free = {name: column for name, column in every.items() if name not in columns.values()}
+    columns.setdefault("split", split_column(free))
+    if "label" not in columns:
+        columns["label"] = _label_column(path, {name: one for name, one in free.items() if name != columns["split"]})
+    free = {name: column for name, column in free.items() if name not in (columns["label"], columns["split"])}
+    for name in ("picture", "text", "language", "group"):
+        columns.setdefault(name, named_column({one: every[one] for one in free}, name) if free else "")
+    if not columns["picture"] and not columns["text"]:
+        raise BadRequest(
+            f"{path.name} has no column of pictures or texts that is known by its name; it has {_in_words(every)}. "
+            "Name one: --column picture=NAME or --column text=NAME.",
+            reason="COLUMN_UNKNOWN",
+            field="column",
+        )
+    # A meme's own words are no other field of it.
+    columns.setdefault("id", id_column(free, columns["picture"]))
+    return {name: columns.get(name, "") for name in _ROLES}
+
+
+def _label_column(path: Path, free: Mapping[str, Column]) -> str:
+    plain = {re.sub(r"[\s-]+", "_", name.strip().lower()): name for name in free}
+    known = next((plain[name] for name in _LABELS if name in plain), "")
+    likely = [name for name, column in free.items() if column.is_label]
+    if known or len(likely) == 1:
+        return known or likely[0]
+    raise BadRequest(
+        f"{path.name} has no column that is known to hold the labels; it has {_in_words(free)}. Name it: --column "
+        "label=NAME.",
+        reason="COLUMN_UNKNOWN",
+        field="column",
+    )
+
+
+def _in_words(columns: Mapping[str, Column]) -> str:
+    """Columns, with their values where these are few."""
+    shown = [
+        f"{name} ({', '.join(sorted(column.values))})" if column.is_label else name for name, column in columns.items()
+    ]
+    return ", ".join(shown[:_SHOWN]) + (", …" if len(shown) > _SHOWN else "") or "none"
+
+
+def _labels(path: Path, found: TableColumns, name: str) -> tuple[dict[str, str], dict[str, int], list[str]]:
+    """Label by value, rows by label, and notes on missing values."""
+    column = found.columns[name]
+    if column.many or column.lists:
+        raise BadRequest(
+            f"{path.name}: column {name} has {'lists' if column.lists else 'too many different values'}, and no "
+            "labels. Name the column of labels: --column label=NAME; or describe the file by a card: docs/datasets.md.",
+            reason="COLUMN_UNKNOWN",
+            field="column",
+        )
+    classes = found.classes.get(name, ())
+    words = {
+        # Numbers of a ClassLabel stand for names; -1 stands for none, as in a test split.
+        value: classes[int(value)] if value.isdecimal() and int(value) < len(classes) else "" if classes else value
+        for value in column.values
+    }
+    by_word: dict[str, int] = {}
+    for value, count in column.values.items():
+        by_word[words[value]] = by_word.get(words[value], 0) + count
+    counts, note = label_counts(by_word)
+    if len(counts) < 2:
+        raise BadRequest(
+            f"{path.name}: column {name} has {f'only the label {counted(counts)}' if counts else 'no label'}, and two "
+            "are needed. Name another column of labels: --column label=NAME.",
+            reason="LABEL_UNKNOWN",
+            field="column",
+        )
+    by_plain = {plain_word(label): label for label in counts}
+    mapped = {value: label for value, word in words.items() if (label := by_plain.get(plain_word(word)))}
+    missing = column.missing + sum(count for value, count in column.values.items() if value not in mapped)
+    notes = [note] if note else []
+    if missing:
+        notes.append(f"{missing:,} of {column.rows:,} rows have no label.")
+    return mapped, counts, notes
+
+
+def _splits(path: Path, columns: Mapping[str, Column], name: str) -> list[dict[str, Any]]:
+    if not name:
+        return [{"name": ALL, "role": SplitRole.TEST, "files": [path.name]}]
+    spellings: dict[str, list[str]] = {}
+    for value in columns[name].values:
+        spellings.setdefault(plain_word(value) or value, []).append(value)
+    return [
+        {
+            "name": re.sub(r"[^\w.-]+", "_", words[0]),
+            "role": role_of(plain),
+            "files": [path.name],
+            "where": {name: words},
+        }
+        for plain, words in spellings.items()
+    ]
