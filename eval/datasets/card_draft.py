@@ -220,7 +220,7 @@ def inspect_files(paths: Sequence[Path]) -> TableColumns:
     if not similar:
         raise BadRequest(f"{largest.name} has no row that can be read as {kind}.", reason="DATA_UNUSABLE")
     # Sorted by name again, since the largest file was inspected first.
-    return TableColumns(kind, tuple(sorted(similar)), rows, columns, class_names(largest, kind))
+    return TableColumns(kind, tuple(sorted(similar)), rows, columns, classes=class_names(largest, kind))
 
 
 def content_kind(path: Path) -> FileKind:

@@ -34,7 +34,9 @@ async def with_test_share(table: PlainTable, share: float, seed: int, progress: 
     encoder, reader = await asyncio.to_thread(load_encoder), GuardedPictureReader()
     try:
         with TemporaryDirectory() as scratch:
-            embedded, vectors = await embed_rows(rows, read.pictures, encoder, reader, Path(scratch), progress.step)
+            embedded, vectors = await embed_rows(
+                rows, read.pictures, encoder=encoder, reader=reader, scratch=Path(scratch), tell=progress.step
+            )
     finally:
         await reader.aclose()
     numbers = duplicate_numbers(rows, embedded, vectors, encoder.identity.text_dim).tolist()

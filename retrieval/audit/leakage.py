@@ -124,7 +124,7 @@ async def find_leaks(
     Raises:
         OSError: The disk is full or can't be written to.
     """
-    imported, vectors = await embed_rows(judged, pictures, encoder, reader, scratch, tell)
+    imported, vectors = await embed_rows(judged, pictures, encoder=encoder, reader=reader, scratch=scratch, tell=tell)
     return await asyncio.to_thread(_find_copies, library, judged, pictures=imported, vectors=vectors, nearness=nearness)
 
 
