@@ -143,8 +143,8 @@ def with_table(options: Mapping[str, Any]) -> dict[str, Any]:
 
     data = options["data"]
     if options.get("dataset") or data is None or data.is_dir():
-        if given := [flag for name, flag in flags_of(TableWords).items() if options[name]]:
-            raise click.UsageError(f"{', '.join(given)} go with a plain table in --data, and no --dataset.")
+        if flags := [flag for name, flag in flags_of(TableWords).items() if options[name]]:
+            raise click.UsageError(f"{', '.join(flags)} go with a plain table in --data, and no --dataset.")
         return {}
     table = table_of(options)
     card, share = table.card, options["test_share"]

@@ -222,9 +222,9 @@ def named_source(
     Args:
         dataset: Id or card; empty for a plain table, with ``data`` as its file.
         split: Split to read; empty for the train split or, of a plain table without splits, for all rows.
-        columns: Of a plain table, columns by field, ``NAME=COLUMN`` each.
-        harmful: Of a plain table, the harmful labels, separated by commas.
-        pictures: Of a plain table, the folder of its pictures.
+        columns: Columns of a plain table by field, ``NAME=COLUMN`` each.
+        harmful: Harmful labels of a plain table, separated by commas.
+        pictures: Folder of the pictures of a plain table.
 
     Raises:
         BadRequest: The data set, the card with this name, or the table can't be read.

@@ -170,7 +170,7 @@ def duplicate_numbers(
     """Numbers groups of memes such that none is a leak of one in another group.
 
     Args:
-        pictures: As :func:`embed_rows` returns them, as for ``vectors``.
+        pictures: Embedded pictures by index, from :func:`embed_rows` like ``vectors``.
 
     Returns:
         int64 of shape (memes,), numbered from 0 in the order of each group's first meme.

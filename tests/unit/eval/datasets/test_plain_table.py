@@ -30,7 +30,7 @@ def table(folder, rows, header=HEADER, pictures=4):
     return write_table(folder / "memes.csv", header, rows) or folder / "memes.csv"
 
 
-def test_columns_and_classes_are_read_and_said(tmp_path):
+def test_columns_and_classes_are_read_and_reported(tmp_path):
     found = read_plain_table(table(tmp_path, rows_of("none", "hate")))
     assert found.notes == (
         "memes.csv: id from filename, picture from filename, text from text, label from label.",
