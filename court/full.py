@@ -56,11 +56,7 @@ class _Expert:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FullTrial:
-    """One full trial.
-
-    Attributes:
-        evidence: Meme, text and precedents, with the trial's settings, recorder and deadline.
-    """
+    """One full trial."""
 
     evidence: Evidence
     models: RoleModels

@@ -46,11 +46,7 @@ class GuardAdapter(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GuardOpinion:
-    """Opinion of a guard.
-
-    Attributes:
-        categories: Harm that it names, in its own words.
-    """
+    """Opinion of a guard."""
 
     harmful: bool
     categories: tuple[str, ...] = ()

@@ -76,8 +76,6 @@ class Frame:
 
     Attributes:
         png: Pixels, losslessly re-encoded by us; deterministic for the same upload.
-        width: In pixels.
-        height: In pixels.
         index: Index of the frame in the file, counted from 0.
         legible_png: Larger copy for reading text, with at most ``outgoing_side`` squared pixels; only for a picture so
             long that letters would be lost at ``outgoing_side``. It is not stored with the trial.

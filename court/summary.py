@@ -28,7 +28,6 @@ class Coverage:
     """Similarity of the nearest precedents, and the halves of the meme for which they are close enough to count.
 
     Attributes:
-        text: Highest text similarity among the precedents found, or None if texts could not be compared.
         enough: True if the halves above their minimum similarity carry at least half of the weight. A half below it
             still takes part in the ranking, as noise; if that half has most of the weight, the nearest precedents are
             near only by chance.

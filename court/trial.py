@@ -176,9 +176,6 @@ class Court:
     ) -> TrialRecord:
         """Resumes a trial where it was cut off; replies on record are not requested again.
 
-        Args:
-            record: Record of a trial that is open, or that failed for a transient reason.
-
         Raises:
             CantResume: The trial has a verdict, failed for good, or was begun with other settings, prompts, models or
                 precedents than are loaded now: the result would mix the two. As :meth:`run`.

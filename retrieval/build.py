@@ -46,9 +46,7 @@ class BuildReport:
     """Report on the rows of all sources.
 
     Attributes:
-        added: Number of memes added to the library.
         problems: Rows that were skipped, or added by their text alone, in order.
-        without_picture: Number of memes added by their text alone.
         text_cut: Ids of memes whose text is longer than the encoder reads.
     """
 
@@ -89,7 +87,6 @@ async def build_library(
     """Builds a library: reads, decodes, embeds, calibrates and writes.
 
     Args:
-        sources: Sources of the memes; of duplicate ids the first is used.
         picture_reader: Decodes pictures; None to use only the texts.
         progress: Progress callback, called in the event loop's thread or a worker's.
         replace: True to replace an existing library.
@@ -97,11 +94,6 @@ async def build_library(
         safeguards: Safeguards against a few precedents deciding alone.
         max_lost: Maximum share of rows, in [0, 1], that are unusable or lack a picture that they name; otherwise
             nothing is built.
-
-    Raises:
-        BadRequest: A source can't be read, too many rows are unusable, or there is a library already.
-        Unavailable: Another process is writing to the library.
-        OSError: The library can't be written.
     """
     # Checked before work that may take hours; Library.create checks again under its lock.
     await asyncio.to_thread(refuse_place, path, replace)
@@ -156,10 +148,7 @@ async def add_to_library(
     The accepted error of votes that decide alone stays as it is.
 
     Raises:
-        BadLibrary: A stored picture has changed since it was written.
         BadRequest: A source can't be read, no usable rows are left, or the library was changed since it was opened.
-        Unavailable: Another process is writing to the library.
-        OSError: The new generation can't be written; the old one stays in use.
     """
     taken = set(library.ids())
     remembered = EmbeddingCache(library.root, encoder.identity)
@@ -221,7 +210,6 @@ def tune(
 
     Args:
         rows: float32 of shape (n, text_dim + picture_dim).
-        memes: Memes of the rows; at least one.
         error: Accepted share of wrong labels if the vote alone decides, in (0, 1).
     """
     text_dim = encoder.identity.text_dim

@@ -76,24 +76,12 @@ async def open_court(
     """Opens and warms up everything that the settings name, so that the first request is as fast as later ones.
 
     Args:
-        read_text: True to start the text reader now because pictures will need it; otherwise it starts on first use.
         tell: Called with a sentence about each slow startup step.
         follow_library: True to pick up changes of the library within a second; otherwise it stays as it was opened.
         encoder_apart: True to run the encoder in its own process, so that it does not block this interpreter.
         duplicates: True to look for near-duplicates among memes tried before.
         patient: True to wait for model servers that do not answer yet.
-        may_be_blind: Roles that take part in trials but are shown no picture.
         search: False to open neither encoder nor library, when no trial is run and nothing is searched.
-
-    Raises:
-        BadLibrary: The library is missing, damaged or made with another encoder.
-        BadRequest: The policy, the prompts or the encoder can't be used, or the settings of a model server are
-            incomplete.
-        DocketError: The docket can't be opened.
-        NotLoaded: The configured procedure needs chat models and none are named, or a package for the encoder or the
-            text reader is not installed.
-        ModelRefused, Unavailable: A model server does not have the model, or does not answer; or the encoder's weights
-            can't be fetched.
     """
     async with AsyncExitStack() as stack:
         policy = Policy.load(settings.policy) if settings.policy else DEFAULT_POLICY
@@ -225,12 +213,7 @@ async def _cancel(task: asyncio.Task[None]) -> None:
 async def open_finder(
     settings: Settings, encoder: Encoder, pictures: PictureReader, tell: Callable[[str], None] = lambda _: None
 ) -> LibraryFinder | PgvectorFinder:
-    """Opens the finder for the precedent library in the settings, on disk or in a database; the caller closes it.
-
-    Raises:
-        NotLoaded: The library is in a database, and the driver is not installed.
-        BadLibrary, Unavailable: As :func:`open_library`; or the database can't be reached.
-    """
+    """Opens the finder for the precedent library in the settings, on disk or in a database; the caller closes it."""
     if isinstance(settings.library, Address):
         return await PgvectorFinder.open(settings.library, encoder)
     return LibraryFinder(await open_library(settings, encoder, pictures, tell), encoder)
@@ -243,7 +226,6 @@ async def open_library(
 
     Raises:
         BadRequest: The library is in a database.
-        BadLibrary: The library is missing, damaged or made with another encoder.
         Unavailable: Another process has been building the starter library for a minute and has not finished.
     """
     if isinstance(settings.library, Address):

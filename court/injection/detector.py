@@ -463,7 +463,6 @@ class _Rule:
 
     Attributes:
         within: Characters that the others may be from the first.
-        meanings: Tables of ``phrases.toml``.
     """
 
     kind: SignalKind

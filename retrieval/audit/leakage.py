@@ -74,8 +74,6 @@ class Leak:
 
     Attributes:
         why: One of :data:`WHYS`.
-        text_similarity: Cosine similarity of the texts; None if either has none.
-        picture_similarity: Cosine similarity of the pictures; None if either has none.
     """
 
     precedent: str
@@ -90,7 +88,6 @@ class Leaks:
     """Result of a search for leaks.
 
     Attributes:
-        leaks: All leaks, in the order of the precedents.
         text_alone: Number of precedents that would be near-duplicates by their text if no picture were missing.
         unseen: Judged memes that were compared without their picture.
         templates: Template of each judged meme that shares one with another, by id, named by the id of the first of
@@ -116,13 +113,7 @@ async def find_leaks(
     """Every precedent beside every judged meme.
 
     Args:
-        pictures: Folder of their pictures; None where there are none.
         scratch: Directory for temporary thumbnails during the comparison; created if missing.
-        nearness: Similarities from which a precedent is too near.
-        tell: Called with the step and its progress.
-
-    Raises:
-        OSError: The disk is full or can't be written to.
     """
     imported, vectors = await embed_rows(judged, pictures, encoder=encoder, reader=reader, scratch=scratch, tell=tell)
     return await asyncio.to_thread(_find_copies, library, judged, pictures=imported, vectors=vectors, nearness=nearness)
@@ -209,9 +200,7 @@ def _find_copies(
     """Every precedent beside every judged meme.
 
     Args:
-        pictures: Their pictures by index, without those that can't be imported.
         vectors: float32 of shape (judged, text_dim + picture_dim).
-        nearness: Similarities from which a precedent is too near.
     """
     dim = whole.manifest.encoder.text_dim
     same: tuple[tuple[dict[str, int], Callable[[LabelledMeme], str]], ...] = (

@@ -35,8 +35,6 @@ class Conflict:
     """Two precedents that contradict each other.
 
     Attributes:
-        harmful: Id of the precedent labelled harmful.
-        not_harmful: Id of the precedent labelled not harmful.
         same: True if they are the same, word for word and pixel for pixel.
     """
 
@@ -50,7 +48,6 @@ class Suspicion:
     """A label that its neighbours contradict.
 
     Attributes:
-        harmful: True if it is labelled harmful.
         probability: Probability of harm by the vote of its neighbours, in [0, 1].
     """
 
@@ -64,11 +61,8 @@ class LibraryCheck:
     """Result of a check of a library.
 
     Attributes:
-        memes: Number of precedents that were checked.
         duplicates: Groups of identical precedents with the same label, in order.
-        conflicts: Pairs that contradict each other.
         suspicious: Labels that the neighbours contradict, the clearest first.
-        near_empty: Precedents without a near neighbour.
         leaks: Precedents too near to judged memes; None if there were no memes to compare with.
     """
 
@@ -94,12 +88,7 @@ def check_library(
     """Compares all precedents with each other, in time quadratic in their number.
 
     Args:
-        leaks: Result of :func:`retrieval.audit.leakage.find_leaks`.
         sure: Highest probability of a precedent's own label at which the label is suspicious, in (0, 0.5).
-
-    Raises:
-        BadLibrary: The table of memes can't be read.
-        ValueError: ``sure`` is out of bounds.
     """
     if not 0 < sure < 0.5:
         raise ValueError(f"a label is suspicious at a probability in (0, 0.5), not {sure}")

@@ -89,11 +89,6 @@ def calibrate(
 
     Args:
         rows: float32 of shape (n, text_dim + picture_dim).
-        memes: Memes of the rows, at least one.
-        floors: Minimum similarities of the library.
-        text_floors: Minimum similarities of texts by script, if measured.
-        error: Accepted share of wrong labels if the vote alone decides.
-        safeguards: Safeguards of search and calibration; None for the defaults.
         groups: int64 of shape (n,): memes of a group, such as a template, are left out together and share a fold; None
             to group adjacent memes of the library.
         progress: Called with the number of finished alphas and their total.

@@ -63,12 +63,10 @@ def leave_one_out_neighbours(
 
     Args:
         rows: float32 of shape (n, text_dim + picture_dim).
-        limit: Largest number of memes to judge.
         twins_too: True to leave out, together with a meme, others that share its picture or its words.
         apart: True to also leave out near-duplicates (:data:`NEARLY`) and memes in the same block of :data:`GROUP`,
             which a data set often collected from one place.
         template: Minimum cosine of pictures on one template, which are left out together; None to keep them.
-        safeguards: Safeguards of the library; None for the defaults.
         groups: int64 of shape (n,): groups of memes, such as templates, to use instead of blocks of :data:`GROUP`; None
             for the blocks.
     """

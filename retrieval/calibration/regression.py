@@ -38,7 +38,6 @@ def fit(x: NDArray[np.float64], y: NDArray[np.bool_], strength: float) -> Fitted
 
     Args:
         x: Vectors, shape (n, dim).
-        y: Labels, shape (n,), both of which occur.
         strength: Inverse strength of the L2 penalty (C).
     """
     n, dim = x.shape

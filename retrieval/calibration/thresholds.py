@@ -38,7 +38,6 @@ def choose_sure_range(
         probabilities: Held-out probabilities of harm, shape (q,).
         labels: True for harmful memes, shape (q,).
         threshold: Probability from which the vote is harmful: no side crosses it.
-        error: Accepted share of wrong labels on a side.
     """
     low = [(bound, probabilities <= bound) for bound in _HUNDREDTHS if bound < threshold]
     high = [(bound, probabilities >= bound) for bound in reversed(_HUNDREDTHS) if bound >= threshold]
@@ -117,7 +116,6 @@ def measure_min_similarity(
 
     Args:
         rows: float32 of shape (n, text_dim + picture_dim).
-        known: Minimum similarities that the encoder knows.
     """
     text, picture = known.text, known.picture
     if text is None:

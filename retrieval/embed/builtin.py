@@ -64,10 +64,6 @@ class BuiltinEncoder(DescribedPictures):
 
         Args:
             threads: Number of texts embedded in parallel, each on one processor; None for at most four.
-
-        Raises:
-            NotLoaded: The weights, or the packages that run them, are not installed.
-            BadRequest: The weights are damaged or belong to another model.
         """
         folder = find_weights()
         self._tokenizer, self._session = _load(folder)
@@ -136,12 +132,7 @@ def _share_read(text: str, ids: Sequence[int], places: Sequence[tuple[int, int]]
 
 
 def _load(folder: Path) -> tuple[Any, Any]:
-    """Loads the tokenizer and the model from the files in a folder.
-
-    Raises:
-        NotLoaded: The packages that run the encoder are not installed.
-        BadRequest: The files are damaged or belong to another model.
-    """
+    """Loads the tokenizer and the model from the files in a folder."""
     try:
         # Imported by name: they have few type hints, and are only needed where this encoder is used.
         onnxruntime, tokenizers = import_onnxruntime(), import_module("tokenizers")
@@ -178,11 +169,7 @@ def _load(folder: Path) -> tuple[Any, Any]:
 
 
 def _read_weights(path: Path) -> Mapping[str, NDArray[np.float32]]:
-    """Reads the arrays with the names and layout of the graph: matrices as right-hand operands.
-
-    Raises:
-        KeyError, safetensors.SafetensorError: One is missing, or the file can't be read.
-    """
+    """Reads the arrays with the names and layout of the graph: matrices as right-hand operands."""
     from safetensors import safe_open
 
     weights: dict[str, NDArray[np.float32]] = {}

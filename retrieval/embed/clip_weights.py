@@ -33,7 +33,6 @@ class LoadedClip:
     Attributes:
         model: The model in float32, on the CPU, in inference mode.
         known_as: Name under which open_clip finds its tokenizer.
-        config: Its architecture, as open_clip describes it.
     """
 
     name: str
@@ -73,9 +72,6 @@ def weights_digest(modules: Mapping[str, torch.nn.Module]) -> str:
     """SHA-256 of names, shapes, types and values of all tensors of these modules, as ``sha256:…``.
 
     The same weights have the same digest regardless of file format and device.
-
-    Raises:
-        BadRequest: A value is not finite, as only in damaged weights.
     """
     import torch
 

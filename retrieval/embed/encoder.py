@@ -125,9 +125,6 @@ class Encoder(Protocol):
 
         Returns:
             float32 of shape (n, picture_dim): for each picture the direction of the mean of its frames.
-
-        Raises:
-            ValueError: A picture has no frame.
         """
         ...
 
@@ -136,7 +133,6 @@ class Encoder(Protocol):
 
         Args:
             text: Its text, perhaps empty.
-            frames: Frames of its picture as PNG; empty to embed the text alone.
 
         Returns:
             The result of :meth:`embed_texts` for the text, and of :meth:`embed_pictures` for the picture, if any.
@@ -156,11 +152,7 @@ class Halves:
 
 
 def unit_rows(rows: NDArray[np.floating]) -> NDArray[np.float32]:
-    """Normalises rows, shape (n, d), to length 1, as contiguous float32; rows of zeros stay zero.
-
-    Raises:
-        ValueError: A value is not finite.
-    """
+    """Normalises rows, shape (n, d), to length 1, as contiguous float32; rows of zeros stay zero."""
     wide = np.asarray(rows, dtype=np.float64)
     # Checked here, as NaN compares as false in a search: such a meme would silently never be found.
     if not np.isfinite(wide).all():

@@ -53,7 +53,6 @@ class OnnxTextEncoder(DescribedPictures):
             threads: Number of texts embedded in parallel, each on one processor; None for at most four.
 
         Raises:
-            NotLoaded: A package that runs it is not installed.
             BadRequest: The folder lacks a file, or the model can't be run as a sentence encoder.
         """
         self._tokenizer, self._session, model = _load(folder)
@@ -138,11 +137,7 @@ class _Embedded:
 
 
 def _pooling(folder: Path, outputs: Sequence[str]) -> tuple[str, str, list[Path]]:
-    """The output to use, its pooling (``given``, ``mean``, ``first``), and the files that determine it.
-
-    Raises:
-        BadRequest: No output is known, or its pooling is not specified.
-    """
+    """The output to use, its pooling (``given``, ``mean``, ``first``), and the files that determine it."""
     if _SENTENCE in outputs:
         return _SENTENCE, "given", []
     output = next((name for name in _TOKENS if name in outputs), None)
@@ -179,12 +174,7 @@ def _most_tokens(folder: Path) -> int:
 
 
 def _load(folder: Path) -> tuple[Any, Any, Path]:
-    """Loads the tokenizer, which neither truncates nor pads, and the model; returns them and the model's file.
-
-    Raises:
-        NotLoaded: A package that runs it is not installed.
-        BadRequest: The folder lacks a file, or its files are damaged.
-    """
+    """Loads the tokenizer, which neither truncates nor pads, and the model; returns them and the model's file."""
     model = next((path for path in (folder / "model.onnx", folder / "onnx" / "model.onnx") if path.is_file()), None)
     if model is None or not (folder / "tokenizer.json").is_file():
         raise BadRequest(

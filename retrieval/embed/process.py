@@ -85,13 +85,11 @@ class EncoderProcess:
 
         Args:
             load: Loads the encoder; pickled and called in the child process.
-            clock: Monotonic clock, in seconds.
             call_cpu_s: CPU time limit of a call for each text or picture in it, in seconds.
             call_s: Wall-clock limit of a call for each text or picture in it, in seconds.
 
         Raises:
             Unavailable: The process ended before the encoder was loaded.
-            Exception: Any error that ``load`` raised.
         """
         self._start = partial(_Child, load, call_cpu_s)
         self._clock = clock
@@ -129,11 +127,7 @@ class EncoderProcess:
         return found
 
     def check(self) -> None:
-        """Tries to restart the process if the last restart failed; else does nothing.
-
-        Raises:
-            Unavailable: The process can't be started now.
-        """
+        """Tries to restart the process if the last restart failed; else does nothing."""
         if self._failure is not None:
             self._after(self._child)
 
@@ -259,7 +253,6 @@ class _Child:
         Raises:
             Unavailable: The call timed out.
             _Ended: The process ended before it answered.
-            Exception: Any error of the encoder.
         """
         answer: Future[Any] = Future()
         # _listen closes under this lock: a later call would wait for an answer that nobody receives.

@@ -111,12 +111,6 @@ class FactCorpus:
         """The best passages for a query by both rankings together, then sorted by trust in their source.
 
         Of adjacent passages only the better is returned: :meth:`read` gives both.
-
-        Args:
-            most: Maximum number of passages.
-
-        Raises:
-            Unavailable: The encoder is not available now.
         """
         scores: dict[int, float] = {}
         for ranking in (self._words.search(query, _RANKED), self._by_meaning(query)):
@@ -136,11 +130,7 @@ class FactCorpus:
         return sorted(hits, key=lambda hit: -hit.trust)
 
     def read(self, id_: str) -> tuple[FactDocument, str]:
-        """The document of a passage, and its text from the preceding passage to the following one.
-
-        Raises:
-            KeyError: There is no such passage.
-        """
+        """The document of a passage, and its text from the preceding passage to the following one."""
         place = self._places[id_]
         start, end = self._passages[place].start, self._passages[place].end
         if place and self._same_document(place, place - 1):

@@ -37,7 +37,6 @@ class ResultPaths:
     """Dotted paths to the results in an endpoint's JSON answer; numbers are list indexes from 0.
 
     Attributes:
-        results: Path of the list of results; empty if the answer is the list.
         date: Path of the date in a result; empty for none.
     """
 
@@ -60,10 +59,7 @@ class Endpoint:
     """A search endpoint.
 
     Attributes:
-        shape: Format of its requests and answers.
         key: API key; None for none.
-        paths: Paths of the results in its answer, for the shape ``json``.
-        query: Name of the parameter that holds the query, for the shape ``json``.
     """
 
     url: str
@@ -104,7 +100,6 @@ class EndpointEvidence:
         """Results of the endpoint, in its order.
 
         Raises:
-            Overrun: The request timed out.
             Unavailable: The endpoint can't be reached, refuses, or sends an answer that does not match its shape.
         """
         try:
@@ -138,7 +133,6 @@ class EndpointEvidence:
         """The page of a result, or its snippet if pages are not fetched.
 
         Raises:
-            Overrun: Fetching the page timed out.
             Unavailable: The page can't be fetched or read, or the result was evicted.
         """
         hit = self._known.get(document_id)

@@ -36,7 +36,6 @@ class ExtractedText:
     """Text and metadata of a file.
 
     Attributes:
-        text: Its text, never empty.
         title: Its title; empty if it has none.
         date: Its date in ISO 8601; empty if it names none.
         url: Its canonical address; empty if it names none.
@@ -62,11 +61,7 @@ class TextExtractor:
     """Extracts text from files in worker processes; safe to call concurrently."""
 
     def __init__(self, workers: int = 1, guard: Guard = _GUARD) -> None:
-        """Starts nothing yet.
-
-        Args:
-            workers: Maximum number of processes.
-        """
+        """Starts nothing yet."""
         self._guard = guard
         self._workers = GuardedWorkers("retrieval.facts.worker", guard, name="document reader", workers=workers)
 
@@ -82,7 +77,6 @@ class TextExtractor:
         Raises:
             BadRequest: The file can't be read or exceeds the limits; a retry would fail again.
             NotLoaded: The file is a PDF, and the library that reads them is not installed.
-            Unavailable: No process could be started.
         """
         # Also checked here, as a failure in the worker would look like an unreadable file.
         if kind == "pdf" and find_spec("pypdf") is None:

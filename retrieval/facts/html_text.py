@@ -87,8 +87,6 @@ def html_text(data: bytes, charset: str = "", *, strict: bool = True) -> dict[st
     """Text, title, date and address of a page; each empty if the page has none.
 
     Args:
-        data: The page as it was sent or stored.
-        charset: Encoding named by the server; empty for none.
         strict: True to raise on bytes that are invalid in the encoding; False to insert replacement characters.
 
     Raises:

@@ -45,7 +45,6 @@ class ReadDocuments:
     """Documents read from files, and problems.
 
     Attributes:
-        good: The documents, in the order of the files.
         problems: A problem for each file or line without a document.
     """
 
@@ -59,13 +58,7 @@ async def read_documents(
     """Reads documents from files; each gets a unique id, and unreadable files or lines become problems.
 
     Args:
-        files: The files, whose formats are recognised by their suffixes.
-        extractor: Extracts the text of PDF files and pages.
         origin: Origin of documents whose files do not specify it.
-
-    Raises:
-        NotLoaded: There is a PDF, and the library that reads them is not installed.
-        Unavailable: No extraction process can be started.
     """
     found = ReadDocuments()
     taken: set[str] = set()

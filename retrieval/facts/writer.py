@@ -47,14 +47,9 @@ def write_corpus(
         root: Directory of the corpus; new, empty, or with a corpus to replace.
         documents: Its documents, at least one, with unique ids.
         encoder: Embeds passages; None to search by words alone.
-        trust: Trust in each source or host.
-        demonstration: True for a corpus that only demonstrates the feature.
-        replace: True to replace an existing corpus.
 
     Raises:
         BadRequest: The directory has other content, or there are no documents.
-        Unavailable: Another process is writing there.
-        OSError: The disk is full or can't be written to.
     """
     if not documents:
         raise BadRequest("There is no document for the corpus. Name files that hold some.", reason="CORPUS_EMPTY")

@@ -99,10 +99,6 @@ class CandidateIndex:
         Args:
             rows: float32 of shape (n, dim), n at least 1; may be memory-mapped, is read in blocks.
             progress: Called with the number of encoded rows and the total.
-
-        Raises:
-            ValueError: There are no rows, or ``text_dim`` does not fit them.
-            RuntimeError: FAISS failed.
         """
         import faiss
 
@@ -127,13 +123,6 @@ class CandidateIndex:
 
         Each is written atomically. If two processes write concurrently, file and sidecar may not match, and the next
         process to open them rebuilds both.
-
-        Args:
-            path: Path of the file; the sidecar has the suffix ``.json`` in addition.
-            vectors_digest: Digest of the vectors that it was built from.
-
-        Raises:
-            OSError: The file can't be written.
         """
         import faiss
 
@@ -227,12 +216,7 @@ def load_or_build(
     """Loads the candidate index of these rows, or builds and saves it if there is no matching file.
 
     Args:
-        rows: Rows to index, as for :meth:`CandidateIndex.build`.
-        vectors_digest: Digest of the rows.
         progress: Called with the number of encoded rows and the total, if it is built.
-
-    Raises:
-        RuntimeError: FAISS failed.
     """
     try:
         stage = CandidateIndex.open(path, vectors_digest)

@@ -133,14 +133,8 @@ class FusedIndex:
 
         Args:
             text: Text half of the query, shape (text_dim,), length 1 or 0; None for none.
-            picture: Picture half of the query, shape (picture_dim,), length 1 or 0; None for none.
             alpha: Weight of the text, in [0, 1].
-            k: Number of rows to find; fewer come back if there are fewer.
             among: Boolean mask of shape (n,) of the rows that may be found; None for all.
-
-        Raises:
-            ValueError: The query is not finite or of the wrong shape, alpha is outside [0, 1] or k below 1.
-            RuntimeError: FAISS failed.
         """
         if not 0 <= alpha <= 1:
             raise ValueError(f"alpha must lie in [0, 1], not {alpha}")
@@ -283,7 +277,6 @@ def merged(parts: Sequence[tuple[int, Hits]], k: int) -> Hits:
 
     Args:
         parts: Number of the first row of each part among all rows, and the best ``k`` of that part.
-        k: Number of rows to find.
     """
     together = Hits(
         np.concatenate([first + hits.rows for first, hits in parts]),

@@ -95,15 +95,12 @@ def plan_add(
     """Plans to append a meme.
 
     Args:
-        now: Current state of the library.
         meme: Meme with an id that was never used in the library, as records of trials refer to precedents by id.
         vector: float32 of shape (text_dim + picture_dim,), each half of length 1, or 0 if missing.
         picture: Small picture to store, a JPEG; None for none.
 
     Raises:
         PrecedentExists: The id is or was in use.
-        BadRequest: Name or reason is missing.
-        ValueError: The vector does not fit the meme.
     """
     if not fits(vector, meme, now.encoder):
         raise ValueError("the vector of a meme has halves of length 1, or 0 where it has none")
@@ -135,13 +132,7 @@ def plan_add(
 
 
 def plan_remove(now: CurrentLibrary, id_: str, *, who: str, why: str) -> PlannedChange:
-    """Plans to remove a meme; it can be restored until the history forgets it.
-
-    Raises:
-        NoSuchPrecedent: The precedent does not exist.
-        CantChange: The precedent is the only one.
-        BadRequest: Name or reason is missing.
-    """
+    """Plans to remove a meme; it can be restored until the history forgets it."""
     row, before = _known(now, id_)
     _refuse_to_empty(now)
     return PlannedChange(
@@ -153,9 +144,7 @@ def plan_relabel(now: CurrentLibrary, id_: str, label: PrecedentLabel, *, who: s
     """Plans to relabel a meme; the label counts as verified, and the source's own label stays.
 
     Raises:
-        NoSuchPrecedent: The precedent does not exist.
         CantChange: The precedent already has that label and is verified.
-        BadRequest: Name or reason is missing.
     """
     row, before = _known(now, id_)
     # Setting the same label on an unverified precedent confirms it, which is a change.

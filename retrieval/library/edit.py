@@ -40,19 +40,11 @@ def add_precedent(
     """Embeds a meme and adds it; takes as long as the encoder.
 
     Args:
-        writer: Writer of the library, on disk or in a database.
-        encoder: Identity of the encoder that made the library.
-        text: Text of the meme; empty if it has none.
-        picture: Decoded picture; None if it has none.
-        source: Source of the precedent; the person who adds it if empty.
         categories: Categories, in the words of the person who decided.
         verified: True if the label counts as verified, as one given by a person does.
 
     Returns:
         The change, and True if the text is longer than the encoder reads.
-
-    Raises:
-        As :meth:`retrieval.library.ports.Writer.add`; BadText if the text is invalid.
     """
     check_text(text)
     # Vectors of another encoder may have the right length but are meaningless here.
@@ -110,9 +102,7 @@ async def changed(opened: Opened, work: Callable[[Writer], T]) -> T:
     """Changes a library or reads its history in a thread; once begun, it is completed even if the caller is cancelled.
 
     Raises:
-        BadLibrary: The library is missing or damaged.
         BadRequest: The change is invalid; see the methods of :class:`retrieval.library.ports.Writer`.
-        Unavailable: The library can't be changed now.
     """
 
     def done() -> T:
@@ -144,9 +134,6 @@ async def add_meme(
     """Decodes a meme's picture in a sandbox, embeds the meme and adds it to a library.
 
     Args:
-        encoder: Identity of the encoder that made the library.
-        text: Text of the meme; empty if it has none.
-        image: Picture file; None if it has none.
         known: Further arguments of :func:`retrieval.library.edit.add_precedent`.
 
     Returns:

@@ -35,7 +35,6 @@ class EmbeddedPicture:
     """Cached embedding of a picture.
 
     Attributes:
-        bytes_sha256: SHA-256 of the file, in hex.
         pixels_sha256: SHA-256 of the normalised pixels, in hex.
         vector: float32 of shape (picture_dim,).
     """

@@ -121,12 +121,7 @@ class MemeWriter:
         )
 
     def finish(self) -> None:
-        """Writes the remaining rows, commits, and builds the indexes.
-
-        Raises:
-            BadRequest: An id occurs twice.
-            OSError: The disk is full or can't be written to.
-        """
+        """Writes the remaining rows, commits, and builds the indexes."""
         self._flush()
         self._run("INSERT INTO names VALUES (?, ?)", ((number, name) for name, number in self._names.items()))
         try:

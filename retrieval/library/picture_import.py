@@ -50,10 +50,8 @@ class ImportedPicture:
     """Embedded picture.
 
     Attributes:
-        bytes_sha256: SHA-256 of the file, in hex.
         pixels_sha256: SHA-256 of the normalised pixels, in hex.
         vector: float32 of shape (picture_dim,).
-        kept: Location of the stored thumbnail.
     """
 
     bytes_sha256: str
@@ -77,9 +75,6 @@ async def embed_pictures_of(
     """Imports pictures; returns them, and the problems of those that failed, both by index in ``wanted``.
 
     Pictures in the cache ``remembered`` are not decoded and embedded again; new ones are added to it.
-
-    Raises:
-        OSError: The disk is full or can't be written to.
     """
     # Shared by all batches, several of which run at once.
     gate = asyncio.Semaphore(_AT_ONCE)

@@ -34,9 +34,7 @@ async def follow(finder: Searched, tell: Callable[[str], None], *, every_s: floa
     (damaged, or made by another encoder) is reported once and skipped; the old one stays in use.
 
     Args:
-        finder: Finder to keep up to date.
         tell: Called with a sentence about each swap or failure.
-        every_s: Polling interval, in seconds.
     """
     looked_at: tuple[int, int, int] | None = None
     while True:

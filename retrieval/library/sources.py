@@ -90,11 +90,7 @@ class Row:
 
     Attributes:
         line: Line number, counted from 1.
-        label: Label in the court's terms.
-        source_label: Label in the source's own words.
         text: Text of the meme; empty if it has none.
-        categories: Categories in the source's own words.
-        image: Name of the picture's file; empty if there is none.
     """
 
     line: int
@@ -112,8 +108,6 @@ class Problem:
     """Fault of a row.
 
     Attributes:
-        line: Line number, counted from 1.
-        id: Id of the meme; empty if it could not be read.
         reason: Description of the fault, which quotes nothing of the meme.
         kept: True if the meme was imported all the same, by its text alone.
     """

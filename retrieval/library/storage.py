@@ -44,7 +44,6 @@ class Pointer:
     """Content of ``CURRENT``.
 
     Attributes:
-        generation: Name of the current generation's directory.
         manifest_sha256: SHA-256 of its manifest, in hex. The manifest vouches for the other files, and only this digest
             for the manifest.
         journal_size: Committed bytes of its journal.
@@ -106,15 +105,7 @@ def read_pointer(root: Path) -> Pointer:
 
 @contextlib.contextmanager
 def writing(root: Path, wait_s: float = 0.0) -> Iterator[None]:
-    """Holds the writer lock, which the system releases if the process dies.
-
-    Args:
-        root: The library's directory.
-        wait_s: Maximum time to wait for the lock, in seconds.
-
-    Raises:
-        Unavailable: Another process is writing.
-    """
+    """Holds the writer lock, which the system releases if the process dies."""
     until = time.monotonic() + wait_s
     # Opened anew each time, so that the lock excludes threads as well as processes. The file is never removed, or two
     # writers could each lock a different file of that name.
@@ -141,7 +132,6 @@ def publish(root: Path, fill: Callable[[Path], None], manifest_name: str) -> Poi
     A crash at any point leaves the old or the new generation current; other leftovers are removed by the next write.
 
     Args:
-        root: The library's directory.
         fill: Writes the files into the given directory, each by :func:`write_synced`.
         manifest_name: Name of the file whose digest ``CURRENT`` holds.
 

@@ -40,11 +40,7 @@ def shrink(frame: Frame) -> bytes:
 
 
 def frame_of(data: bytes) -> Frame:
-    """Decodes a stored thumbnail to the frame that is shown.
-
-    Raises:
-        BadLibrary: The bytes are not a thumbnail written by :func:`shrink`.
-    """
+    """Decodes a stored thumbnail to the frame that is shown."""
     try:
         with Image.open(io.BytesIO(data), formats=["JPEG"]) as opened:
             # Checked before anything is decoded: a library can be written by hand.
@@ -91,12 +87,7 @@ class PictureFile:
         return os.fstat(self._handle).st_size
 
     def read(self, stored: StoredPicture) -> bytes:
-        """Reads a thumbnail.
-
-        Raises:
-            BadLibrary: The picture was altered.
-            OSError: The picture can't be read.
-        """
+        """Reads a thumbnail."""
         # Not seek and read: threads would move each other's position.
         data = os.pread(self._handle, stored.size, stored.offset)
         # The digest also detects a short read from a truncated file.

@@ -128,12 +128,6 @@ def read_base(directory: Path, manifest: Manifest, check: Check, progress: Progr
 
     Of the thumbnails only the file size and the offsets are checked: they take ten times as many bytes as all else, and
     each is checked against its own digest when it is read.
-
-    Args:
-        progress: Called with the bytes checked and the total.
-
-    Raises:
-        BadLibrary: The generation was altered.
     """
     # Sizes first: the check is free and finds truncated files before gigabytes of them are hashed.
     for name, entry in manifest.files.items():
@@ -192,7 +186,6 @@ def problem_of(
     Args:
         rows: Expected to be float32 of shape (n, text_dim + picture_dim).
         flags: uint8 of shape (n,).
-        encoder: Identity of the encoder that made them.
         first: Number of the first row in messages.
     """
     problem = shape_problem(rows, flags.size, encoder)

@@ -50,8 +50,6 @@ class GuardedComparer:
 
         Args:
             workers: Maximum number of processes; each loads numpy and OpenCV.
-            cpu_s: CPU time of one job, in seconds.
-            wall_s: Wall-clock time of one job, in seconds.
         """
         guard = Guard(
             cpu_s=cpu_s,

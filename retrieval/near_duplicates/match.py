@@ -73,7 +73,6 @@ class MemeText:
     """The text of a meme.
 
     Attributes:
-        text: Text; empty if there is none.
         read: True if it was read off the picture and may contain misread letters.
     """
 
@@ -85,7 +84,6 @@ class HashedPicture:
     """A picture, with or without its plain borders, and its hashes.
 
     Attributes:
-        pixels: Pixels of the picture.
         hashes: Hashes of its eight positions, uint8 of shape (8, 32), in the order of
             :class:`~retrieval.near_duplicates.pdq.Position`.
         quality: Quality of the hashes, 0 to 100.
@@ -138,12 +136,7 @@ class Agreement(StrEnum):
 
 
 def fingerprint(frames: Sequence[bytes], words: MemeText) -> Fingerprint:
-    """Fingerprints a meme by its frames, which are our own PNG files; takes tens of milliseconds each.
-
-    Raises:
-        NotLoaded: ``pdqhash`` is not installed.
-        ValueError: There is no frame.
-    """
+    """Fingerprints a meme by its frames, which are our own PNG files; takes tens of milliseconds each."""
     return fingerprint_pixels([_decoded(png) for png in frames], words)
 
 

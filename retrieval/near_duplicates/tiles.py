@@ -80,7 +80,6 @@ class Comparison:
     """Result of comparing two pictures.
 
     Attributes:
-        outcome: Outcome of the comparison.
         worst: Root mean square difference of the worst tile, in levels; None if tiles were not compared.
         cut: Largest share of height or width outside the other on one side; None if they were not aligned.
     """

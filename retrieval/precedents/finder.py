@@ -49,7 +49,6 @@ class IndexedMemes:
     """Search over the vectors of labelled memes, as in a :class:`retrieval.library.ports.LibraryView`.
 
     Attributes:
-        library: Library that the vectors are from.
         harmful: True for each harmful row, shape (rows,).
     """
 
@@ -108,11 +107,7 @@ class _Snapshot(IndexedMemes):
         self._chosen: dict[Filter, NDArray[np.bool_]] = {}
 
     def warm(self, progress: Progress | None) -> None:
-        """Reads the rows and loads or builds the candidate index of a large library; once per generation.
-
-        Raises:
-            RuntimeError: FAISS failed.
-        """
+        """Reads the rows and loads or builds the candidate index of a large library; once per generation."""
         if self.warmed:
             return
         tell: Progress = progress or (lambda step, done, total: None)
@@ -241,19 +236,12 @@ class ThreadedFinder(ABC):
         """The most similar precedents: see :class:`court.ports.PrecedentFinder`.
 
         Args:
-            text: Text of the meme; empty if it has none.
-            frames: Representative frames of its picture; empty without one.
-            pixels_sha256: Digest of its normalised pixels.
-            exhibits: Number of precedents to show.
             tally: Minimum number of precedents to count.
-            alpha: Weight of the text, in [0, 1]; None for the library's own.
-            where: Filter of the precedents; None for all.
             leave_out_duplicates: True to exclude the meme itself and its near-duplicates: same picture, same text, or
                 both halves within :data:`retrieval.precedents.search.NEAR`.
 
         Raises:
             BadLibrary: The library is damaged; or a shared library is gone or was built with another encoder.
-            ValueError: Alpha is outside [0, 1], or a count is negative.
             Unavailable: The search can't be made now.
         """
         wanted = SearchRequest(
@@ -308,9 +296,6 @@ class LibraryFinder(ThreadedFinder):
 
         The new library is warmed first, which takes a while for a large one with other rows, so don't call this on the
         event loop.
-
-        Raises:
-            BadLibrary: The library was made with another encoder.
         """
         snapshot = self._ready(library, self._snapshot)
         # Warmed before the switch; meanwhile the old one answers as fast as before.
@@ -326,9 +311,6 @@ class LibraryFinder(ThreadedFinder):
         Args:
             progress: Called with the rows encoded, if the index has to be built, and then with the bytes of vectors
                 read.
-
-        Raises:
-            RuntimeError: FAISS failed.
         """
         self._snapshot.warm(progress)
 
@@ -354,10 +336,6 @@ class LibraryFinder(ThreadedFinder):
         Each is read from the library in which it was found: within one lineage an id never refers to a second meme, and
         precedents recently found in a replaced library are still read from that one. An id found in both with different
         pictures has none, as it is ambiguous.
-
-        Raises:
-            BadLibrary: A picture has changed since it was written.
-            Unavailable: They can't be read now.
         """
         snapshot = self._snapshot
 

@@ -32,11 +32,7 @@ _SPARE, _MOST_LOOKED_AT = 8, 16_384
 
 @dataclass(frozen=True, slots=True)
 class LibraryInfo:
-    """Description of a library at one moment.
-
-    Attributes:
-        tuning: Settings of search and vote.
-    """
+    """Description of a library at one moment."""
 
     identity: LibraryIdentity
     counts: Counts
@@ -88,11 +84,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class SearchRequest:
-    """Arguments of :meth:`retrieval.precedents.finder.LibraryFinder.find`.
-
-    Raises:
-        ValueError: Alpha is outside [0, 1], or a number below 0.
-    """
+    """Arguments of :meth:`retrieval.precedents.finder.LibraryFinder.find`."""
 
     exhibits: int
     tally: int

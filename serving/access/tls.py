@@ -44,11 +44,7 @@ class Certificates:
 
     @classmethod
     def of(cls, settings: Settings) -> Certificates | None:
-        """Returns the certificates that the settings name; None if they name none.
-
-        Raises:
-            BadRequest: The settings are incomplete, or the files can't be used.
-        """
+        """Returns the certificates that the settings name; None if they name none."""
         certificate, key, authorities = settings.tls_certificate, settings.tls_key, settings.tls_client_ca
         if certificate is None and key is None and authorities is None:
             return None

@@ -33,7 +33,6 @@ class CommandTable(click.Group):
 
         Args:
             table: Module and one-line summary of each command; the module has the command under its name.
-            settings: Arguments of click's own group.
         """
         super().__init__(**settings)
         self._table = table

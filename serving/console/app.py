@@ -71,13 +71,7 @@ def create_app(
     """Builds the console's ASGI application.
 
     Args:
-        docket: Docket whose trials are shown; the caller closes it.
-        tokens: Tokens of visitors; None for a console that only this machine can reach.
         origin: Public address (``https://example.org/court``), if it differs.
-        reviewing: Dependencies of the review pages; None for a console that is opened to read.
-
-    Raises:
-        ValueError: The console is reachable from outside this machine, and there are no tokens.
     """
     # Also checked here, so that embedding this application can't expose it by mistake (BO-4).
     if tokens is None and not only_here(host):
@@ -152,11 +146,6 @@ async def open_console(
 
     Args:
         address: ``host:port``; port 0 for a free one.
-        tokens: Tokens of visitors; None to allow everybody on this machine and nobody else.
-        reviewing: Dependencies of the review pages; None for a console that is opened to read.
-
-    Raises:
-        BadRequest: The address can't be listened on, or is reachable by other machines without tokens or TLS.
     """
     host, _ = split_address(_LISTENER, address)
     if tokens is None and not only_here(host):

@@ -122,11 +122,7 @@ def _midnight(day: str) -> datetime | None:
 
 
 async def bundle(request: Request) -> Response:
-    """Returns the bundle that ``memecourt docket bundle`` writes, without the names of those who viewed the picture.
-
-    Raises:
-        DocketError: The docket's private key is not available here, so nothing can be signed.
-    """
+    """Returns the bundle that ``memecourt docket bundle`` writes, without the names of those who viewed the picture."""
     record, console = await trial_of(request), console_of(request)
     text = await console.docket.auditor.bundle(record.trial_id)
     # Read again: the bundle may contain newer events.

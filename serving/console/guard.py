@@ -52,7 +52,6 @@ class RequestGuard:
 
         Args:
             hosts: Allowed host names; None for any. With DNS rebinding, a malicious page sends its own name.
-            origin: Public address, if it differs: ``https://example.org/court``.
         """
         self._app = app
         self._hosts = hosts
@@ -167,12 +166,7 @@ def _to_sign_in(request: Request) -> Response:
 
 
 async def _checked_form(request: Request) -> Form:
-    """Returns the submitted form after verifying that one of our pages sent it.
-
-    Raises:
-        BadRequest: The form is too long, or malformed.
-        NotAllowed: The form comes from another site, or from a page of an earlier session.
-    """
+    """Returns the submitted form after verifying that one of our pages sent it."""
     origin = request.headers.get("origin")
     own = console_of(request).origin or f"{request.url.scheme}://{request.headers.get('host', '')}"
     # Browsers may omit either header: if present it must match, and the token below is required in any case.

@@ -53,9 +53,6 @@ class Reviewing:
 
     Attributes:
         corrections: Maker of precedents from overrulings; None if the library can't be changed from here.
-        duplicates: Index of near-duplicates; None if there is none here.
-        blind_first: True if reviewers decide before the verdict is shown.
-        starter: True if verdicts rest on the starter library.
         on_reviewed: Called with each review that is stored here, for the server in the same process.
     """
 
@@ -74,7 +71,6 @@ class Console:
     Attributes:
         pictures: Pictures of precedents; None if the library can't be read here.
         origin: Public origin such as ``https://console.example.org``; empty if there is none.
-        reviewing: Dependencies of the review pages; None for a console that is opened to read.
     """
 
     docket: Docket
@@ -124,9 +120,6 @@ def form_of(request: Request) -> Form:
 
 async def trial_of(request: Request, trial_id: str | None = None) -> TrialRecord:
     """Returns the record of the trial in the address, if the visitor may see it.
-
-    Args:
-        request: Request with the ``trial_id`` and the visitor.
 
     Raises:
         TrialUnknown: The trial does not exist, or the visitor may not see it: the two can't be told apart.

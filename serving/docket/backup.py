@@ -64,13 +64,9 @@ async def back_up(
 
     Args:
         folder: Folder of the backup, which is created; a crash leaves one with the suffix ``.unfinished`` next to it.
-        settings: Settings in force, as the text of a file.
-        software: Version of the software that writes the backup.
 
     Raises:
         BadRequest: The docket is in PostgreSQL, or the folder exists already.
-        DocketError: Nothing was ever written to the docket, or the copy fails verification.
-        Unavailable: The docket can't be read now, or the backup can't be written.
     """
     if isinstance(address, Address):
         raise BadRequest(
@@ -113,13 +109,10 @@ async def restore(folder: Path, address: Path | Address, pictures: Path | str | 
 
     Args:
         address: File of the docket, which must not exist yet.
-        pictures: Directory of its pictures; next to the file if not given.
 
     Raises:
         BadRequest: The folder is not a complete backup, the docket exists already, or the docket or its pictures would
             not be on a disk.
-        DocketError: The backup is damaged.
-        Unavailable: The docket can't be written.
     """
     if isinstance(address, Address):
         raise BadRequest("A backup is restored to a file: name it with --docket.", field="docket")

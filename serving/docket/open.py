@@ -43,7 +43,6 @@ class Docket:
     exists.
 
     Attributes:
-        transactions: Transactions of the database, which all stores share.
         pictures: Picture storage outside of the database; None if they are stored in it.
     """
 
@@ -83,7 +82,6 @@ class Docket:
         Args:
             address: SQLite file, or address of a PostgreSQL database.
             create: True to create the docket if it does not exist.
-            read_only: True to open an existing file without writing.
             patience: Seconds to wait for another process that is writing.
             key: File of the private key that signs checkpoints, created with the first signature. If not given,
                 ``docket.key`` next to a file ``docket.sqlite``, or in MemeCourt's user folder for a database.
@@ -91,11 +89,8 @@ class Docket:
                 directory ``docket.sqlite-pictures`` next to a file, or a table in a database.
 
         Raises:
-            BadRequest: The picture storage can't be used.
             DocketError: The docket is missing and must not be created, is damaged, is not a docket, or has a later
                 format.
-            Unavailable: The database or the picture storage can't be reached.
-            NotLoaded: The database's driver is not installed.
         """
         database: Database
         if isinstance(address, Address):

@@ -37,12 +37,7 @@ Forget = Callable[[str], Awaitable[object]]
 
 @dataclass(frozen=True, slots=True)
 class RetentionPeriod:
-    """Days after which trials of some namespaces are erased.
-
-    Attributes:
-        days: Days since the opening of a trial.
-        which: Filter of the namespaces that it applies to.
-    """
+    """Days after which trials of some namespaces are erased."""
 
     days: int
     which: TrialFilter
@@ -100,7 +95,6 @@ async def erase_expired(
 
     Args:
         periods: Periods, no two of which apply to the same namespace.
-        now: Reference time for ages.
         forget: Takes a precedent out of the library; None where there is none that can be changed.
         unfinished: Trials that an earlier pass left unfinished.
     """
@@ -169,8 +163,6 @@ async def keep_retention(
 
     Args:
         forget: Takes a precedent out of the library; None where there is none that can be changed.
-        report: Called after each pass with the numbers of erased and overdue trials.
-        every_s: Seconds between two passes.
     """
     periods = retention_periods(settings)
     unfinished: Mapping[str, Sequence[str]] = {}

@@ -24,12 +24,7 @@ FORMAT = "memecourt-trial/1"
 
 
 def document(source: ExportSource, *, pictures: Pictures = Pictures.NONE, messages: bool = False) -> dict[str, Any]:
-    """A trial, fit to be written as JSON.
-
-    Args:
-        pictures: Form of the picture's frames in the document, in Base64.
-        messages: True to include the messages sent to models.
-    """
+    """A trial, fit to be written as JSON."""
     record = source.record
     verdict, review = record.verdict, record.review
     content: dict[str, Any] = {
@@ -82,11 +77,7 @@ def write_document(source: ExportSource, *, pictures: Pictures = Pictures.NONE, 
 
 
 def read_document(text: str | bytes) -> TrialRecord:
-    """The record in a document, or in a line of a JSONL export.
-
-    Raises:
-        BadRequest: The text is no document of a trial.
-    """
+    """The record in a document, or in a line of a JSONL export."""
     try:
         content = json.loads(text)
         if not isinstance(content, dict) or content.get("format") != FORMAT:

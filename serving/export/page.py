@@ -28,8 +28,6 @@ def page(
 
     Args:
         pictures: Form of its pictures. Only with SHARP does the file contain anything by which they can be made out.
-        messages: True to include the messages sent to models, each behind a click.
-        now: Time of the export, UTC.
     """
     style = (files(__package__) / "templates" / "page.css").read_text("utf-8")
     record = source.record

@@ -70,13 +70,7 @@ async def gather(
     """A trial with its pictures.
 
     Args:
-        log: Gives the receipt of its verdict.
         pictures: True to read the pictures; veiling them is up to the writer of the export.
-        library: Library of the precedents; None if their pictures can't be had.
-
-    Raises:
-        TrialUnknown: There is none of that id, or it was erased.
-        Unavailable: The pictures can't be read now.
     """
     record = await trials.record(trial_id)
     # A receipt is of a verdict: without one there is none to be had.

@@ -36,7 +36,6 @@ class Listener:
 
     Attributes:
         field: Setting that its address comes from.
-        at_once: Maximum number of concurrent connections; further callers are told to retry.
     """
 
     name: str
@@ -58,12 +57,8 @@ async def open_listener(
     """Serves an application inside the block; yields its URL.
 
     Args:
-        address: ``host:port``; port 0 for a free one.
         stopping: Event from which on responses end their connections, so that callers open others elsewhere. After the
             drain delay of the settings no connection is accepted, and idle ones are closed.
-
-    Raises:
-        BadRequest: The address can't be listened on, or is reachable by other machines without tokens or TLS.
     """
     host, port = split_address(listener, address)
     # Before anything listens (BO-4).

@@ -52,7 +52,6 @@ class DecodingPool:
         """Starts idle.
 
         Args:
-            most: Maximum number of files that are decoded concurrently.
             memory: Accounts for the bytes of the pictures that :meth:`picture` lends; None if they are not limited.
         """
         self._pictures = pictures
@@ -94,12 +93,8 @@ class DecodingPool:
     async def read(self, data: bytes, file: bytes, namespace: str) -> DecodedPicture:
         """Returns the picture in a file.
 
-        Args:
-            file: SHA-256 of it.
-
         Raises:
             BadPicture: The picture can't be read, exceeds the limits, or is in quarantine.
-            Unavailable: The picture could not be decoded now; a retry may succeed.
         """
         # text_given: a file that crashes only text readers may still be decoded.
         self._quarantine.require(file, text_given=True)

@@ -24,12 +24,7 @@ from serving.judging.request import ANY_VERSIONS, TrialRequest
 
 @dataclass(frozen=True, slots=True)
 class TrialResult:
-    """Result of a trial.
-
-    Attributes:
-        picture_seconds: Seconds that decoding the picture took, before the trial.
-        total_seconds: Seconds from the request to the verdict.
-    """
+    """Result of a trial."""
 
     record: TrialRecord
     picture_seconds: float
@@ -76,14 +71,11 @@ class TrialExecutor:
         """Decodes the picture, runs a trial and stores its record.
 
         Args:
-            within_s: Seconds until the caller's deadline; None if there is none.
-            picture: Picture of the request, if it has already been decoded.
             batch: True if the request belongs to a batch, so that nobody waits for this one.
 
         Raises:
             BadPicture: The picture can't be tried; nothing is recorded.
             NotLoaded: The procedure, or a version that the request pins, is not available; nothing is recorded.
-            Unavailable: A dependency is not available now; nothing is recorded.
             TrialAborted: The trial started and failed; its record is stored.
         """
         began = time.perf_counter()
@@ -123,7 +115,6 @@ class TrialExecutor:
         """Resumes an interrupted trial.
 
         Args:
-            within_s: Seconds until the caller's deadline; None if there is none.
             batch: True if the trial belongs to a batch, so that nobody waits for this one.
 
         Raises:
@@ -153,11 +144,6 @@ class TrialExecutor:
         batch: bool = False,
     ) -> TrialRecord:
         """Puts a further question to the Judge of a trial, and stores the ruling or why there is none.
-
-        Args:
-            picture: Picture of the trial, from :meth:`picture_of_trial`.
-            within_s: Seconds until the caller's deadline; None if there is none.
-            batch: True if the trial belongs to a batch, so that nobody waits for this one.
 
         Returns:
             The record with the event.

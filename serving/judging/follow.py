@@ -62,7 +62,6 @@ class Followed:
 
     Attributes:
         old: Record of the court's trial; None if it was erased.
-        new: Record of the candidate's trial; None if there is no verdict.
         reason: Code of the error for which there is no verdict, or empty.
     """
 
@@ -80,10 +79,7 @@ class FollowRules:
 
     Attributes:
         share: Share of the court's verdicts, drawn by the trial's id, so that a larger share is a superset.
-        namespace: Only trials of this namespace; None for all.
         since: Only trials opened at this time or later.
-        at_once: Maximum number of concurrent trials.
-        within_s: Time limit of each trial in seconds.
     """
 
     share: float = 1.0
@@ -115,9 +111,6 @@ class Follower:
         """Yields the outcomes of all log entries since the last call, in this or an earlier process.
 
         A repeated call resumes trials that were cut off. An entry counts as done once its outcome was yielded.
-
-        Raises:
-            CourtError: A docket is not available; the next call goes on with the same entry.
         """
         first = await self._next_entry()
         while entries := await self._court.log.entries(first, _PAGE, {"VerdictGiven", "Erased"}):

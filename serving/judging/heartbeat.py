@@ -28,11 +28,7 @@ _log = logging.getLogger("memecourt.service")
 
 
 class Heartbeat:
-    """Sends the heartbeats of one server, and watches those of the others.
-
-    Attributes:
-        beat_s: Seconds between two heartbeats.
-    """
+    """Sends the heartbeats of one server, and watches those of the others."""
 
     def __init__(
         self,

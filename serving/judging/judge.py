@@ -56,12 +56,7 @@ _CALLER_SPECIFIC = frozenset({"DEADLINE", "PIN_NOT_LOADED", "POLICY_NOT_LOADED"}
 
 
 class TrialRunner:
-    """Answers requests, running a trial only if one is needed. Safe for concurrent use within one event loop.
-
-    Attributes:
-        decoders: Pool that decodes pictures, for its trials and for others.
-        orphans: Resumes the trials of dead servers.
-    """
+    """Answers requests, running a trial only if one is needed. Safe for concurrent use within one event loop."""
 
     def __init__(
         self,
@@ -114,11 +109,7 @@ class TrialRunner:
         self._open = False
 
     async def __aenter__(self) -> Self:
-        """Starts the heartbeat and answers requests from now on.
-
-        Raises:
-            Unavailable: The docket is not there now.
-        """
+        """Starts the heartbeat and answers requests from now on."""
         # Before the first lease: leases of a server without a heartbeat soon look like those of a dead one.
         await self._heartbeat.beat()
         self._background = [asyncio.create_task(work) for work in (self._heartbeat.run(), self._reaper.run())]
@@ -157,7 +148,6 @@ class TrialRunner:
         A cancelled call only stops waiting; a trial continues as long as at least one caller waits for it.
 
         Args:
-            within_s: Seconds until the caller's deadline; None where there is none.
             patient: True if the caller waits however long the queue is, as a stream does.
 
         Raises:

@@ -85,11 +85,7 @@ class LeaseTable:
         return f"{self._heartbeat.server}/{next(self._numbers)}"
 
     def wanted(self, name: RequestName, payload: str, trial_id: str, owner: str = "") -> Lease:
-        """Builds a lease that is yet to be acquired.
-
-        Args:
-            owner: Server that runs the trial; this one if empty.
-        """
+        """Builds a lease that is yet to be acquired."""
         return Lease(name, payload, trial_id, owner or self.owner())
 
     async def acquire(self, wanted: Lease, former: Lease | None = None) -> Lease:
@@ -99,7 +95,6 @@ class LeaseTable:
 
         Raises:
             RequestConflict: The name belongs to a different request.
-            Unavailable: The lease can't be stored now.
         """
         if former is not None:
             return await self.take_over(former, wanted.trial_id, wanted.owner) or await self.standing(former)
@@ -155,9 +150,6 @@ class LeaseTable:
 
         Returns:
             The lease in force; ``wanted`` if this call acquired it.
-
-        Raises:
-            Unavailable: The docket can't say.
         """
         lead = await self.acquire(wanted)
         while lead.trial_id != wanted.trial_id:

@@ -336,16 +336,11 @@ class NearDuplicateIndex:
         """Finds a trial whose verdict can be reused for this meme: similar hash, equivalent text, no differing tile.
 
         Args:
-            text: Text of the meme; empty if it has none.
-            text_read: True if the text was read off the picture.
             usable: Function that returns True if the verdict of a trial may be reused; called before pictures are
                 compared.
 
         Returns:
             Id of the trial; None if there is none, or if the settings do not allow reuse.
-
-        Raises:
-            Unavailable: The docket can't be read now.
         """
         if not self._reuses:
             return None
@@ -369,9 +364,6 @@ class NearDuplicateIndex:
 
         To be called before the verdict is stored: a fingerprint without a verdict is ignored, but a verdict without a
         fingerprint would never be found. If storing takes long, it continues in the background and this is logged.
-
-        Raises:
-            Unavailable: The fingerprint can't be stored now.
         """
         pixels, upright = "", np.empty((0, BYTES), np.uint8)
         if picture is not None:

@@ -98,7 +98,6 @@ class Orphans:
 
         Raises:
             Unavailable: The trial could not be started now, and stays open as before.
-            As :meth:`court.trial.Court.resume`.
         """
         standing = await self._leases.standing(lease)  # it may have been attempted before, and deferred
         if standing.trial_id != lease.trial_id or self._in_flight.of(lease.trial_id):

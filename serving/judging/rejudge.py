@@ -67,7 +67,6 @@ class Rejudging:
 
         Args:
             known: Cache that learns the new verdicts, so that later requests for these memes get them.
-            within_s: Time limit of each trial in seconds.
         """
         self._executor = executor
         self._known = known
@@ -147,11 +146,7 @@ class Rejudging:
 
 
 async def rejudge_all(rejudging: Rejudging, selection: Selection, *, at_once: int) -> AsyncIterator[Rejudged]:
-    """Yields the result for each decided trial of a selection, in order; skips trials that rejudged others.
-
-    Args:
-        at_once: Maximum number of concurrent trials.
-    """
+    """Yields the result for each decided trial of a selection, in order; skips trials that rejudged others."""
     running: list[asyncio.Task[Rejudged]] = []
     try:
         async for record in selection.records():

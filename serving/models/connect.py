@@ -49,12 +49,8 @@ async def connect_models(
 ) -> RoleModels | None:
     """Connects to the model servers; None if the settings name none.
 
-    Args:
-        patient: True to wait for a server that does not answer.
-
     Raises:
         BadRequest: A role has a server without a model, or a model without a server.
-        NotLoaded: The client for model servers is not installed.
         ModelRefused: A server does not have the model, refuses the key, does not accept required pictures, or can't
             make the model think as configured.
         Unavailable: None of a model's servers answers, and ``patient`` is False.
@@ -172,11 +168,7 @@ def expected_trial(roles: RoleModels) -> str:
 async def _connect_guard(
     own: GuardSettings, loads: defaultdict[str, Load], http: httpx2.AsyncClient, tell: Callable[[str], None]
 ) -> GuardModel:
-    """Connects to the guard and only checks its presence, since guards have a fixed answer format.
-
-    Raises:
-        ModelRefused: Its server does not have the model, or refuses the key.
-    """
+    """Connects to the guard and only checks its presence, since guards have a fixed answer format."""
     from court.backends.chat.client import ChatCompletions
     from court.backends.chat.features import Capabilities, LogProbs, Thinking
 

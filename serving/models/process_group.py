@@ -25,7 +25,6 @@ class ProcessGroup:
 
     Args:
         secret: Is blotted out wherever it is said.
-        tell: Is told every line, on a thread of its own.
     """
 
     def __init__(

@@ -100,12 +100,7 @@ class Call:
             await self._api.methods[self._operation.method].stream(self._incoming, self._budget, events)
 
     async def finish(self, answering: Coroutine[Any, Any, Any]) -> Any:
-        """Returns the result of an answer to this call, until its deadline or until its caller disconnects.
-
-        Raises:
-            Overrun: The deadline has passed; DEADLINE.
-            CallerGone: The caller has disconnected; the method was cancelled.
-        """
+        """Returns the result of an answer to this call, until its deadline or until its caller disconnects."""
         working = asyncio.ensure_future(answering)
         leaving = asyncio.ensure_future(connection_of(self._request).lost.wait())
         try:
@@ -228,11 +223,7 @@ async def finished(
     work: Callable[[], Awaitable[Response | None]],
     failed: Callable[[ProblemDetails], Response | None] | None = None,
 ) -> Response | None:
-    """Awaits work and returns its response, or that of its problem; None if the caller has disconnected.
-
-    Args:
-        failed: Converts a problem to a response; RFC 9457 if not given.
-    """
+    """Awaits work and returns its response, or that of its problem; None if the caller has disconnected."""
     try:
         return await work()
     except CallerGone:

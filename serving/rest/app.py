@@ -56,16 +56,7 @@ def create_api(
     described: bool,
     webhook_keys: Sequence[str] = (),
 ) -> Starlette:
-    """Builds the HTTP API as an ASGI application.
-
-    Args:
-        api: Access to the services' methods.
-        judging: Endpoint of Judge; the caller closes it.
-        names: Allowed host names; None for any.
-        origin: Public address (``https://example.org/court``), if it differs.
-        described: True to serve the description of the API.
-        webhook_keys: Public keys that signatures of webhooks are verified with.
-    """
+    """Builds the HTTP API as an ASGI application."""
     routes: list[BaseRoute] = []
     for operation in OPERATIONS:
         endpoint: ASGIApp = judging if operation is JUDGE else Endpoint(api, operation)
@@ -106,12 +97,7 @@ class Front:
     """
 
     def __init__(self, app: ASGIApp, *, names: frozenset[str] | None, origin: str) -> None:
-        """Wraps an application.
-
-        Args:
-            names: Allowed host names; None for any.
-            origin: Public address, if it differs: ``https://example.org/court``.
-        """
+        """Wraps an application."""
         self._app = app
         self._names = names
         self._origin = origin
@@ -211,12 +197,6 @@ async def open_api(
 
     Args:
         settings: TLS, tokens, and hosts that pictures are fetched from.
-        address: ``host:port``; port 0 for a free one.
-        webhook_keys: Public keys that signatures of webhooks are verified with.
-        stopping: Event that is set when the server begins to stop.
-
-    Raises:
-        BadRequest: The address can't be listened on, or is reachable by other machines without tokens or TLS.
     """
     listener = Listener(
         "The HTTP API",

@@ -40,7 +40,6 @@ async def pieces_of(request: Request) -> AsyncIterator[bytes]:
 
     Raises:
         BadRequest: The body is compressed or too large (BODY_TOO_LARGE, before reading it if announced).
-        CancelledError: The caller has gone.
     """
     _require_plain(request)
     value, taken = request.headers.get("content-length", ""), 0
@@ -72,12 +71,7 @@ async def whole_body(request: Request) -> bytearray:
 
 @dataclass(frozen=True, slots=True)
 class ReceivedRequest:
-    """A received request; its length is that of what was received for it.
-
-    Attributes:
-        message: Complete request.
-        size: Bytes that were received.
-    """
+    """A received request; its length is that of what was received for it."""
 
     message: Any
     size: int
@@ -88,16 +82,7 @@ class ReceivedRequest:
 
 
 async def received(operation: Operation, request: Request, fetch: Fetch) -> ReceivedRequest:
-    """Reads the request of a call.
-
-    Args:
-        request: HTTP request; its body has not been read.
-        fetch: Fetches pictures that the request names by address.
-
-    Raises:
-        BadRequest: The request is malformed or too large.
-        CancelledError: The caller has gone.
-    """
+    """Reads the request of a call."""
     # Path and headers take precedence over the body, which may repeat but not contradict them (message_of).
     own = {field: request.path_params[name] for name, field in operation.fields.items()}
     if operation is JUDGE and (key := idempotency_key(request)):

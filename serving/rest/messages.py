@@ -71,12 +71,10 @@ def message_of(kind: type[Message], fields: Mapping[str, Any], own: Mapping[str,
     """Converts a JSON object to a request.
 
     Args:
-        fields: JSON object.
         own: Fields from the path, which the object may repeat but not contradict.
 
     Raises:
         BadRequest: A field is unknown, its value has the wrong type, or bytes are not base64.
-        BadPicture: The picture has no bytes.
     """
     # A copy, since bytes are removed from it.
     remaining = _by_own_names(kind, fields)

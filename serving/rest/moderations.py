@@ -109,11 +109,6 @@ class ModerationsEndpoint:
 async def judge_requests(fields: Mapping[str, Any], request_id: str, fetch: Fetch) -> Sequence[ReceivedRequest]:
     """Converts a moderation request to Judge requests: one per text, or one for parts that form a meme.
 
-    Args:
-        fields: JSON object of the request.
-        request_id: Id from the caller, or empty.
-        fetch: Fetches pictures that a part names by address.
-
     Raises:
         BadRequest: The request does not follow OpenAI's format, or uses something unsupported.
     """

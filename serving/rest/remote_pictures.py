@@ -38,7 +38,6 @@ async def open_remote_pictures(hosts: Sequence[str], *, ca_file: str | None = No
 
     Args:
         hosts: Allowed host names, whose addresses must be public.
-        ca_file: Certificate authorities to trust instead of the system's, PEM.
     """
     if not hosts:
         yield _refuse

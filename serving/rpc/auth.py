@@ -60,15 +60,7 @@ class Access(grpc.aio.ServerInterceptor):
         self._tokens = tokens
 
     def admit(self, method: str, metadata: Metadata, *, exists: bool = True) -> None:
-        """Sets the caller of the current call, if it may call a method.
-
-        Args:
-            method: Full name, ``/memecourt.v1.Court/Judge``.
-            exists: False for a method that the server does not have.
-
-        Raises:
-            Unauthenticated, NotAllowed: The call is refused.
-        """
+        """Sets the caller of the current call, if it may call a method."""
         caller: Caller | None = None
         try:
             caller, now = (ANYBODY, None) if self._tokens is None else _caller(self._tokens, metadata)

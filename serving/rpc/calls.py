@@ -47,11 +47,7 @@ if TYPE_CHECKING:
 
 
 def parse_request(kind: type[Request], data: bytes) -> Request:
-    """Parses a request.
-
-    Raises:
-        BadRequest: The bytes are not a valid request; MALFORMED_REQUEST.
-    """
+    """Parses a request."""
     try:
         return kind.FromString(data)
     except DecodeError:
@@ -110,7 +106,6 @@ class Budget:
     """Time that a call has, and the trace that it belongs to.
 
     Attributes:
-        within_s: Seconds until an answer must be sent; None if the caller gave no deadline.
         traceparent: W3C ``traceparent`` header, or empty.
     """
 
@@ -132,9 +127,7 @@ class Method(Generic[Request]):
         """Describes a method.
 
         Args:
-            request: Type of its request.
             answer: Coroutine function that returns the response, or async generator function of a stream's responses.
-            memory: Memory budget that must have room before the request is read.
             of: Passed to :meth:`ReceiveBudget.receive`.
         """
         self._request = request

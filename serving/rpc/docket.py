@@ -50,11 +50,7 @@ class DocketService:
     """
 
     def __init__(self, telemetry: Telemetry = SILENT, *, memory: ReceiveBudget) -> None:
-        """Starts closed.
-
-        Args:
-            memory: Memory budget that must have room before a request is read.
-        """
+        """Starts closed."""
         self._session: Session[Docket] = Session()
         self._telemetry = telemetry
         self.methods: Mapping[str, Method[Any]] = {
@@ -243,7 +239,6 @@ async def _visible_record(trials: TrialReader, trial_id: str) -> TrialRecord:
     """Returns the record of a trial that the caller may see.
 
     Raises:
-        BadRequest: No id is given.
         TrialUnknown: The trial does not exist, or the caller may not see it: callers can't tell the two apart.
     """
     try:
@@ -279,7 +274,6 @@ def _label(request: wire.ReviewVerdictRequest, outcome: ReviewOutcome, record: T
     """Returns the label that the review leaves in force.
 
     Raises:
-        NotDecided: There is no verdict.
         BadRequest: The label contradicts the outcome.
     """
     verdict = record.verdict

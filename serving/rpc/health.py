@@ -171,7 +171,6 @@ async def run_health_checks(health: Health, dependencies: Mapping[str, Sequence[
     """Checks the dependencies of all services repeatedly, and sets each service's status; never returns.
 
     Args:
-        health: Receives the status of each service.
         dependencies: Dependencies of each service, which is NOT_SERVING until all of them were checked.
     """
     results: dict[ReadinessCheck, bool] = {}

@@ -51,12 +51,7 @@ class CourtService:
     """
 
     def __init__(self, settings: Settings, telemetry: Telemetry = SILENT, *, memory: ReceiveBudget) -> None:
-        """Starts closed.
-
-        Args:
-            settings: Limits: concurrent trials, waiting callers, memory.
-            memory: Memory budget of all services of the server.
-        """
+        """Starts closed."""
         self._settings = settings
         self._telemetry = telemetry
         self._session: Session[_OpenCourt] = Session()

@@ -33,18 +33,11 @@ class Methods:
     """The methods of services, and the interceptors that count and authorise their calls over gRPC.
 
     Attributes:
-        access: Authorises calls.
-        telemetry: Counts, times and traces calls.
         interceptors: Interceptors of every gRPC call, the outermost first.
     """
 
     def __init__(self, *services: Service, tokens: Tokens | None = None, telemetry: Telemetry = SILENT) -> None:
-        """Collects the handlers and interceptors.
-
-        Args:
-            services: Services of :mod:`memecourt.v1`.
-            tokens: Tokens of callers; None for a server that does not authenticate.
-        """
+        """Collects the handlers and interceptors."""
         self.access = Access(tokens)
         self.telemetry = telemetry
         self._services = services

@@ -194,8 +194,6 @@ class PrecedentsService:
         """Changes a precedent that exists and that the caller may change.
 
         Raises:
-            BadRequest: No id is given, or the change does not fit the precedent.
-            NoSuchPrecedent: The precedent does not exist, or belongs to another caller.
             NotAllowed: The precedent belongs to no namespace, and the caller is limited to some.
         """
         required(id_, _MOST_ID, "id")

@@ -29,12 +29,7 @@ _HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 
 
 async def make_server(methods: Methods, *, reflect: bool = True) -> tuple[grpc.aio.Server, Health]:
-    """Builds a server with these methods, health and reflection; it does not listen yet and reports NOT_SERVING.
-
-    Args:
-        methods: Methods of the services, which other transports may serve too.
-        reflect: True to enable reflection.
-    """
+    """Builds a server with these methods, health and reflection; it does not listen yet and reports NOT_SERVING."""
     health = Health()
     server = grpc.aio.server(
         interceptors=methods.interceptors,

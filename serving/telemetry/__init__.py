@@ -66,12 +66,7 @@ class Telemetry:
         log: bool = False,
         metrics_port: int | None = None,
     ) -> None:
-        """Combines the outputs.
-
-        Args:
-            log: True to log a line for each event of a trial.
-            metrics_port: Port of the metrics; None if they are not served.
-        """
+        """Combines the outputs."""
         self.metrics_port = metrics_port
         self.metrics = metrics or cast("Metrics", _NoMetrics())
         self._tracing = tracing
@@ -98,7 +93,6 @@ class Telemetry:
         """Counts, times and traces a call of another transport than gRPC inside the block.
 
         Args:
-            method: Full name, ``/memecourt.v1.Court/Judge``.
             time_left: Returns the seconds until the caller's deadline, or None.
             code_of: Returns the name of the code that the call ended with, given its error.
         """
@@ -169,12 +163,7 @@ SILENT = Telemetry()
 
 @asynccontextmanager
 async def open_telemetry(settings: Settings) -> AsyncIterator[Telemetry]:
-    """Opens telemetry by the settings; exports pending spans at the end of the block.
-
-    Raises:
-        BadRequest: Metrics can't be served at that address.
-        NotLoaded: Traces are enabled, and OpenTelemetry is not installed.
-    """
+    """Opens telemetry by the settings; exports pending spans at the end of the block."""
     from serving.telemetry.metrics import Metrics
     from serving.telemetry.metrics_port import MetricsPort
 

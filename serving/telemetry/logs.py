@@ -31,11 +31,7 @@ _STANDARD = ("time", "level", "logger", "message", "error", "where")
 
 
 def set_up(log_format: Literal["text", "json"], stream: TextIO | None = None) -> None:
-    """Applies these rules to all logs, warnings and uncaught exceptions of the process; our own messages from INFO on.
-
-    Args:
-        stream: Stream of the log; standard error if not given.
-    """
+    """Applies these rules to all logs, warnings and uncaught errors of the process; our own messages from INFO on."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonLines() if log_format == "json" else TextLines())
     root = logging.getLogger()

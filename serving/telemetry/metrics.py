@@ -77,11 +77,7 @@ class Metrics:
     """All metrics of one server, in their own registry."""
 
     def __init__(self, settings: Settings) -> None:
-        """Creates the metrics.
-
-        Args:
-            settings: Settings, whose limits are exported for alerts to compare with.
-        """
+        """Creates the metrics."""
         # Disables the extra creation-time series of each counter: process_start_time_seconds suffices.
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
         self._by_labels: dict[tuple[Metric, tuple[str, ...]], Metric] = {}
@@ -267,11 +263,7 @@ class Metrics:
         held_bytes: Callable[[], float] | None = None,
         library: Callable[[], float] | None = None,
     ) -> None:
-        """Registers sources of current values, which are called from another thread and must be fast.
-
-        Args:
-            held_bytes: Bytes of requests and decoded pictures in memory.
-        """
+        """Registers sources of current values, which are called from another thread and must be fast."""
         for gauge, read in (
             (self._running, running),
             (self._waiting, waiting),

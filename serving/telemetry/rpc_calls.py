@@ -120,7 +120,6 @@ class MeasuredCall:
         """Prepares to measure a call.
 
         Args:
-            name: Service and method.
             time_left: Returns the seconds until the caller's deadline, or None.
             code_of: Returns the name of the code that the call ended with, given its error.
         """

@@ -19,10 +19,8 @@ class ObservedTrial:
     Attributes:
         procedure: Procedure of the trial; UNKNOWN if its beginning was not observed.
         trace_id: Trace id of its record, 32 hex digits or empty.
-        models: Configured model per role.
         began: Start of the observed part: the trial's opening or resumption.
         ahead: Summaries run ahead of their round, by side and round, whose calls are already counted.
-        span: Span of the trial, if it is traced.
     """
 
     trial_id: str

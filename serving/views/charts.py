@@ -31,7 +31,6 @@ def curve(side: Side, points: Sequence[Point], *, lowest: float, highest: float,
     """Entropy by round, of one side.
 
     Args:
-        points: In order of rounds.
         lowest: Lower end of the scale, in bits: the same for both sides, so that they can be compared.
     """
     # A nearly level curve stays level: noise drawn over the whole height would look like change.

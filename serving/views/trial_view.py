@@ -134,7 +134,6 @@ class TrialView:
     """View model of a trial.
 
     Attributes:
-        differences: Recomputed values that differ from the record, by event.
         readings: The Judge's reading of each precedent, by its id.
     """
 

@@ -51,7 +51,6 @@ class ReceiverAnswer:
     """Answer of a receiver.
 
     Attributes:
-        error: Reason of a failure, as a message of our own; empty if there was none.
         pause_s: Pause in seconds that the receiver asked for; 0 for none.
     """
 
@@ -64,11 +63,7 @@ class Receiver:
     """A webhook receiver."""
 
     def __init__(self, settings: WebhookSettings, *, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
-        """Reads the secrets without connecting.
-
-        Raises:
-            BadRequest: The secrets, the certificate authorities or the address can't be used.
-        """
+        """Reads the secrets without connecting."""
         self.settings = settings
         self.signers: Sequence[Signer] = signers_of(settings)
         self._clock = clock

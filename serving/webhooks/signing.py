@@ -79,11 +79,7 @@ class Ed25519Signer(Signer):
 
 
 def signers_of(hook: WebhookSettings) -> Sequence[Signer]:
-    """Reads the secrets of a receiver, the one in force first.
-
-    Raises:
-        BadRequest: A file can't be read, is readable by others, or contains no valid secret.
-    """
+    """Reads the secrets of a receiver, the one in force first."""
     files = [hook.secret_file, *([hook.old_secret_file] if hook.old_secret_file else [])]
     return [_signer_in(path, hook.name) for path in files]
 

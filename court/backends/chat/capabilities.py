@@ -159,9 +159,6 @@ async def probe_replicas(
 
     One reachable server is enough: others are assumed to be alike, and used once they answer.
 
-    Args:
-        tell: Callback for messages about servers that do not answer and missing capabilities.
-
     Raises:
         ModelRefused: A server does not have the model, or wants another key.
         Unavailable: No server answers; the message names them.
@@ -430,12 +427,7 @@ def _measure(model: ChatCompletions, first: tuple[ServerAnswer, float], second: 
 
 
 async def _can(model: ChatCompletions, ask: Callable[[], Awaitable[object]], within_s: float) -> bool:
-    """True if a probe succeeds.
-
-    Raises:
-        Unavailable: The server is too busy for a result, or gone.
-        ModelRefused: The server no longer accepts our key.
-    """
+    """True if a probe succeeds."""
     try:
         return bool(await ask())
     except Overrun:

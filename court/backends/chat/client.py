@@ -38,8 +38,6 @@ class ChatCompletions:
     """A :class:`~court.ports.ReplicatedModel`; safe to call concurrently, within one event loop.
 
     Attributes:
-        capabilities: Capabilities of the server. Set them, or have
-            :func:`~court.backends.chat.capabilities.probe` find them.
         speed: Speed of the server, as measured by the same probe; None if unknown.
     """
 
@@ -185,11 +183,7 @@ class ChatCompletions:
     async def answer(
         self, request: ChatRequest, *, within_s: float, extra: dict[str, Any] | None = None
     ) -> wire.ServerAnswer:
-        """Returns the server's full answer, for callers that need more than the reply.
-
-        Raises:
-            As :meth:`reply`.
-        """
+        """Returns the server's full answer, for callers that need more than the reply."""
         frames = [part for part in request.parts if isinstance(part, Frame)]
         if len(frames) > self.capabilities.pictures:
             raise ModelRefused(

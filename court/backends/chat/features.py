@@ -64,7 +64,6 @@ class Capabilities:
         picture_ids: True if the server caches pictures by our id (vLLM's ``uuid``), so that each is sent only once. The
             id must be the SHA-256 of the PNG, as a server uses whatever it has cached under a known id.
         cached_tokens: True if the server reports prompt tokens found in its prefix cache; otherwise 0 is recorded.
-        prefix_cache: True if prefix caching works; None if unknown.
         thinking: Thinking before the reply, and the switch that turns it off. If it can't be turned off, the first
             token belongs to a thought, and there are no odds.
         thinks_by: Switch that turns on thinking before the reply; ALWAYS if the model always thinks, NONE if it can't

@@ -71,8 +71,6 @@ class PostgresWriter:
         """Appends a meme; as :func:`retrieval.library.change_rules.plan_add`.
 
         Raises:
-            BadLibrary: The library is missing or damaged.
-            Unavailable: The server can't be reached, or another writer holds the lock for too long.
             ValueError: The picture is too large. And as the rules.
         """
         vector = np.ascontiguousarray(vector, dtype=np.float32)
@@ -93,12 +91,7 @@ class PostgresWriter:
         return self._made(lambda now: plan_revoke(now, number, who=who, why=why))
 
     def forget(self) -> None:
-        """Permanently deletes removed memes, on the previous generation too; the history still says who removed which.
-
-        Raises:
-            BadLibrary: The library is missing or damaged.
-            Unavailable: The server can't be reached, or another writer holds the lock for too long.
-        """
+        """Permanently deletes removed memes, also on the previous generation; the history keeps who removed which."""
 
         def forgotten(connection: Connection) -> None:
             state = read_state(connection)

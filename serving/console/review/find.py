@@ -65,11 +65,7 @@ _KNOWN = {"namespace": "namespace", "category": "category", "model": "models", "
 
 
 def search_of(fields: Mapping[str, str]) -> Search:
-    """Parses a search from form fields.
-
-    Raises:
-        BadRequest: A field is malformed.
-    """
+    """Parses a search from form fields."""
     label = fields.get("label", "")
     if label and label not in Label.__members__:
         raise BadRequest("There is no such label.", field="label")

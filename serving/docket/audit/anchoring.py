@@ -96,11 +96,7 @@ class HttpWitness(CheckpointWitness):
 
 
 def open_witness(named: str) -> CheckpointWitness:
-    """Opens the witness in the settings: a file, or an http or https address.
-
-    Raises:
-        BadRequest: The setting is not a valid witness.
-    """
+    """Opens the witness in the settings: a file, or an http or https address."""
     if "://" not in named:
         return FileWitness(Path(named))
     parts = urlsplit(named)
@@ -121,7 +117,6 @@ async def keep_anchored(
     """Sends newer checkpoints to a witness until cancelled, and then the newest one.
 
     Args:
-        every_s: Seconds between two checks for a newer one.
         on_anchored: Called with the number of entries covered by each stored checkpoint.
     """
     pushed, wait = "", every_s

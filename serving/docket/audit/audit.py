@@ -215,11 +215,7 @@ class Auditor:
     def __init__(
         self, transactions: Transactions, trials: TrialReader, *, log: TransparencyLog, keys: LogKeys, signer: Signer
     ) -> None:
-        """Prepares the auditor.
-
-        Args:
-            signer: Returns the docket's private key, by its public one.
-        """
+        """Prepares the auditor."""
         self._transactions = transactions
         self._trials = trials
         self._log = log
@@ -240,9 +236,6 @@ class Auditor:
         """Checks a whole docket; see :mod:`serving.docket.log.verify` for what is found and what can't be.
 
         All rows are from one snapshot, while the docket may be written to. Pictures are checked afterwards.
-
-        Raises:
-            Unavailable: The docket can't be read now.
         """
         derived = FromEntries()
 
@@ -275,14 +268,10 @@ class Auditor:
         """Builds the bundle file of a trial, with its proofs and its signed count of entries.
 
         Args:
-            with_access: True to include who viewed its picture.
             anchors: Checkpoints that the receiver has: the bundle proves that the log continues them.
 
         Raises:
             BadNote: A checkpoint of the receiver is not of this docket, or covers a larger log.
-            TrialUnknown: There is none of that id.
-            DocketError: The docket's private key is missing.
-            Unavailable: The docket can't be read or signed now.
         """
         public = await self._log.vkey()
         # Before anything is read: without the private key no count can be signed.

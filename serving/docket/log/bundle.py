@@ -53,10 +53,7 @@ def bundle(
 
     Args:
         parts: Parts with what the trial quotes, by number.
-        checkpoint: The signed checkpoint that they are shown against.
-        size: Number of entries under the checkpoint.
         count: Count from :func:`signed_count`.
-        read: Gives nodes of the tree.
         known: Size and note of checkpoints that the receiver has from earlier: the log is shown to continue them.
         withheld: Kinds whose bodies stay here; that they were logged is shown all the same.
     """

@@ -36,8 +36,6 @@ class Entry:
 
     Attributes:
         number: Position in the log, counted from 0 without gaps.
-        kind: Kind of the event, or one of our own (:data:`OWN_KINDS`).
-        trial_id: Id of the trial that it belongs to, or empty.
         seq: Position among the events of the trial, counted from 0 without gaps; -1 if it is not an event.
         at: Time of the event as text: ISO 8601, UTC.
         commitment: HMAC-SHA256 of the body under the salt, 32 bytes.

@@ -37,7 +37,6 @@ class VerifierKey:
     """A public key that verifies signatures.
 
     Attributes:
-        name: Name of the key's owner; for a log, its origin.
         public: Public key, 32 bytes (RFC 8032).
     """
 
@@ -86,7 +85,6 @@ class SigningKey:
         """Loads a key.
 
         Args:
-            name: Name of the key's owner.
             seed: Private key, 32 bytes (RFC 8032).
         """
         if len(seed) != 32:
@@ -128,11 +126,7 @@ class SigningKey:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Statement about the state of a log, to be signed.
-
-    Attributes:
-        root: Root hash of the tree over them.
-    """
+    """Statement about the state of a log, to be signed."""
 
     origin: str
     size: int
@@ -176,11 +170,7 @@ def open_note(note: str, keys: Iterable[VerifierKey]) -> str:
 
 
 def split_note(note: str) -> tuple[str, list[tuple[str, bytes, bytes]]]:
-    """Splits a note into its text and signatures (name, key id, signature), without verifying them.
-
-    Raises:
-        BadNote: The note is malformed.
-    """
+    """Splits a note into its text and signatures (name, key id, signature), without verifying them."""
     # Checked before splitting, since notes come from untrusted files and servers.
     if len(note) > _MOST_BYTES:
         raise BadNote("This is no signed note: it is too long.")
@@ -202,7 +192,6 @@ def sign_checkpoint(key: SigningKey, origin: str, size: int, root: bytes) -> str
 
     Args:
         key: Key of the log; by custom its name is the origin.
-        root: Root hash of the tree over them.
     """
     return sign_note(_checked(Checkpoint(origin, size, root)).text, [key])
 
@@ -225,11 +214,7 @@ def open_checkpoint(note: str, keys: Iterable[VerifierKey]) -> Checkpoint:
 
 
 def read_checkpoint(text: str) -> Checkpoint:
-    """Parses the text of a checkpoint; extra lines, which others may have added, are ignored.
-
-    Raises:
-        BadNote: The text is not a checkpoint.
-    """
+    """Parses the text of a checkpoint; extra lines, which others may have added, are ignored."""
     lines = text.removesuffix("\n").split("\n")
     # Further lines are allowed (C2SP tlog-checkpoint), empty ones are not.
     if len(lines) < 3 or not all(lines):

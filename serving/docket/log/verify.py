@@ -148,7 +148,6 @@ class Report:
         bodies: Entries whose body was checked.
         erased: Entries whose body was erased.
         anchors: Checkpoints from outside that agree with the docket.
-        anchored: Entries that the newest of those speaks for.
         findings: Faults, the first :data:`MOST_FINDINGS`.
         unchecked: Checks that could not be made, in sentences.
     """
@@ -198,12 +197,10 @@ def verify(
     """Checks all that is kept, pictures aside. Blocks for as long as it takes to read everything once.
 
     Args:
-        stored: The docket's rows.
         keys: Keys that must have signed its checkpoints, from a place outside of the docket; of one whose key was
             changed, any of its keys vouches for the others.
         derived: Makes anew what follows from entries; nothing has been added to it.
         anchors: Checkpoints kept outside.
-        progress: Is told of every 1,000 entries.
     """
     report = Report()
     state = stored.state()

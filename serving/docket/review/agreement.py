@@ -31,8 +31,6 @@ class Kappa:
         observed: Share of memes that agree, or for many reviewers of pairs of judgements; None if n is 0.
         expected: Share that would agree by chance, from the frequency of each label; None if n is 0.
         value: ``(observed - expected) / (1 - expected)``; None if everybody always gives the same label.
-        low: Lower end of the 95 % interval of the value; None if there is none.
-        high: Upper end of the interval.
     """
 
     n: int
@@ -112,7 +110,6 @@ class Agreement:
     Attributes:
         reviewed: Number of memes with a judgement that counts here.
         judgements: Number of judgements of these memes.
-        all: Fleiss' kappa among all reviewers.
         pairs: Cohen's kappa of each pair of reviewers with at least one meme in common.
         court: Cohen's kappa of each reviewer with the court, over memes for which the court had a label.
         court_all: Cohen's kappa of all judgements together with the court's labels.

@@ -62,9 +62,6 @@ class Corrections:
 
         Args:
             encoder: Returns the library's encoder; called in a thread when a meme is added.
-            trials: Reader of records and their pictures.
-            overrulings: Rule for which overrulings become precedents.
-            own: Opens the writers of namespaces with their own library.
         """
         self._opened = opened
         self._encoder = encoder
@@ -99,17 +96,12 @@ class Corrections:
         an earlier overruling added. If the trial is reviewed again or erased while the library is being changed, this
         is applied too, so that the library always matches the last review.
 
-        Args:
-            review: Last review of the trial.
-            chosen: True if the reviewer wants a precedent.
-
         Returns:
             The change; None if there was nothing to change.
 
         Raises:
             BadLibrary: There is no library, or it is damaged.
             BadRequest: The meme has nothing that can be compared, or does not fit the library.
-            Unavailable: The library can't be changed now. The review still stands.
         """
         trial_id = record.trial_id
         change = await self._bring(record, review, chosen=chosen)
@@ -149,12 +141,7 @@ class Corrections:
         )
 
     async def take_back(self, trial_id: str, *, who: str, why: str) -> Change:
-        """Withdraws the precedent of an overruling; the overruling itself stands.
-
-        Raises:
-            NoSuchPrecedent: The trial has no precedent (any more).
-            As :meth:`follow`.
-        """
+        """Withdraws the precedent of an overruling; the overruling itself stands."""
         opened = await self._library_of(trial_id)
         return await changed(opened, lambda writer: writer.remove(name_of(trial_id), who=who, why=_short(why)))
 
@@ -211,14 +198,8 @@ async def forget(opened: Opened, trial_id: str, *, who: str, why: str) -> bool:
     A library on disk is rewritten without it, including its history. One in a database keeps in its history what a
     revocation of the removal needs.
 
-    Args:
-        why: Reason of the removal, recorded in the history.
-
     Returns:
         True if there was anything to delete.
-
-    Raises:
-        As :meth:`Corrections.follow`.
     """
     return await forget_precedent(opened, name_of(trial_id), who=who, why=why)
 

@@ -50,13 +50,9 @@ class ErrorFigure:
     """Error of a group of sampled verdicts.
 
     Attributes:
-        drawn: Number of sampled verdicts with a label.
-        reviewed: Number of these for which a reviewer found a label.
         wrong: Number of reviewed verdicts with the other label.
         passed_wrong: Number of wrong verdicts that would not have been reviewed without the sampling.
         expected: Mean risk of the reviewed verdicts that have one; None if none has.
-        low: Lower end of the 95 % interval (Wilson) of the error; None if nothing was reviewed.
-        high: Upper end of the interval.
     """
 
     drawn: int
@@ -108,8 +104,6 @@ class DriftReport:
     """Error of the random sample.
 
     Attributes:
-        weeks: Figure of each week by its Monday, ascending; weeks without a sampled verdict are missing.
-        recent: Figure of the last 28 days.
         proposed: Cut-off that follows from all weeks; None where no verdict has a risk, or too few were reviewed.
     """
 
@@ -131,7 +125,6 @@ async def measure_drift(
 
     Args:
         wanted: Target for the share of memes whose label is wrong and unreviewed.
-        namespace: Namespace of the content; None for all.
     """
     drawn = await queue.sampled(since=now - timedelta(weeks=weeks), until=now, namespace=namespace)
     # One record at a time: only the reviewed part of a small sample is read, and records may be large.

@@ -35,11 +35,7 @@ _case, _same_meme_case = t.cases.c, t.cases.alias("twin").c
 
 
 def is_blinded(who: str, namespaces: frozenset[str] | None = None) -> ColumnElement[bool]:
-    """Builds the SQL condition that a case's verdict is hidden from a reviewer.
-
-    Args:
-        namespaces: Namespaces that they may review; None for all.
-    """
+    """Builds the SQL condition that a case's verdict is hidden from a reviewer."""
     # Other trials of the meme that still wait for this reviewer: this verdict would give theirs away.
     waits_too = [_same_meme(), _same_meme_case.waiting, ~saw_verdict(who, _same_meme_case)]
     if namespaces is not None:
@@ -125,12 +121,7 @@ class Lock:
 
 @dataclass(frozen=True, slots=True)
 class LockedReview:
-    """A review to be stored if its author holds the case, which is then released.
-
-    Attributes:
-        review: Review to store; its number is assigned when it is stored.
-        now: Current time, UTC.
-    """
+    """A review to be stored if its author holds the case, which is then released."""
 
     review: ReviewEvent
     now: datetime

@@ -60,12 +60,8 @@ class Case:
 
     Attributes:
         opened_at: UTC.
-        content_id: Caller's id of the content.
         pixels_sha256: SHA-256 of the picture's pixels; for a text without picture, the text's digest.
         models: Models of the trial; empty if none was used.
-        label: Label by the court; None if there is no verdict.
-        holds: Label in force: the last reviewer's, or the court's.
-        outcome: Outcome of the last review; None if there was none.
         score: P(harmful); None if the verdict has none.
         category: Category of the harm that the court found; empty if it found none.
         reasons: Reasons for human review, past or present, the most urgent first, each with a sentence.
@@ -120,9 +116,6 @@ class Search:
     """Search for trials that meet all conditions. Empty means no condition.
 
     Attributes:
-        text: Words that must all occur in the meme's text, its description or the rationale.
-        since: Opened then or later.
-        until: Opened before then.
         namespace: Namespace of the content; None for all, the empty one is a namespace too.
     """
 
@@ -153,8 +146,6 @@ class ReviewQueue:
         """Prepares the queue without reading anything.
 
         Args:
-            transactions: Transactions of the docket whose trials are reviewed.
-            rules: Rules that send a verdict to review without anybody asking for it.
             clock: Returns the current time, UTC. For locks, clocks of several machines must agree within a minute.
             patience_s: Maximum seconds that a caller waits for the projection to catch up with the log.
         """
@@ -174,9 +165,6 @@ class ReviewQueue:
         Returns:
             True if everything that was in the log at the call is projected. For a large docket the first run takes
             longer than callers wait: it continues in the background, and searches meanwhile find what is there.
-
-        Raises:
-            Unavailable: The docket can't be read or written now.
         """
         return await self._follower.catch_up(self._patience_s)
 
@@ -222,10 +210,7 @@ class ReviewQueue:
 
         Args:
             who: Reviewer; cases that they have already reviewed or asked about are left out.
-            limit: Largest number of cases.
             after: Cursor: ``cursor_of`` the last case of the previous page.
-            why: Reason for review; None for all.
-            namespaces: Namespaces that the reviewer may see; None for all.
         """
         await self.catch_up()
         # A second opinion must come from another person: whoever reviewed or asked is not offered the case again.
@@ -258,13 +243,8 @@ class ReviewQueue:
         """Searches trials, the most recently opened first.
 
         Args:
-            limit: Largest number of cases.
             after: Cursor: stored ``opened_at`` and ``trial_id`` of the last case of the previous page.
-            namespaces: Namespaces that may be seen; None for all.
             blind: Reviewer who must stay blind: trials that wait for them are not found by the court's output.
-
-        Raises:
-            BadRequest: The query has too many words.
         """
         await self.catch_up()
         position = (_case.opened_at, _case.trial_id)
@@ -317,7 +297,6 @@ class ReviewQueue:
         """Lists the values of ``namespace``, ``category``, ``models`` or ``reviewer`` to choose from.
 
         Args:
-            namespaces: Namespaces of the trials; None for all.
             blind: Reviewer to keep blind, as for :meth:`find`.
         """
         await self.catch_up()
@@ -340,12 +319,9 @@ class ReviewQueue:
         """Locks a case for a reviewer, or extends the lock.
 
         Args:
-            who: Reviewer who takes the case.
             reopen: True to accept a case that needs no review, or that this reviewer has decided already.
 
         Raises:
-            TrialUnknown: There is none of that id.
-            NotDecided: There is no verdict.
             CaseTaken: Somebody else has it.
             CaseClosed: The case needs no review any more.
             AnotherWanted: The case waits for another reviewer.
@@ -424,11 +400,8 @@ class ReviewQueue:
         this verdict nor that of another trial of the same meme was shown to this person before.
 
         Raises:
-            TrialUnknown, NotDecided: There is no verdict.
-            BadRequest: Clause or reason is missing, or UNDECIDED was found of a verdict that is not.
             NotLocked: This person does not hold the case (any more).
             AlreadyReviewed: The identical review was stored already, because it was sent twice.
-            Unavailable: The review can't be stored now.
         """
         clause, reason = clause.strip(), reason.strip()
         if not 0 < len(clause) <= 200:
@@ -467,9 +440,7 @@ class ReviewQueue:
         """Asks for a second opinion, by the person who holds the case, and releases it.
 
         Raises:
-            TrialUnknown, NotDecided: There is no verdict.
             BadRequest: There is no reason.
-            NotLocked, AlreadyReviewed, Unavailable: As :meth:`review`.
         """
         reason = reason.strip()
         if not 0 < len(reason) <= 2000:
@@ -487,13 +458,7 @@ class ReviewQueue:
     async def sampled(
         self, *, since: datetime, until: datetime, namespace: str | None = None
     ) -> Sequence[SampledReview]:
-        """Returns randomly sampled verdicts, by opening time of their trials, with the first review of each.
-
-        Args:
-            since: Opened then or later.
-            until: Opened before then.
-            namespace: Namespace of the content; None for all.
-        """
+        """Returns randomly sampled verdicts, by opening time of their trials, with the first review of each."""
         await self.catch_up()
         query = select(_case.trial_id, _case.opened_at, _case.label).order_by(_case.opened_at, _case.trial_id)
         query = query.where(_case.drawn, ~_case.erased, _case.label.not_in(["", str(Label.UNDECIDED)]))
@@ -530,11 +495,9 @@ class ReviewQueue:
         influenced by discussions, and repeat the first.
 
         Args:
-            until: Reviews before then.
             blind: Only those of reviewers who had not been shown the verdict.
             drawn: True for only randomly sampled trials: only these are representative, since the others were reviewed
                 because something was doubtful.
-            namespaces: Namespaces of the content; None for all.
         """
         await self.catch_up()
         row = t.reviews.c

@@ -48,8 +48,6 @@ class _Erasure:
     """Request to erase a trial, precedents, or both.
 
     Attributes:
-        trial_id: Id of the trial; empty to erase precedents only.
-        who: Person or system that requests the erasure.
         precedents: Precedents to remove from all records that quote them, such as those made from this trial.
         outside: True if pictures are stored outside of the database.
     """
@@ -78,11 +76,9 @@ class Eraser(SqlStore):
         The records of who viewed it and that it was erased remain, and so do earlier copies of the docket.
 
         Args:
-            who: Person or system that requests the erasure.
             precedents: Ids of precedents made from the trial; their texts are erased from all records that quote them.
 
         Raises:
-            TrialUnknown: There is none of that id.
             Unavailable: The erasure can't be done now; or it is done, but files or the picture storage still contain
                 some of it (``ERASURE_UNFINISHED``): repeat it.
         """

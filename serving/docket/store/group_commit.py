@@ -204,7 +204,6 @@ def sqlite_reader(path: Path, patience: float, *, immutable: bool) -> Engine:
     """Builds an engine for a read-only SQLite file.
 
     Args:
-        patience: Seconds to wait for a process that is writing.
         immutable: True if nothing can write to the file: it is then read without SQLite's companion files, which can't
             be created; existing ones are ignored.
     """
@@ -226,9 +225,6 @@ def sqlite_engine(path: Path, patience: float, *, create: bool = True, pages: in
     """Builds an engine for a SQLite file in WAL mode, flushed to disk at every commit.
 
     Args:
-        path: The file; its directory must exist.
-        patience: Seconds to wait for another process that is writing.
-        create: True if a connection creates the file when it is missing.
         pages: Size of the WAL in pages of 4 KiB at which a commit checkpoints it, which costs two more flushes.
     """
     url = URL.create(

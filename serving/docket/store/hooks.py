@@ -21,7 +21,6 @@ class Hook:
 
     Attributes:
         next_entry: Number of the log entry to be read next.
-        owner: Server that sends to it; empty if none does.
         paused_until: Time until which the receiver has asked for a pause; None if it has not.
         failing_since: Time of the first attempt in the current run of failures; None if the last one succeeded.
         disabled_at: Time since when nothing is sent; None if the receiver is enabled.
@@ -43,8 +42,6 @@ class Delivery:
 
     Attributes:
         entry: Number of the log entry that it reports.
-        attempts: Number of attempts so far.
-        due_at: Time of the next attempt; None if it was given up.
         error: Error of the last attempt, as a message of our own.
     """
 
@@ -86,12 +83,7 @@ class HookStates:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """Fields of a trial that messages contain.
-
-    Attributes:
-        content_id: Caller's id of the content.
-        erased: True if its record was erased.
-    """
+    """Fields of a trial that messages contain."""
 
     namespace: str
     content_id: str
@@ -227,7 +219,6 @@ class DeliveryStore(_HookTables):
 
         Args:
             before: State of the receiver as it was read.
-            after: New state of the receiver, with the same owner.
             gone: Messages that no longer wait.
             remaining: Messages that still wait, or were given up.
 

@@ -24,9 +24,6 @@ class KeyFile:
 
         Args:
             known: Public key of the docket; empty if no checkpoint has been signed.
-
-        Raises:
-            DocketError: The key is missing, can't be read, or is not the docket's.
         """
         if self._key is None or (known and str(self._key.verifier) != known):
             self._key = self._find(known)
@@ -100,11 +97,7 @@ def settle_keys(path: Path) -> Path | None:
 
 
 def make_key(path: Path, name: str = "") -> None:
-    """Creates a key file if there is none; of several concurrent processes, one succeeds.
-
-    Args:
-        name: Name of the docket; empty for a new one.
-    """
+    """Creates a key file if there is none; of several concurrent processes, one succeeds."""
     if path.exists():
         return
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -50,11 +50,8 @@ class TrialFilter:
     """Filter of trials that must meet all conditions. Empty or None means no condition.
 
     Attributes:
-        opened_from: Earliest opening time, inclusive.
-        opened_until: Latest opening time, exclusive.
         reviewed: True for reviewed verdicts, False for others.
         needs_review: True for verdicts that need human review, False for others.
-        namespace: Namespace of the content; the empty one is a namespace too.
         namespaces: Namespaces that the caller may see. An empty set matches no trial.
         pixels_sha256: SHA-256 of the picture's pixels; for a text without picture, the text's digest.
         erased: True for erased trials, False for others.
@@ -80,13 +77,7 @@ class DocketLine:
     """One trial in a listing.
 
     Attributes:
-        opened_at: Opening time, UTC.
-        content_id: Caller's id of the content.
         state: State of the trial; OPEN includes interrupted trials.
-        label: Label by the Judge; None if there is no verdict.
-        needs_human_review: True if the verdict needs human review.
-        review: The last review, or None where there was none.
-        failure_reason: Machine-readable reason of a failure; empty if there was none.
         erased: True if the record was erased, so that nothing of the meme is left.
         text_alone: True if the text was sent without a picture.
     """
@@ -157,9 +148,7 @@ class TrialIndex(SqlStore):
         """Lists trials by opening time, the latest first.
 
         Args:
-            limit: Maximum number of lines.
             after: Cursor: ``opened_at`` and ``trial_id`` of the last line of the previous page.
-            oldest_first: True to reverse the order.
         """
 
         def lines(connection: Connection) -> Sequence[DocketLine]:

@@ -64,7 +64,6 @@ class TransparencyLog(SqlStore):
         """Returns log entries from a number on, as stored, without verification.
 
         Args:
-            first: Number of the first entry.
             kinds: Kinds of entries to include; None for all.
         """
         query = select(t.entries).where(_entry.number >= first)
@@ -88,23 +87,14 @@ class TransparencyLog(SqlStore):
         return await self._transactions.read(read)
 
     async def checkpoint(self) -> str:
-        """Returns the signed checkpoint of the current log (C2SP tlog-checkpoint).
-
-        Raises:
-            DocketError: The key is not there, or not this docket's (``DOCKET_KEY``).
-        """
+        """Returns the signed checkpoint of the current log (C2SP tlog-checkpoint)."""
         # Others may append between the signature and the next read.
         while (found := await self._transactions.read(checkpoint)) is None:
             await self.sign()
         return found
 
     async def sign(self) -> None:
-        """Signs the current log and stores the checkpoint, which also proves that the key works.
-
-        Raises:
-            DocketError: The key is not there, or not this docket's (``DOCKET_KEY``).
-            Unavailable: The checkpoint can't be stored now.
-        """
+        """Signs the current log and stores the checkpoint, which also proves that the key works."""
         await self._transactions.write(_SIGN, None)
 
     async def vkey(self) -> str:
@@ -114,13 +104,7 @@ class TransparencyLog(SqlStore):
         return found
 
     async def receipt(self, trial_id: str) -> Receipt:
-        """Returns the inclusion proof of a verdict, which is the same each time.
-
-        Raises:
-            TrialUnknown: There is no trial of that id.
-            NotDecided: The trial has no verdict.
-            DocketError: The docket is damaged or can't be read, as above.
-        """
+        """Returns the inclusion proof of a verdict, which is the same each time."""
         while (found := await self._transactions.read_batched(lambda c: _receipt(c, trial_id))) is None:
             await self.sign()
         return found
@@ -142,24 +126,17 @@ class LogKeys(SqlStore):
         """Signs checkpoints with another key from now on, which the signer must have; returns the entry's number.
 
         Args:
-            old: Current key of the docket.
-            who: Person or system that wants it.
             compromised: True if the old key may have leaked.
 
         Raises:
             DocketError: The docket has another key by now, or the new key is not in the key file (``DOCKET_KEY``).
-            Unavailable: The change can't be stored now.
         """
         rotation = _Rotation(old, new, who=who, why=why, compromised=compromised, at=at)
         return await self._transactions.write(_ROTATE, rotation)
 
 
 def entries_of(connection: Connection, trial_id: str) -> Sequence[Entry]:
-    """Returns all entries about a trial, in order: its events, accesses, and the parts that its events quote.
-
-    Raises:
-        TrialUnknown: There is none of that id.
-    """
+    """Returns all entries about a trial, in order: its events, accesses, and the parts that its events quote."""
     # An empty id is that of entries without a trial, which include the texts that all trials quote.
     if not trial_id:
         raise unknown(trial_id)

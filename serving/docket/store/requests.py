@@ -23,11 +23,7 @@ from serving.docket.store.transactions import Rank, SqlStore
 
 @dataclass(frozen=True, slots=True)
 class RequestName:
-    """Name of a request, unique within the docket.
-
-    Attributes:
-        namespace: Namespace of the content, or empty.
-    """
+    """Name of a request, unique within the docket."""
 
     namespace: str
     request_id: str
@@ -69,10 +65,6 @@ class LeaseStore(SqlStore):
         """Acquires the lease on a request unless there is one; returns the current lease.
 
         Of concurrent callers, in any process, one succeeds and all get its lease.
-
-        Raises:
-            RequestConflict: The name belongs to a different request.
-            Unavailable: The lease can't be stored now.
         """
         return await self._transactions.write_unlogged(_CLAIM, Lease(name, payload, trial_id, owner))
 

@@ -41,11 +41,7 @@ def upgrade(connection: Connection, found: int, schema: str | None = None, *, to
     """Migrates a docket of an earlier format, atomically in the caller's transaction.
 
     Args:
-        found: Current format of the docket; 0 if it has no tables yet.
         schema: Schema of its tables; None if the database has none.
-
-    Raises:
-        DocketError: The database contains something other than a docket.
     """
     # Imported only when needed: it takes as long as the rest of a start.
     from alembic import command

@@ -53,11 +53,7 @@ class Transactions:
     """
 
     def __init__(self, database: Database, signer: Signer) -> None:
-        """Starts the threads that write.
-
-        Args:
-            signer: Gives the key that checkpoints are signed with.
-        """
+        """Starts the threads that write."""
         self.database = database
         self.written: Callable[[float], None] = lambda _: None
         self._closed = False
