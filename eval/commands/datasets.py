@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from eval.commands.plans import TableWords, table_of
+from eval.session.spec import spec_options
+
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from eval.datasets.card import DatasetCard
     from eval.datasets.check import DatasetCheck
 
@@ -66,26 +71,34 @@ def datasets(context: click.Context, as_json: bool) -> None:
 
 
 @datasets.command()
-@click.argument("data", type=click.Path(path_type=Path), metavar="DIR")
+@click.argument("data", type=click.Path(path_type=Path), metavar="DIR|FILE")
 @click.option("--dataset", "id_", help="Data set. [default: recognised by folders, layout and number of rows]")
+@spec_options(TableWords, "columns", "harmful")
 @click.option(
     "--pictures",
     is_flag=True,
     help="Decode every picture in a guarded process; without this option only check that the files exist.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object that lists every finding.")
-def check(data: Path, id_: str | None, pictures: bool, as_json: bool) -> None:
-    """Checks the data sets in DIR for missing, damaged, duplicate or mislabelled memes, and against publication.
+def check(data: Path, id_: str | None, pictures: bool, as_json: bool, **words: Any) -> None:
+    """Checks the data sets in DIR, or a table, for missing, damaged, duplicate or mislabelled memes, and against publication.
 
     Exit code: 0 if nothing was found, 1 if something was, 2 if the check could not be done.
     """
     from court.errors import CourtError
+    from eval.datasets.known import find_card
+    from eval.datasets.recognise import recognised
 
     if id_ is not None:
         # A name that there is none of is a mistake in the command, and said before files are read.
         _dataset(id_)
     try:
-        reports = asyncio.run(_checked(data, id_, pictures))
+        if id_ is None and data.is_file():
+            table = table_of({"data": data, **words})
+            chosen, data = [table.card], table.data
+        else:
+            chosen = [find_card(id_)] if id_ else list(recognised(data))
+        reports = asyncio.run(_checked(data, chosen, pictures))
     except CourtError as error:
         click.echo(f"Error: {error.message}", err=True)
         sys.exit(2)
@@ -167,16 +180,13 @@ def _dataset(id_: str) -> DatasetCard:
     return dataset_of(id_)
 
 
-async def _checked(data: Path, id_: str | None, pictures: bool) -> list[DatasetCheck]:
+async def _checked(data: Path, chosen: Sequence[DatasetCard], pictures: bool) -> list[DatasetCheck]:
     from court.backends.pictures.reader import GuardedPictureReader
     from eval.commands.options import say
     from eval.datasets.check import check as check_dataset
-    from eval.datasets.known import find_card
-    from eval.datasets.recognise import recognised
     from eval.scores.task_card import require_metrics
     from eval.session.progress import watching
 
-    chosen = [find_card(id_)] if id_ else recognised(data)
     for task in (task for dataset in chosen for task in dataset.tasks):
         require_metrics(task.id, task.labels, task.official, *task.metrics)
     reader = GuardedPictureReader(workers=2) if pictures else None
@@ -192,7 +202,10 @@ async def _checked(data: Path, id_: str | None, pictures: bool) -> list[DatasetC
 
 
 def _print_check(report: DatasetCheck) -> None:
+    from collections import Counter
+
     from eval.scores.tables import plain
+    from retrieval.library.label_words import counted
 
     click.echo(f"{report.dataset}: {report.title}")
     for split in report.splits:
@@ -213,6 +226,12 @@ def _print_check(report: DatasetCheck) -> None:
                 f"  {'':<12} {split.memes:,} read + {split.excluded:,} excluded + {split.refused:,} refused = "
                 f"{split.rows:,} rows{others}"
             )
+    if report.harmful or report.benign:
+        sides = (("harmful", report.harmful), ("benign", report.benign))
+        counts = sum((Counter(split.classes) for split in report.splits), Counter[str]())
+        click.echo(
+            "  " + ", ".join(f"{side} = {counted({one: counts[one] for one in labels})}" for side, labels in sides)
+        )
     for finding in report.findings:
         times = f" x {finding.count:,}" if finding.count > 1 else ""
         # Ids and names of files are strangers': none of them may steer the terminal.

@@ -128,6 +128,7 @@ class DatasetCheck:
         findings: Faults in the order in which they were found.
         decoded: True if pictures were decoded, rather than only located.
         caveats: Caveats of its card that apply to all results.
+        harmful: Labels that are harmful in a trial, as ``benign`` for the others; empty if no trial is scored.
     """
 
     dataset: str
@@ -136,6 +137,8 @@ class DatasetCheck:
     decoded: bool
     title: str = ""
     caveats: tuple[str, ...] = ()
+    harmful: tuple[str, ...] = ()
+    benign: tuple[str, ...] = ()
 
 
 async def check(
@@ -175,6 +178,8 @@ async def check(
         decoded=reader is not None,
         title=card.title,
         caveats=card.caveats,
+        harmful=card.court_task.court.harmful if card.court_task and card.court_task.court else (),
+        benign=card.court_task.court.benign if card.court_task and card.court_task.court else (),
     )
 
 
@@ -185,12 +190,15 @@ def _other(card: DatasetCard, data: Path) -> DatasetFault | None:
     if other is not None:
         what = f"the train split has as many rows as {other.title}, not as {card.title}: check with --dataset "
         return DatasetFault(DatasetFaultKind.OTHER_DATA_SET, "train", what + other.id)
+    # A user's own card was named on purpose.
+    if is_own(card):
+        return None
     try:
         found = recognised(data)
     except BadRequest:  # none or several recognised: nothing contradicts the requested one
         return None
-    # A user's own card was named on purpose, and a variant of a data set is that data set.
-    if is_own(card) or card.id.partition(":")[0] in {one.id for one in found}:
+    # A variant of a data set is that data set.
+    if card.id.partition(":")[0] in {one.id for one in found}:
         return None
     what = f"by its files and their numbers of rows this is {' and '.join(one.id for one in found)}"
     return DatasetFault(DatasetFaultKind.OTHER_DATA_SET, "", what)

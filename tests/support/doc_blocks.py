@@ -12,6 +12,7 @@ from tests.support.paths import ROOT
 TESTED_WHOLE = {
     "README.md": "tests/integration/test_readme.py",
     "docs/tutorial.md": "tests/integration/test_docs_blocks.py",
+    "docs/researcher/first-figure.md": "tests/integration/test_first_figure.py",
 }
 """Pages that a dedicated test runs from top to bottom."""
 
