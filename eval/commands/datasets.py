@@ -81,7 +81,7 @@ def datasets(context: click.Context, as_json: bool) -> None:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object that lists every finding.")
 def check(data: Path, id_: str | None, pictures: bool, as_json: bool, **words: Any) -> None:
-    """Checks the data sets in DIR, or a table, for missing, damaged, duplicate or mislabelled memes, and against publication.
+    """Checks the data sets in DIR, or a table, for missing, damaged, duplicate or mislabelled memes, and their counts.
 
     Exit code: 0 if nothing was found, 1 if something was, 2 if the check could not be done.
     """
