@@ -20,13 +20,15 @@ from eval.runs.folder import DOCKET, RunFolder
 from eval.synthetic.make import Layout, make
 from serving.models.vllm import free_port
 from tests.support.ray_nodes import ray_nodes
+from tests.support.sizes import FULL
 
 pytestmark = pytest.mark.integration
 pytest.importorskip("pyarrow")
 
 MEMES = 24
 FULL_MEMES = 8
-ENDS_S = 240  # a process that takes longer counts as hung
+NODE_MEMES = 10_000 if FULL else 60
+ENDS_S = 3600 if FULL else 240  # a process that takes longer counts as hung
 
 
 class Process:
@@ -214,3 +216,23 @@ def test_full_ray_run_fails_without_its_model_server_and_can_be_resumed(cluster,
     assert sum(p.cost.stored for p in RunFolder(out).predictions()) > 0
     assert key not in (out / "manifest.json").read_text()
     check_workers_left_no_files(cluster)
+
+
+def test_run_judges_each_meme_once_though_a_node_dies(place):
+    """The head lives on the machine of the run; the other node is killed with its worker while both judge."""
+    make(place / "many", Layout.HARMEME, train=24, val=4, test=NODE_MEMES)
+    out = place / "many-there"
+    with ray_nodes(2) as cluster:
+        ray_run = run(place, cluster.env, *run_options(place, "many", "many-there"), "--ray", cluster.address)
+        end = time.monotonic() + ENDS_S
+        while len(cluster.workers()) < 2 or not prediction_count(out):
+            assert ray_run.process.poll() is None and time.monotonic() < end, ray_run.output
+            time.sleep(0.01)
+        cluster.kill(cluster.nodes[1])
+        judged = prediction_count(out)
+        assert ray_run.wait_for_exit() == 0, ray_run.output
+        ray_run.stop()
+        assert 0 < judged < NODE_MEMES
+        assert len(comparable_predictions(out)) == NODE_MEMES
+        check_docket(out, NODE_MEMES)
+        check_workers_left_no_files(cluster)

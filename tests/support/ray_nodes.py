@@ -53,8 +53,15 @@ class RayNodes:
         # A private directory, so that files left behind by workers can be counted.
         self.tmp.mkdir()
         self.address = f"127.0.0.1:{free_port('127.0.0.1')}"
+        # Each process of Ray imports jsonschema, and that imports a grammar of addresses if it is there, which takes
+        # seconds to compile. A node waits 30 s for its agents, which is not configurable: too few on a busy machine.
+        modules = self.place / "modules"
+        modules.mkdir()
+        (modules / "rfc3987_syntax.py").write_text("raise ImportError")
+        path = os.pathsep.join(filter(None, (str(modules), os.environ.get("PYTHONPATH"))))
         token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-        self.env = {**os.environ, "TMPDIR": str(self.tmp), **token, "RAY_DISABLE_MEMORY_MONITOR": "1"}
+        own = {"TMPDIR": str(self.tmp), "RAY_DISABLE_MEMORY_MONITOR": "1", "PYTHONPATH": path}
+        self.env = {**os.environ, **token, **own}
 
     @property
     def tmp(self) -> Path:
@@ -80,14 +87,18 @@ class RayNodes:
 
     def remove(self) -> None:
         """Kills all processes of the nodes and deletes their directory."""
-        # Killed at once and one by one: Ray's orderly shutdown takes half a minute.
-        roots = [node.pid for node in self.nodes]
+        self.kill(*self.nodes)
+        shutil.rmtree(self.place, ignore_errors=True)
+
+    def kill(self, *nodes: subprocess.Popen[bytes]) -> None:
+        """Kills nodes with all their processes."""
+        # At once and one by one: Ray's orderly shutdown takes half a minute.
+        roots = [node.pid for node in nodes]
         for pid in roots + sorted(_below(roots)):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        for node in self.nodes:
+        for node in nodes:
             node.wait()
-        shutil.rmtree(self.place, ignore_errors=True)
 
     def _start_node(self, number: int, *options: str) -> None:
         log = self.place / f"node-{number}.log"

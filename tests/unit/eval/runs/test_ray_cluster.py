@@ -2,24 +2,27 @@
 
 import asyncio
 import importlib.util
+import pickle
 import socket
+import subprocess
+import sys
 import tarfile
-import tempfile
+from dataclasses import replace
 from io import BytesIO
-from pathlib import Path
 
 import pytest
 
 from court.errors import BadRequest, NotLoaded, Unavailable
-from court.events import parse_event
 from court.meme import Frame, Picture, PictureFormat
-from eval.runs import ray_cluster, ray_worker
-from eval.runs.ray_cluster import connected, received
-from eval.runs.ray_worker import JudgeTask, TaskResult, packed
+from court.record import TrialRecord
+from eval.models.call_cache import CallsError
+from eval.runs import ray_cluster
+from eval.runs.ray_cluster import JudgeTask, OneTrial, TaskResult, connected, packed, received
 from eval.solvers.prediction import Outcome, Prediction
 from serving.docket.open import Docket
 from tests.support.cast import Cast, try_meme
 from tests.support.judged import meme
+from tests.support.playing import until
 
 
 async def connect(address):
@@ -70,15 +73,15 @@ def test_second_answer_for_a_meme_is_ignored(tmp_path):
         return TaskResult(
             meme="a",
             prediction=Prediction(meme="a", outcome=Outcome.HARMFUL, trial=record.trial_id),
-            events=tuple(event.model_dump_json() for event in record.events),
-        ).model_dump_json()
+            events=record.events,
+        )
 
     async def receive():
         async def answers():
             yield answer_of(first)
             yield answer_of(second)
             # A failed second attempt at an answered meme does not end the run either.
-            yield TaskResult(meme="a", fault="It died.", reason="X").model_dump_json()
+            yield TaskResult("a", fault=Unavailable("It died.", reason="X"))
 
         docket = Docket.open(tmp_path / "docket.sqlite")
         try:
@@ -96,7 +99,7 @@ def test_second_answer_for_a_meme_is_ignored(tmp_path):
 def test_worker_fault_ends_the_run_with_its_message_and_reason(tmp_path):
     async def receive():
         async def answers():
-            yield TaskResult(meme="a", fault="The library is damaged.", reason="LIBRARY_DAMAGED").model_dump_json()
+            yield TaskResult("a", fault=Unavailable("The library is damaged.", reason="LIBRARY_DAMAGED"))
 
         docket = Docket.open(tmp_path / "docket.sqlite")
         try:
@@ -111,20 +114,20 @@ def test_worker_fault_ends_the_run_with_its_message_and_reason(tmp_path):
     assert error.value.reason == "LIBRARY_DAMAGED"
 
 
-def test_tasks_preserve_pictures_and_events_through_serialisation():
+def test_tasks_and_results_survive_the_way_to_a_worker():
     record = try_meme(Cast())
-    png = bytes(range(256)) * 3 + b"\0"
-    task = JudgeTask(
-        meme=meme("a", True), events=tuple(event.model_dump_json() for event in record.events), frames=(png, b"")
-    )
-    restored = JudgeTask.model_validate_json(task.model_dump_json())
-    assert restored == task
-    assert tuple(map(parse_event, restored.events)) == record.events
+    for sent in (
+        JudgeTask(meme("a", True), record, (bytes(range(256)), b"")),
+        TaskResult("a", events=record.events, fault=CallsError("The store is full.")),
+    ):
+        received_there = pickle.loads(pickle.dumps(sent))  # noqa: S301 - bytes of our own
+        fault = getattr(received_there, "fault", None)
+        assert fault is None or (fault.message, fault.reason) == (sent.fault.message, sent.fault.reason)
+        assert replace(received_there, **({"fault": sent.fault} if fault else {})) == sent
 
 
 def test_docket_of_one_trial_reports_the_added_events_and_frames():
     record = try_meme(Cast())
-    events = [event.model_dump_json() for event in record.events]
     picture = Picture(
         format=PictureFormat.PNG,
         bytes_sha256=record.opened.meme.bytes_sha256,
@@ -136,19 +139,15 @@ def test_docket_of_one_trial_reports_the_added_events_and_frames():
     )
 
     async def judged(known):
-        docket = ray_worker._OneTrial()
-        before = await docket.lay(JudgeTask(meme=meme("a", True), events=tuple(events[:known])))
+        docket = OneTrial(JudgeTask(meme("a", True), known and TrialRecord.of(record.events[:known])))
         if not known:
             await docket.keep_picture(picture)
         for event in record.events[known:]:
             await docket.append(event)
-        return before, docket.added(), await docket.record(record.trial_id)
+        return docket.added, docket.frames_added, await docket.record(record.trial_id)
 
-    before, (added, frames), record_after = asyncio.run(judged(0))
-    assert before is None and added == list(record.events) and frames == [b"png"] and record_after == record
-    before, (added, frames), record_after = asyncio.run(judged(3))
-    assert before is not None and len(before.events) == 3
-    assert added == list(record.events[3:]) and not frames and record_after == record
+    assert asyncio.run(judged(0)) == (list(record.events), (b"png",), record)
+    assert asyncio.run(judged(3)) == (list(record.events[3:]), (), record)
 
 
 def test_packed_library_is_complete_but_without_lock_files(tmp_path):
@@ -161,17 +160,17 @@ def test_packed_library_is_complete_but_without_lock_files(tmp_path):
         assert sorted(tar.getnames()) == ["CURRENT", "parts/rows"]
 
 
-def test_files_of_dead_workers_are_removed_but_not_those_of_living_ones(tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    leftover = Path(tempfile.mkdtemp(prefix="memecourt-ray-"))
-    (leftover / ".lock").touch()
-    (leftover / "texts").write_text("tame")
-    living = ray_worker._Place("run")
-    try:
-        assert list(tmp_path.iterdir()) == [living.root]
-        ray_worker.clear_away()
-        ray_worker.clear_away("run", 0.3)
-        assert living.root.exists()
-    finally:
-        living.close()
-    assert not list(tmp_path.iterdir())
+def test_directory_is_deleted_though_its_process_is_killed(tmp_path):
+    place = tmp_path / "library"
+    place.mkdir()
+    program = (
+        "import sys\nfrom eval.runs.ray_cluster import _deleted_at_end as d\nwith d(sys.argv[1]): print(); input()"
+    )
+    worker = subprocess.Popen(
+        [sys.executable, "-c", program, place], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+    )
+    with worker:
+        worker.stdout.readline()
+        assert place.exists()
+        worker.kill()
+    asyncio.run(until(lambda: not place.exists()))
