@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from court.errors import CourtError
@@ -27,7 +27,8 @@ from court.events import (
     VerdictReviewed,
 )
 from court.events import TrialState as TrialState
-from court.verdict import Decision, Label, Verdict, decision
+from court.in_force import DEFAULT_RULES, FindingRules, InForce, PersonFinding, finding_of, in_force
+from court.verdict import Decision, Label, Verdict
 
 E = TypeVar("E", bound=Event)
 
@@ -44,9 +45,17 @@ class _Last(Generic[E]):
 
 @dataclass(frozen=True, slots=True)
 class TrialRecord:
-    """The events of one trial, from the first on without gaps."""
+    """The events of one trial, from the first on without gaps.
+
+    Attributes:
+        found: Finding of people about its content, from whichever trial, as the docket has it; None for what the events
+            tell themselves.
+        rules: Rules for what follows from it.
+    """
 
     events: tuple[AnyEvent, ...]
+    found: PersonFinding | None = field(default=None, compare=False, kw_only=True)
+    rules: FindingRules = field(default=DEFAULT_RULES, compare=False, kw_only=True)
 
     text = _Last(TextRead)
     described = _Last(Described)
@@ -111,25 +120,34 @@ class TrialRecord:
         return event.verdict if event else None
 
     @property
+    def in_force(self) -> InForce | None:
+        """Finding in force on the content; None without a verdict."""
+        ruled = self.verdict_event
+        if ruled is None:
+            return None
+        return in_force(
+            ruled.verdict.label,
+            needs_review=ruled.verdict.needs_human_review,
+            at=ruled.at,
+            trial_id=self.trial_id,
+            policy=self.opened.policy.digest,
+            found=self.found or finding_of(self.events),
+            rules=self.rules,
+        )
+
+    @property
     def label_in_force(self) -> Label:
-        """Label in force: the last reviewer's, otherwise the court's; UNDECIDED without a verdict."""
-        review, verdict = self.review, self.verdict
-        # Only a review changes the label; an appeal or a request for a second opinion does not.
-        if review is not None:
-            return review.label
-        return verdict.label if verdict else Label.UNDECIDED
+        """Label in force; UNDECIDED without a verdict."""
+        finding = self.in_force
+        return finding.label if finding else Label.UNDECIDED
 
     @property
     def decision(self) -> Decision | None:
-        """Decision in force: the last reviewer's, otherwise the court's; None while the trial is open."""
-        review, verdict = self.review, self.verdict
+        """Decision in force; None while the trial is open."""
         if self.state is TrialState.OPEN:
             return None
-        return decision(
-            verdict.label if verdict else None,
-            needs_review=verdict.needs_human_review if verdict else True,
-            reviewed=review.label if review else None,
-        )
+        finding = self.in_force
+        return finding.decision if finding else Decision.REVIEW
 
     @property
     def first_reports(self) -> Iterator[tuple[AnyEvent, tuple[ReportedCall, ...]]]:

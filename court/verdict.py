@@ -27,19 +27,22 @@ class Decision(StrEnum):
     REVIEW = "review"
 
 
-def decision(label: Label | None, *, needs_review: bool, reviewed: Label | None = None) -> Decision:
+def decision(label: Label | None, *, needs_review: bool, reviewed: Label | None = None, held: bool = False) -> Decision:
     """Returns the decision on content. A meme that needs review, is undecided or has no verdict is never allowed.
 
     Args:
         label: Label of the verdict; None if the trial failed.
         reviewed: Label that a person has decided since, which counts instead.
+        held: True if a person must look before it is allowed. A block stays one: nobody frees content by appealing.
     """
     if reviewed is not None:
         label, needs_review = reviewed, False
     # Checked first: a harmful meme that needs review is not blocked unseen either.
     if needs_review or label not in (Label.HARMFUL, Label.NOT_HARMFUL):
         return Decision.REVIEW
-    return Decision.BLOCK if label is Label.HARMFUL else Decision.ALLOW
+    if label is Label.HARMFUL:
+        return Decision.BLOCK
+    return Decision.REVIEW if held else Decision.ALLOW
 
 
 CLOSE_CALL = 0.35

@@ -10,6 +10,7 @@ from typing import Self
 from platformdirs import user_data_path
 
 from court.errors import CourtError
+from court.in_force import DEFAULT_RULES, FindingRules
 from retrieval.library.postgres.address import Address
 from serving.access.private_files import tighten
 from serving.docket.audit.audit import Auditor
@@ -19,6 +20,7 @@ from serving.docket.review.queue import ReviewQueue
 from serving.docket.store import sqlite
 from serving.docket.store.database import Database
 from serving.docket.store.erasure import Eraser, remove_erased_pictures
+from serving.docket.store.findings import FindingStore
 from serving.docket.store.hooks import DeliveryStore, HookStore
 from serving.docket.store.keys import KeyFile
 from serving.docket.store.listing import TrialIndex
@@ -56,6 +58,7 @@ class Docket:
     log: TransparencyLog
     log_keys: LogKeys
     reviews: ReviewStore
+    findings: FindingStore
     eraser: Eraser
     hooks: HookStore
     deliveries: DeliveryStore
@@ -73,6 +76,7 @@ class Docket:
         patience: float = 10.0,
         key: Path | None = None,
         pictures: Path | str | None = None,
+        rules: FindingRules = DEFAULT_RULES,
     ) -> Self:
         """Opens a docket, migrating earlier formats. Blocks on disk or network I/O.
 
@@ -87,6 +91,7 @@ class Docket:
                 ``docket.key`` next to a file ``docket.sqlite``, or in MemeCourt's user folder for a database.
             pictures: Picture storage: a directory, or an address such as ``s3://BUCKET/FOLDER``. If not given, the
                 directory ``docket.sqlite-pictures`` next to a file, or a table in a database.
+            rules: Rules for what follows from the findings of people.
 
         Raises:
             DocketError: The docket is missing and must not be created, is damaged, is not a docket, or has a later
@@ -120,12 +125,12 @@ class Docket:
             raise database.translated(error) from None
         signer = KeyFile(key)
         transactions = Transactions(database, signer)
-        trials, log = SqlTrialReader(transactions, objects), TransparencyLog(transactions)
+        trials, log = SqlTrialReader(transactions, objects, rules), TransparencyLog(transactions)
         keys = LogKeys(transactions)
         return cls(
             writer=SqlTrialWriter(transactions, objects),
             trials=trials,
-            index=TrialIndex(transactions),
+            index=TrialIndex(transactions, rules),
             leases=LeaseStore(transactions),
             heartbeats=HeartbeatStore(transactions),
             verdict_keys=VerdictKeys(transactions),
@@ -133,6 +138,7 @@ class Docket:
             log=log,
             log_keys=keys,
             reviews=ReviewStore(transactions),
+            findings=FindingStore(transactions),
             eraser=Eraser(transactions, objects),
             hooks=HookStore(transactions),
             deliveries=DeliveryStore(transactions),

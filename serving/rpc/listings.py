@@ -10,6 +10,7 @@ from typing import TypeAlias, TypeVar
 
 from court.errors import BadRequest
 from court.events import AnyEvent, VerdictReviewed
+from court.in_force import finding_of
 from court.record import TrialRecord, TrialState
 from court.verdict import Label, decision
 from memecourt.v1 import court_pb2 as wire
@@ -59,6 +60,10 @@ def line_of(record: TrialRecord) -> DocketLine:
         request_id=opened.request_id,
         review=record.review,
         failure_reason=failed.reason if failed else "",
+        decided_at=record.verdict_event.at if record.verdict_event else None,
+        policy=opened.policy.digest,
+        found=record.found or finding_of(record.events),
+        rules=record.rules,
     )
 
 

@@ -10,7 +10,16 @@ from sqlalchemy import Boolean, Connection, Integer, Select, literal, select, ty
 from typing_extensions import override
 
 from court.backends.pictures.normalise import has_pixels
-from court.events import TrialFailed, TrialOpened, TrialResumed, VerdictGiven, VerdictReviewed
+from court.events import (
+    AppealOpened,
+    SecondOpinionAsked,
+    TextRead,
+    TrialFailed,
+    TrialOpened,
+    TrialResumed,
+    VerdictGiven,
+    VerdictReviewed,
+)
 from court.meme import is_text_digest
 from serving.docket.log.anchors import Anchor
 from serving.docket.log.bundle import ACCESS, bundle, signed_count
@@ -32,7 +41,17 @@ T = TypeVar("T")
 
 _AT_ONCE = 1000  # rows in memory
 _LISTED_KINDS = frozenset(
-    kind.__name__ for kind in (TrialOpened, VerdictGiven, TrialFailed, TrialResumed, VerdictReviewed)
+    kind.__name__
+    for kind in (
+        TrialOpened,
+        TextRead,
+        VerdictGiven,
+        TrialFailed,
+        TrialResumed,
+        VerdictReviewed,
+        SecondOpinionAsked,
+        AppealOpened,
+    )
 )
 """Kinds of events that the listing is derived from; others don't affect it."""
 # Raw truth values: SQLite accepts any value, which queries may interpret differently from its driver.

@@ -27,6 +27,7 @@ from serving.docket.store import review_tables
 from serving.docket.store import tables as t
 from serving.docket.store.bodies import part_key, unpacked
 from serving.docket.store.database import Database, insert_into, unknown
+from serving.docket.store.findings import erase_finding
 from serving.docket.store.group_commit import Batch
 from serving.docket.store.log_append import EntryDraft, open_appender
 from serving.docket.store.pictures import ObjectPictures
@@ -50,6 +51,7 @@ class _Erasure:
     Attributes:
         precedents: Precedents to remove from all records that quote them, such as those made from this trial.
         outside: True if pictures are stored outside of the database.
+        keep_until: Time until which the trial's finding stays, since the trial only expired; None to erase it too.
     """
 
     trial_id: str
@@ -58,6 +60,7 @@ class _Erasure:
     at: datetime
     precedents: Sequence[str] = ()
     outside: bool = False
+    keep_until: datetime | None = None
 
 
 class Eraser(SqlStore):
@@ -89,16 +92,34 @@ class Eraser(SqlStore):
         return erased
 
     async def erase_all(
-        self, trials: Mapping[str, Sequence[str]], *, who: str, why: str, at: datetime
+        self,
+        trials: Mapping[str, Sequence[str]],
+        *,
+        who: str,
+        why: str,
+        at: datetime,
+        keep_findings_until: datetime | None = None,
     ) -> Sequence[Erased]:
         """Erases several trials with the precedents made from them, as :meth:`erase` but with one clean-up.
 
         If one of them is unknown, the others are still erased before the error is raised.
+
+        Args:
+            keep_findings_until: Time until which what people found about their content stays in force, with the key of
+                the content; None to erase that too.
         """
         outside = self._pictures is not None
         return await self._erase(
             *(
-                _Erasure(trial_id=trial_id, who=who, why=why, at=at, precedents=tuple(precedents), outside=outside)
+                _Erasure(
+                    trial_id=trial_id,
+                    who=who,
+                    why=why,
+                    at=at,
+                    precedents=tuple(precedents),
+                    outside=outside,
+                    keep_until=keep_findings_until,
+                )
                 for trial_id, precedents in trials.items()
             )
         )
@@ -195,6 +216,8 @@ def _erase_one(connection: Connection, erasure: _Erasure) -> Erased | CourtError
         state = connection.execute(query).scalar_one_or_none()
         if state is None:
             return unknown(erasure.trial_id)
+        if state and erasure.keep_until is None:
+            erase_finding(connection, erasure.trial_id)  # kept when the trial expired
         # Already erased with all these precedents: repeating the call returns the same and adds no entry.
         if state and set(erasure.precedents) <= buried(connection, erasure.precedents).keys():
             return _erasure_of(connection, erasure.trial_id)
@@ -202,7 +225,7 @@ def _erase_one(connection: Connection, erasure: _Erasure) -> Erased | CourtError
         numbers += connection.execute(own).scalars()
         if not state:
             numbers += _unquoted(connection, erasure.trial_id)
-            _forget(connection, erasure.trial_id, erasure.outside)
+            _forget(connection, erasure.trial_id, outside=erasure.outside, keep_until=erasure.keep_until)
     texts, graves = _bury(connection, erasure)
     numbers = sorted([*numbers, *texts])
     if not (erasure.trial_id or numbers or graves):
@@ -276,14 +299,16 @@ def _unquoted(connection: Connection, trial_id: str) -> Sequence[int]:
     return [number for _, number in unshared]
 
 
-def _forget(connection: Connection, trial_id: str, outside: bool) -> None:
+def _forget(connection: Connection, trial_id: str, *, outside: bool, keep_until: datetime | None) -> None:
     """Deletes a trial's data from other tables."""
     row = t.trials.c
     for table in (t.known, t.requests, t.looks):
         connection.execute(delete(table).where(table.c.trial_id == trial_id))
     own = row.trial_id == trial_id
     pixels = connection.execute(select(row.pixels_sha256).where(own)).scalar_one()
-    blank = {"content_id": "", "request_id": "", "pixels_sha256": "", "review": None, "needs_review": False}
+    erase_finding(connection, trial_id, until=keep_until)
+    blank: dict[str, object] = {"review": None, "needs_review": False, "heard": False}
+    blank |= dict.fromkeys(("content_id", "request_id", "pixels_sha256", "content", "wording"), "")
     connection.execute(update(t.trials).where(own).values(**blank, erased=True))
     # A running or interrupted trial must not be resumed.
     still = and_(own, row.state == TrialState.OPEN)

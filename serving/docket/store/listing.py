@@ -22,13 +22,15 @@ from court.events import (
     VerdictReviewed,
     parse_event,
 )
+from court.in_force import DEFAULT_RULES, FindingRules, InForce, PersonFinding, finding_of, in_force
 from court.meme import is_text_digest
 from court.record import TrialState
-from court.verdict import Decision, Label, decision
+from court.verdict import Decision, Label
 from serving.docket.store import tables as t
 from serving.docket.store.bodies import event_in, unpacked
 from serving.docket.store.database import no_record
-from serving.docket.store.transactions import SqlStore
+from serving.docket.store.findings import COLUMNS, SAME_CONTENT, found_in
+from serving.docket.store.transactions import SqlStore, Transactions
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,10 @@ class DocketLine:
         state: State of the trial; OPEN includes interrupted trials.
         erased: True if the record was erased, so that nothing of the meme is left.
         text_alone: True if the text was sent without a picture.
+        decided_at: Time of the verdict; None if there is none, or it was not read.
+        policy: Digest of the policy that was applied; empty if unknown.
+        found: Finding of people about the content, from whichever trial.
+        rules: Rules for what follows from it.
     """
 
     trial_id: str
@@ -95,14 +101,33 @@ class DocketLine:
     failure_reason: str = ""
     erased: bool = False
     text_alone: bool = False
+    decided_at: datetime | None = None
+    policy: str = ""
+    found: PersonFinding | None = None
+    rules: FindingRules = DEFAULT_RULES
+
+    @property
+    def in_force(self) -> InForce | None:
+        """Finding in force on the content, as ``TrialRecord.in_force``; None for an erased trial."""
+        if self.erased or self.label is None:
+            return None
+        return in_force(
+            self.label,
+            needs_review=self.needs_human_review,
+            at=self.decided_at,
+            trial_id=self.trial_id,
+            policy=self.policy,
+            found=self.found or finding_of([self.review] if self.review else []),
+            rules=self.rules,
+        )
 
     @property
     def decision(self) -> Decision | None:
         """Decision in force, as ``TrialRecord.decision``; None for an erased trial."""
         if self.erased or self.state is TrialState.OPEN:
             return None
-        reviewed = self.review.label if self.review else None
-        return decision(self.label, needs_review=self.needs_human_review, reviewed=reviewed)
+        finding = self.in_force
+        return finding.decision if finding else Decision.REVIEW
 
 
 _ALL = TrialFilter()
@@ -137,6 +162,11 @@ _LABELS = select(_row.trial_id, _row.label, _row.review).where(
 class TrialIndex(SqlStore):
     """Reads the table of trials."""
 
+    def __init__(self, transactions: Transactions, rules: FindingRules = DEFAULT_RULES) -> None:
+        """Reads nothing yet; ``rules`` say what follows from the findings of people."""
+        super().__init__(transactions)
+        self._rules = rules
+
     async def list(
         self,
         *,
@@ -154,7 +184,7 @@ class TrialIndex(SqlStore):
         def lines(connection: Connection) -> Sequence[DocketLine]:
             position = tuple_(_row.opened_at, _row.trial_id)
             # Applied to each of the cases below: at most a page of any of them can be on the page.
-            query = select(t.trials).limit(limit)
+            query = select(t.trials, *COLUMNS).select_from(t.trials.outerjoin(t.findings, SAME_CONTENT)).limit(limit)
             if oldest_first:
                 query = query.order_by(_row.opened_at, _row.trial_id)
             else:
@@ -178,7 +208,7 @@ class TrialIndex(SqlStore):
             wrapped = func.likely if led else None
             pages = [connection.execute(query.where(*way)) for way in _ways(which, wrapped)]
             merged = heapq.merge(*pages, key=lambda row: (row.opened_at, row.trial_id), reverse=not oldest_first)
-            return [_line(row) for row in islice(merged, limit)]
+            return [_line(row, self._rules) for row in islice(merged, limit)]
 
         return await self._transactions.read(lines)
 
@@ -309,7 +339,7 @@ def _reviewed(trial_id: str, body: str | None) -> VerdictReviewed | None:
     return event
 
 
-def _line(row: Any) -> DocketLine:
+def _line(row: Any, rules: FindingRules) -> DocketLine:
     return DocketLine(
         trial_id=row.trial_id,
         opened_at=datetime.fromisoformat(row.opened_at),
@@ -324,4 +354,7 @@ def _line(row: Any) -> DocketLine:
         failure_reason=row.failure_reason,
         erased=row.erased,
         text_alone=is_text_digest(row.pixels_sha256),
+        policy=row.policy,
+        found=found_in(row),
+        rules=rules,
     )

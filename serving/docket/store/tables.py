@@ -153,6 +153,10 @@ trials = Table(
     Column("review", Text),  # that event
     Column("failure_reason", String, nullable=False),
     Column("erased", Boolean, nullable=False, server_default=false()),
+    Column("content", WORD, nullable=False),  # key of its content, with the next column; empty once erased
+    Column("wording", WORD, nullable=False),
+    Column("policy", WORD, nullable=False),  # its digest
+    Column("heard", Boolean, nullable=False),  # whether a person has reviewed or contested its verdict
 )
 
 # Each selective filter has an index in listing order.
@@ -164,6 +168,7 @@ Index("trials_by_label", trials.c.label, *_order)
 Index("trials_by_outcome", trials.c.outcome, *_order)
 Index("trials_by_picture", trials.c.pixels_sha256, trials.c.state, *_order)
 Index("trials_by_content", trials.c.namespace, trials.c.content_id, *_order)
+Index("trials_by_finding", trials.c.content, trials.c.wording)
 Index("trials_by_need", trials.c.needs_review, trials.c.outcome, *_order)
 
 requests = Table(
@@ -188,6 +193,21 @@ known = Table(
     metadata,
     Column("key", WORD, primary_key=True),
     Column("trial_id", WORD, nullable=False, index=True),
+)
+
+findings = Table(
+    "findings",
+    metadata,
+    # Findings of people by content key, derived from the log and always written in the same transaction.
+    Column("content", WORD, primary_key=True),
+    Column("wording", WORD, primary_key=True),
+    Column("trial_id", WORD, nullable=False, index=True),  # whose review or appeal was the last
+    Column("label", WORD, nullable=False),  # empty where a case is open that nobody has reviewed
+    Column("at", WORD, nullable=False),
+    Column("contested", Boolean, nullable=False),
+    Column("acquitters", Integer, nullable=False),
+    Column("policy", WORD, nullable=False),  # digest of the policy that the trial applied
+    Column("until", WORD, nullable=False),  # end of a finding whose trial has expired; empty while there is the trial
 )
 
 looks = Table(

@@ -11,13 +11,17 @@ from typing_extensions import override
 
 from court.events import (
     AnyEvent,
+    AppealOpened,
     ReviewOutcome,
+    SecondOpinionAsked,
+    TextRead,
     TrialFailed,
     TrialOpened,
     TrialResumed,
     VerdictGiven,
     VerdictReviewed,
 )
+from court.in_force import DEFAULT_RULES, FindingRules, content_key, sent_text_key
 from court.meme import Picture
 from court.record import TrialRecord, TrialState
 from serving.docket.log.entries import NO_SEQ
@@ -36,6 +40,7 @@ from serving.docket.store.bodies import (
     unpacked,
 )
 from serving.docket.store.database import erased, insert_into, no_record, unknown
+from serving.docket.store.findings import HEARD, finding_about, update_findings
 from serving.docket.store.group_commit import Batch
 from serving.docket.store.log_append import EntryDraft, LogAppender, open_appender
 from serving.docket.store.pictures import WRITE_PICTURE, ObjectPictures, frames_in_table
@@ -80,11 +85,20 @@ class SqlTrialWriter(_StoreWithPictures, TrialWriter):
 class SqlTrialReader(_StoreWithPictures, TrialReader):
     """Reads records from the log, and the pictures that belong to them."""
 
+    def __init__(
+        self, transactions: Transactions, pictures: ObjectPictures | None, rules: FindingRules = DEFAULT_RULES
+    ) -> None:
+        """Reads nothing yet; ``rules`` say what follows from the findings of people."""
+        super().__init__(transactions, pictures)
+        self._rules = rules
+
     @override
     async def record(self, trial_id: str) -> TrialRecord:
-        events = await self.events(trial_id)
+        events, found = await self._transactions.read(
+            lambda connection: (_events(connection, trial_id, 0), finding_about(connection, trial_id))
+        )
         try:
-            return TrialRecord.of(events)
+            return TrialRecord(tuple(events), found=found, rules=self._rules)
         except ValueError as error:
             raise no_record(trial_id) from error
 
@@ -116,6 +130,10 @@ def trial_row(opened: TrialOpened) -> dict[str, Any]:
         "outcome": "",
         "review": None,
         "failure_reason": "",
+        "content": content_key(opened.meme.namespace, opened.policy.id, opened.meme.digest, None).meme,
+        "wording": "",
+        "policy": opened.policy.digest,
+        "heard": False,
     }
 
 
@@ -135,7 +153,12 @@ def trial_change(event: AnyEvent) -> dict[str, Any]:
         case TrialResumed():
             return {"state": str(TrialState.OPEN), "failure_reason": ""}
         case VerdictReviewed():
-            return {"outcome": str(event.outcome), "review": event.model_dump_json()}
+            return {"outcome": str(event.outcome), "review": event.model_dump_json(), "heard": True}
+        case AppealOpened() | SecondOpinionAsked():
+            return {"heard": True}
+        # A text that no reader read was sent with the request.
+        case TextRead(reader=""):
+            return {"wording": sent_text_key(event.text)}
     return {}
 
 
@@ -219,6 +242,7 @@ def append_events(connection: Connection, batches: Sequence[Sequence[AnyEvent]])
             connection.execute(delete(t.known).where(t.known.c.trial_id == event.trial_id))
         if isinstance(event, VerdictGiven):
             log.want_checkpoint()  # as its receipt
+    update_findings(connection, {event.trial_id for event in events if event.kind in HEARD})
     return [None] * len(batches)
 
 

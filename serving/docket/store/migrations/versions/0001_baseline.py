@@ -67,6 +67,20 @@ def upgrade() -> None:
         postgresql_where=sa.text("seq >= 0"),
     )
     op.create_table(
+        "findings",
+        sa.Column("content", WORD, nullable=False),
+        sa.Column("wording", WORD, nullable=False),
+        sa.Column("trial_id", WORD, nullable=False),
+        sa.Column("label", WORD, nullable=False),
+        sa.Column("at", WORD, nullable=False),
+        sa.Column("contested", sa.Boolean(), nullable=False),
+        sa.Column("acquitters", sa.Integer(), nullable=False),
+        sa.Column("policy", WORD, nullable=False),
+        sa.Column("until", WORD, nullable=False),
+        sa.PrimaryKeyConstraint("content", "wording"),
+    )
+    op.create_index("ix_findings_trial_id", "findings", ["trial_id"])
+    op.create_table(
         "followed",
         sa.Column("only", sa.Integer, primary_key=True, autoincrement=False),
         sa.Column("next", sa.BigInteger, nullable=False),
@@ -163,8 +177,13 @@ def upgrade() -> None:
         sa.Column("review", sa.Text(), nullable=True),
         sa.Column("failure_reason", sa.String(), nullable=False),
         sa.Column("erased", sa.Boolean(), server_default=sa.false(), nullable=False),
+        sa.Column("content", WORD, nullable=False),
+        sa.Column("wording", WORD, nullable=False),
+        sa.Column("policy", WORD, nullable=False),
+        sa.Column("heard", sa.Boolean(), nullable=False),
         sa.PrimaryKeyConstraint("trial_id"),
     )
+    op.create_index("trials_by_finding", "trials", ["content", "wording"])
     op.create_index("trials_by_content", "trials", ["namespace", "content_id", "opened_at", "trial_id"])
     op.create_index("trials_by_label", "trials", ["label", "opened_at", "trial_id"])
     op.create_index("trials_by_namespace", "trials", ["namespace", "opened_at", "trial_id"])

@@ -1,0 +1,176 @@
+"""The finding in force on content: the last one of a person, or else a binding precedent, or else the court's verdict.
+
+Content is the normalised pixels with the text, under a policy id and in a namespace. What people found is folded from
+the reviews, appeals and requests for a second opinion of all its trials, in the order of the log.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict
+
+from court.digests import digest
+from court.events import AnyEvent, AppealOpened, SecondOpinionAsked, VerdictReviewed
+from court.verdict import Decision, Label, decision
+
+_HEX = 32
+"""Hex digits of a content key's parts: 128 bits."""
+
+
+class ContentKey(NamedTuple):
+    """Key of content.
+
+    Attributes:
+        meme: Digest of namespace, policy id and the meme's digest, in hex.
+        text: Digest of the text that was sent, in hex; empty if it is read off the picture, whose pixels determine it.
+    """
+
+    meme: str
+    text: str
+
+
+def content_key(namespace: str, policy_id: str, meme_digest: str, text: str | None) -> ContentKey:
+    """Returns the key of content; ``text`` is None if it is read off the picture."""
+    meme = digest([namespace, policy_id, meme_digest]).removeprefix("sha256:")[:_HEX]
+    return ContentKey(meme, "" if text is None else sent_text_key(text))
+
+
+def sent_text_key(text: str) -> str:
+    """Returns the part of a content key that stands for a text that was sent."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_HEX]
+
+
+class Authority(StrEnum):
+    """Source of a finding. People outrank precedents, and precedents outrank the court's models."""
+
+    PERSON = "PERSON"
+    PRECEDENT = "PRECEDENT"
+    COURT = "COURT"
+
+
+class FindingRules(BaseModel):
+    """Rules for what follows from the findings of people."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    contested: Literal["review", "keep"] = "review"
+    """Decision on content that was allowed and whose case is open again; a block always stays one."""
+    acquit_by: Literal[1, 2] = 1
+    """Number of people who must find content not harmful before it is allowed."""
+    older_policy: Literal["keep", "review"] = "keep"
+    """Decision on content that a person allowed under an older version of the policy."""
+
+
+DEFAULT_RULES = FindingRules()
+
+
+@dataclass(frozen=True, slots=True)
+class PersonFinding:
+    """State of the case about content, by what people said of it.
+
+    Attributes:
+        label: Label that the last person found; None if nobody has, but the case is open again.
+        at: Time of the last event.
+        trial_id: Trial whose review or appeal was the last.
+        contested: True while the case is open again: an appeal, a second opinion, or two people who disagree.
+        acquitters: Number of people whose last word is that it is not harmful.
+        policy: Digest of the policy that the trial applied; empty if unknown.
+        until: Time after which a finding counts no longer whose trial has expired; None while there is the trial.
+    """
+
+    label: Label | None
+    at: datetime
+    trial_id: str
+    contested: bool
+    acquitters: int
+    policy: str = ""
+    until: datetime | None = None
+
+
+def finding_of(events: Iterable[AnyEvent]) -> PersonFinding | None:
+    """Folds the events of one or several trials of the same content, in the order of the log; None without any."""
+    words: dict[str, Label] = {}
+    label: Label | None = None
+    last: AnyEvent | None = None
+    contested, appealed, asked_by = False, False, ""
+    for event in events:
+        match event:
+            case VerdictReviewed():
+                label, before = event.label, event.reviewer in words
+                words[event.reviewer] = event.label
+                # Whoever asked for a second opinion does not give it, and nobody decides an appeal against themselves.
+                if asked_by != event.reviewer and not (before and appealed):
+                    # A third person decides between two.
+                    contested = len(words) == 2 and len(set(words.values())) == 2
+                    appealed, asked_by = False, ""
+            case SecondOpinionAsked():
+                contested, asked_by = True, event.by
+            case AppealOpened():
+                contested = appealed = True
+            case _:
+                continue
+        last = event
+    if last is None:
+        return None
+    return PersonFinding(
+        label=label,
+        at=last.at,
+        trial_id=last.trial_id,
+        contested=contested,
+        acquitters=sum(each is Label.NOT_HARMFUL for each in words.values()),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class InForce:
+    """The finding in force on content, and the decision that follows from it.
+
+    Attributes:
+        at: Time of the finding; None if only a listing of the verdict was read.
+        id: Trial that was reviewed or that gave the verdict, or precedent.
+        contested: True while the case is open again.
+        older_policy: True if the finding was made under an older version of the policy.
+    """
+
+    by: Authority
+    label: Label
+    decision: Decision
+    at: datetime | None
+    id: str
+    contested: bool = False
+    older_policy: bool = False
+
+
+def in_force(
+    label: Label,
+    *,
+    needs_review: bool,
+    at: datetime | None,
+    trial_id: str,
+    policy: str = "",
+    found: PersonFinding | None = None,
+    rules: FindingRules = DEFAULT_RULES,
+) -> InForce:
+    """Returns the finding in force on the content of a verdict.
+
+    Args:
+        label: Label of the verdict.
+        needs_review: True if the verdict needs human review.
+        at: Time of the verdict.
+        policy: Digest of the policy that applies now; empty if unknown.
+    """
+    contested = found is not None and found.contested
+    held = contested and rules.contested == "review"
+    if found is None or found.label is None:
+        word = decision(label, needs_review=needs_review, held=held)
+        return InForce(Authority.COURT, label, word, at, trial_id, contested)
+    older = "" not in (policy, found.policy) and policy != found.policy
+    held |= found.acquitters < rules.acquit_by or (older and rules.older_policy == "review")
+    word = decision(label, needs_review=needs_review, reviewed=found.label, held=held)
+    return InForce(Authority.PERSON, found.label, word, found.at, found.trial_id, contested, older)

@@ -1,0 +1,161 @@
+"""Findings of people by content key: a table that is folded from the log in the transaction that appends the event."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from sqlalchemy import Connection, and_, delete, insert, select, update
+
+from court.events import AnyEvent, AppealOpened, SecondOpinionAsked, VerdictReviewed
+from court.in_force import ContentKey, PersonFinding, finding_of
+from court.verdict import Label
+from serving.docket.store import tables as t
+from serving.docket.store.bodies import event_in, unpacked
+from serving.docket.store.transactions import SqlStore
+
+HEARD: Final = frozenset({kind.__name__ for kind in (VerdictReviewed, SecondOpinionAsked, AppealOpened)})
+"""Kinds of the events that change a finding."""
+
+_row, _found, _entry = t.trials.c, t.findings.c, t.entries.c
+COLUMNS: Final = tuple(
+    column.label(f"found_{column.name}") for column in t.findings.c if column.name not in ("content", "wording")
+)
+"""Columns of a finding, for a query that joins it."""
+SAME_CONTENT: Final = and_(_row.content == _found.content, _row.wording == _found.wording)
+_ABOUT = select(*COLUMNS).select_from(t.trials.join(t.findings, SAME_CONTENT))
+_EVENTS = select(_entry.body).join(t.trials, _row.trial_id == _entry.trial_id)
+_SOME = (*HEARD, "Erased")
+
+
+@dataclass(frozen=True, slots=True)
+class FindingChanges:
+    """Changes of findings since an entry of the log.
+
+    Attributes:
+        size: Number of entries of the log that were taken into account.
+        trials: Trials that were reviewed, contested or erased.
+        contents: Content of those that are still there.
+    """
+
+    size: int
+    trials: frozenset[str]
+    contents: frozenset[ContentKey]
+
+
+class FindingStore(SqlStore):
+    """Reads the table of findings."""
+
+    async def get(self, content: ContentKey) -> PersonFinding | None:
+        """Returns the finding about content, or None."""
+        query = select(*COLUMNS).where(_found.content == content.meme, _found.wording == content.text)
+        return await self._transactions.read_batched(lambda connection: _one(connection.execute(query).one_or_none()))
+
+    async def changes(self, since: int) -> FindingChanges:
+        """Returns the changes by entries from the number ``since`` on."""
+
+        def read(connection: Connection) -> FindingChanges:
+            # First: an entry that comes meanwhile is read again, and none is missed.
+            size = connection.execute(select(t.log.c.size)).scalar_one()
+            # By kind, so that both databases use the index, whatever else was appended.
+            query = select(_entry.trial_id, _row.content, _row.wording).outerjoin(
+                t.trials, _row.trial_id == _entry.trial_id
+            )
+            rows = [
+                row
+                for kind in _SOME
+                for row in connection.execute(query.where(_entry.kind == kind, _entry.number >= since))
+            ]
+            contents = frozenset(ContentKey(row.content, row.wording) for row in rows if row.content)
+            return FindingChanges(size, frozenset(row.trial_id for row in rows), contents)
+
+        return await self._transactions.read_batched(read)
+
+
+def found_in(row: Any) -> PersonFinding | None:
+    """Returns the finding in a row of a query with :data:`COLUMNS`; None if there is none, or it has ended."""
+    if row.found_trial_id is None:
+        return None
+    until = datetime.fromisoformat(row.found_until) if row.found_until else None
+    if until is not None and until <= datetime.now(UTC):
+        return None
+    return PersonFinding(
+        label=Label(row.found_label) if row.found_label else None,
+        at=datetime.fromisoformat(row.found_at),
+        trial_id=row.found_trial_id,
+        contested=row.found_contested,
+        acquitters=row.found_acquitters,
+        policy=row.found_policy,
+        until=until,
+    )
+
+
+def finding_about(connection: Connection, trial_id: str) -> PersonFinding | None:
+    """Returns the finding about the content of a trial, or None."""
+    return _one(connection.execute(_ABOUT.where(_row.trial_id == trial_id)).one_or_none())
+
+
+def update_findings(connection: Connection, trial_ids: Collection[str]) -> None:
+    """Folds anew the findings about the content of trials, from all events in the log."""
+    if not trial_ids:
+        return
+    query = select(_row.content, _row.wording).distinct().where(_row.trial_id.in_(trial_ids), _row.content != "")
+    for content in connection.execute(query).all():
+        _fold(connection, ContentKey(*content))
+
+
+def erase_finding(connection: Connection, trial_id: str, *, until: datetime | None = None) -> None:
+    """Removes what a trial says about its content, before its row is blanked.
+
+    Args:
+        until: Time until which a finding stays whose trial has expired; None for an erasure, after which none does.
+    """
+    own = _found.trial_id == trial_id
+    if until is not None:
+        connection.execute(update(t.findings).where(own).values(until=t.stamp(until)))
+        return
+    connection.execute(delete(t.findings).where(own))
+    query = select(_row.content, _row.wording).where(_row.trial_id == trial_id, _row.content != "", _row.heard)
+    for content in connection.execute(query).all():
+        # Without this trial: an earlier finding about another trial of the same content is in force again.
+        _fold(connection, ContentKey(*content), without=trial_id)
+
+
+def _fold(connection: Connection, content: ContentKey, *, without: str = "") -> None:
+    same = (_row.content == content.meme, _row.wording == content.text, _row.trial_id != without)
+    query = _EVENTS.where(*same, _row.heard, t.IS_EVENT, _entry.kind.in_(HEARD), _entry.body.is_not(None))
+    bodies: Sequence[bytes] = connection.execute(query.order_by(_entry.number)).scalars().all()
+    found = finding_of(_events(bodies))
+    here = and_(_found.content == content.meme, _found.wording == content.text)
+    kept = _one(connection.execute(select(*COLUMNS).where(here)).one_or_none())
+    if kept is not None and kept.until is not None and (found is None or found.at <= kept.at):
+        return  # that of an expired trial, which only a later one replaces
+    connection.execute(delete(t.findings).where(here))
+    if found is None:
+        return
+    policy = connection.execute(select(_row.policy).where(_row.trial_id == found.trial_id)).scalar_one()
+    row = {
+        "content": content.meme,
+        "wording": content.text,
+        "trial_id": found.trial_id,
+        "label": str(found.label or ""),
+        "at": t.stamp(found.at),
+        "contested": found.contested,
+        "acquitters": found.acquitters,
+        "policy": policy,
+        "until": "",
+    }
+    connection.execute(insert(t.findings), row)
+
+
+def _events(bodies: Sequence[bytes]) -> Iterator[AnyEvent]:
+    for body in bodies:
+        with suppress(ValueError):  # somebody altered it, which `memecourt docket verify` reports
+            yield event_in(unpacked(bytes(body)), {})
+
+
+def _one(row: Any) -> PersonFinding | None:
+    return None if row is None else found_in(row)

@@ -1,0 +1,166 @@
+"""Findings of people by content, over SQLite and PostgreSQL: folded from the log, and gone with what they rest on."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+
+from court.events import ReviewOutcome, TextRead
+from court.in_force import FindingRules, content_key
+from court.verdict import Label
+from tests.support.docket_service import AT, HARMFUL, a_trial
+from tests.support.dockets import NOON, append_all, review_trial
+
+KEY = content_key("", "p", "b" * 64, "a tame text")
+LONG = datetime.now(UTC) + timedelta(days=30)
+
+
+async def overrule(docket, trial_id, reviewer="Ruth"):
+    return await review_trial(docket, trial_id, reviewer=reviewer)
+
+
+async def uphold(docket, trial_id, reviewer="Ruth"):
+    return await review_trial(docket, trial_id, ReviewOutcome.UPHELD, Label.HARMFUL, reviewer)
+
+
+async def decisions(docket):
+    return {line.trial_id: str(line.decision) for line in await docket.index.list(limit=10)}
+
+
+async def label_of(docket, key=KEY):
+    found = await docket.findings.get(key)
+    return found and found.label
+
+
+def test_a_finding_decides_every_trial_of_the_same_content_and_no_other(using):
+    async def scene(docket):
+        read = [event.model_copy(update={"reader": "eyes"}) if isinstance(event, TextRead) else event
+                for event in a_trial("read")]  # fmt: skip
+        others = [a_trial("text", text="another"), a_trial("space", namespace="north"), read]
+        for events in (a_trial("a"), a_trial("b"), *others):
+            await append_all(docket, events)
+        await overrule(docket, "a")
+        record = await docket.trials.record("b")
+        assert record.decision == "allow" and record.verdict == HARMFUL
+        assert (record.in_force.by, record.in_force.id, record.in_force.at) == ("PERSON", "a", NOON)
+        return await decisions(docket)
+
+    allowed = dict.fromkeys("ab", "allow")
+    assert using(scene) == allowed | dict.fromkeys(["text", "space", "read"], "block")
+
+
+def test_the_last_of_several_reviews_rules_and_a_disagreement_goes_to_a_third_person(using):
+    async def scene(docket):
+        for trial_id in "ab":
+            await append_all(docket, a_trial(trial_id))
+        seen = []
+        for change in (uphold(docket, "a"), overrule(docket, "b", "Tom"), overrule(docket, "a", "Una")):
+            await change
+            found = await docket.findings.get(KEY)
+            seen.append((found.label, found.trial_id, found.contested, set((await decisions(docket)).values())))
+        return seen
+
+    assert using(scene) == [
+        (Label.HARMFUL, "a", False, {"block"}),
+        (Label.NOT_HARMFUL, "b", True, {"review"}),
+        (Label.NOT_HARMFUL, "a", False, {"allow"}),
+    ]
+
+
+def test_two_reviews_at_once_leave_exactly_one_finding(using):
+    async def scene(docket):
+        await append_all(docket, a_trial("a"))
+        await asyncio.gather(
+            *(each(docket, "a", who) for who, each in zip("RSTUVW", [uphold, overrule] * 3, strict=True))
+        )
+        last = (await docket.trials.record("a")).review
+        assert await label_of(docket) is last.label
+        return (await docket.findings.changes(0)).contents
+
+    assert using(scene) == {KEY}
+
+
+def test_an_appeal_holds_an_allow_and_leaves_a_block(using):
+    async def scene(docket):
+        await append_all(docket, a_trial("a"))
+        appeal = {"by": "platform", "statement": "It is satire.", "reference": "", "at": NOON}
+        await docket.reviews.open_appeal("a", **appeal)
+        before = await docket.findings.get(KEY)
+        assert (before.label, before.contested, await decisions(docket)) == (None, True, {"a": "block"})
+        await overrule(docket, "a")
+        assert await decisions(docket) == {"a": "allow"}
+        await docket.reviews.open_appeal("a", **(appeal | {"statement": "It is not."}))
+        assert await decisions(docket) == {"a": "review"}
+        # Whoever decided the case does not decide the appeal against that.
+        await overrule(docket, "a")
+        assert await decisions(docket) == {"a": "review"}
+        await overrule(docket, "a", "Tom")
+        return await decisions(docket)
+
+    assert using(scene) == {"a": "allow"}
+
+
+def test_rules_ask_for_a_second_acquittal_and_may_keep_what_is_contested(using):
+    async def write(docket):
+        await append_all(docket, a_trial("a"))
+        await overrule(docket, "a")
+
+    async def contest(docket):
+        assert await decisions(docket) == {"a": "review"}
+        await overrule(docket, "a")
+        assert await decisions(docket) == {"a": "review"}  # the same person again
+        await overrule(docket, "a", "Tom")
+        assert (await docket.trials.record("a")).decision == "allow"
+        await docket.reviews.open_appeal("a", by="platform", statement="No.", reference="", at=NOON)
+
+    using(write)
+    using(contest, rules=FindingRules(acquit_by=2))
+    assert using(decisions) == {"a": "review"}
+    assert using(decisions, rules=FindingRules(contested="keep")) == {"a": "allow"}
+
+
+def test_erasure_takes_the_finding_with_it_and_leaves_an_earlier_one_of_another_trial(using):
+    async def scene(docket):
+        for trial_id in "abc":
+            await append_all(docket, a_trial(trial_id))
+        await overrule(docket, "a")
+        await uphold(docket, "b", "Tom")
+        labels = [await label_of(docket)]
+        for trial_id in "ba":
+            await docket.eraser.erase(trial_id, who="owner", why="asked", at=AT)
+            labels.append(await label_of(docket))
+        return labels, (await decisions(docket))["c"]
+
+    assert using(scene) == ([Label.HARMFUL, Label.NOT_HARMFUL, None], "block")
+
+
+def test_an_expired_trial_may_leave_its_finding_until_a_later_one_or_an_erasure(using):
+    async def scene(docket):
+        for trial_id in "abc":
+            await append_all(docket, a_trial(trial_id))
+        await uphold(docket, "b")
+        await overrule(docket, "a", "Tom")
+        expiry = {"who": "retention", "why": "old", "at": AT}
+        await docket.eraser.erase_all({"a": ()}, keep_findings_until=LONG, **expiry)
+        assert (await docket.trials.record("c")).in_force.label is Label.NOT_HARMFUL
+        await docket.eraser.erase("b", who="owner", why="asked", at=AT)
+        assert await label_of(docket) is Label.NOT_HARMFUL
+        await docket.eraser.erase("a", who="owner", why="asked", at=AT)
+        assert await docket.findings.get(KEY) is None
+        await uphold(docket, "c")
+        await docket.eraser.erase_all({"c": ()}, keep_findings_until=AT, **expiry)
+        return await label_of(docket)
+
+    assert using(scene) is None
+
+
+def test_changes_name_what_was_reviewed_contested_or_erased_since(using):
+    async def scene(docket):
+        for trial_id in "ab":
+            await append_all(docket, a_trial(trial_id))
+        start = (await docket.findings.changes(0)).size
+        await overrule(docket, "a")
+        reviewed = await docket.findings.changes(start)
+        await docket.eraser.erase("a", who="owner", why="asked", at=AT)
+        erased = await docket.findings.changes(reviewed.size)
+        return [(each.trials, each.contents) for each in (reviewed, erased, await docket.findings.changes(erased.size))]
+
+    assert using(scene) == [({"a"}, {KEY}), ({"a"}, frozenset()), (frozenset(), frozenset())]
