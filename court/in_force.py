@@ -169,8 +169,16 @@ def in_force(
     held = contested and rules.contested == "review"
     if found is None or found.label is None:
         word = decision(label, needs_review=needs_review, held=held)
-        return InForce(Authority.COURT, label, word, at, trial_id, contested)
+        return InForce(by=Authority.COURT, label=label, decision=word, at=at, id=trial_id, contested=contested)
     older = "" not in (policy, found.policy) and policy != found.policy
     held |= found.acquitters < rules.acquit_by or (older and rules.older_policy == "review")
     word = decision(label, needs_review=needs_review, reviewed=found.label, held=held)
-    return InForce(Authority.PERSON, found.label, word, found.at, found.trial_id, contested, older)
+    return InForce(
+        by=Authority.PERSON,
+        label=found.label,
+        decision=word,
+        at=found.at,
+        id=found.trial_id,
+        contested=contested,
+        older_policy=older,
+    )

@@ -275,7 +275,7 @@ async def _serve_court(
     async with AsyncExitStack() as resumption_stack, AsyncExitStack() as stack:
         runner = await stack.enter_async_context(TrialRunner(executor, settings, telemetry, memory=court.memory))
         court.open(executor, runner)
-        docket.open(executor, runner.forget, corrections_for(executor, settings))
+        docket.open(executor, runner.refresh, corrections_for(executor, settings))
         precedents.open(executor, runner.decoders)
         _in_background(stack, run_health_checks(health, readiness_checks(executor, settings)))
         # Stopped after the runner: if it were cancelled first, its trials would end as if their callers had left.

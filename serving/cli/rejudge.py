@@ -169,6 +169,7 @@ async def _rejudged(
     as_json: bool,
 ) -> Counter[str]:
     from serving.export.tables import Selection
+    from serving.judging.findings import Findings
     from serving.judging.known import VerdictCache
     from serving.judging.rejudge import Rejudging, rejudge_all
     from serving.wiring import open_court
@@ -177,7 +178,9 @@ async def _rejudged(
     async with open_court(settings, tell=tell) as executor:
         docket = executor.docket
         # So that whoever asks about such a meme next is given the new verdict, and not the one before it.
-        known = VerdictCache(docket.verdict_keys, docket.trials, executor.court_of, settings)
+        known = VerdictCache(
+            docket.verdict_keys, docket.trials, executor.court_of, settings=settings, findings=Findings(docket.findings)
+        )
         rejudging = Rejudging(executor, known, within_s=within_s)
         selection = Selection(docket.index, docket.trials, which)
         if dry_run:

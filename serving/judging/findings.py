@@ -28,13 +28,17 @@ class _Known:
 
 
 class Findings:
-    """Findings of people by content key."""
+    """Findings of people by content key.
+
+    Attributes:
+        changes: Number of times that something changed: what was read before may be out of date after it.
+    """
 
     def __init__(self, store: FindingStore) -> None:
         """Reads nothing yet."""
         self._store = store
         self._known: LRUCache[ContentKey, _Known] = LRUCache(_MOST)
-        self._size = 0
+        self._size: int | None = None
         self._follower = LogFollower(self._read_on, fresh_s=FRESH_S)
         self._dropped: list[Callable[[str], None]] = []
         self.changes = 0
@@ -68,7 +72,6 @@ class Findings:
         self._follower.forget()
 
     async def _read_on(self) -> None:
-        # The first time there is nothing in memory that could have changed.
         changed = await self._store.changes(self._size)
         self._size = changed.size
         if not changed.trials:

@@ -20,6 +20,7 @@ from dataclasses import replace
 from typing import Self, assert_never
 
 from court.errors import BadPicture, CantResume, CourtError, Overrun, Unavailable
+from court.in_force import InForce, in_force
 from court.record import TrialAborted, TrialRecord, TrialState
 from court.trial import STOPPED
 from serving.docket.errors import RequestConflict
@@ -28,6 +29,7 @@ from serving.errors import Busy, closing
 from serving.judging.admission import Admission
 from serving.judging.decode import DecodingPool
 from serving.judging.executor import TrialExecutor
+from serving.judging.findings import Findings
 from serving.judging.heartbeat import Heartbeat
 from serving.judging.known import Known, VerdictCache, whole
 from serving.judging.leases import (
@@ -82,8 +84,22 @@ class TrialRunner:
         self.decoders = DecodingPool(
             executor.pictures, self._quarantine, settings.picture_workers, telemetry=telemetry, memory=memory
         )
-        self._verdicts = VerdictCache(executor.docket.verdict_keys, executor.docket.trials, executor.court_of, settings)
-        self._known = Known(self._verdicts, executor, settings, decoders=self.decoders, quarantine=self._quarantine)
+        self._findings = Findings(executor.docket.findings)
+        self._verdicts = VerdictCache(
+            executor.docket.verdict_keys,
+            executor.docket.trials,
+            executor.court_of,
+            settings=settings,
+            findings=self._findings,
+        )
+        self._known = Known(
+            self._verdicts,
+            executor,
+            settings,
+            decoders=self.decoders,
+            quarantine=self._quarantine,
+            findings=self._findings,
+        )
         self._in_flight = TrialsInFlight(
             executor=executor,
             leases=self._leases,
@@ -175,6 +191,7 @@ class TrialRunner:
                     record = await self._judge(request, caller)
                     reused = request_of(record) != request.name
                     near = reused and await self._differs_in_pixels(request, caller, record)
+                    in_force = await self._in_force(request, caller, record, near=near)
                 finally:
                     await slot.leave()
         except TimeoutError:
@@ -186,6 +203,7 @@ class TrialRunner:
             self._telemetry.reused(near=near)
         return Answer(
             record=record,
+            in_force=in_force,
             picture_seconds=caller.picture_seconds,
             total_seconds=time.perf_counter() - began,
             name=request.name,
@@ -198,9 +216,9 @@ class TrialRunner:
         lease = await self._leases.find(name)
         return None if lease is None else lease.trial_id
 
-    def forget(self, trial_id: str) -> None:
-        """Stops reusing an overruled verdict on this server."""
-        self._verdicts.forget(trial_id)
+    def refresh(self) -> None:
+        """Has the next request notice a review that was stored on this server."""
+        self._findings.refresh()
 
     # The steps of a request.
 
@@ -211,17 +229,19 @@ class TrialRunner:
             return record
         if request.repeatable and (lease := await self._leases.find(request.name)) is not None:
             return await self._judge_repeated(request, caller, lease)
-        self._executor.require(request)
         digest = await self.decoders.digest_of(request, caller)
-        await self._quarantine.require_meme(digest, request.procedure)
-        # Only after the picture is decoded: the loaded versions may change during that.
-        key = self._verdicts.key(request, digest)
-        if key and (record := await self._known.find(request, caller, key)) is not None:
+        if (record := await self._known.found(request, digest)) is None:
+            self._executor.require(request)
+            await self._quarantine.require_meme(digest, request.procedure)
+            # Only after the picture is decoded: the loaded versions may change during that.
+            key = self._verdicts.key(request, digest)
+            record = await self._known.find(request, caller, key) if key else None
+            if record is None:
+                return await self._join_or_start(request, caller, digest, key)
             request.require_of(record)
-            # Another server got the same request first: both answer with the leased trial.
-            other = await self._lease_known(request, record.trial_id)
-            return record if other is None else await self._follow(request, caller, other)
-        return await self._join_or_start(request, caller, digest, key)
+        # Another server got the same request first: both answer with the leased trial.
+        other = await self._lease_known(request, record.trial_id)
+        return record if other is None else await self._follow(request, caller, other)
 
     async def _judge_repeated(self, request: TrialRequest, caller: Caller, lease: Lease) -> TrialRecord:
         """Returns the trial that a repeated request is leased to."""
@@ -231,6 +251,10 @@ class TrialRunner:
             )
         record = await self._follow(request, caller, lease)
         if request_of(record) == request.name:
+            return record
+        found = await self._known.finding(request, record.opened.meme.digest)
+        # Versions don't matter where a person has decided.
+        if found is not None and found.label is not None:
             return record
         if not whole(record):  # cut short for a reason that does not concern this request
             digest = await self.decoders.digest_of(request, caller)
@@ -242,12 +266,25 @@ class TrialRunner:
     async def _at_hand(self, request: TrialRequest) -> TrialRecord | None:
         """Returns the answer if it is in memory: nothing is decoded, and at most one lease is written."""
         digest = self.decoders.digest_at_hand(request)
-        if digest is None or not (key := self._verdicts.key(request, digest)):
-            return None
-        record = await self._verdicts.at_hand(key)
-        if record is None or not request.fits(record) or await self._lease_known(request, record.trial_id) is not None:
+        record = None if digest is None else await self._known.at_hand(request, digest)
+        if record is None or await self._lease_known(request, record.trial_id) is not None:
             return None
         return record
+
+    async def _in_force(self, request: TrialRequest, caller: Caller, record: TrialRecord, *, near: bool) -> InForce:
+        """Returns the finding in force on the request's content, of which a near-duplicate says nothing."""
+        ruled = record.verdict_event
+        assert ruled is not None, "the trial is decided"
+        digest = await self.decoders.digest_of(request, caller) if near else record.opened.meme.digest
+        return in_force(
+            ruled.verdict.label,
+            needs_review=ruled.verdict.needs_human_review,
+            at=ruled.at,
+            trial_id=record.trial_id,
+            policy=self._executor.court_of(request.namespace).policy.digest,
+            found=await self._known.finding(request, digest),
+            rules=record.rules,
+        )
 
     async def _differs_in_pixels(self, request: TrialRequest, caller: Caller, record: TrialRecord) -> bool:
         """True if the trial's picture differs from the caller's."""

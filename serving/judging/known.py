@@ -1,4 +1,6 @@
-"""Known verdicts: finds the earlier trial whose verdict answers a request without another trial.
+"""Known verdicts: finds the earlier trial that answers a request without another trial.
+
+Content that a person has decided is answered by that finding.
 
 One rule says when a verdict is stale, whatever source it comes from: :func:`reusable` for the trial itself, and the
 versions that it was run with, which must be those that a trial of the request would use now.
@@ -9,15 +11,14 @@ off the picture), the namespace, and all versions that the trial uses. A change 
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from court.digests import digest
 from court.errors import CourtError
 from court.events import Procedure, ReviewOutcome, TextRead, VerdictReviewed, Versions
 from court.evidence import text_reader_off
+from court.in_force import PersonFinding, content_key
 from court.meme import Picture
 from court.record import TrialRecord, TrialState
 from court.trial import Court
@@ -27,14 +28,12 @@ from serving.docket.ports import TrialReader
 from serving.docket.store.requests import VerdictKeys
 from serving.judging.decode import DecodingPool
 from serving.judging.executor import TrialExecutor
+from serving.judging.findings import Findings
 from serving.judging.quarantine import Quarantine
 from serving.judging.request import Caller, TrialRequest
 from serving.judging.single_flight import LRUCache
 from serving.settings import Settings
 
-FRESH_S = 2.0
-"""Seconds for which an entry confirmed by the docket is used without another check: a verdict that is overruled at
-another server may be reused for this long."""
 _MOST_RECORDS = 512
 """Maximum number of records in memory, of memes that were requested again; that of a full trial takes about 100 KiB."""
 
@@ -65,17 +64,6 @@ def whole(record: TrialRecord) -> bool:
     )
 
 
-@dataclass(slots=True)
-class _AtHand:
-    record: TrialRecord
-    checked: float
-    """Time at which the docket last confirmed this entry, by the monotonic clock in seconds."""
-    checking: asyncio.Task[None] | None = None
-    """Running check of the entry; None if there is none."""
-    used: bool = False
-    """True if the entry has answered a request since the last check."""
-
-
 @dataclass(frozen=True, slots=True)
 class _VersionsKey:
     library: str
@@ -91,20 +79,25 @@ class VerdictCache:
         trials: TrialReader,
         court_of: Callable[[str], Court],
         settings: Settings,
-        clock: Callable[[], float] = time.monotonic,
+        findings: Findings,
     ) -> None:
         self._keys = keys
         self._trials = trials
         self._court_of = court_of
         self._everywhere = settings.reuse == "everywhere"
         self._off = settings.reuse == "off"
-        self._clock = clock
         self._versions: dict[tuple[int, Procedure], _VersionsKey] = {}
-        self._at_hand: LRUCache[str, _AtHand] = LRUCache(_MOST_RECORDS)
+        self._at_hand: LRUCache[str, TrialRecord] = LRUCache(_MOST_RECORDS)
+        self._findings = findings
+        findings.subscribe(self._drop)
+
+    def reuses(self, request: TrialRequest) -> bool:
+        """True if a request may be answered without a trial of its own."""
+        return not (self._off or request.try_anew)
 
     def key(self, request: TrialRequest, meme_digest: str) -> str:
         """Returns the key of a request with the current versions; empty if it gets a trial of its own."""
-        if self._off or request.try_anew:
+        if not self.reuses(request):
             return ""
         return self._key(
             token=self._now(request).token,
@@ -143,59 +136,16 @@ class VerdictCache:
             and _token(opened.versions, opened.policy.digest, opened.procedure) == self._now(request).token
         )
 
-    async def at_hand(self, key: str) -> TrialRecord | None:
-        """Returns the trial for a key if its record is in memory and the docket confirms it, or did so recently."""
-        known = self._at_hand.get(key)
-        if known is None:
-            return None
-        known.used = True
-        age = self._clock() - known.checked
-        if age > FRESH_S / 2:
-            # Refreshed early, so that frequent requests never wait, and once for all waiting callers.
-            checking = known.checking or self._check_due()
-            if age > FRESH_S:
-                await asyncio.wait([checking])
-                checking.result()
-                # It was found to be overruled or replaced while this call waited.
-                if self._at_hand.get(key) is not known:
-                    return None
-        return known.record
-
-    def _check_due(self) -> asyncio.Task[None]:
-        """Starts one check of all used entries that are not fresh: separate checks would delay calls."""
-        now = self._clock()
-        # Only entries used since their last check: memes that nobody sends any more cost the docket nothing.
-        due = {
-            key: known
-            for key, known in self._at_hand.items()
-            if known.used and known.checking is None and now - known.checked > FRESH_S / 4
-        }
-        checking = asyncio.create_task(self._check(due))
-        checking.add_done_callback(_retrieve)
-        for known in due.values():
-            known.checking = checking
-        return checking
-
-    async def _check(self, due: Mapping[str, _AtHand]) -> None:
-        """Checks in the docket whether trials still answer their keys. Raises Unavailable."""
-        try:
-            now = self._clock()
-            # The age counts from before the query, to be safe.
-            answering = await self._keys.get_many([*due])
-            for known in due.values():
-                known.checked, known.used = now, False
-        finally:
-            for known in due.values():
-                known.checking = None
-        for key, known in due.items():
-            if answering.get(key) != known.record.trial_id and self._at_hand.get(key) is known:
-                self._at_hand.drop(key)
+    def at_hand(self, key: str) -> TrialRecord | None:
+        """Returns the trial for a key if its record is in memory; the caller has caught up with the findings."""
+        return self._at_hand.get(key)
 
     async def find(self, key: str) -> TrialRecord | None:
         """Returns the trial for a key, from memory or from the docket, or None."""
-        if (record := await self.at_hand(key)) is not None:
+        await self._findings.catch_up()
+        if (record := self.at_hand(key)) is not None:
             return record
-        now = self._clock()
+        changes = self._findings.changes
         trial_id = await self._keys.get(key)
         if trial_id is None:
             return None
@@ -205,7 +155,21 @@ class VerdictCache:
             return None
         if not self.answers(record, key):
             return None  # just overruled, or the table was tampered with and names another trial
-        self._at_hand.keep(key, _AtHand(record, now))
+        self._keep(key, record, changes)
+        return record
+
+    async def of_finding(self, found: PersonFinding) -> TrialRecord | None:
+        """Returns the trial that a finding is about; None if nobody has found anything, or the trial has expired."""
+        if found.label is None:
+            return None
+        if (record := self.at_hand(found.trial_id)) is not None:
+            return record
+        changes = self._findings.changes
+        try:
+            record = await self._trials.record(found.trial_id)
+        except TrialUnknown:
+            return None
+        self._keep(found.trial_id, record, changes)
         return record
 
     async def learn(self, record: TrialRecord) -> None:
@@ -215,11 +179,15 @@ class VerdictCache:
         # Not loaded into memory: most memes are never requested again, and another trial may have been first.
         await self._keys.put(self.key_of(record), record.trial_id)
 
-    def forget(self, trial_id: str) -> None:
-        """Drops a trial, so that its verdict is not reused any more."""
-        for key, known in self._at_hand.items():
+    def _keep(self, key: str, record: TrialRecord, changes: int) -> None:
+        # What was read may be older than a change that was noticed meanwhile.
+        if changes == self._findings.changes:
+            self._at_hand.keep(key, record)
+
+    def _drop(self, trial_id: str) -> None:
+        for key, record in self._at_hand.items():
             # items() is a copy, so that entries can be dropped during the loop.
-            if known.record.trial_id == trial_id:
+            if record.trial_id == trial_id:
                 self._at_hand.drop(key)
 
     def _key(self, *, token: str, namespace: str, meme_digest: str, text: str | None, language: str) -> str:
@@ -248,16 +216,45 @@ class Known:
         settings: Settings,
         decoders: DecodingPool,
         quarantine: Quarantine,
+        findings: Findings,
     ) -> None:
         self._verdicts = verdicts
+        self._findings = findings
         self._executor = executor
         self._near = executor.near if settings.reuse_near else None
         self._decoders = decoders
         self._quarantine = quarantine
 
+    async def finding(self, request: TrialRequest, digest: str) -> PersonFinding | None:
+        """Returns what people found about a request's content, or None.
+
+        Args:
+            digest: Digest of the request's meme.
+        """
+        policy = self._executor.court_of(request.namespace).policy.id
+        # Another policy never inherits a finding.
+        if request.policy is not None and request.policy.id not in ("", policy):
+            return None
+        return await self._findings.find(content_key(request.namespace, policy, digest, request.text))
+
+    async def found(self, request: TrialRequest, digest: str) -> TrialRecord | None:
+        """Returns the trial of the content that a person has decided, whatever else the request asks for; or None."""
+        if not self._verdicts.reuses(request):
+            return None
+        found = await self.finding(request, digest)
+        return None if found is None else await self._verdicts.of_finding(found)
+
+    async def at_hand(self, request: TrialRequest, digest: str) -> TrialRecord | None:
+        """Returns the answer if it is in memory."""
+        # A person's finding first, then a binding precedent, and only then the court's verdict.
+        if (record := await self.found(request, digest)) is not None:
+            return record
+        key = self._verdicts.key(request, digest)
+        record = self._verdicts.at_hand(key) if key else None
+        return record if record is not None and request.fits(record) else None
+
     async def find(self, request: TrialRequest, caller: Caller, key: str) -> TrialRecord | None:
-        """Returns the trial whose verdict answers a request, from the first source that has one; None without any."""
-        # In the order of their authority: a person's finding and a binding precedent belong before these two.
+        """Returns the trial whose verdict answers a request that nobody has decided; None without any."""
         return await self._verdicts.find(key) or await self._near_duplicate(request, caller)
 
     async def _near_duplicate(self, request: TrialRequest, caller: Caller) -> TrialRecord | None:
@@ -290,11 +287,6 @@ class Known:
         if (reader := self._executor.court.text_reader) is None:
             raise text_reader_off()
         return (await reader.read(picture)).text
-
-
-def _retrieve(checking: asyncio.Task[None]) -> None:
-    if not checking.cancelled():
-        checking.exception()  # waiting callers got the error; if there were none, the next caller checks again
 
 
 def _token(versions: Versions, policy: str, procedure: Procedure) -> str:

@@ -12,6 +12,7 @@ from typing import Protocol
 from court.digests import digest, digest_of_file
 from court.errors import NotLoaded
 from court.events import PolicyReference, Procedure, Versions
+from court.in_force import InForce
 from court.meme import Picture, check_present, check_text
 from court.policy import Policy
 from court.record import TrialRecord
@@ -27,12 +28,14 @@ class Answer:
     """Answer to a request that has a verdict.
 
     Attributes:
+        in_force: Finding in force on the request's content, and the decision.
         name: Name of the request: the caller's id for it, or a generated one.
         reused: True if the trial was run for another request.
         near: True if the trial was run for a near-duplicate.
     """
 
     record: TrialRecord
+    in_force: InForce
     picture_seconds: float
     total_seconds: float
     name: RequestName

@@ -94,8 +94,8 @@ def answer_of(answer: Answer, request: TrialRequest, *, client_token: bytes = b"
         request_id=answer.name.request_id,
         content=wire.Content(namespace=request.namespace, id=request.content_id),
         client_token=client_token,
-        # Unlike the verdict, the decision changes with a review.
-        decision=answer.record.decision or "",
+        # Unlike the verdict, both change with a review.
+        decision=answer.in_force.decision,
         # A reused verdict has no timings of steps: they belong to a trial that this request did not wait for.
         timings=_timings(answer, None if answer.reused else answer.record),
     )

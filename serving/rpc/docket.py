@@ -61,24 +61,24 @@ class DocketService:
             "OpenAppeal": Method(wire.OpenAppealRequest, self.open_appeal, memory),
             "WatchReviews": Method(wire.WatchReviewsRequest, self.watch_reviews, memory),
         }
-        self._overruled: Callable[[str], None] = _ignore
+        self._on_change: Callable[[], None] = _ignore
         self._rulings: Corrections | None = None
         self._hub = EventFeed()
 
     def open(
         self,
         executor: TrialExecutor,
-        on_overruled: Callable[[str], None] | None = None,
+        on_change: Callable[[], None] | None = None,
         corrections: Corrections | None = None,
     ) -> None:
         """Answers calls from now on.
 
         Args:
-            on_overruled: Called with the id of each overruled trial, before its reviewer gets a response, so that its
-                verdict is no longer reused.
+            on_change: Called after each review or appeal, before its author gets a response, so that the next request
+                follows it.
             corrections: Updates the precedent library after reviews; None if nothing does.
         """
-        self._overruled = on_overruled or _ignore
+        self._on_change = on_change or _ignore
         self._rulings = corrections
         self._session.open(executor.docket)
 
@@ -178,8 +178,7 @@ class DocketService:
                     )
             finally:
                 # Even if the caller has disconnected: the review may have been stored anyway.
-                if outcome is ReviewOutcome.OVERRULED:
-                    self._overruled(record.trial_id)
+                self._on_change()
             self._publish_review(event)
             # The review is stored: a caller told to retry would review twice.
             with changing():
@@ -195,18 +194,20 @@ class DocketService:
             reference = within(request.reference, _MOST_ID, "reference")
             by = signed(request.by, "by")
             record = await _contested(docket, request)
-            with changing():
-                event = await docket.reviews.open_appeal(
-                    record.trial_id, by=by, statement=statement, reference=reference, at=datetime.now(UTC)
-                )
+            try:
+                with changing():
+                    event = await docket.reviews.open_appeal(
+                        record.trial_id, by=by, statement=statement, reference=reference, at=datetime.now(UTC)
+                    )
+            finally:
+                self._on_change()
             opened = wire.OpenAppealResponse(trial_id=event.trial_id, seq=event.seq)
             opened.opened_at.FromDatetime(event.at)
             return opened
 
     def reviewed(self, event: VerdictReviewed) -> None:
         """Handles a review that this process stored without a call: in its own console."""
-        if event.outcome is ReviewOutcome.OVERRULED:
-            self._overruled(event.trial_id)
+        self._on_change()
         self._publish_review(event)
 
     def _publish_review(self, event: VerdictReviewed) -> None:
@@ -231,8 +232,8 @@ class DocketService:
                 yield response
 
 
-def _ignore(_: str) -> None:
-    """Default for ``on_overruled`` when no verdicts are reused."""
+def _ignore() -> None:
+    """Default for ``on_change`` when nothing is judged here."""
 
 
 async def _visible_record(trials: TrialReader, trial_id: str) -> TrialRecord:

@@ -412,7 +412,7 @@ def test_a_verdict_can_be_upheld_overruled_and_reviewed_again(place: Path | Addr
         ]
         for one in summaries:
             assert before <= one.review.at.ToDatetime(UTC) <= datetime.now(UTC)
-        assert it.overruled == ["t-1"]
+        assert len(it.changes) == len(summaries)
         record = await it.docket.trials.record("t-1")
         return summaries, list(record.events[3:]), await it.listed(reviewed=True), it.counted
 

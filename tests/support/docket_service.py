@@ -69,7 +69,7 @@ class Scene:
     service: DocketService
     channel: grpc.aio.Channel
     counted: list[ReviewOutcome]
-    overruled: list[str]
+    changes: list[None]
 
     def __post_init__(self) -> None:
         self.stub = DocketStub(self.channel)
@@ -151,12 +151,12 @@ def a_trial(
 async def a_scene(place: Path | Address, *, docket: Any = None) -> AsyncIterator[Scene]:
     docket = docket or Docket.open(place)
     counter = ReviewCounter()
-    overruled: list[str] = []
+    changes: list[None] = []
     service = DocketService(counter, memory=ReceiveBudget(64 * 2**20, 20.0))  # type: ignore[arg-type]
-    service.open(SimpleNamespace(docket=docket), overruled.append)  # type: ignore[arg-type]
+    service.open(SimpleNamespace(docket=docket), lambda: changes.append(None))  # type: ignore[arg-type]
     try:
         async with running_services(service.handler(), callers=CALLERS) as channel:
-            yield Scene(docket, service, channel, counter.outcomes, overruled)
+            yield Scene(docket, service, channel, counter.outcomes, changes)
         await service.empty(5)
     finally:
         await docket.close()

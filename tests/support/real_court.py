@@ -90,7 +90,7 @@ async def real_court(path: Path, **options: object) -> AsyncIterator[RealCourt]:
         executor = TrialExecutor(replace(a_court(reader=reader), finder=finder), OnePicture(), records)
         reception = await stack.enter_async_context(TrialRunner(executor, settings))
         court.open(executor, reception)
-        docket.open(executor, reception.forget)
+        docket.open(executor, reception.refresh)
         precedents.open(executor, reception.decoders)
         for name in health.services:
             health.say(name, serving=True)

@@ -54,12 +54,14 @@ class FindingStore(SqlStore):
         query = select(*COLUMNS).where(_found.content == content.meme, _found.wording == content.text)
         return await self._transactions.read_batched(lambda connection: _one(connection.execute(query).one_or_none()))
 
-    async def changes(self, since: int) -> FindingChanges:
-        """Returns the changes by entries from the number ``since`` on."""
+    async def changes(self, since: int | None) -> FindingChanges:
+        """Returns the changes by entries from the number ``since`` on; None for the log's size alone."""
 
         def read(connection: Connection) -> FindingChanges:
             # First: an entry that comes meanwhile is read again, and none is missed.
             size = connection.execute(select(t.log.c.size)).scalar_one()
+            if since is None:
+                return FindingChanges(size, frozenset(), frozenset())
             # By kind, so that both databases use the index, whatever else was appended.
             query = select(_entry.trial_id, _row.content, _row.wording).outerjoin(
                 t.trials, _row.trial_id == _entry.trial_id

@@ -235,7 +235,6 @@ _RETIRE = Batch(Rank.RETIRE, _retire)
 
 # Used by every trial and built once: building a statement takes longer than running it.
 _TRIAL_OF = select(t.known.c.trial_id).where(t.known.c.key == bindparam("key"))
-_TRIALS_OF = select(t.known.c.key, t.known.c.trial_id).where(t.known.c.key.in_(bindparam("keys", expanding=True)))
 _FINGERPRINTS = (
     select(t.looks).where(t.looks.c.number > bindparam("since")).order_by(t.looks.c.number).limit(bindparam("most"))
 )
@@ -252,12 +251,6 @@ class VerdictKeys(SqlStore):
         """Returns the trial that answers a key, or None."""
         return await self._transactions.read_batched(
             lambda connection: connection.execute(_TRIAL_OF, {"key": key}).scalar_one_or_none()
-        )
-
-    async def get_many(self, keys: Sequence[str]) -> Mapping[str, str]:
-        """Returns the trials for up to some hundred keys, by key; keys without one are missing."""
-        return await self._transactions.read_batched(
-            lambda connection: {key: trial_id for key, trial_id in connection.execute(_TRIALS_OF, {"keys": keys})}
         )
 
 

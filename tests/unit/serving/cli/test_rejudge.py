@@ -13,6 +13,7 @@ from court.record import TrialState
 from court.verdict import Label
 from serving.cli.main import cli
 from serving.export.tables import Selection
+from serving.judging.findings import Findings
 from serving.judging.known import VerdictCache
 from serving.judging.rejudge import RejudgeOutcome, Rejudging, rejudge_all
 from tests.support.fakes import N, findings
@@ -30,8 +31,15 @@ def with_changes(runner, finder=None, **changes):
     return replace(executor, court=court)
 
 
+def cache_of(executor, settings):
+    docket = executor.docket
+    return VerdictCache(
+        docket.verdict_keys, docket.trials, executor.court_of, settings=settings, findings=Findings(docket.findings)
+    )
+
+
 async def rejudge_trials(executor, settings, at_once=3):
-    known = VerdictCache(executor.docket.verdict_keys, executor.docket.trials, executor.court_of, settings)
+    known = cache_of(executor, settings)
     selection = Selection(executor.docket.index, executor.docket.trials)
     rejudging = Rejudging(executor, known, within_s=60)
     return [rejudged async for rejudged in rejudge_all(rejudging, selection, at_once=at_once)]
@@ -77,7 +85,7 @@ def test_next_request_for_the_meme_gets_the_new_verdict(town):
         await runner.answer(ASK)
         executor = with_changes(runner)
         (done,) = await rejudge_trials(executor, town.settings)
-        known = VerdictCache(executor.docket.verdict_keys, executor.docket.trials, executor.court_of, town.settings)
+        known = cache_of(executor, town.settings)
         found = await known.find(known.key(ASK, done.old.opened.meme.digest))
         return done, found
 
