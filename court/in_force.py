@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict
 
 from court.digests import digest
+from court.display import word
 from court.events import AnyEvent, AppealOpened, SecondOpinionAsked, VerdictReviewed
 from court.verdict import Decision, Label, decision
 
@@ -65,6 +66,8 @@ class FindingRules(BaseModel):
     """Number of people who must find content not harmful before it is allowed."""
     older_policy: Literal["keep", "review"] = "keep"
     """Decision on content that a person allowed under an older version of the policy."""
+    local: bool = False
+    """True if the server knows no callers and listens on this machine alone."""
 
 
 DEFAULT_RULES = FindingRules()
@@ -136,6 +139,7 @@ class InForce:
         id: Trial that was reviewed or that gave the verdict, or precedent.
         contested: True while the case is open again.
         older_policy: True if the finding was made under an older version of the policy.
+        local: True if the server knows no callers, so that anybody on its machine may have signed the finding.
     """
 
     by: Authority
@@ -145,6 +149,29 @@ class InForce:
     id: str
     contested: bool = False
     older_policy: bool = False
+    local: bool = False
+
+    @property
+    def in_words(self) -> str:
+        """Source of the decision, for people; empty for the court's own that nobody contests."""
+        by = {Authority.PERSON: "a person", Authority.PRECEDENT: f"precedent {self.id}", Authority.COURT: ""}[self.by]
+        words = [f"{by} found it {word(self.label)}"] if by else []
+        words += ["the case is open again"] if self.contested else []
+        words += ["under an older version of the policy"] if self.older_policy else []
+        return "; ".join([*words, *(["local"] if self.local else [])])
+
+    def facts(self) -> dict[str, str | bool | None]:
+        """Returns it for JSON."""
+        return {
+            "by": self.by,
+            "label": self.label,
+            "decision": self.decision,
+            "at": self.at and self.at.isoformat(),
+            "id": self.id,
+            "contested": self.contested,
+            "older_policy": self.older_policy,
+            "local": self.local,
+        }
 
 
 def in_force(
@@ -168,17 +195,18 @@ def in_force(
     contested = found is not None and found.contested
     held = contested and rules.contested == "review"
     if found is None or found.label is None:
-        word = decision(label, needs_review=needs_review, held=held)
-        return InForce(by=Authority.COURT, label=label, decision=word, at=at, id=trial_id, contested=contested)
+        own = decision(label, needs_review=needs_review, held=held)
+        return InForce(by=Authority.COURT, label=label, decision=own, at=at, id=trial_id, contested=contested)
     older = "" not in (policy, found.policy) and policy != found.policy
     held |= found.acquitters < rules.acquit_by or (older and rules.older_policy == "review")
-    word = decision(label, needs_review=needs_review, reviewed=found.label, held=held)
+    settled = decision(label, needs_review=needs_review, reviewed=found.label, held=held)
     return InForce(
         by=Authority.PERSON,
         label=found.label,
-        decision=word,
+        decision=settled,
         at=found.at,
         id=found.trial_id,
         contested=contested,
         older_policy=older,
+        local=rules.local,
     )

@@ -27,7 +27,16 @@ from court.events import (
     VerdictReviewed,
 )
 from court.events import TrialState as TrialState
-from court.in_force import DEFAULT_RULES, FindingRules, InForce, PersonFinding, finding_of, in_force
+from court.in_force import (
+    DEFAULT_RULES,
+    ContentKey,
+    FindingRules,
+    InForce,
+    PersonFinding,
+    content_key,
+    finding_of,
+    in_force,
+)
 from court.verdict import Decision, Label, Verdict
 
 E = TypeVar("E", bound=Event)
@@ -134,6 +143,13 @@ class TrialRecord:
             found=self.found or finding_of(self.events),
             rules=self.rules,
         )
+
+    @property
+    def content(self) -> ContentKey:
+        """Key of the content."""
+        opened, text = self.opened, self.text
+        sent = text.text if text is not None and opened.meme.text_given else None
+        return content_key(opened.meme.namespace, opened.policy.id, opened.meme.digest, sent)
 
     @property
     def label_in_force(self) -> Label:

@@ -170,6 +170,8 @@ class ReviewReason(StrEnum):
     """The meme was not found harmful, but evidence refutes a claim of fact that it makes."""
     STARTER_LIBRARY = "STARTER_LIBRARY"
     """The precedents are those of the starter library, on which no decision may rest."""
+    FINDING_OLDER_THAN_POLICY = "FINDING_OLDER_THAN_POLICY"
+    """The finding in force was made under an older version of the policy. A signal of an answer, never of a verdict."""
     CLAIM_UNCHECKED = "CLAIM_UNCHECKED"
     """The policy has a clause about facts, but no evidence could be compared with a claim of the meme."""
 

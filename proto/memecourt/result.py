@@ -49,6 +49,11 @@ class Result:
         return Decision(word) if word in set(Decision) else Decision.REVIEW
 
     @property
+    def in_force(self) -> wire.InForce:
+        """Finding in force on the content, which the decision follows from: by whom, label, when, id."""
+        return self.message.in_force
+
+    @property
     def label(self) -> Label:
         """Label of the verdict; UNDECIDED if a later server sends one that this client does not know."""
         return _LABELS.get(self.message.label, Label.UNDECIDED)

@@ -9,7 +9,7 @@ import shutil
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -269,7 +269,10 @@ async def _here(
         async def ask(request: wire.JudgeRequest) -> wire.JudgeResponse | _JudgeFailure:
             try:
                 trial_ask = ask_of(request, default=settings.procedure)
-                return response_of(await asyncio.wait_for(executor.run(trial_ask, within_s=timeout), timeout))
+                result = await asyncio.wait_for(executor.run(trial_ask, within_s=timeout), timeout)
+                # A person may have decided this content in an earlier trial.
+                found = await executor.docket.findings.get(result.record.content)
+                return response_of(replace(result, record=replace(result.record, found=found)))
             except TimeoutError:
                 return _JudgeFailure(f"There was no verdict within {timeout:g} s; --timeout allows more.", "TIMEOUT")
             except CourtError as error:
@@ -300,6 +303,7 @@ def _exit_of(answer: wire.JudgeResponse | _JudgeFailure) -> int:
     return EXIT_UNDECIDED if undecided else _EXITS[result.decision]
 
 
+_SOURCES = {wire.AUTHORITY_PERSON: "a person's finding", wire.AUTHORITY_PRECEDENT: "a binding precedent"}
 _COLOURS = {Decision.BLOCK: "red", Decision.ALLOW: "green", Decision.REVIEW: "yellow"}
 _MEANINGS = {
     wire.SCORE_MEANING_PRECEDENT_VOTE: "the precedents' calibrated vote",
@@ -324,6 +328,10 @@ def show_verdict(
     decision = result.decision
     head = click.style(f" {decision.upper()} ", bold=True, reverse=True, fg=_COLOURS[decision])
     click.echo(f"{head}  {excerpt(name, 80)}")
+    if response.in_force.by in _SOURCES:
+        open_again = "; the case is open again" if response.in_force.contested else ""
+        source = f"{_SOURCES[response.in_force.by]}: {label_name(response.in_force.label)}{open_again}"
+        click.echo(f"  in force    {source}")
     click.echo(f"  verdict     {label_name(response.label)}")
     if response.HasField("harm_score"):
         meaning = _MEANINGS.get(response.harm_score_meaning, "a score that this client does not know")

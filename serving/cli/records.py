@@ -276,6 +276,7 @@ def _line_json(line: DocketLine) -> dict[str, object]:
         "state": line.state,
         "label": line.label,
         "decision": line.decision,
+        "in_force": line.in_force and line.in_force.facts(),
         "needs_human_review": line.needs_human_review,
         "request_id": line.request_id,
         "failure_reason": line.failure_reason,

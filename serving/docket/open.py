@@ -141,7 +141,7 @@ class Docket:
             findings=FindingStore(transactions),
             eraser=Eraser(transactions, objects),
             hooks=HookStore(transactions),
-            deliveries=DeliveryStore(transactions),
+            deliveries=DeliveryStore(transactions, rules),
             auditor=Auditor(transactions, trials, log=log, keys=keys, signer=signer),
             transactions=transactions,
             pictures=objects,

@@ -33,6 +33,7 @@ def document(source: ExportSource, *, pictures: Pictures = Pictures.NONE, messag
         "state": str(record.state),
         "label": None if verdict is None else str(record.label_in_force),
         "decision": record.decision,
+        "in_force": record.in_force and record.in_force.facts(),
         "court_label": None if verdict is None else str(verdict.label),
         "reviewed": None if review is None else str(review.outcome),
         "events": [event.model_dump(mode="json") for event in record.events],

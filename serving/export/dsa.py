@@ -129,6 +129,7 @@ def draft(record: TrialRecord, filled: Mapping[str, Any] | None = None) -> dict[
         "schema": {"source": schema.SOURCE, "as_of": schema.AS_OF},
         "trial_id": record.trial_id,
         "decision": record.decision,
+        "in_force": record.in_force and record.in_force.facts(),
         "statement": statement,
         "left_to_platform": [
             {"field": name, "why": _WHY.get(name, "It follows from another field."), "words": _words(name)}

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _PAGE = 200
 _ALL = TrialFilter()
 _COLUMNS = """
-    trial_id opened_at seconds procedure namespace content_id request_id state label decision court_label
+    trial_id opened_at seconds procedure namespace content_id request_id state label decision in_force court_label
     harmful_strength benign_strength harm_score harm_score_meaning risk category clause target rationale review_reasons
     reviewed failure_reason text text_source precedents vote model_calls tokens_in tokens_out tokens_cached models
     software settings prompts policy library encoder pixels_sha256 events
@@ -141,6 +141,7 @@ def row_of(record: TrialRecord) -> dict[str, Any]:
         # The reviewer's where there is one; the court's own is in the next column.
         "label": str(record.label_in_force) if verdict else None,
         "decision": record.decision and str(record.decision),
+        "in_force": str(record.in_force.by) if record.in_force else None,
         "court_label": str(verdict.label) if verdict else None,
         "harmful_strength": str(strengths.harmful) if strengths else None,
         "benign_strength": str(strengths.benign) if strengths else None,

@@ -12,6 +12,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from court.errors import BadRequest
 from court.events import NearDuplicate, Procedure
+from court.in_force import InForce
 from court.meme import is_language_tag
 from court.precedents import Precedent, PrecedentLabel
 from court.record import TrialRecord
@@ -79,6 +80,8 @@ def response_of(hearing: TrialResult) -> wire.JudgeResponse:
     record = hearing.record
     opened = record.opened
     response = verdict_of(record)
+    if record.in_force is not None:
+        response.in_force.CopyFrom(in_force_of(record.in_force))
     response.request_id = opened.request_id
     response.content.CopyFrom(_content_of(record))
     response.timings.CopyFrom(_timings(hearing, record))
@@ -96,6 +99,8 @@ def answer_of(answer: Answer, request: TrialRequest, *, client_token: bytes = b"
         client_token=client_token,
         # Unlike the verdict, both change with a review.
         decision=answer.in_force.decision,
+        in_force=in_force_of(answer.in_force),
+        signals=[_OLDER] if answer.in_force.older_policy else [],
         # A reused verdict has no timings of steps: they belong to a trial that this request did not wait for.
         timings=_timings(answer, None if answer.reused else answer.record),
     )
@@ -164,6 +169,28 @@ def verdict_of(record: TrialRecord) -> wire.JudgeResponse:
         response.strengths.harmful = wire.Strength.Value(f"STRENGTH_{verdict.strengths.harmful}")
         response.strengths.benign = wire.Strength.Value(f"STRENGTH_{verdict.strengths.benign}")
     return response
+
+
+def in_force_of(finding: InForce) -> wire.InForce:
+    """Converts the finding in force."""
+    message = wire.InForce(
+        by=wire.Authority.Value(f"AUTHORITY_{finding.by}"),
+        label=wire.Label.Value(f"LABEL_{finding.label}"),
+        decision=finding.decision,
+        id=finding.id,
+        contested=finding.contested,
+        older_policy=finding.older_policy,
+        local=finding.local,
+    )
+    if finding.at is not None:
+        message.at.FromDatetime(finding.at)
+    return message
+
+
+_OLDER = wire.Review(
+    reason=wire.REVIEW_REASON_FINDING_OLDER_THAN_POLICY,
+    detail="The finding in force was made under an older version of the policy.",
+)
 
 
 def receipt_of(receipt: Receipt) -> wire.Receipt:

@@ -147,6 +147,7 @@ class CourtService:
             if record.verdict is not None:
                 response.verdict.MergeFromString(await self._sent(court, record))
                 response.verdict.decision = stands.decision
+                response.verdict.in_force.CopyFrom(stands.in_force)
                 response.verdict.request_id = request.request.request_id or record.opened.request_id
                 if current().sees(record.opened.meme.namespace):
                     response.verdict.content.CopyFrom(stands.content)

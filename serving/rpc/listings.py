@@ -18,7 +18,7 @@ from retrieval.library.filters import Filter
 from serving.access.callers import check_namespace, current
 from serving.docket.log.canonical_json import canonical_bytes, parse
 from serving.docket.store.listing import DocketLine, TrialFilter
-from serving.rpc.convert import few, language, time_of, within
+from serving.rpc.convert import few, in_force_of, language, time_of, within
 
 W = TypeVar("W")
 
@@ -81,6 +81,8 @@ def summary_of(line: DocketLine) -> wire.TrialSummary:
         decision=line.decision or "",
     )
     summary.opened_at.FromDatetime(line.opened_at)
+    if (finding := line.in_force) is not None:
+        summary.in_force.CopyFrom(in_force_of(finding))
     if line.review is not None:
         summary.review.CopyFrom(review_of(line.review))
     return summary

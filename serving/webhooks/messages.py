@@ -98,7 +98,10 @@ def messages_of(entry: Entry, subject: Subject | None, hook: WebhookSettings, *,
             "content": {"namespace": subject.namespace, "id": subject.content_id},
             "request_id": subject.request_id,
         }
-        facts = {event: {**about, **data} for event, data in _of_event(event_in(entry.body, {})).items()}
+        # The decision on the content now, which may be older or newer than the event.
+        now = subject.in_force
+        stands = {} if now is None else {"decision": now.decision, "in_force": now.facts()}
+        facts = {event: {**about, **data, **stands} for event, data in _of_event(event_in(entry.body, {})).items()}
     return [
         Message(
             id=message_id(docket, entry.number, event),

@@ -15,9 +15,9 @@ from click.testing import CliRunner
 from court.events import ReviewOutcome
 from court.verdict import Label
 from memecourt.client import judge_request
+from memecourt.result import Result
 from memecourt.v1 import court_pb2 as wire
 from serving.cli.main import cli
-from serving.docket.store.hooks import Subject
 from serving.export.source import ExportSource, Pictures
 from serving.export.tables import Form, Selection
 from serving.export.trial_file import TrialForm, write_trial
@@ -34,6 +34,7 @@ WITHOUT_LABEL_OF_CONTENT = {
     "NearDuplicate": "names its trial, which has the decision",
     "ReviewedVerdict": "its review has the decision",
 }
+DECIDED_BY_ITS_OWN = {"InForce", "VerdictReview"}
 ABOUT_NO_CONTENT = {"memecourt.record.erased", "memecourt.precedent.changed"}
 
 
@@ -54,6 +55,7 @@ def test_messages_with_a_label_of_content_carry_the_decision(message):
     labelled = any(field.enum_type is wire.Label.DESCRIPTOR for field in message.fields)
     if labelled and message.name not in WITHOUT_LABEL_OF_CONTENT:
         assert "decision" in message.fields_by_name
+        assert message.name in DECIDED_BY_ITS_OWN or "in_force" in message.fields_by_name
 
 
 async def contents(chunks):
@@ -74,9 +76,13 @@ def test_files_commands_and_webhooks_tell_the_decision_of_a_person(tmp_path):
             form: write_trial(ExportSource(record), form, pictures=Pictures.NONE, messages=False) for form in TrialForm
         }
         tables = {form: await contents(Selection(docket.index, docket.trials).chunks(form)) for form in Form}
-        subject = Subject(namespace="forum", content_id="c", request_id="r", erased=False)
+        subjects = await docket.deliveries.subjects(["a", "b"])
         entries = await docket.log.entries(0, 100)
-        return files, tables, [each for entry in entries for each in messages_of(entry, subject, hook, docket="d")]
+        return (
+            files,
+            tables,
+            [each for entry in entries for each in messages_of(entry, subjects.get(entry.trial_id), hook, docket="d")],
+        )
 
     files, tables, messages = with_docket(path, scene)
     read = {
@@ -85,6 +91,9 @@ def test_files_commands_and_webhooks_tell_the_decision_of_a_person(tmp_path):
         TrialForm.HTML: lambda data: data.decode().partition("<dt>Decision</dt><dd>")[2].partition("<")[0],
     }
     assert {form: read[form](data) for form, data in files.items()} == dict.fromkeys(TrialForm, "block")
+    by = {"by": "PERSON", "label": "HARMFUL", "decision": "block", "id": "a"}
+    assert all(json.loads(files[form])["in_force"].items() >= by.items() for form in (TrialForm.JSON, TrialForm.DSA))
+    assert "a person found it harmful" in files[TrialForm.HTML].decode()
     rows = {
         Form.JSONL: lambda data: [json.loads(line)["decision"] for line in data.splitlines()],
         Form.PARQUET: lambda data: pq.read_table(io.BytesIO(data)).column("decision").to_pylist(),
@@ -92,9 +101,12 @@ def test_files_commands_and_webhooks_tell_the_decision_of_a_person(tmp_path):
     assert {form: rows[form](data) for form, data in tables.items()} == {form: ["block", "review"] for form in Form}
     about = [message for message in messages if message.event not in ABOUT_NO_CONTENT]
     assert {message.event for message in about} == set(typing.get_args(WebhookEvent)) - ABOUT_NO_CONTENT
-    assert [message.data["decision"] for message in about] == ["review", "review", "block", "review"]
+    # As it is when they are sent: the review has been stored before the message about the verdict goes out.
+    assert [message.data["decision"] for message in about] == ["block", "block", "block", "review"]
+    assert [message.data.get("in_force", by).items() >= by.items() for message in about] == [True] * 4
     listed = CliRunner().invoke(cli, ["records", "list", "--json", "--docket", str(path)]).stdout
     assert [json.loads(line)["decision"] for line in listed.splitlines()] == ["review", "block"]
+    assert json.loads(listed.splitlines()[1])["in_force"].items() >= by.items()
 
 
 def test_every_call_tells_the_same_decision_before_and_after_a_review(tmp_path):
@@ -119,8 +131,12 @@ def test_every_call_tells_the_same_decision_before_and_after_a_review(tmp_path):
         assert response.decision == before.decision == ("review" if response.needs_human_review else before.decision)
         messages = [reviewed, reviewed.review, repeated, verdict, after]
         assert [each.decision for each in messages] == [decision] * len(messages)
+        for each in (reviewed, repeated, verdict, after, Result(repeated).message):
+            assert (each.in_force.by, each.in_force.label) == (wire.AUTHORITY_PERSON, other)
+            assert (each.in_force.decision, each.in_force.id) == (decision, response.verdict_id)
+        assert response.in_force.by == before.in_force.by == wire.AUTHORITY_COURT
         (result,) = moderation_of([verdict])["results"]
-        assert result["memecourt"]["decision"] == decision
+        assert result["memecourt"]["decision"] == result["memecourt"]["in_force"]["decision"] == decision
         assert result["flagged"] is (decision != "allow")
 
     asyncio.run(scene())

@@ -247,6 +247,8 @@ class _ReviewReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ReviewRe
     """
     REVIEW_REASON_STARTER_LIBRARY: _ReviewReason.ValueType  # 26
     """The precedents are drawn memes of the starter library, on which no decision may rest."""
+    REVIEW_REASON_FINDING_OLDER_THAN_POLICY: _ReviewReason.ValueType  # 27
+    """The finding in force was made under an older version of the policy. A signal."""
 
 class ReviewReason(_ReviewReason, metaclass=_ReviewReasonEnumTypeWrapper):
     """Why a person should look at a verdict."""
@@ -311,6 +313,8 @@ other viewers may show another picture.
 """
 REVIEW_REASON_STARTER_LIBRARY: ReviewReason.ValueType  # 26
 """The precedents are drawn memes of the starter library, on which no decision may rest."""
+REVIEW_REASON_FINDING_OLDER_THAN_POLICY: ReviewReason.ValueType  # 27
+"""The finding in force was made under an older version of the policy. A signal."""
 Global___ReviewReason: _TypeAlias = ReviewReason  # noqa: Y015
 
 class _TextSource:
@@ -340,6 +344,34 @@ TEXT_SOURCE_OCR: TextSource.ValueType  # 2
 TEXT_SOURCE_NONE: TextSource.ValueType  # 3
 """There is none."""
 Global___TextSource: _TypeAlias = TextSource  # noqa: Y015
+
+class _Authority:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _AuthorityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Authority.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    AUTHORITY_UNSPECIFIED: _Authority.ValueType  # 0
+    """Not said."""
+    AUTHORITY_PERSON: _Authority.ValueType  # 1
+    """A person's."""
+    AUTHORITY_PRECEDENT: _Authority.ValueType  # 2
+    """That of a precedent which a person has verified and which is the same meme."""
+    AUTHORITY_COURT: _Authority.ValueType  # 3
+    """The court's verdict."""
+
+class Authority(_Authority, metaclass=_AuthorityEnumTypeWrapper):
+    """Whose finding is in force."""
+
+AUTHORITY_UNSPECIFIED: Authority.ValueType  # 0
+"""Not said."""
+AUTHORITY_PERSON: Authority.ValueType  # 1
+"""A person's."""
+AUTHORITY_PRECEDENT: Authority.ValueType  # 2
+"""That of a precedent which a person has verified and which is the same meme."""
+AUTHORITY_COURT: Authority.ValueType  # 3
+"""The court's verdict."""
+Global___Authority: _TypeAlias = Authority  # noqa: Y015
 
 class _ClaimLabel:
     ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -791,6 +823,7 @@ class JudgeResponse(_message.Message):
     SIGNALS_FIELD_NUMBER: _builtins.int
     CLAIMS_FIELD_NUMBER: _builtins.int
     DECISION_FIELD_NUMBER: _builtins.int
+    IN_FORCE_FIELD_NUMBER: _builtins.int
     verdict_id: _builtins.str
     """Names the verdict and its record. Keep it: "memecourt records show ID" opens the record."""
     request_id: _builtins.str
@@ -891,6 +924,10 @@ class JudgeResponse(_message.Message):
         label is given by the rule, whatever they are.
         """
 
+    @_builtins.property
+    def in_force(self) -> Global___InForce:
+        """The finding in force on the content, which the decision follows from. What the court said stands in the other fields."""
+
     def __init__(
         self,
         *,
@@ -922,10 +959,11 @@ class JudgeResponse(_message.Message):
         signals: _abc.Iterable[Global___Review] | None = ...,
         claims: _abc.Iterable[Global___ClaimFinding] | None = ...,
         decision: _builtins.str = ...,
+        in_force: Global___InForce | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_harm_score", b"_harm_score", "_risk", b"_risk", "content", b"content", "decided_at", b"decided_at", "finding", b"finding", "harm_score", b"harm_score", "picture", b"picture", "policy", b"policy", "receipt", b"receipt", "reused_from", b"reused_from", "risk", b"risk", "strengths", b"strengths", "text", b"text", "timings", b"timings", "versions", b"versions"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_harm_score", b"_harm_score", "_risk", b"_risk", "content", b"content", "decided_at", b"decided_at", "finding", b"finding", "harm_score", b"harm_score", "in_force", b"in_force", "picture", b"picture", "policy", b"policy", "receipt", b"receipt", "reused_from", b"reused_from", "risk", b"risk", "strengths", b"strengths", "text", b"text", "timings", b"timings", "versions", b"versions"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_harm_score", b"_harm_score", "_risk", b"_risk", "claims", b"claims", "client_token", b"client_token", "content", b"content", "decided_at", b"decided_at", "decision", b"decision", "finding", b"finding", "harm_score", b"harm_score", "harm_score_meaning", b"harm_score_meaning", "label", b"label", "near_duplicates", b"near_duplicates", "needs_human_review", b"needs_human_review", "picture", b"picture", "policy", b"policy", "precedents", b"precedents", "procedure", b"procedure", "rationale", b"rationale", "receipt", b"receipt", "request_id", b"request_id", "reused_from", b"reused_from", "review_reasons", b"review_reasons", "risk", b"risk", "signals", b"signals", "strengths", b"strengths", "text", b"text", "timings", b"timings", "trace_id", b"trace_id", "verdict_id", b"verdict_id", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_harm_score", b"_harm_score", "_risk", b"_risk", "claims", b"claims", "client_token", b"client_token", "content", b"content", "decided_at", b"decided_at", "decision", b"decision", "finding", b"finding", "harm_score", b"harm_score", "harm_score_meaning", b"harm_score_meaning", "in_force", b"in_force", "label", b"label", "near_duplicates", b"near_duplicates", "needs_human_review", b"needs_human_review", "picture", b"picture", "policy", b"policy", "precedents", b"precedents", "procedure", b"procedure", "rationale", b"rationale", "receipt", b"receipt", "request_id", b"request_id", "reused_from", b"reused_from", "review_reasons", b"review_reasons", "risk", b"risk", "signals", b"signals", "strengths", b"strengths", "text", b"text", "timings", b"timings", "trace_id", b"trace_id", "verdict_id", b"verdict_id", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__harm_score: _TypeAlias = _typing.Literal["harm_score"]  # noqa: Y015
     _WhichOneofArgType__harm_score: _TypeAlias = _typing.Literal["_harm_score", b"_harm_score"]  # noqa: Y015
@@ -937,6 +975,62 @@ class JudgeResponse(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__risk) -> _WhichOneofReturnType__risk | None: ...
 
 Global___JudgeResponse: _TypeAlias = JudgeResponse  # noqa: Y015
+
+@_typing.final
+class InForce(_message.Message):
+    """The finding in force on content: the last one of a person about the same pixels and text, in the same namespace and
+    under a policy of the same id, or else that of a binding precedent, or else the court's verdict.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BY_FIELD_NUMBER: _builtins.int
+    LABEL_FIELD_NUMBER: _builtins.int
+    DECISION_FIELD_NUMBER: _builtins.int
+    AT_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    CONTESTED_FIELD_NUMBER: _builtins.int
+    OLDER_POLICY_FIELD_NUMBER: _builtins.int
+    LOCAL_FIELD_NUMBER: _builtins.int
+    by: Global___Authority.ValueType
+    """By whom."""
+    label: Global___Label.ValueType
+    """The label that was found."""
+    decision: _builtins.str
+    """What follows from it, as JudgeResponse.decision."""
+    id: _builtins.str
+    """The trial that a person reviewed or that gave the verdict, or the precedent."""
+    contested: _builtins.bool
+    """Whether the case is open again: an appeal, a second opinion, or people who disagree. What was allowed is then for a
+    person to decide; a block stays a block.
+    """
+    older_policy: _builtins.bool
+    """Whether a person found it under an older version of the policy."""
+    local: _builtins.bool
+    """Whether the server knows no callers, so that anybody on its machine may have signed the finding."""
+    @_builtins.property
+    def at(self) -> _timestamp_pb2.Timestamp:
+        """When it was found. Absent in a listing, where it is the court's own."""
+
+    def __init__(
+        self,
+        *,
+        by: Global___Authority.ValueType = ...,
+        label: Global___Label.ValueType = ...,
+        decision: _builtins.str = ...,
+        at: _timestamp_pb2.Timestamp | None = ...,
+        id: _builtins.str = ...,
+        contested: _builtins.bool = ...,
+        older_policy: _builtins.bool = ...,
+        local: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["at", b"at"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "by", b"by", "contested", b"contested", "decision", b"decision", "id", b"id", "label", b"label", "local", b"local", "older_policy", b"older_policy"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InForce: _TypeAlias = InForce  # noqa: Y015
 
 @_typing.final
 class ClaimFinding(_message.Message):
@@ -1702,6 +1796,7 @@ class TrialSummary(_message.Message):
     REVIEW_FIELD_NUMBER: _builtins.int
     FAILURE_REASON_FIELD_NUMBER: _builtins.int
     DECISION_FIELD_NUMBER: _builtins.int
+    IN_FORCE_FIELD_NUMBER: _builtins.int
     trial_id: _builtins.str
     """Its id: that of the verdict and of the record."""
     procedure: Global___Procedure.ValueType
@@ -1730,6 +1825,10 @@ class TrialSummary(_message.Message):
     def review(self) -> Global___VerdictReview:
         """The last review, if there was one."""
 
+    @_builtins.property
+    def in_force(self) -> Global___InForce:
+        """The finding in force on the content. Absent where there is no verdict."""
+
     def __init__(
         self,
         *,
@@ -1744,10 +1843,11 @@ class TrialSummary(_message.Message):
         review: Global___VerdictReview | None = ...,
         failure_reason: _builtins.str = ...,
         decision: _builtins.str = ...,
+        in_force: Global___InForce | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "opened_at", b"opened_at", "review", b"review"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "in_force", b"in_force", "opened_at", b"opened_at", "review", b"review"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "decision", b"decision", "failure_reason", b"failure_reason", "label", b"label", "needs_human_review", b"needs_human_review", "opened_at", b"opened_at", "procedure", b"procedure", "request_id", b"request_id", "review", b"review", "state", b"state", "trial_id", b"trial_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "decision", b"decision", "failure_reason", b"failure_reason", "in_force", b"in_force", "label", b"label", "needs_human_review", b"needs_human_review", "opened_at", b"opened_at", "procedure", b"procedure", "request_id", b"request_id", "review", b"review", "state", b"state", "trial_id", b"trial_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

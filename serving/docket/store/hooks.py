@@ -9,10 +9,12 @@ from typing import Any, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, delete, func, select, update
 
+from court.in_force import DEFAULT_RULES, FindingRules, InForce
 from serving.docket.store import tables as t
 from serving.docket.store.database import insert_into
 from serving.docket.store.group_commit import Batch
-from serving.docket.store.transactions import Rank, SqlStore
+from serving.docket.store.listing import LISTED, line_in
+from serving.docket.store.transactions import Rank, SqlStore, Transactions
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +85,17 @@ class HookStates:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """Fields of a trial that messages contain."""
+    """Fields of a trial that messages contain.
+
+    Attributes:
+        in_force: Finding in force on the content; None without a verdict.
+    """
 
     namespace: str
     content_id: str
     request_id: str
     erased: bool
+    in_force: InForce | None = None
 
 
 T = TypeVar("T")
@@ -176,6 +183,11 @@ class HookStore(_HookTables):
 class DeliveryStore(_HookTables):
     """Messages, in a table that is not part of the log."""
 
+    def __init__(self, transactions: Transactions, rules: FindingRules = DEFAULT_RULES) -> None:
+        """Reads nothing yet; ``rules`` say what follows from the findings of people."""
+        super().__init__(transactions)
+        self._rules = rules
+
     async def due(self, name: str, now: datetime, *, most: int) -> Sequence[Delivery]:
         """Returns messages that are due for another attempt, the longest waiting first."""
         query = select(t.deliveries).where(_row.hook == name, _WAITS, _row.due_at <= t.stamp(now))
@@ -254,12 +266,21 @@ class DeliveryStore(_HookTables):
 
     async def subjects(self, trial_ids: Collection[str]) -> Mapping[str, Subject]:
         """Returns trials by id; unknown ones are missing."""
-        trial = t.trials.c
-        query = select(trial.trial_id, trial.namespace, trial.content_id, trial.request_id, trial.erased)
-        query = query.where(trial.trial_id.in_(sorted(trial_ids)))
-        return await self._transactions.read(
-            lambda connection: {trial_id: Subject(*about) for trial_id, *about in connection.execute(query)}
-        )
+        query = LISTED.where(t.trials.c.trial_id.in_(sorted(trial_ids)))
+
+        def read(connection: Connection) -> Mapping[str, Subject]:
+            return {
+                line.trial_id: Subject(
+                    namespace=line.namespace,
+                    content_id=line.content_id,
+                    request_id=line.request_id,
+                    erased=line.erased,
+                    in_force=line.in_force,
+                )
+                for line in (line_in(row, self._rules) for row in connection.execute(query))
+            }
+
+        return await self._transactions.read(read)
 
 
 def _is(name: str, delivery: Delivery) -> tuple[ColumnElement[bool], ...]:

@@ -131,6 +131,8 @@ class DocketLine:
 
 
 _ALL = TrialFilter()
+LISTED = select(t.trials, *COLUMNS).select_from(t.trials.outerjoin(t.findings, SAME_CONTENT))
+"""Query of trials with the findings about their content."""
 _row, _entry = t.trials.c, t.entries.c
 # Timestamps are texts of a fixed format (tables.stamp); this prefix identifies the minute.
 _MINUTE_CHARS = len("2026-01-31T23:59")
@@ -184,7 +186,7 @@ class TrialIndex(SqlStore):
         def lines(connection: Connection) -> Sequence[DocketLine]:
             position = tuple_(_row.opened_at, _row.trial_id)
             # Applied to each of the cases below: at most a page of any of them can be on the page.
-            query = select(t.trials, *COLUMNS).select_from(t.trials.outerjoin(t.findings, SAME_CONTENT)).limit(limit)
+            query = LISTED.limit(limit)
             if oldest_first:
                 query = query.order_by(_row.opened_at, _row.trial_id)
             else:
@@ -208,7 +210,7 @@ class TrialIndex(SqlStore):
             wrapped = func.likely if led else None
             pages = [connection.execute(query.where(*way)) for way in _ways(which, wrapped)]
             merged = heapq.merge(*pages, key=lambda row: (row.opened_at, row.trial_id), reverse=not oldest_first)
-            return [_line(row, self._rules) for row in islice(merged, limit)]
+            return [line_in(row, self._rules) for row in islice(merged, limit)]
 
         return await self._transactions.read(lines)
 
@@ -339,7 +341,8 @@ def _reviewed(trial_id: str, body: str | None) -> VerdictReviewed | None:
     return event
 
 
-def _line(row: Any, rules: FindingRules) -> DocketLine:
+def line_in(row: Any, rules: FindingRules) -> DocketLine:
+    """Returns the line of a row of :data:`LISTED`."""
     return DocketLine(
         trial_id=row.trial_id,
         opened_at=datetime.fromisoformat(row.opened_at),
