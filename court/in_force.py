@@ -66,8 +66,8 @@ class FindingRules(BaseModel):
     """Number of people who must find content not harmful before it is allowed."""
     older_policy: Literal["keep", "review"] = "keep"
     """Decision on content that a person allowed under an older version of the policy."""
-    local: bool = False
-    """True if the server knows no callers and listens on this machine alone."""
+    authority: Literal["named", "local", "none"] = "named"
+    """``local`` if callers are not known but all on this machine; ``none`` if strangers could sign a finding."""
 
 
 DEFAULT_RULES = FindingRules()
@@ -192,6 +192,7 @@ def in_force(
         at: Time of the verdict.
         policy: Digest of the policy that applies now; empty if unknown.
     """
+    found = None if rules.authority == "none" else found
     contested = found is not None and found.contested
     held = contested and rules.contested == "review"
     if found is None or found.label is None:
@@ -208,5 +209,5 @@ def in_force(
         id=found.trial_id,
         contested=contested,
         older_policy=older,
-        local=rules.local,
+        local=rules.authority == "local",
     )

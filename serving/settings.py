@@ -191,6 +191,24 @@ class RoleSettings(BaseModel):
     counting those of the reply. ``off`` if not given."""
 
 
+class FindingSettings(BaseModel):
+    """Rules for what follows from the findings of people."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    contested: Literal["review", "keep"] = "review"
+    """Decision on content that was allowed while its case is open again (an appeal, a second opinion, reviewers who
+    disagree): ``review``, or ``keep`` for the allow. A block always stays one."""
+    acquit_by: Literal[1, 2] = 1
+    """Number of people who must find content not harmful before it is allowed."""
+    older_policy: Literal["keep", "review"] = "keep"
+    """Content that a person allowed under an older version of the policy: ``keep`` allows it and says so, ``review``
+    has a person look again."""
+    days: Days | None = None
+    """Days for which a finding about content rules after its trial has expired, counted from the finding; it ends with
+    its trial if not given. It always ends when the trial is erased."""
+
+
 class GuardSettings(BaseModel):
     """A guard model that serves as an additional witness in full trials (:mod:`court.guard`)."""
 
@@ -485,6 +503,8 @@ class Settings(BaseSettings):
     """Probability of a verdict's own label, according to its score, below which it goes to review."""
     review_share: float = Field(default=0.01, ge=0, le=1)
     """Share of all verdicts that are randomly sampled for review: they measure how good verdicts are."""
+    findings: FindingSettings = FindingSettings()
+    """Rules for what follows from the findings of people (``[findings]``)."""
     retention_days: Days | None = None
     """Days after its opening until a trial is erased; never if not given."""
     reflection: bool = True

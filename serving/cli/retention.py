@@ -70,4 +70,10 @@ async def _expired(settings: Settings) -> RetentionPass:
         return await forget_in_library(settings, name, who=WHO, why="The trial was erased.")
 
     async with docket_in(settings) as store:
-        return await erase_expired(store, retention_periods(settings), now=datetime.now(UTC), forget=forget)
+        return await erase_expired(
+            store,
+            retention_periods(settings),
+            now=datetime.now(UTC),
+            forget=forget,
+            finding_days=settings.findings.days,
+        )

@@ -46,6 +46,7 @@ class Docket:
 
     Attributes:
         pictures: Picture storage outside of the database; None if they are stored in it.
+        rules: Rules for what follows from the findings of people.
     """
 
     writer: TrialWriter
@@ -65,6 +66,7 @@ class Docket:
     auditor: Auditor
     transactions: Transactions
     pictures: ObjectPictures | None
+    rules: FindingRules
 
     @classmethod
     def open(
@@ -145,6 +147,7 @@ class Docket:
             auditor=Auditor(transactions, trials, log=log, keys=keys, signer=signer),
             transactions=transactions,
             pictures=objects,
+            rules=rules,
         )
 
     def review_queue(self, rules: Rules = USUAL) -> ReviewQueue:
@@ -162,4 +165,12 @@ class Docket:
 def open_docket(settings: Settings, *, create: bool = True) -> Docket:
     """Opens the docket that the settings name, with its key and its pictures; as :meth:`Docket.open`."""
     key, pictures = settings.docket_key_place, settings.pictures_place
-    return Docket.open(settings.docket_place, create=create, key=key, pictures=pictures)
+    # Without tokens anybody who reaches the server can sign a finding under any name.
+    known = settings.tokens is not None or settings.tls_client_ca is not None
+    rules = FindingRules(
+        contested=settings.findings.contested,
+        acquit_by=settings.findings.acquit_by,
+        older_policy=settings.findings.older_policy,
+        authority="named" if known else "none" if "auth" in settings.insecure else "local",
+    )
+    return Docket.open(settings.docket_place, create=create, key=key, pictures=pictures, rules=rules)

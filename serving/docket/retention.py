@@ -90,6 +90,7 @@ async def erase_expired(
     now: datetime,
     forget: Forget | None = None,
     unfinished: Mapping[str, Sequence[str]] | None = None,
+    finding_days: int | None = None,
 ) -> RetentionPass:
     """Erases all expired trials, and the precedents made from their overrulings.
 
@@ -97,11 +98,14 @@ async def erase_expired(
         periods: Periods, no two of which apply to the same namespace.
         forget: Takes a precedent out of the library; None where there is none that can be changed.
         unfinished: Trials that an earlier pass left unfinished.
+        finding_days: Days for which findings stay after their trials have expired.
     """
+    await docket.findings.expire(now)
     erased: Counter[str] = Counter()
     overdue, left = 0, dict(unfinished or {})
     # First, since records already say that these are erased while some of their data still exists (PR-1).
-    if left and await _erase(docket, left, why="erased before, and not everywhere", now=now) is None:
+    again = "erased before, and not everywhere"
+    if left and await _erase(docket, left, why=again, now=now, finding_days=finding_days) is None:
         left.clear()
     for period in periods:
         why = f"older than {period.days} days, which is how long it is kept"
@@ -109,7 +113,7 @@ async def erase_expired(
             ready, error = await _forget_precedents(lines, forget)
             precedents = {line.trial_id: (name_of(line.trial_id),) if line.review else () for line in ready}
             gone = True
-            if (failed := await _erase(docket, precedents, why=why, now=now)) is not None:
+            if (failed := await _erase(docket, precedents, why=why, now=now, finding_days=finding_days)) is not None:
                 # Unfinished means erased in the docket but not everywhere: counted as erased, and retried.
                 error, gone = failed, failed.reason == UNFINISHED
                 if gone:
@@ -124,10 +128,12 @@ async def erase_expired(
     return RetentionPass(erased, overdue, left)
 
 
-async def _erase(docket: Docket, trials: Mapping[str, Sequence[str]], *, why: str, now: datetime) -> CourtError | None:
+async def _erase(
+    docket: Docket, trials: Mapping[str, Sequence[str]], *, why: str, now: datetime, finding_days: int | None
+) -> CourtError | None:
     """Erases trials; returns the error if that failed."""
     try:
-        await docket.eraser.erase_all(trials, who=WHO, why=why, at=now)
+        await docket.eraser.erase_all(trials, who=WHO, why=why, at=now, keep_findings_days=finding_days)
     except CourtError as error:
         return error
     return None
@@ -169,7 +175,14 @@ async def keep_retention(
     while periods:
         now = datetime.now(UTC)
         try:
-            done = await erase_expired(docket, periods, now=now, forget=forget, unfinished=unfinished)
+            done = await erase_expired(
+                docket,
+                periods,
+                now=now,
+                forget=forget,
+                unfinished=unfinished,
+                finding_days=settings.findings.days,
+            )
         # Continue: a temporary outage of the docket must not end retention.
         except CourtError as error:
             _log.error("nothing can be erased by age now: reason=%s", error.reason)

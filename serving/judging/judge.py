@@ -283,7 +283,7 @@ class TrialRunner:
             trial_id=record.trial_id,
             policy=self._executor.court_of(request.namespace).policy.digest,
             found=await self._known.finding(request, digest),
-            rules=record.rules,
+            rules=self._executor.docket.rules,
         )
 
     async def _differs_in_pixels(self, request: TrialRequest, caller: Caller, record: TrialRecord) -> bool:

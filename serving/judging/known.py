@@ -235,6 +235,8 @@ class Known:
         # Another policy never inherits a finding.
         if request.policy is not None and request.policy.id not in ("", policy):
             return None
+        if self._executor.docket.rules.authority == "none":
+            return None
         return await self._findings.find(content_key(request.namespace, policy, digest, request.text))
 
     async def found(self, request: TrialRequest, digest: str) -> TrialRecord | None:

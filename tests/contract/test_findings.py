@@ -1,16 +1,17 @@
 """Findings of people by content, over SQLite and PostgreSQL: folded from the log, and gone with what they rest on."""
 
 import asyncio
-from datetime import UTC, datetime, timedelta
 
 from court.events import ReviewOutcome, TextRead
 from court.in_force import FindingRules, content_key
 from court.verdict import Label
+from serving.docket.open import open_docket
+from serving.settings import Settings
 from tests.support.docket_service import AT, HARMFUL, a_trial
 from tests.support.dockets import NOON, append_all, review_trial
 
 KEY = content_key("", "p", "b" * 64, "a tame text")
-LONG = datetime.now(UTC) + timedelta(days=30)
+LONG = 36_500
 
 
 async def overrule(docket, trial_id, reviewer="Ruth"):
@@ -117,6 +118,43 @@ def test_rules_ask_for_a_second_acquittal_and_may_keep_what_is_contested(using):
     assert using(decisions, rules=FindingRules(contested="keep")) == {"a": "allow"}
 
 
+def test_a_finding_under_an_older_policy_says_so_or_asks_again_and_another_policy_never_inherits_it(using):
+    def under(trial_id, **policy):
+        opened, *rest = a_trial(trial_id)
+        return [opened.model_copy(update={"policy": opened.policy.model_copy(update=policy)}), *rest]
+
+    async def write(docket):
+        for events in (a_trial("old"), under("new", version="2", digest="sha256:1"), under("other", id="q")):
+            await append_all(docket, events)
+        await overrule(docket, "old")
+
+    async def read(docket):
+        record = await docket.trials.record("new")
+        assert record.in_force.older_policy and "older version" in record.in_force.in_words
+        return await decisions(docket)
+
+    using(write)
+    assert using(read) == {"old": "allow", "new": "allow", "other": "block"}
+    assert using(read, rules=FindingRules(older_policy="review")) == {"old": "allow", "new": "review", "other": "block"}
+
+
+def test_without_known_callers_findings_say_local_and_rule_on_this_machine_alone(tmp_path):
+    async def scene(**settings):
+        docket = open_docket(Settings(home=tmp_path, **settings))
+        try:
+            if not await docket.index.list(limit=1):
+                await append_all(docket, a_trial("a"))
+                await overrule(docket, "a")
+            found = (await docket.trials.record("a")).in_force
+            return found.by, found.decision, found.local
+        finally:
+            await docket.close()
+
+    assert asyncio.run(scene()) == ("PERSON", "allow", True)
+    assert asyncio.run(scene(tokens=tmp_path / "tokens.toml")) == ("PERSON", "allow", False)
+    assert asyncio.run(scene(insecure=["auth"])) == ("COURT", "block", False)
+
+
 def test_erasure_takes_the_finding_with_it_and_leaves_an_earlier_one_of_another_trial(using):
     async def scene(docket):
         for trial_id in "abc":
@@ -139,14 +177,14 @@ def test_an_expired_trial_may_leave_its_finding_until_a_later_one_or_an_erasure(
         await uphold(docket, "b")
         await overrule(docket, "a", "Tom")
         expiry = {"who": "retention", "why": "old", "at": AT}
-        await docket.eraser.erase_all({"a": ()}, keep_findings_until=LONG, **expiry)
+        await docket.eraser.erase_all({"a": ()}, keep_findings_days=LONG, **expiry)
         assert (await docket.trials.record("c")).in_force.label is Label.NOT_HARMFUL
         await docket.eraser.erase("b", who="owner", why="asked", at=AT)
         assert await label_of(docket) is Label.NOT_HARMFUL
         await docket.eraser.erase("a", who="owner", why="asked", at=AT)
         assert await docket.findings.get(KEY) is None
         await uphold(docket, "c")
-        await docket.eraser.erase_all({"c": ()}, keep_findings_until=AT, **expiry)
+        await docket.eraser.erase_all({"c": ()}, keep_findings_days=1, **expiry)
         return await label_of(docket)
 
     assert using(scene) is None

@@ -7,7 +7,7 @@ from tests.support.reception import a_town
 from tests.unit.serving.judging.test_reception import (  # noqa: F401 - collected here too, with the fixture below
     test_concurrent_requests_for_a_new_meme_at_several_servers_share_one_trial,
     test_conflicting_concurrent_requests_under_one_id_open_only_one_trial,
-    test_failed_or_overruled_trial_is_followed_by_one_new_trial_across_servers,
+    test_failed_trial_is_followed_by_one_new_trial_and_an_overruled_one_by_its_finding_across_servers,
     test_heartbeats_of_dead_servers_are_removed_later_but_not_those_of_live_ones,
     test_new_meme_of_a_dead_server_is_tried_once_by_the_other_servers,
     test_new_meme_on_trial_at_another_server_is_awaited,

@@ -73,7 +73,7 @@ async def entries_of(docket: Docket, trial_id: str) -> Sequence[Entry]:
     return await docket.auditor.read(lambda connection: log_queries.entries_of(connection, trial_id))
 
 
-STORES = frozenset(field.name for field in fields(Docket)) - {"auditor", "transactions", "pictures"}
+STORES = frozenset(field.name for field in fields(Docket)) - {"auditor", "transactions", "pictures", "rules"}
 """Names of the stores of a docket."""
 
 

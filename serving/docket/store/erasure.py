@@ -51,7 +51,7 @@ class _Erasure:
     Attributes:
         precedents: Precedents to remove from all records that quote them, such as those made from this trial.
         outside: True if pictures are stored outside of the database.
-        keep_until: Time until which the trial's finding stays, since the trial only expired; None to erase it too.
+        keep_days: Days for which the trial's finding stays, since the trial only expired; None to erase it too.
     """
 
     trial_id: str
@@ -60,7 +60,7 @@ class _Erasure:
     at: datetime
     precedents: Sequence[str] = ()
     outside: bool = False
-    keep_until: datetime | None = None
+    keep_days: int | None = None
 
 
 class Eraser(SqlStore):
@@ -98,15 +98,14 @@ class Eraser(SqlStore):
         who: str,
         why: str,
         at: datetime,
-        keep_findings_until: datetime | None = None,
+        keep_findings_days: int | None = None,
     ) -> Sequence[Erased]:
         """Erases several trials with the precedents made from them, as :meth:`erase` but with one clean-up.
 
         If one of them is unknown, the others are still erased before the error is raised.
 
         Args:
-            keep_findings_until: Time until which what people found about their content stays in force, with the key of
-                the content; None to erase that too.
+            keep_findings_days: Days for which a finding stays in force, with the content's key; None to erase it too.
         """
         outside = self._pictures is not None
         return await self._erase(
@@ -118,7 +117,7 @@ class Eraser(SqlStore):
                     at=at,
                     precedents=tuple(precedents),
                     outside=outside,
-                    keep_until=keep_findings_until,
+                    keep_days=keep_findings_days,
                 )
                 for trial_id, precedents in trials.items()
             )
@@ -216,7 +215,7 @@ def _erase_one(connection: Connection, erasure: _Erasure) -> Erased | CourtError
         state = connection.execute(query).scalar_one_or_none()
         if state is None:
             return unknown(erasure.trial_id)
-        if state and erasure.keep_until is None:
+        if state and erasure.keep_days is None:
             erase_finding(connection, erasure.trial_id)  # kept when the trial expired
         # Already erased with all these precedents: repeating the call returns the same and adds no entry.
         if state and set(erasure.precedents) <= buried(connection, erasure.precedents).keys():
@@ -225,7 +224,7 @@ def _erase_one(connection: Connection, erasure: _Erasure) -> Erased | CourtError
         numbers += connection.execute(own).scalars()
         if not state:
             numbers += _unquoted(connection, erasure.trial_id)
-            _forget(connection, erasure.trial_id, outside=erasure.outside, keep_until=erasure.keep_until)
+            _forget(connection, erasure.trial_id, outside=erasure.outside, keep_days=erasure.keep_days)
     texts, graves = _bury(connection, erasure)
     numbers = sorted([*numbers, *texts])
     if not (erasure.trial_id or numbers or graves):
@@ -299,14 +298,14 @@ def _unquoted(connection: Connection, trial_id: str) -> Sequence[int]:
     return [number for _, number in unshared]
 
 
-def _forget(connection: Connection, trial_id: str, *, outside: bool, keep_until: datetime | None) -> None:
+def _forget(connection: Connection, trial_id: str, *, outside: bool, keep_days: int | None) -> None:
     """Deletes a trial's data from other tables."""
     row = t.trials.c
     for table in (t.known, t.requests, t.looks):
         connection.execute(delete(table).where(table.c.trial_id == trial_id))
     own = row.trial_id == trial_id
     pixels = connection.execute(select(row.pixels_sha256).where(own)).scalar_one()
-    erase_finding(connection, trial_id, until=keep_until)
+    erase_finding(connection, trial_id, days=keep_days)
     blank: dict[str, object] = {"review": None, "needs_review": False, "heard": False}
     blank |= dict.fromkeys(("content_id", "request_id", "pixels_sha256", "content", "wording"), "")
     connection.execute(update(t.trials).where(own).values(**blank, erased=True))

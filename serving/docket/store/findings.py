@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from sqlalchemy import Connection, and_, delete, insert, select, update
@@ -53,6 +53,11 @@ class FindingStore(SqlStore):
         """Returns the finding about content, or None."""
         query = select(*COLUMNS).where(_found.content == content.meme, _found.wording == content.text)
         return await self._transactions.read_batched(lambda connection: _one(connection.execute(query).one_or_none()))
+
+    async def expire(self, now: datetime) -> None:
+        """Deletes findings of expired trials that rule no longer."""
+        ended = delete(t.findings).where(_found.until != "", _found.until <= t.stamp(now))
+        await self._transactions.write_alone(lambda connection: connection.execute(ended))
 
     async def changes(self, since: int | None) -> FindingChanges:
         """Returns the changes by entries from the number ``since`` on; None for the log's size alone."""
@@ -109,16 +114,18 @@ def update_findings(connection: Connection, trial_ids: Collection[str]) -> None:
         _fold(connection, ContentKey(*content))
 
 
-def erase_finding(connection: Connection, trial_id: str, *, until: datetime | None = None) -> None:
+def erase_finding(connection: Connection, trial_id: str, *, days: int | None = None) -> None:
     """Removes what a trial says about its content, before its row is blanked.
 
     Args:
-        until: Time until which a finding stays whose trial has expired; None for an erasure, after which none does.
+        days: Days for which a finding stays whose trial has expired; None for an erasure, after which none does.
     """
     own = _found.trial_id == trial_id
-    if until is not None:
-        connection.execute(update(t.findings).where(own).values(until=t.stamp(until)))
-        return
+    for at in connection.execute(select(_found.at).where(own)).scalars() if days is not None else ():
+        until = datetime.fromisoformat(at) + timedelta(days=days or 0)
+        if until > datetime.now(UTC):
+            connection.execute(update(t.findings).where(own).values(until=t.stamp(until)))
+            return
     connection.execute(delete(t.findings).where(own))
     query = select(_row.content, _row.wording).where(_row.trial_id == trial_id, _row.content != "", _row.heard)
     for content in connection.execute(query).all():
