@@ -13,7 +13,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import AwareDatetime, BaseModel, ConfigDict
 
 from court.digests import digest
 from court.display import word
@@ -79,8 +79,8 @@ class PersonFinding:
 
     Attributes:
         label: Label that the last person found; None if nobody has, but the case is open again.
-        at: Time of the last event.
-        trial_id: Trial whose review or appeal was the last.
+        at: Time of that finding, or of the last event without one.
+        trial_id: Trial whose review it was, or that was contested last.
         contested: True while the case is open again: an appeal, a second opinion, or two people who disagree.
         acquitters: Number of people whose last word is that it is not harmful.
         policy: Digest of the policy that the trial applied; empty if unknown.
@@ -96,38 +96,69 @@ class PersonFinding:
     until: datetime | None = None
 
 
+class CaseNotes(BaseModel):
+    """State of the case about content after some events: enough to go on with the next."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    label: Label | None = None
+    contested: bool = False
+    words: dict[str, Label] = {}
+    """Last finding of each reviewer."""
+    appealed: bool = False
+    asked_by: str = ""
+    """Reviewer who asked for a second opinion that has not come; empty without."""
+
+    at: AwareDatetime | None = None
+    """Time of the last finding, or of the last event if nobody has found anything."""
+    trial_id: str = ""
+    policy: str = ""
+
+    def then(self, event: AnyEvent, policy: str = "") -> CaseNotes:
+        """Returns the state after the next event.
+
+        Args:
+            policy: Digest of the policy that the event's trial applied.
+        """
+        here = {"at": event.at, "trial_id": event.trial_id, "policy": policy}
+        match event:
+            case SecondOpinionAsked():
+                change: dict[str, object] = {"contested": True, "asked_by": event.by}
+            case AppealOpened():
+                change = {"contested": True, "appealed": True}
+            case VerdictReviewed():
+                words = {**self.words, event.reviewer: event.label}
+                change = {**here, "label": event.label, "words": words}
+                # Whoever asked for a second opinion does not give it, and nobody decides an appeal against themselves.
+                if self.asked_by != event.reviewer and not (self.appealed and event.reviewer in self.words):
+                    # A third person decides between two.
+                    disagree = len(words) == 2 and len(set(words.values())) == 2
+                    change |= {"contested": disagree, "appealed": False, "asked_by": ""}
+            case _:
+                return self
+        return self.model_copy(update=change if self.label else here | change)
+
+    @property
+    def finding(self) -> PersonFinding | None:
+        """Finding that follows; None before the first event."""
+        if self.at is None:
+            return None
+        return PersonFinding(
+            label=self.label,
+            at=self.at,
+            trial_id=self.trial_id,
+            contested=self.contested,
+            acquitters=sum(each is Label.NOT_HARMFUL for each in self.words.values()),
+            policy=self.policy,
+        )
+
+
 def finding_of(events: Iterable[AnyEvent]) -> PersonFinding | None:
     """Folds the events of one or several trials of the same content, in the order of the log; None without any."""
-    words: dict[str, Label] = {}
-    label: Label | None = None
-    last: AnyEvent | None = None
-    contested, appealed, asked_by = False, False, ""
+    notes = CaseNotes()
     for event in events:
-        match event:
-            case VerdictReviewed():
-                label, before = event.label, event.reviewer in words
-                words[event.reviewer] = event.label
-                # Whoever asked for a second opinion does not give it, and nobody decides an appeal against themselves.
-                if asked_by != event.reviewer and not (before and appealed):
-                    # A third person decides between two.
-                    contested = len(words) == 2 and len(set(words.values())) == 2
-                    appealed, asked_by = False, ""
-            case SecondOpinionAsked():
-                contested, asked_by = True, event.by
-            case AppealOpened():
-                contested = appealed = True
-            case _:
-                continue
-        last = event
-    if last is None:
-        return None
-    return PersonFinding(
-        label=label,
-        at=last.at,
-        trial_id=last.trial_id,
-        contested=contested,
-        acquitters=sum(each is Label.NOT_HARMFUL for each in words.values()),
-    )
+        notes = notes.then(event)
+    return notes.finding
 
 
 @dataclass(frozen=True, slots=True)

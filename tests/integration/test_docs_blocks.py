@@ -105,7 +105,7 @@ def test_tutorial_review_script_runs(reader):
     finally:
         assert server.end() == 0
     assert re.search(r"^(NOT_)?HARMFUL overruled: ada decides (allow|block)$", printed.getvalue(), re.MULTILINE)
-    assert "given again: False" in printed.getvalue()
+    assert "the same meme again: allow as" in printed.getvalue()
 
 
 @pytest.fixture(scope="module")

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from sqlalchemy import Connection, and_, delete, insert, select, update
+from sqlalchemy import ColumnElement, Connection, and_, delete, insert, or_, select, update
 
 from court.events import AnyEvent, AppealOpened, SecondOpinionAsked, VerdictReviewed
-from court.in_force import ContentKey, PersonFinding, finding_of
+from court.in_force import CaseNotes, ContentKey, PersonFinding
 from court.verdict import Label
 from serving.docket.store import tables as t
 from serving.docket.store.bodies import event_in, unpacked
@@ -22,12 +21,13 @@ HEARD: Final = frozenset({kind.__name__ for kind in (VerdictReviewed, SecondOpin
 
 _row, _found, _entry = t.trials.c, t.findings.c, t.entries.c
 COLUMNS: Final = tuple(
-    column.label(f"found_{column.name}") for column in t.findings.c if column.name not in ("content", "wording")
+    column.label(f"found_{column.name}")
+    for column in t.findings.c
+    if column.name not in ("content", "wording", "notes")
 )
 """Columns of a finding, for a query that joins it."""
 SAME_CONTENT: Final = and_(_row.content == _found.content, _row.wording == _found.wording)
 _ABOUT = select(*COLUMNS).select_from(t.trials.join(t.findings, SAME_CONTENT))
-_EVENTS = select(_entry.body).join(t.trials, _row.trial_id == _entry.trial_id)
 _SOME = (*HEARD, "Erased")
 
 
@@ -51,7 +51,7 @@ class FindingStore(SqlStore):
 
     async def get(self, content: ContentKey) -> PersonFinding | None:
         """Returns the finding about content, or None."""
-        query = select(*COLUMNS).where(_found.content == content.meme, _found.wording == content.text)
+        query = select(*COLUMNS).where(_at(content))
         return await self._transactions.read_batched(lambda connection: _one(connection.execute(query).one_or_none()))
 
     async def expire(self, now: datetime) -> None:
@@ -105,13 +105,15 @@ def finding_about(connection: Connection, trial_id: str) -> PersonFinding | None
     return _one(connection.execute(_ABOUT.where(_row.trial_id == trial_id)).one_or_none())
 
 
-def update_findings(connection: Connection, trial_ids: Collection[str]) -> None:
-    """Folds anew the findings about the content of trials, from all events in the log."""
-    if not trial_ids:
-        return
-    query = select(_row.content, _row.wording).distinct().where(_row.trial_id.in_(trial_ids), _row.content != "")
-    for content in connection.execute(query).all():
-        _fold(connection, ContentKey(*content))
+def update_finding(connection: Connection, event: AnyEvent) -> None:
+    """Goes on with the case about the content of a trial, whose row has been updated."""
+    query = select(_row.content, _row.wording, _row.policy).where(_row.trial_id == event.trial_id, _row.content != "")
+    for meme, text, policy in connection.execute(query).all():
+        content = ContentKey(meme, text)
+        rules = or_(_found.until == "", _found.until > t.stamp(datetime.now(UTC)))
+        stored = connection.execute(select(_found.notes).where(_at(content), rules)).scalar_one_or_none()
+        notes = CaseNotes.model_validate_json(stored) if stored else CaseNotes()
+        _put(connection, content, notes.then(event, policy))
 
 
 def erase_finding(connection: Connection, trial_id: str, *, days: int | None = None) -> None:
@@ -121,11 +123,14 @@ def erase_finding(connection: Connection, trial_id: str, *, days: int | None = N
         days: Days for which a finding stays whose trial has expired; None for an erasure, after which none does.
     """
     own = _found.trial_id == trial_id
-    for at in connection.execute(select(_found.at).where(own)).scalars() if days is not None else ():
-        until = datetime.fromisoformat(at) + timedelta(days=days or 0)
-        if until > datetime.now(UTC):
-            connection.execute(update(t.findings).where(own).values(until=t.stamp(until)))
-            return
+    kept = _one(connection.execute(select(*COLUMNS).where(own)).one_or_none()) if days is not None else None
+    if kept is not None and days is not None and (until := kept.at + timedelta(days=days)) > datetime.now(UTC):
+        # Without the names of its reviewers.
+        notes = CaseNotes(
+            label=kept.label, at=kept.at, trial_id=trial_id, contested=kept.contested, policy=kept.policy
+        ).model_dump_json()
+        connection.execute(update(t.findings).where(own).values(until=t.stamp(until), notes=notes))
+        return
     connection.execute(delete(t.findings).where(own))
     query = select(_row.content, _row.wording).where(_row.trial_id == trial_id, _row.content != "", _row.heard)
     for content in connection.execute(query).all():
@@ -133,19 +138,25 @@ def erase_finding(connection: Connection, trial_id: str, *, days: int | None = N
         _fold(connection, ContentKey(*content), without=trial_id)
 
 
-def _fold(connection: Connection, content: ContentKey, *, without: str = "") -> None:
-    same = (_row.content == content.meme, _row.wording == content.text, _row.trial_id != without)
-    query = _EVENTS.where(*same, _row.heard, t.IS_EVENT, _entry.kind.in_(HEARD), _entry.body.is_not(None))
-    bodies: Sequence[bytes] = connection.execute(query.order_by(_entry.number)).scalars().all()
-    found = finding_of(_events(bodies))
-    here = and_(_found.content == content.meme, _found.wording == content.text)
-    kept = _one(connection.execute(select(*COLUMNS).where(here)).one_or_none())
-    if kept is not None and kept.until is not None and (found is None or found.at <= kept.at):
-        return  # that of an expired trial, which only a later one replaces
-    connection.execute(delete(t.findings).where(here))
-    if found is None:
+def _fold(connection: Connection, content: ContentKey, *, without: str) -> None:
+    """Folds anew the finding about content from all trials but one."""
+    kept = _one(connection.execute(select(*COLUMNS).where(_at(content))).one_or_none())
+    same = (_row.content == content.meme, _row.wording == content.text, _row.trial_id != without, _row.heard)
+    query = select(_entry.body, _row.policy).join(t.trials, _row.trial_id == _entry.trial_id)
+    query = query.where(*same, t.IS_EVENT, _entry.kind.in_(HEARD), _entry.body.is_not(None)).order_by(_entry.number)
+    notes = CaseNotes()
+    for body, policy in connection.execute(query):
+        with suppress(ValueError):  # somebody altered it, which `memecourt docket verify` reports
+            notes = notes.then(event_in(unpacked(bytes(body)), {}), policy)
+    # That of an expired trial is replaced only by a later one.
+    if kept is None or kept.until is None or (notes.at and notes.at > kept.at):
+        _put(connection, content, notes)
+
+
+def _put(connection: Connection, content: ContentKey, notes: CaseNotes) -> None:
+    connection.execute(delete(t.findings).where(_at(content)))
+    if (found := notes.finding) is None:
         return
-    policy = connection.execute(select(_row.policy).where(_row.trial_id == found.trial_id)).scalar_one()
     row = {
         "content": content.meme,
         "wording": content.text,
@@ -154,16 +165,15 @@ def _fold(connection: Connection, content: ContentKey, *, without: str = "") -> 
         "at": t.stamp(found.at),
         "contested": found.contested,
         "acquitters": found.acquitters,
-        "policy": policy,
+        "policy": found.policy,
+        "notes": notes.model_dump_json(),
         "until": "",
     }
     connection.execute(insert(t.findings), row)
 
 
-def _events(bodies: Sequence[bytes]) -> Iterator[AnyEvent]:
-    for body in bodies:
-        with suppress(ValueError):  # somebody altered it, which `memecourt docket verify` reports
-            yield event_in(unpacked(bytes(body)), {})
+def _at(content: ContentKey) -> ColumnElement[bool]:
+    return and_(_found.content == content.meme, _found.wording == content.text)
 
 
 def _one(row: Any) -> PersonFinding | None:

@@ -207,6 +207,7 @@ findings = Table(
     Column("contested", Boolean, nullable=False),
     Column("acquitters", Integer, nullable=False),
     Column("policy", WORD, nullable=False),  # digest of the policy that the trial applied
+    Column("notes", Text, nullable=False),  # on the case, to go on with the next event
     Column("until", WORD, nullable=False),  # end of a finding whose trial has expired; empty while there is the trial
 )
 

@@ -40,7 +40,7 @@ from serving.docket.store.bodies import (
     unpacked,
 )
 from serving.docket.store.database import erased, insert_into, no_record, unknown
-from serving.docket.store.findings import HEARD, finding_about, update_findings
+from serving.docket.store.findings import HEARD, finding_about, update_finding
 from serving.docket.store.group_commit import Batch
 from serving.docket.store.log_append import EntryDraft, LogAppender, open_appender
 from serving.docket.store.pictures import WRITE_PICTURE, ObjectPictures, frames_in_table
@@ -242,7 +242,8 @@ def append_events(connection: Connection, batches: Sequence[Sequence[AnyEvent]])
             connection.execute(delete(t.known).where(t.known.c.trial_id == event.trial_id))
         if isinstance(event, VerdictGiven):
             log.want_checkpoint()  # as its receipt
-    update_findings(connection, {event.trial_id for event in events if event.kind in HEARD})
+        if event.kind in HEARD:
+            update_finding(connection, event)
     return [None] * len(batches)
 
 

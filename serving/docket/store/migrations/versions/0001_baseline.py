@@ -76,6 +76,7 @@ def upgrade() -> None:
         sa.Column("contested", sa.Boolean(), nullable=False),
         sa.Column("acquitters", sa.Integer(), nullable=False),
         sa.Column("policy", WORD, nullable=False),
+        sa.Column("notes", sa.Text(), nullable=False),
         sa.Column("until", WORD, nullable=False),
         sa.PrimaryKeyConstraint("content", "wording"),
     )
