@@ -111,8 +111,8 @@ def test_an_appeal_is_sent_and_a_key_rotation_changes_no_message_id(docket_place
     # Several messages are sent at once, in no guaranteed order.
     (appeal,) = [each.message for each in receiver.requests if each.message["data"].get("appeal")]
     assert appeal["type"] == "memecourt.review.wanted" and "Blueland" not in str(appeal)
-    expected = {"decision": "review", "needs_human_review": True, "second_opinion": False, "appeal": {"reference": "7"}}
-    assert expected.items() <= appeal["data"].items()
+    expected = {"decision": "block", "needs_human_review": True, "second_opinion": False, "appeal": {"reference": "7"}}
+    assert {name: appeal["data"][name] for name in expected} == expected and appeal["data"]["in_force"]["contested"]
     ids = {}
     for delivery in receiver.requests:
         if delivery.message["type"] == "memecourt.verdict.given":
@@ -149,7 +149,8 @@ def test_each_kind_of_event_is_sent_once_without_content_of_the_meme(using, rece
     identity = {"verdict_id": "b", "content": {"namespace": "forum", "id": "content-b"}, "request_id": "request-b"}
     wanted = by_type["review.wanted"]
     assert {name: wanted[name] for name in identity} == identity
-    assert (wanted["decision"], wanted["needs_human_review"]) == ("review", True)
+    # As it stands when the message is sent: somebody has reviewed the verdict by then.
+    assert (wanted["decision"], wanted["needs_human_review"]) == ("allow", True)
     assert wanted["review_reasons"] == ["REVIEW_REASON_TEXT_UNSURE"]
     decided_by = by_type["review.decided"]
     assert decided_by["review"] == {"outcome": "REVIEW_OUTCOME_OVERRULED", "blind": False}
