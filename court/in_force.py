@@ -225,13 +225,13 @@ def in_force(
     """
     found = None if rules.authority == "none" else found
     contested = found is not None and found.contested
-    held = contested and rules.contested == "review"
+    on_hold = contested and rules.contested == "review"
     if found is None or found.label is None:
-        own = decision(label, needs_review=needs_review, held=held)
+        own = decision(label, needs_review=needs_review, on_hold=on_hold)
         return InForce(by=Authority.COURT, label=label, decision=own, at=at, id=trial_id, contested=contested)
     older = "" not in (policy, found.policy) and policy != found.policy
-    held |= found.acquitters < rules.acquit_by or (older and rules.older_policy == "review")
-    settled = decision(label, needs_review=needs_review, reviewed=found.label, held=held)
+    on_hold |= found.acquitters < rules.acquit_by or (older and rules.older_policy == "review")
+    settled = decision(label, needs_review=needs_review, reviewed=found.label, on_hold=on_hold)
     return InForce(
         by=Authority.PERSON,
         label=found.label,

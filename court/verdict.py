@@ -27,13 +27,15 @@ class Decision(StrEnum):
     REVIEW = "review"
 
 
-def decision(label: Label | None, *, needs_review: bool, reviewed: Label | None = None, held: bool = False) -> Decision:
+def decision(
+    label: Label | None, *, needs_review: bool, reviewed: Label | None = None, on_hold: bool = False
+) -> Decision:
     """Returns the decision on content. A meme that needs review, is undecided or has no verdict is never allowed.
 
     Args:
         label: Label of the verdict; None if the trial failed.
         reviewed: Label that a person has decided since, which counts instead.
-        held: True if a person must look before it is allowed. A block stays one: nobody frees content by appealing.
+        on_hold: True if a person must look before it is allowed. A block stays one: nobody frees content by appealing.
     """
     if reviewed is not None:
         label, needs_review = reviewed, False
@@ -42,7 +44,7 @@ def decision(label: Label | None, *, needs_review: bool, reviewed: Label | None 
         return Decision.REVIEW
     if label is Label.HARMFUL:
         return Decision.BLOCK
-    return Decision.REVIEW if held else Decision.ALLOW
+    return Decision.REVIEW if on_hold else Decision.ALLOW
 
 
 CLOSE_CALL = 0.35

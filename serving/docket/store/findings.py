@@ -123,11 +123,11 @@ def erase_finding(connection: Connection, trial_id: str, *, days: int | None = N
         days: Days for which a finding stays whose trial has expired; None for an erasure, after which none does.
     """
     own = _found.trial_id == trial_id
-    kept = _one(connection.execute(select(*COLUMNS).where(own)).one_or_none()) if days is not None else None
-    if kept is not None and days is not None and (until := kept.at + timedelta(days=days)) > datetime.now(UTC):
+    before = _one(connection.execute(select(*COLUMNS).where(own)).one_or_none()) if days is not None else None
+    if before is not None and days is not None and (until := before.at + timedelta(days=days)) > datetime.now(UTC):
         # Without the names of its reviewers.
         notes = CaseNotes(
-            label=kept.label, at=kept.at, trial_id=trial_id, contested=kept.contested, policy=kept.policy
+            label=before.label, at=before.at, trial_id=trial_id, contested=before.contested, policy=before.policy
         ).model_dump_json()
         connection.execute(update(t.findings).where(own).values(until=t.stamp(until), notes=notes))
         return
@@ -140,7 +140,7 @@ def erase_finding(connection: Connection, trial_id: str, *, days: int | None = N
 
 def _fold(connection: Connection, content: ContentKey, *, without: str) -> None:
     """Folds anew the finding about content from all trials but one."""
-    kept = _one(connection.execute(select(*COLUMNS).where(_at(content))).one_or_none())
+    before = _one(connection.execute(select(*COLUMNS).where(_at(content))).one_or_none())
     same = (_row.content == content.meme, _row.wording == content.text, _row.trial_id != without, _row.heard)
     query = select(_entry.body, _row.policy).join(t.trials, _row.trial_id == _entry.trial_id)
     query = query.where(*same, t.IS_EVENT, _entry.kind.in_(HEARD), _entry.body.is_not(None)).order_by(_entry.number)
@@ -149,7 +149,7 @@ def _fold(connection: Connection, content: ContentKey, *, without: str) -> None:
         with suppress(ValueError):  # somebody altered it, which `memecourt docket verify` reports
             notes = notes.then(event_in(unpacked(bytes(body)), {}), policy)
     # That of an expired trial is replaced only by a later one.
-    if kept is None or kept.until is None or (notes.at and notes.at > kept.at):
+    if before is None or before.until is None or (notes.at and notes.at > before.at):
         _put(connection, content, notes)
 
 
