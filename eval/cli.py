@@ -14,7 +14,7 @@ COMMANDS = {
     "report": ("eval.commands.report", "Report on runs: figures with intervals, curves, errors, as pages or text."),
     "compare": ("eval.commands.compare", "Show which of two runs is better, if there are enough memes to tell."),
     "score": ("eval.commands.score", "Score predictions of any classifier against the labels of a split."),
-    "subgroups": ("eval.commands.subgroups", "Show figures by groups of memes, each beside those of all others."),
+    "subgroups": ("eval.commands.labels", "Show figures by groups of memes, each beside those of all others."),
     "export": ("eval.commands.export", "Export a run for other tools."),
     "ablate": ("eval.commands.ablate", "Judge a split once per arm, each with one part of the procedure changed."),
     "sweep": ("eval.commands.sweep", "Judge a validation split with each combination of settings."),

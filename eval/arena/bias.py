@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from eval.arena.agreement import joint_scores, panels_of_size
 from eval.arena.events import Event, Judged
-from eval.arena.panel import joint_scores, panels_of_size
 from eval.arena.ranking.battles import MIDDLE, SCALE, Floats, battles, win_rates, wins
 from eval.arena.ranking.bootstrap import LEAST_MEMES, draw_memes, tails
 from eval.arena.ranking.bradley_terry import fit, quarter_ties

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from eval.arena.agreement import Vote, battle_key, joint_scores, noise_in
 from eval.arena.events import Answered, Event, Forfeited, Judged
 from eval.arena.folder import ArenaManifest
-from eval.arena.panel import Vote, battle_key, joint_scores, noise_in
 from eval.arena.ranking.battles import Battles, Floats, NotRanked, among, battles, expected, groups, win_rates, wins
 from eval.arena.ranking.bootstrap import Spread, spread, spread_of_elo, spread_styled
 from eval.arena.ranking.bradley_terry import NoMaximum, elo, elo_of_orders, ratings, styled

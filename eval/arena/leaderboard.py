@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from court.errors import BadRequest
-from eval.arena.agreement import HumanAgreement, HumanVerdict, human_agreement
+from eval.arena.agreement import HumanAgreement, HumanVerdict, human_agreement, judged_in_both_orders
 from eval.arena.bias import BiasReport, SettingContrast, bias_report, contrasts
 from eval.arena.boards import Board, board_of
 from eval.arena.events import (
@@ -29,7 +29,6 @@ from eval.arena.events import (
     TaskFormulated,
 )
 from eval.arena.folder import ArenaFolder, ArenaManifest, Spent
-from eval.arena.panel import judged_in_both_orders
 from eval.arena.words import OVERALL, Verdict
 from eval.datasets.language import shared_detector
 

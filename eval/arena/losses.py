@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from court.errors import BadRequest
+from eval.arena.agreement import battle_key, joint_scores
 from eval.arena.events import Answered, Event, Judged, LossExplained, LossNotExplained, TaskFormulated
 from eval.arena.folder import EVENTS, ArenaFolder, ArenaManifest
-from eval.arena.panel import battle_key, joint_scores
 from eval.arena.procedure import reply_or_reason
 from eval.arena.speakers import FixedQuestion, Speaker
 from eval.arena.words import OVERALL, LossError

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from eval.commands.detecting import detect, difficulty
 from eval.commands.distilling import distil_check, export_judge
-from eval.commands.explaining import explain
+from eval.commands.follow_ups import detect, difficulty, explain
 from eval.commands.options import command_line, show_sections, vllm_turns_options, write_page
 from eval.commands.rating import rate_arena
 from eval.runs.spec import Circumstances, JudgingSpec

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from eval.reports.sections import Section
-    from eval.scores.compare import Comparison
-    from eval.scores.task_compare import TaskComparison
+    from eval.scores.compare import Comparison, TaskComparison
 
 _SHOWN = 20  # flipped memes that are listed; --json lists all
 
@@ -40,8 +39,7 @@ def compare(run_a: Path, run_b: Path, protocol: str | None, seed: int, as_json: 
     from eval.commands.options import protocols_of, score_by_protocol
     from eval.runs.results import read_results
     from eval.scores.compare import compare as compared
-    from eval.scores.compare import in_words
-    from eval.scores.task_compare import compare_tasks, task_comparison_in_words
+    from eval.scores.compare import compare_tasks, in_words, task_comparison_in_words
 
     a, b = read_results(run_a), read_results(run_b)
     for one in (a, b):

@@ -1,22 +1,26 @@
-"""Questions that are put after an arena, about what its record holds: the parts that their commands share."""
+"""``memecourt-eval arena explain``, ``detect`` and ``difficulty``: questions about what an arena left behind."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from eval.commands.options import arena_samples, run_watched
+from eval.commands.options import arena_samples, run_watched, show_report
 from serving.cli.common import with_options
 
 if TYPE_CHECKING:
     from eval.arena.folder import ArenaFolder, ArenaManifest
+    from eval.arena.losses import Loss
     from eval.models.memes import ShownMeme
     from eval.models.metered import MeteredModel
+
+
+DETECTION_PAGE = "detection.html"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,3 +119,146 @@ async def _opened(
         most = LIMITS.representative_frames
         models = await open_models(chosen, store, stack, tell, pictures=most, run_seed=manifest.seed)
         await ask(FollowUp(folder, manifest, shown.memes, models=models, progress=progress))
+
+
+@click.command()
+@follow_up_options
+def detect(**options: Any) -> None:
+    """Asks every target for a bare label of the arena's memes, to compare detection with explanation.
+
+    The report shows accuracy beside the battles that each target won, and their rank correlation. Replies are stored in
+    the arena's record and reused when the command runs again.
+    """
+    from eval.arena.detection import detection_report, detection_sections
+    from eval.arena.folder import ArenaFolder
+
+    folder = ArenaFolder(options["out"])
+    manifest = folder.manifest()
+    if not options["only_report"]:
+        follow_up(
+            options,
+            manifest.settings.targets,
+            partial(_detect, concurrency=options["concurrency"]),
+            memes={meme.id for meme in manifest.memes},
+            what="labels",
+        )
+    report = detection_report(manifest, folder.events(), seed=manifest.seed)
+    title, page = f"Detection beside understanding: {manifest.name}", options["out"] / DETECTION_PAGE
+    show_report(title, detection_sections(report), asdict(report), page=page, as_json=options["as_json"])
+
+
+async def _detect(one: FollowUp, concurrency: int) -> None:
+    from eval.arena.detection import detect
+
+    await detect(one.folder, one.memes, one.models, concurrency=concurrency, progress=one.progress)
+
+
+@click.command()
+@follow_up_options
+@click.option("--annotator", metavar="NAME", help="Annotator: a model of the models file, preferably not a target.")
+def difficulty(**options: Any) -> None:
+    """Has an annotator rate the arena's questions from 0 to 10 by difficulty of words, picture and reasoning.
+
+    `--by difficulty` uses the ratings; from 6 on a question counts as hard. The annotator sees the meme, the question
+    and the guideline, and no answer of a target.
+    """
+    from eval.arena.events import DifficultyRated, TaskFormulated
+    from eval.arena.folder import ArenaFolder
+    from eval.arena.groups import HARD
+
+    folder = ArenaFolder(options["out"])
+    # First: without an arena there is nothing that an annotator could rate.
+    folder.manifest()
+    if not options["only_report"]:
+        if not options["annotator"]:
+            raise click.UsageError("Missing option --annotator.")
+        follow_up(
+            options,
+            [options["annotator"]],
+            partial(_rate, annotator=options["annotator"], concurrency=options["concurrency"]),
+            memes={event.meme for event in folder.events() if isinstance(event, TaskFormulated)},
+            what="questions",
+        )
+    rated = [event for event in folder.events() if isinstance(event, DifficultyRated)]
+    if not rated:
+        raise click.ClickException("No question has been rated yet.")
+    hard = sum(event.difficulty >= HARD for event in rated)
+    if options["as_json"]:
+        import json
+
+        ratings = [event.model_dump(mode="json", include=_SHOWN) for event in rated]
+        click.echo(json.dumps({"rated": len(rated), "hard": hard, "ratings": ratings}))
+        return
+    click.echo(
+        f"{len(rated):,} questions are rated, {hard:,} of them hard. memecourt-eval arena --by difficulty uses it."
+    )
+
+
+# Without the annotator's reasons, which may repeat a meme's words.
+_SHOWN = {"meme", "task", "annotator", "text", "image", "reasoning"}
+
+
+async def _rate(one: FollowUp, annotator: str, concurrency: int) -> None:
+    from eval.arena.detection import rate_difficulty
+
+    memes = {meme.id: meme for meme in one.memes}
+    await rate_difficulty(one.folder, memes, one.models[annotator], concurrency=concurrency, progress=one.progress)
+
+
+LOSSES_PAGE = "losses.html"
+
+
+@click.command()
+@follow_up_options
+@click.option("--explainer", metavar="NAME", help="Explainer: a model of the models file; a cheap one suffices.")
+@click.option(
+    "--second", metavar="NAME", help="Second explainer for a tenth of the losses, and for the losses of the first."
+)
+@click.option("--most", default=50, show_default=True, type=click.IntRange(1), help="Maximum losses per model.")
+def explain(**options: Any) -> None:
+    """Finds out why battles were lost: by which aspect and which error.
+
+    It covers battles that the judges' vote decided; where every target meets the anchor, battles against it. Where the
+    verdicts already tell the aspect of the loss, no model is asked for it. No model explains its own battles. Replies
+    are stored in the arena's record and reused when the command runs again.
+    """
+    from eval.arena.folder import ArenaFolder
+    from eval.arena.losses import loss_report, loss_sections, losses_of
+
+    folder = ArenaFolder(options["out"])
+    manifest = folder.manifest()
+    if not options["only_report"]:
+        if not options["explainer"]:
+            raise click.UsageError("Missing option --explainer.")
+        losses = losses_of(manifest, folder.events(), most=options["most"], seed=manifest.seed)
+        follow_up(
+            options,
+            [name for name in (options["explainer"], options["second"]) if name],
+            partial(_explain, options=options, losses=losses),
+            # Those of the losses alone: of the whole split, a limit would draw other memes than it did of those
+            # with questions.
+            memes={loss.meme for loss in losses},
+            what="losses",
+        )
+    report = loss_report(manifest, folder.events(), seed=manifest.seed)
+    if report is None:
+        raise click.ClickException("No loss has been explained yet.")
+    title = f"Lost battles: {manifest.name}"
+    show_report(
+        title, loss_sections(report), asdict(report), page=options["out"] / LOSSES_PAGE, as_json=options["as_json"]
+    )
+
+
+async def _explain(one: FollowUp, options: dict[str, Any], losses: Sequence[Loss]) -> None:
+    from eval.arena.losses import explain_losses
+
+    await explain_losses(
+        one.folder,
+        losses,
+        {meme.id: meme for meme in one.memes},
+        explainer=one.models[options["explainer"]],
+        second=one.models[options["second"]] if options["second"] else None,
+        seed=one.manifest.seed,
+        concurrency=options["concurrency"],
+        progress=one.progress,
+    )

@@ -29,8 +29,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, Valid
 
 from court.errors import BadRequest
 from eval.models.samples import SampledSet
-from eval.probe.agents import HIGHEST, LOWEST
-from eval.probe.taxonomy import Category
+from eval.probe.agents import HIGHEST, LOWEST, Category
 from eval.reports.records import shrunk
 from eval.session.directory import SessionFolder, SessionManifest, json_line, replace_file
 from retrieval.library.sources import NOT_FOR_LIBRARIES

@@ -14,9 +14,8 @@ from functools import partial
 
 from court.deadline import gather_or_cancel
 from eval.probe import agents
-from eval.probe.agents import VOICES, NoReply, ProbeModels, Sorting, Subject
+from eval.probe.agents import VOICES, Category, NoReply, ProbeModels, Sorting, Subject, Taxonomy
 from eval.probe.folder import Mined, Pair, Proposal, Sorted
-from eval.probe.taxonomy import Category, Taxonomy
 from eval.session.engine import run_items
 
 _MAJORITY = VOICES // 2 + 1

@@ -21,9 +21,8 @@ from dataclasses import dataclass
 from court.deadline import gather_or_cancel
 from court.ports import ChatReply
 from eval.probe import agents
-from eval.probe.agents import VOICES, Example, NoReply, ProbeModels, Subject
+from eval.probe.agents import VOICES, Category, Example, NoReply, ProbeModels, Subject, Taxonomy
 from eval.probe.folder import Pair, Scored, Scoring, ScoringOutcome, Step, StepOutcome
-from eval.probe.taxonomy import Category, Taxonomy
 from eval.probe.topics import most_similar
 from eval.session.engine import run_items
 

@@ -23,7 +23,7 @@ from court.ports import TextReader
 from eval.models.memes import ShownMeme, ShownMemes
 from eval.models.metered import MeteredModel
 from eval.models.samples import SampledSet, Samples, read_memes
-from eval.probe.agents import ProbeModels, Subject, prompt_digests
+from eval.probe.agents import BEGIN, Category, ProbeModels, Subject, Taxonomy, prompt_digests
 from eval.probe.erasing import erase
 from eval.probe.folder import (
     MINED,
@@ -41,7 +41,6 @@ from eval.probe.folder import (
 )
 from eval.probe.mining import capped, mine, narrate
 from eval.probe.refining import Limits, chosen_seeds, listed_seeds, refine, score_all, usable
-from eval.probe.taxonomy import BEGIN, Category, Taxonomy
 from eval.session.directory import circumstances, json_line
 from eval.session.engine import run_items
 from eval.session.progress import Progress

@@ -5,8 +5,8 @@ random order under meaningless names; some come twice, to measure raters' self-a
 a separate key, which raters are not given.
 
 Agreement is measured in four ways, as papers use the term loosely: Fleiss' kappa (scores as names), Cohen's kappa with
-quadratic weights averaged over pairs of raters, Krippendorff's alpha for ordered scores (:mod:`eval.scores.alpha`), and
-the share of repeated items to which a rater gave the same score.
+quadratic weights averaged over pairs of raters, Krippendorff's alpha for ordered scores
+(:mod:`eval.scores.annotators`), and the share of repeated items to which a rater gave the same score.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from court.errors import BadRequest
 from eval.datasets.json_lines import read_json_lines
 from eval.reports.sections import Section
-from eval.scores.alpha import alpha
+from eval.scores.annotators import alpha
 from eval.scores.bootstrap import Figure, mean_of
 from eval.scores.tables import figure
 from retrieval.library.sources import NOT_FOR_LIBRARIES

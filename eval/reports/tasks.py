@@ -15,12 +15,11 @@ from eval.runs.results import Results, card_of_results
 from eval.scores import metrics
 from eval.scores.bootstrap import Figure
 from eval.scores.choose import rank_answers
-from eval.scores.compare import TOO_FEW_DIFFER
+from eval.scores.compare import TOO_FEW_DIFFER, compare_tasks
 from eval.scores.label_metrics import strict_name
 from eval.scores.subgroups import groups_of
 from eval.scores.tables import figure, traps_in_words
 from eval.scores.task_card import TaskCard, arrays_of, question_of, task_card
-from eval.scores.task_compare import compare_tasks
 from eval.solvers.prediction import Outcome
 from eval.solvers.question import ELSEWHERE, Answerer
 

@@ -20,7 +20,7 @@ from court.verdict import Label
 from eval.datasets.items import JudgedMeme
 from eval.datasets.protocol import Protocol
 from eval.runs.folder import RunFolder, RunManifest
-from eval.solvers.from_record import prediction_of
+from eval.solvers.trial import prediction_of
 from serving.docket.errors import TrialUnknown
 from serving.docket.ports import TrialReader
 from serving.export.tables import Selection

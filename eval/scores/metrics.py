@@ -17,8 +17,7 @@ from court.errors import BadRequest
 from eval.datasets.protocol import Level, Protocol
 from eval.runs.results import Judged, Results
 from eval.scores.bootstrap import RESAMPLES, Figure, Ints
-from eval.scores.label_metrics import TaskArrays
-from eval.scores.measure import measure
+from eval.scores.label_metrics import TaskArrays, measure
 from eval.solvers.prediction import Outcome
 from retrieval.linked import number_linked
 

@@ -22,11 +22,11 @@ from eval.scores.label_metrics import (
     METRICS,
     TaskArrays,
     counted_memes,
+    measure,
     metric_of,
     strict_name,
     value_of,
 )
-from eval.scores.measure import measure
 from eval.scores.metrics import group_numbers_of
 from eval.solvers.question import Question, gold_of
 

@@ -16,8 +16,7 @@ from eval.datasets.claims import Gold
 from eval.datasets.published import published_file
 from eval.reports.sections import Section
 from eval.scores.bootstrap import RESAMPLES, Figure, difference_of, share_of
-from eval.scores.label_metrics import TaskArrays
-from eval.scores.measure import measure
+from eval.scores.label_metrics import TaskArrays, measure
 from eval.scores.metrics import ClassScores, class_scores, known_figure
 from eval.scores.tables import figure, listed
 from eval.solvers.witness import Arm, CheckedClaim

@@ -25,7 +25,7 @@ from eval.datasets.items import JudgedMeme
 from eval.models.call_cache import SqliteCallCache
 from eval.models.open import ModelSpec
 from eval.probe import folder as probe_folder
-from eval.probe.taxonomy import Category
+from eval.probe.agents import Category
 from eval.runs.folder import Excluded, RunManifest
 from eval.runs.precedents import _Prepared
 from eval.solvers.prediction import Prediction

@@ -25,7 +25,7 @@ from court.trial import TrialCase
 from court.untrusted import Fence
 from court.verdict import Label, ReviewReason
 from eval.replay.replay import replay
-from eval.solvers.from_record import chain_of
+from eval.solvers.trial import chain_of
 from eval.standin.server import FakeModelServer, serving
 from eval.standin.settings import Settings as Behaviour
 from serving.cli.records import render

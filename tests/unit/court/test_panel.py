@@ -19,7 +19,7 @@ from court.settings import TrialSettings
 from court.verdict import Label, ReviewReason, ScoreMeaning, Strength, Strengths, rule
 from eval.models.call_cache import key_of
 from eval.replay.replay import replay
-from eval.solvers.from_record import chain_of
+from eval.solvers.trial import chain_of
 from memecourt.v1 import court_pb2 as wire
 from serving.cli.records import render
 from serving.export.source import ExportSource, Pictures

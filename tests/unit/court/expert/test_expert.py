@@ -34,7 +34,7 @@ from court.roles import GuardModel, RoleModel
 from court.settings import TrialSettings
 from court.trial import TrialCase
 from court.verdict import ClaimBasis, ClaimLabel, Label, ReviewReason
-from eval.solvers.from_record import chain_of
+from eval.solvers.trial import chain_of
 from eval.standin.server import FakeModelServer, serving
 from eval.standin.settings import Settings as Behaviour
 from serving.models.connect import connect_models

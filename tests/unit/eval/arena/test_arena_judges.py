@@ -9,9 +9,8 @@ import pytest
 from scipy.stats import chisquare, kendalltau
 from sklearn.metrics import cohen_kappa_score, ndcg_score
 
-from eval.arena.agreement import HumanVerdict, human_agreement
+from eval.arena.agreement import HumanVerdict, human_agreement, joint_scores, panels_of_size
 from eval.arena.bias import bias_report, chance_ndcg, kendall, ndcg
-from eval.arena.panel import joint_scores, panels_of_size
 from eval.arena.ranking.battles import battles
 from eval.arena.ranking.bradley_terry import ratings
 from eval.arena.words import Verdict

@@ -16,12 +16,11 @@ from court.meme import Frame
 from court.ports import ChatReply, FinishReason, Reading
 from court.replies import UnusableReply
 from eval.probe import agents, refining
-from eval.probe.agents import PROMPTS, prompt_of
+from eval.probe.agents import PROMPTS, Category, Taxonomy, prompt_of
 from eval.probe.erasing import erase, painted_over
 from eval.probe.folder import ScoringOutcome, Sorted, StepOutcome
 from eval.probe.mining import mine, narrate
 from eval.probe.refining import Limits, chosen_seeds, refine, score_text, usable
-from eval.probe.taxonomy import Category, Taxonomy
 from eval.probe.topics import most_similar
 from tests.support.cast import is_repair
 from tests.support.fakes import FakeReader

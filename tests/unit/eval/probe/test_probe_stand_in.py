@@ -5,11 +5,10 @@ from contextlib import AsyncExitStack
 
 from eval.models.call_cache import SqliteCallCache
 from eval.models.open import ModelSpec, open_models
-from eval.probe.agents import parse_rating, parse_sorting, sorting_schema
+from eval.probe.agents import BEGIN, Taxonomy, parse_rating, parse_sorting, sorting_schema
 from eval.probe.folder import REWRITTEN, SCORED, Scored, ScoringOutcome, Step, StepOutcome
 from eval.probe.report import read_report
 from eval.probe.run import probe
-from eval.probe.taxonomy import BEGIN, Taxonomy
 from eval.standin.replies import ReplyMaker, tokens_of
 from eval.standin.server import FakeModelServer, serving
 from eval.standin.settings import Settings

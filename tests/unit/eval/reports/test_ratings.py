@@ -38,7 +38,7 @@ from eval.reports.ratings import (
     weighted_kappa,
     write_sheet,
 )
-from eval.scores.alpha import alpha
+from eval.scores.annotators import alpha
 from eval.scores.bootstrap import Figure
 from retrieval.library.sources import NOT_FOR_LIBRARIES
 from tests.support.arena_world import STRENGTHS, Arena

@@ -50,8 +50,8 @@ from eval.runs.run import run
 from eval.session.directory import RUN_DIFFERS
 from eval.session.engine import SERVER_GONE, UNFINISHED
 from eval.session.progress import Progress, ProgressBar, ProgressLines
-from eval.solvers.from_record import chain_of, cost_of, level_of, prediction_of
 from eval.solvers.prediction import Outcome, Prediction
+from eval.solvers.trial import chain_of, cost_of, level_of, prediction_of
 from eval.standin.server import FakeModelServer, serving
 from eval.standin.settings import Settings as StandInSettings
 from eval.synthetic.make import Layout, make

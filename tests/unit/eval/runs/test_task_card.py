@@ -13,10 +13,10 @@ from eval.reports.label_sections import noise_section, subgroup_sections
 from eval.reports.tasks import as_json, gather_tasks, sections_of
 from eval.runs.results import Judged
 from eval.scores.choose import rank_answers
+from eval.scores.compare import compare_tasks, task_comparison_in_words
 from eval.scores.label_noise import find_task_noise
 from eval.scores.subgroups import NONE, SHARES, task_subgroup_tables
 from eval.scores.task_card import task_card
-from eval.scores.task_compare import compare_tasks, task_comparison_in_words
 from eval.solvers.labelling import settle
 from eval.solvers.prediction import Outcome, Prediction, TaskAnswer
 from eval.solvers.vote import _groups

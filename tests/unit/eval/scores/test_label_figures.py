@@ -14,8 +14,16 @@ from court.errors import BadRequest
 from eval.cli import cli
 from eval.commands.ablate import _compared, _print_results
 from eval.datasets.protocol import Protocol
-from eval.scores.alpha import Scale, alpha, alpha_figure
-from eval.scores.annotators import AnnotatorVote, annotator_agreement, harm_shares, soft_labels, soft_scores
+from eval.scores.annotators import (
+    AnnotatorVote,
+    Scale,
+    alpha,
+    alpha_figure,
+    annotator_agreement,
+    harm_shares,
+    soft_labels,
+    soft_scores,
+)
 from eval.scores.compare import contrasts, holm, remarks
 from eval.scores.label_noise import find_label_noise
 from eval.scores.meme_rows import read_meme_rows
