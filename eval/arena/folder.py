@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, Field
 
 from eval.arena.events import AnyEvent, Event, MemeDone, MemeLeftOut
 from eval.arena.settings import ArenaSettings
 from eval.datasets.json_lines import read_json_lines
-from eval.models.samples import SampledSet
-from eval.session.directory import SessionFolder, SessionManifest
+from eval.session.directory import SessionFolder
+from eval.session.sampled import SampledManifest
 
 EVENTS = "events.jsonl"
 
@@ -69,36 +69,19 @@ class HumanReference(_ArenaFileModel):
     reasoning: str = Field(min_length=1)
 
 
-class ArenaManifest(SessionManifest):
+class ArenaManifest(SampledManifest):
     """Description of an arena."""
 
     name: str
-    dataset: str
-    split: str
-    data: dict[str, str]
-    limit: int | None
-    seed: int
-    sample_seed: int | None = None
-    """Seed of the sample where it is another: repeats of an arena are about the same memes."""
-    samples: tuple[SampledSet, ...] = ()
-    """The data sets, where they are several or only some of their memes count."""
-    cards: dict[str, dict[str, JsonValue]] = Field(default_factory=dict)
-    """Cards of data sets that no version of the program knows, by id: their files may change."""
     settings: ArenaSettings
     models: dict[str, ModelEntry]
     memes: tuple[MemeEntry, ...]
-    without_picture: dict[str, str] = Field(default_factory=dict)
     tasks: str = ""
     """Digest of the questions that came with a set; empty where the controller wrote them."""
     references: str = ""
     """Digest of what people wrote, likewise."""
     prompts: dict[str, str]
     """Digest of each role's words."""
-
-    @property
-    def drawn_by(self) -> int:
-        """Seed of the sample of memes."""
-        return self.seed if self.sample_seed is None else self.sample_seed
 
 
 class Spent(_ArenaFileModel):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel
 
@@ -29,38 +30,27 @@ from eval.models.call_cache import SqliteCallCache
 from eval.models.memes import ShownMemes
 from eval.models.metered import MeteredModel
 from eval.models.open import ModelSpec, open_models
-from eval.models.samples import SampledSet, Samples, read_memes
-from eval.session.directory import CALLS, circumstances
+from eval.session.directory import CALLS
+from eval.session.sampled import SampledPlan
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+@dataclass(frozen=True)
+class Ask(SampledPlan):
     """Options of an arena run.
 
     Attributes:
         vllm: Models to start a vLLM server for, those of specs without an address; one runs at a time.
-        sample_seed: Seed of the sample of memes, if different from ``seed``.
     """
 
-    out: Path
     name: str
     settings: ArenaSettings
     specs: Mapping[str, ModelSpec]
-    samples: Samples
-    seed: int = 0
     concurrency: int = 4
     tasks: Path | None = None
     references: Path | None = None
     calls: Path | None = None
-    command: str = ""
     vllm: Sequence[str] = ()
     vllm_flags: Sequence[str] = ()
-    sample_seed: int | None = None
-
-    @property
-    def drawn_by(self) -> int:
-        """Seed of the sample of memes."""
-        return self.seed if self.sample_seed is None else self.sample_seed
 
 
 _TOKENS_IN, _TOKENS_OUT = 1500, 300
@@ -125,14 +115,10 @@ async def run(
     folder = ArenaFolder(ask.out)
     # The lock is taken before anything reads or writes the folder.
     with folder.locked():
-        shown, sets = await read_memes(
-            ask.samples,
-            seed=ask.drawn_by,
-            keep=(lambda meme: meme in memes) if fixed else (lambda _: True),
-        )
+        shown, described = await ask.read_memes((lambda meme: meme in memes) if fixed else (lambda _: True))
         if not shown.memes:
             raise BadRequest("No meme is left to ask about: none has a picture that can be used.", reason="NO_MEMES")
-        manifest = _manifest(ask, shown, fixed=fixed, references=references, sets=sets)
+        manifest = _manifest(ask, shown, described, fixed=fixed, references=references)
         if folder.events():
             manifest = folder.start(manifest)
         else:  # without events, it may still be replaced by another
@@ -180,22 +166,14 @@ async def run(
 def _manifest(
     ask: Ask,
     shown: ShownMemes,
+    described: Mapping[str, Any],
     *,
     fixed: Sequence[FixedTask],
     references: Sequence[HumanReference],
-    sets: tuple[SampledSet, ...],
 ) -> ArenaManifest:
     return ArenaManifest(
+        **described,
         name=ask.name,
-        **circumstances(ask.command),
-        dataset=ask.samples.dataset,
-        split=ask.samples.split,
-        data=shown.files,
-        limit=ask.samples.limit,
-        seed=ask.seed,
-        sample_seed=ask.sample_seed,
-        samples=sets,
-        cards=ask.samples.own_cards,
         settings=ask.settings,
         models={
             # Neither address nor key: a manifest is shared with results.
@@ -208,11 +186,10 @@ def _manifest(
                 harmful=meme.harmful,
                 source_label=meme.source_label,
                 pixels_sha256=meme.pixels_sha256,
-                dataset=meme.dataset if sets else "",
+                dataset=meme.dataset if described["samples"] else "",
             )
             for meme in shown.memes
         ),
-        without_picture=shown.without_picture,
         tasks=digest_of(fixed),
         references=digest_of(references),
         prompts={role: prompt_of(role).digest for role in ROLES},

@@ -25,13 +25,13 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from court.errors import BadRequest
-from eval.models.samples import SampledSet
 from eval.probe.agents import HIGHEST, LOWEST, Category
 from eval.reports.records import shrunk
-from eval.session.directory import SessionFolder, SessionManifest, json_line, replace_file
+from eval.session.directory import SessionFolder, json_line, replace_file
+from eval.session.sampled import SampledManifest
 from retrieval.library.sources import NOT_FOR_LIBRARIES
 
 SEEDS = "seeds.json"
@@ -234,18 +234,10 @@ class Step(_Stored):
     scoring: Scoring | None = None
 
 
-class ProbeManifest(SessionManifest):
+class ProbeManifest(SampledManifest):
     """Description of a probe, written before the first call."""
 
     kind: Literal["probe"] = "probe"
-    dataset: str
-    split: str
-    data: dict[str, str]
-    """SHA-256 of the data files, by name."""
-    without_picture: dict[str, str]
-    """Memes that were drawn and can't be shown, and why."""
-    limit: int | None
-    seed: int
     target: str
     controllers: tuple[str, ...]
     models: dict[str, str]
@@ -260,12 +252,6 @@ class ProbeManifest(SessionManifest):
     """Largest number of examples shown to the Refiner."""
     batch: int
     """Memes that are sorted by the same categories."""
-    sample_seed: int | None = None
-    """Seed of the sample where it is another: repeats of a probe are about the same memes."""
-    samples: tuple[SampledSet, ...] = ()
-    """The data sets, where they are several or only some of their memes count."""
-    cards: dict[str, dict[str, JsonValue]] = Field(default_factory=dict)
-    """Cards of data sets that no version of the program knows, by id: their files may change."""
     per_category: int | None = None
     """Memes of a category that are scored, at most; None for all."""
     seed_set: str = ""

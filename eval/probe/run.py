@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel
 
@@ -20,9 +20,8 @@ from court.digests import digest
 from court.errors import BadRequest
 from court.meme import Frame
 from court.ports import TextReader
-from eval.models.memes import ShownMeme, ShownMemes
+from eval.models.memes import ShownMeme
 from eval.models.metered import MeteredModel
-from eval.models.samples import SampledSet, Samples, read_memes
 from eval.probe.agents import BEGIN, Category, ProbeModels, Subject, Taxonomy, prompt_digests
 from eval.probe.erasing import erase
 from eval.probe.folder import (
@@ -41,9 +40,10 @@ from eval.probe.folder import (
 )
 from eval.probe.mining import capped, mine, narrate
 from eval.probe.refining import Limits, chosen_seeds, listed_seeds, refine, score_all, usable
-from eval.session.directory import circumstances, json_line
+from eval.session.directory import json_line
 from eval.session.engine import run_items
 from eval.session.progress import Progress
+from eval.session.sampled import SampledPlan
 
 NOTICE = (
     "This rewrites memes so that they are harder to recognise. The rewritten texts stay in the probe's folder, each "
@@ -53,35 +53,22 @@ NOTICE = (
 
 
 @dataclass(frozen=True)
-class ProbePlan:
-    """Plan of a probe.
+class ProbePlan(SampledPlan):
+    """Plan of a probe; the memes' labels are for the report alone.
 
     Attributes:
-        samples: The memes that it is about. Their labels are for the report alone.
-        sample_seed: Seed of the sample, and of the memes of large categories, where it is another than that of all
-            else.
         per_category: Largest number of memes of a category that are scored, drawn by seed; None for all.
         seed_set: Memes that searches begin with, by category and in order, such as another target's; drawn where None.
     """
 
-    out: Path
-    samples: Samples
     target: str
     controllers: tuple[str, ...]
-    seed: int = 0
     limits: Limits = field(default_factory=Limits)
     batch: int = 8
     concurrency: int = 8
     taxonomy: tuple[Category, ...] = BEGIN
-    command: str = ""
-    sample_seed: int | None = None
     per_category: int | None = None
     seed_set: SeedSet | None = None
-
-    @property
-    def drawn_by(self) -> int:
-        """Seed of the sample of memes."""
-        return self.seed if self.sample_seed is None else self.sample_seed
 
 
 async def probe(
@@ -101,10 +88,10 @@ async def probe(
     models = ProbeModels(named[plan.target], tuple(named[name] for name in plan.controllers))
     folder = ProbeFolder(plan.out)
     with folder.locked():
-        shown, sets = await read_memes(plan.samples, seed=plan.drawn_by)
+        shown, described = await plan.read_memes()
         if shown.without_picture:
             progress.tell(f"{len(shown.without_picture):,} memes have no picture that can be used, and are left out.")
-        manifest = folder.start(_manifest(plan, shown, sets=sets, models=models, reader=reader))
+        manifest = folder.start(_manifest(plan, described, models=models, reader=reader))
         try:
             subjects = await _subjects(
                 folder, shown.memes, reader=reader, concurrency=plan.concurrency, progress=progress
@@ -262,20 +249,11 @@ def usage_of(models: ProbeModels) -> tuple[ModelUsage, ...]:
 
 
 def _manifest(
-    plan: ProbePlan, shown: ShownMemes, *, sets: tuple[SampledSet, ...], models: ProbeModels, reader: TextReader
+    plan: ProbePlan, described: Mapping[str, Any], *, models: ProbeModels, reader: TextReader
 ) -> ProbeManifest:
     named = {model.name: model for model in (models.target, *models.controllers)}
     return ProbeManifest(
-        **circumstances(plan.command),
-        dataset=plan.samples.dataset,
-        split=plan.samples.split,
-        data=shown.files,
-        without_picture=shown.without_picture,
-        limit=plan.samples.limit,
-        seed=plan.seed,
-        sample_seed=plan.sample_seed,
-        samples=sets,
-        cards=plan.samples.own_cards,
+        **described,
         per_category=plan.per_category,
         seed_set=digest(seed_content(plan.seed_set)) if plan.seed_set is not None else "",
         target=plan.target,
