@@ -15,7 +15,7 @@ from court.events import QuestionAsked, Side
 from court.record import TrialRecord
 from eval.arena.folder import FixedTask
 from eval.reports.records import read_records
-from eval.runs.folder import RunFolder
+from eval.runs.results import RunFolder
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,7 +120,7 @@ def classify(**options: Any) -> None:
 
 async def _with_server(plan: Plan, sessions: VllmSessions) -> Plan:
     """The plan with the server that all runs of a grid share, started where one of them has something left to ask."""
-    from eval.runs.folder import RunFolder
+    from eval.runs.results import RunFolder
 
     if plan.vllm is None or (RunFolder(plan.out).finished and not plan.retry_failed):
         return plan
@@ -159,7 +159,7 @@ def _plans(options: dict[str, Any]) -> list[Plan]:
 
 
 def _library_of(first: Plan) -> Path:
-    from eval.runs.folder import LIBRARY
+    from eval.runs.results import LIBRARY
 
     return first.out / LIBRARY
 

@@ -75,7 +75,7 @@ def _inspect(run: Path, results: Results, target: Path) -> int:
         raise click.ClickException(
             "Inspect AI is not installed. Install it with: pip install 'memecourt[server,inspect]'"
         ) from None
-    from eval.runs.folder import DOCKET
+    from eval.runs.results import DOCKET
     from serving.docket.open import Docket
 
     async def write() -> int:

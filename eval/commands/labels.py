@@ -115,8 +115,7 @@ def annotators(
     from eval.commands.options import command_line, show_sections, unfinished_in_words
     from eval.reports.gather import runs_below
     from eval.reports.label_sections import annotators_section, soft_section
-    from eval.runs.folder import dataset_of
-    from eval.runs.results import read_results, require_verdicts
+    from eval.runs.results import dataset_of, read_results, require_verdicts
     from eval.scores import annotators as scored
     from eval.scores.annotators import annotator_agreement, harm_shares, soft_labels, soft_scores
     from eval.scores.meme_rows import read_meme_rows

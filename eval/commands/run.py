@@ -42,7 +42,7 @@ def run(**options: Any) -> None:
     want of a server that may come back, 1 if the run could not go on, 130 if it was interrupted.
     """
     from court.errors import Unavailable
-    from eval.runs.folder import RunFolder
+    from eval.runs.results import RunFolder
     from eval.runs.run import run as run_plan
     from eval.session.engine import UNFINISHED
     from serving.models.vllm import VllmFailed
@@ -70,7 +70,7 @@ def run(**options: Any) -> None:
 
 def resume_command(plan: Plan, options: dict[str, Any]) -> str:
     """The command that takes a run up again; the same one as before, where it had not begun to judge."""
-    from eval.runs.folder import RunFolder
+    from eval.runs.results import RunFolder
 
     if not RunFolder(plan.out).begun:
         return plan.command
@@ -99,7 +99,7 @@ def _planned(options: dict[str, Any]) -> Plan:
 def _resumed(options: dict[str, Any]) -> Plan:
     from court.errors import BadRequest
     from court.settings import TrialSettings
-    from eval.runs.folder import RunFolder, RunSpec, dataset_of
+    from eval.runs.results import RunFolder, RunSpec, dataset_of
 
     # What a run is can't be altered half-way: half of it would be one thing and half another.
     flags = {

@@ -18,8 +18,7 @@ from eval.reports.gather import PROTOCOLS, Table, gather
 from eval.reports.sections import Section, as_markdown, as_page
 from eval.reports.tasks import by_task_sections, split_by_task
 from eval.reports.verdicts import published_section
-from eval.runs.folder import RunManifest
-from eval.runs.results import Results, card_of_results
+from eval.runs.results import Results, RunManifest, card_of_results
 from eval.scores.bootstrap import Figure
 from eval.scores.tables import figure, traps_in_words
 from eval.solvers.question import gold_of

@@ -17,14 +17,13 @@ from eval.datasets.items import JudgedMeme
 from eval.datasets.protocol import Protocol
 from eval.datasets.published import PublishedRow, caveats, published, rows_of_card, with_numbers
 from eval.reports.records import Records, read_records
-from eval.runs.folder import Excluded, RunFolder
-from eval.runs.results import NOT_JUDGED, Judged, Results, card_of_results
+from eval.runs.results import NOT_JUDGED, Excluded, Judged, Results, RunFolder, card_of_results
 from eval.scores.bootstrap import RESAMPLES
 from eval.scores.compare import Contrast, contrasts, remarks
 from eval.scores.metrics import Card, card
 from eval.scores.tables import traps_in_words
 from eval.session.directory import MANIFEST
-from eval.solvers.prediction import Outcome, Prediction
+from eval.solvers.question import Outcome, Prediction
 
 PROTOCOLS = {
     Protocol.MERGED: "somewhat and very harmful memes are harmful",
@@ -71,7 +70,7 @@ class EntropyAt:
 
 @dataclass(frozen=True, slots=True)
 class MeanCost:
-    """Mean cost of a meme in a run; see :class:`eval.solvers.prediction.Cost`.
+    """Mean cost of a meme in a run; see :class:`eval.solvers.question.Cost`.
 
     Attributes:
         chain: Median of the longest chain of calls.

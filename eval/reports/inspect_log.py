@@ -45,8 +45,7 @@ from eval.datasets.protocol import Protocol
 from eval.runs.results import Judged, Results
 from eval.scores.metrics import card
 from eval.scores.task_card import task_card
-from eval.solvers.prediction import Outcome, Prediction
-from eval.solvers.question import Question, gold_of
+from eval.solvers.question import Outcome, Prediction, Question, gold_of
 from serving.docket.ports import TrialReader
 
 _SCORER = "memecourt"

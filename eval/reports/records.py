@@ -9,7 +9,7 @@ from pathlib import Path
 
 from court.errors import BadLibrary, CourtError
 from court.record import TrialRecord
-from eval.runs.folder import DOCKET, LIBRARY
+from eval.runs.results import DOCKET, LIBRARY
 
 PICTURE_SIDE = 320
 """Longest side of a meme's picture in a report, in pixels."""

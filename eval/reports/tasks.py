@@ -20,8 +20,7 @@ from eval.scores.label_metrics import strict_name
 from eval.scores.subgroups import groups_of
 from eval.scores.tables import figure, traps_in_words
 from eval.scores.task_card import TaskCard, arrays_of, question_of, task_card
-from eval.solvers.prediction import Outcome
-from eval.solvers.question import ELSEWHERE, Answerer
+from eval.solvers.question import ELSEWHERE, Answerer, Outcome
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,9 +26,9 @@ from eval.datasets.items import JudgedMeme
 from eval.datasets.read import read_split
 from eval.models.vllm_session import vllm_session
 from eval.reproduce.paper import Paper
-from eval.runs.folder import RunFolder
 from eval.runs.judge import judged_memes
 from eval.runs.plan import Plan
+from eval.runs.results import RunFolder
 from eval.session.directory import CALLS, refuse_others
 from eval.session.progress import Progress
 from eval.studies.arms import ARMS, FULL_ARM, Study, StudyFolder, StudyManifest, run_study

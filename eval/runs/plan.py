@@ -17,7 +17,7 @@ from eval.datasets.card import DatasetCard
 from eval.datasets.protocol import Protocol
 from eval.datasets.read import labels_dropped
 from eval.models.vllm_session import VllmChoice
-from eval.runs.folder import DOCKET, LIBRARY, RunSpec
+from eval.runs.results import DOCKET, LIBRARY, RunSpec
 from eval.runs.spec import Circumstances
 from eval.solvers.question import Answerer, Question
 from retrieval.audit.leakage import TEMPLATE, LeakThresholds

@@ -31,7 +31,7 @@ from court.errors import BadRequest, Unavailable
 from court.ports import PictureReader
 from eval.datasets.items import JudgedMeme
 from eval.datasets.read import row_of
-from eval.runs.folder import Excluded
+from eval.runs.results import Excluded
 from eval.session.directory import replace_file
 from retrieval.audit.leakage import WHYS, Leaks, LeakThresholds, find_leaks
 from retrieval.build import Progress, build_library, tune

@@ -40,7 +40,7 @@ from eval.models.call_cache import CallCache, CallsError, SqliteCallCache
 from eval.runs.controls import with_control
 from eval.session.engine import LATE
 from eval.solvers.calls import MemeItem
-from eval.solvers.prediction import Prediction
+from eval.solvers.question import Prediction
 from eval.solvers.trial import TrialSolver
 from serving.docket.ports import TrialReader, TrialWriter
 from serving.docket.store.pictures import picture_of

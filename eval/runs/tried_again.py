@@ -19,7 +19,7 @@ from court.record import TrialRecord, TrialState
 from court.verdict import Label
 from eval.datasets.items import JudgedMeme
 from eval.datasets.protocol import Protocol
-from eval.runs.folder import RunFolder, RunManifest
+from eval.runs.results import RunFolder, RunManifest
 from eval.solvers.trial import prediction_of
 from serving.docket.errors import TrialUnknown
 from serving.docket.ports import TrialReader

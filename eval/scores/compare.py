@@ -25,8 +25,7 @@ from eval.scores.label_metrics import (
 from eval.scores.metrics import HARM, Card, group_numbers_of, verdict_arrays
 from eval.scores.tables import figure, listed, noise_in_words
 from eval.scores.task_card import arrays_of, metrics_of, question_of
-from eval.solvers.prediction import Outcome, Prediction
-from eval.solvers.question import gold_of
+from eval.solvers.question import Outcome, Prediction, gold_of
 
 
 @dataclass(frozen=True, slots=True)

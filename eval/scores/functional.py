@@ -10,7 +10,7 @@ from court.errors import BadRequest
 from eval.runs.results import Results
 from eval.scores.bootstrap import Figure
 from eval.scores.subgroups import wilson
-from eval.solvers.prediction import Outcome
+from eval.solvers.question import Outcome
 from eval.synthetic.functional import FunctionalCase
 
 

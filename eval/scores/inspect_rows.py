@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from court.errors import BadRequest, NotLoaded
-from eval.solvers.prediction import Outcome
+from eval.solvers.question import Outcome
 
 if TYPE_CHECKING:
     from inspect_ai.log import EvalSample

@@ -18,7 +18,7 @@ from eval.datasets.protocol import Level, Protocol
 from eval.runs.results import Judged, Results
 from eval.scores.bootstrap import RESAMPLES, Figure, Ints
 from eval.scores.label_metrics import TaskArrays, measure
-from eval.solvers.prediction import Outcome
+from eval.solvers.question import Outcome
 from retrieval.linked import number_linked
 
 OUTCOMES = (Outcome.NOT_HARMFUL, Outcome.HARMFUL, Outcome.UNDECIDED, Outcome.FAILED)

@@ -28,7 +28,7 @@ from eval.datasets.protocol import Level, Protocol
 from eval.datasets.verbs import Expression, Join
 from eval.runs.results import Judged, Results, not_judged
 from eval.scores.prediction_rows import PredictionRows, prediction_rows
-from eval.solvers.prediction import Outcome, Prediction, TaskAnswer
+from eval.solvers.question import Outcome, Prediction, TaskAnswer
 from retrieval.library.cells import BadCell, Record, plain_word
 from retrieval.library.label_words import LABEL_WORDS
 

@@ -13,7 +13,7 @@ from eval.datasets.json_lines import parse_object
 from eval.datasets.record_files import RecordFile
 from eval.scores.inspect_rows import inspect_records
 from eval.scores.meme_rows import table_records
-from eval.solvers.prediction import Outcome
+from eval.solvers.question import Outcome
 from retrieval.library.tables import Record
 
 _COLUMNS = ("id", "label")

@@ -16,8 +16,7 @@ from court.errors import BadRequest
 from eval.datasets.items import JudgedMeme
 from eval.datasets.language import DETECT, language_of
 from eval.datasets.protocol import Protocol
-from eval.runs.folder import dataset_of
-from eval.runs.results import Results
+from eval.runs.results import Results, dataset_of
 from eval.scores.bootstrap import Figure
 from eval.scores.compare import SURE, holm
 from eval.scores.label_metrics import right_answers

@@ -20,7 +20,7 @@ from eval.datasets.items import JudgedMeme
 from eval.models.call_cache import CallCache, CallsError, HitCounter, stored_models
 from eval.models.metered import Agent
 from eval.session.engine import Tried
-from eval.solvers.prediction import Cost, Outcome, Prediction
+from eval.solvers.question import Cost, Outcome, Prediction
 from serving.docket.errors import DocketError
 from serving.judging.executor import TrialExecutor
 

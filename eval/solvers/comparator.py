@@ -29,7 +29,7 @@ from eval.datasets.items import JudgedMeme
 from eval.models.metered import Agent, load
 from eval.session.engine import Tried
 from eval.solvers.calls import PROMPTS, MemeCalls, MemeItem, StoredCourt, failed
-from eval.solvers.prediction import Outcome, Prediction
+from eval.solvers.question import Outcome, Prediction
 
 _R = TypeVar("_R", bound=Reply)
 

@@ -37,8 +37,7 @@ from eval.solvers.calls import (
     StoredCourt,
     failed,
 )
-from eval.solvers.prediction import Outcome, Prediction, TaskAnswer
-from eval.solvers.question import GOLD, WORDS, Answerer, Question, gold_of, words_of
+from eval.solvers.question import GOLD, WORDS, Answerer, Outcome, Prediction, Question, TaskAnswer, gold_of, words_of
 from eval.solvers.trial import TrialSolver, prediction_of
 from eval.solvers.vote import open_label_votes
 from retrieval.precedents.finder import LibraryFinder

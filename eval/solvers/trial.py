@@ -50,7 +50,7 @@ from eval.solvers.calls import (
     ends_the_run,
     failed,
 )
-from eval.solvers.prediction import Cost, Outcome, Prediction, SideCourse
+from eval.solvers.question import Cost, Outcome, Prediction, SideCourse
 from serving.judging.request import TrialRequest
 
 

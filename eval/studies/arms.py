@@ -5,7 +5,7 @@
     STUDY/study.json          description of the study and its arms (:class:`StudyManifest`)
     STUDY/calls.sqlite        model replies shared by all arms: calls that arms have in common are made once
     STUDY/library/            precedents of all arms except those with shuffled labels or leaks
-    STUDY/ARM/                a run (:mod:`eval.runs.folder`)
+    STUDY/ARM/                a run (:mod:`eval.runs.results`)
 
 Arms run one after the other. A study can be resumed: finished arms are skipped, and the others continue.
 """
@@ -29,9 +29,9 @@ from court.settings import TrialSettings
 from eval.datasets.read import read_split
 from eval.models.vllm_session import VllmSessions
 from eval.runs.controls import Control
-from eval.runs.folder import LIBRARY, RunFolder
 from eval.runs.judge import Material, judged_memes
 from eval.runs.plan import Plan, require_models
+from eval.runs.results import LIBRARY, RunFolder
 from eval.runs.run import prepare_library, run
 from eval.runs.spec import JudgingSpec
 from eval.session.directory import CALLS, SessionFolder, SessionManifest, circumstances

@@ -25,8 +25,8 @@ from click.testing import CliRunner
 
 from eval.cli import cli
 from eval.datasets.protocol import Level
-from eval.runs.folder import RunFolder
-from eval.solvers.prediction import Outcome
+from eval.runs.results import RunFolder
+from eval.solvers.question import Outcome
 from eval.standin.server import FakeModelServer, serving
 from eval.standin.settings import FEATURES, Settings
 from eval.synthetic.make import read_key

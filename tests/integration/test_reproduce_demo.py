@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from eval.cli import cli
 from eval.reproduce.drawn import ABILITIES, arguments, draw_benchmarks, stand_ins
-from eval.runs.folder import RunFolder
+from eval.runs.results import RunFolder
 from eval.synthetic.make import read_key
 from eval.synthetic.oracle import expected, rounds_of
 from tests.support.golden import check_figures

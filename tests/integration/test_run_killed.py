@@ -21,7 +21,7 @@ from collections import Counter
 
 import pytest
 
-from eval.runs.folder import DOCKET, RunFolder
+from eval.runs.results import DOCKET, RunFolder
 from eval.session.directory import CALLS
 from eval.standin.replies import scripted_reply
 from eval.standin.server import FakeModelServer, serving

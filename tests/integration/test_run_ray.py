@@ -16,7 +16,7 @@ from collections import Counter
 
 import pytest
 
-from eval.runs.folder import DOCKET, RunFolder
+from eval.runs.results import DOCKET, RunFolder
 from eval.synthetic.make import Layout, make
 from serving.models.vllm import free_port
 from tests.support.ray_nodes import ray_nodes

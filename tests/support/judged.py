@@ -5,9 +5,8 @@ from datetime import UTC, datetime
 from court.events import Procedure
 from eval.datasets.items import JudgedMeme
 from eval.datasets.protocol import Level, Protocol
-from eval.runs.folder import RunFolder, RunManifest
-from eval.runs.results import Judged, Results
-from eval.solvers.prediction import Outcome, Prediction
+from eval.runs.results import Judged, Results, RunFolder, RunManifest
+from eval.solvers.question import Outcome, Prediction
 
 H, N, U, F = Outcome.HARMFUL, Outcome.NOT_HARMFUL, Outcome.UNDECIDED, Outcome.FAILED
 

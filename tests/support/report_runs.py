@@ -16,8 +16,8 @@ from court.record import TrialAborted
 from court.trial import TrialCase
 from eval.datasets.items import JudgedMeme
 from eval.datasets.protocol import Level, Protocol
-from eval.runs.folder import DOCKET, LIBRARY, Excluded, RunFolder, RunManifest
-from eval.solvers.prediction import Cost, Prediction
+from eval.runs.results import DOCKET, LIBRARY, Excluded, RunFolder, RunManifest
+from eval.solvers.question import Cost, Prediction
 from eval.solvers.trial import prediction_of
 from eval.synthetic.scenes import draw_meme
 from retrieval.library.library import Library

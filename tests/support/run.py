@@ -2,7 +2,7 @@
 
 import asyncio
 
-from eval.runs.folder import DOCKET
+from eval.runs.results import DOCKET
 from serving.docket.open import Docket
 
 

@@ -1,10 +1,8 @@
 """Helpers of tests of task card."""
 
 from eval.datasets.items import JudgedMeme
-from eval.runs.folder import RunManifest
-from eval.runs.results import Judged, Results
-from eval.solvers.prediction import Outcome, Prediction, TaskAnswer
-from eval.solvers.question import Question
+from eval.runs.results import Judged, Results, RunManifest
+from eval.solvers.question import Outcome, Prediction, Question, TaskAnswer
 
 QUESTION = Question(task="stance", kind="single", labels=("for", "against", "neither"), inputs=("text",))
 

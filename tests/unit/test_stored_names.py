@@ -26,9 +26,9 @@ from eval.models.call_cache import SqliteCallCache
 from eval.models.open import ModelSpec
 from eval.probe import folder as probe_folder
 from eval.probe.agents import Category
-from eval.runs.folder import Excluded, RunManifest
 from eval.runs.precedents import _Prepared
-from eval.solvers.prediction import Prediction
+from eval.runs.results import Excluded, RunManifest
+from eval.solvers.question import Prediction
 from eval.studies.arms import StudyManifest
 from retrieval.index.candidates import _Sidecar
 from retrieval.library.changes import Change

@@ -13,7 +13,7 @@ from court.settings import TrialSettings
 from eval.cli import cli
 from eval.datasets.language import DETECT, language_of, shared_detector
 from eval.replay.replay import replay
-from eval.runs.folder import RunFolder
+from eval.runs.results import RunFolder
 from eval.scores.subgroups import UNKNOWN, groups_by
 from eval.synthetic.make import Layout, make
 from serving.rpc.convert import language as checked_language

@@ -11,7 +11,7 @@ from eval.datasets.card import card_of
 from eval.datasets.items import JudgedMeme
 from eval.datasets.known import find_card
 from eval.scores.prediction_file import NO_ANSWER, read_answers
-from eval.solvers.prediction import Outcome
+from eval.solvers.question import Outcome
 
 STANCE, FRAMES = find_card("climatememes").tasks
 MISOGYNOUS = next(task for task in find_card("mami").tasks if task.kind == "binary")

@@ -16,7 +16,7 @@ from court.ports import ChatRequest
 from eval.cli import cli
 from eval.models.vllm_session import ServedModel, VllmSessions, vllm_session
 from eval.reproduce.study import Stage, started_servers
-from eval.runs.folder import RunFolder
+from eval.runs.results import RunFolder
 from eval.synthetic.make import Layout, make
 from serving.models.vllm import VllmFailed
 from serving.settings import ModelSettings, RoleSettings

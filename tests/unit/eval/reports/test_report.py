@@ -24,8 +24,7 @@ from eval.datasets.protocol import Protocol
 from eval.datasets.published import PublishedRow
 from eval.reports import figures
 from eval.reports.gather import VerdictFault, cost_of, entropies_of, gather, judged_of, rounds_of, runs_below
-from eval.runs.folder import DOCKET, RunFolder
-from eval.runs.results import read_results
+from eval.runs.results import DOCKET, RunFolder, read_results
 from eval.scores.bootstrap import Figure as Estimate
 from eval.scores.metrics import Bin, card
 from tests.support.golden import check_figures

@@ -45,7 +45,7 @@ from eval.reproduce.study import (
 from eval.runs.plan import Plan
 from eval.session.engine import UNFINISHED
 from eval.session.progress import Progress
-from eval.solvers.prediction import Outcome, SideCourse
+from eval.solvers.question import Outcome, SideCourse
 from eval.studies.arms import ARMS, StudyFolder
 from eval.synthetic.make import Layout, make
 from serving.presets import load_preset, policy_named, preset_names

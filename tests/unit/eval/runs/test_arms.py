@@ -20,9 +20,8 @@ from court.settings import TrialSettings
 from court.trial import Court
 from eval.cli import cli
 from eval.runs.controls import Control, RandomFinder, with_control
-from eval.runs.folder import RunManifest
 from eval.runs.plan import parse_setting
-from eval.runs.results import read_results
+from eval.runs.results import RunManifest, read_results
 from eval.runs.run import run
 from eval.session.progress import Progress
 from eval.studies.arms import ARMS, Arm, ModelOf, Study, arms_named, run_study, settings_of

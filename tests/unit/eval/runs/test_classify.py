@@ -12,9 +12,8 @@ from court.meme import Frame
 from court.ports import BATCH_PRIORITY
 from eval.cli import cli
 from eval.reports.gather import runs_below
-from eval.runs.folder import PREDICTIONS, RunFolder
-from eval.runs.results import read_results
-from eval.solvers.prediction import Outcome
+from eval.runs.results import PREDICTIONS, RunFolder, read_results
+from eval.solvers.question import Outcome
 from eval.synthetic.make import CARD, read_key
 from eval.synthetic.task_oracle import Ability, TaskInput, answer_signs, answer_target
 from eval.synthetic.world import SIGNS, TARGETS, signs_of, target_of

@@ -16,9 +16,8 @@ from court.record import TrialState
 from eval.cli import cli
 from eval.datasets.card import read_card
 from eval.models.call_cache import CallsError
-from eval.runs.folder import DOCKET, PREDICTIONS, RunFolder
-from eval.runs.results import read_results
-from eval.solvers.prediction import Outcome
+from eval.runs.results import DOCKET, PREDICTIONS, RunFolder, read_results
+from eval.solvers.question import Outcome
 from eval.synthetic.make import CARD, read_key
 from eval.synthetic.task_oracle import Ability, TaskInput, answer_signs, answer_target
 from eval.synthetic.world import SIGNS, TARGETS, signs_of, target_of

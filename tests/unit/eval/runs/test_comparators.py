@@ -13,13 +13,12 @@ from court.ports import BATCH_PRIORITY
 from eval.cli import cli
 from eval.datasets.protocol import Level, Protocol
 from eval.models.metered import load
-from eval.runs.folder import RunFolder
 from eval.runs.plan import Plan
-from eval.runs.results import read_results
+from eval.runs.results import RunFolder, read_results
 from eval.runs.run import run
 from eval.session.progress import Progress
 from eval.solvers.comparator import TEMPERATURE, Comparator
-from eval.solvers.prediction import Outcome
+from eval.solvers.question import Outcome
 from eval.studies.arms import run_study
 from eval.synthetic.make import read_key
 from eval.synthetic.oracle import Ability, JudgeInput, judge

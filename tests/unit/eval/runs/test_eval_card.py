@@ -10,8 +10,7 @@ from huggingface_hub import ModelCard
 
 from eval.cli import cli
 from eval.reports.eval_card import eval_card
-from eval.runs.folder import RunFolder, RunManifest
-from eval.runs.results import read_results
+from eval.runs.results import RunFolder, RunManifest, read_results
 from eval.scores.metrics import card
 from eval.scores.task_card import task_card
 from tests.support.report_runs import write_report_run

@@ -7,8 +7,7 @@ from click.testing import CliRunner
 
 from court.errors import BadRequest
 from eval.cli import cli
-from eval.runs.folder import DOCKET, RunFolder
-from eval.runs.results import read_results
+from eval.runs.results import DOCKET, RunFolder, read_results
 from eval.scores.metrics import card
 from serving.docket.open import Docket
 from tests.support.judged import H, N, results

@@ -18,7 +18,7 @@ from court.record import TrialRecord
 from eval.models.call_cache import CallsError
 from eval.runs import ray_cluster
 from eval.runs.ray_cluster import JudgeTask, OneTrial, TaskResult, connected, packed, received
-from eval.solvers.prediction import Outcome, Prediction
+from eval.solvers.question import Outcome, Prediction
 from serving.docket.open import Docket
 from tests.support.cast import Cast, try_meme
 from tests.support.judged import meme

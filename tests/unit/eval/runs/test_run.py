@@ -42,15 +42,14 @@ from eval.datasets.items import JudgedMeme
 from eval.datasets.known import find_card
 from eval.datasets.protocol import Level, Protocol
 from eval.datasets.sample import sample
-from eval.runs.folder import RunFolder
 from eval.runs.judge import PICTURE_MISSING, RunningScore
 from eval.runs.plan import Plan
-from eval.runs.results import read_results
+from eval.runs.results import RunFolder, read_results
 from eval.runs.run import run
 from eval.session.directory import RUN_DIFFERS
 from eval.session.engine import SERVER_GONE, UNFINISHED
 from eval.session.progress import Progress, ProgressBar, ProgressLines
-from eval.solvers.prediction import Outcome, Prediction
+from eval.solvers.question import Outcome, Prediction
 from eval.solvers.trial import chain_of, cost_of, level_of, prediction_of
 from eval.standin.server import FakeModelServer, serving
 from eval.standin.settings import Settings as StandInSettings

@@ -16,9 +16,9 @@ from eval.cli import cli
 from eval.datasets.items import JudgedMeme
 from eval.datasets.known import find_card
 from eval.runs import run as runs
-from eval.runs.folder import RunFolder
 from eval.runs.plan import Plan
 from eval.runs.precedents import Prepared, comparing, prepare_precedents, read_prepared
+from eval.runs.results import RunFolder
 from eval.session.progress import Progress
 from eval.synthetic.make import Layout, make
 from retrieval import open as choose

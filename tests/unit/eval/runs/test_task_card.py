@@ -18,7 +18,7 @@ from eval.scores.label_noise import find_task_noise
 from eval.scores.subgroups import NONE, SHARES, task_subgroup_tables
 from eval.scores.task_card import task_card
 from eval.solvers.labelling import settle
-from eval.solvers.prediction import Outcome, Prediction, TaskAnswer
+from eval.solvers.question import Outcome, Prediction, TaskAnswer
 from eval.solvers.vote import _groups
 from retrieval.library.manifest import LabelledMeme
 from tests.support.task_card import CARD, PAIRS, QUESTION, meme, results

@@ -13,8 +13,7 @@ from eval.cli import cli
 from eval.datasets.items import JudgedMeme
 from eval.datasets.known import known_cards
 from eval.datasets.protocol import Protocol
-from eval.runs.folder import RunFolder
-from eval.runs.results import Judged, not_judged, read_results
+from eval.runs.results import Judged, RunFolder, not_judged, read_results
 from eval.scores.metrics import card, group_numbers_of, score
 from eval.synthetic.make import Layout, make
 from retrieval.audit.leakage import TEMPLATE, template_numbers

@@ -16,7 +16,7 @@ from eval.cli import cli
 from eval.runs.controls import Control
 from eval.runs.results import read_results
 from eval.session.progress import Progress
-from eval.solvers.prediction import Outcome
+from eval.solvers.question import Outcome
 from eval.studies.arms import ARMS, arms_named, run_study
 from eval.synthetic.make import Layout, make
 from eval.synthetic.oracle import Ability, Oracle, _fenced, _plain

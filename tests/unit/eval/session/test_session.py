@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 from court.errors import BadRequest, Unavailable
 from eval.arena.folder import ArenaFolder
 from eval.probe.folder import ProbeFolder
-from eval.runs.folder import RunFolder
+from eval.runs.results import RunFolder
 from eval.session import directory, engine
 from eval.session.directory import LOCK, SessionFolder, SessionManifest
 from eval.session.engine import Later, Patience, Results, Tried, Watch, patiently, run_items

@@ -20,7 +20,7 @@ from eval.datasets.protocol import Level, Protocol
 from eval.runs.results import Judged, Results
 from eval.scores.compare import TOO_FEW_DIFFER
 from eval.scores.metrics import card
-from eval.solvers.prediction import Outcome, Prediction
+from eval.solvers.question import Outcome, Prediction
 from eval.studies.sweeping import Sweep, grid, parse_axis, parse_thresholds, rank, require_not_test
 from eval.synthetic.make import Layout, make
 from tests.support.encoders import WordEncoder
