@@ -5,12 +5,12 @@ A meme suits some models better than others in all battles over it, which a boot
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from eval.arena.ranking.battles import Battles, Floats, rated
-from eval.arena.ranking.bootstrap import Spread, spread, spread_over_rows
+from eval.arena.ranking.bootstrap import Spread, spread
 from eval.arena.ranking.bradley_terry import fit
 
 
@@ -101,5 +101,7 @@ def coverage(world: World, tables: int, *, resamples: int = 1000) -> Coverage:
     for number in range(tables):
         table = world.table(number)
         by_meme.append(holds(spread(table, resamples=resamples, seed=number)))
-        by_row.append(holds(spread_over_rows(table, resamples=resamples, seed=number)))
+        # As if every battle were over a meme of its own.
+        rows = replace(table, meme=np.arange(len(table), dtype=np.int64))
+        by_row.append(holds(spread(rows, resamples=resamples, seed=number)))
     return Coverage(float(np.mean(by_meme)), float(np.mean(by_row)), tables)

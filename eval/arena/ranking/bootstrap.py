@@ -80,19 +80,6 @@ def spread(table: Battles, *, anchor: int | None = None, resamples: int = RESAMP
     return _spread_of(by_meme, anchor, resamples, seed)
 
 
-def spread_over_rows(table: Battles, *, resamples: int = RESAMPLES, seed: int = 0) -> Spread:
-    """Computes the spread over battles instead of memes: too narrow if a meme has several; exists for comparison."""
-    rows = Battles(
-        models=table.models,
-        left=table.left,
-        right=table.right,
-        score=table.score,
-        meme=np.arange(len(table), dtype=np.int64),
-        weight=table.weight,
-    )
-    return spread(rows, resamples=resamples, seed=seed)
-
-
 def spread_of_elo(table: Battles, *, k: float = K, resamples: int = RESAMPLES, seed: int = 0) -> Spread:
     """Computes the spread of Elo ratings over memes drawn with replacement, in the order of the draw."""
     rng = np.random.default_rng(seed)

@@ -18,7 +18,7 @@ from eval.arena.ranking.battles import (
     wins,
     wins_by_meme,
 )
-from eval.arena.ranking.bootstrap import draw_memes, spread, spread_of_elo, spread_over_rows, spread_styled, tails
+from eval.arena.ranking.bootstrap import draw_memes, spread, spread_of_elo, spread_styled, tails
 from eval.arena.ranking.bradley_terry import NoMaximum, elo, elo_of_orders, fit, ratings, styled
 from eval.perf import ranking as benchmark
 from tests.support.arena_simulation import World, coverage
@@ -304,11 +304,6 @@ def test_battles_are_validated_on_construction():
             battles("ab", rows)
     with pytest.raises(ValueError):
         battles("ab", [("a", "b", 1, "x")], [0.0])
-
-
-def test_resampling_over_rows_remains_available_for_comparison():
-    table = random_table(4, 300, memes=10)
-    assert spread_over_rows(table, resamples=100).draws.shape == (100, 4)
 
 
 def test_ranking_benchmark_reports_its_figures_and_goals():
