@@ -143,18 +143,15 @@ class HumanVerdict(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class PanelAccuracy:
-    """Agreement between panels of one size and people.
-
-    Attributes:
-        panels: Number of panels that judged at least one battle together. If a size has more than 1,000 panels, only
-            1,000 are sampled, always the same ones.
-        accuracy: Mean share of battles in which the panel's vote matches the people's; an even vote counts as a tie.
-    """
+    """Agreement between panels of one size and people."""
 
     size: int
     panels: int
+    """Number of panels that judged at least one battle together. If a size has more than 1,000 panels, only 1,000 are
+    sampled, always the same ones."""
     battles: float
     accuracy: float
+    """Mean share of battles in which the panel's vote matches the people's; an even vote counts as a tie."""
     lowest: float
     highest: float
     kappa: float | None
@@ -162,20 +159,17 @@ class PanelAccuracy:
 
 @dataclass(frozen=True, slots=True)
 class HumanAgreement:
-    """Figures of agreement between judges and people.
-
-    Attributes:
-        accuracy: Share of them in which the panel's majority matches the people's; None if there are no battles.
-        even: Battles without a majority because one side's votes are even; no figure includes them.
-    """
+    """Figures of agreement between judges and people."""
 
     battles: int
     accuracy: float | None
+    """Share of them in which the panel's majority matches the people's; None if there are no battles."""
     decided: float | None
     kappa: Kappa
     people: Kappa
     judges: Mapping[str, Kappa]
     even: int
+    """Battles without a majority because one side's votes are even; no figure includes them."""
     panels: tuple[PanelAccuracy, ...] = ()
 
 

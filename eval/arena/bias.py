@@ -33,15 +33,12 @@ Battle = tuple[str, int, str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class Shift:
-    """Difference between a target's ratings by one judge under two settings.
-
-    Attributes:
-        own_family: True if judge and target have the same maker, or are the same model.
-    """
+    """Difference between a target's ratings by one judge under two settings."""
 
     judge: str
     target: str
     own_family: bool
+    """True if judge and target have the same maker, or are the same model."""
     ratings: tuple[float, float]
     points: Figure
     memes: int
@@ -54,22 +51,19 @@ class Shift:
 
 @dataclass(frozen=True, slots=True)
 class SettingContrast:
-    """Comparison of two settings, over the battles that were judged under both.
-
-    Attributes:
-        own_family: Mean shift of targets of a judge's own family minus that of all others, with its interval; None if
-            no judge has both.
-        wider: Difference between the two spreads: above 0, ``one`` separates targets more.
-    """
+    """Comparison of two settings, over the battles that were judged under both."""
 
     one: Setting
     other: Setting
     battles: int
     shifts: tuple[Shift, ...]
     own_family: Figure | None
+    """Mean shift of targets of a judge's own family minus that of all others, with its interval; None if no judge has
+    both."""
     spread: float
     other_spread: float
     wider: Figure
+    """Difference between the two spreads: above 0, ``one`` separates targets more."""
 
 
 def contrasts(
@@ -283,18 +277,15 @@ def kendall(ratings: Mapping[str, float], reference: Mapping[str, float]) -> flo
 
 @dataclass(frozen=True, slots=True)
 class OwnCase:
-    """A judge's verdicts on its own answers, compared with those of the rest of the panel.
-
-    Attributes:
-        others: Its win rate in the same battles according to judges that do not take part in them.
-        low: Lower end of the 95 % interval of the difference, by bootstrap over memes; None if there are too few memes.
-    """
+    """A judge's verdicts on its own answers, compared with those of the rest of the panel."""
 
     judge: str
     own: float
     others: float
+    """Its win rate in the same battles according to judges that do not take part in them."""
     lift: float
     low: float | None
+    """Lower end of the 95 % interval of the difference, by bootstrap over memes; None if there are too few memes."""
     high: float | None
 
     @property
@@ -305,31 +296,23 @@ class OwnCase:
 
 @dataclass(frozen=True, slots=True)
 class JudgeAgreement:
-    """One judge's ranking compared with that of the rest of the panel, both without their judges' own cases.
-
-    Attributes:
-        tau: Kendall's τ-b of the two rankings; None if either ties all models.
-        chance: Mean NDCG of a random order with the same reference.
-        joint: NDCG with the ranking by the joint vote of all judges, itself included, as reference, as in MemeArena.
-    """
+    """One judge's ranking compared with that of the rest of the panel, both without their judges' own cases."""
 
     judge: str
     ndcg: float
     tau: float | None
+    """Kendall's τ-b of the two rankings; None if either ties all models."""
     chance: float
+    """Mean NDCG of a random order with the same reference."""
     joint: float
+    """NDCG with the ranking by the joint vote of all judges, itself included, as reference, as in MemeArena."""
     joint_tau: float | None
     joint_chance: float
 
 
 @dataclass(frozen=True, slots=True)
 class UnderSetting:
-    """The panel under one setting.
-
-    Attributes:
-        joint: Mean NDCG with the joint vote as reference.
-        first_wins: Share of battles without a tie that the answer shown first won; None if there are none.
-    """
+    """The panel under one setting."""
 
     setting: Setting
     battles: int
@@ -338,10 +321,12 @@ class UnderSetting:
     tau: float | None
     chance: float
     joint: float
+    """Mean NDCG with the joint vote as reference."""
     joint_tau: float | None
     own_cases: tuple[OwnCase, ...]
     own_lift: float | None
     first_wins: float | None
+    """Share of battles without a tie that the answer shown first won; None if there are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,14 +342,11 @@ class PanelSize:
 
 @dataclass(frozen=True, slots=True)
 class BiasReport:
-    """Result of the bias study.
-
-    Attributes:
-        sizes: Results by panel size, under the arena's own setting or, failing that, the first that was run.
-    """
+    """Result of the bias study."""
 
     settings: tuple[UnderSetting, ...]
     sizes: tuple[PanelSize, ...]
+    """Results by panel size, under the arena's own setting or, failing that, the first that was run."""
     sized_by: Setting
 
 

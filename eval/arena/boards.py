@@ -38,29 +38,25 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class BoardRow:
-    """One model in one dimension.
-
-    Attributes:
-        group: Number of its group, 1 for the best: models are rated within groups. None if verdicts are noise.
-        rating: Bradley-Terry rating within its group; None if it is alone there.
-        first: Best place in its group that the resamples allow; None without intervals.
-        elo: Elo rating after the last battle, in the order of :func:`table_of`; None if verdicts are noise.
-        elo_orders: Standard deviation of its Elo rating over other orders of the same battles.
-        styled: Rating with style controlled for; overall only, None if it could not be computed.
-        against_anchor: Win probability against the anchor by its rating; None without an anchor or ratings in its
-            group.
-    """
+    """One model in one dimension."""
 
     model: str
     group: int | None
+    """Number of its group, 1 for the best: models are rated within groups. None if verdicts are noise."""
     rating: Estimate | None
+    """Bradley-Terry rating within its group; None if it is alone there."""
     first: int | None
+    """Best place in its group that the resamples allow; None without intervals."""
     last: int | None
     win_rate: float | None
     elo: Estimate | None
+    """Elo rating after the last battle, in the order of :func:`table_of`; None if verdicts are noise."""
     elo_orders: float
+    """Standard deviation of its Elo rating over other orders of the same battles."""
     styled: Estimate | None
+    """Rating with style controlled for; overall only, None if it could not be computed."""
     against_anchor: float | None
+    """Win probability against the anchor by its rating; None without an anchor or ratings in its group."""
     battles: int
 
 
@@ -74,19 +70,16 @@ class Effect:
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """Ratings of all models in one dimension.
-
-    Attributes:
-        not_ranked: Reason why there are no ratings; empty if there are. If verdicts are noise, rows are sorted by name.
-        grouped: Reason why ratings hold only within groups; empty if all models can be rated together, or none.
-    """
+    """Ratings of all models in one dimension."""
 
     dimension: str
     rows: tuple[BoardRow, ...]
     battles: int
     tied: float
     not_ranked: str
+    """Reason why there are no ratings; empty if there are. If verdicts are noise, rows are sorted by name."""
     grouped: str
+    """Reason why ratings hold only within groups; empty if all models can be rated together, or none."""
     without: int
     resamples: int
     effects: tuple[Effect, ...]
@@ -119,15 +112,12 @@ def on_one_scale(boards: Sequence[Board]) -> tuple[tuple[str, ...], ...]:
 
 @dataclass(frozen=True, slots=True)
 class _RatedGroup:
-    """Models that are rated against each other.
-
-    Attributes:
-        anchor: Index of the anchor among the members; None if it is not one of them.
-    """
+    """Models that are rated against each other."""
 
     number: int
     members: tuple[int, ...]
     anchor: int | None
+    """Index of the anchor among the members; None if it is not one of them."""
     ratings: Floats | None
     spread: Spread | None
 

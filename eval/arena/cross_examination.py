@@ -20,13 +20,10 @@ from eval.runs.results import RunFolder
 
 @dataclass(frozen=True, slots=True)
 class CrossExamination:
-    """Tasks made from a run's trials.
-
-    Attributes:
-        tasks: One task for each side of each trial that asked anything, in the order of the memes.
-    """
+    """Tasks made from a run's trials."""
 
     tasks: tuple[FixedTask, ...]
+    """One task for each side of each trial that asked anything, in the order of the memes."""
     silent: int
     unread: dict[str, str]
 

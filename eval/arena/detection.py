@@ -82,35 +82,29 @@ async def rate_difficulty(
 
 @dataclass(frozen=True, slots=True)
 class DetectionRow:
-    """Labels of one model.
-
-    Attributes:
-        unlabelled: Number of memes without one; they count as wrong.
-        macro_f1: Mean F1 of the two classes; a meme without a label counts as predicted in neither class.
-        win_rate: Share of its battles that it won overall, counting ties as half; None if it has no battle.
-    """
+    """Labels of one model."""
 
     model: str
     labelled: int
     unlabelled: int
+    """Number of memes without one; they count as wrong."""
     accuracy: Figure
     macro_f1: float
+    """Mean F1 of the two classes; a meme without a label counts as predicted in neither class."""
     win_rate: float | None
+    """Share of its battles that it won overall, counting ties as half; None if it has no battle."""
 
 
 @dataclass(frozen=True, slots=True)
 class DetectionReport:
-    """Labels of all models, and their correlation with battles.
-
-    Attributes:
-        spearman: Spearman's rank correlation between accuracy and win rate over models, with its interval over memes;
-            None if fewer than three models have both.
-    """
+    """Labels of all models, and their correlation with battles."""
 
     memes: int
     majority: float
     rows: tuple[DetectionRow, ...]
     spearman: Figure | None
+    """Spearman's rank correlation between accuracy and win rate over models, with its interval over memes; None if
+    fewer than three models have both."""
 
 
 async def detect(

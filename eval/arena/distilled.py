@@ -36,41 +36,35 @@ _OUTCOMES = {1.0: "first", 0.5: "tie", 0.0: "second"}
 
 @dataclass(frozen=True, slots=True)
 class JudgeCheck:
-    """Comparison of one judge with the teacher.
-
-    Attributes:
-        n: Number of comparisons that both it and the teacher judged in the same order.
-        agreement: Share on which both name the same winner or a tie, with its interval over memes; None if ``n`` is 0.
-        rmse: Root mean squared difference of ratings, in points, over the models of held-out families; None if it
-            judged nothing.
-        first_share: Share of its decided comparisons that the answer shown first won; None if it decided none.
-        own_lift: Mean score that it gives answers of its own family, minus the teacher's on the same comparisons; None
-            if it has no family or judged no such battle.
-    """
+    """Comparison of one judge with the teacher."""
 
     judge: str
     n: int
+    """Number of comparisons that both it and the teacher judged in the same order."""
     unusable: int
     agreement: Figure | None
+    """Share on which both name the same winner or a tie, with its interval over memes; None if ``n`` is 0."""
     kappa: Kappa
     rmse: float | None
+    """Root mean squared difference of ratings, in points, over the models of held-out families; None if it judged
+    nothing."""
     spearman: float | None
     first_share: float | None
+    """Share of its decided comparisons that the answer shown first won; None if it decided none."""
     consistent: float | None
     own_lift: Figure | None
+    """Mean score that it gives answers of its own family, minus the teacher's on the same comparisons; None if it has
+    no family or judged no such battle."""
 
 
 @dataclass(frozen=True, slots=True)
 class DistilReport:
-    """Comparison of a student with its teacher and with baselines.
-
-    Attributes:
-        ceiling: Kappa of the teacher with itself where it judged both orders; None if it judged no pair in both.
-    """
+    """Comparison of a student with its teacher and with baselines."""
 
     held_out: tuple[str, ...]
     comparisons: int
     ceiling: Kappa | None
+    """Kappa of the teacher with itself where it judged both orders; None if it judged no pair in both."""
     checks: tuple[JudgeCheck, ...]
     usd_per_1000: Mapping[str, float]
 

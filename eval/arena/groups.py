@@ -38,36 +38,29 @@ _AT_ONCE = 1 << 23
 
 @dataclass(frozen=True, slots=True)
 class GroupDifference:
-    """Difference between a model's rating in a group and in all other groups together.
-
-    Attributes:
-        points: Difference between the two ratings, with a quarter of a tied battle added to each pair.
-        low: Lower end of its 95 % interval, by bootstrap over memes.
-        p: Probability of so large a difference under permuted groups, adjusted for all models and groups.
-    """
+    """Difference between a model's rating in a group and in all other groups together."""
 
     model: str
     group: str
     points: float
+    """Difference between the two ratings, with a quarter of a tied battle added to each pair."""
     low: float
+    """Lower end of its 95 % interval, by bootstrap over memes."""
     high: float
     p: float
+    """Probability of so large a difference under permuted groups, adjusted for all models and groups."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interaction:
-    """Result of the test.
-
-    Attributes:
-        statistic: Twice the logarithm of the likelihood ratio.
-        p: Share of permutations, the actual labels included, with a statistic at least as large.
-        differences: Difference of each model in each group; with two groups, only in the first, as they mirror each
-            other.
-    """
+    """Result of the test."""
 
     statistic: float
+    """Twice the logarithm of the likelihood ratio."""
     p: float
+    """Share of permutations, the actual labels included, with a statistic at least as large."""
     differences: tuple[GroupDifference, ...]
+    """Difference of each model in each group; with two groups, only in the first, as they mirror each other."""
     deals: int
 
 
@@ -227,33 +220,27 @@ Task = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class GroupBoard:
-    """One group of tasks.
-
-    Attributes:
-        not_rated: Reason why only win rates are shown; empty if there are ratings.
-    """
+    """One group of tasks."""
 
     name: str
     tasks: int
     memes: int
     board: Board
     not_rated: str
+    """Reason why only win rates are shown; empty if there are ratings."""
 
 
 @dataclass(frozen=True, slots=True)
 class BoardsBy:
-    """All groups by one key.
-
-    Attributes:
-        test: Test for different rankings in the groups with enough questions; None if fewer than two have enough.
-        p: P-value of the test, adjusted for all keys together; None without a test.
-    """
+    """All groups by one key."""
 
     key: str
     groups: tuple[GroupBoard, ...]
     ungrouped: int
     test: Interaction | None
+    """Test for different rankings in the groups with enough questions; None if fewer than two have enough."""
     p: float | None
+    """P-value of the test, adjusted for all keys together; None without a test."""
 
     @property
     def shown(self) -> bool:

@@ -47,17 +47,14 @@ _ONE_LANGUAGE = {
 
 @dataclass(frozen=True, slots=True)
 class LanguageShare:
-    """Languages of a model's answers to questions that ask for a language.
-
-    Attributes:
-        undetected: Number of answers whose language could not be detected, or whose question asks for a language that
-            the detector does not know.
-    """
+    """Languages of a model's answers to questions that ask for a language."""
 
     told: int
     right: int
     short: int
     undetected: int
+    """Number of answers whose language could not be detected, or whose question asks for a language that the detector
+    does not know."""
     others: dict[str, int]
 
     @property
@@ -154,17 +151,7 @@ class StepCost:
 
 @dataclass(frozen=True, slots=True)
 class Leaderboard:
-    """Report on an arena.
-
-    Attributes:
-        other_vote: Overall board by the other way of counting several judgements of a battle; None if each battle has
-            one judge.
-        forfeits: Number of battles that did not take place because an answer was missing.
-        first_wins: Share of decided battles won by the answer shown first, and the number of decided battles.
-        references: Number of battles judged with each reference; a battle has none if no judge had an answer to start
-            a guideline from.
-        contrasts: Ratings under each setting of the bias study minus those under the first; empty without the study.
-    """
+    """Report on an arena."""
 
     manifest: ArenaManifest
     boards: tuple[Board, ...]
@@ -173,18 +160,24 @@ class Leaderboard:
     left_out: dict[str, int]
     tasks: int
     forfeits: int
+    """Number of battles that did not take place because an answer was missing."""
     unmerged: int
     merged: int
     first_wins: tuple[float, int]
+    """Share of decided battles won by the answer shown first, and the number of decided battles."""
     consistent: tuple[float, int] | None
     both: dict[str, int]
     references: dict[str, int]
+    """Number of battles judged with each reference; a battle has none if no judge had an answer to start a guideline
+    from."""
     steps: tuple[StepCost, ...]
     spent: dict[str, Spent] = field(default_factory=dict)
     bias: BiasReport | None = None
     humans: HumanAgreement | None = None
     other_vote: Board | None = None
+    """Overall board by the other way of counting several judgements of a battle; None if each battle has one judge."""
     contrasts: tuple[SettingContrast, ...] = ()
+    """Ratings under each setting of the bias study minus those under the first; empty without the study."""
 
     @property
     def asks_for_languages(self) -> bool:

@@ -30,32 +30,26 @@ SECOND = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A battle that was lost by the vote of its judges.
-
-    Attributes:
-        aspects: Dimensions in which it lost most, by the verdicts; several if these are undecided.
-        why: Reasons of a judge that agrees with the vote.
-    """
+    """A battle that was lost by the vote of its judges."""
 
     meme: str
     task: int
     winner: str
     loser: str
     aspects: tuple[str, ...]
+    """Dimensions in which it lost most, by the verdicts; several if these are undecided."""
     why: str
+    """Reasons of a judge that agrees with the vote."""
 
 
 @dataclass(frozen=True, slots=True)
 class LossShares:
-    """Losses of one model, by aspect and by error.
-
-    Attributes:
-        aspects: Share of each aspect, adding up to 1, with intervals over memes.
-    """
+    """Losses of one model, by aspect and by error."""
 
     model: str
     n: int
     aspects: Mapping[str, Figure]
+    """Share of each aspect, adding up to 1, with intervals over memes."""
     errors: Mapping[str, Figure]
 
 

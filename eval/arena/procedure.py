@@ -109,18 +109,15 @@ _REQUEST_AT_FAULT = frozenset({400, 413, 422})
 
 @dataclass(frozen=True, slots=True)
 class ArenaPlan:
-    """Plan of an arena.
-
-    Attributes:
-        memes: Memes in order; a meme's position decides which models meet on it.
-        fixed_tasks: Supplied questions, by meme; empty if the controller writes them.
-    """
+    """Plan of an arena."""
 
     settings: ArenaSettings
     memes: tuple[ShownMeme, ...]
+    """Memes in order; a meme's position decides which models meet on it."""
     models: Mapping[str, MeteredModel]
     seed: int = 0
     fixed_tasks: Mapping[str, tuple[FixedTask, ...]] = field(default_factory=dict)
+    """Supplied questions, by meme; empty if the controller writes them."""
     references: Mapping[str, HumanReference] = field(default_factory=dict)
     concurrency: int = 4
 

@@ -54,16 +54,13 @@ class GuidelineText:
 
 @dataclass(frozen=True, slots=True)
 class RoundMeasures:
-    """Automatic measures of guidelines after one round, which need no raters.
-
-    Attributes:
-        kept: Mean share of words in both this text and the previous one, of words in either; None in round 0.
-    """
+    """Automatic measures of guidelines after one round, which need no raters."""
 
     round: int
     n: int
     words: float
     kept: float | None
+    """Mean share of words in both this text and the previous one, of words in either; None in round 0."""
 
 
 @dataclass(frozen=True, slots=True)

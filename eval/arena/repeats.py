@@ -18,14 +18,11 @@ from eval.session.repeats import prepare_repeats, repeat_folder, require_repeats
 
 @dataclass(frozen=True, slots=True)
 class RepeatedModel:
-    """One model over all repeats.
-
-    Attributes:
-        rating: Overall rating; repeats in which not all models can be rated together have none.
-    """
+    """One model over all repeats."""
 
     model: str
     rating: RepeatedFigure
+    """Overall rating; repeats in which not all models can be rated together have none."""
     win_rate: RepeatedFigure
 
 
@@ -41,15 +38,12 @@ class AdjacentPlaces:
 
 @dataclass(frozen=True, slots=True)
 class RepeatedBoard:
-    """An arena over all repeats.
-
-    Attributes:
-        by_rating: True if the order is by mean rating; by mean win rate otherwise.
-    """
+    """An arena over all repeats."""
 
     seeds: tuple[int, ...]
     finished: bool
     by_rating: bool
+    """True if the order is by mean rating; by mean win rate otherwise."""
     models: tuple[RepeatedModel, ...]
     places: tuple[AdjacentPlaces, ...]
 

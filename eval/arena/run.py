@@ -36,11 +36,7 @@ from eval.session.sampled import SampledPlan
 
 @dataclass(frozen=True)
 class Ask(SampledPlan):
-    """Options of an arena run.
-
-    Attributes:
-        vllm: Models to start a vLLM server for, those of specs without an address; one runs at a time.
-    """
+    """Options of an arena run."""
 
     name: str
     settings: ArenaSettings
@@ -50,6 +46,7 @@ class Ask(SampledPlan):
     references: Path | None = None
     calls: Path | None = None
     vllm: Sequence[str] = ()
+    """Models to start a vLLM server for, those of specs without an address; one runs at a time."""
     vllm_flags: Sequence[str] = ()
 
 

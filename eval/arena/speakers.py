@@ -178,15 +178,12 @@ class FixedQuestion:
 
 @dataclass(frozen=True, slots=True)
 class Speaker:
-    """One model with one meme.
-
-    Attributes:
-        chars: Maximum length of a part of a reply, in characters.
-    """
+    """One model with one meme."""
 
     model: MeteredModel
     meme: ShownMeme
     chars: int
+    """Maximum length of a part of a reply, in characters."""
     fence: Fence = field(init=False)
 
     def __post_init__(self) -> None:

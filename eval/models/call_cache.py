@@ -228,16 +228,13 @@ class CallsError(Unavailable):
 
 @dataclass(slots=True)
 class _Flight:
-    """A call being looked up or made, shared by all its callers.
-
-    Attributes:
-        task: Returns the body, and whether it came from the cache.
-        answered: True once the model has answered: from then on the reply is stored, even if all callers have left.
-    """
+    """A call being looked up or made, shared by all its callers."""
 
     task: asyncio.Task[tuple[str, bool]]
+    """Returns the body, and whether it came from the cache."""
     waiters: int = 0
     answered: bool = False
+    """True once the model has answered: from then on the reply is stored, even if all callers have left."""
 
 
 class CallCache(ABC):

@@ -45,19 +45,16 @@ def load(package: str, name: str, version: int = 1) -> Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Agent(Generic[T]):
-    """One task of a prompt.
-
-    Attributes:
-        parse: Parses a reply; raises UnusableReply.
-        schema: JSON schema of the reply; None for free text.
-        system: System message; that of the prompt if empty. It contains trusted text only, nothing from a meme.
-    """
+    """One task of a prompt."""
 
     prompt: Prompt
     task: str
     parse: Callable[[str], T]
+    """Parses a reply; raises UnusableReply."""
     schema: dict[str, Any] | None = None
+    """JSON schema of the reply; None for free text."""
     system: str = ""
+    """System message; that of the prompt if empty. It contains trusted text only, nothing from a meme."""
 
     def messages(self, parts: Sequence[str | Frame]) -> Messages[Frame]:
         """Returns the messages of a call; ``parts`` include the task itself, and untrusted text in a fence."""
@@ -135,17 +132,14 @@ class Account:
 
 @dataclass(slots=True)
 class Usage:
-    """Usage of one model in one run.
-
-    Attributes:
-        all: All calls of the run, including those from the cache: its cost from scratch.
-        unusable: Number of replies that were unusable the second time too.
-    """
+    """Usage of one model in one run."""
 
     all: Account = field(default_factory=Account)
+    """All calls of the run, including those from the cache: its cost from scratch."""
     made: Account = field(default_factory=Account)
     repaired: int = 0
     unusable: int = 0
+    """Number of replies that were unusable the second time too."""
     failed: int = 0
 
 

@@ -62,31 +62,25 @@ class SampledSet(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A data set that memes are sampled from.
-
-    Attributes:
-        protocol: Rule that makes two classes of its labels; memes that it drops are not sampled.
-    """
+    """A data set that memes are sampled from."""
 
     dataset: DatasetCard
     data: Path
     split: str
     limit: int | None = None
     protocol: Protocol | None = None
+    """Rule that makes two classes of its labels; memes that it drops are not sampled."""
 
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """The samples of an arena or a probe.
-
-    Attributes:
-        only: ``harmful``: memes that are not harmful by the protocol are left out before sampling.
-        mixed: True if ids of memes begin with their data set's, so that ids of several data sets are unique.
-    """
+    """The samples of an arena or a probe."""
 
     sets: tuple[Sample, ...]
     only: Only = "all"
+    """``harmful``: memes that are not harmful by the protocol are left out before sampling."""
     mixed: bool = False
+    """True if ids of memes begin with their data set's, so that ids of several data sets are unique."""
 
     @property
     def dataset(self) -> str:

@@ -157,13 +157,10 @@ SERVER = "vllm"
 
 @dataclass(frozen=True, slots=True)
 class VllmChoice:
-    """A vLLM to be started for the models of a run.
-
-    Attributes:
-        model: Name of a preset, ``auto``, a model's name on the hub, or a folder.
-    """
+    """A vLLM to be started for the models of a run."""
 
     model: str
+    """Name of a preset, ``auto``, a model's name on the hub, or a folder."""
     flags: tuple[str, ...] = ()
 
 

@@ -64,14 +64,11 @@ _COMPARISONS: Mapping[str, Callable[[float, float], bool]] = {
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Figures of a benchmark.
-
-    Attributes:
-        goals: A bound per figure, such as ``<= 1.05``; figures without one are for information.
-    """
+    """Figures of a benchmark."""
 
     figures: Mapping[str, float]
     goals: Mapping[str, str]
+    """A bound per figure, such as ``<= 1.05``; figures without one are for information."""
 
     def within_bound(self, figure: str) -> bool:
         """True if a figure is within its bound. Raises KeyError if it has none or was not measured."""

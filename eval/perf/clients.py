@@ -37,46 +37,40 @@ _LONGEST_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Job of the clients.
-
-    Attributes:
-        seconds: Duration of the load in seconds, without warm-up.
-        warm_s: Duration of the warm-up before it, in seconds.
-        most: Maximum number of requests, without those of the warm-up; 0 for as many as there is time for.
-        rate: Requests per second, evenly spaced, whether or not earlier ones were answered; 0 to have each client send
-            its next request as soon as it has its answer.
-        text: Words before the number in texts that are all different; empty to leave the text unchanged.
-    """
+    """Job of the clients."""
 
     address: str
     requests: Sequence[str]
     clients: int = 64
     seconds: float = 5.0
+    """Duration of the load in seconds, without warm-up."""
     warm_s: float = 1.0
+    """Duration of the warm-up before it, in seconds."""
     most: int = 0
+    """Maximum number of requests, without those of the warm-up; 0 for as many as there is time for."""
     rate: float = 0.0
+    """Requests per second, evenly spaced, whether or not earlier ones were answered; 0 to have each client send its
+    next request as soon as it has its answer."""
     named: bool = True
     text: str = ""
+    """Words before the number in texts that are all different; empty to leave the text unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadOutcome:
-    """Outcome of a job.
-
-    Attributes:
-        seconds: Seconds from the first request to the last answer.
-        cpu_s: CPU time of the clients in seconds, including the warm-up.
-        first_ms: Longest latency during the warm-up, in milliseconds: over new connections.
-    """
+    """Outcome of a job."""
 
     codes: dict[str, int]
     seconds: float
+    """Seconds from the first request to the last answer."""
     p50_ms: float
     p99_ms: float
     p95_ms: float
     answer_bytes: int
     cpu_s: float
+    """CPU time of the clients in seconds, including the warm-up."""
     first_ms: float
+    """Longest latency during the warm-up, in milliseconds: over new connections."""
 
     @property
     def answered(self) -> int:

@@ -352,14 +352,11 @@ async def _searched(finder: LibraryFinder, seconds: float, writer: LibraryWriter
 
 @dataclass(slots=True)
 class _Work:
-    """Work that threads do during searches.
-
-    Attributes:
-        offered: Target rate, in times per second; None for as often as they can.
-    """
+    """Work that threads do during searches."""
 
     threads: int
     offered: float | None = None
+    """Target rate, in times per second; None for as often as they can."""
     done: int = 0
     seconds: float = 0.0
     _numbers: Iterator[int] = field(default_factory=itertools.count)

@@ -49,17 +49,14 @@ def _served_full(speed: Speed, trials: int, *options: object) -> Iterator[Proces
 
 @dataclass(slots=True)
 class _Callers:
-    """Callers of a server, and the answers they received.
-
-    Attributes:
-        began: Start of the load, in seconds of the monotonic clock; set by each load.
-        answered: Time of each verdict, in seconds since the start.
-    """
+    """Callers of a server, and the answers they received."""
 
     address: str
     timeout_s: float
     began: float = field(default_factory=time.monotonic)
+    """Start of the load, in seconds of the monotonic clock; set by each load."""
     answered: list[float] = field(default_factory=list)
+    """Time of each verdict, in seconds since the start."""
     errors: Counter[str] = field(default_factory=Counter)
     attempts: int = 0
     calls: int = 0

@@ -53,16 +53,13 @@ _WAIT_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Speed of a fake server.
-
-    Attributes:
-        repairs: True to count a repeated call as both; otherwise it is an error.
-    """
+    """Speed of a fake server."""
 
     call_s: float = 0.0
     prompt_token_s: float = 0.0
     output_token_s: float = 0.0
     repairs: bool = False
+    """True to count a repeated call as both; otherwise it is an error."""
 
     def of(self, call: ModelCall, calls: int = 1) -> float:
         """Returns the seconds that the server works on a call, from its settings and its token counts."""
@@ -99,17 +96,14 @@ class Examined:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """The calls that a trial needs, in seconds of server time; without calls that its stop made superfluous.
-
-    Attributes:
-        sides: q, a and s of every round.
-        score: Seconds of the one-token calls for the score, together.
-    """
+    """The calls that a trial needs, in seconds of server time; without calls that its stop made superfluous."""
 
     describe: float
     sides: tuple[Examined, ...]
+    """q, a and s of every round."""
     judge: float
     score: float = 0.0
+    """Seconds of the one-token calls for the score, together."""
 
     @property
     def floor(self) -> float:

@@ -257,14 +257,11 @@ def prompt_digests() -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A meme that is probed.
-
-    Attributes:
-        text: Text of the meme, from the data set or read off the picture.
-    """
+    """A meme that is probed."""
 
     id: str
     text: str
+    """Text of the meme, from the data set or read off the picture."""
     frames: tuple[Frame, ...]
     erased: tuple[Frame, ...]
 
@@ -304,14 +301,11 @@ class NoReply(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ProbeModels:
-    """The models of a probe.
-
-    Attributes:
-        controllers: Models that probe; the first is the senior one.
-    """
+    """The models of a probe."""
 
     target: MeteredModel
     controllers: tuple[MeteredModel, ...]
+    """Models that probe; the first is the senior one."""
 
     @property
     def senior(self) -> MeteredModel:

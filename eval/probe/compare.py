@@ -113,31 +113,25 @@ METRICS = (SCORE, FAILURE, FAILURE_BEFORE, CHANGE)
 
 @dataclass(frozen=True, slots=True)
 class ComparedCell:
-    """One target in one category.
-
-    Attributes:
-        figures: Mean score of the memes as they are; failure rate of both together, as published; of the memes as they
-            are; and the difference of the two. None where nothing was scored.
-        surely: ``best`` or ``second`` by figure: where the target is surely ahead of all others, or of all but one, by
-            paired differences over the same drawn memes. A difference of two rates has no place.
-    """
+    """One target in one category."""
 
     scored: int
     rewritten: int
     figures: Mapping[str, Figure | None]
+    """Mean score of the memes as they are; failure rate of both together, as published; of the memes as they are; and
+    the difference of the two. None where nothing was scored."""
     surely: Mapping[str, str]
+    """``best`` or ``second`` by figure: where the target is surely ahead of all others, or of all but one, by paired
+    differences over the same drawn memes. A difference of two rates has no place."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeComparison:
-    """Targets beside each other.
-
-    Attributes:
-        categories: Categories in which any target was scored, by name; the mean over them is last.
-    """
+    """Targets beside each other."""
 
     targets: tuple[str, ...]
     categories: tuple[str, ...]
+    """Categories in which any target was scored, by name; the mean over them is last."""
     cells: Mapping[tuple[str, str], ComparedCell]
     memes: int
     threshold: int

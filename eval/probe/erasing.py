@@ -37,17 +37,14 @@ _PASSES = 2
 
 @dataclass(frozen=True, slots=True)
 class Erased:
-    """A picture without its text.
-
-    Attributes:
-        text: Text read off the picture before; empty if there was none.
-        left: Number of lines still legible: of small or ornate ones something may be left.
-    """
+    """A picture without its text."""
 
     frames: tuple[Frame, ...]
     text: str
+    """Text read off the picture before; empty if there was none."""
     lines: int
     left: int
+    """Number of lines still legible: of small or ornate ones something may be left."""
 
 
 async def erase(frames: Sequence[Frame], reader: TextReader) -> Erased:

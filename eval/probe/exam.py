@@ -55,17 +55,14 @@ class ExamMeme(CopiedMeme):
 
 @dataclass(frozen=True, slots=True)
 class Exam:
-    """An exam that was written.
-
-    Attributes:
-        train: Number of memes that precedents can be made of.
-    """
+    """An exam that was written."""
 
     card: Path
     id: str
     memes: int
     harmful: int
     train: int
+    """Number of memes that precedents can be made of."""
     without_picture: int
 
 

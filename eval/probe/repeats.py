@@ -28,16 +28,13 @@ class RepeatedCategory:
 
 @dataclass(frozen=True, slots=True)
 class RepeatedProbe:
-    """A probe over all repeats.
-
-    Attributes:
-        categories: Figures by category; those of all together are last.
-    """
+    """A probe over all repeats."""
 
     target: str
     seeds: tuple[int, ...]
     finished: bool
     categories: tuple[RepeatedCategory, ...]
+    """Figures by category; those of all together are last."""
 
 
 def repeats_of(plan: ProbePlan, count: int) -> tuple[ProbePlan, ...]:

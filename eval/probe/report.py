@@ -42,32 +42,22 @@ THRESHOLD_WORDS = (
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Rates over some scorings.
-
-    Attributes:
-        unscored: Number of answers without a score for another reason.
-        mean: Mean score, 1 to 10; None if nothing was scored.
-        failure: Share of the scores that are at most the threshold; None if nothing was scored.
-    """
+    """Rates over some scorings."""
 
     n: int
     scored: int
     refused: int
     unscored: int
+    """Number of answers without a score for another reason."""
     mean: Figure | None
+    """Mean score, 1 to 10; None if nothing was scored."""
     failure: Figure | None
+    """Share of the scores that are at most the threshold; None if nothing was scored."""
 
 
 @dataclass(frozen=True, slots=True)
 class CategoryRow:
-    """A category, a gold label, or all.
-
-    Attributes:
-        change: Mean difference of scores, rewritten less as it is, over memes that have both; None where none has.
-        pooled: Rates of both together, as the published tables have them: the memes as they are, and rewritten.
-        pooled_change: Failure rate of both together less that of the memes as they are, over the same resamples; None
-            where nothing was scored.
-    """
+    """A category, a gold label, or all."""
 
     name: str
     memes: int
@@ -76,8 +66,12 @@ class CategoryRow:
     outcomes: Mapping[StepOutcome, int]
     after: Rates
     change: Figure | None
+    """Mean difference of scores, rewritten less as it is, over memes that have both; None where none has."""
     pooled: Rates
+    """Rates of both together, as the published tables have them: the memes as they are, and rewritten."""
     pooled_change: Figure | None
+    """Failure rate of both together less that of the memes as they are, over the same resamples; None where nothing was
+    scored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +87,7 @@ class StepRow:
 
 @dataclass(frozen=True, slots=True)
 class UnexplainedMeme:
-    """An explanation that failed.
-
-    Attributes:
-        step: The step that rewrote the text; None where it is the meme's own.
-    """
+    """An explanation that failed."""
 
     category: str
     misbelief: str
@@ -106,18 +96,12 @@ class UnexplainedMeme:
     score: int
     scoring: Scoring
     step: Step | None
+    """The step that rewrote the text; None where it is the meme's own."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeReport:
-    """Content of a report.
-
-    Attributes:
-        without_misbelief: Number of pairs of a meme and a category with an unreadable reply of the Narrator: they are
-            scored, but not used in searches.
-        categories: The weakest first; those without a meme are left out.
-        failures: The lowest scores first.
-    """
+    """Content of a report."""
 
     manifest: ProbeManifest
     threshold: int
@@ -125,13 +109,17 @@ class ProbeReport:
     mined: Mapping[Sorted, int]
     new: tuple[str, ...]
     without_misbelief: int
+    """Number of pairs of a meme and a category with an unreadable reply of the Narrator: they are scored, but not used
+    in searches."""
     left: int
     overall: CategoryRow
     categories: tuple[CategoryRow, ...]
+    """The weakest first; those without a meme are left out."""
     gold: tuple[CategoryRow, ...]
     steps: tuple[StepRow, ...]
     topics: tuple[Topic, ...]
     failures: tuple[UnexplainedMeme, ...]
+    """The lowest scores first."""
     usage: tuple[ModelUsage, ...]
 
     @property

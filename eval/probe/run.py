@@ -54,12 +54,7 @@ NOTICE = (
 
 @dataclass(frozen=True)
 class ProbePlan(SampledPlan):
-    """Plan of a probe; the memes' labels are for the report alone.
-
-    Attributes:
-        per_category: Largest number of memes of a category that are scored, drawn by seed; None for all.
-        seed_set: Memes that searches begin with, by category and in order, such as another target's; drawn where None.
-    """
+    """Plan of a probe; the memes' labels are for the report alone."""
 
     target: str
     controllers: tuple[str, ...]
@@ -68,7 +63,9 @@ class ProbePlan(SampledPlan):
     concurrency: int = 8
     taxonomy: tuple[Category, ...] = BEGIN
     per_category: int | None = None
+    """Largest number of memes of a category that are scored, drawn by seed; None for all."""
     seed_set: SeedSet | None = None
+    """Memes that searches begin with, by category and in order, such as another target's; drawn where None."""
 
 
 async def probe(

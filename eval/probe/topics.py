@@ -50,17 +50,14 @@ _LEAST = 2
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """Words that several misbeliefs share.
-
-    Attributes:
-        words: One, or two that follow each other but for words that say nothing.
-        n: Misbeliefs that have them, of those with a score.
-        failed: Number of those behind a meme that was not understood, as it is or rewritten.
-    """
+    """Words that several misbeliefs share."""
 
     words: str
+    """One, or two that follow each other but for words that say nothing."""
     n: int
+    """Misbeliefs that have them, of those with a score."""
     failed: int
+    """Number of those behind a meme that was not understood, as it is or rewritten."""
     mean: float
     example: str
 

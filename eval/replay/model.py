@@ -40,14 +40,11 @@ class PromptChanged(CourtError):
 
 @dataclass(frozen=True, slots=True)
 class RecordedOdds:
-    """Odds that the Judge's model gave.
-
-    Attributes:
-        masses: Probabilities of harmful and not harmful, for each order of the options.
-    """
+    """Odds that the Judge's model gave."""
 
     prompt_digest: str
     masses: tuple[tuple[float, float], ...]
+    """Probabilities of harmful and not harmful, for each order of the options."""
 
 
 class RecordedModel:

@@ -200,19 +200,16 @@ _FAILED_PATIENCE_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class ReplayedTrial:
-    """Result of a replay.
-
-    Attributes:
-        differences: Fields that come out otherwise; empty where nothing does, or where it can't be replayed.
-        without_outcome: True if the record holds no outcome to compare with: it has not ended, or failed for something
-            that no answer of a model brings back.
-    """
+    """Result of a replay."""
 
     trial_id: str
     software: str
     differences: tuple[Difference, ...] = ()
+    """Fields that come out otherwise; empty where nothing does, or where it can't be replayed."""
     obstacle: str = ""
     without_outcome: bool = False
+    """True if the record holds no outcome to compare with: it has not ended, or failed for something that no answer of
+    a model brings back."""
 
 
 async def replay(record: TrialRecord) -> ReplayedTrial:

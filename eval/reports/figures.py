@@ -28,15 +28,12 @@ _INKS = {Side.ACCUSER: Ink.ACCUSER, Side.DEFENDER: Ink.DEFENDER}
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A run's bar in the figures that compare runs.
-
-    Attributes:
-        macro_f1: Strict macro-F1 with its interval.
-    """
+    """A run's bar in the figures that compare runs."""
 
     label: str
     accuracy: Estimate
     macro_f1: Estimate
+    """Strict macro-F1 with its interval."""
     calls: float
     tokens: float
 

@@ -54,15 +54,12 @@ class Rounds:
 
 @dataclass(frozen=True, slots=True)
 class EntropyAt:
-    """The entropy of a side's summaries at one round, in bits.
-
-    Attributes:
-        round: Counted from 1.
-        n: Number of summaries; a side that has already rested has none.
-    """
+    """The entropy of a side's summaries at one round, in bits."""
 
     round: int
+    """Counted from 1."""
     n: int
+    """Number of summaries; a side that has already rested has none."""
     low: float
     middle: float
     high: float
@@ -70,11 +67,7 @@ class EntropyAt:
 
 @dataclass(frozen=True, slots=True)
 class MeanCost:
-    """Mean cost of a meme in a run; see :class:`eval.solvers.question.Cost`.
-
-    Attributes:
-        chain: Median of the longest chain of calls.
-    """
+    """Mean cost of a meme in a run; see :class:`eval.solvers.question.Cost`."""
 
     n: int
     calls: float
@@ -83,6 +76,7 @@ class MeanCost:
     tokens_out: float
     tokens_cached: float
     chain: float
+    """Median of the longest chain of calls."""
     seconds: float
 
     @property
@@ -93,21 +87,18 @@ class MeanCost:
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """One run in a report.
-
-    Attributes:
-        label: Name of the run, made unique if two share one.
-        rounds: Rounds of the sides; empty if no side asked.
-    """
+    """One run in a report."""
 
     key: str
     label: str
+    """Name of the run, made unique if two share one."""
     results: Results
     excluded: tuple[Excluded, ...]
     judged: int
     failures: dict[str, int]
     cost: MeanCost | None
     rounds: tuple[Rounds, ...]
+    """Rounds of the sides; empty if no side asked."""
     entropies: dict[str, tuple[EntropyAt, ...]]
     records: Records
 
@@ -209,17 +200,14 @@ class WrongVerdict:
 
 @dataclass(frozen=True, slots=True)
 class WrongMeme:
-    """A meme that at least one run judged wrong.
-
-    Attributes:
-        pictures: JPEG files, one per frame; empty if none is stored or requested.
-    """
+    """A meme that at least one run judged wrong."""
 
     key: str
     meme: JudgedMeme
     verdicts: tuple[WrongVerdict, ...]
     right: tuple[RunView, ...]
     pictures: tuple[bytes, ...]
+    """JPEG files, one per frame; empty if none is stored or requested."""
 
     @property
     def worst(self) -> VerdictFault:

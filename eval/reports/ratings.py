@@ -76,28 +76,22 @@ EXPLANATION_CRITERIA = (
 
 @dataclass(frozen=True, slots=True)
 class RatedItem:
-    """Something to be rated.
-
-    Attributes:
-        origin: Origin of the item, for the key only: strings, numbers and lists of them.
-    """
+    """Something to be rated."""
 
     parts: tuple[tuple[str, str], ...]
     origin: Mapping[str, Any]
+    """Origin of the item, for the key only: strings, numbers and lists of them."""
     pictures: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class SheetLine:
-    """An item at its position in the sheet.
-
-    Attributes:
-        repeat_of: Name of the item's first occurrence; empty if this is the first.
-    """
+    """An item at its position in the sheet."""
 
     id: str
     item: RatedItem
     repeat_of: str = ""
+    """Name of the item's first occurrence; empty if this is the first."""
 
 
 class KeyEntry(BaseModel):
@@ -302,32 +296,26 @@ def _rated(path: Path, key: SheetKey) -> Iterator[tuple[int, Rating]]:
 
 @dataclass(frozen=True, slots=True)
 class SelfAgreement:
-    """Agreement of raters with themselves, on items that they were shown twice.
-
-    Attributes:
-        kappa: Cohen's kappa with quadratic weights; None if it is undefined.
-    """
+    """Agreement of raters with themselves, on items that they were shown twice."""
 
     n: int
     alike: float | None
     kappa: float | None
+    """Cohen's kappa with quadratic weights; None if it is undefined."""
 
 
 @dataclass(frozen=True, slots=True)
 class CriterionRatings:
-    """Ratings by one criterion.
-
-    Attributes:
-        items: Number of items that were rated, each counted once however often it was shown.
-        cohen: Mean of Cohen's kappa with quadratic weights over pairs of raters; None if it is undefined for all.
-    """
+    """Ratings by one criterion."""
 
     criterion: str
     items: int
+    """Number of items that were rated, each counted once however often it was shown."""
     raters: int
     mean: Figure
     fleiss: Kappa
     cohen: float | None
+    """Mean of Cohen's kappa with quadratic weights over pairs of raters; None if it is undefined for all."""
     pairs: int
     alpha: float | None
     self_agreement: SelfAgreement

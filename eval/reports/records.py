@@ -19,17 +19,14 @@ PRECEDENT_SIDE = 112
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """Records of some trials of a run.
-
-    Attributes:
-        frames: JPEG files by SHA-256 of a picture's pixels: its representative frames, in order.
-        missing: Reason why there are no records at all; empty if there are some.
-    """
+    """Records of some trials of a run."""
 
     records: dict[str, TrialRecord] = field(default_factory=dict)
     frames: dict[str, tuple[bytes, ...]] = field(default_factory=dict)
+    """JPEG files by SHA-256 of a picture's pixels: its representative frames, in order."""
     precedents: dict[str, bytes] = field(default_factory=dict)
     missing: str = ""
+    """Reason why there are no records at all; empty if there are some."""
     lost: dict[str, str] = field(default_factory=dict)
 
     def pictures_of(self, trial: str) -> tuple[bytes, ...]:

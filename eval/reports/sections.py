@@ -22,14 +22,11 @@ Rows = tuple[tuple[str, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A figure of a page, or the reason why there is none.
-
-    Attributes:
-        svg: SVG of the figure; empty if there is nothing to draw.
-    """
+    """A figure of a page, or the reason why there is none."""
 
     title: str
     svg: str
+    """SVG of the figure; empty if there is nothing to draw."""
     caption: str
 
 
@@ -46,21 +43,18 @@ class Statement:
 
 @dataclass(frozen=True, slots=True)
 class MemeEntry:
-    """A meme on a page, whose pictures and texts are hidden until they are asked for.
-
-    Attributes:
-        filters: Keys under which the section's filters show it, as ``first:second``.
-        tags: Kind (``bad`` or ``doubt``) and words of each tag; the first gives the entry its colour.
-        texts: Name and content of texts, which are hidden like the pictures.
-    """
+    """A meme on a page, whose pictures and texts are hidden until they are asked for."""
 
     key: str
     meme: str
     filters: tuple[str, ...]
+    """Keys under which the section's filters show it, as ``first:second``."""
     tags: tuple[tuple[str, str], ...]
+    """Kind (``bad`` or ``doubt``) and words of each tag; the first gives the entry its colour."""
     facts: tuple[str, ...]
     pictures: Sequence[bytes] = ()
     texts: tuple[tuple[str, str], ...] = ()
+    """Name and content of texts, which are hidden like the pictures."""
     folded: tuple[tuple[str, str], ...] = ()
     statements: tuple[Statement, ...] = ()
 
@@ -75,31 +69,28 @@ class Filter:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A table with a title, sentences, and figures.
-
-    Attributes:
-        rows: Cells, the first row being the header; empty if there is only text.
-        drawn: Figures, on the page alone.
-        level: Level of the heading; the page's bar names sections of level 2.
-        words: True if cells are words that are read, rather than numbers that are compared.
-        detail: True to leave the section out of a terminal, and to fold its table on a page.
-        entries: Memes, on the page alone.
-        filters: One or two filters of the entries, in the order of the parts of their keys.
-    """
+    """A table with a title, sentences, and figures."""
 
     key: str
     title: str
     rows: Rows = ()
+    """Cells, the first row being the header; empty if there is only text."""
     notes: tuple[str, ...] = ()
     drawn: tuple[Drawn, ...] = ()
+    """Figures, on the page alone."""
     caption: str = ""
     lead: tuple[str, ...] = ()
     level: int = 2
+    """Level of the heading; the page's bar names sections of level 2."""
     words: bool = False
+    """True if cells are words that are read, rather than numbers that are compared."""
     detail: bool = False
+    """True to leave the section out of a terminal, and to fold its table on a page."""
     warning: bool = False
     entries: tuple[MemeEntry, ...] = ()
+    """Memes, on the page alone."""
     filters: tuple[Filter, ...] = ()
+    """One or two filters of the entries, in the order of the parts of their keys."""
 
 
 def as_text(lead: Sequence[str], sections: Sequence[Section]) -> str:

@@ -127,17 +127,14 @@ _BESIDE = 3
 
 @dataclass(frozen=True, slots=True)
 class TaskGroup:
-    """Runs that asked the same question of the same split.
-
-    Attributes:
-        role: Purpose of the split; None if the card is unknown.
-    """
+    """Runs that asked the same question of the same split."""
 
     dataset: str
     split: str
     runs: tuple[tuple[Results, TaskCard], ...]
     caveats: tuple[str, ...]
     role: SplitRole | None
+    """Purpose of the split; None if the card is unknown."""
     published: tuple[CardPublished, ...] = ()
 
     @property

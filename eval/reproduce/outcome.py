@@ -41,40 +41,34 @@ class Reached(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BalancedFigures:
-    """Figures on all memes of the rarer class and equally many of the other, over several draws of the latter.
-
-    Attributes:
-        accuracy: Mean accuracy, with the lowest and highest.
-        reachable: True if the published figures can occur with so many memes of each class.
-    """
+    """Figures on all memes of the rarer class and equally many of the other, over several draws of the latter."""
 
     n: int
     accuracy: Figure
+    """Mean accuracy, with the lowest and highest."""
     macro_f1: Figure
     reachable: bool | None
+    """True if the published figures can occur with so many memes of each class."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowOutcome:
-    """A published row beside ours, or a run of ours without a published counterpart.
-
-    Attributes:
-        id: Id of the target; empty if nothing is published.
-        table: Number of the table; None if nothing is published.
-        model: Model that was called; empty if it was not run.
-        card: Our score card; None if it was not run, or is not finished.
-    """
+    """A published row beside ours, or a run of ours without a published counterpart."""
 
     id: str
+    """Id of the target; empty if nothing is published."""
     table: int | None
+    """Number of the table; None if nothing is published."""
     row: str
     size: str
     model: str
+    """Model that was called; empty if it was not run."""
     benchmark: str
     split: str
     arm: str
     target: Target | None
     card: Card | None
+    """Our score card; None if it was not run, or is not finished."""
     reached: Reached
     why: str
     calls: float = 0.0
@@ -95,27 +89,24 @@ class RowOutcome:
 
 @dataclass(frozen=True)
 class Reproduced:
-    """Content of the report on a reproduction.
-
-    Attributes:
-        rows: Published rows and ours, by table; then runs of ours alone.
-        full: Runs of the full court with the largest model, by benchmark.
-        rounds: Rounds by side and gold label of these: figure 5.
-        chain: Run and meme of figure 4; None if there was no examination.
-        asked: Runs with the stance from the start and at the summary: figure 3; None if either is missing.
-        finished: True if every run that is planned or was begun is finished.
-        leaks: Lead of the full court with leaks over that without, of the largest model; None where either is missing.
-    """
+    """Content of the report on a reproduction."""
 
     plan: Reproduction
     rows: tuple[RowOutcome, ...]
+    """Published rows and ours, by table; then runs of ours alone."""
     claims: tuple[Claim, ...]
     full: Mapping[str, Results]
+    """Runs of the full court with the largest model, by benchmark."""
     rounds: Mapping[str, tuple[Rounds, ...]]
+    """Rounds by side and gold label of these: figure 5."""
     chain: tuple[Results, str] | None
+    """Run and meme of figure 4; None if there was no examination."""
     asked: tuple[Results, Results] | None
+    """Runs with the stance from the start and at the summary: figure 3; None if either is missing."""
     finished: bool
+    """True if every run that is planned or was begun is finished."""
     leaks: ClaimPart | None = None
+    """Lead of the full court with leaks over that without, of the largest model; None where either is missing."""
 
 
 def outcome_of(plan: Reproduction, *, balanced: bool = False) -> Reproduced:

@@ -41,44 +41,35 @@ class ClaimVerdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ClaimPart:
-    """One measurement of a claim.
-
-    Attributes:
-        p: Its p-value; None if only the interval is used.
-    """
+    """One measurement of a claim."""
 
     what: str
     figure: Figure
     p: float | None
+    """Its p-value; None if only the interval is used."""
     verdict: ClaimVerdict
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A claim and its outcome.
-
-    Attributes:
-        why: Reason why it was not tested, or a remark; empty for none.
-    """
+    """A claim and its outcome."""
 
     id: str
     claim: str
     verdict: ClaimVerdict
     parts: tuple[ClaimPart, ...] = ()
     why: str = ""
+    """Reason why it was not tested, or a remark; empty for none."""
 
 
 @dataclass(frozen=True)
 class JudgedArms:
-    """Runs on the benchmark that the claims are about.
-
-    Attributes:
-        arms: Runs of the largest model by arm.
-        sizes: Runs of the full court by size, the smallest first.
-    """
+    """Runs on the benchmark that the claims are about."""
 
     arms: Mapping[str, Results]
+    """Runs of the largest model by arm."""
     sizes: Mapping[str, Results]
+    """Runs of the full court by size, the smallest first."""
     protocol: Protocol
     seed: int = 0
     resamples: int = RESAMPLES

@@ -41,42 +41,33 @@ WITH_LEAKS = "with-leaks"
 
 @dataclass(frozen=True)
 class Served:
-    """Servers of a stage's model.
-
-    Attributes:
-        url: Comma-separated addresses.
-        api_key: Key of servers that were started for the stage; None to use the key in the settings.
-    """
+    """Servers of a stage's model."""
 
     url: str
+    """Comma-separated addresses."""
     model: str
     api_key: SecretStr | None = None
+    """Key of servers that were started for the stage; None to use the key in the settings."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """All runs with one model.
-
-    Attributes:
-        runs: Names of arms by benchmark, the full court first.
-    """
+    """All runs with one model."""
 
     size: str
     model: str
     runs: Mapping[str, tuple[str, ...]]
+    """Names of arms by benchmark, the full court first."""
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A split that a paper's figures are compared on.
-
-    Attributes:
-        plan: Plan of the full court on it, without a model.
-    """
+    """A split that a paper's figures are compared on."""
 
     name: str
     data: str
     plan: Plan
+    """Plan of the full court on it, without a model."""
 
     def judged(self) -> tuple[JudgedMeme, ...]:
         """Memes that a run judges. Raises BadRequest if the split can't be read."""
@@ -188,36 +179,30 @@ def stages_of(
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run of a plan.
-
-    Attributes:
-        fewest: Smallest number of calls without stored replies; calls shared with ``full`` are counted there.
-        most: Largest number of calls, if every examination has its maximal length.
-    """
+    """A run of a plan."""
 
     stage: Stage
     benchmark: Benchmark
     arm: str
     memes: int
     fewest: int
+    """Smallest number of calls without stored replies; calls shared with ``full`` are counted there."""
     most: int
+    """Largest number of calls, if every examination has its maximal length."""
     judged: int
     finished: bool
 
 
 @dataclass(frozen=True)
 class Reproduction:
-    """Plan of a reproduction.
-
-    Attributes:
-        benchmarks: Benchmarks with data; the claims are about the first.
-    """
+    """Plan of a reproduction."""
 
     out: Path
     paper: Paper
     mode: Literal["as-published", "as-served"]
     preset_digest: str
     benchmarks: tuple[Benchmark, ...]
+    """Benchmarks with data; the claims are about the first."""
     stages: tuple[Stage, ...]
 
     @property

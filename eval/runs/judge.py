@@ -153,14 +153,10 @@ def train_source(plan: Plan, split: str) -> Source:
 
 @dataclass(slots=True)
 class RunningScore(RunningTotals):
-    """Running totals of a run.
-
-    Attributes:
-        protocol: Protocol under which verdicts are scored; memes that it drops are skipped. None if another question is
-            asked.
-    """
+    """Running totals of a run."""
 
     protocol: Protocol | None = None
+    """Protocol under which verdicts are scored; memes that it drops are skipped. None if another question is asked."""
     labelled: int = 0
     decided: int = 0
     right: int = 0

@@ -68,12 +68,7 @@ class _Prepared(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A library checked for leaks against the judged memes.
-
-    Attributes:
-        templates: Template of each judged meme that shares one with another judged meme, by id; empty if templates are
-            not separated.
-    """
+    """A library checked for leaks against the judged memes."""
 
     library: Library
     excluded: tuple[Excluded, ...]
@@ -81,6 +76,8 @@ class Prepared:
     notes: tuple[str, ...] = ()
     dropped_labels: tuple[str, ...] = ()
     templates: Mapping[str, str] = field(default_factory=dict)
+    """Template of each judged meme that shares one with another judged meme, by id; empty if templates are not
+    separated."""
 
     @property
     def counts(self) -> dict[str, int]:

@@ -153,12 +153,7 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """All predictions on a split, or on the sample that a run was limited to.
-
-    Attributes:
-        answered_question: Question that external predictions answer; None if they are verdicts or a manifest names it.
-        card: Card of the data set of external predictions; None if the data set's id identifies it.
-    """
+    """All predictions on a split, or on the sample that a run was limited to."""
 
     name: str
     dataset: str
@@ -168,7 +163,9 @@ class Results:
     manifest: RunManifest | None = None
     root: Path | None = None
     answered_question: Question | None = None
+    """Question that external predictions answer; None if they are verdicts or a manifest names it."""
     card: DatasetCard | None = None
+    """Card of the data set of external predictions; None if the data set's id identifies it."""
 
     @property
     def finished(self) -> bool:

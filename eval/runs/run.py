@@ -217,14 +217,11 @@ def _blind_roles(question: Question | None) -> tuple[RoleName, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
-    """Outcome of comparing the precedents with the judged memes.
-
-    Attributes:
-        templates: Templates that judged memes share, as in :attr:`eval.runs.precedents.Prepared.templates`.
-    """
+    """Outcome of comparing the precedents with the judged memes."""
 
     nearness: Mapping[str, JsonValue] = field(default_factory=dict)
     templates: Mapping[str, str] = field(default_factory=dict)
+    """Templates that judged memes share, as in :attr:`eval.runs.precedents.Prepared.templates`."""
 
 
 async def _prepare(plan: Plan, folder: RunFolder, material: Material, progress: Progress) -> _Checked:

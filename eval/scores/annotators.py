@@ -143,24 +143,21 @@ class AnnotatorVote:
 
 @dataclass(frozen=True, slots=True)
 class AnnotatorAgreement:
-    """Agreement of annotators.
-
-    Attributes:
-        paired: Number of memes with two votes or more; all figures but the counts are computed over these.
-        votes: Number of votes; an annotator's later vote on a meme replaces the earlier one.
-        ceiling: Share of votes that match the majority of the other votes on the meme, ignoring ties: an annotator's
-            accuracy against the others, which is the most that a system can be expected to reach.
-    """
+    """Agreement of annotators."""
 
     memes: int
     paired: int
+    """Number of memes with two votes or more; all figures but the counts are computed over these."""
     annotators: int
     votes: int
+    """Number of votes; an annotator's later vote on a meme replaces the earlier one."""
     labels: Mapping[str, int]
     alpha: Figure | None
     pairs: Figure | None
     unanimous: Figure | None
     ceiling: Figure | None
+    """Share of votes that match the majority of the other votes on the meme, ignoring ties: an annotator's accuracy
+    against the others, which is the most that a system can be expected to reach."""
 
 
 def card_votes(results: Results) -> list[AnnotatorVote]:
@@ -274,22 +271,18 @@ def harm_shares(soft: Mapping[str, Mapping[str, float]], harmful: Collection[str
 
 @dataclass(frozen=True, slots=True)
 class SoftScores:
-    """Predictions compared with the shares of annotators who found each meme harmful.
-
-    Attributes:
-        cross_entropy: Mean cross-entropy of score and share in nats, lowest if the score equals the share; None if no
-            meme has a score.
-        unanimous: Strict accuracy on memes on which all annotators agree, with their label as gold; None if there are
-            none.
-        contested: Strict accuracy on the other memes, with the majority's label as gold; ties are in neither figure.
-    """
+    """Predictions compared with the shares of annotators who found each meme harmful."""
 
     scored: int
     brier: Figure | None
     cross_entropy: Figure | None
+    """Mean cross-entropy of score and share in nats, lowest if the score equals the share; None if no meme has a
+    score."""
     least_entropy: float | None
     unanimous: Figure | None
+    """Strict accuracy on memes on which all annotators agree, with their label as gold; None if there are none."""
     contested: Figure | None
+    """Strict accuracy on the other memes, with the majority's label as gold; ties are in neither figure."""
     even: int
     without_votes: int
 

@@ -82,15 +82,12 @@ def difference_of(
 
 @dataclass(frozen=True, slots=True)
 class RepeatedFigure:
-    """A figure over all repeats.
-
-    Attributes:
-        sd: Standard deviation with n − 1 degrees of freedom; None with fewer than two values.
-    """
+    """A figure over all repeats."""
 
     values: tuple[float | None, ...]
     mean: float | None
     sd: float | None
+    """Standard deviation with n − 1 degrees of freedom; None with fewer than two values."""
 
 
 def repeated(values: Sequence[float | None]) -> RepeatedFigure:
@@ -110,17 +107,14 @@ _AT_ONCE = 1 << 21
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A figure with its bootstrap interval.
-
-    Attributes:
-        low: 2.5th percentile over the resamples; the exact lower bound for a share on which all resamples agree, and
-            for other figures at 0 or 1.
-        high: 97.5th percentile over the resamples, or the exact upper bound in the same cases.
-    """
+    """A figure with its bootstrap interval."""
 
     value: float
     low: float
+    """2.5th percentile over the resamples; the exact lower bound for a share on which all resamples agree, and for
+    other figures at 0 or 1."""
     high: float
+    """97.5th percentile over the resamples, or the exact upper bound in the same cases."""
 
 
 def draws_among(memes: NDArray[np.bool_], groups: Ints | None) -> int:

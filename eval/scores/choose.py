@@ -25,17 +25,14 @@ from eval.scores.task_card import arrays_of, metrics_of, question_of
 
 @dataclass(frozen=True, slots=True)
 class RankedSystem:
-    """One of several systems on the same memes.
-
-    Attributes:
-        behind: Lead of the best over it, by paired bootstrap; 0 for the best itself.
-        differing: Number of independent draws (memes, or groups of them) on which it differs from the best.
-    """
+    """One of several systems on the same memes."""
 
     number: int
     value: Figure
     behind: Figure
+    """Lead of the best over it, by paired bootstrap; 0 for the best itself."""
     differing: int
+    """Number of independent draws (memes, or groups of them) on which it differs from the best."""
     run: str = ""
 
     @property
@@ -46,18 +43,14 @@ class RankedSystem:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Ways of asking, best first.
-
-    Attributes:
-        metric: Metric by which they are ordered: the official one, in its strict form if a way has no value for some
-            memes.
-        ways: Ways of asking, best first, ties in the order of the runs.
-        flattered_by: Selection bias: how much the best one's value is inflated by being picked as the best.
-    """
+    """Ways of asking, best first."""
 
     metric: str
+    """Metric by which they are ordered: the official one, in its strict form if a way has no value for some memes."""
     ways: tuple[RankedSystem, ...]
+    """Ways of asking, best first, ties in the order of the runs."""
     flattered_by: float
+    """Selection bias: how much the best one's value is inflated by being picked as the best."""
 
     @property
     def expected(self) -> float:

@@ -40,37 +40,33 @@ class ChangedAnswer:
 
 @dataclass(frozen=True, slots=True)
 class TaskComparison:
-    """A and B on the memes that both were asked about; a meme without an answer is wrong.
-
-    Attributes:
-        groups: Number of groups that the bootstrap drew; 0 if it drew memes.
-        only_one: Number of memes that only one of the two was asked about; not compared.
-        official: Metric that the data set's authors rank by; its strict form if one of the two has no value for some
-            memes.
-        differences: A minus B by metric over all ``n``, with a 95 % interval by paired bootstrap. Metrics that one of
-            the two has for some memes only are compared in their strict form.
-        only_a_right: Number of memes on which only A's answer equals gold.
-        only_b_right: Number of memes on which only B's answer equals gold.
-        mcnemar_p: Two-sided p-value of the exact McNemar test on these.
-        changed: Every meme on which their answers differ, in the order of A.
-        differing: Number of independent draws (memes, or groups) on which they differ in labels or probabilities.
-    """
+    """A and B on the memes that both were asked about; a meme without an answer is wrong."""
 
     task: str
     name_a: str
     name_b: str
     n: int
     groups: int
+    """Number of groups that the bootstrap drew; 0 if it drew memes."""
     only_one: int
+    """Number of memes that only one of the two was asked about; not compared."""
     official: str
+    """Metric that the data set's authors rank by; its strict form if one of the two has no value for some memes."""
     a: Mapping[str, float | None]
     b: Mapping[str, float | None]
     differences: Mapping[str, Figure]
+    """A minus B by metric over all ``n``, with a 95 % interval by paired bootstrap. Metrics that one of the two has for
+    some memes only are compared in their strict form."""
     only_a_right: int
+    """Number of memes on which only A's answer equals gold."""
     only_b_right: int
+    """Number of memes on which only B's answer equals gold."""
     mcnemar_p: float
+    """Two-sided p-value of the exact McNemar test on these."""
     changed: tuple[ChangedAnswer, ...]
+    """Every meme on which their answers differ, in the order of A."""
     differing: int
+    """Number of independent draws (memes, or groups) on which they differ in labels or probabilities."""
 
     @property
     def better(self) -> str:
@@ -202,15 +198,7 @@ class Flip:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A and B on the memes that both were asked about. A missing class counts as wrong, as in the strict figures.
-
-    Attributes:
-        difference_accuracy: A minus B, with a 95 % interval by paired bootstrap over memes.
-        needed: Smallest difference in accuracy, as a share, that would be significant with the same number of memes
-            that only one of the two gets right; more than 1 if the memes are too few for any difference to be.
-        flipped: Every meme on which the outcomes of A and B differ, in the order of A.
-        groups: Number of groups that the bootstrap drew, if the data set's card names groups; 0 if it drew memes.
-    """
+    """A and B on the memes that both were asked about. A missing class counts as wrong, as in the strict figures."""
 
     protocol: Protocol
     name_a: str
@@ -229,11 +217,16 @@ class Comparison:
     macro_f1_a: float
     macro_f1_b: float
     difference_accuracy: Figure
+    """A minus B, with a 95 % interval by paired bootstrap over memes."""
     difference_macro_f1: Figure
     mcnemar_p: float
     needed: float
+    """Smallest difference in accuracy, as a share, that would be significant with the same number of memes that only
+    one of the two gets right; more than 1 if the memes are too few for any difference to be."""
     flipped: tuple[Flip, ...]
+    """Every meme on which the outcomes of A and B differ, in the order of A."""
     groups: int = 0
+    """Number of groups that the bootstrap drew, if the data set's card names groups; 0 if it drew memes."""
 
     @property
     def sure(self) -> bool:

@@ -16,40 +16,34 @@ from eval.synthetic.functional import FunctionalCase
 
 @dataclass(frozen=True, slots=True)
 class FunctionalityScore:
-    """Figures of one functionality.
-
-    Attributes:
-        passed: Share of cases that were given that label, with Wilson's 95 % interval.
-        silent: Number of cases that were given no class; they count as failed.
-    """
+    """Figures of one functionality."""
 
     id: str
     harmful: bool
     n: int
     passed: Figure
+    """Share of cases that were given that label, with Wilson's 95 % interval."""
     silent: int
+    """Number of cases that were given no class; they count as failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionalScores:
-    """Figures of a system on the functional tests.
-
-    Attributes:
-        passed: Share of all cases that passed. It hides large differences between the functionalities.
-        sets_passed: Share of contrast sets of which all four memes passed; None if there are none.
-        by_picture: Share of pairs with the same text on two pictures and different labels of which both passed: only
-            the picture tells them apart. None if there are none.
-        by_text: Share of pairs with different texts on the same picture and different labels of which both passed.
-    """
+    """Figures of a system on the functional tests."""
 
     n: int
     passed: Figure
+    """Share of all cases that passed. It hides large differences between the functionalities."""
     always_harmful: float
     functionalities: tuple[FunctionalityScore, ...]
     sets: int
     sets_passed: Figure | None
+    """Share of contrast sets of which all four memes passed; None if there are none."""
     by_picture: Figure | None
+    """Share of pairs with the same text on two pictures and different labels of which both passed: only the picture
+    tells them apart. None if there are none."""
     by_text: Figure | None
+    """Share of pairs with different texts on the same picture and different labels of which both passed."""
 
 
 def functional_scores(cases: Sequence[FunctionalCase], results: Results) -> FunctionalScores:

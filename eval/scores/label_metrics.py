@@ -156,22 +156,19 @@ PER_LABEL = ("f1", "precision", "recall", "auroc", "auroc-strict", "binary-accur
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TaskArrays:
-    """Gold labels and answers of a task, with a row per meme and a column per label, in the card's order.
-
-    Attributes:
-        gold: Boolean of shape (memes, labels).
-        predicted: Boolean of shape (memes, labels); all False if there is no answer.
-        answered: Boolean of shape (memes,).
-        scores: float64 of shape (memes, labels), probabilities of the labels; NaN if there are none.
-        votes: int64 of shape (memes, labels), number of annotators who gave each label; None if unknown.
-    """
+    """Gold labels and answers of a task, with a row per meme and a column per label, in the card's order."""
 
     labels: tuple[str, ...]
     gold: Bools
+    """Boolean of shape (memes, labels)."""
     predicted: Bools
+    """Boolean of shape (memes, labels); all False if there is no answer."""
     answered: Bools
+    """Boolean of shape (memes,)."""
     scores: Floats
+    """float64 of shape (memes, labels), probabilities of the labels; NaN if there are none."""
     votes: NDArray[np.int64] | None = None
+    """int64 of shape (memes, labels), number of annotators who gave each label; None if unknown."""
 
     def replaced(self, predicted: Bools) -> TaskArrays:
         """Returns the same memes with other answers: every meme is answered, and none has scores."""

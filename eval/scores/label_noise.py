@@ -25,15 +25,12 @@ TOO_FEW = "TOO_FEW_TO_SAY"
 
 @dataclass(frozen=True, slots=True)
 class NoisyLabel:
-    """A label that is likely wrong.
-
-    Attributes:
-        probability: Probability of harm, from a system that has not seen the label.
-    """
+    """A label that is likely wrong."""
 
     id: str
     harmful: bool
     probability: float
+    """Probability of harm, from a system that has not seen the label."""
 
     @property
     def support(self) -> float:
@@ -43,19 +40,16 @@ class NoisyLabel:
 
 @dataclass(frozen=True, slots=True)
 class LabelNoise:
-    """Labels that are likely wrong, and the estimated share of them.
-
-    Attributes:
-        noisy: Labels that are likely wrong, the least supported first.
-        harmful_wrong: Estimated share of the memes labelled harmful that are not.
-        benign_wrong: Estimated share of the memes labelled not harmful that are harmful.
-    """
+    """Labels that are likely wrong, and the estimated share of them."""
 
     n: int
     without: int
     noisy: tuple[NoisyLabel, ...]
+    """Labels that are likely wrong, the least supported first."""
     harmful_wrong: float
+    """Estimated share of the memes labelled harmful that are not."""
     benign_wrong: float
+    """Estimated share of the memes labelled not harmful that are harmful."""
 
 
 def find_label_noise(memes: Sequence[tuple[str, bool, float | None]]) -> LabelNoise:
@@ -106,14 +100,11 @@ def find_label_noise(memes: Sequence[tuple[str, bool, float | None]]) -> LabelNo
 
 @dataclass(frozen=True, slots=True)
 class TaskNoise:
-    """Labels of a task that are likely wrong.
-
-    Attributes:
-        by_label: Label noise by label, where having the label takes the place of being harmful.
-    """
+    """Labels of a task that are likely wrong."""
 
     task: str
     by_label: Mapping[str, LabelNoise]
+    """Label noise by label, where having the label takes the place of being harmful."""
     too_few: tuple[str, ...]
 
 

@@ -30,16 +30,13 @@ BINS = 10
 
 @dataclass(frozen=True, slots=True)
 class ClassScores:
-    """Scores of one class.
-
-    Attributes:
-        f1: Harmonic mean of both; 0 if the class is neither present nor predicted, as in scikit-learn.
-    """
+    """Scores of one class."""
 
     name: str
     precision: Figure | None
     recall: Figure | None
     f1: Figure
+    """Harmonic mean of both; 0 if the class is neither present nor predicted, as in scikit-learn."""
     support: int
 
 
@@ -69,53 +66,49 @@ Confusion = tuple[tuple[int, int, int, int], tuple[int, int, int, int]]
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """All figures of one set of predictions under one protocol.
-
-    Attributes:
-        dropped: Number of memes that the protocol excludes; not in ``n``.
-        coverage: Share of the ``n`` memes that were given a class.
-        decided: Rates over the memes that were given a class; None if there are none.
-        strict: Rates over all ``n``. A meme without a class is wrong: never a hit, a miss of its gold class, and not
-            a prediction of the other, so that it lowers accuracy, recall and F1 but not precision.
-        confusion: Counts, gold (not harmful, harmful) x outcomes (:data:`OUTCOMES`).
-        scored: Number of memes with a score, which memes without a class may have too.
-        auroc: Area under the ROC curve over ``scored``; None unless these include both classes.
-        brier: Mean squared difference of score and gold over ``scored``; None if there are none.
-        calibration: Calibration of ``scored``, in rising order of score, in at most :data:`BINS` bins with nearly equal
-            numbers of memes.
-        mmae: Macro-averaged mean absolute error over ``levelled``, in levels; None if there are none.
-        auroc_strict: AUROC over all ``n``: a meme without a score is ranked wrongly against every meme of the other
-            class, as a meme without a class is wrong in ``strict``. None if no meme has a score, or all are of one
-            class.
-        groups: Number of groups that the bootstrap drew, if the data set's card names groups; 0 if it drew memes.
-    """
+    """All figures of one set of predictions under one protocol."""
 
     protocol: Protocol
     n: int
     harmful: int
     benign: int
     dropped: int
+    """Number of memes that the protocol excludes; not in ``n``."""
     undecided: int
     failed: int
     coverage: Figure
+    """Share of the ``n`` memes that were given a class."""
     majority: float
     majority_macro_f1: float
     decided: Rates | None
+    """Rates over the memes that were given a class; None if there are none."""
     strict: Rates
+    """Rates over all ``n``. A meme without a class is wrong: never a hit, a miss of its gold class, and not a
+    prediction of the other, so that it lowers accuracy, recall and F1 but not precision."""
     confusion: Confusion
+    """Counts, gold (not harmful, harmful) x outcomes (:data:`OUTCOMES`)."""
     scored: int
+    """Number of memes with a score, which memes without a class may have too."""
     auroc: Figure | None
+    """Area under the ROC curve over ``scored``; None unless these include both classes."""
     brier: Figure | None
+    """Mean squared difference of score and gold over ``scored``; None if there are none."""
     calibration: tuple[Bin, ...]
+    """Calibration of ``scored``, in rising order of score, in at most :data:`BINS` bins with nearly equal numbers of
+    memes."""
     ece: float | None
     levelled: int
     mmae: Figure | None
+    """Macro-averaged mean absolute error over ``levelled``, in levels; None if there are none."""
     voted: int
     vote: Rates | None
     scored_decided: int
     auroc_decided: Figure | None
     auroc_strict: Figure | None
+    """AUROC over all ``n``: a meme without a score is ranked wrongly against every meme of the other class, as a meme
+    without a class is wrong in ``strict``. None if no meme has a score, or all are of one class."""
     groups: int = 0
+    """Number of groups that the bootstrap drew, if the data set's card names groups; 0 if it drew memes."""
 
 
 def group_numbers_of(judged: Sequence[Judged]) -> NDArray[np.int64] | None:

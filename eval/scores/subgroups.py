@@ -35,19 +35,16 @@ AXES = ("label", "language", "script", "split", "target", "group")
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A share of a group's memes beside the same share of all others.
-
-    Attributes:
-        n: Denominator of the share: number of memes of the group that it is over.
-        figure: The share, with Wilson's 95 % interval; None if ``n`` is 0.
-        p: Two-sided p-value of Fisher's exact test of the two shares; None if either is missing, or no meme differs.
-    """
+    """A share of a group's memes beside the same share of all others."""
 
     n: int
+    """Denominator of the share: number of memes of the group that it is over."""
     count: int
     figure: Figure | None
+    """The share, with Wilson's 95 % interval; None if ``n`` is 0."""
     rest: float | None
     p: float | None = None
+    """Two-sided p-value of Fisher's exact test of the two shares; None if either is missing, or no meme differs."""
     corrected: float | None = None
 
     @property
@@ -58,18 +55,15 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Subgroup:
-    """Figures of one group. A meme without a class, or without an answer, counts as wrong.
-
-    Attributes:
-        harmful: Number of memes whose gold label is harmful or, in the table of a task's label, that have the label.
-        false_alarms: Share of the memes that are not harmful that were called harmful.
-    """
+    """Figures of one group. A meme without a class, or without an answer, counts as wrong."""
 
     name: str
     n: int
     harmful: int
+    """Number of memes whose gold label is harmful or, in the table of a task's label, that have the label."""
     accuracy: Share
     false_alarms: Share
+    """Share of the memes that are not harmful that were called harmful."""
     misses: Share
     silent: Share
 
@@ -83,22 +77,19 @@ _NO_SHARE = Share(0, 0, None, None)
 
 @dataclass(frozen=True, slots=True)
 class SubgroupTable:
-    """Figures of all groups.
-
-    Attributes:
-        protocol: Protocol by which gold labels became two classes; None if the run asked a question.
-        groups: Groups, the largest first; a meme may be in several.
-        tests: Number of tests on the run, over which p-values are corrected.
-        label: Label whose memes take the place of the harmful ones; empty in the table of whole answers, in which all
-            memes do, and in tables of verdicts.
-    """
+    """Figures of all groups."""
 
     protocol: Protocol | None
+    """Protocol by which gold labels became two classes; None if the run asked a question."""
     n: int
     groups: tuple[Subgroup, ...]
+    """Groups, the largest first; a meme may be in several."""
     tests: int
+    """Number of tests on the run, over which p-values are corrected."""
     task: str = ""
     label: str = ""
+    """Label whose memes take the place of the harmful ones; empty in the table of whole answers, in which all memes do,
+    and in tables of verdicts."""
     shares: tuple[str, ...] = SHARES
 
 

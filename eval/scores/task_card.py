@@ -47,63 +47,57 @@ SCORED = ("auroc", "micro-auroc", "brier")
 
 @dataclass(frozen=True, slots=True)
 class LabelFigures:
-    """Figures of one label.
-
-    Attributes:
-        said: Number of memes that were given the label.
-        precision: Share of hits among the memes that were given the label; None if there are none.
-        recall: Share of hits among the memes that have the label; None if there are none.
-        f1: Harmonic mean of both; 0 if the label is neither present nor predicted.
-        accuracy: Share of the memes on which the label was correctly given or denied.
-        macro_f1: Mean of the F1 of yes and of no.
-        auroc: Area under the ROC curve of the label's probabilities, over the memes with some; None without them.
-        auroc_strict: The same over all memes: one without a probability is ranked wrongly against every other.
-        baseline_accuracy: Accuracy of always answering no.
-        baseline_macro_f1: Macro-F1 of always answering no.
-    """
+    """Figures of one label."""
 
     label: str
     gold: int
     said: int
+    """Number of memes that were given the label."""
     prevalence: float
     precision: Figure | None
+    """Share of hits among the memes that were given the label; None if there are none."""
     recall: Figure | None
+    """Share of hits among the memes that have the label; None if there are none."""
     f1: Figure
+    """Harmonic mean of both; 0 if the label is neither present nor predicted."""
     accuracy: Figure
+    """Share of the memes on which the label was correctly given or denied."""
     macro_f1: Figure
+    """Mean of the F1 of yes and of no."""
     auroc: Figure | None
+    """Area under the ROC curve of the label's probabilities, over the memes with some; None without them."""
     auroc_strict: Figure | None
+    """The same over all memes: one without a probability is ranked wrongly against every other."""
     baseline_accuracy: float
+    """Accuracy of always answering no."""
     baseline_macro_f1: float
+    """Macro-F1 of always answering no."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskCard:
-    """All figures of one set of answers.
-
-    Attributes:
-        groups: Number of groups that the bootstrap drew; 0 if it drew memes.
-        unanswered: Number of memes without an answer, which count as wrong.
-        failed: Number of these that failed instead of being left open.
-        figures: Figures by metric, the official one first; None if undefined.
-        over: Number of memes behind each figure: fewer than ``n`` for metrics of probabilities and of steps if memes
-            have none. Their strict forms are over all.
-        labels: Figures of each label, in the card's order.
-        by_order: Values of the metrics for each order of the options, if the question was asked with several.
-    """
+    """All figures of one set of answers."""
 
     question: Question
     n: int
     groups: int
+    """Number of groups that the bootstrap drew; 0 if it drew memes."""
     unanswered: int
+    """Number of memes without an answer, which count as wrong."""
     failed: int
+    """Number of these that failed instead of being left open."""
     scored: int
     figures: Mapping[str, Figure | None]
+    """Figures by metric, the official one first; None if undefined."""
     over: Mapping[str, int]
+    """Number of memes behind each figure: fewer than ``n`` for metrics of probabilities and of steps if memes have
+    none. Their strict forms are over all."""
     baseline: Mapping[str, float | None]
     baseline_words: str
     labels: tuple[LabelFigures, ...]
+    """Figures of each label, in the card's order."""
     by_order: tuple[Mapping[str, float | None], ...]
+    """Values of the metrics for each order of the options, if the question was asked with several."""
 
     @property
     def official(self) -> str:

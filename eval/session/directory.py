@@ -191,19 +191,16 @@ B = TypeVar("B", bound=BaseModel)
 
 
 class SessionFolder(Generic[M]):
-    """A directory that holds, or will hold, a session.
-
-    Attributes:
-        what: Name of its content, such as ``arena``, for errors.
-        changes: Fields of the manifest that may differ when it is resumed.
-    """
+    """A directory that holds, or will hold, a session."""
 
     what: ClassVar[str]
+    """Name of its content, such as ``arena``, for errors."""
     manifest_type: ClassVar[type[Any]]
     manifest_file: ClassVar[str] = MANIFEST
     missing: ClassVar[str] = "RUN_MISSING"
     unreadable: ClassVar[str] = "RUN_UNREADABLE"
     changes: ClassVar[Collection[str]] = ()
+    """Fields of the manifest that may differ when it is resumed."""
 
     def __init__(self, root: Path) -> None:
         self.root = root

@@ -54,30 +54,24 @@ class Later(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Tried(Generic[R, S]):
-    """One attempt at an item.
-
-    Attributes:
-        passing: True if the failure may be temporary.
-        state: State from which the next attempt continues.
-        retry_after: Pause that a server asked for, in seconds.
-    """
+    """One attempt at an item."""
 
     result: R
     passing: bool = False
+    """True if the failure may be temporary."""
     reason: str = ""
     state: S | None = None
+    """State from which the next attempt continues."""
     retry_after: float = 0.0
+    """Pause that a server asked for, in seconds."""
 
 
 @dataclass(slots=True)
 class Patience:
-    """Retry budget for busy or unreachable servers, shared by all items of a session.
-
-    Attributes:
-        seconds: Longest wait for an item, counted from its first failure or from the last answer to any item.
-    """
+    """Retry budget for busy or unreachable servers, shared by all items of a session."""
 
     seconds: float
+    """Longest wait for an item, counted from its first failure or from the last answer to any item."""
     _answered: float = -math.inf
 
     def answered(self) -> None:

@@ -19,14 +19,11 @@ _EVERY_S = 30.0
 
 @dataclass(slots=True)
 class RunningTotals:
-    """Running totals of the items of a session; a kind of session may add figures to its words.
-
-    Attributes:
-        before: Number of ``done`` that existed when this process started.
-    """
+    """Running totals of the items of a session; a kind of session may add figures to its words."""
 
     total: int
     before: int = 0
+    """Number of ``done`` that existed when this process started."""
     done: int = 0
     began: float = field(default_factory=time.monotonic)
 

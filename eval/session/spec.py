@@ -23,17 +23,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """Option that sets a field.
-
-    Attributes:
-        flag: Name of the option, if it is not that of the field.
-        exists: True for a path of a file that has to exist.
-    """
+    """Option that sets a field."""
 
     help: str
     flag: str = ""
+    """Name of the option, if it is not that of the field."""
     metavar: str | None = None
     exists: bool = False
+    """True for a path of a file that has to exist."""
 
 
 def spec_options(

@@ -32,14 +32,11 @@ PICTURE_MISSING = "PICTURE_MISSING"
 
 @dataclass(frozen=True, slots=True)
 class MemeItem:
-    """A meme to solve.
-
-    Attributes:
-        picture: Reads its picture's file on demand; returns None if there is no such file.
-    """
+    """A meme to solve."""
 
     meme: JudgedMeme
     picture: Callable[[], Awaitable[bytes | None]]
+    """Reads its picture's file on demand; returns None if there is no such file."""
 
     async def image(self) -> bytes:
         """Reads its picture's file. Raises BadInput if it is missing or empty."""
@@ -73,30 +70,24 @@ class Solver(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DecodedMeme:
-    """A meme with its decoded picture.
-
-    Attributes:
-        frames: Frames of its picture; empty without a picture.
-    """
+    """A meme with its decoded picture."""
 
     meme: JudgedMeme
     frames: tuple[Frame, ...] = ()
+    """Frames of its picture; empty without a picture."""
     pixels_sha256: str = ""
     bytes_sha256: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredCourt:
-    """The court of a run, whose models are called through the call cache.
-
-    Attributes:
-        calls: Call cache; None if no model is called.
-        server: Name of the model servers in the call cache; their addresses if empty.
-    """
+    """The court of a run, whose models are called through the call cache."""
 
     executor: TrialExecutor
     calls: CallCache | None
+    """Call cache; None if no model is called."""
     server: str = ""
+    """Name of the model servers in the call cache; their addresses if empty."""
     seed: int = 0
 
     def fence_mark(self, meme: str, bytes_sha256: str) -> str:

@@ -75,15 +75,12 @@ def settings_of_comparator(comparator: Comparator) -> dict[str, JsonValue]:
 
 @dataclass(frozen=True, slots=True)
 class ComparatorSolver:
-    """Asks a comparator about the memes of one run.
-
-    Attributes:
-        budgets: Tokens that may be spent on each meme, input plus output, by its id; for :attr:`Comparator.SAMPLES`.
-    """
+    """Asks a comparator about the memes of one run."""
 
     stored: StoredCourt
     comparator: Comparator
     budgets: Mapping[str, int] = field(default_factory=dict)
+    """Tokens that may be spent on each meme, input plus output, by its id; for :attr:`Comparator.SAMPLES`."""
 
     async def solve(self, item: MemeItem, record: TrialRecord | None) -> Tried[Prediction, TrialRecord]:
         """Asks about a meme; see :class:`eval.solvers.calls.Solver`."""

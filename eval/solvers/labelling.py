@@ -57,16 +57,13 @@ class LabelClassifier(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RulingSolver:
-    """Tries the memes of one run, and asks the Judge of each trial with a verdict a question.
-
-    Attributes:
-        classifier: Embedded classifier whose votes the Judge is shown; None to show none.
-    """
+    """Tries the memes of one run, and asks the Judge of each trial with a verdict a question."""
 
     trial: TrialSolver
     question: Question
     examples: Mapping[str, JudgedMeme] = field(default_factory=dict)
     classifier: LabelClassifier | None = None
+    """Embedded classifier whose votes the Judge is shown; None to show none."""
 
     async def solve(self, item: MemeItem, record: TrialRecord | None) -> Tried[Prediction, TrialRecord]:
         """Tries a meme and asks the question; see :class:`eval.solvers.calls.Solver`."""
@@ -163,17 +160,14 @@ class _AnyLabels(Reply):
 
 @dataclass(frozen=True, slots=True)
 class QuestionSolver:
-    """Answers a question about the memes of one run.
-
-    Attributes:
-        examples: Labelled memes of the train split, by id; empty if none are needed.
-        classifier: Embedded classifier that answers; None if a model does.
-    """
+    """Answers a question about the memes of one run."""
 
     stored: StoredCourt
     question: Question
     examples: Mapping[str, JudgedMeme] = field(default_factory=dict)
+    """Labelled memes of the train split, by id; empty if none are needed."""
     classifier: LabelClassifier | None = None
+    """Embedded classifier that answers; None if a model does."""
 
     async def solve(self, item: MemeItem, record: TrialRecord | None) -> Tried[Prediction, TrialRecord]:
         """Answers about a meme; see :class:`eval.solvers.calls.Solver`."""

@@ -204,13 +204,11 @@ class TranslatedSolver:
 
     A meme already known to be in English is tried unchanged. The translation counts towards the meme's cost, unless the
     prediction was lost and is rebuilt from the docket: a record only holds the trial's own calls.
-
-    Attributes:
-        source_language: Original language of the texts, as :func:`eval.datasets.language.language_of_meme` takes it.
     """
 
     trial: TrialSolver
     source_language: str = ""
+    """Original language of the texts, as :func:`eval.datasets.language.language_of_meme` takes it."""
 
     async def solve(self, item: MemeItem, record: TrialRecord | None) -> Tried[Prediction, TrialRecord]:
         """Translates a meme's text and tries it; see :class:`eval.solvers.calls.Solver`."""
@@ -273,19 +271,16 @@ def request_id(dataset: str, meme: JudgedMeme) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TrialSolver:
-    """Tries the memes of one run.
-
-    Attributes:
-        retry_failed: True to retry trials that failed for an infrastructure reason, or timed out, in an earlier run.
-        language: Language stated for each text, as :func:`eval.datasets.language.language_of_meme` takes it.
-    """
+    """Tries the memes of one run."""
 
     stored: StoredCourt
     dataset: str
     procedure: Procedure
     retry_failed: bool = False
+    """True to retry trials that failed for an infrastructure reason, or timed out, in an earlier run."""
     text_only: bool = False
     language: str = ""
+    """Language stated for each text, as :func:`eval.datasets.language.language_of_meme` takes it."""
 
     async def solve(self, item: MemeItem, record: TrialRecord | None) -> Tried[Prediction, TrialRecord]:
         """Tries a meme once; see :class:`eval.solvers.calls.Solver`."""

@@ -62,13 +62,11 @@ class _LabelView(IndexedMemes):
     """Labelled memes as a library for one label: a :class:`retrieval.library.ports.LibraryView`.
 
     The court calls the positive class "harmful"; within this view, and only here, it means having the label.
-
-    Attributes:
-        index: Index for all labels: vectors are shared, only the classes differ.
     """
 
     library: Library
     index: SegmentedIndex
+    """Index for all labels: vectors are shared, only the classes differ."""
     harmful: NDArray[np.bool_]
     memes: Sequence[LabelledMeme]
     rows: Mapping[str, int]

@@ -248,22 +248,19 @@ class CheckedClaim(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WitnessSolver:
-    """Checks claims with the witness of trials, or one of its arms.
-
-    Attributes:
-        source: Source of documents; None if no arm needs any.
-        forced: True to ask for true or false if a finding is NOT_ENOUGH.
-        citations_by: Model that judges if a passage supports a finding; None to skip this judgement.
-        mark: Function that returns the fence mark of a claim, always the same for the same claim.
-    """
+    """Checks claims with the witness of trials, or one of its arms."""
 
     model: ChatModel
     source: EvidenceSource | None
+    """Source of documents; None if no arm needs any."""
     settings: TrialSettings
     temperature: float = 0.0
     forced: bool = False
+    """True to ask for true or false if a finding is NOT_ENOUGH."""
     citations_by: ChatModel | None = None
+    """Model that judges if a passage supports a finding; None to skip this judgement."""
     mark: Callable[[str], str]
+    """Function that returns the fence mark of a claim, always the same for the same claim."""
 
     async def solve(self, claim: GoldClaim, arm: Arm) -> CheckedClaim:
         """Checks a claim in an arm.

@@ -56,17 +56,14 @@ _SECONDS = {Kind.SLOW: 1.0, Kind.DRIP: 0.05}
 
 @dataclass(frozen=True, slots=True)
 class InjectedFault:
-    """One fault.
-
-    Attributes:
-        status: HTTP status, if ``kind`` is STATUS.
-        rate: Share of the calls that it affects, in [0, 1].
-    """
+    """One fault."""
 
     kind: Kind
     status: int = 0
+    """HTTP status, if ``kind`` is STATUS."""
     seconds: float = 0.0
     rate: float = 1.0
+    """Share of the calls that it affects, in [0, 1]."""
 
     @classmethod
     def parse(cls, text: str) -> InjectedFault:

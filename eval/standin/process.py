@@ -23,16 +23,13 @@ _MIB = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process that runs the server.
-
-    Attributes:
-        address: ``host:port`` where it listens.
-        home: Its directory, which contains the docket and the log.
-    """
+    """A process that runs the server."""
 
     address: str
+    """``host:port`` where it listens."""
     pid: int
     home: Path
+    """Its directory, which contains the docket and the log."""
 
     @property
     def docket(self) -> Path:
@@ -52,13 +49,10 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """Resources of a process, without its children.
-
-    Attributes:
-        memory: Resident memory, in MiB.
-    """
+    """Resources of a process, without its children."""
 
     memory: float
+    """Resident memory, in MiB."""
     handles: int
     threads: int
 

@@ -232,18 +232,15 @@ class StudyFolder(SessionFolder[StudyManifest]):
 
 @dataclass(frozen=True)
 class Study:
-    """Plan of a study.
-
-    Attributes:
-        kind: ``ablate``, ``sweep`` or ``reproduce``.
-        plan: Plan that each arm changes, in the study's folder. A server that it has started plays all roles; for arms
-            with another model, a server with that model is started in turn.
-        arms: Arms to compare, the reference first.
-    """
+    """Plan of a study."""
 
     kind: str
+    """``ablate``, ``sweep`` or ``reproduce``."""
     plan: Plan
+    """Plan that each arm changes, in the study's folder. A server that it has started plays all roles; for arms with
+    another model, a server with that model is started in turn."""
     arms: tuple[Arm, ...]
+    """Arms to compare, the reference first."""
 
     def manifest(self) -> StudyManifest:
         """Returns the stored description of the study."""

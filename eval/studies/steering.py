@@ -42,16 +42,13 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class SteeringReport:
-    """Report of the detector on some texts.
-
-    Attributes:
-        in_words: Share of texts with a signal that is not recognised by its form alone (:data:`FORMS`).
-        kinds: Share of texts with a signal of each kind.
-    """
+    """Report of the detector on some texts."""
 
     flagged: Share
     in_words: Share
+    """Share of texts with a signal that is not recognised by its form alone (:data:`FORMS`)."""
     kinds: dict[SignalKind, Share]
+    """Share of texts with a signal of each kind."""
     left_out: int = 0
 
 

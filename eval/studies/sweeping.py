@@ -27,20 +27,17 @@ _FEWEST = 4
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One way of judging the split.
-
-    Attributes:
-        threshold: Lowest score that counts as harmful; None for the verdicts as they were given.
-        macro_f1: Strict macro-F1, with a 95 % interval by bootstrap over memes, or over groups if there are any.
-        behind: Lead of the best candidate over this one in macro-F1, as in :class:`RankedSystem`.
-    """
+    """One way of judging the split."""
 
     run: str
     threshold: float | None
+    """Lowest score that counts as harmful; None for the verdicts as they were given."""
     macro_f1: Figure
+    """Strict macro-F1, with a 95 % interval by bootstrap over memes, or over groups if there are any."""
     accuracy: float
     coverage: float
     behind: Figure
+    """Lead of the best candidate over this one in macro-F1, as in :class:`RankedSystem`."""
     differing: int
 
     @property
@@ -51,17 +48,13 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """Result of a sweep under one protocol.
-
-    Attributes:
-        flattered_by: Selection bias: how much the best one's macro-F1 is inflated by being picked as the best, by
-            bootstrap.
-    """
+    """Result of a sweep under one protocol."""
 
     protocol: Protocol
     n: int
     candidates: tuple[Candidate, ...]
     flattered_by: float
+    """Selection bias: how much the best one's macro-F1 is inflated by being picked as the best, by bootstrap."""
 
     @property
     def best(self) -> Candidate:

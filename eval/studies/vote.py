@@ -37,26 +37,23 @@ _SPARE = 75
 
 @dataclass(frozen=True, slots=True)
 class VoteReport:
-    """Quality of a library's vote.
-
-    Attributes:
-        scores: Scores over all memes, each judged by the vote, however distant its precedents are.
-        undecided: Number of memes that the court would not decide, as every precedent is too distant.
-        same_text: Number of memes whose exact text is in the library.
-        without_picture: Number of memes judged by text alone, as their picture was not given or can't be read.
-        precedents_dropped: Number of precedents that did not vote, because the protocol drops their label too.
-    """
+    """Quality of a library's vote."""
 
     library: str
     scores: Scores
+    """Scores over all memes, each judged by the vote, however distant its precedents are."""
     undecided: int
+    """Number of memes that the court would not decide, as every precedent is too distant."""
     same_text: int
+    """Number of memes whose exact text is in the library."""
     without_picture: int
+    """Number of memes judged by text alone, as their picture was not given or can't be read."""
     problems: tuple[Problem, ...]
     protocol: Protocol
     dropped: int
     precedents: int
     precedents_dropped: int
+    """Number of precedents that did not vote, because the protocol drops their label too."""
 
 
 async def measure_vote(
@@ -108,15 +105,12 @@ class PlainVote:
 
 @dataclass(frozen=True, slots=True)
 class PlainVotes:
-    """Unweighted votes on the same memes by number of voters.
-
-    Attributes:
-        votes: Votes in the order of the requested numbers of voters.
-        with_near: Number of memes with a near-duplicate or the same text in the library; None if not requested.
-    """
+    """Unweighted votes on the same memes by number of voters."""
 
     votes: tuple[PlainVote, ...]
+    """Votes in the order of the requested numbers of voters."""
     with_near: int | None
+    """Number of memes with a near-duplicate or the same text in the library; None if not requested."""
     problems: tuple[Problem, ...]
 
 

@@ -68,22 +68,19 @@ class Suite(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class FunctionalCase:
-    """A meme of a functional test; one line of the key.
-
-    Attributes:
-        harmful: Label that a classifier must give.
-        sign: Words on the sign in the picture; empty for none.
-        contrast: Number of its contrast set; None if it belongs to none.
-    """
+    """A meme of a functional test; one line of the key."""
 
     id: str
     functionality: str
     harmful: bool
+    """Label that a classifier must give."""
     caption: str
     sign: str
+    """Words on the sign in the picture; empty for none."""
     scene: str
     seed: int
     contrast: int | None = None
+    """Number of its contrast set; None if it belongs to none."""
 
 
 def suite() -> Suite:

@@ -66,13 +66,7 @@ class Plant(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SyntheticMeme:
-    """A meme and its known properties; one line of ``key.jsonl``.
-
-    Attributes:
-        level: Gold, by the hidden rule.
-        planted: Kind of fault that it was planted for; empty for the others.
-        of: Id of the test meme that it nearly duplicates, for leakage.
-    """
+    """A meme and its known properties; one line of ``key.jsonl``."""
 
     id: str
     split: str
@@ -80,11 +74,14 @@ class SyntheticMeme:
     text: str
     badge: str
     level: Level
+    """Gold, by the hidden rule."""
     family: int
     scene: str
     seed: int
     planted: str = ""
+    """Kind of fault that it was planted for; empty for the others."""
     of: str = ""
+    """Id of the test meme that it nearly duplicates, for leakage."""
 
     @property
     def harmful(self) -> bool:
@@ -94,16 +91,13 @@ class SyntheticMeme:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A synthetic benchmark on disk.
-
-    Attributes:
-        dataset: Id in :mod:`eval.datasets.known`.
-        memes: All memes, planted ones last in their splits.
-    """
+    """A synthetic benchmark on disk."""
 
     root: Path
     dataset: str
+    """Id in :mod:`eval.datasets.known`."""
     memes: tuple[SyntheticMeme, ...]
+    """All memes, planted ones last in their splits."""
 
 
 def make(

@@ -98,35 +98,28 @@ class Help(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class JudgeInput:
-    """Input of a Judge.
-
-    Attributes:
-        badge: Badge on the picture; None if there is no picture, or no badge on it.
-        described: True if a description names that badge.
-        argued: Evidence of the arguments, if they name that badge and are on the right sides.
-        follow: True if most of the precedents shown are labelled by the rule; False without any.
-    """
+    """Input of a Judge."""
 
     text: str
     badge: str | None
+    """Badge on the picture; None if there is no picture, or no badge on it."""
     described: bool = False
+    """True if a description names that badge."""
     argued: Help = Help.NONE
+    """Evidence of the arguments, if they name that badge and are on the right sides."""
     follow: bool = False
+    """True if most of the precedents shown are labelled by the rule; False without any."""
 
 
 @dataclass(frozen=True, slots=True)
 class Opinion:
-    """Opinion of the Judge.
-
-    Attributes:
-        recognised: True if it recognised the badge; otherwise it goes by the text alone, and takes every bad word for
-            an attack.
-        probability: Probability of harm that it would give.
-    """
+    """Opinion of the Judge."""
 
     level: Level
     recognised: bool
+    """True if it recognised the badge; otherwise it goes by the text alone, and takes every bad word for an attack."""
     probability: float
+    """Probability of harm that it would give."""
 
     @property
     def harmful(self) -> bool:

@@ -28,16 +28,13 @@ _SHADE = 0.5  # opacity of the black behind a caption
 
 @dataclass(frozen=True, slots=True)
 class CaptionLine:
-    """One line of a caption and its position.
-
-    Attributes:
-        box: Left, top, right and bottom of the drawn line with its outline, in pixels.
-        origin: Start position for Pillow, in pixels.
-    """
+    """One line of a caption and its position."""
 
     text: str
     box: tuple[float, float, float, float]
+    """Left, top, right and bottom of the drawn line with its outline, in pixels."""
     origin: tuple[float, float]
+    """Start position for Pillow, in pixels."""
     font_size: int
     outline: int
 

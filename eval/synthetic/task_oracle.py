@@ -18,25 +18,22 @@ from eval.synthetic.world import SHOWN, SIGNS, TARGETS, claim_of, read_badge, si
 
 @dataclass(frozen=True, slots=True)
 class Ability:
-    """Ability of the oracle: shares of memes, each in [0, 1].
-
-    Attributes:
-        harmful: Share of the harmful memes with a recognised badge that it judges correctly.
-        benign: Share of the other memes with a recognised badge that it judges correctly.
-        eyes: Share of all memes whose badge the Judge recognises without help.
-        description: Additional share with a description that names the right badge.
-        answers: Additional share with arguments that are based on the Proposer's answers.
-        arguments: Additional share with arguments that are based on the description alone.
-        precedents: Additional share with precedents most of which are labelled by the rule.
-    """
+    """Ability of the oracle: shares of memes, each in [0, 1]."""
 
     harmful: float = 0.9
+    """Share of the harmful memes with a recognised badge that it judges correctly."""
     benign: float = 0.85
+    """Share of the other memes with a recognised badge that it judges correctly."""
     eyes: float = 0.4
+    """Share of all memes whose badge the Judge recognises without help."""
     description: float = 0.2
+    """Additional share with a description that names the right badge."""
     answers: float = 0.2
+    """Additional share with arguments that are based on the Proposer's answers."""
     arguments: float = 0.1
+    """Additional share with arguments that are based on the description alone."""
     precedents: float = 0.2
+    """Additional share with precedents most of which are labelled by the rule."""
     seed: int = 0
 
 
@@ -68,18 +65,15 @@ _SURE = 0.9  # probability of the answer
 
 @dataclass(frozen=True, slots=True)
 class TaskInput:
-    """Input of the oracle for a question about a task.
-
-    Attributes:
-        badge: Badge on its picture; None if no picture is shown.
-        named: Badge that a description or caption names; None without either.
-        follow: True if most of the examples shown are labelled by the rule; False without any.
-    """
+    """Input of the oracle for a question about a task."""
 
     text: str
     badge: str | None = None
+    """Badge on its picture; None if no picture is shown."""
     named: str | None = None
+    """Badge that a description or caption names; None without either."""
     follow: bool = False
+    """True if most of the examples shown are labelled by the rule; False without any."""
 
 
 def answer_target(shown: TaskInput, ability: Ability) -> str:

@@ -137,14 +137,11 @@ _CLAIM = re.compile(rf"people from ({'|'.join(GROUPS)}) ({'|'.join(SAYINGS)})\b"
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Claim of a text.
-
-    Attributes:
-        level: Level of harm if the group is shown.
-    """
+    """Claim of a text."""
 
     group: str
     level: Level
+    """Level of harm if the group is shown."""
 
     @property
     def bad(self) -> bool:

@@ -100,61 +100,55 @@ _BEARS = {ClaimLabel.SUPPORTED: "supports", ClaimLabel.REFUTED: "refutes"}
 
 @dataclass(frozen=True, slots=True)
 class Citations:
-    """Citations of findings other than abstentions.
-
-    Attributes:
-        dropped: Number of cited passages that occur in no document; none of them is part of a finding.
-        standing: Share of all cited passages that occur in their document; None if none was cited.
-        judged: Number of findings for which a model judged if a passage supports them.
-        bearing: Share of these with a passage that supports them by itself; None if there are none.
-    """
+    """Citations of findings other than abstentions."""
 
     quotes: int
     dropped: int
+    """Number of cited passages that occur in no document; none of them is part of a finding."""
     standing: Figure | None
+    """Share of all cited passages that occur in their document; None if none was cited."""
     judged: int
+    """Number of findings for which a model judged if a passage supports them."""
     bearing: Figure | None
+    """Share of these with a passage that supports them by itself; None if there are none."""
 
 
 @dataclass(frozen=True, slots=True)
 class WitnessCard:
-    """Figures of one arm.
-
-    Attributes:
-        true: Number of the ``n`` that are true.
-        unknown: Number of claims that the data set calls unknown; only ``unknown_abstained`` includes them.
-        abstained: Number of the ``n`` without an answer because the evidence was not enough.
-        failed: Number of the ``n`` without a finding because the source or the model failed.
-        coverage: Share of the ``n`` with an answer.
-        accuracy: Share of the ``n`` with a correct answer; a missing answer counts as wrong.
-        decided_accuracy: Share of correct ones among the answers; None if there are no answers.
-        weighted_f1: Mean F1 of both labels, weighted by the number of claims with each.
-        labels: Scores of the labels False and True.
-        unknown_abstained: Share of ``unknown`` on which it abstained; None if there are none.
-        against: Difference in accuracy to the arm ``witness``, over the same claims; None for that arm, or without it.
-        calls: Mean number of model calls per claim.
-        tokens: Mean number of tokens per claim, in and out.
-        documents: Mean number of documents read per claim.
-    """
+    """Figures of one arm."""
 
     arm: Arm
     n: int
     true: int
+    """Number of the ``n`` that are true."""
     unknown: int
+    """Number of claims that the data set calls unknown; only ``unknown_abstained`` includes them."""
     abstained: int
+    """Number of the ``n`` without an answer because the evidence was not enough."""
     failed: int
+    """Number of the ``n`` without a finding because the source or the model failed."""
     coverage: Figure
+    """Share of the ``n`` with an answer."""
     accuracy: Figure
+    """Share of the ``n`` with a correct answer; a missing answer counts as wrong."""
     decided_accuracy: Figure | None
+    """Share of correct ones among the answers; None if there are no answers."""
     macro_f1: Figure
     weighted_f1: Figure
+    """Mean F1 of both labels, weighted by the number of claims with each."""
     labels: tuple[ClassScores, ClassScores]
+    """Scores of the labels False and True."""
     unknown_abstained: float | None
+    """Share of ``unknown`` on which it abstained; None if there are none."""
     against: Figure | None
+    """Difference in accuracy to the arm ``witness``, over the same claims; None for that arm, or without it."""
     citations: Citations
     calls: float
+    """Mean number of model calls per claim."""
     tokens: float
+    """Mean number of tokens per claim, in and out."""
     documents: float
+    """Mean number of documents read per claim."""
 
 
 def score_arms(checked: Sequence[CheckedClaim], *, resamples: int = RESAMPLES, seed: int = 0) -> list[WitnessCard]:

@@ -41,18 +41,15 @@ _FENCED = re.compile(r"\[begin (\w+)\]\n(.*?)\n\[end \1\]", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """Content of a document that is relevant to a claim.
-
-    Attributes:
-        unclear: True if the document states a value for an unexplained name.
-        authority: True if the publisher alone is sufficient evidence.
-    """
+    """Content of a document that is relevant to a claim."""
 
     values: tuple[tuple[str, str], ...]
     half: tuple[str, ...]
     names: tuple[tuple[str, str], ...]
     unclear: bool
+    """True if the document states a value for an unexplained name."""
     authority: bool
+    """True if the publisher alone is sufficient evidence."""
 
     @property
     def quotes(self) -> list[str]:
@@ -265,16 +262,13 @@ COUNTS: Mapping[Situation, int] = {
 
 @dataclass(frozen=True, slots=True)
 class Property:
-    """A property of places.
-
-    Attributes:
-        statement: Sentence that states the value, with ``{who}`` and ``{value}``.
-        half: Sentence that half states the value, with ``{who}``.
-    """
+    """A property of places."""
 
     words: str
     statement: str
+    """Sentence that states the value, with ``{who}`` and ``{value}``."""
     half: str
+    """Sentence that half states the value, with ``{who}``."""
     values: tuple[str, ...]
 
     def read(self, text: str) -> tuple[tuple[str, str, str], ...]:
@@ -317,20 +311,17 @@ _CALLED = re.compile(rf"{_NAME} is what sailors call ([A-Z]\w+)")
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A fact of the world, and a claim about it.
-
-    Attributes:
-        number: Number of the fact, from 1.
-        value: True value of the property.
-        true: True if the claim is true.
-    """
+    """A fact of the world, and a claim about it."""
 
     number: int
+    """Number of the fact, from 1."""
     place: str
     trait: str
     value: str
+    """True value of the property."""
     other: str
     true: bool
+    """True if the claim is true."""
     situation: Situation
 
     @property

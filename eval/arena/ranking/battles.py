@@ -40,23 +40,20 @@ class NotRanked(CourtError):
 
 @dataclass(frozen=True, slots=True)
 class Battles:
-    """A table of battles, in chronological order.
-
-    Attributes:
-        models: Names of the models; all other fields refer to them by index.
-        left: Index of one model, int of shape (battles,).
-        right: Index of the other model, int of shape (battles,).
-        score: Score of the left one: 1 won, 0.5 tied, 0 lost; float of shape (battles,).
-        meme: Index of the meme, int of shape (battles,); battles over one meme are not independent.
-        weight: Weight of each battle, float of shape (battles,); 1 for an ordinary one.
-    """
+    """A table of battles, in chronological order."""
 
     models: tuple[str, ...]
+    """Names of the models; all other fields refer to them by index."""
     left: Ints
+    """Index of one model, int of shape (battles,)."""
     right: Ints
+    """Index of the other model, int of shape (battles,)."""
     score: Floats
+    """Score of the left one: 1 won, 0.5 tied, 0 lost; float of shape (battles,)."""
     meme: Ints
+    """Index of the meme, int of shape (battles,); battles over one meme are not independent."""
     weight: Floats
+    """Weight of each battle, float of shape (battles,); 1 for an ordinary one."""
 
     def __post_init__(self) -> None:
         n = len(self.models)

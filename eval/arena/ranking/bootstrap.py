@@ -28,20 +28,16 @@ _AT_ONCE = 1 << 22
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Ratings over resamples.
-
-    Attributes:
-        low: Lower ends of the 95 % intervals, float of shape (models,); None if they could not be
-            computed.
-        without: Number of resamples without finite ratings, in which a model was undefeated.
-        draws: Ratings of each resample, float of shape (resamples with finite ratings, models).
-    """
+    """Ratings over resamples."""
 
     low: Floats | None
+    """Lower ends of the 95 % intervals, float of shape (models,); None if they could not be computed."""
     high: Floats | None
     resamples: int
     without: int
+    """Number of resamples without finite ratings, in which a model was undefeated."""
     draws: Floats
+    """Ratings of each resample, float of shape (resamples with finite ratings, models)."""
 
 
 def draw_memes(memes: int, resamples: int, seed: int) -> Ints:

@@ -132,15 +132,12 @@ def ratings(table: Battles, *, anchor: int | None = None) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class Styled:
-    """Ratings controlled for style, and the effects of style.
-
-    Attributes:
-        ratings: Ratings controlled for the covariates; float of shape (models,).
-        effects: Points for one unit of each covariate; float of shape (covariates,).
-    """
+    """Ratings controlled for style, and the effects of style."""
 
     ratings: Floats
+    """Ratings controlled for the covariates; float of shape (models,)."""
     effects: Floats
+    """Points for one unit of each covariate; float of shape (covariates,)."""
 
 
 def styled(table: Battles, covariates: Floats, *, anchor: int | None = None, weight: Floats | None = None) -> Styled:

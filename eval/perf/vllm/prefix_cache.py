@@ -293,18 +293,14 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class PromptTokens:
-    """Numbers of prompt tokens.
-
-    Attributes:
-        possible: Tokens that could have been cached: whole blocks of a prompt's longest common prefix with one sent
-            before it.
-        settled: The same, counting only prompts that had been answered by then.
-    """
+    """Numbers of prompt tokens."""
 
     prompts: int
     reached: int
     possible: int
+    """Tokens that could have been cached: whole blocks of a prompt's longest common prefix with one sent before it."""
     settled: int
+    """The same, counting only prompts that had been answered by then."""
 
 
 def share(prompts: Sequence[Prompt], past: Sequence[Prompt], block: int) -> PromptTokens:
