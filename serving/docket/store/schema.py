@@ -55,6 +55,6 @@ def upgrade(connection: Connection, found: int, schema: str | None = None, *, to
     config.attributes["connection"] = connection
     config.attributes["schema"] = schema
     # The docket's own format overrides Alembic's version table, which new dockets don't have.
-    command.stamp(config, str(found or "base"), purge=True)
+    command.stamp(config, str(found), purge=True)
     command.upgrade(config, str(to))
     triggers.lay(connection, schema)
