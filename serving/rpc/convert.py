@@ -5,18 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
+from pydantic import BaseModel
 
 from court.errors import BadRequest
-from court.events import NearDuplicate, Procedure
+from court.events import Procedure
 from court.in_force import InForce
 from court.meme import is_language_tag
 from court.precedents import Precedent, PrecedentLabel
 from court.record import TrialRecord
-from court.verdict import ClaimFinding, Label, Review
+from court.verdict import Label
 from memecourt.v1 import court_pb2 as wire
 from serving.access.callers import current
 from serving.docket.store.log_queries import Receipt
@@ -75,16 +77,16 @@ def ask_of(
     )
 
 
-def response_of(hearing: TrialResult) -> wire.JudgeResponse:
+def response_of(result: TrialResult) -> wire.JudgeResponse:
     """Builds the response for a trial that ended in a verdict."""
-    record = hearing.record
+    record = result.record
     opened = record.opened
     response = verdict_of(record)
     if record.in_force is not None:
         response.in_force.CopyFrom(in_force_of(record.in_force))
     response.request_id = opened.request_id
     response.content.CopyFrom(_content_of(record))
-    response.timings.CopyFrom(_timings(hearing, record))
+    response.timings.CopyFrom(_timings(result, record))
     return response
 
 
@@ -119,69 +121,34 @@ def verdict_of(record: TrialRecord) -> wire.JudgeResponse:
     ruled, text, cited = record.verdict_event, record.text, record.precedents
     assert ruled is not None and text is not None
     verdict, findings = ruled.verdict, cited.findings if cited else None
-    duplicates = record.duplicates
-    response = wire.JudgeResponse(
-        verdict_id=record.trial_id,
-        label=wire.Label.Value(f"LABEL_{verdict.label}"),
-        decision=record.decision or "",
-        rationale=verdict.rationale,
-        precedents=[precedent_of(exhibit) for exhibit in findings.exhibits] if findings else [],
-        needs_human_review=verdict.needs_human_review,
-        review_reasons=list(map(_review, verdict.review)),
-        signals=list(map(_review, verdict.signals)),
-        text=wire.JudgedText(text=text.text, source=wire.TextSource.Value(f"TEXT_SOURCE_{text.source}")),
-        procedure=wire.Procedure.Value(f"PROCEDURE_{opened.procedure}"),
-        policy=wire.PolicyReference(id=opened.policy.id, version=opened.policy.version, digest=opened.policy.digest),
-        versions=wire.Versions(
-            software=opened.versions.software,
-            settings=opened.versions.settings,
-            prompts=opened.versions.prompts,
-            models=opened.versions.models,
-            encoder=opened.versions.encoder,
-            library=wire.Library(name=findings.library.name, digest=findings.library.digest, size=findings.library.size)
-            if findings
-            else None,
-            text_reader=opened.versions.text_reader,
-        ),
-        trace_id=opened.trace_id,
-        picture=wire.Picture(
-            bytes_sha256=opened.meme.bytes_sha256,
-            pixels_sha256=opened.meme.pixels_sha256,
-            frame_count=opened.meme.frame_count,
-            frames_judged=opened.meme.frames_used,
-        )
-        if opened.meme.picture_given
-        else None,
-        near_duplicates=[_duplicate_message(duplicate) for duplicate in duplicates.duplicates] if duplicates else [],
-        claims=list(map(_claim_message, verdict.claims)),
-    )
+    versions = fields_of(wire.Versions, opened.versions)
+    if findings:
+        versions["library"] = fields_of(wire.Library, findings.library)
+    found = fields_of(wire.JudgeResponse, verdict) | {
+        "verdict_id": record.trial_id,
+        "decision": record.decision or "",
+        "review_reasons": [fields_of(wire.Review, reason) for reason in verdict.review],
+        "precedents": list(map(precedent_of, findings.exhibits)) if findings else [],
+        "text": fields_of(wire.JudgedText, text),
+        "procedure": f"PROCEDURE_{opened.procedure}",
+        "policy": fields_of(wire.PolicyReference, opened.policy),
+        "versions": versions,
+        "trace_id": opened.trace_id,
+        "near_duplicates": [
+            fields_of(wire.NearDuplicate, duplicate) | {"verdict_id": duplicate.trial_id}
+            for duplicate in (record.duplicates.duplicates if record.duplicates else ())
+        ],
+    }
+    if opened.meme.picture_given:
+        found["picture"] = fields_of(wire.Picture, opened.meme) | {"frames_judged": opened.meme.frames_used}
+    response = wire.JudgeResponse(**found)
     response.decided_at.FromDatetime(ruled.at)
-    # Optional in the contract: a score of 0 must not be read as no score.
-    if verdict.harm_score is not None and verdict.harm_score_meaning is not None:
-        response.harm_score = verdict.harm_score
-        response.harm_score_meaning = wire.ScoreMeaning.Value(f"SCORE_MEANING_{verdict.harm_score_meaning}")
-    if verdict.risk is not None:
-        response.risk = verdict.risk
-    if verdict.finding is not None:
-        found = verdict.finding
-        response.finding.CopyFrom(wire.Finding(category=found.category, clause=found.clause, target=found.target))
-    if verdict.strengths is not None:
-        response.strengths.harmful = wire.Strength.Value(f"STRENGTH_{verdict.strengths.harmful}")
-        response.strengths.benign = wire.Strength.Value(f"STRENGTH_{verdict.strengths.benign}")
     return response
 
 
 def in_force_of(finding: InForce) -> wire.InForce:
     """Converts the finding in force."""
-    message = wire.InForce(
-        by=wire.Authority.Value(f"AUTHORITY_{finding.by}"),
-        label=wire.Label.Value(f"LABEL_{finding.label}"),
-        decision=finding.decision,
-        id=finding.id,
-        contested=finding.contested,
-        older_policy=finding.older_policy,
-        local=finding.local,
-    )
+    message = wire.InForce(**fields_of(wire.InForce, finding))
     if finding.at is not None:
         message.at.FromDatetime(finding.at)
     return message
@@ -193,25 +160,35 @@ _OLDER = wire.Review(
 )
 
 
+def fields_of(message: type[Message], model: object) -> dict[str, Any]:
+    """Returns the values for a message's fields that a model has under the same names, for its constructor.
+
+    A field that the model lacks, or that is None, is left out: a score of 0 must not be read as no score.
+    """
+    return _fields(message.DESCRIPTOR, model)
+
+
+def _fields(descriptor: Any, model: object) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for field in descriptor.fields:
+        value = getattr(model, field.name, None)
+        if value is None:
+            continue
+        if field.enum_type is not None:
+            value = field.enum_type.values[0].name.removesuffix("UNSPECIFIED") + value
+        elif field.message_type is not None and isinstance(value, BaseModel):
+            value = _fields(field.message_type, value)
+        elif field.message_type is not None and isinstance(value, tuple):
+            value = [_fields(field.message_type, each) for each in value]
+        elif field.message_type is not None and not isinstance(value, dict):
+            continue  # of the same name, but built from something else
+        found[field.name] = value
+    return found
+
+
 def receipt_of(receipt: Receipt) -> wire.Receipt:
     """Converts the receipt of a verdict."""
     return wire.Receipt(checkpoint=receipt.checkpoint, entry=receipt.number, header=receipt.header, proof=receipt.proof)
-
-
-def _review(review: Review) -> wire.Review:
-    return wire.Review(reason=wire.ReviewReason.Value(f"REVIEW_REASON_{review.reason}"), detail=review.detail)
-
-
-def _claim_message(finding: ClaimFinding) -> wire.ClaimFinding:
-    return wire.ClaimFinding(
-        claim=finding.claim,
-        span=finding.span,
-        label=wire.ClaimLabel.Value(f"CLAIM_LABEL_{finding.label}"),
-        because=wire.ClaimBasis.Value(f"CLAIM_BASIS_{finding.because}"),
-        documents=finding.documents,
-        evidence=[wire.QuotedPassage(**passage.model_dump()) for passage in finding.evidence],
-        checked=finding.checked,
-    )
 
 
 def _content_of(record: TrialRecord) -> wire.Content:
@@ -227,17 +204,6 @@ def _timings(answer_or_result: TrialResult | Answer, record: TrialRecord | None)
         picture=duration(answer_or_result.picture_seconds) if answer_or_result.picture_seconds else _NO_TIME,
         text=duration(text.latency_s) if text else _NO_TIME,
         precedents=duration(cited.latency_s) if cited else _NO_TIME,
-    )
-
-
-def _duplicate_message(duplicate: NearDuplicate) -> wire.NearDuplicate:
-    return wire.NearDuplicate(
-        verdict_id=duplicate.trial_id,
-        label=wire.Label.Value(f"LABEL_{duplicate.label}"),
-        distance=duplicate.distance,
-        same_text=duplicate.same_text,
-        same_picture=duplicate.same_picture,
-        text_alone=duplicate.text_alone,
     )
 
 
@@ -275,17 +241,7 @@ def _policy(policy: wire.PolicyReference) -> RequiredPolicy:
 
 def precedent_of(precedent: Precedent) -> wire.Precedent:
     """Converts a precedent."""
-    return wire.Precedent(
-        id=precedent.id,
-        label=wire.Label.Value(f"LABEL_{precedent.label}"),
-        similarity=precedent.similarity,
-        text_similarity=precedent.text_similarity,
-        picture_similarity=precedent.picture_similarity,
-        relation=wire.Relation.Value(f"RELATION_{precedent.relation}"),
-        text=precedent.text,
-        categories=precedent.categories,
-        source=precedent.source,
-    )
+    return wire.Precedent(**fields_of(wire.Precedent, precedent))
 
 
 def duration(seconds: float) -> Duration:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import hashlib
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from court.errors import BadRequest
 from court.events import AnyEvent, VerdictReviewed
@@ -18,7 +19,7 @@ from retrieval.library.filters import Filter
 from serving.access.callers import check_namespace, current
 from serving.docket.log.canonical_json import canonical_bytes, parse
 from serving.docket.store.listing import DocketLine, TrialFilter
-from serving.rpc.convert import few, in_force_of, language, time_of, within
+from serving.rpc.convert import few, fields_of, in_force_of, language, time_of, within
 
 W = TypeVar("W")
 
@@ -69,17 +70,8 @@ def line_of(record: TrialRecord) -> DocketLine:
 
 def summary_of(line: DocketLine) -> wire.TrialSummary:
     """Converts a line of a listing."""
-    summary = wire.TrialSummary(
-        trial_id=line.trial_id,
-        procedure=wire.Procedure.Value(f"PROCEDURE_{line.procedure}"),
-        content=wire.Content(namespace=line.namespace, id=line.content_id),
-        request_id=line.request_id,
-        state=wire.TrialState.Value(f"TRIAL_STATE_{line.state}"),
-        label=wire.Label.Value(f"LABEL_{line.label or 'UNSPECIFIED'}"),
-        needs_human_review=line.needs_human_review,
-        failure_reason=line.failure_reason,
-        decision=line.decision or "",
-    )
+    content = wire.Content(namespace=line.namespace, id=line.content_id)
+    summary = wire.TrialSummary(**fields_of(wire.TrialSummary, line), content=content)
     summary.opened_at.FromDatetime(line.opened_at)
     if (finding := line.in_force) is not None:
         summary.in_force.CopyFrom(in_force_of(finding))
@@ -90,15 +82,8 @@ def summary_of(line: DocketLine) -> wire.TrialSummary:
 
 def review_of(event: VerdictReviewed) -> wire.VerdictReview:
     """Builds the wire form of a review."""
-    review = wire.VerdictReview(
-        outcome=wire.ReviewOutcome.Value(f"REVIEW_OUTCOME_{event.outcome}"),
-        label=wire.Label.Value(f"LABEL_{event.label}"),
-        reason=event.reason,
-        clause=event.clause,
-        reviewer=event.reviewer,
-        blind=event.blind,
-        decision=decision(event.label, needs_review=False),
-    )
+    in_force = decision(event.label, needs_review=False)
+    review = wire.VerdictReview(**fields_of(wire.VerdictReview, event), decision=in_force)
     review.at.FromDatetime(event.at)
     return review
 
@@ -206,15 +191,8 @@ def where_of(wanted: wire.PrecedentFilter) -> Filter:
 
 def _seal(content: bytes, which: TrialFilter) -> bytes:
     # Without the caller's namespaces: they apply to every page anyway, and may change between two pages.
-    fields = {
-        "labels": sorted(which.labels),
-        "states": sorted(which.states),
-        "from": _written(which.opened_from),
-        "until": _written(which.opened_until),
-        "reviewed": which.reviewed,
-        "needs_review": which.needs_review,
-        "namespace": which.namespace,
-    }
+    fields = {each.name: _written(getattr(which, each.name)) for each in dataclasses.fields(which)}
+    del fields["namespaces"]
     return hashlib.blake2b(
         content,
         digest_size=_DIGEST_BYTES,
@@ -223,8 +201,10 @@ def _seal(content: bytes, which: TrialFilter) -> bytes:
     ).digest()
 
 
-def _written(time: datetime | None) -> str | None:
-    return None if time is None else time.astimezone(UTC).isoformat()
+def _written(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).isoformat()
+    return sorted(value) if isinstance(value, frozenset) else value
 
 
 def _known(value: int, known: Mapping[int, W], field: str) -> W:

@@ -25,7 +25,18 @@ from serving.access.callers import check_namespace, current
 from serving.judging.decode import DecodingPool
 from serving.judging.executor import TrialExecutor
 from serving.rpc.calls import Budget, Method, Session, changing, grpc_handler
-from serving.rpc.convert import MOST_WHY, few, found_to_be, language, number, precedent_of, required, signed, within
+from serving.rpc.convert import (
+    MOST_WHY,
+    few,
+    fields_of,
+    found_to_be,
+    language,
+    number,
+    precedent_of,
+    required,
+    signed,
+    within,
+)
 from serving.rpc.listings import where_of
 
 if TYPE_CHECKING:
@@ -127,10 +138,9 @@ class PrecedentsService:
                     where=where,
                     leave_out_duplicates=request.leave_out_duplicates,
                 )
-            searched = findings.library
             return wire.SearchPrecedentsResponse(
                 precedents=[precedent_of(exhibit) for exhibit in findings.exhibits],
-                library=wire.Library(name=searched.name, digest=searched.digest, size=searched.size),
+                library=fields_of(wire.Library, findings.library),
                 alpha=findings.search.alpha,
                 notes=findings.notes,
             )
@@ -141,7 +151,7 @@ class PrecedentsService:
             account = await _finder(court.executor).account()
             of = account.identity
             return wire.GetLibraryResponse(
-                library=wire.Library(name=of.name, digest=of.digest, size=of.size),
+                library=fields_of(wire.Library, of),
                 encoder=of.encoder,
                 harmful=account.counts.harmful,
                 alpha=account.tuning.alpha,
