@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Sequence
+from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,48 +12,59 @@ from numpy.typing import NDArray
 from court.precedents import LibraryIdentity, PrecedentLabel
 from retrieval.embed.encoder import EncoderIdentity
 from retrieval.index.exact import Hits
+from retrieval.library.change_rules import CurrentLibrary, PlannedChange, plan_relabel, plan_remove, plan_revoke
 from retrieval.library.changes import Change, Recorded
 from retrieval.library.filters import Filter
 from retrieval.library.manifest import Counts, LabelledMeme, Tuning
 
+Plan: TypeAlias = Callable[[CurrentLibrary], PlannedChange]
+"""Plans a change of a library as it is by then; raises BadRequest if it does not fit."""
 
-class Writer(Protocol):
-    """Changes a library. Each method raises as :class:`retrieval.library.writer.LibraryWriter` does."""
+
+class Writer(ABC):
+    """Changes a library by the rules of :mod:`retrieval.library.change_rules`, and raises as they do.
+
+    Each method raises BadLibrary if the library is damaged, and Unavailable if another writer holds it for too long.
+    """
 
     @property
+    @abstractmethod
     def encoder(self) -> EncoderIdentity:
         """Identity of the encoder that made the library."""
-        ...
 
+    @abstractmethod
     def add(
         self, meme: LabelledMeme, vector: NDArray[np.float32], picture: bytes | None, *, who: str, why: str
     ) -> Change:
         """Adds a meme with its vector, shape (text_dim + picture_dim,), and its thumbnail as JPEG."""
-        ...
 
     def remove(self, id_: str, *, who: str, why: str) -> Change:
         """Removes a meme; this can be revoked."""
-        ...
+        return self._made(lambda now: plan_remove(now, id_, who=who, why=why))
 
     def relabel(self, id_: str, label: PrecedentLabel, *, who: str, why: str) -> Change:
         """Changes the label of a meme; the new label counts as verified."""
-        ...
+        return self._made(lambda now: plan_relabel(now, id_, label, who=who, why=why))
 
     def revoke(self, number: int, *, who: str, why: str) -> Change:
         """Undoes a change by recording an opposite one."""
-        ...
+        return self._made(lambda now: plan_revoke(now, number, who=who, why=why))
 
+    @abstractmethod
     def forget(self) -> None:
         """Permanently deletes removed memes; the history still says who removed which id, when and why."""
-        ...
 
+    @abstractmethod
     def meme(self, id_: str) -> LabelledMeme | None:
-        """The current meme of this id; None if there is none."""
-        ...
+        """Returns the current meme of this id; None if there is none."""
 
+    @abstractmethod
     def history(self, meme: str | None = None) -> list[Recorded]:
-        """All recorded changes, of one meme or of all, in order."""
-        ...
+        """Returns all recorded changes, of one meme or of all, in order."""
+
+    @abstractmethod
+    def _made(self, plan: Plan) -> Change:
+        """Plans a change of the current library and stores it."""
 
 
 class LibraryView(Protocol):
@@ -61,34 +73,27 @@ class LibraryView(Protocol):
     @property
     def identity(self) -> LibraryIdentity:
         """Identity for records."""
-        ...
 
     @property
     def tuning(self) -> Tuning:
         """Settings of search and vote."""
-        ...
 
     @property
     def counts(self) -> Counts:
         """Number of memes."""
-        ...
 
     def rows_of(self, ids: Collection[str]) -> list[int]:
         """Returns the rows of memes by id; unknown ids are skipped."""
-        ...
 
     def count(self, where: Filter) -> int:
         """Counts the memes that a filter admits."""
-        ...
 
     def read(self, rows: Sequence[int]) -> list[LabelledMeme]:
         """The memes in these rows, in this order."""
-        ...
 
     def halves(self, rows: Sequence[int]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Vectors of the texts, shape (n, text_dim), and of the pictures, shape (n, picture_dim), of at least one row,
         in this order; zeros where there is none."""  # noqa: D205, D209
-        ...
 
     def search(
         self,
@@ -102,4 +107,3 @@ class LibraryView(Protocol):
         harmful: bool | None = None,
     ) -> Hits:
         """Searches as :meth:`~retrieval.index.exact.FusedIndex.search`, within ``where`` or one label."""
-        ...

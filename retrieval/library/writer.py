@@ -9,7 +9,6 @@ changes of the others.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,15 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from court.errors import CourtError
-from court.precedents import PrecedentLabel
 from retrieval.embed.encoder import EncoderIdentity
 from retrieval.library import journal, storage
-from retrieval.library.change_rules import PlannedChange, plan_add, plan_relabel, plan_remove, plan_revoke
+from retrieval.library.change_rules import plan_add
 from retrieval.library.changes import CantChange, Change, Recorded
 from retrieval.library.journal import JournalEntry
 from retrieval.library.library import Library
 from retrieval.library.manifest import JOURNAL, LabelledMeme
 from retrieval.library.overlay import DeltaBuilder
+from retrieval.library.ports import Plan, Writer
 
 MOST = 100_000
 """Maximum changes in the journal of a generation, all of which are read when the library is opened."""
@@ -73,17 +72,13 @@ class _Draft:
         return (since, None, None) if since is not None else self.library.base.table.change(number)
 
 
-_Plan = Callable[[_Draft], PlannedChange]
-"""Plans a change of a library as it is by then; raises BadRequest if it does not fit."""
-
-
-class LibraryWriter:
+class LibraryWriter(Writer):
     """Changes a library. Thread-safe; each caller waits until its change is on disk."""
 
     def __init__(self, library: Library) -> None:
         """Creates a writer that applies changes to the then current state of this library."""
         self._library = library
-        self._waiting: list[tuple[_Plan, Future[Change]]] = []
+        self._waiting: list[tuple[Plan, Future[Change]]] = []
         lock = threading.Lock()
         # Two conditions on one lock, so that waiting for a write to end and waiting for more changes wake separately.
         self._changed = threading.Condition(lock)
@@ -118,18 +113,6 @@ class LibraryWriter:
         # A copy: the caller may change its array before it is written, perhaps by another thread.
         vector = np.array(vector, dtype=np.float32)
         return self._made(lambda now: plan_add(now, meme, vector, picture, who=who, why=why))
-
-    def remove(self, id_: str, *, who: str, why: str) -> Change:
-        """Removes a meme; as :func:`retrieval.library.change_rules.plan_remove`. Raises as it and :meth:`add`."""
-        return self._made(lambda now: plan_remove(now, id_, who=who, why=why))
-
-    def relabel(self, id_: str, label: PrecedentLabel, *, who: str, why: str) -> Change:
-        """Relabels a meme; as :func:`retrieval.library.change_rules.plan_relabel`. Raises as it and :meth:`add`."""
-        return self._made(lambda now: plan_relabel(now, id_, label, who=who, why=why))
-
-    def revoke(self, number: int, *, who: str, why: str) -> Change:
-        """Undoes a change; as :func:`retrieval.library.change_rules.plan_revoke`. Raises as it and :meth:`add`."""
-        return self._made(lambda now: plan_revoke(now, number, who=who, why=why))
 
     def meme(self, id_: str) -> LabelledMeme | None:
         """The current meme of this id; None if there is none. Raises BadLibrary."""
@@ -171,7 +154,7 @@ class LibraryWriter:
         """Permanently deletes removed memes, as :meth:`compact`."""
         self.compact(forget=True)
 
-    def _made(self, plan: _Plan) -> Change:
+    def _made(self, plan: Plan) -> Change:
         outcome: Future[Change] = Future()
         with self._changed:
             self._waiting.append((plan, outcome))
@@ -198,7 +181,7 @@ class LibraryWriter:
             self._expected = written + len(self._waiting)
             self._changed.notify_all()
 
-    def _write(self, waiting: list[tuple[_Plan, Future[Change]]]) -> None:
+    def _write(self, waiting: list[tuple[Plan, Future[Change]]]) -> None:
         made: list[tuple[Change, Future[Change]]] = []
         try:
             with storage.writing(self._library.root, _WAIT_S):
@@ -216,7 +199,7 @@ class LibraryWriter:
             for change, outcome in made:
                 outcome.set_result(change)
 
-    def _append(self, waiting: list[tuple[_Plan, Future[Change]]], made: list[tuple[Change, Future[Change]]]) -> None:
+    def _append(self, waiting: list[tuple[Plan, Future[Change]]], made: list[tuple[Change, Future[Change]]]) -> None:
         library = self._library
         draft, pointer, frames = library.draft(), library.pointer, bytearray()
         head = pointer.head

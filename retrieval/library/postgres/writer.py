@@ -6,7 +6,6 @@ searches never wait.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
@@ -14,12 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from court.precedents import LibraryIdentity, PrecedentLabel
+from court.precedents import LibraryIdentity
 from retrieval.embed.encoder import EncoderIdentity
-from retrieval.library.change_rules import PlannedChange, plan_add, plan_relabel, plan_remove, plan_revoke
+from retrieval.library.change_rules import PlannedChange, plan_add
 from retrieval.library.changes import Change, Effect, Recorded, with_revocations
 from retrieval.library.journal import frame_of, next_head
 from retrieval.library.manifest import MAX_KEPT_BYTES, Counts, LabelledMeme
+from retrieval.library.ports import Plan, Writer
 from retrieval.library.postgres.address import Address
 from retrieval.library.postgres.connections import Connections
 from retrieval.library.postgres.push import stored_picture, values_of
@@ -34,8 +34,8 @@ _WAIT_S = 10.0
 """Seconds to wait for another writer, which usually takes hundredths of a second; a push takes longer."""
 
 
-class PostgresWriter:
-    """Changes a library in a database, with the methods of :class:`retrieval.library.writer.LibraryWriter`.
+class PostgresWriter(Writer):
+    """Changes a library in a database.
 
     Thread-safe; each caller waits until its change is committed. If the connection is lost during the commit, the
     outcome is unknown until the history is read.
@@ -77,18 +77,6 @@ class PostgresWriter:
         if picture and len(picture) > MAX_KEPT_BYTES:
             raise ValueError(f"a picture of {len(picture)} bytes is larger than any that is kept")
         return self._made(lambda now: plan_add(now, meme, vector, picture, who=who, why=why))
-
-    def remove(self, id_: str, *, who: str, why: str) -> Change:
-        """Removes a meme; as :func:`retrieval.library.change_rules.plan_remove`. Raises as it and :meth:`add`."""
-        return self._made(lambda now: plan_remove(now, id_, who=who, why=why))
-
-    def relabel(self, id_: str, label: PrecedentLabel, *, who: str, why: str) -> Change:
-        """Relabels a meme; as :func:`retrieval.library.change_rules.plan_relabel`. Raises as it and :meth:`add`."""
-        return self._made(lambda now: plan_relabel(now, id_, label, who=who, why=why))
-
-    def revoke(self, number: int, *, who: str, why: str) -> Change:
-        """Revokes a change; as :func:`retrieval.library.change_rules.plan_revoke`. Raises as it and :meth:`add`."""
-        return self._made(lambda now: plan_revoke(now, number, who=who, why=why))
 
     def forget(self) -> None:
         """Permanently deletes removed memes, also on the previous generation; the history keeps who removed which."""
@@ -134,7 +122,7 @@ class PostgresWriter:
 
         return self._connections.reading(read)
 
-    def _made(self, plan: Callable[[_Draft], PlannedChange]) -> Change:
+    def _made(self, plan: Plan) -> Change:
         def make(connection: Connection) -> Change:
             # Read under the lock, so that the change is planned on the previous writer's state.
             draft = _Draft(connection, read_state(connection))
