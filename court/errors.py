@@ -16,11 +16,6 @@ No error is a verdict: none of them means "not harmful".
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    pass
-
 
 class CourtError(Exception):
     """Base class of all errors that the court raises deliberately.
@@ -32,12 +27,13 @@ class CourtError(Exception):
     """
 
     default_reason = "COURT_ERROR"
+    default_field: str | None = None
 
     def __init__(self, message: str, *, reason: str | None = None, field: str | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.reason = reason or self.default_reason
-        self.field = field
+        self.field = field or self.default_field
 
 
 class BadInput(CourtError):
@@ -50,18 +46,14 @@ class BadPicture(BadInput):
     """The picture can't be read or exceeds the limits."""
 
     default_reason = "BAD_PICTURE"
-
-    def __init__(self, message: str, *, reason: str | None = None, field: str | None = "image") -> None:
-        super().__init__(message, reason=reason, field=field)
+    default_field = "image"
 
 
 class BadText(BadInput):
     """The text exceeds the limits."""
 
     default_reason = "BAD_TEXT"
-
-    def __init__(self, message: str, *, reason: str | None = None, field: str | None = "text") -> None:
-        super().__init__(message, reason=reason, field=field)
+    default_field = "text"
 
 
 class BadRequest(BadInput):

@@ -33,6 +33,4 @@ class RequestConflict(CourtError):
     """The request's name was used before for a different request."""
 
     default_reason = "REQUEST_ID_TAKEN"
-
-    def __init__(self, message: str, *, reason: str | None = None, field: str | None = "request_id") -> None:
-        super().__init__(message, reason=reason, field=field)
+    default_field = "request_id"
