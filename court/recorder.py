@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeVar
 
+from court.deadline import UsageMeter
 from court.errors import CourtError, ReplyUnusable, Unavailable
 from court.events import AnyEvent, Event, QuestionRuled, Summarised, SummarisedAhead, TrialFailed, VerdictGiven
 from court.ports import EventSink
 from court.record import TrialRecord, TrialState
-from court.usage import UsageMeter
 
 E = TypeVar("E", bound=Event)
 

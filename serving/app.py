@@ -34,9 +34,8 @@ from serving.rpc.docket import DocketService
 from serving.rpc.flow_control import ReceiveBudget
 from serving.rpc.health import COURT, DOCKET, PRECEDENTS, SERVING, Health, run_health_checks
 from serving.rpc.judge import CourtService
-from serving.rpc.methods import Methods
 from serving.rpc.precedents import PrecedentsService
-from serving.rpc.server import make_server
+from serving.rpc.server import Methods, make_server
 from serving.settings import Settings
 from serving.telemetry import Telemetry, open_telemetry
 from serving.telemetry.state_metrics import measure_docket, measure_sample

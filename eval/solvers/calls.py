@@ -61,11 +61,9 @@ class Solver(Protocol):
         Raises:
             CourtError: The run's own files are at fault, or its request is impossible for every meme.
         """
-        ...
 
     def rebuilt(self, meme: JudgedMeme, record: TrialRecord) -> Prediction | None:
         """Builds the prediction from a record; None if its trial is to be resumed."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,11 +48,9 @@ class LabelClassifier(Protocol):
 
     async def probabilities(self, shown: DecodedMeme) -> Mapping[str, float] | None:
         """Independent probability of each label; None if nothing of the meme can be compared."""
-        ...
 
     def answer(self, probabilities: Mapping[str, float]) -> TaskAnswer:
         """Returns the labels that follow from the probabilities."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,12 +84,10 @@ class KnownMinSimilarity(Protocol):
 
         None if it is measured on the library (:mod:`retrieval.calibration.thresholds`).
         """
-        ...
 
     @property
     def picture(self) -> float | None:
         """Minimum similarity of the picture half; None as for :attr:`text`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,16 +104,13 @@ class Encoder(Protocol):
     @property
     def identity(self) -> EncoderIdentity:
         """Identity of the encoder."""
-        ...
 
     @property
     def floors(self) -> KnownMinSimilarity:
         """Similarities below which a meme is no evidence about another; they depend on the encoder."""
-        ...
 
     def embed_texts(self, texts: Sequence[str]) -> TextEmbeddings:
         """Embeds texts, in order."""
-        ...
 
     def embed_pictures(self, pictures: Sequence[Sequence[bytes]]) -> NDArray[np.float32]:
         """Embeds pictures, in order.
@@ -126,7 +121,6 @@ class Encoder(Protocol):
         Returns:
             float32 of shape (n, picture_dim): for each picture the direction of the mean of its frames.
         """
-        ...
 
     def embed_meme(self, text: str, frames: Sequence[bytes]) -> tuple[TextEmbeddings, NDArray[np.float32] | None]:
         """Embeds the two halves of one meme.
@@ -137,7 +131,6 @@ class Encoder(Protocol):
         Returns:
             The result of :meth:`embed_texts` for the text, and of :meth:`embed_pictures` for the picture, if any.
         """
-        ...
 
 
 class Halves:

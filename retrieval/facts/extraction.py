@@ -61,7 +61,6 @@ class TextExtractor:
     """Extracts text from files in worker processes; safe to call concurrently."""
 
     def __init__(self, workers: int = 1, guard: Guard = _GUARD) -> None:
-        """Starts nothing yet."""
         self._guard = guard
         self._workers = GuardedWorkers("retrieval.facts.worker", guard, name="document reader", workers=workers)
 

@@ -84,7 +84,6 @@ class CandidateIndex:
     """
 
     def __init__(self, index: Any, dim: int, text_dim: int) -> None:
-        """Wraps an index made by :meth:`build`."""
         self._index = index
         self.rows = int(index.ntotal)
         self.dim = dim

@@ -48,39 +48,31 @@ class CurrentLibrary(Protocol):
     @property
     def encoder(self) -> EncoderIdentity:
         """Identity of the encoder that made the library."""
-        ...
 
     @property
     def size(self) -> int:
         """Number of visible memes."""
-        ...
 
     @property
     def next_number(self) -> int:
         """Number of the next change."""
-        ...
 
     @property
     def next_row(self) -> int:
         """Row of the next added meme."""
-        ...
 
     @property
     def written(self) -> int:
         """Number of the last change before rows were renumbered."""
-        ...
 
     def live(self, id_: str) -> tuple[int, LabelledMeme] | None:
         """Returns row and meme of a visible id; None if there is none."""
-        ...
 
     def changes_of(self, meme: str) -> list[Change]:
         """Returns all changes of one meme, in order."""
-        ...
 
     def change(self, number: int) -> tuple[Change, bytes | None, bytes | None] | None:
         """Returns a change, with vector and picture of the removed meme if the history stores them separately."""
-        ...
 
 
 def plan_add(

@@ -30,11 +30,9 @@ class BaseRows(Protocol):
     @property
     def size(self) -> int:
         """Number of rows."""
-        ...
 
     def row_of(self, id_: str) -> int | None:
         """Returns the row of a meme; None if there is none."""
-        ...
 
 
 class _RowBuffer:

@@ -55,13 +55,13 @@ class DatasetPictures:
 
     Args:
         data: Directory of the data set; nothing outside it is read.
-        beside: Folder of the split's rows.
+        rows: Folder of the split's rows.
         patterns: Folders as written in a card; ``{field}`` is replaced with the meme's field, and ``**`` at the end
             matches any folder below.
     """
 
-    def __init__(self, data: Path, beside: Path, patterns: Sequence[str]) -> None:
-        places = (beside, beside.parent, data)
+    def __init__(self, data: Path, rows: Path, patterns: Sequence[str]) -> None:
+        places = (rows, rows.parent, data)
         # Never above the directory that the user named, even if the rows are at its top.
         self._bases = [base for base in dict.fromkeys(places) if base == data or data in base.parents]
         self._data = data

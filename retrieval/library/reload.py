@@ -20,11 +20,9 @@ class Searched(Protocol):
     @property
     def searched(self) -> Library:
         """The library that is being searched."""
-        ...
 
     def swap(self, library: Library) -> None:
         """Searches this library from now on. Raises BadLibrary."""
-        ...
 
 
 async def follow(finder: Searched, tell: Callable[[str], None], *, every_s: float = EVERY_S) -> None:

@@ -61,7 +61,6 @@ class ThumbnailStore(Protocol):
 
     def read(self, stored: StoredPicture) -> bytes:
         """Reads a thumbnail. Raises BadLibrary if it was altered; OSError if it can't be read."""
-        ...
 
 
 class PictureFile:

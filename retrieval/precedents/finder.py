@@ -1,4 +1,4 @@
-"""The court's precedent finder over a library on disk."""
+"""The court's precedent finder over a library on disk, and the one over none."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from court.errors import BadLibrary, Unavailable
+from court.errors import BadLibrary, NotLoaded, Unavailable
 from court.meme import Frame
 from court.precedents import Findings, LibraryIdentity
 from retrieval.embed.encoder import Encoder
@@ -368,3 +368,32 @@ def _rows_of(library: Library, ids: Collection[str]) -> list[int]:
 
 def _and(rows: NDArray[np.bool_], others: NDArray[np.bool_] | None) -> NDArray[np.bool_]:
     return rows if others is None else rows & others
+
+
+class NoLibrary:
+    """Finder without a library: searching it is an error, as it must not be mistaken for finding no precedents."""
+
+    @property
+    def library(self) -> LibraryIdentity:
+        """Identity of no library."""
+        return LibraryIdentity(name="", digest="", size=0, encoder="", with_picture=0)
+
+    async def find(
+        self,
+        *,
+        text: str,
+        frames: Sequence[Frame],
+        pixels_sha256: str,
+        exhibits: int,
+        tally: int,
+        alpha: float | None,
+    ) -> Findings:
+        """Raises NotLoaded."""
+        raise NotLoaded("This court was opened without a library of precedents.", reason="NO_LIBRARY")
+
+    async def pictures(self, ids: Sequence[str]) -> Sequence[Frame | None]:
+        """Raises NotLoaded."""
+        raise NotLoaded("This court was opened without a library of precedents.", reason="NO_LIBRARY")
+
+    def close(self) -> None:
+        """Does nothing."""

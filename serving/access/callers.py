@@ -1,6 +1,6 @@
 """Identity and permissions of the current caller.
 
-The server identifies the caller before a method runs (:mod:`serving.rpc.auth`); methods call :func:`current`. On a
+The server identifies the caller before a method runs (:mod:`serving.rpc.server`); methods call :func:`current`. On a
 server without a file of tokens, everybody who can connect is :data:`ANYBODY`.
 """
 

@@ -129,10 +129,10 @@ def vllm(
         raise click.ClickException(error.message) from None
     if log_file is not None:
         log_file.open("ab").close()  # that it can't be written is told before minutes are spent
-    run(_hold(settings, verbose))
+    run(_serve_until_stopped(settings, verbose))
 
 
-async def _hold(settings: VllmSettings, verbose: bool) -> None:
+async def _serve_until_stopped(settings: VllmSettings, verbose: bool) -> None:
     """Runs it until told to stop; raises what went wrong, after its log was shown."""
     from serving.models.vllm import VllmFailed, VllmServer
 

@@ -25,8 +25,8 @@ from serving.access.exposure import only_here
 from serving.access.tokens import Tokens
 from serving.console import exports
 from serving.console.guard import RequestGuard, guarded
-from serving.console.pages import compare, signin, trial, trials
 from serving.console.pages import pictures as picture_pages
+from serving.console.pages import signin, trial, trials
 from serving.console.registry import Console, Page, Reviewing
 from serving.console.rendering import render
 from serving.console.review import case, find, queue, similar
@@ -42,7 +42,7 @@ from serving.views.blur import LibraryPictures
 
 PAGES: Sequence[Page] = tuple(
     page
-    for module in (signin, trials, trial, compare, picture_pages, queue, case, similar, find, exports)
+    for module in (signin, trials, trial, picture_pages, queue, case, similar, find, exports)
     for page in module.PAGES
 )
 """All pages, in the order of the navigation."""

@@ -20,7 +20,6 @@ class TrialWriter(Protocol):
             Unavailable: They could not be kept now.
             DocketError: The trial already has an event of that number.
         """
-        ...
 
     async def keep_picture(self, picture: Picture) -> None:
         """Stores the representative frames of a picture under the digest of its pixels; idempotent.
@@ -28,7 +27,6 @@ class TrialWriter(Protocol):
         Raises:
             Unavailable: They could not be kept now.
         """
-        ...
 
 
 class TrialReader(Protocol):
@@ -41,7 +39,6 @@ class TrialReader(Protocol):
             TrialUnknown: There is none of that id.
             DocketError: The stored content is not a valid record.
         """
-        ...
 
     async def events(self, trial_id: str, from_seq: int = 0) -> Sequence[AnyEvent]:
         """Returns the events of a trial from a sequence number on; none if it has not got that far.
@@ -50,8 +47,6 @@ class TrialReader(Protocol):
             TrialUnknown: There is none of that id.
             DocketError: The stored content is not a valid list of events.
         """
-        ...
 
     async def frames(self, pixels_sha256: str) -> Sequence[bytes]:
         """Returns the stored frames of a picture as PNG files; none if it is unknown."""
-        ...

@@ -30,7 +30,6 @@ class PictureSource(Protocol):
 
     async def pictures(self, ids: Sequence[str]) -> Sequence[Frame | None]:
         """See :class:`court.ports.PrecedentFinder`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

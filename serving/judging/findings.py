@@ -12,8 +12,8 @@ from datetime import UTC, datetime
 from typing import Final
 
 from court.in_force import ContentKey, PersonFinding
-from serving.docket.follower import LogFollower
 from serving.docket.store.findings import FindingStore
+from serving.docket.store.log_queries import LogFollower
 from serving.judging.single_flight import LRUCache
 
 FRESH_S: Final = 1.0

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from court.events import NearDuplicate
 from court.meme import Picture
 from court.verdict import Label
-from retrieval.near_duplicates.comparer import GuardedComparer
+from retrieval.near_duplicates.comparer import GuardedComparer, PdqIndex
 from retrieval.near_duplicates.match import (
     MISREAD_MOST,
     Agreement,
@@ -37,11 +37,10 @@ from retrieval.near_duplicates.match import (
     agreement_of,
 )
 from retrieval.near_duplicates.pdq import BYTES
-from retrieval.near_duplicates.pdq_index import PdqIndex
 from retrieval.text import letters_of
-from serving.docket.follower import LogFollower
 from serving.docket.ports import TrialReader
 from serving.docket.store.listing import TrialIndex
+from serving.docket.store.log_queries import LogFollower
 from serving.docket.store.requests import FingerprintStore
 from serving.errors import closing
 from serving.settings import Settings
@@ -178,7 +177,7 @@ class _Snapshot:
         hashes: list[Hashes] = []
         numbers: list[int] = []
         rows: list[bytes] = []
-        alone: list[tuple[bytes, int]] = []
+        texts: list[tuple[bytes, int]] = []
         for _, trial_id, fingerprint in fingerprints:
             if fingerprint[:1] != bytes([_FORMAT]):
                 continue
@@ -196,7 +195,7 @@ class _Snapshot:
                 hashes.append(np.frombuffer(fingerprint[2:end], np.uint8).reshape(-1, BYTES))
                 numbers += [number] * count
             else:
-                alone.append((row.fingerprint, number))
+                texts.append((row.fingerprint, number))
             rows.append(trial_id.encode() + b"\0" + row.packed)
         if not rows:
             return self
@@ -205,7 +204,7 @@ class _Snapshot:
         # In place, since copying a million rows costs too much. Searches on an earlier snapshot do not see them: its
         # index and its size end before them.
         self.rows.extend(rows)
-        for mark, number in alone:
+        for mark, number in texts:
             self.texts.setdefault(mark, []).append(number)
         # Dropping the oldest copies all remaining rows, so a quarter is dropped at a time.
         return more if more.size <= 1.25 * most else more._latest(most)

@@ -48,7 +48,6 @@ class PictureMemory(Protocol):
 
     def change_pictures(self, by: int) -> None:
         """Adjusts the number of bytes used by decoded pictures."""
-        ...
 
 
 class UncountedPictures:

@@ -93,7 +93,6 @@ class RunningTrial(SingleFlight[TrialRecord]):
     """
 
     def __init__(self, trial_id: str, unneeded: Callable[[], object]) -> None:
-        """Creates a trial that has not started."""
         super().__init__(unneeded)
         self.trial_id = trial_id
         self.begun_by: Caller | None = None

@@ -42,12 +42,10 @@ class SingleFlight(Generic[T]):
         return self._is_over or (self.task is not None and (self.task.done() or self.task.cancelling() > 0))
 
     def __enter__(self) -> Self:
-        """Adds a caller."""
         self._callers += 1
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Removes a caller."""
         self._callers -= 1
         if self._callers:
             return
@@ -101,7 +99,6 @@ class LRUCache(Generic[K, V]):
     """Bounded map that evicts the least recently used entry."""
 
     def __init__(self, most: int) -> None:
-        """Empty."""
         self._most = most
         self._values: OrderedDict[K, V] = OrderedDict()
 

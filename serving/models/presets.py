@@ -36,7 +36,6 @@ class Gpu:
     free_gib: float
 
     def __str__(self) -> str:
-        """Returns its number, name and memory."""
         return f"GPU {self.index} ({self.name}, {self.total_gib:.1f} GiB)"
 
 

@@ -23,7 +23,7 @@ from serving.rest.operations import JUDGE, Operation
 from serving.rest.problems import MEDIA_TYPE, ProblemDetails, problem_of
 from serving.rest.remote_pictures import Fetch
 from serving.rpc.calls import ANSWER_RESERVE_S, Budget, to_court_error
-from serving.rpc.methods import Methods
+from serving.rpc.server import Methods
 from serving.rpc.status import DEADLINE, code_name_of, status_of
 
 TIMEOUT = "x-timeout-s"
@@ -166,7 +166,6 @@ class Endpoint:
     """Endpoint of a method with one response."""
 
     def __init__(self, api: Api, operation: Operation) -> None:
-        """Creates the endpoint of an operation."""
         self._api = api
         self._operation = operation
 

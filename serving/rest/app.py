@@ -35,7 +35,7 @@ from serving.rest.moderations import ModerationsEndpoint
 from serving.rest.operations import JUDGE, OPERATIONS
 from serving.rest.remote_pictures import open_remote_pictures
 from serving.rpc.health import COURT, LIVENESS, SERVING, Health
-from serving.rpc.methods import Methods
+from serving.rpc.server import Methods
 from serving.settings import Settings
 
 OPENAPI = Path(__file__).with_name("openapi.json")
@@ -97,7 +97,6 @@ class Front:
     """
 
     def __init__(self, app: ASGIApp, *, names: frozenset[str] | None, origin: str) -> None:
-        """Wraps an application."""
         self._app = app
         self._names = names
         self._origin = origin

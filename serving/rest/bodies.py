@@ -77,7 +77,6 @@ class ReceivedRequest:
     size: int
 
     def __len__(self) -> int:
-        """Bytes that were received."""
         return self.size
 
 

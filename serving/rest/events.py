@@ -31,7 +31,6 @@ class EventWriter:
     _sign_of_life = b": still there\n\n"
 
     def __init__(self, send: Send, form: EventForm) -> None:
-        """Prepares the response."""
         self._send = send
         self._form = form
         # Events and keepalives come from two tasks, but ASGI's send must not be called concurrently.

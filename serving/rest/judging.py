@@ -30,7 +30,6 @@ class JudgeEndpoint:
     """Endpoint of Judge."""
 
     def __init__(self, api: Api) -> None:
-        """Creates the endpoint."""
         self._api = api
         # Strong references, since asyncio allows running tasks without any to be garbage-collected.
         self._going_on: set[asyncio.Task[Any]] = set()

@@ -61,7 +61,6 @@ class ModerationsEndpoint:
     """Endpoint of moderations."""
 
     def __init__(self, api: Api) -> None:
-        """Creates the endpoint, which calls Judge."""
         self._api = api
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

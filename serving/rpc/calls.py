@@ -228,11 +228,9 @@ class ResponseSink(Protocol):
 
     async def send_initial_metadata(self, metadata: tuple[tuple[str, str], ...]) -> None:
         """Sends the initial metadata."""
-        ...
 
     async def write(self, response: Any) -> None:
         """Sends a response once flow control allows it."""
-        ...
 
 
 class Responses:

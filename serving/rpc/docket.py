@@ -50,7 +50,6 @@ class DocketService:
     """
 
     def __init__(self, telemetry: Telemetry = SILENT, *, memory: ReceiveBudget) -> None:
-        """Starts closed."""
         self._session: Session[Docket] = Session()
         self._telemetry = telemetry
         self.methods: Mapping[str, Method[Any]] = {

@@ -74,11 +74,9 @@ class RequestSource(Protocol):
 
     def peer(self) -> str:
         """Returns the connection of the call."""
-        ...
 
     async def read(self) -> Any:
         """Reads the next request, whose length is its size in bytes; ``grpc.aio.EOF`` at the end."""
-        ...
 
 
 class Reservation:

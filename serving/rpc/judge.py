@@ -51,7 +51,6 @@ class CourtService:
     """
 
     def __init__(self, settings: Settings, telemetry: Telemetry = SILENT, *, memory: ReceiveBudget) -> None:
-        """Starts closed."""
         self._settings = settings
         self._telemetry = telemetry
         self._session: Session[_OpenCourt] = Session()

@@ -66,7 +66,6 @@ class Telemetry:
         log: bool = False,
         metrics_port: int | None = None,
     ) -> None:
-        """Combines the outputs."""
         self.metrics_port = metrics_port
         self.metrics = metrics or cast("Metrics", _NoMetrics())
         self._tracing = tracing

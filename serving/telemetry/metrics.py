@@ -77,7 +77,6 @@ class Metrics:
     """All metrics of one server, in their own registry."""
 
     def __init__(self, settings: Settings) -> None:
-        """Creates the metrics."""
         # Disables the extra creation-time series of each counter: process_start_time_seconds suffices.
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
         self._by_labels: dict[tuple[Metric, tuple[str, ...]], Metric] = {}

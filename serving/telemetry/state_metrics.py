@@ -25,7 +25,6 @@ class StateMetrics:
     """Gauges of one server; NaN if a value is unknown or does not exist."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        """Creates the gauges, all unknown."""
 
         def gauge(name: str, description: str, labels: Iterable[str] = ()) -> Gauge:
             return Gauge(f"memecourt_{name}", description, list(labels), registry=registry)

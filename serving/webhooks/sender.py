@@ -18,10 +18,10 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from court.errors import CourtError
-from serving.docket.follower import LogFollower
 from serving.docket.log.entries import Entry
 from serving.docket.open import Docket
 from serving.docket.store.hooks import Backlog, Delivery, Hook, HookStates
+from serving.docket.store.log_queries import LogFollower
 from serving.judging.heartbeat import Heartbeat
 from serving.webhooks.attempts import CONNECTIONS, Outcome, Receiver, ReceiverAnswer, next_attempt
 from serving.webhooks.messages import Message, messages_of, wanted_kinds

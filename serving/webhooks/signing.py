@@ -41,7 +41,6 @@ class Signer(Protocol):
 
     def sign(self, message: bytes) -> str:
         """Returns the signature, prefixed by its scheme."""
-        ...
 
 
 class HmacSigner(Signer):

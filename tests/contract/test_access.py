@@ -30,10 +30,8 @@ from serving.access.tls import Certificates
 from serving.access.tokens import Tokens
 from serving.cli.main import cli
 from serving.http.listen import Listener, open_listener
-from serving.rpc.auth import SCOPES
 from serving.rpc.flow_control import MESSAGE_BYTES
-from serving.rpc.methods import Methods
-from serving.rpc.server import make_server
+from serving.rpc.server import SCOPES, Methods, make_server
 from serving.settings import Settings
 from tests.support.access import services
 from tests.support.playing import until
@@ -694,7 +692,7 @@ def test_renewed_certificates_are_used_over_http_without_lost_connections(tls_fi
 HANDSHAKES = """
 import asyncio, ssl, socket, sys, threading
 from serving.access.tls import Certificates
-from serving.rpc.methods import Methods
+from serving.rpc.server import Methods
 from serving.rpc.server import make_server
 from serving.settings import Settings
 from tests.support.access import services

@@ -19,7 +19,7 @@ from serving.docket.log.notes import VerifierKey
 from serving.docket.review.locks import AnotherWanted
 from serving.docket.review.projection import ReviewPriority
 from serving.rpc import convert
-from serving.rpc.auth import SCOPES
+from serving.rpc.server import SCOPES
 from tests.support.desks import verdict, with_desk
 from tests.support.dockets import NOON, append_all, events_of, parse_place, with_docket
 from tests.support.real_court import IMAGE, real_court

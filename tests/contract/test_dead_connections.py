@@ -11,8 +11,7 @@ import memecourt.connection
 import serving.rpc.server
 from memecourt.client import AsyncClient, judge_request
 from memecourt.v1 import court_pb2 as wire
-from serving.rpc.methods import Methods
-from serving.rpc.server import make_server
+from serving.rpc.server import Methods, make_server
 from tests.support.client import Loop, Threads, answered
 from tests.support.fake_court import FakeCourt, served
 from tests.support.freezing import freezing_proxy

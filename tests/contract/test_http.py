@@ -25,8 +25,8 @@ from serving.rest.messages import message_of, object_of
 from serving.rest.moderations import CATEGORIES, moderation_of
 from serving.rest.operations import OPERATIONS
 from serving.rest.problems import STATUS_OF_CODE
-from serving.rpc.auth import SCOPES
 from serving.rpc.flow_control import MESSAGE_BYTES
+from serving.rpc.server import SCOPES
 from serving.rpc.status import _CODES
 from serving.settings import Settings
 from tests.support.leftovers import collect_earlier_garbage

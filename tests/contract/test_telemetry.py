@@ -34,8 +34,7 @@ from serving.rpc.calls import Method
 from serving.rpc.docket import DocketService
 from serving.rpc.flow_control import ReceiveBudget
 from serving.rpc.judge import CourtService
-from serving.rpc.methods import Methods
-from serving.rpc.server import make_server
+from serving.rpc.server import Methods, make_server
 from serving.settings import Settings
 from serving.telemetry import open_telemetry
 from tests.support.cast import Cast, full_court

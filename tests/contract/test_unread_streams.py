@@ -10,8 +10,7 @@ from memecourt.client import AsyncClient
 from memecourt.v1 import court_pb2 as wire
 from serving.rpc.calls import Method
 from serving.rpc.flow_control import ReceiveBudget
-from serving.rpc.methods import Methods
-from serving.rpc.server import make_server
+from serving.rpc.server import Methods, make_server
 from tests.support.service_calls import refusal_of
 
 COUNT = 40

@@ -45,8 +45,7 @@ from serving.rpc.health import (
     Health,
     ModelProbe,
 )
-from serving.rpc.methods import Methods
-from serving.rpc.server import make_server
+from serving.rpc.server import Methods, make_server
 from serving.settings import Settings
 from serving.wiring import readiness_checks
 from tests.support import hostile

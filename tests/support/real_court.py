@@ -24,9 +24,8 @@ from serving.rest.app import open_api
 from serving.rpc.docket import DocketService
 from serving.rpc.flow_control import ReceiveBudget
 from serving.rpc.judge import CourtService
-from serving.rpc.methods import Methods
 from serving.rpc.precedents import PrecedentsService
-from serving.rpc.server import make_server
+from serving.rpc.server import Methods, make_server
 from serving.settings import Settings
 from tests.support.encoders import picture_of, png_of
 from tests.support.fakes import FakeReader

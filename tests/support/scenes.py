@@ -17,8 +17,7 @@ from serving.judging.executor import TrialExecutor
 from serving.judging.judge import TrialRunner
 from serving.rpc.flow_control import ReceiveBudget
 from serving.rpc.judge import CourtService
-from serving.rpc.methods import Methods
-from serving.rpc.server import make_server
+from serving.rpc.server import Methods, make_server
 from serving.settings import Settings
 from tests.support.fakes import a_picture
 from tests.support.playing import run_within

@@ -19,7 +19,7 @@ from typing import Any, Self, TypeVar
 import httpx2
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_before_delay, wait_random_exponential
 
-from court import usage as tally
+from court import deadline
 from court.backends.chat import wire
 from court.backends.chat.failures import Failure, Retries, overrun
 from court.backends.chat.features import Capabilities, LogProbs, Thinking, weakest
@@ -312,7 +312,7 @@ class ChatCompletions:
                 failure.error.broke_off = broke_off
             raise failure.to_court_error() from None
         finally:
-            tally.broke_off(broke_off)
+            deadline.broke_off(broke_off)
         raise overrun()  # outside the except block: chained to the TimeoutError, it would reference the request
 
     def _attempts_spent(self, state: RetryCallState) -> bool:

@@ -101,7 +101,6 @@ class Engine:
     """Detection and recognition, with the models in RapidOCR's package unless another is given."""
 
     def __init__(self, *, threads: int, recognition: str | None = None) -> None:
-        """Loads the models."""
         models = Path(rapidocr.__file__).parent / "models"
         loaded: Any = RapidOCR(
             params={

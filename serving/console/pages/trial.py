@@ -1,4 +1,4 @@
-"""Pages of a trial: the whole, the parts of a running trial that have changed, and the messages of a call."""
+"""Pages of a trial: the whole, changed parts while it runs, the messages of a call, and a comparison with another."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ from serving.console.pages.pictures import changed_since, frames_of
 from serving.console.proof import proof_of, unreadable
 from serving.console.registry import Page, console_of, session_of, trial_of, visitor_of
 from serving.console.rendering import render
-from serving.console.review.parts import mark_shown, mark_verdict_shown
+from serving.console.review.parts import hidden_and_marked, mark_shown, mark_verdict_shown
 from serving.console.visitors import Role
 from serving.docket.errors import DocketError, TrialErased, TrialUnknown
 from serving.docket.ports import TrialReader
+from serving.docket.store.listing import DocketLine, TrialFilter
+from serving.views.compare import compare
 from serving.views.trial_view import view_of
 
 _PARTS = (
@@ -157,8 +159,45 @@ def _rounds(events: Sequence[AnyEvent]) -> set[int]:
     return {event.round for event in events if isinstance(event, RoundEvent) and "rounds" in event.parts} - {0}
 
 
+_MOST = 50
+
+
+async def comparison(request: Request) -> Response:
+    """Compares both trials row by row; if no second one is named, lists the candidates."""
+    record = await trial_of(request)
+    other = request.query_params.get("with", "").strip()
+    # Same access check as for the first: the visitor names this id too.
+    second = await trial_of(request, other) if other else None
+    which = TrialFilter(namespaces=visitor_of(request).namespaces, pixels_sha256=record.opened.meme.digest)
+    lines = await console_of(request).docket.index.list(limit=_MOST, which=which)
+    others: list[DocketLine] = [line for line in lines if line.trial_id != record.trial_id]
+    duplicates = record.duplicates
+    # Recorded before rendering: a visitor who reads a verdict here can't review it blind afterwards.
+    for each in (record, second) if second else ():
+        await mark_verdict_shown(request, each)
+    named = {line.trial_id for line in others if line.label} | {
+        one.trial_id for one in (duplicates.duplicates if duplicates else ())
+    }
+    hidden = await hidden_and_marked(request, named)
+    return render(
+        request,
+        "compare.html",
+        record=record,
+        second=second,
+        groups=compare(record, second) if second else (),
+        others=others,
+        hidden=hidden,
+        near=[
+            one
+            for one in (duplicates.duplicates if duplicates else ())
+            if one.trial_id not in {o.trial_id for o in others}
+        ],
+    )
+
+
 PAGES = (
     Page("/trials/{trial_id}", trial, role=Role.VIEWER, name="trial"),
     Page("/trials/{trial_id}/news", news, role=Role.VIEWER, name="news"),
     Page("/trials/{trial_id}/messages/{seq}", messages, role=Role.VIEWER, name="messages"),
+    Page("/trials/{trial_id}/compare", comparison, role=Role.VIEWER, name="compare"),
 )

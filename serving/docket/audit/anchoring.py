@@ -37,11 +37,9 @@ class CheckpointWitness(Protocol):
 
     async def push(self, note: str) -> None:
         """Stores a checkpoint durably. Raises Unavailable if that fails."""
-        ...
 
     async def aclose(self) -> None:
         """Closes the connection."""
-        ...
 
 
 class FileWitness(CheckpointWitness):

@@ -234,7 +234,6 @@ class Auditor:
     def __init__(
         self, transactions: Transactions, trials: TrialReader, *, log: TransparencyLog, keys: LogKeys, signer: Signer
     ) -> None:
-        """Prepares the auditor."""
         self._transactions = transactions
         self._trials = trials
         self._log = log

@@ -37,31 +37,24 @@ class StoredDocket(Protocol):
 
     def entries(self) -> Iterator[Entry]:
         """All entries by number. A body that can't be unpacked is an empty one."""
-        ...
 
     def checkpoints(self) -> Iterator[tuple[int, str]]:
         """Size and note of the kept checkpoints, by size."""
-        ...
 
     def tiles(self) -> Iterator[tuple[int, int, bytes]]:
         """Level, index and hashes of the kept tiles."""
-        ...
 
     def trials(self) -> Iterator[tuple[str, Row]]:
         """Id and row of each trial in the listing."""
-        ...
 
     def parts(self) -> Iterator[tuple[bytes, int, str]]:
         """Yields the key, the entry and the precedent of each text that events quote."""
-        ...
 
     def rotations(self) -> Iterator[Entry]:
         """All entries that change the key, by number; they are among the entries too."""
-        ...
 
     def state(self) -> Mapping[str, Any]:
         """Statement of the docket about its log as a whole; empty where it has none."""
-        ...
 
 
 class Derived(Protocol):
@@ -69,19 +62,15 @@ class Derived(Protocol):
 
     def add(self, entry: Entry) -> None:
         """Takes an entry, in the order of the log. Raises BadEntry where its body can't be read."""
-        ...
 
     def trials(self) -> Mapping[str, Row]:
         """The row that each trial must have in the listing."""
-        ...
 
     def parts(self) -> Mapping[bytes, tuple[int, str]]:
         """Entry and precedent of each text that events quote, by the key that it is found again by."""
-        ...
 
     def pictures(self) -> frozenset[str]:
         """Digests of the pictures that must be kept."""
-        ...
 
 
 _VERDICT = "VerdictGiven"

@@ -21,7 +21,6 @@ from court.record import TrialState
 from court.verdict import Label
 from retrieval.text import text_key
 from serving.docket.errors import NotDecided
-from serving.docket.follower import LogFollower
 from serving.docket.log.entries import Entry
 from serving.docket.ports import TrialReader
 from serving.docket.review import locks
@@ -37,7 +36,7 @@ from serving.docket.review.projection import (
 )
 from serving.docket.store import review_tables as t
 from serving.docket.store.database import insert_into, unknown
-from serving.docket.store.log_queries import TransparencyLog
+from serving.docket.store.log_queries import LogFollower, TransparencyLog
 from serving.docket.store.tables import stamp
 from serving.docket.store.transactions import Transactions
 

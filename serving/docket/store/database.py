@@ -25,15 +25,12 @@ class Database(Protocol):
         Raises:
             RolledBack: The write was rolled back, and another try may succeed.
         """
-        ...
 
     def reading(self) -> AbstractContextManager[Connection]:
         """Opens a connection whose reads all see the same snapshot."""
-        ...
 
     def translated(self, error: Exception) -> CourtError:
         """Converts an error of this database."""
-        ...
 
     def scrub(self, patience: float) -> bool:
         """Removes deleted data from the database's files, as far as possible.
@@ -44,11 +41,9 @@ class Database(Protocol):
         Returns:
             False if a reader took longer: then call it again.
         """
-        ...
 
     def close(self) -> None:
         """Closes all connections."""
-        ...
 
 
 def insert_into(connection: Connection, table: Table) -> Any:

@@ -301,7 +301,7 @@ def _unquoted(connection: Connection, trial_id: str) -> Sequence[int]:
 def _forget(connection: Connection, trial_id: str, *, outside: bool, keep_days: int | None) -> None:
     """Deletes a trial's data from other tables."""
     row = t.trials.c
-    for table in (t.known, t.requests, t.looks):
+    for table in (t.known, t.requests, t.fingerprints):
         connection.execute(delete(table).where(table.c.trial_id == trial_id))
     own = row.trial_id == trial_id
     pixels = connection.execute(select(row.pixels_sha256).where(own)).scalar_one()

@@ -236,7 +236,10 @@ _RETIRE = Batch(Rank.RETIRE, _retire)
 # Used by every trial and built once: building a statement takes longer than running it.
 _TRIAL_OF = select(t.known.c.trial_id).where(t.known.c.key == bindparam("key"))
 _FINGERPRINTS = (
-    select(t.looks).where(t.looks.c.number > bindparam("since")).order_by(t.looks.c.number).limit(bindparam("most"))
+    select(t.fingerprints)
+    .where(t.fingerprints.c.number > bindparam("since"))
+    .order_by(t.fingerprints.c.number)
+    .limit(bindparam("most"))
 )
 
 
@@ -303,7 +306,7 @@ def _put_fingerprints(connection: Connection, entries: Sequence[tuple[str, bytes
     if not rows:
         return [None] * len(entries)
     connection.execute(
-        insert_into(connection, t.looks).on_conflict_do_nothing(index_elements=[t.looks.c.trial_id]), rows
+        insert_into(connection, t.fingerprints).on_conflict_do_nothing(index_elements=[t.fingerprints.c.trial_id]), rows
     )
     return [None] * len(entries)
 

@@ -211,7 +211,7 @@ findings = Table(
     Column("until", WORD, nullable=False),  # end of a finding whose trial has expired; empty while there is the trial
 )
 
-looks = Table(
+fingerprints = Table(
     "looks",
     metadata,
     Column("number", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),

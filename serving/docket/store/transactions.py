@@ -53,7 +53,6 @@ class Transactions:
     """
 
     def __init__(self, database: Database, signer: Signer) -> None:
-        """Starts the threads that write."""
         self.database = database
         self.written: Callable[[float], None] = lambda _: None
         self._closed = False
@@ -184,5 +183,4 @@ class SqlStore:
     """A store whose reads and writes are transactions of one docket."""
 
     def __init__(self, transactions: Transactions) -> None:
-        """Reads nothing yet."""
         self._transactions = transactions

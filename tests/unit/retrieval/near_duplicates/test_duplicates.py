@@ -15,6 +15,7 @@ from PIL import Image, ImageDraw, ImageEnhance, ImageFilter, ImageOps
 
 from court.backends.pictures.reader import GuardedPictureReader
 from court.errors import NotLoaded
+from retrieval.near_duplicates.comparer import PdqIndex
 from retrieval.near_duplicates.match import (
     Agreement,
     Difference,
@@ -27,7 +28,6 @@ from retrieval.near_duplicates.match import (
     pictures_differ,
 )
 from retrieval.near_duplicates.pdq import Position, distance, hashes_of, turned
-from retrieval.near_duplicates.pdq_index import PdqIndex
 from retrieval.near_duplicates.tiles import TileOutcome, Tolerance, compare
 from tests.support.drawn_memes import CAPTIONS, COPIES, Caption, captioned_meme
 from tests.support.pictures import decode, encode, exif

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from serving.docket.follower import LogFollower
+from serving.docket.store.log_queries import LogFollower
 
 
 class Source:
