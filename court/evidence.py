@@ -23,11 +23,7 @@ from court.settings import TrialSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """Gathers the evidence of a trial within its deadline.
-
-    Attributes:
-        distant_vote: True if precedents vote at any distance; otherwise only near ones do.
-    """
+    """Gathers the evidence of a trial within its deadline."""
 
     meme: Meme
     namespace: str
@@ -37,7 +33,6 @@ class Evidence:
     duplicates: DuplicateFinder | None
     recorder: Recorder
     deadline: Deadline
-    distant_vote: bool = False
 
     async def text(self) -> TextRead:
         """Returns the meme's text, reading it off the picture unless it is on record."""
@@ -104,7 +99,7 @@ class Evidence:
         )
         findings = await run_within(finding, self.deadline.at_most(self.settings.find_s), search_late)
         # Recorded with the precedents: a resumed trial must not vote by a different rule than it began with.
-        vote = summary.vote_of(findings) if self.distant_vote else summary.vote_if_close(findings)
+        vote = summary.vote_if_close(findings)
         cited = {"findings": findings, "vote": vote, "latency_s": time.perf_counter() - began}
         return findings, vote, [EventDraft(PrecedentsCited, cited)]
 

@@ -102,8 +102,8 @@ def precedents_for(side: Side, findings: Findings, settings: TrialSettings) -> t
 def weigh(findings: Findings, vote: Vote | None, text: TextRead, settings: TrialSettings) -> Verdict:
     """Returns the verdict of the summary procedure: the more likely label, its risk, and reasons for human review."""
     coverage = Coverage.of(findings)
-    # Without text and without a similar picture, only the base rate of the labels is left, which is no verdict.
-    if vote is None or not (findings.search.has_text or coverage.picture_weighed):
+    # With no precedent near enough, only the base rate of the labels is left, which is no verdict.
+    if vote is None:
         return Verdict(
             label=Label.UNDECIDED,
             rationale=(
@@ -125,13 +125,12 @@ def weigh(findings: Findings, vote: Vote | None, text: TextRead, settings: Trial
     one_sided = _half_reasons(findings, coverage)
     needs_review = one_sided if settings.review_one_sided and label is Label.NOT_HARMFUL else ()
     signals = (
-        *no_similar_precedent(findings),
         *(() if needs_review else one_sided),
         *unsure_text(text, settings),
         *_sole_reason(sole),
     )
     confidence = reading_confidence(text) if unsure_text(text, settings) else 1.0
-    risk = _risk(vote, label, threshold, close=coverage.enough, sole=sole, confidence=confidence)
+    risk = _risk(vote, label, threshold, sole=sole, confidence=confidence)
     # A calibration on memes with pictures is overconfident for text-only memes; without another measurement, give no
     # risk.
     measured = findings.search.has_picture or findings.risk is not None
@@ -159,14 +158,14 @@ def _threshold(vote: Vote, settings: TrialSettings) -> float:
     return threshold / (threshold + (1 - threshold) * settings.harm_cost)
 
 
-def _risk(vote: Vote, label: Label, threshold: float, *, close: bool, sole: str | None, confidence: float) -> float:
+def _risk(vote: Vote, label: Label, threshold: float, *, sole: str | None, confidence: float) -> float:
     """Estimated probability that the label is wrong, in [0, 1].
 
-    If every precedent is distant, the probability of harm is the base rate of the library. If the text may have been
-    misread, it is the mean of vote and base rate, weighted by the confidence in the reading. If the label depends on
-    one precedent, it is at least the threshold: whoever added that precedent would otherwise decide alone.
+    If the text may have been misread, the probability of harm is the mean of vote and base rate, weighted by the
+    confidence in the reading. If the label depends on one precedent, it is at least the threshold: whoever added that
+    precedent would otherwise decide alone.
     """
-    p = confidence * vote.probability + (1 - confidence) * vote.settings.prior if close else vote.settings.prior
+    p = confidence * vote.probability + (1 - confidence) * vote.settings.prior
     if sole is not None:
         p = max(p, threshold)
     return 1 - p if label is Label.HARMFUL else p
@@ -233,7 +232,6 @@ _HALVES = {
     (True, True): "Text and picture were both weighed",
     (True, False): "Only the text was weighed: no precedent's picture is near enough to compare with",
     (False, True): "Only the picture was weighed: no precedent's text is near enough to compare with",
-    (False, False): "No precedent is near enough to compare with by itself",
 }
 
 

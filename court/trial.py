@@ -240,9 +240,6 @@ class Court:
             duplicates=self.duplicates,
             recorder=recorder,
             deadline=deadline,
-            # The summary procedure relies on precedents alone; a Judge that sees the meme has better evidence than
-            # distant ones.
-            distant_vote=case.procedure is Procedure.SUMMARY,
         )
         if case.procedure is Procedure.FULL:
             await self._full(evidence, fence, case).run()

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     help="Folder that the file's picture names are relative to.",
 )
 @click.option("--leave-one-out", is_flag=True, help="Use the library's own memes instead, leaving each out in turn.")
+@click.option("--folds", is_flag=True, help="Use its own texts in five folds, and show verdicts beside the votes.")
 @click.option(
     "--keep-twins", is_flag=True, help="With --leave-one-out: keep memes that share the picture or the words."
 )
@@ -55,6 +56,7 @@ def vote(
     file: Path | None,
     pictures: Path | None,
     leave_one_out: bool,
+    folds: bool,
     keep_twins: bool,
     split: str,
     protocol: str,
@@ -83,8 +85,11 @@ def vote(
     from retrieval.library.sources import Source
 
     # Exactly one of the two: with a file and --leave-one-out it would not be clear whose memes are measured.
-    if (file is None) != leave_one_out:
-        raise click.UsageError("Give either FILE or --leave-one-out.")
+    if (file is not None) + leave_one_out + folds != 1:
+        raise click.UsageError("Give FILE, --leave-one-out or --folds.")
+    if folds:
+        _print_folds(library, seed, as_json)
+        return
     # All memes of a template are left out together, twins among them; leaving twins in would contradict that.
     if split == "template" and (file is not None or keep_twins):
         raise click.UsageError("--split template is for --leave-one-out, and leaves twins out with a meme.")
@@ -129,6 +134,29 @@ def vote(
     }
     # In JSON the report is whole; the lines for people hold only what changes how the figures are read.
     _print_scores(report.scores, remarks, as_json, asdict(report))
+
+
+def _print_folds(library: Path, seed: int, as_json: bool) -> None:
+    from eval.scores.compare import signed_interval
+    from eval.studies.folds import measure_folds
+
+    report = measure_folds(library, seed=seed)
+    if as_json:
+        click.echo(json.dumps(asdict(report)))
+        return
+    verdicts, votes = report.accuracy
+    click.echo(f"memes        {report.n:,} in {report.groups:,} groups of nearly the same text")
+    click.echo(f"labelled     {report.decided:,}; {report.automatic:,} need nobody to look")
+    click.echo(
+        f"accuracy     {verdicts:.3f} of the labelled, their votes {votes:.3f}: {signed_interval(report.difference)}"
+    )
+    if report.guessed is not None:
+        click.echo(f"undecided    distant precedents favour the right label of {report.guessed:.3f}")
+    for zone in report.zones:
+        click.echo(
+            f"{zone.name:<12} {zone.n:,} from {zone.similarity:.2f} on: accuracy {zone.accuracy:.3f}, "
+            f"score shown {zone.shown:.3f}, harmful {zone.harmful:.3f}"
+        )
 
 
 def _plain_votes(library: Path, source: Source, ks: str, without_duplicates: bool, seed: int, as_json: bool) -> None:

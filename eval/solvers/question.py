@@ -95,7 +95,7 @@ class Prediction(BaseModel):
     """Predicted level for data sets with three. For a court's verdict: very harmful if the harmful evidence is strong,
     somewhat harmful if a harmful verdict rests on less."""
     vote: float | None = Field(default=None, ge=0, le=1, allow_inf_nan=False)
-    """The precedents' vote as a probability of harm, however distant they are; None if there was no vote."""
+    """The precedents' vote as a probability of harm; None if none was near enough to vote."""
     vote_harmful: bool | None = None
     """The vote's label by the library's own threshold."""
     needs_review: bool = False

@@ -346,9 +346,16 @@ def _voters(library: Library, protocol: Protocol, drop: bool) -> Iterator[Librar
         return
     if not places:
         raise BadRequest(f"No precedent is left under the protocol {protocol}.")
+    with part_of(library, places) as part:
+        yield part
+
+
+@contextmanager
+def part_of(library: Library, indices: Sequence[int]) -> Iterator[Library]:
+    """A recalibrated copy of a library with some of its memes."""
     # Without stored pictures: a vote only needs rows and labels.
-    memes = [library.memes[row].model_copy(update={"kept": None}) for row in places]
-    rows = np.ascontiguousarray(library.rows[places])
+    memes = [library.memes[row].model_copy(update={"kept": None}) for row in indices]
+    rows = np.ascontiguousarray(library.rows[indices])
     manifest = library.manifest
     tuning = calibrate(
         rows,

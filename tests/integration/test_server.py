@@ -30,14 +30,14 @@ FAR = ("landscape", "Section 14b: depreciation of leased turbine blades over nin
 
 @pytest.mark.parametrize(
     ("meme", "label"),
-    [(HARMFUL, wire.LABEL_HARMFUL), (HARMLESS, wire.LABEL_NOT_HARMFUL), (FAR, wire.LABEL_HARMFUL)],
+    [(HARMFUL, wire.LABEL_HARMFUL), (HARMLESS, wire.LABEL_NOT_HARMFUL), (FAR, wire.LABEL_UNDECIDED)],
 )
 def test_meme_gets_a_verdict_with_its_record(server, meme, label):
     with Client(server.address) as court:
         response = court.judge(drawn(*meme), timeout=120).message
     (record,) = records(server.docket, response.verdict_id)
     assert response.label == label
-    # A meme unlike anything in the library gets the likelier label and a human review; with the starter library all do.
+    # A meme unlike anything in the library has no label; with the starter library all verdicts ask for review.
     reasons = {each.reason for each in response.review_reasons}
     assert wire.REVIEW_REASON_STARTER_LIBRARY in reasons and response.decision == "review"
     assert (len(reasons) > 1) == (meme is FAR)
@@ -53,7 +53,7 @@ def test_meme_gets_a_verdict_with_its_record(server, meme, label):
     if meme is HARMFUL:
         assert "nationality" in response.precedents[0].categories
     if meme is FAR:
-        assert any("too far" in signal.detail for signal in response.signals)
+        assert any("too far" in each.detail for each in response.review_reasons) and not response.HasField("harm_score")
 
 
 def test_text_of_the_caller_replaces_the_text_on_the_picture(server):

@@ -2,7 +2,7 @@
 
 from court.events import TextLine, TextRead, TextSource
 from court.settings import TrialSettings
-from court.summary import vote_of, weigh
+from court.summary import vote_if_close, weigh
 
 SETTINGS = TrialSettings()
 BOX = ((0.0, 0.0), (1.0, 0.0), (1.0, 1.0), (0.0, 1.0))
@@ -20,4 +20,4 @@ def text_read(source=TextSource.CALLER, confidences=()):
 
 
 def judged(found, settings=SETTINGS, text=None):
-    return weigh(found, vote_of(found), text or text_read(), settings)
+    return weigh(found, vote_if_close(found), text or text_read(), settings)

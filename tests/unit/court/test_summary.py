@@ -33,16 +33,12 @@ def test_benign_precedents_lead_to_a_not_harmful_label():
     assert not verdict.needs_human_review
 
 
-@pytest.mark.parametrize(("labels", "label"), [([H] * 5, H), ([N] * 5, N)])
-def test_distant_precedents_still_decide_and_are_reported_as_far(labels, label):
-    verdict = judged(findings(labels, text=0.29, picture=0.49))
-    assert verdict.label is label
-    assert signals(verdict) == {ReviewReason.NO_SIMILAR_PRECEDENT}
-    # A guess is as sure as the library's share of its label, however well distant precedents agree.
-    assert verdict.risk == VOTE.prior and reasons(verdict) == {ReviewReason.RISK_ABOVE_CUTOFF}
-    assert "0.29" in verdict.signals[0].detail and "0.49" in verdict.signals[0].detail
-    # A Judge that sees the meme is not shown the vote of distant precedents.
-    assert vote_if_close(findings(labels, text=0.29, picture=0.49)) is None
+@pytest.mark.parametrize("label", [H, N])
+def test_meme_that_is_near_no_precedent_is_undecided_and_has_no_score(label):
+    verdict = judged(findings([label] * 5, text=0.29, picture=0.49))
+    assert verdict.label is Label.UNDECIDED and verdict.harm_score is None and verdict.risk is None
+    assert reasons(verdict) == {ReviewReason.NO_SIMILAR_PRECEDENT} and verdict.decision == "review"
+    assert "0.29" in verdict.rationale and "0.49" in verdict.rationale
 
 
 def test_textless_picture_without_a_similar_precedent_is_undecided():
@@ -74,7 +70,7 @@ def test_similar_halves_must_carry_half_of_the_weight(alpha, text, picture, clos
     search = Search(alpha_asked=alpha, alpha=alpha, has_text=True, has_picture=True, exhibits=3, tally=25)
     found = findings([N] * 5, text=text, picture=picture, search=search)
     assert (vote_if_close(found) is not None) == close
-    assert (ReviewReason.NO_SIMILAR_PRECEDENT in signals(judged(found))) == (not close)
+    assert (judged(found).label is Label.UNDECIDED) == (not close)
 
 
 def test_verdict_on_half_a_meme_is_signalled_and_reviewed_if_configured():

@@ -81,6 +81,20 @@ def test_leave_one_out_scores_the_library_s_own_memes(library):
     assert scores.accuracy.value == 1.0
 
 
+def test_folds_show_verdicts_beside_votes_and_leave_distant_memes_undecided(library, tmp_path):
+    rows = [*labelled("t", 20), ["far", "harmful", "zebra umbrella quartz"]]
+    source = Source(write_memes(tmp_path / "far.csv", rows))
+    asyncio.run(build_library(tmp_path / "far", [source], name="far", encoder=wide_encoder()))
+    outcome = CliRunner().invoke(cli, ["vote", str(tmp_path / "far"), "--folds", "--json"])
+    report = json.loads(outcome.output)
+    assert (report["n"], report["decided"], report["accuracy"]) == (41, 40, [1.0, 1.0])
+    assert report["automatic"] == 0, "too few memes to know the risk"
+    assert [zone["n"] for zone in report["zones"]] == [13, 14, 13]
+    lines = CliRunner().invoke(cli, ["vote", str(tmp_path / "far"), "--folds"]).output.splitlines()
+    assert lines[1] == "labelled     40; 0 need nobody to look" and lines[2].endswith("+0.000 [+0.000, +0.000]")
+    assert CliRunner().invoke(cli, ["vote", str(library), "--folds", "--leave-one-out"]).exit_code == 2
+
+
 def test_command_prints_figures_with_intervals_and_the_majority(library, tmp_path):
     file = write_memes(tmp_path / "d.csv", labelled("v", 10, wrong=2))
     outcome = CliRunner().invoke(cli, ["vote", str(library), str(file)])
