@@ -190,7 +190,15 @@ async def build_starter(
     """Builds the default library of a new court: tame memes that ``eval.synthetic.scenes`` has drawn."""
     return await build_library(
         path,
-        [Source(STARTER_MEMES, name=STARTER, pictures=_STARTER_PICTURES, format=SourceFormat.MEMECOURT)],
+        [
+            Source(
+                STARTER_MEMES,
+                name=STARTER,
+                pictures=_STARTER_PICTURES,
+                format=SourceFormat.MEMECOURT,
+                provenance=Provenance(verified_by_row=True),
+            )
+        ],
         name=STARTER,
         encoder=encoder,
         picture_reader=picture_reader,
@@ -396,6 +404,7 @@ def _texts(texts: Sequence[str], encoder: Encoder, remembered: EmbeddingCache) -
 def _labelled(
     row: Row, picture: ImportedPicture | None, has_text: bool, has_picture: bool, known: Provenance, added: datetime
 ) -> LabelledMeme:
+    believed = known.verified_by_row and bool(row.verified_by)
     return LabelledMeme(
         id=row.id,
         label=row.label,
@@ -412,6 +421,7 @@ def _labelled(
         namespace=known.namespace,
         language=known.language,
         policy=known.policy,
-        verified=known.verified,
-        added=added,
+        verified=known.verified or believed,
+        who=row.verified_by if believed else "",
+        added=row.verified_on if believed and row.verified_on else added,
     )

@@ -12,10 +12,10 @@ import click
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option(
     "--layout",
-    type=click.Choice(["harmeme", "fhm"]),
+    type=click.Choice(["harmeme", "fhm", "starter"]),
     default="harmeme",
     show_default=True,
-    help="Layout to imitate: with three labels or with two.",
+    help="Layout to imitate, with three labels or with two; or the starter library's own memes and 200 like them.",
 )
 @click.option("--train", default=200, show_default=True, help="Memes in the train split.")
 @click.option("--val", default=40, show_default=True, help="Memes in the validation split.")
@@ -29,13 +29,21 @@ def synthetic(out: Path, layout: str, train: int, val: int, test: int, seed: int
     group; others differ from a harmful one in nothing but the picture, or nothing but the text. Beside the files of the
     layout, synthetic.json says what was planted and key.jsonl what each meme shows.
 
+    With --layout starter the words alone decide, and the other options change nothing.
+
     \b
     memecourt-eval run --dataset synthetic-harmeme --data OUT …
     """  # noqa: D301 - click's mark for text that is not to be wrapped
     from eval.commands.options import say
     from eval.session.progress import watching
     from eval.synthetic.make import Layout, Plant, make
+    from eval.synthetic.starter import write_starter_data
 
+    if layout == "starter":
+        with watching(say) as progress:
+            count = write_starter_data(out, partial(progress.step, "pictures"))
+        click.echo(f"{count:,} memes: train.jsonl is for a library, test.jsonl for judging")
+        return
     try:
         planted = [Plant(word.strip()) for word in plant.split(",") if word.strip()]
     except ValueError:

@@ -81,11 +81,11 @@ class LabelledMeme(_Stored):
     policy: str = ""
     """Name of the policy that it was labelled by; empty if unknown."""
     added: AwareDatetime | None = None
-    """Time of addition to the library; None if unknown."""
+    """Time of addition to the library, or of the confirmation by ``who``; None if unknown."""
     verified: bool = False
     """True if a person has confirmed its label here, as opposed to the data set's label."""
     who: str = ""
-    """Person who added it or relabelled it last; empty for a build."""
+    """Person who added it, relabelled it last or confirmed its label; empty for a data set's own label."""
 
     @model_validator(mode="after")
     def _can_be_found(self) -> Self:

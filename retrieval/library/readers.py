@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -274,8 +275,15 @@ def _parse_plain(record: Mapping[str, Any]) -> dict[str, Any]:
         categories = categories.split(";")
     if not isinstance(categories, list | tuple) or not all(isinstance(category, str) for category in categories):
         raise BadCell("the categories are no texts")
+    verified_by, verified_on = (plain_word(record.get(name)) for name in ("verified_by", "verified_on"))
+    try:
+        day = datetime.fromisoformat(str(verified_on)).replace(tzinfo=UTC) if verified_by else None
+    except ValueError:
+        raise BadCell("it has a verified_by and no day (2026-11-29) as verified_on") from None
     return {
         "label": _label(word),
+        "verified_by": str(record.get("verified_by") or "").strip(),
+        "verified_on": day,
         "source_label": str(label).strip(),
         "categories": tuple(category.strip() for category in categories if category.strip()),
         # Also accepts the field name of Hateful Memes, whose rows are often passed on as a table.

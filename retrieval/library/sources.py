@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
 
@@ -24,7 +25,8 @@ class SourceFormat(StrEnum):
     CSV = "csv"
     """Header ``id,label`` and any of ``text,image,categories``; categories parted by semicolons."""
     MEMECOURT = "memecourt"
-    """JSON a line: ``id``, ``label``, ``text``, ``categories`` and ``image``."""
+    """JSON a line: ``id``, ``label``, ``text``, ``categories`` and ``image``; and, where somebody has confirmed the
+    label, ``verified_by`` and ``verified_on``."""
     MAMI = "mami"
     """Cells between tabs under the header ``file_name``, ``misogynous`` (1 or 0), ``shaming``, ``stereotype``,
     ``objectification``, ``violence``, ``Text Transcription``; for the test split all but the first and the last stand
@@ -42,6 +44,7 @@ class Provenance:
         language: BCP 47 tag of their texts; empty if it is not known.
         policy: Name of the policy that they were labelled by.
         verified: True if people have confirmed the labels for this court; the labels of a data set are not.
+        verified_by_row: True to believe the rows that name who has confirmed them; a stranger's file may name anybody.
     """
 
     split: str = ""
@@ -49,6 +52,7 @@ class Provenance:
     language: str = ""
     policy: str = ""
     verified: bool = False
+    verified_by_row: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +95,8 @@ class Row:
     Attributes:
         line: Line number, counted from 1.
         text: Text of the meme; empty if it has none.
+        verified_by: Person who has confirmed the label of this row; empty for none.
+        verified_on: Midnight UTC of that day; None without a person.
     """
 
     line: int
@@ -101,6 +107,8 @@ class Row:
     categories: tuple[str, ...] = ()
     image: str = ""
     source: str = ""
+    verified_by: str = ""
+    verified_on: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from PIL import Image, PngImagePlugin
 from court.errors import BadRequest, Unavailable
 from court.meme import Picture
 from court.verdict import Label
-from retrieval.build import BuildReport, add_to_library, build_library, build_starter
+from retrieval.build import STARTER_MEMES, BuildReport, add_to_library, build_library, build_starter
 from retrieval.embed.encoder import TextEmbeddings
 from retrieval.library.library import Library
 from retrieval.library.readers import read_source
@@ -376,6 +376,11 @@ def test_starter_library_is_built_without_problems(tmp_path: Path) -> None:
     assert min(counts.harmful, counts.not_harmful) >= counts.memes / 3
     assert library.manifest.tuning.calibration.method == "leave-one-out"
     assert counts.kept_pictures == counts.memes and max(thumbnail_of(library, 0).size) <= SIDE
+    assert all(meme.verified and meme.who and meme.added for meme in library.memes)
+    # A stranger's file may name anybody, so its rows are believed only where the caller says so.
+    source = Source(STARTER_MEMES, name="copied")
+    copied, _ = asyncio.run(build_library(tmp_path / "copied", [source], name="copied", encoder=ENCODER))
+    assert not any(meme.verified or meme.who for meme in copied.memes)
 
 
 def test_unexpected_reader_errors_are_raised(tmp_path: Path) -> None:

@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from datetime import date
 from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from PIL import Image
 
+from eval.cli import cli
 from eval.synthetic.scenes import SCENES, caption_lines, draw_meme, write_starter
+from retrieval.library.readers import read_source
+from retrieval.library.sources import Source
 
 MEMES = [
     json.loads(line)
@@ -58,8 +63,28 @@ def test_there_are_120_memes_about_half_of_them_harmful() -> None:
     assert 55 <= labels["HARMFUL"] <= 65
 
 
-def test_every_line_has_the_same_six_fields() -> None:
-    assert {tuple(meme) for meme in MEMES} == {("id", "label", "text", "categories", "scene", "image")}
+def test_every_line_has_the_same_fields_and_was_verified_on_a_day() -> None:
+    fields = ("id", "label", "text", "categories", "scene", "image", "verified_by", "verified_on")
+    assert {tuple(meme) for meme in MEMES} == {fields}
+    assert all(meme["verified_by"] and date.fromisoformat(meme["verified_on"]) for meme in MEMES)
+
+
+def test_data_set_has_the_library_and_200_other_memes_to_judge(tmp_path: Path) -> None:
+    outcome = CliRunner().invoke(cli, ["synthetic", str(tmp_path / "data"), "--layout", "starter"])
+    assert outcome.exit_code == 0 and outcome.output.splitlines()[-1].startswith("320 memes")
+    train, test = (read_source(Source(tmp_path / "data" / f"{name}.jsonl")) for name in ("train", "test"))
+    assert not train.problems and not test.problems
+    assert len(test.good) == 200 and sum(row.label == "HARMFUL" for row in test.good) == 100
+    for row in (*train.good, *test.good):
+        assert (tmp_path / "data" / "images" / row.image).is_file()
+    assert not {words(row.text) for row in train.good} & {words(row.text) for row in test.good}
+    assert {row.text: found for row in test.good if (found := real_names_in(row.text))} == {}
+    again = CliRunner().invoke(cli, ["synthetic", str(tmp_path / "data"), "--layout", "starter"])
+    assert "not empty" in str(again.exception)
+
+
+def words(text: str) -> str:
+    return " ".join(re.findall(r"\w+", text.casefold()))
 
 
 def test_shipped_pictures_are_those_that_are_drawn(tmp_path: Path) -> None:
@@ -77,7 +102,7 @@ def test_ids_count_upwards() -> None:
 
 
 def test_no_text_occurs_twice() -> None:
-    plain = [" ".join(re.findall(r"\w+", meme["text"].casefold())) for meme in MEMES]
+    plain = [words(meme["text"]) for meme in MEMES]
     assert len(set(plain)) == len(plain)
 
 

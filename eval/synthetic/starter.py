@@ -1,0 +1,54 @@
+"""The memes of the starter library as a data set, with 200 others like them to judge."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable
+from importlib.resources import files
+from pathlib import Path
+from shutil import copyfile
+
+from court.errors import BadRequest
+from eval.synthetic.scenes import SCENES, draw_meme
+from eval.synthetic.world import png_of
+from retrieval.build import STARTER_MEMES
+
+
+def memes_to_judge() -> list[dict[str, str]]:
+    """Returns the memes to judge, harmful and not in turn, so that scenes go to both labels alike."""
+    texts = tomllib.loads(files("eval.synthetic").joinpath("starter_test.toml").read_text("utf-8"))
+    pairs = zip(texts["harmful"], texts["not_harmful"], strict=True)
+    memes = []
+    for index, pair in enumerate(pairs):
+        for label, text in zip(("HARMFUL", "NOT_HARMFUL"), pair, strict=True):
+            id_ = f"test-{len(memes) + 1:03d}"
+            scene = SCENES[index % len(SCENES)]
+            memes.append({"id": id_, "label": label, "text": text, "scene": scene, "image": f"{id_}.png"})
+    return memes
+
+
+def write_starter_data(root: Path, progress: Callable[[int, int], None] = lambda *_: None) -> int:
+    """Writes ``train.jsonl``, ``test.jsonl`` and ``images`` into a directory that is new or empty.
+
+    Returns:
+        Number of memes in both files.
+
+    Raises:
+        BadRequest: The directory is not empty.
+        OSError: The disk cannot be written.
+    """
+    if root.exists() and any(root.iterdir()):
+        raise BadRequest(f"{root} is not empty. Name a new directory.")
+    images = root / "images"
+    images.mkdir(parents=True)
+    tests = memes_to_judge()
+    shipped = sorted(STARTER_MEMES.with_name("pictures").iterdir())
+    for picture in shipped:
+        copyfile(picture, images / picture.name)
+    for number, meme in enumerate(tests, 1):
+        (images / meme["image"]).write_bytes(png_of(draw_meme(meme["scene"], meme["text"], seed=number)))
+        progress(number, len(tests))
+    copyfile(STARTER_MEMES, root / "train.jsonl")
+    (root / "test.jsonl").write_text("".join(json.dumps(meme) + "\n" for meme in tests), "utf-8")
+    return len(shipped) + len(tests)
