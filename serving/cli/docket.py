@@ -23,6 +23,7 @@ from serving.cli.common import (
     settings_of,
     tell,
     trial_argument,
+    whole_id,
     with_options,
 )
 from serving.cli.hashes import hashes
@@ -150,6 +151,7 @@ async def bundle(
 
     known = [read_anchor(path) for path in anchors]
     async with docket_in(settings_of(docket=docket)) as store:
+        trial_id = await whole_id(store, trial_id)
         text = await store.auditor.bundle(trial_id, with_access=with_access, anchors=known)
     path = out or Path(f"{trial_id}.bundle.json")
     try:
@@ -216,9 +218,16 @@ def erase(
     This can't be undone. The log still shows that there was a trial, when, and who erased it; everything that remains
     still verifies. Copies handed out, exports and backups are not reached.
     """
+    from serving.docket.review.corrections import name_of
+
+    async def whole() -> str:
+        async with docket_in(settings_of(docket=docket)) as store:
+            return await whole_id(store, trial_id)
+
+    # Before the question, which names the trial that is meant.
+    trial_id = run(whole())
     if not yes:
         click.confirm(f"Erase trial {printable(trial_id)} for ever?", abort=True)
-    from serving.docket.review.corrections import name_of
 
     async def work() -> None:
         # The precedent's name follows from the trial's id, so it is found also where the record is erased already.

@@ -23,6 +23,7 @@ from serving.cli.common import (
     require_text,
     settings_of,
     tell,
+    whole_id,
     with_options,
 )
 
@@ -138,8 +139,8 @@ async def export(
         tell(f"{exported:,} trial{'s' * (exported != 1)}{more}")
     else:
         assert trial_id is not None
-        to = out or Path(file_name(trial_id, TrialForm(form)))
-        made = await _one(settings, trial_id, form, options)
+        whole, made = await _one(settings, trial_id, form, options)
+        to = out or Path(file_name(whole, TrialForm(form)))
         with _output(to) as file:
             file.write(made)
     if str(to) != "-":
@@ -190,7 +191,7 @@ def filter_of(options: dict[str, Any]) -> TrialFilter:
     )
 
 
-async def _one(settings: Settings, trial_id: str, form: str, options: dict[str, Any]) -> bytes:
+async def _one(settings: Settings, trial_id: str, form: str, options: dict[str, Any]) -> tuple[str, bytes]:
     import asyncio
 
     from court.prompts.sets import open_set
@@ -203,6 +204,7 @@ async def _one(settings: Settings, trial_id: str, form: str, options: dict[str, 
     wanted = Pictures(options["pictures"] or ("veiled" if form == "html" else "none"))
     library = LibraryPictures((options["library"],)) if options["library"] else None
     async with docket_in(settings) as store:
+        trial_id = await whole_id(store, trial_id)
         if form == "dsa":  # which needs no receipt, and so no key
             source = ExportSource(await store.trials.record(trial_id))
         else:
@@ -211,7 +213,7 @@ async def _one(settings: Settings, trial_id: str, form: str, options: dict[str, 
             # While the docket is open and before the file is written: what can't be noted must not go out.
             await _record_access(store.reviews, trial_id, form)
     filled = _filled(options["filled"])
-    return await asyncio.to_thread(
+    return trial_id, await asyncio.to_thread(
         lambda: write_trial(
             source,
             TrialForm(form),

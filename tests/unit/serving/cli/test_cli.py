@@ -129,6 +129,13 @@ def test_trials_are_named_by_the_beginning_of_their_id(tmp_path):
     assert ids == {"abc": "abc", "abd": "abd", "abdx": "abdx", "x_": "x_1", "xy": "xy1"}
     assert shown("ab").exit_code == 1 and "Several trials begin with ab" in shown("ab").output
     assert shown("abde").exit_code == 1 and "no trial abde" in shown("abde").output
+    for command in (("records", "export", "--as", "json", "-o", "-"), ("docket", "bundle", "-o", tmp_path / "b")):
+        assert "Several trials" in invoke(*command[:2], "ab", *command[2:], "--docket", path).output
+    exported = invoke("records", "export", "xy", "--as", "json", "-o", "-", "--docket", path).output
+    assert json.loads(exported)["trial_id"] == "xy1"
+    why = ("--who", "ada", "--why", "asked for", "--docket", path)
+    assert "Erase trial xy1 for ever?" in invoke("docket", "erase", "xy", *why).output
+    assert invoke("docket", "erase", "ab", "--yes", *why).exit_code == 1
 
 
 def test_shells_complete_commands(monkeypatch):
