@@ -40,6 +40,16 @@ from serving.settings import Settings
 
 OPENAPI = Path(__file__).with_name("openapi.json")
 """OpenAPI description, written by ``scripts/openapi.py``."""
+_VIEWER = Path(__file__).with_name("viewer")
+_VIEWER_FILES = {"index.html": "text/html", "start.js": "text/javascript"}
+"""Our own files of the page of the API."""
+_VIEWER_FILES_PACKED = {"swagger-ui-bundle.js": "text/javascript", "swagger-ui.css": "text/css"}
+"""Files of Swagger UI (npm: swagger-ui-dist 5.35.0, without source maps), stored as they are sent, with gzip."""
+# Nothing inline and nothing from elsewhere, so that a token that is typed into the page goes to this server alone.
+_VIEWER_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; connect-src 'self'; form-action 'none'; "
+    "base-uri 'none'; frame-ancestors 'none'"
+)
 WEBHOOK_KEYS = "/v1/webhooks/keys"
 # Proxies and browsers must neither cache answers nor interpret them as pages.
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
@@ -78,7 +88,8 @@ def create_api(
         description = json.loads(OPENAPI.read_bytes())
         if origin:
             description["servers"] = [{"url": origin}]
-        routes.append(Route("/v1/openapi.json", _answer(description)))
+        routes += [Route("/v1/openapi.json", _answer(description)), Route("/v1/docs", _viewer_file("index.html"))]
+        routes += [Route(f"/v1/docs/{name}", _viewer_file(name)) for name in (*_VIEWER_FILES, *_VIEWER_FILES_PACKED)]
     app = Starlette(
         routes=routes,
         middleware=[Middleware(Front, names=names, origin=origin)],
@@ -138,6 +149,17 @@ def _health(health: Health, service: str) -> Callable[[Request], Awaitable[Respo
 def _answer(content: Mapping[str, Any]) -> Callable[[Request], Awaitable[Response]]:
     async def answer(_: Request) -> Response:
         return json_response(content)
+
+    return answer
+
+
+def _viewer_file(name: str) -> Callable[[Request], Awaitable[Response]]:
+    packed = name in _VIEWER_FILES_PACKED
+    content = (_VIEWER / f"{name}{'.gz' * packed}").read_bytes()
+    headers = {"content-security-policy": _VIEWER_POLICY} | ({"content-encoding": "gzip"} if packed else {})
+
+    async def answer(_: Request) -> Response:
+        return Response(content, media_type=(_VIEWER_FILES | _VIEWER_FILES_PACKED)[name], headers=headers)
 
     return answer
 
