@@ -7,17 +7,30 @@ operator accepts (:class:`court.precedents.RiskCurve`).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from court.events import Side, TextRead, TextSource
 from court.injection.disguise import disguises_in
+from court.policy import Policy
 from court.precedents import Findings, Precedent, RiskPoint, Vote
 from court.precedents import vote as vote_by
 from court.reading_confidence import reading_confidence, stacked_letters
 from court.settings import TrialSettings
-from court.verdict import Label, Review, ReviewReason, ScoreMeaning, Strength, Strengths, Verdict, rule
+from court.verdict import (
+    CLOSE_CALL,
+    Finding,
+    Label,
+    Review,
+    ReviewReason,
+    ScoreMeaning,
+    Strength,
+    Strengths,
+    Verdict,
+    rule,
+)
 
 _LABEL_OF = {Side.ACCUSER: Label.HARMFUL, Side.DEFENDER: Label.NOT_HARMFUL}
 _WORDS = {Label.HARMFUL: "harmful", Label.NOT_HARMFUL: "not harmful", Label.UNDECIDED: "undecided"}
@@ -99,8 +112,12 @@ def precedents_for(side: Side, findings: Findings, settings: TrialSettings) -> t
     return tuple(shown[: settings.exhibits])
 
 
-def weigh(findings: Findings, vote: Vote | None, text: TextRead, settings: TrialSettings) -> Verdict:
-    """Returns the verdict of the summary procedure: the more likely label, its risk, and reasons for human review."""
+def weigh(findings: Findings, vote: Vote | None, text: TextRead, settings: TrialSettings, *, policy: Policy) -> Verdict:
+    """Returns the verdict of the summary procedure: the more likely label, its risk, and reasons for human review.
+
+    Args:
+        policy: Policy of the trial, whose clauses name the categories of precedents.
+    """
     coverage = Coverage.of(findings)
     # With no precedent near enough, only the base rate of the labels is left, which is no verdict.
     if vote is None:
@@ -134,12 +151,19 @@ def weigh(findings: Findings, vote: Vote | None, text: TextRead, settings: Trial
     # A calibration on memes with pictures is overconfident for text-only memes; without another measurement, give no
     # risk.
     measured = findings.search.has_picture or findings.risk is not None
+    finding = _likely_finding(findings, policy) if label is Label.HARMFUL else None
+    evidence = f"Evidence of harm {strengths.harmful.lower()}, benign evidence {strengths.benign.lower()}."
+    if measured and risk > CLOSE_CALL:
+        evidence = f"A close call: the label is wrong with a probability of {risk:.2f}."
+    if finding is not None:
+        evidence += f" The harmful precedents suggest clause {finding.clause} ({finding.category})."
     return Verdict(
         label=label,
         strengths=strengths,
         harm_score=vote.probability,
         harm_score_meaning=ScoreMeaning.PRECEDENT_VOTE,
-        rationale=_rationale(label, strengths, findings=findings, vote=vote, threshold=threshold),
+        rationale=_rationale(label, evidence, findings=findings, vote=vote, threshold=threshold),
+        finding=finding,
         review=(
             *_text_reasons(findings, text),
             *_contrary_precedents(vote, label, threshold, settings.review_margin),
@@ -207,7 +231,20 @@ def _strengths(p: float, threshold: float) -> Strengths:
     return Strengths(harmful=harmful, benign=benign)
 
 
-def _rationale(label: Label, strengths: Strengths, *, findings: Findings, vote: Vote, threshold: float) -> str:
+def _likely_finding(findings: Findings, policy: Policy) -> Finding | None:
+    """Returns the clause of the category that most of the near harmful precedents carry; None if none has a clause."""
+    # Of several clauses with one category the first is named.
+    clauses = {clause.category: clause for clause in reversed(policy.clauses)}
+    weights: Counter[str] = Counter()
+    for precedent in _at_hand(findings):
+        if precedent.label is Label.HARMFUL:
+            weights.update(dict.fromkeys(clauses.keys() & set(precedent.categories), precedent.similarity))
+    # By name on ties, as a set has no order of its own.
+    likely = max(sorted(weights), key=weights.__getitem__, default=None)
+    return None if likely is None else Finding(category=likely, clause=clauses[likely].number)
+
+
+def _rationale(label: Label, evidence: str, *, findings: Findings, vote: Vote, threshold: float) -> str:
     coverage = Coverage.of(findings)
     nearest = [
         f"the nearest {_WORDS[precedent.label]} precedent is {precedent.id}, at {_similarities(precedent)}"
@@ -222,7 +259,7 @@ def _rationale(label: Label, strengths: Strengths, *, findings: Findings, vote: 
         f"{vote.harmful} were found harmful. {_probability(vote)} (threshold {threshold:.2f}).",
         f"{_capital('; '.join(nearest))}." if nearest else "",
         f"{_halves(findings, coverage)} (weight of the text {findings.search.alpha:.2f}).",
-        f"Evidence of harm {strengths.harmful.lower()}, benign evidence {strengths.benign.lower()}.",
+        evidence,
         *(f"{_capital(note)}." for note in findings.notes),
     ]
     return " ".join(sentence for sentence in sentences if sentence)

@@ -267,7 +267,7 @@ class Court:
                 rested = {"side": side, "rounds": 0, "reason": QuestioningEnd.NO_EXAMINATION}
                 unrecorded.append(EventDraft(SideRested, rested))
         recorder.step = "verdict"
-        verdict = summary.weigh(findings, vote, text, self.settings)
+        verdict = summary.weigh(findings, vote, text, self.settings, policy=self.policy)
         await give_verdict(recorder, *unrecorded, verdict=verdict)
 
     def _full(self, evidence: Evidence, fence: Fence, case: TrialCase) -> FullTrial:

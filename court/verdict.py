@@ -284,7 +284,7 @@ class Verdict(BaseModel):
     harm_score_meaning: ScoreMeaning | None = None
     rationale: str = Field(min_length=1)
     finding: Finding | None = None
-    """``None`` if no harm was found or no model was asked."""
+    """``None`` if no harm was found, or no model and no precedent named any."""
     review: tuple[Review, ...] = ()
     """Reasons for human review; empty if none is needed."""
     rule: str = RULE

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from court.events import TextRead, TextSource
+from court.policy import DEFAULT_POLICY
 from court.precedents import Vote
 from court.settings import TrialSettings
 from court.summary import vote_if_close, vote_of, weigh
@@ -124,7 +125,7 @@ async def _judged(library: Library, part: Library, encoder: Encoder, indices: Se
                 text=meme.text, frames=(), pixels_sha256="", exhibits=settings.exhibits, tally=1, alpha=None
             )
             if (vote := vote_of(findings)) is not None:
-                verdict = weigh(findings, vote_if_close(findings), _READ, settings)
+                verdict = weigh(findings, vote_if_close(findings), _READ, settings, policy=DEFAULT_POLICY)
                 found[index] = HeldOut(meme.harmful, findings.tally[0].similarity, verdict, vote)
     finally:
         finder.close()

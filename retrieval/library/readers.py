@@ -220,7 +220,7 @@ def _row(
         raise BadCell("the text is no text")
     row = Row(line=line, id=id_, text=text or "", source=name, **parse(record))
     # All of these are stored and shown, so each must be valid text.
-    for part in (row.id, row.text, row.image, row.source_label, *row.categories):
+    for part in (row.id, row.text, row.image, row.source_label, row.verified_by, *row.categories):
         require_text(part)
     return row
 
@@ -275,14 +275,14 @@ def _parse_plain(record: Mapping[str, Any]) -> dict[str, Any]:
         categories = categories.split(";")
     if not isinstance(categories, list | tuple) or not all(isinstance(category, str) for category in categories):
         raise BadCell("the categories are no texts")
-    verified_by, verified_on = (plain_word(record.get(name)) for name in ("verified_by", "verified_on"))
+    verified_by = str(record.get("verified_by") or "").strip()
     try:
-        day = datetime.fromisoformat(str(verified_on)).replace(tzinfo=UTC) if verified_by else None
+        day = datetime.fromisoformat(str(record.get("verified_on"))).replace(tzinfo=UTC) if verified_by else None
     except ValueError:
         raise BadCell("it has a verified_by and no day (2026-11-29) as verified_on") from None
     return {
         "label": _label(word),
-        "verified_by": str(record.get("verified_by") or "").strip(),
+        "verified_by": verified_by,
         "verified_on": day,
         "source_label": str(label).strip(),
         "categories": tuple(category.strip() for category in categories if category.strip()),

@@ -1,6 +1,7 @@
 """Helpers of tests of summary."""
 
 from court.events import TextLine, TextRead, TextSource
+from court.policy import DEFAULT_POLICY
 from court.settings import TrialSettings
 from court.summary import vote_if_close, weigh
 
@@ -20,4 +21,4 @@ def text_read(source=TextSource.CALLER, confidences=()):
 
 
 def judged(found, settings=SETTINGS, text=None):
-    return weigh(found, vote_if_close(found), text or text_read(), settings)
+    return weigh(found, vote_if_close(found), text or text_read(), settings, policy=DEFAULT_POLICY)

@@ -3,6 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from court.events import Side, TextSource
+from court.policy import DEFAULT_POLICY
 from court.precedents import MinSimilarity, Search, VoteSettings
 from court.summary import argue, vote_if_close, weigh
 from court.verdict import Label, ReviewReason, Strength
@@ -46,6 +47,31 @@ def test_textless_picture_without_a_similar_precedent_is_undecided():
     far = judged(findings([N] * 5, text=None, picture=0.2, search=search))
     assert far.label is Label.UNDECIDED and reasons(far) == {ReviewReason.NO_SIMILAR_PRECEDENT}
     assert judged(findings([N] * 5, text=None, picture=0.8, search=search)).label is N
+
+
+def test_close_call_is_named_in_the_rationale_instead_of_strengths():
+    verdict = judged(findings([H, N, H, N, H]))
+    assert verdict.close_call and f"A close call: the label is wrong with a probability of {verdict.risk:.2f}." in (
+        verdict.rationale
+    )
+    assert "Evidence of harm" not in verdict.rationale
+    assert "close call" not in judged(findings([H] * 5)).rationale
+
+
+def test_harmful_precedents_with_categories_suggest_a_clause_of_the_policy():
+    def found(label, *categories):
+        made = findings([label] * len(categories))
+        exhibits = [
+            one.model_copy(update={"categories": (name,)}) for one, name in zip(made.exhibits, categories, strict=False)
+        ]
+        nearest = {"nearest_harmful" if label is H else "nearest_benign": exhibits[0]}
+        return made.model_copy(update={"exhibits": tuple(exhibits), **nearest})
+
+    verdict = judged(found(H, "community", "nationality", "nationality", "race", "race"))
+    assert (verdict.finding.category, verdict.finding.clause, verdict.finding.target) == ("nationality", "4", "")
+    assert "suggest clause 4 (nationality)" in verdict.rationale
+    assert judged(found(H, *["community"] * 5)).finding is None
+    assert judged(found(N, *["nationality"] * 5)).finding is None
 
 
 def test_meme_without_any_precedent_is_undecided():
@@ -169,7 +195,7 @@ def test_uncertain_text_reading_raises_the_risk():
 def test_label_follows_from_the_vote_and_the_strengths(labels, similarity, chosen):
     found = findings(labels, text=similarity, vote_settings=chosen, floors=MinSimilarity(text=0.0, picture=0.0))
     vote = vote_if_close(found)
-    verdict = weigh(found, vote, text_read(), SETTINGS)
+    verdict = weigh(found, vote, text_read(), SETTINGS, policy=DEFAULT_POLICY)
     # Verdict itself refuses a label that the rule does not give; this checks the side of the threshold.
     assert (verdict.label is N) == (vote.probability < chosen.threshold)
 

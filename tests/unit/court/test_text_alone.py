@@ -127,9 +127,9 @@ def test_unmeasured_risk_of_texts_is_not_claimed_and_needs_review():
     assert "wrong on memes without a picture was not measured" in reason.detail
 
 
-def test_text_without_similar_precedents_is_signalled_or_undecided():
+def test_text_without_similar_precedents_is_undecided():
     far = try_text(by_text([H, N], text=0.05))[0].verdict
-    assert ReviewReason.NO_SIMILAR_PRECEDENT in [signal.reason for signal in far.signals]
+    assert far.label == "UNDECIDED" and ReviewReason.NO_SIMILAR_PRECEDENT in [each.reason for each in far.review]
     nothing = try_text(by_text([], text_not_understood=True))[0].verdict
     assert nothing.label == "UNDECIDED" and nothing.review
 

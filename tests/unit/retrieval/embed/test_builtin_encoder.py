@@ -16,6 +16,7 @@ import pytest
 from court.backends.onnx import NO_REPORTS
 from court.errors import NotLoaded
 from court.events import TextRead, TextSource
+from court.policy import DEFAULT_POLICY
 from court.precedents import VoteSettings
 from court.settings import TrialSettings
 from court.summary import vote_if_close, weigh
@@ -211,6 +212,6 @@ def test_unreadable_text_is_undecided_despite_unreadable_precedents(
     finder.close()
     assert found.text_not_understood and not found.exhibits
     read = TextRead(trial_id="t", seq=1, at="2026-01-01T00:00:00Z", text=text, source=TextSource.CALLER)
-    verdict = weigh(found, vote_if_close(found), read, TrialSettings())
+    verdict = weigh(found, vote_if_close(found), read, TrialSettings(), policy=DEFAULT_POLICY)
     assert verdict.label is Label.UNDECIDED
     assert {review.reason for review in verdict.review} >= {ReviewReason.TEXT_NOT_UNDERSTOOD}

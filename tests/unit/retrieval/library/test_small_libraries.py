@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from court.events import TextRead, TextSource
+from court.policy import DEFAULT_POLICY
 from court.settings import TrialSettings
 from court.summary import vote_if_close, weigh
 from court.verdict import Label
@@ -65,7 +66,7 @@ def test_every_library_gives_a_verdict_with_finite_figures(tmp_path: Path, name:
     search = finder.find(text=text, frames=(), pixels_sha256="", exhibits=3, tally=25, alpha=None)
     findings = asyncio.run(search)
     read = TextRead(trial_id="t", seq=1, at=library.manifest.created, text=text, source=TextSource.CALLER)
-    verdict = weigh(findings, vote_if_close(findings), read, TrialSettings())
+    verdict = weigh(findings, vote_if_close(findings), read, TrialSettings(), policy=DEFAULT_POLICY)
     assert all(map(math.isfinite, numbers(verdict.model_dump(mode="json"))))
     reasons = {review.reason for review in verdict.review}
     if not text:
