@@ -33,7 +33,7 @@ _READ = TextRead(trial_id="fold", seq=1, at=datetime(1970, 1, 1, tzinfo=UTC), te
 
 
 @dataclass(frozen=True, slots=True)
-class HeldOut:
+class FoldVerdict:
     """Verdict on a meme by the folds that it is not in, and the vote at any distance that it rests on."""
 
     harmful: bool
@@ -106,7 +106,7 @@ def measure_folds(place: Path, *, seed: int = 0) -> FoldsReport:
     groups = template_numbers(library.rows[:, : library.manifest.encoder.text_dim], NEARLY)
     # Shuffled, since neighbouring groups of a data set were often collected together.
     fold = np.random.default_rng(seed).permutation(int(groups.max()) + 1)[groups] % _FOLDS
-    found: dict[int, HeldOut] = {}
+    found: dict[int, FoldVerdict] = {}
     for number in range(_FOLDS):
         with part_of(library, np.flatnonzero(fold != number).tolist()) as part:
             found |= asyncio.run(_judged(library, part, encoder, np.flatnonzero(fold == number).tolist()))
@@ -114,7 +114,7 @@ def measure_folds(place: Path, *, seed: int = 0) -> FoldsReport:
     return _report([found[index] for index in indices], groups[indices], seed)
 
 
-async def _judged(library: Library, part: Library, encoder: Encoder, indices: Sequence[int]) -> dict[int, HeldOut]:
+async def _judged(library: Library, part: Library, encoder: Encoder, indices: Sequence[int]) -> dict[int, FoldVerdict]:
     finder = LibraryFinder(part, encoder)
     settings = TrialSettings()
     found = {}
@@ -126,13 +126,13 @@ async def _judged(library: Library, part: Library, encoder: Encoder, indices: Se
             )
             if (vote := vote_of(findings)) is not None:
                 verdict = weigh(findings, vote_if_close(findings), _READ, settings, policy=DEFAULT_POLICY)
-                found[index] = HeldOut(meme.harmful, findings.tally[0].similarity, verdict, vote)
+                found[index] = FoldVerdict(meme.harmful, findings.tally[0].similarity, verdict, vote)
     finally:
         finder.close()
     return found
 
 
-def _report(memes: Sequence[HeldOut], groups: NDArray[np.int64], seed: int) -> FoldsReport:
+def _report(memes: Sequence[FoldVerdict], groups: NDArray[np.int64], seed: int) -> FoldsReport:
     decided = [index for index, meme in enumerate(memes) if meme.predicted is not None]
     labelled = [memes[index] for index in decided]
     others = [meme.voted == meme.harmful for meme in memes if meme.predicted is None]
@@ -157,7 +157,7 @@ def _report(memes: Sequence[HeldOut], groups: NDArray[np.int64], seed: int) -> F
     )
 
 
-def _zones(memes: Sequence[HeldOut]) -> list[Zone]:
+def _zones(memes: Sequence[FoldVerdict]) -> list[Zone]:
     nearest_first = sorted(memes, key=lambda meme: -meme.nearest)
     bounds = [round(len(memes) * part / 3) for part in range(4)]
     zones = []

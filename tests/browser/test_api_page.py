@@ -10,7 +10,7 @@ from serving.rest.app import create_api
 from serving.settings import Settings
 
 
-def test_api_page_shows_operations_and_asks_nobody_else(chromium):
+def test_api_page_shows_operations_without_requests_to_other_sites(chromium):
     urls, complaints, requests, done = [], [], [], threading.Event()
     started = threading.Event()
     # The page and the description need none of the court's parts.

@@ -35,7 +35,7 @@ def test_benign_precedents_lead_to_a_not_harmful_label():
 
 
 @pytest.mark.parametrize("label", [H, N])
-def test_meme_that_is_near_no_precedent_is_undecided_and_has_no_score(label):
+def test_meme_with_distant_precedents_is_undecided_without_a_score(label):
     verdict = judged(findings([label] * 5, text=0.29, picture=0.49))
     assert verdict.label is Label.UNDECIDED and verdict.harm_score is None and verdict.risk is None
     assert reasons(verdict) == {ReviewReason.NO_SIMILAR_PRECEDENT} and verdict.decision == "review"
