@@ -197,7 +197,7 @@ class InForce:
             "by": self.by,
             "label": self.label,
             "decision": self.decision,
-            "at": self.at and self.at.isoformat(),
+            "at": self.at.isoformat() if self.at else None,
             "id": self.id,
             "contested": self.contested,
             "older_policy": self.older_policy,

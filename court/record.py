@@ -148,7 +148,8 @@ class TrialRecord:
     def content(self) -> ContentKey:
         """Key of the content."""
         opened, text = self.opened, self.text
-        sent = text.text if text is not None and opened.meme.text_given else None
+        # A text that no reader read was sent with the request.
+        sent = text.text if text is not None and not text.reader else None
         return content_key(opened.meme.namespace, opened.policy.id, opened.meme.digest, sent)
 
     @property

@@ -18,7 +18,7 @@ from serving.judging.judge import TrialRunner
 from serving.judging.request import Answer, TrialRequest
 from serving.judging.single_flight import LRUCache
 from serving.rpc.calls import Budget, Method, Session, budget_of, finish_call, grpc_handler
-from serving.rpc.convert import answer_of, ask_of, receipt_of, verdict_of
+from serving.rpc.convert import answer_of, ask_of, in_force_of, receipt_of, verdict_of
 from serving.rpc.flow_control import ReceiveBudget
 from serving.rpc.judge_stream import Judging, judge_stream
 from serving.rpc.listings import line_of, summary_of
@@ -146,7 +146,8 @@ class CourtService:
             if record.verdict is not None:
                 response.verdict.MergeFromString(await self._sent(court, record))
                 response.verdict.decision = stands.decision
-                response.verdict.in_force.CopyFrom(stands.in_force)
+                assert record.in_force is not None, "there is a verdict"
+                response.verdict.in_force.CopyFrom(in_force_of(record.in_force))
                 response.verdict.request_id = request.request.request_id or record.opened.request_id
                 if current().sees(record.opened.meme.namespace):
                     response.verdict.content.CopyFrom(stands.content)

@@ -61,7 +61,6 @@ def line_of(record: TrialRecord) -> DocketLine:
         request_id=opened.request_id,
         review=record.review,
         failure_reason=failed.reason if failed else "",
-        decided_at=record.verdict_event.at if record.verdict_event else None,
         policy=opened.policy.digest,
         found=record.found or finding_of(record.events),
         rules=record.rules,

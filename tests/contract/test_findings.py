@@ -1,14 +1,26 @@
 """Findings of people by content, over SQLite and PostgreSQL: folded from the log, and gone with what they rest on."""
 
 import asyncio
+import itertools
+import random
+import time
+
+import pytest
 
 from court.events import ReviewOutcome, TextRead
-from court.in_force import FindingRules, content_key
+from court.in_force import FindingRules, content_key, finding_of
 from court.verdict import Label
-from serving.docket.open import open_docket
+from memecourt.client import judge_request
+from memecourt.v1 import court_pb2 as wire
+from serving.docket.open import Docket, open_docket
 from serving.settings import Settings
+from serving.webhooks.messages import messages_of
 from tests.support.docket_service import AT, HARMFUL, a_trial
-from tests.support.dockets import NOON, append_all, review_trial
+from tests.support.dockets import NOON, append_all, parse_place, review_trial
+from tests.support.playing import until
+from tests.support.real_court import IMAGE, real_court
+from tests.support.receivers import hook_settings
+from tests.support.sizes import FULL
 
 KEY = content_key("", "p", "b" * 64, "a tame text")
 LONG = 36_500
@@ -202,3 +214,105 @@ def test_changes_name_what_was_reviewed_contested_or_erased_since(using):
         return [(each.trials, each.contents) for each in (reviewed, erased, await docket.findings.changes(erased.size))]
 
     assert using(scene) == [({"a"}, {KEY}), ({"a"}, frozenset()), (frozenset(), frozenset())]
+
+
+@pytest.mark.promise(
+    "FI-1", "repost, other text, namespace and server, appeal, erasure: exact content follows the finding"
+)
+@pytest.mark.slow
+def test_every_answer_about_the_content_follows_the_finding_until_it_is_erased(tmp_path):
+    def asking(request_id, text="my bird sings", **fields):
+        return judge_request(IMAGE, text=text, request_id=request_id, **fields)
+
+    async def answered(court, request):
+        answer = await court.judge.Judge(request)
+        stored = wire.GetVerdictRequest(trial_id=answer.verdict_id)
+        assert (await court.judge.GetVerdict(stored)).verdict.decision == answer.decision
+        return wire.Authority.Name(answer.in_force.by).removeprefix("AUTHORITY_"), answer.decision, answer
+
+    async def scene():
+        async with real_court(tmp_path) as court:
+            *_, first = await answered(court, asking("first"))
+            assert first.label == wire.LABEL_HARMFUL
+            review = wire.ReviewVerdictRequest(
+                trial_id=first.verdict_id,
+                outcome=wire.REVIEW_OUTCOME_OVERRULED,
+                label=wire.LABEL_NOT_HARMFUL,
+                reason="I looked.",
+                reviewer="ada",
+            )
+            await court.records.ReviewVerdict(review)
+            by, decision, repost = await answered(court, asking("repost"))
+            assert (by, decision, repost.verdict_id, repost.label) == ("PERSON", "allow", first.verdict_id, first.label)
+            for request in (asking("read", text=None), asking("elsewhere", namespace="north")):
+                assert (await answered(court, request))[0] == "COURT"
+            by, decision, anew = await answered(court, asking("anew", try_anew=True))
+            assert (by, decision) == ("PERSON", "allow") and anew.verdict_id != first.verdict_id
+        async with real_court(tmp_path) as court:
+            assert (await answered(court, asking("restarted")))[:2] == ("PERSON", "allow")
+            appeal = wire.OpenAppealRequest(trial_id=first.verdict_id, statement="It mocks us.", by="forum")
+            await court.records.OpenAppeal(appeal)
+            by, decision, contested = await answered(court, asking("appealed"))
+            assert (by, decision, contested.in_force.contested) == ("PERSON", "review", True)
+            await court.docket.eraser.erase(first.verdict_id, who="ada", why="asked", at=NOON)
+
+            async def is_free():
+                return (await court.judge.Judge(asking(""))).in_force.by == wire.AUTHORITY_COURT
+
+            await until(is_free)
+
+    asyncio.run(scene())
+
+
+def review_until_killed(place, name, pipe):
+    """Reviews one trial after the other, by two people at once, of whom one thinks again, until it is killed."""
+
+    async def main():
+        docket = Docket.open(parse_place(place))
+        for number in itertools.count():
+            trial_id = f"{name}-{number}"
+            await append_all(docket, a_trial(trial_id, text=trial_id))
+            pipe.send(trial_id)
+            await asyncio.gather(overrule(docket, trial_id), uphold(docket, trial_id, "Tom"))
+            await uphold(docket, trial_id)
+
+    asyncio.run(main())
+
+
+@pytest.mark.promise("FI-2", "500 kills each in SQLite and PostgreSQL: one finding each, every change announced once")
+@pytest.mark.slow
+def test_kills_between_reviews_leave_one_finding_for_each_trial_and_announce_each_change_once(
+    docket_place, using, forks, tmp_path
+):
+    chance = random.Random(time.time_ns())
+    for kill in range(500 if FULL else 5):
+        receiver, sender = forks.Pipe(duplex=False)
+        process = forks.Process(target=review_until_killed, args=(docket_place, f"p{kill}", sender))
+        process.start()
+        for _ in range(chance.randrange(1, 5)):
+            receiver.recv()
+        time.sleep(chance.random() / 50)
+        process.kill()
+        process.join()
+    hook = hook_settings("https://hooks.example/", tmp_path)
+
+    async def scene(docket):
+        entries = await docket.log.entries(0, 10**6)
+        reviews = [entry for entry in entries if entry.kind == "VerdictReviewed"]
+        subjects = await docket.deliveries.subjects({entry.trial_id for entry in entries})
+        messages = [
+            each for entry in entries for each in messages_of(entry, subjects[entry.trial_id], hook, docket="d")
+        ]
+        announced = [each.entry for each in messages if each.event == "memecourt.review.decided"]
+        assert announced == [entry.number for entry in reviews]
+        for trial_id in subjects:
+            record = await docket.trials.record(trial_id)
+            found = await docket.findings.get(record.content)
+            folded = finding_of(record.events)
+            assert (found and (found.label, found.contested, found.at)) == (
+                folded and (folded.label, folded.contested, folded.at)
+            )
+            assert (folded is None) is (trial_id not in {entry.trial_id for entry in reviews})
+        return len(reviews)
+
+    assert using(scene)

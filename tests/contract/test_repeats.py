@@ -122,7 +122,7 @@ def test_a_generated_request_id_is_not_stored(tmp_path):
     assert run(tmp_path, work) is None
 
 
-def test_an_overruled_verdict_is_not_repeated(tmp_path):
+def test_a_repeat_of_overruled_content_has_the_decision_of_the_finding(tmp_path):
     async def work(court):
         for _ in range(THREE):
             response = await court.judge.Judge(forum_request())
@@ -140,7 +140,9 @@ def test_an_overruled_verdict_is_not_repeated(tmp_path):
         return response, await court.judge.Judge(forum_request())
 
     before, after = run(tmp_path, work)
-    assert after.verdict_id != before.verdict_id
+    decided = {"allow": wire.LABEL_NOT_HARMFUL, "block": wire.LABEL_HARMFUL}
+    assert (after.verdict_id, after.label) == (before.verdict_id, before.label)
+    assert decided[after.decision] == after.in_force.label != before.label
 
 
 def test_a_changed_library_ends_repeats(tmp_path):

@@ -82,7 +82,6 @@ class DocketLine:
         state: State of the trial; OPEN includes interrupted trials.
         erased: True if the record was erased, so that nothing of the meme is left.
         text_alone: True if the text was sent without a picture.
-        decided_at: Time of the verdict; None if there is none, or it was not read.
         policy: Digest of the policy that was applied; empty if unknown.
         found: Finding of people about the content, from whichever trial.
         rules: Rules for what follows from it.
@@ -101,7 +100,6 @@ class DocketLine:
     failure_reason: str = ""
     erased: bool = False
     text_alone: bool = False
-    decided_at: datetime | None = None
     policy: str = ""
     found: PersonFinding | None = None
     rules: FindingRules = DEFAULT_RULES
@@ -114,7 +112,7 @@ class DocketLine:
         return in_force(
             self.label,
             needs_review=self.needs_human_review,
-            at=self.decided_at,
+            at=None,
             trial_id=self.trial_id,
             policy=self.policy,
             found=self.found or finding_of([self.review] if self.review else []),
