@@ -169,8 +169,7 @@ async def _rejudged(
     as_json: bool,
 ) -> Counter[str]:
     from serving.export.tables import Selection
-    from serving.judging.findings import Findings
-    from serving.judging.known import VerdictCache
+    from serving.judging.known import Findings, VerdictCache
     from serving.judging.rejudge import Rejudging, rejudge_all
     from serving.wiring import open_court
 

@@ -29,9 +29,8 @@ from serving.errors import Busy, closing
 from serving.judging.admission import Admission
 from serving.judging.decode import DecodingPool
 from serving.judging.executor import TrialExecutor
-from serving.judging.findings import Findings
 from serving.judging.heartbeat import Heartbeat
-from serving.judging.known import Known, VerdictCache, whole
+from serving.judging.known import Findings, Known, VerdictCache, whole
 from serving.judging.leases import (
     MEMES,
     Answered,

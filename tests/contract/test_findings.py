@@ -221,7 +221,7 @@ def test_changes_name_what_was_reviewed_contested_or_erased_since(using):
 )
 @pytest.mark.slow
 def test_every_answer_about_the_content_follows_the_finding_until_it_is_erased(tmp_path):
-    def asking(request_id, text="my bird sings", **fields):
+    def a_request(request_id, text="my bird sings", **fields):
         return judge_request(IMAGE, text=text, request_id=request_id, **fields)
 
     async def answered(court, request):
@@ -232,7 +232,7 @@ def test_every_answer_about_the_content_follows_the_finding_until_it_is_erased(t
 
     async def scene():
         async with real_court(tmp_path) as court:
-            *_, first = await answered(court, asking("first"))
+            *_, first = await answered(court, a_request("first"))
             assert first.label == wire.LABEL_HARMFUL
             review = wire.ReviewVerdictRequest(
                 trial_id=first.verdict_id,
@@ -242,22 +242,22 @@ def test_every_answer_about_the_content_follows_the_finding_until_it_is_erased(t
                 reviewer="ada",
             )
             await court.records.ReviewVerdict(review)
-            by, decision, repost = await answered(court, asking("repost"))
+            by, decision, repost = await answered(court, a_request("repost"))
             assert (by, decision, repost.verdict_id, repost.label) == ("PERSON", "allow", first.verdict_id, first.label)
-            for request in (asking("read", text=None), asking("elsewhere", namespace="north")):
+            for request in (a_request("read", text=None), a_request("elsewhere", namespace="north")):
                 assert (await answered(court, request))[0] == "COURT"
-            by, decision, anew = await answered(court, asking("anew", try_anew=True))
+            by, decision, anew = await answered(court, a_request("anew", try_anew=True))
             assert (by, decision) == ("PERSON", "allow") and anew.verdict_id != first.verdict_id
         async with real_court(tmp_path) as court:
-            assert (await answered(court, asking("restarted")))[:2] == ("PERSON", "allow")
+            assert (await answered(court, a_request("restarted")))[:2] == ("PERSON", "allow")
             appeal = wire.OpenAppealRequest(trial_id=first.verdict_id, statement="It mocks us.", by="forum")
             await court.records.OpenAppeal(appeal)
-            by, decision, contested = await answered(court, asking("appealed"))
+            by, decision, contested = await answered(court, a_request("appealed"))
             assert (by, decision, contested.in_force.contested) == ("PERSON", "review", True)
             await court.docket.eraser.erase(first.verdict_id, who="ada", why="asked", at=NOON)
 
             async def is_free():
-                return (await court.judge.Judge(asking(""))).in_force.by == wire.AUTHORITY_COURT
+                return (await court.judge.Judge(a_request(""))).in_force.by == wire.AUTHORITY_COURT
 
             await until(is_free)
 

@@ -110,9 +110,9 @@ def test_every_way_to_send_a_picture_gets_the_verdict_of_grpc(tmp_path):
             body = answer.json()
             assert body["decision"] in ("allow", "block", "review")
             verdict = json_format.ParseDict(body, wire.JudgeResponse())
-            for own in ("verdict_id", "request_id", "timings", "receipt", "decided_at", "trace_id"):
+            for own in ("verdict_id", "request_id", "timings", "receipt", "decided_at", "trace_id", "in_force"):
                 verdict.ClearField(own)
-            for own in ("verdict_id", "request_id", "timings", "receipt", "decided_at", "trace_id"):
+            for own in ("verdict_id", "request_id", "timings", "receipt", "decided_at", "trace_id", "in_force"):
                 expected.ClearField(own)
             assert verdict == expected
         assert len({answer.json()["verdict_id"] for answer in answers}) == 4

@@ -40,8 +40,8 @@ from serving.docket.store.bodies import (
     unpacked,
 )
 from serving.docket.store.database import erased, insert_into, no_record, unknown
-from serving.docket.store.findings import HEARD, finding_about, update_finding
 from serving.docket.store.group_commit import Batch
+from serving.docket.store.listing import HEARD, finding_about, update_finding
 from serving.docket.store.log_append import EntryDraft, LogAppender, open_appender
 from serving.docket.store.pictures import WRITE_PICTURE, ObjectPictures, frames_in_table
 from serving.docket.store.transactions import Rank, SqlStore, Transactions

@@ -13,8 +13,7 @@ from court.record import TrialState
 from court.verdict import Label
 from serving.cli.main import cli
 from serving.export.tables import Selection
-from serving.judging.findings import Findings
-from serving.judging.known import VerdictCache
+from serving.judging.known import Findings, VerdictCache
 from serving.judging.rejudge import RejudgeOutcome, Rejudging, rejudge_all
 from tests.support.fakes import N, findings
 from tests.support.reception import ASK, Finder, on_one_server, other, town, trials_in

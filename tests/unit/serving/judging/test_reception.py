@@ -19,7 +19,7 @@ from serving.docket.errors import RequestConflict
 from serving.docket.store.requests import RequestName
 from serving.errors import Busy
 from serving.judging.executor import TrialExecutor
-from serving.judging.findings import FRESH_S
+from serving.judging.known import FRESH_S
 from serving.judging.leases import MEMES
 from serving.judging.request import Caller, RequiredPolicy, RequiredVersions
 from serving.judging.single_flight import SingleFlight
