@@ -45,7 +45,14 @@ def subgroups(
     are corrected by Holm's procedure: so many looks find something by chance alone otherwise. A meme without a class or
     an answer counts as wrong.
     """
-    from eval.commands.options import command_line, protocols_of, score_by_protocol, show_sections, unfinished_in_words
+    from eval.commands.options import (
+        command_line,
+        protocols_of,
+        say,
+        score_by_protocol,
+        show_sections,
+        unfinished_in_words,
+    )
     from eval.reports.gather import runs_below
     from eval.reports.label_sections import subgroup_sections
     from eval.runs.results import read_results
@@ -60,11 +67,14 @@ def subgroups(
         read.append(results)
         of_meme: dict[str, tuple[str, ...]] = {}
         if groups is not None:
-            for id_, group in read_meme_rows(groups, ("id", "group"), "groups of memes"):
-                of_meme[id_] = (*of_meme.get(id_, ()), group)
             # A file about other memes would put all of these into one group without a word.
-            if not of_meme.keys() & {one.meme.id for one in results.judged}:
-                raise click.UsageError(f"{groups.name} names no meme of {results.name}.")
+            rows, missing = read_meme_rows(
+                groups, ("id", "group"), "groups of memes", ids={one.meme.id: None for one in results.judged}
+            )
+            for id_, group in rows:
+                of_meme[id_] = (*of_meme.get(id_, ()), group)
+            if missing:
+                say(f"{missing:,} rows of {groups.name} name no group.")
         elif by is not None:
             of_meme, _ = groups_of(results, by)
         # A protocol makes two classes of labels; answers are scored by the labels themselves.
@@ -133,8 +143,10 @@ def annotators(
         if not named and own.manifest is not None and (task := dataset_of(own.manifest).court_task):
             named = list(task.court.harmful) if task.court else []
     else:
-        rows = read_meme_rows(votes, ("id", "annotator", "label"), "votes of annotators")
-        cast = [scored.AnnotatorVote(*row) for row in rows]
+        rows, missing = read_meme_rows(votes, ("id", "annotator", "label"), "votes of annotators")
+        cast = scored.same_spelling([scored.AnnotatorVote(*row) for row in rows])
+        if missing:
+            lead.append(f"{missing:,} rows of {votes.name} have no label and count as no vote.")
     agreement = annotator_agreement(cast, seed=seed)
     soft = soft_labels(cast)
     sections = [annotators_section(agreement)]

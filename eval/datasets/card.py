@@ -77,7 +77,8 @@ class CardLayout(CardModel):
     own: tuple[str, ...] = ()
     """Folders that can only belong to this data set; searched before the others."""
     pictures: tuple[str, ...] = ("",)
-    """Folders of the pictures; a name may contain ``{field}``, and ``**`` at its end matches any folder below."""
+    """Folders of the pictures; a name may contain ``{field}`` or ``{split}``, and ``**`` at its end matches any folder
+    below."""
     never_read: tuple[str, ...] = ()
     """Columns that are dropped before any other code sees the row, such as names of people."""
     hub: str = ""
@@ -112,6 +113,8 @@ class CardSplit(CardModel):
     ids: tuple[str, ...] = ()
     members: tuple[str, ...] = ()
     """Ids of its rows, in place of files that list them; set by the program for a plain table."""
+    pictures: tuple[str, ...] = ()
+    """Folders of its pictures, in place of those of the layout."""
     labels: LabelFile | None = None
     languages: tuple[str, ...] = ()
     """Languages with one file each, named with ``{language}``; ids of memes are prefixed with the language."""
@@ -389,7 +392,7 @@ class DatasetCard(CardModel):
         """Refuses names that lead out of the data set's directory, before any file is touched."""
         names = [*self.layout.folders, *self.layout.own, *self.layout.pictures]
         for split in self.splits:
-            names += [*split.files, *split.ids, *(split.labels.files if split.labels else ())]
+            names += [*split.files, *split.ids, *split.pictures, *(split.labels.files if split.labels else ())]
         names += [one.join.file for one in self.expressions() if one.join]
         for name in names:
             # Backslashes count as separators, since cards are also written and read on Windows; a drive, a root, a home

@@ -289,6 +289,11 @@ def _layout(found: TableColumns, folder: Path, picture: str) -> list[str]:
             for path in islice((p for p in folder.rglob("*") if p.suffix.lower() in PICTURE_ENDINGS), _SAMPLE)
         )
         first = "" if not places or "." in places else places.most_common(1)[0][0]
+        # A folder for each split, named like it; else, of several folders, the one where the names are found.
+        for stem in (path.stem for path in found.paths):
+            pattern = first.replace(stem, "{split}")
+            if len(places) > 1 and all(pattern.replace("{split}", path.stem) in places for path in found.paths):
+                first = pattern
         # Names of pictures may include their folder.
         inside = any(value.startswith(f"{first}/") for value in islice(found.columns[picture].values, 50))
         lines.append(f"pictures = {_list(['' if inside else first])} {_CHECK} folder that their names are below")

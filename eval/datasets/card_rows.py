@@ -12,7 +12,7 @@ from eval.datasets.label_rules import GoldRule, compile_task
 from eval.datasets.protocol import Level, Protocol
 from eval.datasets.verbs import Compiled, Expression, JoinOf, compile_expression
 from retrieval.library.cells import BadCell, text_of
-from retrieval.library.picture_finder import leads_out
+from retrieval.library.picture_finder import ADDRESS, leads_out
 
 TEXT_FIELDS = ("text", "ocr", "caption", "group")
 _LONGEST_ID = 200
@@ -160,6 +160,8 @@ class RowRules:
     def _image(self, record: dict[str, Any]) -> str:
         assert self._picture is not None
         image = text_of(self._picture(record), self._picture_column).strip()
+        if "://" in image:
+            raise BadCell(ADDRESS, self._picture_column)
         # The picture's name comes from an untrusted row: it must not open anything outside the data set.
         if leads_out(image):
             raise BadCell(

@@ -71,7 +71,9 @@ class CardReader:
         ]
         self.paths = tuple(path for _, path in self._files)
         # Pictures may also be next to the rows: parts of a data set may be stored side by side.
-        self.pictures = DatasetPictures(data, self.paths[0].parent, card.layout.pictures)
+        name = self.split.name.partition(":")[0]
+        patterns = [one.replace("{split}", name) for one in self.split.pictures or card.layout.pictures]
+        self.pictures = DatasetPictures(data, self.paths[0].parent, patterns)
         self._unpacked = self._folder_of_bytes()
         if self._unpacked is not None:
             self.pictures = DatasetPictures(self._unpacked, self._unpacked, ("",))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from eval.datasets.card import CardTask, TaskKind
 from eval.datasets.verbs import Expression, JoinOf, compile_expression
-from retrieval.library.cells import BadCell, Record, is_missing, plain_word, word_of
+from retrieval.library.cells import BadCell, Record, is_missing, label_of, plain_word, word_of
 
 _TRUE = {"1": "true", "0": "false", "yes": "true", "no": "false", "true": "true", "false": "false"}
 
@@ -40,18 +40,18 @@ def compile_task(task: CardTask, join_of: JoinOf) -> GoldRule:
     if task.columns:
         return _by_columns(task, join_of)
     assert task.of is not None
-    value, label_of = compile_expression(task.of, join_of), _label_of(task)
+    value, to_label, absent = compile_expression(task.of, join_of), _label_of(task), _absent(task)
     if task.votes is not None:
         return _by_votes(task, join_of)
     if task.kind is TaskKind.MULTI:
 
         def several(record: Record) -> GoldOfTask:
             found = value(record)
-            if found is None or (not isinstance(found, list) and is_missing(found)):
+            if found is None or (not isinstance(found, list) and absent(found)):
                 return _missing(task, task.of, record)
             items = found if isinstance(found, list) else [found]
             # A label that a row names twice counts once.
-            return GoldOfTask(tuple(dict.fromkeys(label_of(item) for item in items)))
+            return GoldOfTask(tuple(dict.fromkeys(to_label(item) for item in items)))
 
         return several
     # Created once and shared by rows.
@@ -64,9 +64,9 @@ def compile_task(task: CardTask, join_of: JoinOf) -> GoldRule:
         text = type(found) is str
         if text and found in known:
             return known[found]
-        if is_missing(found):
+        if absent(found):
             return _missing(task, task.of, record)
-        gold = answers[label_of(found)]
+        gold = answers[to_label(found)]
         if text and len(known) < _REMEMBERED:
             known[found] = gold
         return gold
@@ -86,6 +86,17 @@ def _missing(task: CardTask, of: Expression | None, record: Record) -> GoldOfTas
             reason = "the label is empty"
         raise BadCell(reason, of.name)
     return _DROPPED if task.missing == "drop" else NO_GOLD
+
+
+def _absent(task: CardTask) -> Callable[[object], bool]:
+    """Returns a test for missing values: blank cells, and words such as ``nan`` that the card names as no label."""
+    # A card that tells cells true from false by a map names no label by it.
+    named = {plain_word(word) or "" for word in (*task.map, *([] if task.columns else task.labels))}
+
+    def absent(value: object) -> bool:
+        return is_missing(value) or (isinstance(value, str) and label_of(value, named) is None)
+
+    return absent
 
 
 def _label_of(task: CardTask) -> Callable[[object], str]:
@@ -123,6 +134,7 @@ def _loose(exact: dict[str, str]) -> dict[str, str]:
 
 
 def _by_columns(task: CardTask, join_of: JoinOf) -> GoldRule:
+    absent = _absent(task)
     columns = [(label, compile_expression(of, join_of), of) for label, of in task.columns.items()]
     exact = {key: bool(value) for key, value in task.map.items()}
     loose = {plain_word(key): value for key, value in exact.items()}
@@ -132,7 +144,7 @@ def _by_columns(task: CardTask, join_of: JoinOf) -> GoldRule:
         found: list[str] = []
         for label, value, of in columns:
             cell = value(record)
-            if is_missing(cell):
+            if absent(cell):
                 # One empty cell makes the whole answer unknown: treating it as "no" would be a guess.
                 return _missing(task, of, record)
             word = word_of(cell, of.name) or ""
@@ -152,13 +164,14 @@ def _by_columns(task: CardTask, join_of: JoinOf) -> GoldRule:
 
 def _by_votes(task: CardTask, join_of: JoinOf) -> GoldRule:
     assert task.of is not None and task.votes is not None
-    value, label_of, name, votes = compile_expression(task.of, join_of), _label_of(task), task.of.name, task.votes
+    value, to_label, name, votes = compile_expression(task.of, join_of), _label_of(task), task.of.name, task.votes
+    absent = _absent(task)
 
     def voted(record: Record) -> GoldOfTask:
         found = value(record)
         cells = found if isinstance(found, list) else [found]
         # An empty cell is an annotator who gave no answer.
-        counts = Counter(label_of(cell) for cell in cells if not is_missing(cell))
+        counts = Counter(to_label(cell) for cell in cells if not absent(cell))
         total = sum(counts.values())
         if not total:
             return _missing(task, task.of, record)

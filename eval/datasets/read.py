@@ -56,6 +56,7 @@ class SplitRead:
         notes: Sentences with the number of rows that are not among the memes.
         pictures: The folder that picture names are relative to; None if no picture was found.
         files: SHA-256 of every file that was read, by its name below the directory; that of the rows comes first.
+        named: True if rows name pictures, whether or not these are there.
     """
 
     memes: tuple[JudgedMeme, ...]
@@ -63,6 +64,7 @@ class SplitRead:
     notes: tuple[str, ...]
     pictures: Path | None
     files: Mapping[str, str]
+    named: bool = False
 
 
 Choose = Callable[[Iterable[JudgedMeme]], Sequence[JudgedMeme]]
@@ -126,6 +128,7 @@ def read_split(
         pictures=reader.pictures.folder,
         # Joined files are known only after the rows were read.
         files=reader.digests(),
+        named=reader.pictures.named,
     )
 
 
@@ -183,7 +186,8 @@ def source_of(
     return Source(
         path=data / next(iter(read.files)),
         name=name,
-        pictures=read.pictures,
+        # Names that exist nowhere are missing pictures, and not memes without one.
+        pictures=read.pictures or (data if read.named else None),
         format=SourceFormat.CARD,
         rows=rows,
         files=tuple(data / file for file in read.files if (data / file).is_file()),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import log
 from typing import Any
@@ -184,6 +184,15 @@ def card_votes(results: Results) -> list[AnnotatorVote]:
     return votes
 
 
+def same_spelling(votes: Sequence[AnnotatorVote]) -> list[AnnotatorVote]:
+    """The votes with one spelling for each label, the most frequent one: case, spaces, ``_`` and ``-`` don't matter."""
+    spellings: defaultdict[str | None, Counter[str]] = defaultdict(Counter)
+    for vote in votes:
+        spellings[plain_word(vote.label)][vote.label] += 1
+    most = {word: counts.most_common(1)[0][0] for word, counts in spellings.items()}
+    return [replace(vote, label=most[plain_word(vote.label)]) for vote in votes]
+
+
 def annotator_agreement(votes: Sequence[AnnotatorVote], *, seed: int = 0) -> AnnotatorAgreement:
     """Measures how far annotators agree; intervals are 95 %, by bootstrap over memes.
 
@@ -247,20 +256,22 @@ def harm_shares(soft: Mapping[str, Mapping[str, float]], harmful: Collection[str
     # Labels of all memes, so that rare ones are checked too.
     labels = {label for shares in soft.values() for label in shares}
     if harmful:
-        if not labels & set(harmful):
-            # A misspelt label would silently make every share 0.
+        named = {plain_word(word) for word in harmful}
+        # A misspelt label would silently make shares smaller.
+        if unknown := sorted(word for word in harmful if plain_word(word) not in map(plain_word, labels)):
             raise BadRequest(
-                f"No annotator gave the label {' or '.join(sorted(harmful))}; there are: {', '.join(sorted(labels))}.",
+                f"No annotator gave the label {' or '.join(unknown)}; there are: {', '.join(sorted(labels))}.",
                 reason="LABEL_UNKNOWN",
             )
-        classes = {label: label in harmful for label in labels}
+        classes = {label: plain_word(label) in named for label in labels}
     else:
         words = {label: LABEL_WORDS.get(plain_word(label) or "") for label in labels}
-        unknown = sorted(label for label, known in words.items() if known is None)
+        open_labels = sorted(label for label, known in words.items() if known is None)
         # Treating an unforeseen label as not harmful would bias all shares.
-        if unknown:
+        if open_labels:
             raise BadRequest(
-                f"It is not known whether {unknown[0]!r} is harmful. Name the labels that are: --harmful LABEL,LABEL.",
+                f"It is not known whether {open_labels[0]!r} is harmful, of {', '.join(sorted(labels))}. Name the "
+                "labels that are: --harmful LABEL,LABEL.",
                 reason="LABEL_UNKNOWN",
             )
         classes = {label: bool(known) for label, known in words.items()}

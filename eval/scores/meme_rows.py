@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 
 from court.errors import BadRequest
+from retrieval.library.cells import BadCell, label_of, word_of
 from retrieval.library.tables import (
     Record,
     csv_records,
@@ -24,15 +26,15 @@ _SHOWN = 60
 
 def read_meme_rows(
     path: Path, columns: Sequence[str], what: str, *, ids: Collection[str] | None = None
-) -> list[tuple[str, ...]]:
+) -> tuple[list[tuple[str, ...]], int]:
     """Reads CSV with a header or JSON lines; other columns are ignored.
 
     Args:
-        columns: Names of the required columns, the first being the meme's id; no cell may be empty.
+        columns: Names of the required columns, the first being the meme's id and the last a word that may be missing.
         ids: Ids of the memes that rows may refer to; None to allow any.
 
     Returns:
-        A row per line, in order, with the text of these columns.
+        A row per line, in order, with the text of these columns; and the number of rows whose word is missing.
 
     Raises:
         BadRequest: The file can't be read, or a line is invalid; the message lists the first faults by line.
@@ -44,14 +46,21 @@ def read_meme_rows(
         for column in columns if not fault else ():
             value = None if isinstance(record, str) else record.get(column)
             # Unchanged: labels are the data set's own words.
-            word = str(value).strip() if isinstance(value, str | int) and not isinstance(value, bool) else ""
-            if not word:
+            try:
+                word = (word_of(value, column) or "").strip()
+            except BadCell:
+                word = ""
+            # Known only when all words are: "none" is a label beside one other.
+            if not word and column != columns[-1]:
                 fault = f"{column} is empty, or neither a word nor a whole number"
                 # One fault per line is enough to find the line.
                 break
             row.append(word)
         if not fault and ids is not None and row[0] not in ids:
-            fault = f"no meme here has the id {row[0][:_SHOWN]!r}"
+            known = ", ".join(islice(ids, _LISTED))
+            fault = (
+                f"no meme here has the id {row[0][:_SHOWN]!r}; there are: {known}{', …' if len(ids) > _LISTED else ''}"
+            )
         if fault:
             faults.append(f"line {line}: {fault}")
         else:
@@ -63,7 +72,11 @@ def read_meme_rows(
         raise BadRequest(
             f"{path.name} can't be used as {what}:\n" + "\n".join(faults[:_LISTED]) + more, reason="ROWS_UNUSABLE"
         )
-    return rows
+    words = {label_of(row[-1], {"none"}) for row in rows} - {None}
+    # Beside one other label, "none" is one itself; of groups it never is.
+    none_is_word = columns[-1] == "label" and len(words) == 2
+    kept = [row for row in rows if label_of(row[-1], {"none"} if none_is_word else ()) is not None]
+    return kept, len(rows) - len(kept)
 
 
 def table_records(path: Path, columns: Sequence[str], what: str) -> Iterator[Record]:

@@ -29,7 +29,7 @@ from eval.datasets.verbs import Expression, Join
 from eval.runs.results import Judged, Results, not_judged
 from eval.scores.prediction_rows import PredictionRows, prediction_rows
 from eval.solvers.question import Outcome, Prediction, TaskAnswer
-from retrieval.library.cells import BadCell, Record, plain_word
+from retrieval.library.cells import BadCell, Record, is_missing, label_of, plain_word
 from retrieval.library.label_words import LABEL_WORDS
 
 _MOST_LISTED = 10
@@ -242,14 +242,14 @@ def _prediction(
 ) -> Prediction:
     if "label" not in record:
         raise LineFault("it has no label; leave it empty where there is no answer")
-    word = _word(record["label"], "label")
+    word = _word(record["label"], "label", words)
     if word not in words:
         raise LineFault(
             "the label is none that is known (harmful, not_harmful, 1, 0, true, false, undecided, empty for no answer, "
             "or the data set's own words)"
         )
     outcome, level = words[word]
-    named = _word(record.get("level"), "level")
+    named = _word(record.get("level"), "level", _LEVELS)
     if named:
         if not levelled:
             raise LineFault("it gives a level, and this data set has none")
@@ -277,16 +277,16 @@ def _id(record: Mapping[str, Any]) -> str:
     return str(id_).strip()
 
 
-def _word(value: Any, what: str) -> str:
-    word = plain_word(value)
-    if word is None:
+def _word(value: Any, what: str, named: Collection[str]) -> str:
+    """A label in plain words; empty for a missing value."""
+    if not is_missing(value) and plain_word(value) is None:
         raise LineFault(f"the {what} is neither a word nor a whole number")
-    return word
+    return label_of(value, named) or ""
 
 
 def read_score(value: Any) -> float | None:
     """The probability in a cell; None if it is empty. Raises LineFault for anything else."""
-    if value is None or (isinstance(value, str) and not value.strip()):
+    if isinstance(value, str | None) and label_of(value) is None:
         return None
     fault = LineFault("the score is no number from 0 to 1")
     if isinstance(value, bool) or not isinstance(value, str | int | float):

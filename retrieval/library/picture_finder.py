@@ -17,8 +17,13 @@ _DEPTH = 3
 """Levels of folders below the directory that are searched for pictures."""
 LOOKED_FOR = 50
 """Number of pictures that are tried in a folder before it is ruled out."""
+_COMPARED = 5
+"""Number of pictures of a folder that are compared with those of the same name elsewhere."""
 Named = tuple[str, Mapping[str, str]]
 """Name of a picture, and the fields of its meme that may be used in a folder's name."""
+
+
+ADDRESS = "its picture is an address: download the pictures, and name their files"
 
 
 def leads_out(name: str) -> bool:
@@ -69,6 +74,8 @@ class DatasetPictures:
         self._listed: dict[tuple[Path, bool], dict[str, list[Path]]] = {}
         self.folder: Path | None = None
         """Folder that names are relative to, once :meth:`find_folder` has found it."""
+        self.named = False
+        """True if rows name pictures, whether or not these are there."""
 
     def find_folder(self, pictures: Iterable[Named]) -> Path | None:
         """Finds the folder that these names are relative to; None if none of the first of them exists anywhere.
@@ -77,6 +84,7 @@ class DatasetPictures:
         depends on a field of its meme, the result is the directory of the data set.
         """
         wanted = list(islice(((name, fields) for name, fields in pictures if name), LOOKED_FOR))
+        self.named = bool(wanted)
         if any("{" in pattern or "**" in pattern for pattern in self._patterns):
             self.folder = self._data if any(self.find(name, fields) for name, fields in wanted) else None
         else:
@@ -84,19 +92,55 @@ class DatasetPictures:
         return self.folder
 
     def _folder_of(self, wanted: Sequence[Named]) -> Path | None:
-        likely = [base / pattern for base in self._bases for pattern in self._patterns]
-        # Likely folders before all others, and none of them twice.
-        for folder in dict.fromkeys((*likely, *_below(self._data, _DEPTH))):
-            if any(self._is_in(folder, name) for name, _ in wanted):
-                return folder
-        # Names that match no file exactly: they differ in case or lack an ending.
-        found = next((path for path in (self.find(name, fields) for name, fields in wanted) if path), None)
-        return next((f for f in likely if found and found.is_relative_to(f)), self._data) if found else None
+        names = [name for name, _ in wanted]
+        # Folders that a card names, nearest to the rows first; all others only if the pictures are in none of these.
+        likely = [[base / pattern for pattern in self._patterns] for base in self._bases]
+        below = list(_below(self._data, _DEPTH))
+        # Exact names in all folders before names that differ in case or in how accents are written, or lack an ending.
+        for find_in in (self._exact, self._similar):
+            for folders in (*likely, below):
+                for folder in dict.fromkeys(folders):
+                    found = [(name, path) for name in names if (path := find_in(folder, name)) is not None]
+                    if found:
+                        self._refuse_others(found[:_COMPARED], folder, [one for one in folders if one != folder])
+                        return folder
+        return None
+
+    def _refuse_others(self, found: Sequence[tuple[str, Path]], folder: Path, others: Iterable[Path]) -> None:
+        """Raises BadRequest if another folder has a different picture of a name: that of another split, perhaps."""
+        for other in dict.fromkeys(others):
+            for name, path in found:
+                again = self._exact(other, name)
+                if again is not None and again.resolve() != path.resolve() and _differ(path, again):
+                    places = " and ".join(self._place_of(one) for one in (folder, other))
+                    raise BadRequest(
+                        f"The picture {name} is in {places}, and the two differ. Name the folder of each split in a "
+                        'card: pictures = ["FOLDER"], with {split} for the name of the split.',
+                        reason="PICTURE_AMBIGUOUS",
+                    )
+
+    def _place_of(self, path: Path) -> str:
+        return path.relative_to(self._data).as_posix()
 
     @staticmethod
-    def _is_in(folder: Path, name: str) -> bool:
+    def _exact(folder: Path, name: str) -> Path | None:
         path = picture_path(folder, name)
-        return path is not None and path.is_file()
+        return path if path is not None and path.is_file() else None
+
+    def _similar(self, folder: Path, name: str) -> Path | None:
+        if picture_path(folder, name) is None:
+            return None
+        return self._only(self._similar_names(folder, name.replace("\\", "/"), deep=False), name)
+
+    def _only(self, found: Sequence[Path], name: str) -> Path | None:
+        """The only file of a name, or the first of equal ones; raises BadRequest if files differ, and names them."""
+        if any(_differ(found[0], other) for other in found[1:]):
+            raise BadRequest(
+                f"The picture {name} could be any of {', '.join(map(self._place_of, found[:3]))}. Name the file in "
+                "full.",
+                reason="PICTURE_AMBIGUOUS",
+            )
+        return found[0] if found else None
 
     def name_of(self, name: str, fields: Mapping[str, str]) -> str:
         """Name of a picture below the folder; the row's own if that is right or no picture matches.
@@ -130,15 +174,8 @@ class DatasetPictures:
                 if path is not None and not deep and path.is_file():
                     return path
             for folder, deep in folders if picture_path(self._data, candidate) else ():
-                found = self._similar_names(folder, candidate, deep)
-                if len(found) > 1:
-                    raise BadRequest(
-                        f"The picture {candidate} could be any of {', '.join(path.name for path in found[:3])} below "
-                        f"{folder.relative_to(self._data).as_posix()}. Name the file in full.",
-                        reason="PICTURE_AMBIGUOUS",
-                    )
-                if found:
-                    return picture_path(found[0].parent, found[0].name)
+                if (similar := self._only(self._similar_names(folder, candidate, deep), candidate)) is not None:
+                    return picture_path(similar.parent, similar.name)
         return None
 
     def _folders(self, record: Mapping[str, str]) -> Iterator[tuple[Path, bool]]:
@@ -177,6 +214,11 @@ class DatasetPictures:
                     break
             self._listed[(folder, deep)] = found
         return self._listed[(folder, deep)]
+
+
+def _differ(one: Path, other: Path) -> bool:
+    """True if two files are different pictures."""
+    return one.stat().st_size != other.stat().st_size or one.read_bytes() != other.read_bytes()
 
 
 def _below(folder: Path, depth: int) -> Iterator[Path]:

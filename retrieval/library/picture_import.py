@@ -19,7 +19,7 @@ from court.ports import PictureReader
 from retrieval.embed.encoder import Encoder
 from retrieval.library.embedding_cache import EmbeddedPicture, EmbeddingCache
 from retrieval.library.manifest import StoredPicture
-from retrieval.library.picture_finder import plain_name
+from retrieval.library.picture_finder import ADDRESS, plain_name
 from retrieval.library.sources import Problem, Row
 from retrieval.library.thumbnails import ThumbnailWriter, shrink
 
@@ -169,6 +169,8 @@ def _file(name: str, folder: Path) -> bytes:
     try:
         # Resolved, as is each path below, so that neither ``..`` nor a link can lead out.
         inside = folder.resolve()
+        if "://" in name:
+            raise _NoPicture(ADDRESS)
         parts = [part for part in name.replace("\\", "/").split("/") if part]
         # Tries the name as given, then without each leading part (drive, directories of another machine), down to the
         # file name alone.

@@ -15,7 +15,7 @@ from typing import Any
 from court.errors import BadRequest
 from court.precedents import PrecedentLabel
 from court.verdict import Label
-from retrieval.library.cells import BadCell, plain_word, require_text
+from retrieval.library.cells import BadCell, label_of, plain_word, require_text
 from retrieval.library.label_words import LABEL_WORDS
 from retrieval.library.sources import NOT_FOR_LIBRARIES, Problem, Row, Rows, Source, SourceFormat
 from retrieval.library.tables import (
@@ -264,11 +264,11 @@ def _parse_fhm(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def _parse_plain(record: Mapping[str, Any]) -> dict[str, Any]:
     label, categories = record.get("label"), record.get("categories") or ()
-    word = plain_word(label)
-    if word not in LABEL_WORDS:
+    word = label_of(label) if isinstance(label, str | int | float | None) else None
+    if word is None or word not in LABEL_WORDS:
         raise BadCell(
             "the label is empty"
-            if word == ""
+            if word is None
             else "the label is none that is known (1, 0, harmful, not_harmful, hateful, true, false)"
         )
     if isinstance(categories, str):
