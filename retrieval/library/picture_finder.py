@@ -100,9 +100,11 @@ class DatasetPictures:
         for find_in in (self._exact, self._similar):
             for folders in (*likely, below):
                 for folder in dict.fromkeys(folders):
-                    found = [(name, path) for name in names if (path := find_in(folder, name)) is not None]
+                    paths = ((name, find_in(folder, name)) for name in names)
+                    # No more than are compared, so that a later name in doubt doesn't hide the folder of the others.
+                    found = list(islice(((name, path) for name, path in paths if path is not None), _COMPARED))
                     if found:
-                        self._refuse_others(found[:_COMPARED], folder, [one for one in folders if one != folder])
+                        self._refuse_others(found, folder, [one for one in folders if one != folder])
                         return folder
         return None
 

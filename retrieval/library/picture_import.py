@@ -169,8 +169,6 @@ def _file(name: str, folder: Path) -> bytes:
     try:
         # Resolved, as is each path below, so that neither ``..`` nor a link can lead out.
         inside = folder.resolve()
-        if "://" in name:
-            raise _NoPicture(ADDRESS)
         parts = [part for part in name.replace("\\", "/").split("/") if part]
         # Tries the name as given, then without each leading part (drive, directories of another machine), down to the
         # file name alone.
@@ -188,7 +186,7 @@ def _file(name: str, folder: Path) -> bytes:
     except (OSError, ValueError):
         # ValueError comes from names that no path can have, such as one with a NUL.
         raise _NoPicture("its picture can't be opened") from None
-    raise _NoPicture("its picture is missing")
+    raise _NoPicture(ADDRESS if "://" in name else "its picture is missing")
 
 
 def _any_spelling(folder: Path, parts: Sequence[str]) -> Path:

@@ -45,7 +45,7 @@ _HARMEME: dict[str, PrecedentLabel] = {
 }
 _PIECE = 2**20
 _COLUMN_STORES = (".parquet", ".arrow")
-_FAULTY = 0.1
+_FAULTY = 0.25
 """Share of rows with unknown labels from which on a file is taken to have labels of its own."""
 _MAMI_KINDS = ("shaming", "stereotype", "objectification", "violence")
 

@@ -52,7 +52,7 @@ def read_lines(tmp_path, *lines, card=None):
         ("", "column label: the label is empty"),
         ("  ", "column label: the label is empty"),
         (float("nan"), "column label: the label is empty"),
-        ("nan", LABEL),
+        ("nan", "column label: the label is empty"),
         (2, LABEL),
         (0.5, LABEL),
         ("yes", LABEL),
@@ -193,6 +193,7 @@ def test_pictures_are_found_despite_other_case_extension_or_slashes(tmp_path):
     (folder / "sub").mkdir(parents=True)
     for name in ("A.JPG", "b.png", "sub/c.png", "d.png", "d.jpg", "e.v2.png"):
         (folder / name).write_bytes(png_of((1, 2, 3)))
+    (folder / "d.jpg").write_bytes(png_of((3, 2, 1)))
     names = ["a.jpg", "b", "sub\\c.png", "none.png", "B.PNG", "e.v2", "d"]
     rows = [{"id": n, "text": "", "image": name, "label": 1} for n, name in enumerate(names)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

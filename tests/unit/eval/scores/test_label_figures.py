@@ -154,7 +154,7 @@ def test_votes_are_read_and_compared_with_a_run(tmp_path):
     [
         ("id,label\nm1,h\n", "line 1: the header must name id, annotator and label"),
         ("id,annotator,label\nm1,,h\nm2,p1,h,x\n", "line 2: annotator is empty"),
-        ('{"id": "m1", "annotator": "p", "label": true}\n', "line 1: label is empty, or neither a word nor a whole"),
+        ('{"id": "m1", "annotator": {}, "label": "h"}\n', "line 1: annotator is empty, or neither a word nor a whole"),
         ("", "it holds no rows"),
     ],
 )
@@ -169,8 +169,8 @@ def test_unusable_rows_are_reported_by_line(tmp_path, content, message):
 def test_rows_about_unknown_memes_are_reported(tmp_path):
     file = tmp_path / "groups.jsonl"
     file.write_text('{"id": 7, "group": "a"}\n{"id": "8", "group": "b"}\n')
-    assert read_meme_rows(file, ("id", "group"), "groups") == [("7", "a"), ("8", "b")]
-    with pytest.raises(BadRequest, match="line 2: no meme here has the id '8'"):
+    assert read_meme_rows(file, ("id", "group"), "groups") == ([("7", "a"), ("8", "b")], 0)
+    with pytest.raises(BadRequest, match="line 2: no meme here has the id '8'; there are: 7"):
         read_meme_rows(file, ("id", "group"), "groups", ids={"7"})
 
 
@@ -281,7 +281,7 @@ def test_subgroups_are_shown(tmp_path):
     assert {group["name"] for group in table["groups"]} == {"True", "False"}
     assert "Give either --by" in invoke("subgroups", tmp_path / "run", code=2)
     file.write_text("id,group\nstranger,a\n")
-    assert "names no meme" in invoke("subgroups", tmp_path / "run", "--groups", file, code=2)
+    assert "no meme here has the id" in invoke("subgroups", tmp_path / "run", "--groups", file, code=1)
 
 
 # Multiple comparisons
