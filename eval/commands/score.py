@@ -5,19 +5,26 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from eval.commands.plans import TableWords, table_of
+from eval.session.spec import spec_options
+
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from eval.datasets.card import DatasetCard
+    from eval.runs.results import Results
     from eval.scores.prediction_file import ScoredFile
 
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--dataset", "id_", required=True, help="Data set of the predictions.")
-@click.option("--data", type=click.Path(path_type=Path), required=True, help="Directory of the data set.")
+@click.option("--dataset", "id_", help="Data set of the predictions, unless --data is a table.")
+@click.option("--data", type=click.Path(path_type=Path), required=True, help="Directory of the data set, or a table.")
+@spec_options(TableWords, "columns", "harmful")
 @click.option("--split", required=True, help="Split of the predictions.")
 @click.option("--task", help="Task of the card, such as stance, whose answers are scored in place of verdicts.")
 @click.option(
@@ -31,10 +38,11 @@ if TYPE_CHECKING:
 )
 @click.option("--name", help="Name of the system. [default: the file's name]")
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of the bootstrap.")
+@click.option("--out", type=click.Path(path_type=Path), metavar="FOLDER", help="Store them as a run without records.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as one JSON object.")
 def score(
     file: Path,
-    id_: str,
+    id_: str | None,
     data: Path,
     split: str,
     task: str | None,
@@ -42,7 +50,9 @@ def score(
     scorer: str,
     name: str | None,
     seed: int,
+    out: Path | None,
     as_json: bool,
+    **words: Any,
 ) -> None:
     """Scores the predictions in FILE against the gold labels of a split.
 
@@ -57,7 +67,8 @@ def score(
     list, in a text with ; between them, or as yes and no in a column for each label; a probability of each may stand in
     score:LABEL.
 
-    Intervals are 95 %, by bootstrap over memes (10,000 resamples).
+    Intervals are 95 %, by bootstrap over memes (10,000 resamples). With --out, the predictions are stored as a run
+    without records, which report, compare, subgroups and labels noise take beside runs of the court, meme by meme.
     """
     from eval.commands.options import dataset_of, protocols_of, score_by_protocol
     from eval.datasets.read import read_split
@@ -66,7 +77,13 @@ def score(
     from eval.scores.prediction_file import read_predictions
     from eval.scores.tables import cards_rows, confusion_rows, noise_in_words
 
-    dataset = dataset_of(id_)
+    if id_ is None and data.is_file():
+        table = table_of({"data": data, **words})
+        dataset, data = table.card, table.data
+    elif id_ is None:
+        raise click.UsageError("Missing option --dataset: a data set or card; or name a table with --data FILE.")
+    else:
+        dataset = dataset_of(id_)
     if task is not None:
         if protocol is not None:
             raise click.UsageError("--protocol is for verdicts: leave it out with --task.")
@@ -79,13 +96,18 @@ def score(
             scorer=scorer,
             name=name or file.stem,
             seed=seed,
+            out=out,
             as_json=as_json,
         )
         return
     protocols = protocols_of(protocol, dataset.protocols)
     read = read_split(dataset, data, split)
     scored = read_predictions(file, read.memes, scorer=scorer)
-    results = scored.results(read.memes, name=name or file.stem, dataset=dataset.id, split=split, protocols=protocols)
+    results = replace(
+        scored.results(read.memes, name=name or file.stem, dataset=dataset.id, split=split, protocols=protocols),
+        card=dataset,
+    )
+    _store(results, file, out, scorer=scorer, notes=read.notes)
     by_protocol = score_by_protocol(protocols, lambda one: card(results, one, seed=seed), named=protocol is not None)
     cards = list(by_protocol.values())
     if as_json:
@@ -126,6 +148,7 @@ def _score_answers(
     scorer: str,
     name: str,
     seed: int,
+    out: Path | None,
     as_json: bool,
 ) -> None:
     """Scores answers to a question of the card, and shows them as runs of classify are shown."""
@@ -144,6 +167,7 @@ def _score_answers(
         answered_question=question_about(card_task, inputs=(ELSEWHERE,)),
         card=dataset,
     )
+    _store(results, file, out, scorer=scorer, notes=read.notes)
     groups = tasks.gather_tasks([results], seed=seed)
     if as_json:
         gaps = {"missing": scored.missing, "unused": scored.unused}
@@ -152,6 +176,16 @@ def _score_answers(
     # Rows without gold of the task are told before the figures, which are not over them.
     click.echo(as_text(read.notes, tasks.sections_of(groups)))
     _print_gaps(scored)
+
+
+def _store(results: Results, file: Path, out: Path | None, *, scorer: str, notes: Sequence[str]) -> None:
+    """Stores predictions as a run without records, if a folder is named."""
+    from eval.commands.options import command_line, say
+    from eval.runs.results import write_scored
+
+    if out is not None:
+        write_scored(out, results, file=file, scorer=scorer, notes=notes, command=command_line())
+        say(f"{out} holds the predictions; report, compare, subgroups and labels noise take it like a run.")
 
 
 def _print_gaps(scored: ScoredFile) -> None:

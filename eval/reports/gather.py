@@ -17,7 +17,7 @@ from eval.datasets.items import JudgedMeme
 from eval.datasets.protocol import Protocol
 from eval.datasets.published import PublishedRow, caveats, published, rows_of_card, with_numbers
 from eval.reports.records import Records, read_records
-from eval.runs.results import NOT_JUDGED, Excluded, Judged, Results, RunFolder, card_of_results
+from eval.runs.results import NOT_JUDGED, SCORED, Excluded, Judged, Results, RunFolder, card_of_results
 from eval.scores.bootstrap import RESAMPLES
 from eval.scores.compare import Contrast, contrasts, remarks
 from eval.scores.metrics import Card, card
@@ -295,10 +295,10 @@ def runs_below(path: Path) -> tuple[Path, ...]:
 
     Raises BadRequest: The folder is no run, and contains none.
     """
-    if (path / MANIFEST).exists():
+    if (path / MANIFEST).exists() or (path / SCORED).exists():
         return (path,)
     # One level deeper stand the repeats of a grid.
-    below = (path.glob(f"*/{MANIFEST}"), path.glob(f"*/repeat-*/{MANIFEST}"))
+    below = (path.glob(f"*/{MANIFEST}"), path.glob(f"*/{SCORED}"), path.glob(f"*/repeat-*/{MANIFEST}"))
     found = tuple(sorted(each.parent for each in chain.from_iterable(below)))
     if not found:
         raise BadRequest(

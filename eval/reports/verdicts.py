@@ -39,6 +39,7 @@ def verdicts_lead(report: Report) -> tuple[str, ...]:
     return (
         f"Intervals are 95 %, by bootstrap over memes, {report.resamples:,} resamples. Decided figures are over the "
         "memes that were given a class; in strict figures a meme without a class is wrong.",
+        *(f"{run.label}: {note}" for group in report.groups for run in group.runs for note in run.results.notes),
     )
 
 

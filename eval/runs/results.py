@@ -18,17 +18,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
+from court.digests import sha256_of
 from court.errors import BadRequest
 from eval.datasets.card import DatasetCard, card_of
 from eval.datasets.items import JudgedMeme
-from eval.datasets.known import find_card
+from eval.datasets.known import find_card, is_own
 from eval.datasets.protocol import Protocol
 from eval.runs.spec import JudgingSpec
-from eval.session.directory import MANIFEST, SessionFolder, SessionManifest
+from eval.session.directory import MANIFEST, SessionFolder, SessionManifest, replace_file
 from eval.solvers.question import Outcome, Prediction, Question
 
+SCORED = "scored.json"
+"""Description of predictions from elsewhere, in place of the manifest of a run."""
 MEMES, EXCLUDED, PREDICTIONS = "memes.jsonl", "excluded.jsonl", "predictions.jsonl"
 DOCKET, LIBRARY = "docket.sqlite", "library"
 
@@ -105,6 +108,25 @@ def dataset_of(manifest: RunManifest) -> DatasetCard:
     return card_of(manifest.card, MANIFEST) if manifest.card else find_card(manifest.dataset)
 
 
+class ScoredManifest(_FrozenModel):
+    """Description of predictions from elsewhere, stored beside memes and predictions like those of a run."""
+
+    name: str
+    dataset: str
+    split: str
+    protocols: tuple[Protocol, ...] = ()
+    question: Question | None = None
+    """Question that the predictions answer; None for verdicts."""
+    card: dict[str, JsonValue]
+    file: str
+    """Name of the file of predictions."""
+    sha256: str
+    scorer: str = ""
+    notes: tuple[str, ...] = ()
+    """Sentences on the file and on the data set."""
+    command: str
+
+
 class RunFolder(SessionFolder[RunManifest]):
     """A directory that holds, or will hold, a run."""
 
@@ -166,6 +188,8 @@ class Results:
     """Question that external predictions answer; None if they are verdicts or a manifest names it."""
     card: DatasetCard | None = None
     """Card of the data set of external predictions; None if the data set's id identifies it."""
+    notes: tuple[str, ...] = ()
+    """Sentences on external predictions and their data set, which stand in front of their figures."""
 
     @property
     def finished(self) -> bool:
@@ -205,6 +229,8 @@ def read_results(root: Path) -> Results:
     Raises BadRequest: There is no run, or it can't be read.
     """
     folder = RunFolder(root)
+    if (root / SCORED).is_file():
+        return _scored(folder)
     manifest = folder.manifest()
     # If a meme has several lines, the last counts, as after retrying failures.
     predictions = {prediction.meme: prediction for prediction in folder.predictions()}
@@ -216,6 +242,55 @@ def read_results(root: Path) -> Results:
         judged=tuple(Judged(meme, predictions.get(meme.id) or not_judged(meme.id)) for meme in folder.memes()),
         manifest=manifest,
         root=root,
+    )
+
+
+def write_scored(
+    root: Path, results: Results, *, file: Path, scorer: str = "", notes: Sequence[str] = (), command: str = ""
+) -> None:
+    """Stores predictions from elsewhere in a new folder, which :func:`read_results` reads like a run without records.
+
+    Raises:
+        BadRequest: The folder is there and not empty.
+    """
+    if root.exists() and any(root.iterdir()):
+        raise BadRequest(f"{root} is not empty. Name another folder.", reason="FOLDER_NOT_EMPTY", field="out")
+    folder = RunFolder(root)
+    folder.write_memes([one.meme for one in results.judged])
+    folder.write_predictions([one.prediction for one in results.judged])
+    card = card_of_results(results)
+    manifest = ScoredManifest(
+        name=results.name,
+        dataset=results.dataset,
+        split=results.split,
+        protocols=results.protocols,
+        question=results.question,
+        card=card.to_json() if card and is_own(card) else {},
+        file=file.name,
+        sha256=sha256_of(file),
+        scorer=scorer,
+        notes=tuple(notes),
+        command=command,
+    )
+    # Last, so that a folder with it is whole.
+    replace_file(root / SCORED, manifest.model_dump_json(indent=1))
+
+
+def _scored(folder: RunFolder) -> Results:
+    try:
+        manifest = ScoredManifest.model_validate_json((folder.root / SCORED).read_bytes())
+    except ValidationError:
+        raise BadRequest(f"{folder.root / SCORED} can't be read.", reason="RUN_UNREADABLE") from None
+    predictions = {one.meme: one for one in folder.predictions()}
+    return Results(
+        name=manifest.name,
+        dataset=manifest.dataset,
+        split=manifest.split,
+        protocols=manifest.protocols,
+        judged=tuple(Judged(meme, predictions.get(meme.id) or not_judged(meme.id)) for meme in folder.memes()),
+        answered_question=manifest.question,
+        card=card_of(manifest.card, SCORED) if manifest.card else find_card(manifest.dataset),
+        notes=manifest.notes,
     )
 
 

@@ -286,7 +286,7 @@ def _word(value: Any, what: str, named: Collection[str]) -> str:
 
 def read_score(value: Any) -> float | None:
     """The probability in a cell; None if it is empty. Raises LineFault for anything else."""
-    if isinstance(value, str | None) and label_of(value) is None:
+    if value is None or (isinstance(value, str) and not value.strip()):
         return None
     fault = LineFault("the score is no number from 0 to 1")
     if isinstance(value, bool) or not isinstance(value, str | int | float):
@@ -400,12 +400,13 @@ class _AnswerRules:
         if self.said in record:
             return self._labels(record[self.said]), self._scores(record)
         scores = self._scores(record)
+        if self.by_label is not None and self.columns and self.columns <= record.keys():
+            return self.by_label(dict(record)).labels, scores
         if _ANSWER in record:
             return self._labels(record[_ANSWER]), scores
         if self.by_label is not None:
-            if absent := sorted(self.columns - record.keys()):
-                raise LineFault(f"it has neither a label nor the columns {', '.join(absent)}")
-            return self.by_label(dict(record)).labels, scores
+            absent = ", ".join(sorted(self.columns - record.keys()))
+            raise LineFault(f"it has neither a label nor the columns {absent}")
         raise LineFault("it has no label; leave it empty where there is no answer")
 
     @property

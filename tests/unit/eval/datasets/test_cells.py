@@ -15,7 +15,7 @@ from eval.datasets.read import read_split
 from eval.scores.annotators import AnnotatorVote, harm_shares, same_spelling, soft_labels
 from eval.scores.meme_rows import read_meme_rows
 from eval.scores.prediction_file import read_predictions
-from eval.solvers.prediction import Outcome
+from eval.solvers.question import Outcome
 from retrieval.library.readers import read_source
 from retrieval.library.sources import Source
 from tests.support.cards import write_table

@@ -9,10 +9,12 @@ from click.testing import CliRunner
 from court.errors import BadRequest
 from eval.cli import cli
 from eval.commands.options import score_by_protocol
+from eval.datasets.known import find_card
 from eval.datasets.protocol import Level, Protocol
 from eval.runs.results import NOT_JUDGED
 from eval.scores.metrics import card
-from eval.scores.prediction_file import NO_ANSWER, read_predictions
+from eval.scores.prediction_file import NO_ANSWER, read_answers, read_predictions
+from tests.support.cards import write_table
 from tests.support.judged import F, H, N, U, meme
 
 NOT, SOME, VERY = Level
@@ -110,7 +112,7 @@ def test_levels_are_read_only_for_data_sets_that_have_them(tmp_path):
     [
         ("a,harmless?,,", "the label is none that is known"),
         ("a,2,,", "the label is none that is known"),
-        ("a,nan,,", "the label is none that is known"),
+        ("a,perhaps,,", "the label is none that is known"),
         ("zz,harmful,,", "no meme of the split has the id 'zz'"),
         (",harmful,,", "it has no id"),
         ("a,harmful,1.01,", "the score is no number from 0 to 1"),
@@ -311,3 +313,44 @@ def test_scoring_fails_if_no_protocol_has_figures_or_for_other_reasons(capsys):
         score_by_protocol(both, partial(scored, merged="NOTHING_SHARED", extreme="NOTHING_SHARED"), named=False)
     with pytest.raises(BadRequest, match="not extreme"):
         score_by_protocol(both, partial(scored, extreme="GOLD_DIFFERS"), named=False)
+
+
+def test_submissions_are_read_as_published(tmp_path):
+    memes = [meme("1.jpg", True), meme("2.jpg", False)]
+    for content in ("1.jpg\t1\n2.jpg\t0\n", "1.jpg\t1\t1\t0\t0\t0\r\n2.jpg\t0\t0\t0\t0\t0\r\n"):
+        assert [one.outcome for one in read(tmp_path, content, memes, "answer.txt").predictions] == [H, N]
+    cut = "1.jpg\t1\t1\t0\t0\t0\n2.jpg\t0\n"
+    with pytest.raises(BadRequest, match="line 2: the line has 2 cells"):
+        read(tmp_path, cut, memes, "answer.txt")
+    # A submission to the Hateful Memes challenge: id, proba, label.
+    predictions = read(tmp_path, "id,proba,label\n1,0.9,1\n2,0.25,0\n", TWO).predictions
+    assert [(one.outcome, one.score) for one in predictions] == [(H, 0.9), (N, 0.25)]
+
+
+def test_kinds_of_mami_are_read_from_its_answers(tmp_path):
+    task = find_card("mami").task("kinds")
+    memes = [meme(f"{n}.jpg", True) for n in (1, 2)]
+    (tmp_path / "answer.txt").write_text("1.jpg\t1\t1\t0\t0\t1\n2.jpg\t0\t0\t0\t0\t0\n")
+    said = [one.said["kinds"].labels for one in read_answers(tmp_path / "answer.txt", memes, task).predictions]
+    assert said == [("shaming", "violence"), ()]
+
+
+def test_scored_predictions_are_taken_like_a_run(tmp_path):
+    rows = [(f"t{n}", f"pond {n}", ("good", "bad")[n % 2], "test" if n < 40 else "train") for n in range(60)]
+    write_table(tmp_path / "memes.csv", ("id", "text", "label", "split"), rows)
+    data = ("--data", str(tmp_path / "memes.csv"), "--harmful", "bad", "--split", "test")
+
+    def invoke(*words, code=0):
+        ran = CliRunner().invoke(cli, [*map(str, words)])
+        assert ran.exit_code == code, ran.output
+        return ran.output
+
+    for name, wrong in (("one", 3), ("two", 5)):
+        cells = [(id_, label if n % wrong else "good", 0.1 + n / 100) for n, (id_, _, label, _) in enumerate(rows[:40])]
+        write_table(tmp_path / f"{name}.csv", ("id", "label", "score"), cells)
+        invoke("score", tmp_path / f"{name}.csv", *data, "--out", tmp_path / "runs" / name)
+    assert "one" in (report := invoke("report", tmp_path / "runs")) and "two" in report
+    assert "40 memes: one has an accuracy" in invoke("compare", tmp_path / "runs/one", tmp_path / "runs/two")
+    invoke("subgroups", tmp_path / "runs/one", "--by", "label")
+    invoke("labels", "noise", tmp_path / "runs/one", tmp_path / "runs/two")
+    assert "not empty" in invoke("score", tmp_path / "one.csv", *data, "--out", tmp_path / "runs/one", code=1)
