@@ -331,8 +331,8 @@ def test_kinds_of_mami_are_read_from_its_answers(tmp_path):
     task = find_card("mami").task("kinds")
     memes = [meme(f"{n}.jpg", True) for n in (1, 2)]
     (tmp_path / "answer.txt").write_text("1.jpg\t1\t1\t0\t0\t1\n2.jpg\t0\t0\t0\t0\t0\n")
-    said = [one.said["kinds"].labels for one in read_answers(tmp_path / "answer.txt", memes, task).predictions]
-    assert said == [("shaming", "violence"), ()]
+    answers = [one.said["kinds"].labels for one in read_answers(tmp_path / "answer.txt", memes, task).predictions]
+    assert answers == [("shaming", "violence"), ()]
 
 
 def test_scored_predictions_are_taken_like_a_run(tmp_path):
