@@ -165,9 +165,6 @@ def guard_messages(
 
     Families with a format of their own get no fence around the text, as it would be part of what they classify; control
     tokens are broken up for all.
-
-    Args:
-        policy: Policy of the court, for families that take a policy.
     """
     prompt = prompts.load("guard")
     shown = pictures_for(adapter, pictures)

@@ -89,9 +89,7 @@ async def build_library(
     Args:
         picture_reader: Decodes pictures; None to use only the texts.
         progress: Progress callback, called in the event loop's thread or a worker's.
-        replace: True to replace an existing library.
         settle_error: Accepted share of wrong labels if the vote alone decides, in (0, 1).
-        safeguards: Safeguards against a few precedents deciding alone.
         max_lost: Maximum share of rows, in [0, 1], that are unusable or lack a picture that they name; otherwise
             nothing is built.
     """

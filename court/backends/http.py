@@ -48,7 +48,6 @@ def http_client(
 
     Args:
         connections: Maximum number of concurrent connections; up to 31 more if they can't be divided evenly.
-        public_only: True to refuse hosts that resolve to non-public addresses.
         ca_file: PEM file of certificate authorities to trust instead of the default ones.
     """
     # Imported lazily, as its dependencies are not needed without HTTP.

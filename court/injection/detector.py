@@ -459,11 +459,7 @@ _TURNS = tuple(re.compile(rf"(?<![^\W_])(?:{_fold(names)})\s?:") for names in (_
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """Meanings that are a sign where they stand together.
-
-    Attributes:
-        within: Characters that the others may be from the first.
-    """
+    """Meanings that are a sign where they stand together."""
 
     kind: SignalKind
     within: int

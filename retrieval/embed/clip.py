@@ -59,7 +59,6 @@ class TextHalf:
 
     Attributes:
         tokens: Maximum number of tokens that it reads of a text.
-        floor: Its minimum similarity, if it was measured.
     """
 
     name: str

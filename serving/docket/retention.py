@@ -52,7 +52,6 @@ class RetentionPass:
     """Result of one pass over a docket.
 
     Attributes:
-        erased: Number of trials that were erased, by namespace.
         overdue: Number of expired trials that could not be erased, or not completely.
         unfinished: Trials of which files or the picture storage still contain something, with their precedents.
     """
@@ -97,7 +96,6 @@ async def erase_expired(
     Args:
         periods: Periods, no two of which apply to the same namespace.
         forget: Takes a precedent out of the library; None where there is none that can be changed.
-        unfinished: Trials that an earlier pass left unfinished.
         finding_days: Days for which findings stay after their trials have expired.
     """
     await docket.findings.expire(now)

@@ -32,11 +32,7 @@ _DRAIN_S = 2
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """Name and limits of a listener.
-
-    Attributes:
-        field: Setting that its address comes from.
-    """
+    """Name and limits of a listener."""
 
     name: str
     field: str
@@ -153,12 +149,7 @@ class _Targets:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn server that leaves signals to its owner, signals when it listens, and can renew TLS.
-
-    Attributes:
-        begun: Event that is set when it listens.
-        renewed: TLS context for new connections; None for the current one.
-    """
+    """uvicorn server that leaves signals to its owner, signals when it listens, and can renew TLS."""
 
     def __init__(self, config: uvicorn.Config, body_s: float) -> None:
         super().__init__(config)

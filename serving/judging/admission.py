@@ -33,7 +33,6 @@ class _Waiter:
     """A waiting caller.
 
     Attributes:
-        patient: True if it waits however long the queue is.
         turn: Resolved with its start time when the caller gets a slot.
     """
 
@@ -48,8 +47,6 @@ class _NamespaceQueue:
     Attributes:
         start: Virtual start time of its next turn; the smallest of all queues is served first.
         number: Number of the queue, which breaks ties: lower ones go first.
-        waiters: Waiting callers in order of arrival.
-        impatient: Number of waiters that are not patient.
     """
 
     start: float

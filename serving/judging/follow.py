@@ -79,7 +79,6 @@ class FollowRules:
 
     Attributes:
         share: Share of the court's verdicts, drawn by the trial's id, so that a larger share is a superset.
-        since: Only trials opened at this time or later.
     """
 
     share: float = 1.0

@@ -51,7 +51,6 @@ class Orphaned:
     """No server runs the trial, which has no verdict.
 
     Attributes:
-        ruling: Lease that determines which server runs it (:meth:`LeaseTable.ruling`).
         record: Record of the trial; None if it was not opened yet.
     """
 

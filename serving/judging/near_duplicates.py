@@ -155,11 +155,9 @@ class _Snapshot:
     """The fingerprints at one moment. A search uses one snapshot, whatever is added meanwhile.
 
     Attributes:
-        index: Hashes by row number.
         rows: Trial id, NUL, fingerprint; the position is the row's number minus ``first``. Append-only.
         texts: Row numbers of texts without picture, in order, by the fingerprint of their letters. Append-only; may
             contain numbers added by a later snapshot.
-        first: Number of the first row.
     """
 
     index: PdqIndex
@@ -258,7 +256,6 @@ class NearDuplicateIndex:
         Args:
             settings: Settings: which memes are visible (``reuse``: other namespaces' only if it is ``everywhere``), and
                 whether a verdict may be reused for a near-duplicate (``reuse_near``).
-            nearness: Thresholds for similar and same; None for the default.
             most: Maximum number of fingerprints in memory; the latest are kept.
         """
         self._fingerprints = fingerprints

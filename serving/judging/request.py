@@ -30,8 +30,6 @@ class Answer:
     Attributes:
         in_force: Finding in force on the request's content, and the decision.
         name: Name of the request: the caller's id for it, or a generated one.
-        reused: True if the trial was run for another request.
-        near: True if the trial was run for a near-duplicate.
     """
 
     record: TrialRecord
@@ -69,8 +67,6 @@ class AdmissionSlot:
         patient: True if the caller waits however long the queue is, as a stream does: it has many requests in flight,
             and model servers process those of others first.
         memory: Accounts for the bytes of the picture.
-        entered: Context of the slot while it is taken.
-        picture: Decoded picture while it is held.
     """
 
     admission: Admission | None = None
@@ -192,7 +188,6 @@ class TrialRequest:
     Attributes:
         image: Picture file; empty for a text without picture.
         content_id: Caller's id of the content.
-        pins: Versions that the trial must use.
         try_anew: True to run a trial even if an earlier verdict could be reused.
         policy: Policy that the trial must use; None for whichever is loaded.
         of_trial: Id of the trial whose meme is rejudged; empty for a first trial.

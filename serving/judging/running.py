@@ -171,9 +171,7 @@ class TrialsInFlight:
         """Takes over the leases of an orphaned trial.
 
         Args:
-            lease: Lease of the request that follows the trial.
             ruling: Lease of the request or meme that the trial was or is to be opened for.
-            trial_id: Id of the trial that this server runs instead.
 
         Returns:
             The trial, to be started before anything is awaited; None if a call or a server was quicker.

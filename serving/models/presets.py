@@ -97,7 +97,6 @@ class Preset:
         weights: Number of its weights, of language model and vision encoder together.
         cache_bytes: Keys and values of one token in the cache, in bytes: 2 tensors x layers x key-value heads x size
             of a head x 2.
-        context: Tokens of prompt and reply together.
         max_pixels: Pixels from which on a picture is made smaller: 1,280 tokens.
         min_pixels: Pixels up to which one is made larger, as its makers have it.
     """

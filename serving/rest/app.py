@@ -214,11 +214,7 @@ async def open_api(
     webhook_keys: Sequence[str] = (),
     stopping: asyncio.Event | None = None,
 ) -> AsyncIterator[str]:
-    """Serves the HTTP API inside the block; yields its URL.
-
-    Args:
-        settings: TLS, tokens, and hosts that pictures are fetched from.
-    """
+    """Serves the HTTP API inside the block; yields its URL."""
     listener = Listener(
         "The HTTP API",
         field="http",

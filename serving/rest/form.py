@@ -21,11 +21,7 @@ _ASCII_IN_THEM = (b"iso-8859-", b"windows-125")
 
 @dataclass(slots=True)
 class Form:
-    """The parts of a form received so far.
-
-    Attributes:
-        picture: Content of the part ``image``; None if there is none.
-    """
+    """The parts of a form received so far."""
 
     fields: dict[str, bytearray] = field(default_factory=dict)
     picture: bytearray | None = None

@@ -128,7 +128,6 @@ class Method(Generic[Request]):
 
         Args:
             answer: Coroutine function that returns the response, or async generator function of a stream's responses.
-            of: Passed to :meth:`ReceiveBudget.receive`.
         """
         self._request = request
         self._answer = answer

@@ -75,7 +75,6 @@ class DocketService:
         Args:
             on_change: Called after each review or appeal, before its author gets a response, so that the next request
                 follows it.
-            corrections: Updates the precedent library after reviews; None if nothing does.
         """
         self._on_change = on_change or _ignore
         self._rulings = corrections

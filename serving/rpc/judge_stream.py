@@ -42,7 +42,6 @@ async def judge_stream(
     However the stream ends, requests that were read are answered first, unless the caller takes no answers.
 
     Args:
-        of: Name of the service for :meth:`serving.rpc.flow_control.ReceiveBudget.receive`.
         judging_of: Returns the function that judges a request's meme; raises if the request is invalid.
         most: Maximum number of unanswered requests; no more are read until an answer has been taken, which applies
             backpressure to slow callers.

@@ -131,11 +131,7 @@ def _refusing(error: CourtError) -> _Handler:
 
 
 class Service(Protocol):
-    """A service that a server offers.
-
-    Attributes:
-        methods: Methods with one request, by name.
-    """
+    """A service that a server offers."""
 
     methods: Mapping[str, Method[Any]]
 

@@ -89,7 +89,6 @@ class StateMetrics:
         """Sets the figures of the docket.
 
         Args:
-            queue: Number of verdicts waiting for review.
             oldest_s: Age of the longest waiting verdict in seconds; 0 if there is none.
         """
         self._entries.set(entries)

@@ -80,7 +80,6 @@ async def probe(
     Args:
         within_s: Timeout of one request, in seconds; the first may have to wait for the server to warm up.
         budget_s: Seconds from the first answer in which all checks have to be done; later ones are left out.
-        tell: Callback for progress on a slow server.
 
     Raises:
         ModelRefused: The server does not have the model, or rejects the key.

@@ -31,7 +31,6 @@ class SampledVerdict:
 
     Attributes:
         opened_at: UTC.
-        wrong: True if the reviewer found the other label.
         risk: Estimated probability that the verdict is wrong; None if it has none.
         passed: True if it would not have been reviewed without the sampling.
         curve: Risk curve measured on the library; None if there is none.
@@ -50,7 +49,6 @@ class ErrorFigure:
     """Error of a group of sampled verdicts.
 
     Attributes:
-        wrong: Number of reviewed verdicts with the other label.
         passed_wrong: Number of wrong verdicts that would not have been reviewed without the sampling.
         expected: Mean risk of the reviewed verdicts that have one; None if none has.
     """
@@ -88,7 +86,6 @@ class ProposedCutoff:
 
     Attributes:
         cutoff: Risk above which a verdict is reviewed.
-        share: Share of the sample that would be reviewed.
         error: Upper bound of the share that is wrong and unreviewed, ``(wrong + 1) / (n + 1)``.
         rate: ``review_rate`` at which the library's own curve has this cut-off; None if there is no curve.
     """

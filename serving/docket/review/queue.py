@@ -64,10 +64,7 @@ class Case:
         score: P(harmful); None if the verdict has none.
         category: Category of the harm that the court found; empty if it found none.
         reasons: Reasons for human review, past or present, the most urgent first, each with a sentence.
-        waiting: True if the case waits for a review now.
         asked_by: Reviewer who asked for a second opinion; empty if nobody did.
-        erased: True if the content of the trial was erased.
-        lock: Current lock on the case; None if it is free.
     """
 
     trial_id: str

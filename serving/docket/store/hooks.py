@@ -22,11 +22,9 @@ class Hook:
     """Shared state of a webhook receiver.
 
     Attributes:
-        next_entry: Number of the log entry to be read next.
         paused_until: Time until which the receiver has asked for a pause; None if it has not.
         failing_since: Time of the first attempt in the current run of failures; None if the last one succeeded.
         disabled_at: Time since when nothing is sent; None if the receiver is enabled.
-        why: Reason why it was disabled.
     """
 
     name: str
@@ -43,7 +41,6 @@ class Delivery:
     """A webhook message that is not delivered yet.
 
     Attributes:
-        entry: Number of the log entry that it reports.
         error: Error of the last attempt, as a message of our own.
     """
 
@@ -60,8 +57,6 @@ class Backlog:
     """Counts of undelivered messages.
 
     Attributes:
-        waiting: Number of messages that will be retried.
-        given_up: Number of messages that were given up.
         oldest: Time of the oldest entry among the waiting messages; None if there are none.
     """
 
@@ -231,8 +226,6 @@ class DeliveryStore(_HookTables):
 
         Args:
             before: State of the receiver as it was read.
-            gone: Messages that no longer wait.
-            remaining: Messages that still wait, or were given up.
 
         Returns:
             False if another server has taken over or the position was reset: then nothing is stored.

@@ -127,9 +127,6 @@ class LogKeys(SqlStore):
     ) -> int:
         """Signs checkpoints with another key from now on, which the signer must have; returns the entry's number.
 
-        Args:
-            compromised: True if the old key may have leaked.
-
         Raises:
             DocketError: The docket has another key by now, or the new key is not in the key file (``DOCKET_KEY``).
         """

@@ -35,7 +35,6 @@ class Lease:
 
     Attributes:
         trial_id: Id of the trial that answers the request; it may have ended, be running, or not have started.
-        owner: Server that runs the trial.
     """
 
     name: RequestName
