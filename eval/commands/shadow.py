@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ import click
 from court.display import word
 from eval.commands.options import command_line
 from serving.cli.common import changed_place, docket_option, printable, run, settings_of
+from serving.cli.exports import filter_of
 
 if TYPE_CHECKING:
     from court.record import TrialRecord
@@ -55,11 +56,8 @@ def shadow(
     SHADOW may be the court's own docket, to compare memes that `memecourt rejudge` judged again.
     """
     from eval.runs.tried_again import write_runs
-    from serving.docket.store.listing import TrialFilter
 
-    # click gives times without a zone; the options say that they are UTC.
-    times = [None if at is None else at.replace(tzinfo=UTC) for at in (since, until)]
-    which = TrialFilter(opened_from=times[0], opened_until=times[1], namespace=namespace)
+    which = filter_of({"since": since, "until": until, "namespace": namespace})
     pairs = run(_pairs(shadow_docket, docket, which, sampled=sampled))
     cells = Counter((_label_of(pair.first), _label_of(pair.second)) for pair in pairs)
     different = [pair for pair in pairs if _label_of(pair.first) != _label_of(pair.second)]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -168,27 +168,26 @@ def _check(context: click.Context, trial_id: str | None, form: str) -> None:
             raise click.UsageError(f"{parameter.opts[0]} means nothing for {form}.")
 
 
-def filter_of(options: dict[str, Any]) -> TrialFilter:
-    """Returns the filter that :data:`selection_options` make."""
-    from datetime import UTC
-
+def filter_of(options: Mapping[str, Any]) -> TrialFilter:
+    """Returns the filter that :data:`selection_options` make, or those of them that a command has."""
     from court.record import TrialState
     from court.verdict import Label
     from serving.docket.store.listing import TrialFilter
 
-    def utc(at: datetime | None) -> datetime | None:
-        # Click's dates have no zone, and the options promise UTC.
-        return None if at is None else at.replace(tzinfo=UTC)
-
     return TrialFilter(
-        labels=frozenset(Label(label) for label in options["labels"]),
-        states=frozenset(TrialState(state) for state in options["states"]),
+        labels=frozenset(map(Label, options.get("labels", ()))),
+        states=frozenset(map(TrialState, options.get("states", ()))),
         opened_from=utc(options["since"]),
         opened_until=utc(options["until"]),
-        reviewed=options["reviewed"],
-        needs_review=True if options["needs_review"] else None,
+        reviewed=options.get("reviewed"),
+        needs_review=True if options.get("needs_review") else None,
         namespace=options["namespace"],
     )
+
+
+def utc(at: datetime | None) -> datetime | None:
+    """Returns a date of click's, which have no zone: the options promise UTC."""
+    return None if at is None else at.replace(tzinfo=UTC)
 
 
 async def _one(settings: Settings, trial_id: str, form: str, options: dict[str, Any]) -> tuple[str, bytes]:
@@ -243,8 +242,6 @@ def _filled(path: Path | None) -> dict[str, Any]:
 
 async def _record_access(reviews: ReviewStore, trial_id: str, form: str) -> None:
     """The docket notes that pictures went out as they were judged, before they do."""
-    from datetime import UTC
-
     await reviews.record_access(trial_id, who=_WHO, what=f"export as {form}", at=datetime.now(UTC))
 
 

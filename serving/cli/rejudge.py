@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ from serving.cli.common import (
     tell,
     trial_settings,
 )
+from serving.cli.exports import filter_of, utc
 
 if TYPE_CHECKING:
     from retrieval.library.postgres.address import Address
@@ -113,7 +115,7 @@ def rejudge(
         settings = settings_of(library=library, docket=docket, **trial_settings(**options))
         if str(into) == str(settings.docket_place):
             raise click.UsageError("--into names another docket than the court's: the candidate records apart.")
-        rules = {"share": share, "namespace": chosen["namespace"], "since": _utc(chosen["since"]), "within_s": timeout}
+        rules = {"share": share, "namespace": chosen["namespace"], "since": utc(chosen["since"]), "within_s": timeout}
         done = run(_followed(settings, into, rules, follow=follow, as_json=as_json))
         return _end(context, done, as_json=as_json)
     if follow or share != 1:
@@ -137,27 +139,13 @@ def _end(context: click.Context, done: Counter[str], *, as_json: bool) -> None:
         context.exit(EXIT_FAILED)
 
 
-def _utc(at: datetime | None) -> datetime | None:
-    # Click's dates have no zone, and the options promise UTC.
-    return None if at is None else at.replace(tzinfo=UTC)
-
-
 def _filter_of(chosen: dict[str, Any]) -> TrialFilter:
     from court.record import TrialState
-    from court.verdict import Label
-    from serving.docket.store.listing import TrialFilter
 
-    since, until = (_utc(chosen[name]) for name in ("since", "until"))
-    return TrialFilter(
-        labels=frozenset(map(Label, chosen["labels"])),
-        states=frozenset({TrialState.DECIDED}),
-        opened_from=since,
-        # Trials of this command are not gone through again.
-        opened_until=until or datetime.now(UTC),
-        reviewed=chosen["reviewed"],
-        namespace=chosen["namespace"],
-        erased=False,
-    )
+    which = filter_of(chosen)
+    # Trials of this command are not gone through again.
+    until = which.opened_until or datetime.now(UTC)
+    return replace(which, states=frozenset({TrialState.DECIDED}), opened_until=until, erased=False)
 
 
 async def _rejudged(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import replace
-from datetime import UTC, date, datetime, time
+from datetime import UTC, datetime
 from functools import partial
 
 from starlette.requests import Request
@@ -15,16 +14,15 @@ from court.errors import BadRequest
 from court.record import TrialState
 from court.verdict import Label
 from serving.console.pages.pictures import record_shown
-from serving.console.registry import Page, console_of, form_of, trial_of, visitor_of
+from serving.console.pages.trials import filter_of
+from serving.console.registry import Page, console_of, form_of, trial_of
 from serving.console.rendering import render
 from serving.console.review.parts import mark_shown, mark_verdict_shown
 from serving.console.visitors import Role
 from serving.docket.errors import TrialUnknown
-from serving.docket.store.listing import TrialFilter
 from serving.export.source import Pictures, gather
 from serving.export.trial_file import TrialForm, file_name, write_trial
 
-_ALL = TrialFilter()
 _TYPES: Mapping[str, str] = {
     "html": "text/html; charset=utf-8",
     "json": "application/json",
@@ -87,38 +85,11 @@ async def many(request: Request) -> Response:
     named = request.path_params["form"]
     if named not in list(Form):
         raise TrialUnknown(f"A selection can be taken away as {', '.join(Form)}.", field="form")
-    # Restricted to the visitor's namespaces, whatever the filter says.
-    which = replace(_chosen(request), namespaces=visitor_of(request).namespaces)
     console = console_of(request)
-    selection = Selection(console.docket.index, console.docket.trials, which, partial(mark_shown, request))
+    selection = Selection(console.docket.index, console.docket.trials, filter_of(request), partial(mark_shown, request))
     chunks = selection.chunks(Form(named))
     name = f"trials-{datetime.now(UTC):%Y%m%d-%H%M%S}.{named}"
     return StreamingResponse(chunks, media_type=_TYPES[named], headers=_attached(name))
-
-
-def _chosen(request: Request) -> TrialFilter:
-    """Parses the filter in the address. Raises BadRequest if it is malformed."""
-    params = request.query_params
-    try:
-        labels = frozenset(Label(label) for label in params.getlist("label") if label)
-        states = frozenset(TrialState(state) for state in params.getlist("state") if state)
-        since, until = (_midnight(params.get(name, "")) for name in ("since", "until"))
-    except ValueError:
-        raise BadRequest("Trials can't be chosen by that.", reason="BAD_FILTER") from None
-    return replace(
-        _ALL,
-        labels=labels,
-        states=states,
-        opened_from=since,
-        opened_until=until,
-        namespace=params["namespace"] if params.get("namespace") else None,
-        reviewed={"yes": True, "no": False}.get(params.get("reviewed", "")),
-        needs_review=True if params.get("look") else None,
-    )
-
-
-def _midnight(day: str) -> datetime | None:
-    return datetime.combine(date.fromisoformat(day), time(), UTC) if day else None
 
 
 async def bundle(request: Request) -> Response:

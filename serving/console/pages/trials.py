@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
-from typing import Any, TypeVar
+from datetime import UTC, date, datetime, time
+from typing import Any
 from urllib.parse import urlencode
 
 from starlette.requests import Request
@@ -19,23 +19,17 @@ from serving.console.review.parts import PRIORITY_WORDS, blinded_ids, cases_of, 
 from serving.console.visitors import Role
 from serving.docket.store.listing import DocketLine, TrialFilter
 
-M = TypeVar("M", Label, TrialState)
-
 _PAGE = 50
+_FILTERS = ("label", "state", "look", "since", "until", "namespace", "reviewed")
 
 
 async def trials(request: Request) -> Response:
     """Lists the trials that the visitor may see, newest first, page by page."""
     params = request.query_params
-    which = TrialFilter(
-        labels=frozenset({_member(Label, params["label"])} if params.get("label") else ()),
-        states=frozenset({_member(TrialState, params["state"])} if params.get("state") else ()),
-        needs_review=True if params.get("look") else None,
-        namespaces=visitor_of(request).namespaces,
-    )
+    which = filter_of(request)
     lines = await _lines(request, which, _after(params.get("after", "")))
     page = lines[:_PAGE]
-    filters = {name: params.get(name, "") for name in ("label", "state", "look")}
+    filters = {name: params.get(name, "") for name in _FILTERS}
     own = {name: value for name, value in filters.items() if value}
     older = urlencode({**own, "after": _cursor(page[-1])}) if len(lines) > _PAGE else ""
     # Reviewers decide before they see the verdict.
@@ -75,11 +69,29 @@ def _tells(which: TrialFilter) -> bool:
     return bool(which.labels) or which.needs_review is not None
 
 
-def _member(kind: type[M], value: str) -> M:
+def filter_of(request: Request) -> TrialFilter:
+    """Returns the filter in the address, limited to what the visitor may see. Raises BadRequest if it is malformed."""
+    params = request.query_params
     try:
-        return kind(value)
+        labels = frozenset(Label(label) for label in params.getlist("label") if label)
+        states = frozenset(TrialState(state) for state in params.getlist("state") if state)
+        since, until = (_midnight(params.get(name, "")) for name in ("since", "until"))
     except ValueError:
-        raise BadRequest("There is no such filter.", field="filter") from None
+        raise BadRequest("Trials can't be chosen by that.", reason="BAD_FILTER", field="filter") from None
+    return TrialFilter(
+        labels=labels,
+        states=states,
+        opened_from=since,
+        opened_until=until,
+        namespace=params.get("namespace") or None,
+        reviewed={"yes": True, "no": False}.get(params.get("reviewed", "")),
+        needs_review=True if params.get("look") else None,
+        namespaces=visitor_of(request).namespaces,
+    )
+
+
+def _midnight(day: str) -> datetime | None:
+    return datetime.combine(date.fromisoformat(day), time(), UTC) if day else None
 
 
 def _cursor(line: DocketLine) -> str:
