@@ -47,21 +47,18 @@ _SHARDS = "-*"
 
 @dataclass(slots=True)
 class Column:
-    """Statistics of a column over all rows.
-
-    Attributes:
-        values: Number of rows by value, of the first values.
-        many: True if there are more values than those.
-    """
+    """Statistics of a column over all rows."""
 
     rows: int = 0
     missing: int = 0
     values: Counter[str] = field(default_factory=Counter)
+    """Number of rows by value, of the first values."""
     lists: int = 0
     length: int = 0
     pictures: int = 0
     cells: int = 0
     many: bool = False
+    """True if there are more values than those."""
     _seen: set[int] | None = field(default_factory=set)
 
     def add(self, value: Any, name: str) -> None:

@@ -50,40 +50,34 @@ class DatasetFaultKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DatasetFault:
-    """A fault in a data set.
-
-    Attributes:
-        split: Name of the split; several, joined by ``+``, if the fault lies between them.
-        what: One-sentence description, without any content of a meme.
-        count: Number of memes, or groups of memes, concerned.
-        where: Positions of the fault: lines of files, or ids that belong together.
-    """
+    """A fault in a data set."""
 
     kind: DatasetFaultKind
     split: str
+    """Name of the split; several, joined by ``+``, if the fault lies between them."""
     what: str
+    """One-sentence description, without any content of a meme."""
     count: int = 1
+    """Number of memes, or groups of memes, concerned."""
     where: tuple[str, ...] = ()
+    """Positions of the fault: lines of files, or ids that belong together."""
 
 
 @dataclass(slots=True)
 class FoundMeme:
-    """A meme as it is compared with the others.
-
-    Attributes:
-        label: Labels of the task on which conflicts are reported; empty if there are none.
-        text: Digest of its text but for case and spacing, as texts may be long; None without a text.
-        path: File of its picture; None if missing.
-        picture: Digest by which its picture is compared; None until it is known.
-    """
+    """A meme as it is compared with the others."""
 
     split: str
     line: int
     id: str
     label: str
+    """Labels of the task on which conflicts are reported; empty if there are none."""
     text: bytes | None
+    """Digest of its text but for case and spacing, as texts may be long; None without a text."""
     path: Path | None
+    """File of its picture; None if missing."""
     picture: str | None = None
+    """Digest by which its picture is compared; None until it is known."""
 
     @property
     def name(self) -> str:
@@ -93,51 +87,44 @@ class FoundMeme:
 
 @dataclass(frozen=True, slots=True)
 class SplitCheck:
-    """Results of checking a split.
-
-    Attributes:
-        file: Name of its file below the directory; empty if missing.
-        rows: Rows of the split, usable or not: the sum of ``memes``, ``refused`` and ``excluded``.
-        classes: Memes per label, in the data set's own words, for the task that trials are scored on, else the first
-            task.
-        sha256: SHA-256 of the file, in hex.
-        refused: Unusable rows; the findings give the reasons.
-        excluded: Rows that the card drops.
-        elsewhere: Rows of other splits in the same file; not counted in ``rows``.
-        tasks: Memes per label of every task.
-    """
+    """Results of checking a split."""
 
     split: str
     file: str = ""
+    """Name of its file below the directory; empty if missing."""
     rows: int = 0
+    """Rows of the split, usable or not: the sum of ``memes``, ``refused`` and ``excluded``."""
     memes: int = 0
     classes: Mapping[str, int] = field(default_factory=dict)
+    """Memes per label, in the data set's own words, for the task that trials are scored on, else the first task."""
     pictures: int = 0
     sha256: str = ""
+    """SHA-256 of the file, in hex."""
     refused: int = 0
+    """Unusable rows; the findings give the reasons."""
     excluded: int = 0
+    """Rows that the card drops."""
     elsewhere: int = 0
+    """Rows of other splits in the same file; not counted in ``rows``."""
     tasks: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Memes per label of every task."""
 
 
 @dataclass(frozen=True, slots=True)
 class DatasetCheck:
-    """Results of checking a data set.
-
-    Attributes:
-        findings: Faults in the order in which they were found.
-        decoded: True if pictures were decoded, rather than only located.
-        caveats: Caveats of its card that apply to all results.
-        harmful: Labels that are harmful in a trial, as ``benign`` for the others; empty if no trial is scored.
-    """
+    """Results of checking a data set."""
 
     dataset: str
     splits: tuple[SplitCheck, ...]
     findings: tuple[DatasetFault, ...]
+    """Faults in the order in which they were found."""
     decoded: bool
+    """True if pictures were decoded, rather than only located."""
     title: str = ""
     caveats: tuple[str, ...] = ()
+    """Caveats of its card that apply to all results."""
     harmful: tuple[str, ...] = ()
+    """Labels that are harmful in a trial, as ``benign`` for the others; empty if no trial is scored."""
     benign: tuple[str, ...] = ()
 
 

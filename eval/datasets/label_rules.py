@@ -15,18 +15,15 @@ _TRUE = {"1": "true", "0": "false", "yes": "true", "no": "false", "true": "true"
 
 @dataclass(frozen=True, slots=True)
 class GoldOfTask:
-    """Gold of one task for a row.
-
-    Attributes:
-        labels: Labels in the task's words; None if the row has none for this task.
-        shares: Share of annotators per label, if there are several and the card keeps their votes.
-        annotators: Number of annotators; 0 if their votes are not kept.
-    """
+    """Gold of one task for a row."""
 
     labels: tuple[str, ...] | None
+    """Labels in the task's words; None if the row has none for this task."""
     drop: bool = False
     shares: tuple[tuple[str, float], ...] = ()
+    """Share of annotators per label, if there are several and the card keeps their votes."""
     annotators: int = 0
+    """Number of annotators; 0 if their votes are not kept."""
 
 
 _REMEMBERED = 1000

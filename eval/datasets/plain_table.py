@@ -34,29 +34,23 @@ _SHOWN = 12
 
 @dataclass(frozen=True, slots=True)
 class TableOptions:
-    """The user's own words on a table.
-
-    Attributes:
-        columns: Column by field of a meme, where it is not the one that its name suggests.
-        harmful: Labels that are harmful; all others are benign.
-    """
+    """The user's own words on a table."""
 
     columns: Mapping[str, str] = field(default_factory=dict)
+    """Column by field of a meme, where it is not the one that its name suggests."""
     harmful: tuple[str, ...] = ()
+    """Labels that are harmful; all others are benign."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlainTable:
-    """A plain table.
-
-    Attributes:
-        data: Folder of the file.
-        notes: Sentences on columns, labels and splits as they were read.
-    """
+    """A plain table."""
 
     card: DatasetCard
     data: Path
+    """Folder of the file."""
     notes: tuple[str, ...]
+    """Sentences on columns, labels and splits as they were read."""
 
     @property
     def is_divided(self) -> bool:

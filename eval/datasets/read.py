@@ -48,23 +48,20 @@ def labels_dropped(card: DatasetCard, protocols: Sequence[Protocol]) -> tuple[st
 
 @dataclass(frozen=True, slots=True)
 class SplitRead:
-    """Memes of a split that have a gold label of a task.
-
-    Attributes:
-        memes: In the order of the files; ids are unique.
-        problems: Rows that could not be used, sorted by line: duplicates of an id and rows without a label included.
-        notes: Sentences with the number of rows that are not among the memes.
-        pictures: The folder that picture names are relative to; None if no picture was found.
-        files: SHA-256 of every file that was read, by its name below the directory; that of the rows comes first.
-        named: True if rows name pictures, whether or not these are there.
-    """
+    """Memes of a split that have a gold label of a task."""
 
     memes: tuple[JudgedMeme, ...]
+    """In the order of the files; ids are unique."""
     problems: tuple[Problem, ...]
+    """Rows that could not be used, sorted by line: duplicates of an id and rows without a label included."""
     notes: tuple[str, ...]
+    """Sentences with the number of rows that are not among the memes."""
     pictures: Path | None
+    """The folder that picture names are relative to; None if no picture was found."""
     files: Mapping[str, str]
+    """SHA-256 of every file that was read, by its name below the directory; that of the rows comes first."""
     named: bool = False
+    """True if rows name pictures, whether or not these are there."""
 
 
 Choose = Callable[[Iterable[JudgedMeme]], Sequence[JudgedMeme]]

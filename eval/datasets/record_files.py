@@ -37,21 +37,18 @@ _ENDINGS = {
 
 @dataclass(frozen=True, slots=True)
 class RecordFile:
-    """A file of rows.
-
-    Attributes:
-        path: The file; for kind ``tree``, a folder.
-        header: Names of its columns if it has no header.
-        records: Key in a JSON object under which the rows are found; empty if they are the whole file.
-        pictures: Folder that pictures which are bytes in the file are written to; None to leave them in it.
-    """
+    """A file of rows."""
 
     path: Path
+    """The file; for kind ``tree``, a folder."""
     kind: FileKind
     columns: frozenset[str] | None = None
     header: tuple[str, ...] = ()
+    """Names of its columns if it has no header."""
     records: str = ""
+    """Key in a JSON object under which the rows are found; empty if they are the whole file."""
     pictures: Path | None = None
+    """Folder that pictures which are bytes in the file are written to; None to leave them in it."""
 
     def __iter__(self) -> Iterator[Numbered]:
         """Reads the rows. Raises BadRequest if the file as a whole can't be read."""

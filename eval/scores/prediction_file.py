@@ -66,17 +66,14 @@ _ANSWER = "label"
 
 @dataclass(frozen=True, slots=True)
 class ScoredFile:
-    """Content of a file of predictions.
-
-    Attributes:
-        predictions: Prediction of each meme of the split, in its order; FAILED with reason NOT_JUDGED if missing.
-        missing: Ids of memes without a prediction in the file.
-        unused: Names of columns that were not read.
-    """
+    """Content of a file of predictions."""
 
     predictions: tuple[Prediction, ...]
+    """Prediction of each meme of the split, in its order; FAILED with reason NOT_JUDGED if missing."""
     missing: tuple[str, ...]
+    """Ids of memes without a prediction in the file."""
     unused: tuple[str, ...]
+    """Names of columns that were not read."""
 
     def results(
         self, memes: Sequence[JudgedMeme], *, name: str, dataset: str, split: str, protocols: tuple[Protocol, ...]
@@ -114,17 +111,14 @@ def read_predictions(path: Path, memes: Sequence[JudgedMeme], *, scorer: str = "
 
 @dataclass(frozen=True, slots=True)
 class CollectedPredictions:
-    """Predictions of a valid file.
-
-    Attributes:
-        predictions: Prediction of each meme that the file has, by id.
-        places: Position of each meme's row in the file, in words, by id.
-        columns: Names of all columns, in order.
-    """
+    """Predictions of a valid file."""
 
     predictions: dict[str, Prediction]
+    """Prediction of each meme that the file has, by id."""
     places: dict[str, str]
+    """Position of each meme's row in the file, in words, by id."""
     columns: tuple[str, ...]
+    """Names of all columns, in order."""
 
     def scored(
         self, memes: Sequence[JudgedMeme], used: Collection[str], predictions: Mapping[str, Prediction] | None = None
@@ -320,19 +314,16 @@ def read_answers(path: Path, memes: Sequence[JudgedMeme], task: CardTask, *, sco
 
 @dataclass(frozen=True, slots=True)
 class _AnswerRules:
-    """Rules that turn a row into an answer, whichever columns it has.
-
-    Attributes:
-        by_label: Rules for a column per label; None if the task allows only one label.
-        said: Name of the column of whole answers in our Parquet files.
-    """
+    """Rules that turn a row into an answer, whichever columns it has."""
 
     task: CardTask
     whole: GoldRule
     by_label: GoldRule | None
+    """Rules for a column per label; None if the task allows only one label."""
     columns: frozenset[str]
     scores: Mapping[str, str]
     said: str
+    """Name of the column of whole answers in our Parquet files."""
 
     @classmethod
     def of(cls, task: CardTask) -> _AnswerRules:

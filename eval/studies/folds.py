@@ -54,46 +54,40 @@ class FoldVerdict:
 
 @dataclass(frozen=True, slots=True)
 class Zone:
-    """Mean probabilities beside the share of harm, for a third of the memes by similarity of the nearest precedent.
-
-    Attributes:
-        similarity: Lowest of its memes.
-        shown: Mean probability that people are shown, over memes that have one.
-        voted: Mean probability by the vote, over the same memes.
-        harmful: Share of harm among the same memes.
-    """
+    """Mean probabilities beside the share of harm, for a third of the memes by similarity of the nearest precedent."""
 
     name: str
     n: int
     similarity: float
+    """Lowest of its memes."""
     accuracy: float
     shown: float
+    """Mean probability that people are shown, over memes that have one."""
     voted: float
+    """Mean probability by the vote, over the same memes."""
     harmful: float
+    """Share of harm among the same memes."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoldsReport:
-    """Verdicts beside votes at any distance, on the same memes.
-
-    Attributes:
-        groups: Number of groups of nearly the same texts, which share a fold.
-        decided: Memes with a label.
-        automatic: Memes that nobody has to look at.
-        guessed: Share of the memes without a label whose distant precedents favour the right one; None without any.
-        accuracy: Share of the memes with a label that have the right one, and of their votes.
-        difference: Difference of these two, with the interval over groups.
-        zones: Near, middle and far.
-    """
+    """Verdicts beside votes at any distance, on the same memes."""
 
     n: int
     groups: int
+    """Number of groups of nearly the same texts, which share a fold."""
     decided: int
+    """Memes with a label."""
     automatic: int
+    """Memes that nobody has to look at."""
     guessed: float | None
+    """Share of the memes without a label whose distant precedents favour the right one; None without any."""
     accuracy: tuple[float, float]
+    """Share of the memes with a label that have the right one, and of their votes."""
     difference: Figure
+    """Difference of these two, with the interval over groups."""
     zones: tuple[Zone, ...]
+    """Near, middle and far."""
 
 
 def measure_folds(place: Path, *, seed: int = 0) -> FoldsReport:

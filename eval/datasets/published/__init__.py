@@ -36,34 +36,31 @@ def published_ratings(paper: str, what: str) -> Mapping[str, tuple[float, float 
 
 @dataclass(frozen=True, slots=True)
 class PublishedRow:
-    """One system's figures on one data set.
-
-    Attributes:
-        dataset: Dataset of :mod:`eval.datasets.known`.
-        split: Split of the data set; empty if the publication does not say which.
-        protocol: Protocol by which labels became two classes.
-        year: Year of publication; None if a card doesn't name it.
-        source: The paper, and the table if known.
-        read_in: Publication in which we read the figure.
-        accuracy: Accuracy, as a share; like the other figures None if it is not reported or could not be read.
-        macro_f1: Macro-F1, as a share.
-        auroc: AUROC, as a share.
-        mmae: Macro-averaged mean absolute error, in levels.
-        n: Number of memes that it was measured on; None if unknown.
-    """
+    """One system's figures on one data set."""
 
     dataset: str
+    """Dataset of :mod:`eval.datasets.known`."""
     split: str
+    """Split of the data set; empty if the publication does not say which."""
     protocol: Protocol
+    """Protocol by which labels became two classes."""
     system: str
     year: int | None
+    """Year of publication; None if a card doesn't name it."""
     source: str
+    """The paper, and the table if known."""
     read_in: str
+    """Publication in which we read the figure."""
     accuracy: float | None = None
+    """Accuracy, as a share; like the other figures None if it is not reported or could not be read."""
     macro_f1: float | None = None
+    """Macro-F1, as a share."""
     auroc: float | None = None
+    """AUROC, as a share."""
     mmae: float | None = None
+    """Macro-averaged mean absolute error, in levels."""
     n: int | None = None
+    """Number of memes that it was measured on; None if unknown."""
     remark: str = ""
 
     @property
