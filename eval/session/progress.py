@@ -15,6 +15,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as Bars
 
 _EVERY_S = 30.0
+_FIRST_S = 3.0
+"""Seconds after which the first line says how long the items take."""
 
 
 @dataclass(slots=True)
@@ -111,8 +113,8 @@ class ProgressLines(Progress):
             self._print(f"{name}: {done:,} of {total:,}")
 
     def begin(self, score: RunningTotals) -> None:
-        """Prints a line at once."""
-        self._last = self._now()
+        """Prints a line at once, and the next one early: whoever watches wants to know whether to wait."""
+        self._last = self._now() - max(0.0, self._every_s - _FIRST_S)
         self._print(f"{score.total:,} memes, {score.done:,} of them judged before.")
 
     def judged(self, score: RunningTotals) -> None:

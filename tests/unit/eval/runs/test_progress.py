@@ -5,7 +5,7 @@ from functools import partial
 
 from rich.console import Console
 
-from eval.session.progress import ProgressBar, ProgressLines
+from eval.session.progress import ProgressBar, ProgressLines, RunningTotals
 
 
 def test_progress_is_one_line_every_half_a_minute_for_any_number_of_steps():
@@ -15,6 +15,16 @@ def test_progress_is_one_line_every_half_a_minute_for_any_number_of_steps():
         now[0] += 1.0
         step(done, 100)
     assert lines == ["memes: 30 of 100", "memes: 60 of 100", "memes: 90 of 100"]
+
+
+def test_first_line_with_the_time_left_comes_after_three_seconds():
+    now, lines = [0.0], []
+    progress, totals = ProgressLines(lines.append, now=lambda: now[0]), RunningTotals(20, began=0.0)
+    progress.begin(totals)
+    for done in range(1, 21):
+        now[0], totals.done = float(done), done
+        progress.judged(totals)
+    assert lines == ["20 memes, 0 of them judged before.", "3 of 20 judged: 60 a minute, 17 s left"]
 
 
 def test_progress_bar_appears_only_at_the_first_step():

@@ -277,7 +277,8 @@ def test_progress_log_prints_a_line_per_interval():
     progress.end(tally)
     assert len(lines) == 1 + 3 + 1
     assert lines[0] == "100 memes, 0 of them judged before."
-    assert lines[1].startswith("30 of 100 judged: 60 a minute, 70 s left")
+    assert lines[1].startswith("3 of 100 judged: 60 a minute, 2 min left")
+    assert lines[2].startswith("33 of 100 judged: 60 a minute, 67 s left")
 
 
 def test_progress_bar_shows_the_figures_of_a_progress_line():
