@@ -895,7 +895,7 @@ class JudgeResponse(_message.Message):
 
     @_builtins.property
     def finding(self) -> Global___Finding:
-        """What harm was found under the policy. Absent where none was, and where no model was asked."""
+        """What harm was found under the policy. Absent where none was, and where neither a model nor a precedent named any."""
 
     @_builtins.property
     def reused_from(self) -> Global___ReusedFrom:
