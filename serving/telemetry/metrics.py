@@ -297,8 +297,8 @@ class Metrics:
                 self._end(event, trial, TrialState.DECIDED, event.verdict.label.value)
                 if event.verdict.needs_human_review:
                     self._for_review.labels(trial.procedure).inc()
-                # A set, since a verdict may give a reason several times.
-                for reason in {review.reason for review in event.verdict.review}:
+                # Once each, though a verdict may give a reason several times; in its order, which a set would lose.
+                for reason in dict.fromkeys(review.reason for review in event.verdict.review):
                     self._review_reasons.labels(reason.value).inc()
             case TrialFailed():
                 self._end(event, trial, TrialState.FAILED, "")
