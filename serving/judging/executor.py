@@ -81,6 +81,7 @@ class TrialExecutor:
         began = time.perf_counter()
         self.require(request)
         court = self.court_of(request.namespace)
+        picture = picture or request.picture
         if picture is None and not request.text_alone:
             picture = await self.pictures.read(request.image)
         decoded = time.perf_counter()

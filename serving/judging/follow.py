@@ -171,8 +171,8 @@ class Follower:
         # From the court's docket: the candidate's has no picture yet.
         picture = await replace(executor, docket=self._court).picture_of_trial(old)
         request = TrialRequest(
-            # Only its presence counts, since the picture is already decoded.
-            image=b"" if picture is None else b"decoded",
+            image=b"",
+            picture=picture,
             # The text as the court read it, so that only the candidate differs.
             text=text.text,
             language=text.language,
@@ -182,9 +182,7 @@ class Follower:
             content_id=opened.meme.content_id,
             of_trial=old.trial_id,
         )
-        result = await executor.run(
-            request, within_s=self._rules.within_s, trial_id=trial_id, picture=picture, batch=True
-        )
+        result = await executor.run(request, within_s=self._rules.within_s, trial_id=trial_id, batch=True)
         return result.record
 
     def _with_evidence_of(self, old: TrialRecord) -> TrialExecutor:

@@ -129,8 +129,8 @@ class Rejudging:
         meme, text = old.opened.meme, old.text
         picture = await self._executor.picture_of_trial(old)
         request = TrialRequest(
-            # Only its presence counts, since the picture is already decoded.
-            image=b"" if picture is None else b"decoded",
+            image=b"",
+            picture=picture,
             # As in the original request: a text read off the picture is read again.
             text=text.text if text is not None and meme.text_given else None,
             language=text.language if text is not None else "",
@@ -141,7 +141,7 @@ class Rejudging:
             of_trial=old.trial_id,
         )
         executor = self._executor
-        result = await executor.run(request, within_s=self._within_s, trial_id=trial_id, picture=picture, batch=True)
+        result = await executor.run(request, within_s=self._within_s, trial_id=trial_id, batch=True)
         return result.record
 
 

@@ -191,6 +191,7 @@ class TrialRequest:
         try_anew: True to run a trial even if an earlier verdict could be reused.
         policy: Policy that the trial must use; None for whichever is loaded.
         of_trial: Id of the trial whose meme is rejudged; empty for a first trial.
+        picture: The picture where it is decoded already; ``image`` is then empty.
         file: SHA-256 of the picture file; empty for a text without picture, and before :meth:`identified`.
         repeatable: True if the id is the caller's, so that it can repeat the request.
     """
@@ -207,6 +208,7 @@ class TrialRequest:
     try_anew: bool = False
     policy: RequiredPolicy | None = None
     of_trial: str = ""
+    picture: Picture | None = None
     file: bytes = b""
     repeatable: bool = False
 
@@ -218,7 +220,7 @@ class TrialRequest:
     @property
     def text_alone(self) -> bool:
         """True if the request is for a text without picture."""
-        return not self.image
+        return not self.image and self.picture is None
 
     async def identified(self) -> TrialRequest:
         """Returns the request with the digest of its file, and with an id of its own if the caller gave none."""
