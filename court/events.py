@@ -16,7 +16,7 @@ from court.injection.detector import Signal
 from court.policy import Policy
 from court.precedents import Findings, Vote
 from court.question import CourtQuestion, OptionStrengths
-from court.verdict import ClaimBasis, ClaimLabel, Label, QuotedPassage, Strengths, Verdict
+from court.verdict import ClaimBasis, ClaimLabel, Label, QuotedPassage, ReviewReason, Strengths, Verdict
 
 
 class Procedure(StrEnum):
@@ -302,6 +302,18 @@ class Event(_Value):
     def untrusted_texts(self) -> Iterator[tuple[Mapping[str, str], str]]:
         """Yields texts other than those of the court's own sides, each with its precedent or document."""
         yield from ()
+
+
+class CheckFailed(_Value):
+    """A check of a full trial that failed, also after a repair."""
+
+    check: ReviewReason
+    side: Side | None = None
+    """Side that it concerns; None for both, for the Judge, and for the Proposer."""
+    about_picture: bool = False
+    """True if it concerns the description."""
+    share: float | None = Field(default=None, ge=0, le=1)
+    """Measured share of words, or of runs of three words, or probability; None if the check measures none."""
 
 
 class SideEvent(Event):
@@ -708,6 +720,40 @@ class OddsGiven(_Value):
     call: ModelCall
 
 
+PROBES: Mapping[Side | None, str] = {
+    None: "odds unheard",
+    Side.ACCUSER: "odds of the accuser",
+    Side.DEFENDER: "odds of the defender",
+}
+"""Tasks of the calls that probe the Judge's model."""
+
+
+class TrialChecked(Event):
+    """Checks of a full trial failed, or the Judge's model was probed. It affects no label; see :mod:`court.checks`."""
+
+    parts = ("judge",)
+    step_name = "Judge's model probed"
+    step_owner = "judge"
+    kind: Literal["TrialChecked"] = "TrialChecked"
+    failed: tuple[CheckFailed, ...] = ()
+    unheard: OddsGiven | None = None
+    """Odds before the sides were heard; ``None`` if not asked for or not given."""
+    supports: dict[Side, OddsGiven] = Field(default_factory=dict)
+    """Odds of the label that each side's argument supports."""
+    mistrial: bool = False
+    """True if an essential part went wrong, so that a person must look."""
+
+    @property
+    def probed(self) -> Mapping[Side | None, OddsGiven]:
+        """Odds by the side that they concern; None for those of the unheard case."""
+        return {**({None: self.unheard} if self.unheard else {}), **self.supports}
+
+    @property
+    @override
+    def reported_calls(self) -> tuple[ReportedCall, ...]:
+        return tuple(ReportedCall(odds.call, PROBES[side], len(odds.harmful)) for side, odds in self.probed.items())
+
+
 class JudgeRuled(Event):
     """One judge of a panel ruled; the verdict follows from all rulings."""
 
@@ -896,6 +942,7 @@ AnyEvent: TypeAlias = Annotated[
     | DocumentWeighed
     | ClaimSettled
     | JudgeRuled
+    | TrialChecked
     | VerdictGiven
     | QuestionRuled
     | TrialFailed

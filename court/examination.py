@@ -18,8 +18,17 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
+from court.checks import is_cut
 from court.deadline import Deadline, completed
-from court.events import AnswerGiven, QuestionAsked, QuestioningEnd, SideRested, Summarised, SummarisedAhead
+from court.events import (
+    AnswerGiven,
+    CheckFailed,
+    QuestionAsked,
+    QuestioningEnd,
+    SideRested,
+    Summarised,
+    SummarisedAhead,
+)
 from court.messages import Exchange
 from court.recorder import Recorder
 from court.replies import Argument, ArgumentOnClaim
@@ -44,6 +53,7 @@ class SideCase:
     argument: Argument
     rounds: int
     reason: QuestioningEnd
+    failed: tuple[CheckFailed, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +99,8 @@ class Examination:
             previous: float | None = None
             for number, summary in enumerate(summaries, 1):
                 argument = await self._record_summary(number, await summary, previous)
-                bits = entropy(argument.summary)
-                change = None if previous is None else abs(bits - previous)
+                bits = self._entropy_if_whole(argument.summary)
+                change = None if previous is None or bits is None else abs(bits - previous)
                 # Round 1 has no earlier summary to compare with, so it never ends the examination, even with rounds_min
                 # = 1.
                 if number >= self.settings.rounds_min and change is not None and change < self.settings.epsilon:
@@ -202,6 +212,7 @@ class Examination:
         if isinstance(summary, Summarised):
             return _argument(summary)
         bits = entropy(summary.value.summary)
+        whole = self._entropy_if_whole(summary.value.summary) is not None
         await self.recorder.record(
             Summarised,
             side=self.advocate.side,
@@ -209,7 +220,7 @@ class Examination:
             summary=summary.value.summary,
             justification=summary.value.justification,
             entropy=bits,
-            entropy_change=None if previous is None else abs(bits - previous),
+            entropy_change=abs(bits - previous) if previous is not None and whole else None,
             claim=claim,
             call=summary.call,
         )
@@ -221,7 +232,18 @@ class Examination:
         rested_event = self.recorder.find(SideRested, side=side)
         if rested_event is None:
             rested_event = await self.recorder.record(SideRested, side=side, rounds=rounds, reason=reason)
-        return SideCase(argument, rested_event.rounds, rested_event.reason)
+        history = [
+            Exchange("", answered.answer)
+            for number in range(1, rested_event.rounds + 1)
+            if (answered := self.recorder.find(AnswerGiven, side=side, round=number))
+        ]
+        failed = self.advocate.check(argument, history)
+        return SideCase(argument, rested_event.rounds, rested_event.reason, failed)
+
+    def _entropy_if_whole(self, summary: str) -> float | None:
+        """Returns the entropy of a summary; None if it was cut off, since its end says nothing about convergence."""
+        cut = self.settings.mistrials and is_cut(summary, self.settings.reply_chars)
+        return None if cut else entropy(summary)
 
 
 def _argument(event: Summarised | SummarisedAhead) -> Argument:

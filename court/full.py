@@ -8,16 +8,27 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from court import judgment
+from court.checks import is_mistrial, of_description, of_odds, of_sides
 from court.deadline import completed, gather_or_cancel
 from court.errors import Overrun
-from court.events import Described, GuardHeard, JudgeRuled, OddsGiven, PrecedentsCited, Side, TextRead
+from court.events import (
+    CheckFailed,
+    Described,
+    GuardHeard,
+    JudgeRuled,
+    OddsGiven,
+    PrecedentsCited,
+    Side,
+    TextRead,
+    TrialChecked,
+)
 from court.evidence import Evidence
 from court.examination import Examination, SideCase
 from court.expert.findings import Testimony
@@ -32,9 +43,9 @@ from court.precedents import Precedent, Vote
 from court.prompts import PromptSet
 from court.prompts.sets import packaged
 from court.recorded_case import RecordedCase
-from court.recorder import Recorder
+from court.recorder import EventDraft, Recorder
 from court.replies import RulingReply
-from court.roles import Advocate, Judge, Proposer, RoleModel, RoleModels, RoleReply, Speaker
+from court.roles import Advocate, Judge, Proposer, RoleModel, RoleModels, RoleReply, Speaker, check_ruling
 from court.settings import TrialSettings
 from court.summary import precedents_for
 from court.untrusted import Fence
@@ -87,7 +98,11 @@ class FullTrial:
                 raise
             raise Overrun("The time given for this trial is over.", reason="DEADLINE", retry_after=0.0) from None
         # Outside the timeout: a verdict that has been recorded is not taken back.
-        await judgment.give_verdict(self._recorder, **verdict)
+        checked = verdict.pop("checked")
+        checked["mistrial"] = self._settings.mistrials and is_mistrial(checked["failed"])
+        await judgment.give_verdict(
+            self._recorder, *([EventDraft(TrialChecked, checked)] if any(checked.values()) else []), **verdict
+        )
 
     @property
     def _settings(self) -> TrialSettings:
@@ -109,6 +124,7 @@ class FullTrial:
             reply_chars=self._settings.reply_chars,
             batch=self.batch,
             prompts=self.prompts,
+            repairs=self._settings.mistrials,
         )
 
     async def _verdict(self, text_read: TextRead | None) -> dict[str, Any]:
@@ -127,13 +143,14 @@ class FullTrial:
     ) -> dict[str, Any]:
         """Runs the trial from the examination on and returns the fields of the verdict's event."""
         self._recorder.step = "examination"
+        unheard: OddsGiven | None = None
         if self._settings.advocates_see != "none":
             # Advocates that see precedents have to wait for them, so search and examination can't run concurrently.
             exhibits, vote = await self._precedents(text.text)
             sides = await self._examine(proposer, text, description, expert.called)
         elif self._settings.query == "text":
-            sides, (exhibits, vote) = await gather_or_cancel(
-                self._examine(proposer, text, description, expert.called), self._precedents(text.text)
+            sides, (exhibits, vote, unheard) = await gather_or_cancel(
+                self._examine(proposer, text, description, expert.called), self._precedents_unheard(text.text)
             )
         else:
             sides = await self._examine(proposer, text, description, expert.called)
@@ -145,13 +162,8 @@ class FullTrial:
         # Asked before the witness is stopped, so that it can use the time of this call.
         opinion = await self._ask_guard(text.text, description)
         testimony = await expert.due()
-        # From the record, as it is rebuilt for an auditor: what the Judge is shown is what was recorded before.
-        brief = RecordedCase(self._recorder.trial).judge_brief(
-            self._frames,
-            {exhibit.precedent.id: exhibit.picture for exhibit in exhibits if exhibit.picture is not None},
-            fence=self.fence,
-            prompts=self.prompts,
-        )
+        # What the Judge is shown is what was recorded before.
+        brief = self._brief(exhibits)
         cited = self._recorder.find(PrecedentsCited)
         evidence: dict[str, Any] = {
             # Also a vote that the Judge is not shown: if it contradicts the Judge, the verdict still needs review.
@@ -169,22 +181,76 @@ class FullTrial:
         }
         panel = self.models.panel(self._settings.judges)
         if len(panel) > 1:
-            opinions = await gather_or_cancel(
-                *(self._rule(number, model, brief) for number, model in enumerate(panel, 1))
+            opinions, supports = await gather_or_cancel(
+                gather_or_cancel(*(self._rule(number, model, brief) for number, model in enumerate(panel, 1))),
+                self._supports(brief, sides),
             )
             spokesman = spokesman_of(opinions)
+            failed = self._failed(opinions[spokesman].ruling, brief, sides, description=description, supports=supports)
             return {
-                "verdict": judgment.verdict_of(opinions, **evidence),
+                "verdict": judgment.verdict_of(opinions, failed=failed, **evidence),
+                "checked": {"failed": failed, "unheard": unheard, "supports": supports},
                 "ruling": judgment.on_record(opinions[spokesman].ruling, exhibits),
                 "judge": spokesman + 1,
             }
-        ruling, odds = await self._ask_judge(Judge(self._speaker(self.models.judge)), brief)
+        # Beside the ruling, whose prefix they share.
+        (ruling, odds), supports = await gather_or_cancel(
+            self._ask_judge(Judge(self._speaker(self.models.judge)), brief), self._supports(brief, sides)
+        )
+        failed = self._failed(ruling.value, brief, sides, description=description, supports=supports)
         return {
-            "verdict": judgment.verdict_of([Opinion(ruling.value, odds)], **evidence),
+            "verdict": judgment.verdict_of([Opinion(ruling.value, odds)], failed=failed, **evidence),
+            "checked": {"failed": failed, "unheard": unheard, "supports": supports},
             "ruling": judgment.on_record(ruling.value, exhibits),
             "odds": odds,
             "call": ruling.call,
         }
+
+    def _failed(
+        self,
+        ruling: RulingReply,
+        brief: JudgeBrief[Frame],
+        sides: Sequence[SideCase],
+        *,
+        description: str | None,
+        supports: Mapping[Side, OddsGiven],
+    ) -> tuple[CheckFailed, ...]:
+        """Returns the checks that failed; none of what the settings leave out of the trial."""
+        if self._settings.dull_judge:
+            return ()
+        return (
+            *of_description(description, self._settings.reply_chars),
+            *(failed for side in sides for failed in side.failed),
+            *(failed for side, odds in supports.items() for failed in of_odds(side, odds)),
+            *(of_sides(*(side.argument.justification for side in sides)) if sides else ()),
+            *check_ruling(ruling, brief, self._settings.reply_chars),
+        )
+
+    async def _precedents_unheard(self, query: str) -> tuple[tuple[Exhibit[Frame], ...], Vote | None, OddsGiven | None]:
+        """Returns precedents and vote, and the odds before the sides are heard, if the settings ask for them."""
+        exhibits, vote = await self._precedents(query)
+        if not self._settings.probes or self._settings.dull_judge:
+            return exhibits, vote, None
+        brief = self._brief(exhibits)
+        return exhibits, vote, await Judge(self._speaker(self.models.judge)).probe(brief, None)
+
+    async def _supports(self, brief: JudgeBrief[Frame], sides: Sequence[SideCase]) -> dict[Side, OddsGiven]:
+        """Returns the odds of what each side's argument supports, if the settings ask for them."""
+        # Under the other side's name an argument is no longer its own.
+        if not (self._settings.probes and sides) or self._settings.swap_sides:
+            return {}
+        judge = Judge(self._speaker(self.models.judge))
+        odds = await gather_or_cancel(*(judge.probe(brief, side) for side in Side))
+        return {side: found for side, found in zip(Side, odds, strict=True) if found is not None}
+
+    def _brief(self, exhibits: Sequence[Exhibit[Frame]]) -> JudgeBrief[Frame]:
+        """Returns the brief of the Judge from the record, as it is rebuilt for an auditor."""
+        return RecordedCase(self._recorder.trial).judge_brief(
+            self._frames,
+            {exhibit.precedent.id: exhibit.picture for exhibit in exhibits if exhibit.picture is not None},
+            fence=self.fence,
+            prompts=self.prompts,
+        )
 
     async def _ask_judge(
         self, judge: Judge, brief: JudgeBrief[Frame]

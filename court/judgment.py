@@ -11,9 +11,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from court.checks import in_words, is_mistrial
 from court.display import word
 from court.events import (
     AnyEvent,
+    CheckFailed,
     GuardHeard,
     JudgeRuled,
     MemeIdentity,
@@ -33,12 +35,24 @@ from court.expert.findings import Testimony, review_of
 from court.injection.detector import find_injection_signals
 from court.meme import Frame
 from court.messages import Exhibit, file_sha256
+from court.policy import DEFAULT_POLICY
 from court.precedents import STARTER, Findings, Vote, sigmoid
 from court.recorder import Drafted, EventDraft, Recorder
 from court.replies import RulingReply
 from court.settings import TrialSettings
-from court.summary import no_similar_precedent, unsure_text
-from court.verdict import Finding, Label, Review, ReviewReason, ScoreMeaning, Strength, Strengths, Verdict, rule
+from court.summary import no_similar_precedent, unsure_text, weigh
+from court.verdict import (
+    Decision,
+    Finding,
+    Label,
+    Review,
+    ReviewReason,
+    ScoreMeaning,
+    Strength,
+    Strengths,
+    Verdict,
+    rule,
+)
 
 _NONE = "none"
 _SUREST = 1e-6
@@ -128,6 +142,7 @@ def verdict_of(
     testimony: Testimony | None = None,
     facts: bool = False,
     unseen: bool = False,
+    failed: Sequence[CheckFailed] = (),
 ) -> Verdict:
     """Returns the verdict of a full trial.
 
@@ -143,10 +158,23 @@ def verdict_of(
     score = mean_score(opinions, settings.least_label_mass)
     # A Judge may name a category and still give strengths for "not harmful"; the label decides, so there is no finding.
     found = label is Label.HARMFUL and ruling.category != _NONE
+    # Any policy will do, since only label and doubts are read.
+    alone = weigh(findings, vote, text, settings, policy=DEFAULT_POLICY) if findings is not None else None
+    missing = [each for each in failed if each.check is ReviewReason.DESCRIPTION_MISSING]
+    reasons = (
+        *_contradictions(opinions, label, vote=vote, score=score, settings=settings),
+        *_guard_reasons(guard, label),
+        *(review_of(testimony, label, facts=facts) if testimony else ()),
+        *_cut_short(sides),
+        *unsure_text(text, settings),
+        *_mistrial(failed, settings),
+        # The picture may be what harms, so nobody is acquitted without a description of it.
+        *(_check_reasons(missing) if label is not Label.HARMFUL else ()),
+    )
     return Verdict(
         label=label,
         strengths=strengths,
-        **_estimate(score, label, prior, settings.vote_weight),
+        **_estimate(score, label, prior, settings.vote_weight, doubts=len(failed)),
         rationale=ruling.rationale,
         finding=Finding(
             category=ruling.category,
@@ -155,20 +183,50 @@ def verdict_of(
         )
         if found
         else None,
-        review=(
-            *_contradictions(opinions, label, vote=vote, score=score, settings=settings),
-            *_guard_reasons(guard, label),
-            *(review_of(testimony, label, facts=facts) if testimony else ()),
-            *_cut_short(sides),
-            *unsure_text(text, settings),
-        ),
+        # One's own doubts say more than that the model is not known.
+        review=reasons or _not_auditioned(label, alone, settings),
         signals=(
             *(no_similar_precedent(findings) if findings is not None else ()),
             *(_no_score(opinions) if score is None else ()),
             *((_UNSEEN,) if unseen else ()),
+            *_check_reasons([each for each in failed if label is Label.HARMFUL or each not in missing]),
         ),
+        precedents_block=alone is not None and alone.decision is Decision.BLOCK,
         claims=testimony.findings if testimony else (),
     )
+
+
+def _mistrial(failed: Sequence[CheckFailed], settings: TrialSettings) -> tuple[Review, ...]:
+    if not (settings.mistrials and is_mistrial(failed)):
+        return ()
+    why = "; ".join(in_words(each) for each in failed if is_mistrial([each]))
+    detail = f"The debate went wrong, so that a person must look: {why}."
+    return (Review(reason=ReviewReason.MISTRIAL, detail=detail),)
+
+
+def _not_auditioned(label: Label, alone: Verdict | None, settings: TrialSettings) -> tuple[Review, ...]:
+    """A reason for review unless the precedents alone would decide the same without review.
+
+    Args:
+        alone: Verdict of the precedents alone; None without precedents.
+    """
+    if not settings.audition or (alone is not None and alone.label is label and not alone.needs_human_review):
+        return ()
+    detail = (
+        "The Judge's model was not auditioned on labelled memes, and no sure vote of the precedents agrees with it."
+    )
+    return (Review(reason=ReviewReason.MODEL_NOT_AUDITIONED, detail=detail),)
+
+
+def _check_reasons(failed: Sequence[CheckFailed]) -> tuple[Review, ...]:
+    """Returns one signal, or reason, for each check that failed, however many parts of the trial it concerns."""
+    by_check: dict[ReviewReason, list[str]] = {}
+    for each in failed:
+        words = by_check.setdefault(each.check, [])
+        # Found twice, by its wording and by the model's odds.
+        if in_words(each) not in words:
+            words.append(in_words(each))
+    return tuple(Review(reason=check, detail=f"Check failed: {'; '.join(found)}.") for check, found in by_check.items())
 
 
 def score_of(odds: OddsGiven | None, least_mass: float) -> float | None:
@@ -199,8 +257,14 @@ def mean_score(opinions: Sequence[Opinion], least_mass: float) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def _estimate(score: float | None, label: Label, prior: Vote | None, weight: float) -> dict[str, Any]:
-    """Returns the score and its meaning; in a cascade with a vote weight also the risk that the label is wrong."""
+def _estimate(
+    score: float | None, label: Label, prior: Vote | None, weight: float, *, doubts: int = 0
+) -> dict[str, Any]:
+    """Returns the score and its meaning; in a cascade with a vote weight also the risk that the label is wrong.
+
+    Args:
+        doubts: Number of failed checks, each of which halves the distance of a risk from a coin's.
+    """
     if prior is None or weight == 0:
         return {
             "harm_score": score,
@@ -209,10 +273,11 @@ def _estimate(score: float | None, label: Label, prior: Vote | None, weight: flo
     meaning = ScoreMeaning.PRECEDENT_VOTE if score is None else ScoreMeaning.JUDGE_AND_VOTE
     # Without a score, the vote that sent the cascade here is better than no estimate; the meaning says which it is.
     joint_score = prior.probability if score is None else joined_odds(score, prior.probability, weight)
+    risk = 1 - joint_score if label is Label.HARMFUL else joint_score
     return {
         "harm_score": joint_score,
         "harm_score_meaning": meaning,
-        "risk": 1 - joint_score if label is Label.HARMFUL else joint_score,
+        "risk": risk if risk > 0.5 else 0.5 - (0.5 - risk) / 2**doubts,
     }
 
 
@@ -425,4 +490,7 @@ def with_review(verdict: Verdict, found: Sequence[SteeringFound]) -> Verdict:
     detail = f"What was said in this trial reads in {len(found)} {'place' if len(found) == 1 else 'places'} like an "
     detail += f"attempt to steer the court ({kinds}); the record says where."
     review = Review(reason=ReviewReason.STEERING_SUSPECTED, detail=detail)
-    return verdict.model_copy(update={"review": (*verdict.review, review)})
+    # A verdict by precedents alone that blocked stays a block.
+    by_precedents = verdict.harm_score_meaning is ScoreMeaning.PRECEDENT_VOTE and verdict.decision is Decision.BLOCK
+    blocks = verdict.precedents_block or by_precedents
+    return verdict.model_copy(update={"review": (*verdict.review, review), "precedents_block": blocks})

@@ -17,6 +17,7 @@ from typing import Any, Generic, TypeVar
 
 from court import replies
 from court.digests import digest
+from court.events import Side
 from court.meme import is_language_tag
 from court.policy import Policy
 from court.precedents import Precedent, Vote
@@ -35,6 +36,8 @@ _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 ORIGINAL_LABELS = frozenset({"not harmful", "somewhat harmful", "very harmful", "misogynous", "not misogynous"})
 """Labels of public data sets (HarMeme, MAMI) that may be shown to the Judge verbatim."""
 
+_ORDERS = (("harmful", "not harmful"), ("not harmful", "harmful"))
+"""Options of requests for odds, in both orders."""
 _MAX_QUOTED = 2000  # characters of an unusable reply that a repair request quotes
 
 
@@ -275,8 +278,23 @@ class JudgeBrief(Generic[P]):
 
     def odds(self) -> tuple[Messages[P], Messages[P]]:
         """Builds two requests for one of two letters: with harmful as the first option, and as the second."""
-        words = ("harmful", "not harmful")
-        first, second = (self._judge_messages("odds", None, a=one, b=other) for one, other in (words, words[::-1]))
+        first, second = (self._judge_messages("odds", None, a=one, b=other) for one, other in _ORDERS)
+        return first, second
+
+    @property
+    def unheard(self) -> JudgeBrief[P]:
+        """The brief before the sides and the witnesses were heard, a prefix of this one."""
+        return dataclasses.replace(self, accuser="", defender="", opinion="", claims="")
+
+    def side_odds(self, side: Side) -> tuple[Messages[P], Messages[P]]:
+        """Builds two requests for the label that a side's argument supports, in either order of the options."""
+        place = "first" if (side is Side.ACCUSER) is not self.defender_first else "second"
+        words = load("checks")
+        first, second = (
+            # Behind the same material as the ruling, so that the server's prefix cache is used.
+            dataclasses.replace(odds, parts=(*odds.parts[:-1], *apart([words.task("supports", place=place, a=a, b=b)])))
+            for odds, (a, b) in zip(self.odds(), _ORDERS, strict=True)
+        )
         return first, second
 
     def _judge_messages(self, task: str, schema: dict[str, Any] | None, **values: str) -> Messages[P]:

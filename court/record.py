@@ -136,7 +136,7 @@ class TrialRecord:
             return None
         return in_force(
             ruled.verdict.label,
-            needs_review=ruled.verdict.needs_human_review,
+            needs_review=ruled.verdict.awaits_review,
             at=ruled.at,
             trial_id=self.trial_id,
             policy=self.opened.policy.digest,

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, NoReturn, TypeVar, get_args, get_ori
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from court import checks
 from court.policy import Policy
 from court.question import CourtQuestion, OptionStrengths, options_that_fit
 from court.verdict import Label, Strength
@@ -247,9 +248,20 @@ def object_schema(properties: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def has_cut_text(text: str, schema: dict[str, Any]) -> bool:
+    """True if a text of a usable reply is cut at the limit that the schema sets."""
+    try:
+        return checks.has_cut_text(_object(text), schema)
+    except UnusableReply:
+        return False  # it was read some other way
+
+
 def parse_description(text: str) -> str:
     """Parses a description. Raises UnusableReply."""
-    return parse(Description, text).description
+    content = _object(text)
+    if content.keys() == {"description"} and not str(content["description"] or "").strip():
+        raise UnusableReply("REPLY_EMPTY", "it describes nothing; say part by part what can be seen, however little")
+    return _valid(Description, content).description
 
 
 def parse_answer(text: str) -> str:

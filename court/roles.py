@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from court import messages, replies
+from court import checks, messages, replies
 from court.deadline import Deadline, model_late, run_within
-from court.errors import ReplyUnusable
-from court.events import ModelCall, OddsGiven, RawReply, Role, Side, UnusableReplies
+from court.errors import ModelRefused, ReplyUnusable, Unavailable
+from court.events import CheckFailed, ModelCall, OddsGiven, RawReply, Role, Side, UnusableReplies
 from court.meme import Frame
 from court.messages import (
     AdvocateBrief,
@@ -57,6 +57,9 @@ T = TypeVar("T")
 
 # Letters, because words such as "harmful" are several tokens for some models, and only the first token is requested.
 _OPTIONS = ("A", "B")
+_CUT = "a text in it was cut off at its limit; be shorter, and end every sentence"
+PROBE_STEPS: Mapping[Side | None, int] = {None: 1, Side.ACCUSER: 2, Side.DEFENDER: 3}
+"""Steps by which requests for odds are told apart from those of the ruling, which are step 0."""
 _REPEATS = "it said the same over and over; say each thing once"
 _MOST_THOUGHT = 20_000
 """Characters of a thought that are recorded."""
@@ -281,6 +284,7 @@ class Speaker:
     Attributes:
         reply_chars: Longest requested description, summary, justification or rationale, in characters; see
             :mod:`court.replies`.
+        repairs: True to ask once more for a usable reply that fails a check (:mod:`court.checks`).
     """
 
     model: RoleModel
@@ -289,6 +293,7 @@ class Speaker:
     reply_chars: int
     prompts: PromptSet = dataclasses.field(default_factory=packaged)
     batch: bool = False
+    repairs: bool = False
 
     async def say(
         self,
@@ -302,11 +307,13 @@ class Speaker:
         claim: int = 0,
         step: int = 0,
         progress: int = 0,
+        missing: T | None = None,
     ) -> RoleReply[T]:
         """Makes a call, and a repair call that names the fault if the first reply is unusable.
 
         Args:
             parse: Parses a reply; its second argument is True for the last attempt.
+            missing: Value of a reply that is empty or refused both times; None to raise then.
             progress: Number of rounds reached; of two waiting requests, that of the more advanced trial goes first.
 
         Raises:
@@ -327,10 +334,13 @@ class Speaker:
         priority = self._priority(progress)
         first = await self._call(conversation, call_id, priority)
         try:
-            return RoleReply(_read(first, parse, last=False), _figures(role, [conversation], [first]))
+            value = _read(first, parse, last=False)
+            if self.repairs and conversation.schema and replies.has_cut_text(first.text, conversation.schema):
+                raise UnusableReply("REPLY_CUT", _CUT)
+            return RoleReply(value, _figures(role, [conversation], [first]))
         except UnusableReply as fault:
             # A refusal is not a formal fault that a repair request could name.
-            if fault.reason == "REPLY_REFUSED":
+            if fault.reason == "REPLY_REFUSED" and missing is None:
                 raise _unusable(fault, call_id, [first]) from None
             why, repeats = fault.what, fault.reason == REPLY_LOOPS
         # A loop is quoted only up to the end of its first occurrence: a model that reads the repetition continues it.
@@ -341,7 +351,9 @@ class Speaker:
         try:
             value = _read(second, parse, last=True)
         except UnusableReply as fault:
-            raise _unusable(fault, call_id, [first, second]) from None
+            if missing is None or fault.reason not in ("REPLY_EMPTY", "REPLY_REFUSED"):
+                raise _unusable(fault, call_id, [first, second]) from None
+            value = missing
         return RoleReply(value, _figures(role, [conversation, repair], [first, second], fault=why, quoted=quoted))
 
     async def say_once(
@@ -403,6 +415,7 @@ class Speaker:
         conversation: Messages[Frame],
         *,
         judge: int = 1,
+        step: int = 0,
         progress: int = 0,
         options: Sequence[str] = _OPTIONS,
     ) -> Odds | None:
@@ -414,7 +427,7 @@ class Speaker:
             # Only the probabilities of the first token are needed.
             max_tokens=1,
             priority=self._priority(progress),
-            call_id=CallId(role, conversation.task, conversation.prompt.digest, judge=judge),
+            call_id=CallId(role, conversation.task, conversation.prompt.digest, judge=judge, step=step),
         )
         odds = await self._within_deadline(partial(self.model.model.odds, request, options))
         if odds is not None:
@@ -441,9 +454,14 @@ class Proposer:
     frames: tuple[Frame, ...]
 
     async def describe(self) -> RoleReply[str]:
-        """``D = Proposer(G)``. Raises as :meth:`Speaker.say`."""
+        """``D = Proposer(G)``; empty if there is none, also when asked again. Raises as :meth:`Speaker.say`."""
         conversation = messages.describe(self.frames, self.speaker.reply_chars, self.speaker.prompts)
-        return await self.speaker.say(Role.PROPOSER, conversation, lambda text, _: replies.parse_description(text))
+        return await self.speaker.say(
+            Role.PROPOSER,
+            conversation,
+            lambda text, _: replies.parse_description(text),
+            missing="" if self.speaker.repairs else None,
+        )
 
     async def answer(
         self, question: str, *, side: Side | None = None, number: int = 0, progress: int = 0
@@ -486,7 +504,28 @@ class Advocate:
         """``S = A.summarise(H)``. Raises as :meth:`Speaker.say`."""
         conversation = self.brief.summarise(self.side.lower(), history, self.speaker.reply_chars)
         parse = replies.parse_argument_on_claim if self.brief.on_claim else replies.parse_argument
-        return await self._speak(conversation, lambda text, _: parse(text), number=len(history), progress=progress)
+
+        def checked(text: str, last: bool) -> Argument:
+            argument = parse(text)
+            if self.speaker.repairs and not last:
+                _repair(self.check(argument, history))
+            return argument
+
+        return await self._speak(conversation, checked, number=len(history), progress=progress)
+
+    def check(self, argument: Argument, history: Sequence[Exchange]) -> tuple[CheckFailed, ...]:
+        """Checks what the side says, by itself."""
+        brief = self.brief
+        return checks.of_argument(
+            self.side,
+            argument.justification,
+            summary=argument.summary,
+            material=[brief.text, brief.description or "", *(exchange.answer for exchange in history)]
+            + [precedent.text for precedent in brief.precedents],
+            policy=brief.policy.text,
+            chars=self.speaker.reply_chars,
+            instructions=brief.prompts.advocate.content["system"],
+        )
 
     async def _speak(
         self, conversation: Messages[Frame], parse: Callable[[str, bool], T], *, number: int, progress: int
@@ -518,6 +557,8 @@ class Judge:
                 raise UnusableReply(
                     "REPLY_MALFORMED", f"its label does not follow from its strengths, which make it {word}"
                 )
+            if self.speaker.repairs and not last:
+                _repair(check_ruling(ruling, brief, self.speaker.reply_chars))
             return ruling
 
         return await self.speaker.say(
@@ -540,10 +581,20 @@ class Judge:
         Raises:
             Overrun, Unavailable, ModelRefused: The server gave no reply.
         """
-        conversations = brief.odds()
+        return await self._odds(brief.odds(), 0)
+
+    async def probe(self, brief: JudgeBrief[Frame], side: Side | None) -> OddsGiven | None:
+        """Requests the odds of the unheard case, or of what a side's argument supports; None without an answer."""
+        try:
+            return await self._odds(brief.unheard.odds() if side is None else brief.side_odds(side), PROBE_STEPS[side])
+        except (ModelRefused, Unavailable):
+            # Optional: a trial does not fail for it.
+            return None
+
+    async def _odds(self, conversations: tuple[Messages[Frame], Messages[Frame]], step: int) -> OddsGiven | None:
         harmful, benign, answered = [], [], []
         for each, harmful_first in zip(conversations, (True, False), strict=True):
-            odds = await self.speaker.odds(Role.JUDGE, each, judge=self.number, progress=_JUDGMENT_PROGRESS)
+            odds = await self.speaker.odds(Role.JUDGE, each, judge=self.number, step=step, progress=_JUDGMENT_PROGRESS)
             # Invalid probabilities count as missing.
             if odds is None or not odds.masses or not all(0 <= mass <= 1 for mass in odds.masses):
                 return None
@@ -554,6 +605,28 @@ class Judge:
             answered.append(odds.reply)
         call = _figures(Role.JUDGE, conversations, answered)
         return OddsGiven(harmful=tuple(harmful), not_harmful=tuple(benign), call=call)
+
+
+def check_ruling(ruling: RulingReply, brief: JudgeBrief[Any], chars: int) -> tuple[CheckFailed, ...]:
+    """Checks a ruling against what the Judge was shown."""
+    arguments = {Side.ACCUSER: brief.accuser, Side.DEFENDER: brief.defender}
+    shown = [brief.text, brief.description or "", brief.opinion, brief.claims]
+    return (
+        *checks.of_rationale(
+            ruling.rationale,
+            arguments=arguments,
+            material=[*shown, *(exhibit.precedent.text for exhibit in brief.exhibits)],
+            chars=chars,
+            instructions=brief.prompts.judge.content["system"],
+        ),
+        *checks.of_readings(ruling.precedents.values()),
+    )
+
+
+def _repair(failed: Sequence[CheckFailed]) -> None:
+    """Raises UnusableReply if a failed check can be repaired."""
+    if fault := checks.repair_of(failed):
+        raise UnusableReply(failed[0].check, fault)
 
 
 def _read(reply: ChatReply, parse: Callable[[str, bool], T], *, last: bool) -> T:

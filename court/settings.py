@@ -78,6 +78,15 @@ class TrialSettings(BaseModel):
     folder's name; ``versions.prompts`` identifies the content."""
     score: bool = True
     """Whether the Judge's probability is asked for, with two one-token calls."""
+    mistrials: bool = True
+    """Whether a failed check of a full trial is repaired once, and an essential one makes a mistrial, which a person
+    must look at. Off: checks are recorded alone (the paper's court)."""
+    probes: bool = False
+    """Whether the Judge's model is asked for further single tokens, beside the other calls: for its odds before it
+    hears the sides, and for the side that each argument supports. They can only make a verdict less certain."""
+    audition: bool = True
+    """Whether a full verdict decides alone only where the calibrated vote of the precedents agrees, since no model was
+    auditioned on labelled memes. Off: every model may decide alone (the paper's court)."""
     judges: int = Field(default=1, ge=1, le=9)
     """Rulings that are drawn of each model that judges (``llm.judges`` names more than one). Of several, the label
     follows from the median of their strengths. More than one needs a temperature above 0."""

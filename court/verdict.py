@@ -176,6 +176,28 @@ class ReviewReason(StrEnum):
     """The finding in force was made under an older version of the policy. A signal of an answer, never of a verdict."""
     CLAIM_UNCHECKED = "CLAIM_UNCHECKED"
     """The policy has a clause about facts, but no evidence could be compared with a claim of the meme."""
+    MISTRIAL = "MISTRIAL"
+    """An essential part of the debate went wrong, also after a repair."""
+    DESCRIPTION_MISSING = "DESCRIPTION_MISSING"
+    """The Proposer gave no description of the picture, also when it was asked again."""
+    MODEL_NOT_AUDITIONED = "MODEL_NOT_AUDITIONED"
+    """The Judge's model was never auditioned on labelled memes, and no sure vote of the precedents agrees with it."""
+    SIDE_CHANGED = "SIDE_CHANGED"
+    """A side argued for the other one. A signal."""
+    SIDES_ALIKE = "SIDES_ALIKE"
+    """Both sides said nearly the same. A signal."""
+    POLICY_ECHOED = "POLICY_ECHOED"
+    """A side repeated the policy instead of speaking of the meme. A signal."""
+    RATIONALE_COPIED = "RATIONALE_COPIED"
+    """The rationale copies the argument of one side. A signal."""
+    RATIONALE_UNGROUNDED = "RATIONALE_UNGROUNDED"
+    """The rationale names nothing of the meme, the arguments or the precedents. A signal."""
+    OTHER_LANGUAGE = "OTHER_LANGUAGE"
+    """A side or the Judge replied in another language than that of the prompts. A signal."""
+    REPLY_CUT = "REPLY_CUT"
+    """A reply was cut off at its limit. A signal."""
+    PRECEDENTS_IGNORED = "PRECEDENTS_IGNORED"
+    """The Judge compared none of the precedents with the meme. A signal."""
 
 
 DISAGREEMENTS = frozenset(
@@ -193,6 +215,10 @@ DISAGREEMENTS = frozenset(
 """Reasons that say that witnesses of the trial disagree; the review queue puts them first."""
 INCOMPLETE = frozenset({ReviewReason.CUT_SHORT, ReviewReason.GUARD_FAILED, ReviewReason.CLAIM_UNCHECKED})
 """Reasons of verdicts that were based on incomplete information, and are not reused."""
+
+
+PROVOKED = frozenset({ReviewReason.MISTRIAL, ReviewReason.STEERING_SUSPECTED})
+"""Reasons that the content of a meme can provoke."""
 
 
 class Review(BaseModel):
@@ -294,6 +320,8 @@ class Verdict(BaseModel):
     """Circumstances that make the label less certain. They cause human review only by raising the risk."""
     claims: tuple[ClaimFinding, ...] = ()
     """Findings about the meme's claims of fact, which do not affect the label."""
+    precedents_block: bool = False
+    """True if the calibrated vote of the precedents alone would block: what a meme can provoke does not undo that."""
 
     @property
     def shown_score(self) -> float | None:
@@ -326,7 +354,18 @@ class Verdict(BaseModel):
     @property
     def decision(self) -> Decision:
         """Decision by the verdict itself; a review may have changed it (``TrialRecord.decision``)."""
-        return decision(self.label, needs_review=self.needs_human_review)
+        return decision(self.label, needs_review=self.awaits_review)
+
+    @property
+    def awaits_review(self) -> bool:
+        """True if nothing is decided before a person has looked."""
+        return self.needs_human_review and not self.block_stands
+
+    @property
+    def block_stands(self) -> bool:
+        """True if the verdict blocks although a person is to look: nobody gains by provoking a reason for review."""
+        provoked = all(review.reason in PROVOKED for review in self.review)
+        return self.precedents_block and self.label is Label.HARMFUL and bool(self.review) and provoked
 
     @model_validator(mode="after")
     def _follows_the_rule(self) -> Self:

@@ -20,7 +20,7 @@ FILES = (*ROLES, "repair")
 """Prompts of a set. A folder may omit the last; the packaged repair prompt is then used."""
 EXPERT_PROMPTS = ("claim_finder", "expert")
 """Prompt files of the expert witness."""
-ADDED_PROMPTS = ("advocate_precedents", "judge_variants", "language", "text_alone")
+ADDED_PROMPTS = ("advocate_precedents", "checks", "judge_variants", "language", "text_alone")
 """Files with text that is added to messages of the roles, whichever set is used."""
 
 _PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")

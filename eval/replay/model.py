@@ -54,7 +54,7 @@ class RecordedModel:
         self,
         name: str,
         replies: Mapping[CallId, Sequence[RawReply]],
-        odds: Mapping[int, RecordedOdds] | None = None,
+        odds: Mapping[tuple[int, int], RecordedOdds] | None = None,
         *,
         patience_s: float = 0.0,
     ) -> None:
@@ -62,7 +62,7 @@ class RecordedModel:
 
         Args:
             replies: Replies of each call, a repaired one last; keyed by the id of the first attempt.
-            odds: Odds by the number of the judge; None for a model that gave none.
+            odds: Odds by the number of the judge and the step; None for a model that gave none.
             patience_s: Seconds that a call without a recorded reply waits before it fails, as another call's failure
                 may have ended the trial.
         """
@@ -73,7 +73,7 @@ class RecordedModel:
             _bare(call_id): (call_id.prompt_digest, tuple(recorded)) for call_id, recorded in replies.items()
         }
         self._odds = odds or {}
-        self._orders: Counter[int] = Counter()
+        self._orders: Counter[tuple[int, int]] = Counter()
         self._patience_s = patience_s
 
     @property
@@ -103,12 +103,13 @@ class RecordedModel:
         call_id = request.call_id
         assert call_id is not None, "a recorded model is asked within a trial alone"
         # Both requests for odds have the same id and are distinguished by their order.
-        stored, order = self._odds.get(call_id.judge), self._orders[call_id.judge]
+        key = (call_id.judge, call_id.step)
+        stored, order = self._odds.get(key), self._orders[key]
         if stored is None or order >= len(stored.masses):
             return None
         if call_id.prompt_digest != stored.prompt_digest:
             raise PromptChanged("The Judge's odds are asked for in other words than they were.")
-        self._orders[call_id.judge] += 1
+        self._orders[key] += 1
         # The second of the two requests has the options in the other order.
         masses = stored.masses[order] if order == 0 else stored.masses[order][::-1]
         return Odds(masses, self._reply(options[0], RawReply(text=options[0])))

@@ -28,6 +28,7 @@ from court.events import (
     RoundEvent,
     Side,
     SideRested,
+    TrialChecked,
     VerdictGiven,
 )
 from court.meme import Frame, Meme, Picture, PictureFormat
@@ -37,7 +38,7 @@ from court.precedents import Findings, LibraryIdentity
 from court.prompts.sets import with_digest
 from court.record import TrialAborted, TrialRecord, TrialState
 from court.replies import UnusableReply, parse_question_ruling
-from court.roles import GuardModel, RoleModel, RoleModels
+from court.roles import PROBE_STEPS, GuardModel, RoleModel, RoleModels
 from court.settings import TrialSettings
 from court.trial import Court, TrialCase
 from court.verdict import Review
@@ -446,14 +447,16 @@ def _models(record: TrialRecord) -> RoleModels:
         # These replies are in no event of a call: only the failure has them, and today's parser has to read them again.
         replies[call_id] = unusable.replies
     # A judge who sits alone has odds with the verdict; those of a panel stand with each ruling.
-    odds = {1: verdict.odds} if verdict else {}
-    odds |= {event.judge: event.odds for event in record.all(JudgeRuled)}
+    odds = {(1, 0): verdict.odds} if verdict else {}
+    odds |= {(event.judge, 0): event.odds for event in record.all(JudgeRuled)}
+    for checked in record.all(TrialChecked):
+        odds |= {(1, PROBE_STEPS[side]): found for side, found in checked.probed.items()}
     recorded = RecordedModel(
         next(iter(record.opened.versions.models.values()), "recorded"),
         replies,
         {
-            judge: RecordedOdds(found.call.prompt_digest, tuple(zip(found.harmful, found.not_harmful, strict=True)))
-            for judge, found in odds.items()
+            key: RecordedOdds(found.call.prompt_digest, tuple(zip(found.harmful, found.not_harmful, strict=True)))
+            for key, found in odds.items()
             if found is not None
         },
         # A decided trial has every reply on record: there is nothing that could end a wait for another.
@@ -493,7 +496,7 @@ def _replies(record: TrialRecord) -> Iterator[tuple[CallId, Sequence[RawReply]]]
         judge: int = event.judge if isinstance(event, JudgeRuled) else 1
         claim, step = place_of(event)
         for call, task, _ in event.reported_calls:
-            if task == "odds":
+            if task.startswith("odds"):
                 continue
             call_id = CallId(
                 call.role,

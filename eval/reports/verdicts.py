@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from court.display import word
@@ -116,6 +117,23 @@ def _run_under(table: Table, row: TableRow, *, page: bool) -> Iterator[Section]:
     yield Section(
         f"{key}-confusion", f"Confusion, {row.run.label}, {table.protocol}", rows, drawn=tuple(drawn), level=3
     )
+    failed = Counter(check for one in row.run.results.judged for check in one.prediction.checks)
+    if failed:
+        card, n = row.card, len(row.run.results.judged)
+        sound = card.strict_without_mistrials
+        yield Section(
+            f"{key}-checks",
+            f"Checks of full trials, {row.run.label}, {table.protocol}",
+            (
+                ("failed check", "memes", "share"),
+                *((word(check), f"{count:,}", f"{count / n:.3f}") for check, count in failed.most_common()),
+            ),
+            notes=(
+                f"{card.mistrials:,} of {card.n:,} were mistrials. Accuracy, strict, of all: "
+                f"{figure(card.strict.accuracy)}; without mistrials: {figure(sound)}.",
+            ),
+            level=3,
+        )
     yield Section(
         f"{key}-calibration",
         f"Calibration, {row.run.label}, {table.protocol}",

@@ -109,6 +109,9 @@ class Card:
     without a class is wrong in ``strict``. None if no meme has a score, or all are of one class."""
     groups: int = 0
     """Number of groups that the bootstrap drew, if the data set's card names groups; 0 if it drew memes."""
+    mistrials: int = 0
+    strict_without_mistrials: Figure | None = None
+    """Strict accuracy over the others; None if there are no mistrials, or nothing else."""
 
 
 def group_numbers_of(judged: Sequence[Judged]) -> NDArray[np.int64] | None:
@@ -183,6 +186,10 @@ def card(results: Results, protocol: Protocol, *, resamples: int = RESAMPLES, se
     n, harmful = len(pairs), int(arrays.gold[:, 1].sum())
     # The score of a constant answer on this split, which is the least that a system has to beat.
     majority = max(harmful, n - harmful) / n
+    sound = [(gold, one) for gold, one in pairs if not one.prediction.mistrial]
+    apart = {}
+    if sound and len(sound) < n:
+        apart = measured(verdict_arrays(sound), ("accuracy",), group_numbers_of([one for _, one in sound]))
     voted = [(gold, one) for gold, one in pairs if one.prediction.vote_harmful is not None]
     votes = harm_arrays([gold for gold, _ in voted], [one.prediction.vote_harmful for _, one in voted])
     vote = measured(votes, _RATES, group_numbers_of([one for _, one in voted])) if voted else {}
@@ -219,6 +226,8 @@ def card(results: Results, protocol: Protocol, *, resamples: int = RESAMPLES, se
         auroc_decided=decided["auroc:harmful"],
         auroc_strict=found["auroc-strict:harmful"],
         groups=0 if groups is None else int(groups.max()) + 1,
+        mistrials=n - len(sound),
+        strict_without_mistrials=known_figure(apart["accuracy"]) if apart else None,
     )
 
 

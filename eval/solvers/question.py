@@ -106,6 +106,9 @@ class Prediction(BaseModel):
     cost: Cost = Cost()
     sides: dict[str, SideCourse] = Field(default_factory=dict)
     """Examination by side, ``ACCUSER`` and ``DEFENDER``; empty if there were none."""
+    checks: tuple[str, ...] = ()
+    """Checks of the trial that failed, values of ``court.verdict.ReviewReason``."""
+    mistrial: bool = False
     said: dict[str, TaskAnswer] = Field(default_factory=dict)
     """Answers by task; empty in a run of trials."""
 

@@ -26,6 +26,7 @@ from court.events import (
     SideRested,
     Summarised,
     SummarisedAhead,
+    TrialChecked,
     TrialFailed,
     TrialResumed,
     Unused,
@@ -67,6 +68,7 @@ def prediction_of(meme: JudgedMeme, record: TrialRecord, *, stored: int = 0) -> 
         outcome, reason = Outcome.FAILED, failed.reason
     else:
         raise ValueError(f"trial {record.trial_id} is not over")
+    checked = record.last(TrialChecked)
     precedent_vote = None
     if record.precedents and record.precedents.findings.tally:
         precedent_vote = vote(record.precedents.findings.tally, record.precedents.findings.vote_settings)
@@ -83,6 +85,8 @@ def prediction_of(meme: JudgedMeme, record: TrialRecord, *, stored: int = 0) -> 
         trial=record.trial_id,
         cost=cost_of(record, stored),
         sides=_sides(record),
+        checks=tuple(dict.fromkeys(str(failed.check) for failed in checked.failed)) if checked else (),
+        mistrial=checked is not None and checked.mistrial,
     )
 
 

@@ -277,7 +277,7 @@ class TrialRunner:
         digest = await self.decoders.digest_of(request, caller) if near else record.opened.meme.digest
         return in_force(
             ruled.verdict.label,
-            needs_review=ruled.verdict.needs_human_review,
+            needs_review=ruled.verdict.awaits_review,
             at=ruled.at,
             trial_id=record.trial_id,
             policy=self._executor.court_of(request.namespace).policy.digest,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from court import events as e
+from court.checks import in_words
 from court.display import word
 from court.expert.messages import quoted_source
 from court.precedents import Precedent
@@ -82,6 +83,14 @@ def pieces_of(event: e.AnyEvent) -> Iterator[Piece]:
             yield Fact(word(event.side), f"after {event.rounds} rounds: {word(event.reason)}")
         case e.JudgeRuled():
             yield from _opinion(event)
+        case e.TrialChecked():
+            for side, odds in event.probed.items():
+                yield Fact(e.PROBES[side], _odds(odds))
+            for failed in event.failed:
+                share = "" if failed.share is None else f" ({failed.share:.0%})"
+                yield Fact(word(failed.check), f"{in_words(failed)}{share}")
+            if event.mistrial:
+                yield "a mistrial: a person must look"
         case e.GuardHeard():
             # None is no opinion, which must not read as "not harmful".
             if event.harmful is None:

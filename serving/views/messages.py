@@ -14,6 +14,7 @@ from typing import Any
 
 from court import messages as asking
 from court.events import (
+    PROBES,
     AnswerGiven,
     AnyEvent,
     ClaimEvent,
@@ -32,6 +33,7 @@ from court.events import (
     Side,
     Summarised,
     SummarisedAhead,
+    TrialChecked,
     TrialOpened,
     TrialResumed,
     VerdictGiven,
@@ -242,6 +244,10 @@ class _RecordedSoFar:
             case VerdictGiven() | JudgeRuled():
                 brief = self.judge_brief()
                 return brief.odds() if reported.task == "odds" else [brief.rule(self.settings.reply_chars)]
+            case TrialChecked():
+                side = next(side for side, task in PROBES.items() if task == reported.task)
+                brief = self.judge_brief()
+                return brief.unheard.odds() if side is None else brief.side_odds(side)
             case QuestionRuled():
                 return [self.ask_question(event)]
             case _:

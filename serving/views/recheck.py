@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from court.checks import is_cut
 from court.events import ClaimSettled, DocumentWeighed, QuestioningEnd, QuestionRuled, Side, SideRested, Summarised
 from court.examination import entropy
 from court.expert.documents import text_sha256
@@ -62,12 +63,20 @@ def _entropies(record: TrialRecord) -> Iterator[Difference]:
             bits = entropy(summary.summary)
             if abs(bits - summary.entropy) > _SAME:
                 yield Difference(summary.seq, "entropy of the summary", _bits(summary.entropy), _bits(bits))
-            change = None if before is None else abs(bits - before)
+            whole = _is_whole(record, summary)
+            change = abs(bits - before) if before is not None and whole else None
             if (change is None) != (summary.entropy_change is None) or (
                 change is not None and abs(change - (summary.entropy_change or 0.0)) > _SAME
             ):
                 yield Difference(summary.seq, "change of entropy", _bits(summary.entropy_change), _bits(change))
-            before = bits
+            before = bits if whole else None
+
+
+def _is_whole(record: TrialRecord, summary: Summarised) -> bool:
+    """True unless a summary was cut off, and so compared with none."""
+    settings = record.opened.settings
+    most = settings.get("reply_chars")
+    return not (settings.get("mistrials") and isinstance(most, int) and is_cut(summary.summary, most))
 
 
 def _stop_reasons(record: TrialRecord) -> Iterator[Difference]:
@@ -80,7 +89,11 @@ def _stop_reasons(record: TrialRecord) -> Iterator[Difference]:
     for rested in record.all(SideRested):
         if rested.reason is QuestioningEnd.NO_EXAMINATION:
             continue
-        entropies = {e.round: entropy(e.summary) for e in record.all(Summarised) if e.side is rested.side}
+        entropies = {
+            e.round: entropy(e.summary)
+            for e in record.all(Summarised)
+            if e.side is rested.side and _is_whole(record, e)
+        }
         stops = [
             number
             for number in sorted(entropies)

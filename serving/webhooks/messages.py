@@ -132,7 +132,7 @@ def _of_event(event: AnyEvent) -> Mapping[WebhookEvent, Mapping[str, Any]]:
     match event:
         case VerdictGiven():
             verdict = event.verdict
-            data = _found(verdict.label, needs_review=verdict.needs_human_review)
+            data = _found(verdict.label, needs_review=verdict.needs_human_review) | {"decision": verdict.decision}
             if not verdict.needs_human_review:
                 return {VERDICT_GIVEN: data}
             # With the contract's names, which receivers know from the API.

@@ -249,6 +249,30 @@ class _ReviewReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ReviewRe
     """The precedents are drawn memes of the starter library, on which no decision may rest."""
     REVIEW_REASON_FINDING_OLDER_THAN_POLICY: _ReviewReason.ValueType  # 27
     """The finding in force was made under an older version of the policy. A signal."""
+    REVIEW_REASON_MISTRIAL: _ReviewReason.ValueType  # 28
+    """An essential part of the debate went wrong, also after a repair: a side argued for the other one, or the rationale
+    copies a side or is in another language. The signals say which.
+    """
+    REVIEW_REASON_DESCRIPTION_MISSING: _ReviewReason.ValueType  # 29
+    """The Proposer gave no description of the picture. A reason if the meme was not found harmful, else a signal."""
+    REVIEW_REASON_SIDE_CHANGED: _ReviewReason.ValueType  # 30
+    """A side argued for the other one. A signal, as are the following."""
+    REVIEW_REASON_SIDES_ALIKE: _ReviewReason.ValueType  # 31
+    """Both sides said nearly the same."""
+    REVIEW_REASON_POLICY_ECHOED: _ReviewReason.ValueType  # 32
+    """A side repeated the policy instead of speaking of the meme."""
+    REVIEW_REASON_RATIONALE_COPIED: _ReviewReason.ValueType  # 33
+    """The rationale copies the argument of one side."""
+    REVIEW_REASON_RATIONALE_UNGROUNDED: _ReviewReason.ValueType  # 34
+    """The rationale names nothing of the meme, the arguments or the precedents."""
+    REVIEW_REASON_OTHER_LANGUAGE: _ReviewReason.ValueType  # 35
+    """A side or the Judge replied in another language than that of the prompts."""
+    REVIEW_REASON_REPLY_CUT: _ReviewReason.ValueType  # 36
+    """A reply was cut off at its limit."""
+    REVIEW_REASON_PRECEDENTS_IGNORED: _ReviewReason.ValueType  # 37
+    """The Judge compared none of the precedents with the meme."""
+    REVIEW_REASON_MODEL_NOT_AUDITIONED: _ReviewReason.ValueType  # 38
+    """The Judge's model was never auditioned on labelled memes, and no sure vote of the precedents agrees with it."""
 
 class ReviewReason(_ReviewReason, metaclass=_ReviewReasonEnumTypeWrapper):
     """Why a person should look at a verdict."""
@@ -315,6 +339,30 @@ REVIEW_REASON_STARTER_LIBRARY: ReviewReason.ValueType  # 26
 """The precedents are drawn memes of the starter library, on which no decision may rest."""
 REVIEW_REASON_FINDING_OLDER_THAN_POLICY: ReviewReason.ValueType  # 27
 """The finding in force was made under an older version of the policy. A signal."""
+REVIEW_REASON_MISTRIAL: ReviewReason.ValueType  # 28
+"""An essential part of the debate went wrong, also after a repair: a side argued for the other one, or the rationale
+copies a side or is in another language. The signals say which.
+"""
+REVIEW_REASON_DESCRIPTION_MISSING: ReviewReason.ValueType  # 29
+"""The Proposer gave no description of the picture. A reason if the meme was not found harmful, else a signal."""
+REVIEW_REASON_SIDE_CHANGED: ReviewReason.ValueType  # 30
+"""A side argued for the other one. A signal, as are the following."""
+REVIEW_REASON_SIDES_ALIKE: ReviewReason.ValueType  # 31
+"""Both sides said nearly the same."""
+REVIEW_REASON_POLICY_ECHOED: ReviewReason.ValueType  # 32
+"""A side repeated the policy instead of speaking of the meme."""
+REVIEW_REASON_RATIONALE_COPIED: ReviewReason.ValueType  # 33
+"""The rationale copies the argument of one side."""
+REVIEW_REASON_RATIONALE_UNGROUNDED: ReviewReason.ValueType  # 34
+"""The rationale names nothing of the meme, the arguments or the precedents."""
+REVIEW_REASON_OTHER_LANGUAGE: ReviewReason.ValueType  # 35
+"""A side or the Judge replied in another language than that of the prompts."""
+REVIEW_REASON_REPLY_CUT: ReviewReason.ValueType  # 36
+"""A reply was cut off at its limit."""
+REVIEW_REASON_PRECEDENTS_IGNORED: ReviewReason.ValueType  # 37
+"""The Judge compared none of the precedents with the meme."""
+REVIEW_REASON_MODEL_NOT_AUDITIONED: ReviewReason.ValueType  # 38
+"""The Judge's model was never auditioned on labelled memes, and no sure vote of the precedents agrees with it."""
 Global___ReviewReason: _TypeAlias = ReviewReason  # noqa: Y015
 
 class _TextSource:

@@ -125,6 +125,7 @@ class DocketLine:
         policy: Digest of the policy that was applied; empty if unknown.
         found: Finding of people about the content, from whichever trial.
         rules: Rules for what follows from it.
+        block_stands: True if the verdict blocks until it is reviewed.
     """
 
     trial_id: str
@@ -143,6 +144,7 @@ class DocketLine:
     policy: str = ""
     found: PersonFinding | None = None
     rules: FindingRules = DEFAULT_RULES
+    block_stands: bool = False
 
     @property
     def in_force(self) -> InForce | None:
@@ -151,7 +153,7 @@ class DocketLine:
             return None
         return in_force(
             self.label,
-            needs_review=self.needs_human_review,
+            needs_review=self.needs_human_review and not self.block_stands,
             at=None,
             trial_id=self.trial_id,
             policy=self.policy,
@@ -389,6 +391,7 @@ def line_in(row: Any, rules: FindingRules) -> DocketLine:
         state=TrialState(row.state),
         label=Label(row.label) if row.label else None,
         needs_human_review=row.needs_review,
+        block_stands=row.block_stands,
         request_id=row.request_id,
         review=_reviewed(row.trial_id, row.review),
         failure_reason=row.failure_reason,

@@ -149,6 +149,8 @@ trials = Table(
     Column("state", WORD, nullable=False),
     Column("label", WORD, nullable=False),  # empty where there is no verdict
     Column("needs_review", Boolean, nullable=False),
+    # True for a block that is queued for review and stands meanwhile.
+    Column("block_stands", Boolean, nullable=False),
     Column("outcome", WORD, nullable=False),  # of the last review; empty where there was none
     Column("review", Text),  # that event
     Column("failure_reason", String, nullable=False),

@@ -127,6 +127,7 @@ def trial_row(opened: TrialOpened) -> dict[str, Any]:
         "state": str(TrialState.OPEN),
         "label": "",
         "needs_review": False,
+        "block_stands": False,
         "outcome": "",
         "review": None,
         "failure_reason": "",
@@ -145,6 +146,7 @@ def trial_change(event: AnyEvent) -> dict[str, Any]:
                 "state": str(TrialState.DECIDED),
                 "label": str(event.verdict.label),
                 "needs_review": event.verdict.needs_human_review,
+                "block_stands": event.verdict.block_stands,
                 # A trial that failed and was resumed has one from then.
                 "failure_reason": "",
             }

@@ -22,6 +22,7 @@ KINDS = {
     "ClaimSettled",
     "JudgeRuled",
     "VerdictGiven",
+    "TrialChecked",
     "TrialFailed",
     "TrialResumed",
     "VerdictReviewed",

@@ -232,7 +232,7 @@ def test_judge_contradicting_a_clear_vote_requests_review():
 
 def test_meme_far_from_all_precedents_gets_the_same_signal_as_in_a_summary():
     far, similar = findings([H] * 5, text=0.1, picture=0.1), findings([H] * 5)
-    verdict = try_meme(Cast(), found=far).verdict
+    verdict = try_meme(Cast(), found=far, settings=TrialSettings(audition=False)).verdict
     assert [signal.reason for signal in verdict.signals] == [ReviewReason.NO_SIMILAR_PRECEDENT]
     assert verdict.label is Label.HARMFUL and not verdict.review
     assert not try_meme(Cast(), found=similar).verdict.signals
@@ -472,8 +472,10 @@ def test_reply_that_stays_unusable_fails_the_trial_with_its_reason(task, kind):
     bad_reply, reason = BAD[kind]
     cast = Cast(**{task: lambda request: bad_reply})
     notes = RecordingSink()
+    # A trial goes on without a description, except as published.
+    settings = TrialSettings(mistrials=task != "describe" or kind not in ("empty", "refused"))
     with pytest.raises(TrialAborted) as caught:
-        try_meme(cast, watch=notes)
+        try_meme(cast, watch=notes, settings=settings)
     assert isinstance(caught.value.cause, ReplyUnusable)
     assert caught.value.reason == reason
     assert caught.value.record.state is TrialState.FAILED and caught.value.record.verdict is None

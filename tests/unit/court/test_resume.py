@@ -189,7 +189,7 @@ def test_decided_trial_is_not_resumed():
 
 def test_permanently_failed_trial_is_not_resumed():
     with pytest.raises(TrialAborted) as caught:
-        try_meme(Cast(describe=lambda request: ""), settings=SETTINGS)
+        try_meme(Cast(answer=lambda request: ""), settings=SETTINGS)
     with pytest.raises(CantResume, match="for good"):
         resume(caught.value.record)
 

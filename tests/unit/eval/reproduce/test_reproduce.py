@@ -383,6 +383,7 @@ def test_preset_is_a_valid_court_and_names_the_source_of_each_value(tmp_path):
     settings = Settings(**preset.settings(home=tmp_path))
     trial = settings.trial
     assert (trial.tally_shown, trial.similarity_shown, trial.score) == (False, False, False)
+    assert (trial.mistrials, trial.audition) == (False, False)
     assert (trial.judge_order, trial.exhibit_labels, trial.alpha) == ("defender first", "original", 0.5)
     assert all(value.why and value.source in ("as published", "not said") for value in preset.values)
     assert {value.setting.partition(".")[2] for value in preset.values if value.setting.startswith("trial.")} <= set(
