@@ -746,7 +746,8 @@ class TrialChecked(Event):
     @property
     def probed(self) -> Mapping[Side | None, OddsGiven]:
         """Odds by the side that they concern; None for those of the unheard case."""
-        return {**({None: self.unheard} if self.unheard else {}), **self.supports}
+        unheard = [(None, self.unheard)] if self.unheard else []
+        return dict[Side | None, OddsGiven]([*unheard, *self.supports.items()])
 
     @property
     @override

@@ -35,7 +35,12 @@ class Evidence:
     deadline: Deadline
 
     async def text(self) -> TextRead:
-        """Returns the meme's text, reading it off the picture unless it is on record."""
+        """Returns the meme's text, reading it off the picture unless it is on record.
+
+        Raises:
+            Overrun, Unavailable: It could not be read in time, or can't be read now.
+            NotLoaded: This court has no text reader.
+        """
         if known := self.recorder.find(TextRead):
             return known
         # An error instead of judging without text, which may be the only harmful part of a meme.
@@ -67,6 +72,9 @@ class Evidence:
         """Drafts the event about earlier memes that are near-duplicates of this one; empty where none are found.
 
         It affects only the reasons for review.
+
+        Raises:
+            Overrun, Unavailable: They were not searched in time, or could not be.
         """
         if self.duplicates is None or self.recorder.find(NearDuplicatesFound):
             return []
@@ -85,7 +93,11 @@ class Evidence:
         return findings, vote
 
     async def search(self, query: str) -> tuple[Findings, Vote | None, list[EventDraft]]:
-        """Returns precedents, their vote, and the drafts to record, which are empty if they are already on record."""
+        """Returns precedents, their vote, and the drafts to record, which are empty if they are already on record.
+
+        Raises:
+            Overrun, Unavailable: They were not found in time, or could not be.
+        """
         if known := self.recorder.find(PrecedentsCited):
             return known.findings, known.vote, []
         began = time.perf_counter()

@@ -75,7 +75,11 @@ class Examination:
     claimed: Callable[[], None] | None = None
 
     async def run(self) -> SideCase:
-        """Runs rounds until the summary converges, or until rounds or time run out."""
+        """Runs rounds until the summary converges, or until rounds or time run out.
+
+        Raises:
+            ReplyUnusable, Unavailable, ModelRefused: A step failed, which ends the examination.
+        """
         if self.proposer is None or not self.settings.captioner:
             argument = await self._record_summary(0, await self._summary(0, (), ahead=lambda: False), None)
             return await self._stop(argument, 0, QuestioningEnd.NO_EXAMINATION)

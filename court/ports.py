@@ -70,7 +70,11 @@ class TextReader(Protocol):
         """Name and version."""
 
     async def read(self, picture: Picture) -> Reading:
-        """Reads the text on the picture; no lines if there is none."""
+        """Reads the text on the picture; no lines if there is none.
+
+        Raises:
+            Unavailable: The text can't be read now.
+        """
 
 
 class PrecedentFinder(Protocol):
@@ -324,6 +328,7 @@ class EvidenceSource(Protocol):
         """Searches for documents, best first; empty if none are found.
 
         Raises:
+            Overrun: The request timed out.
             Unavailable: The source can't be searched now.
         """
 
@@ -331,5 +336,6 @@ class EvidenceSource(Protocol):
         """Reads the document of a hit.
 
         Raises:
+            Overrun: The request timed out.
             Unavailable: The document can't be read now, is too large, or is not text.
         """

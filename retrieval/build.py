@@ -92,6 +92,11 @@ async def build_library(
         settle_error: Accepted share of wrong labels if the vote alone decides, in (0, 1).
         max_lost: Maximum share of rows, in [0, 1], that are unusable or lack a picture that they name; otherwise
             nothing is built.
+
+    Raises:
+        BadRequest: A source can't be read, too many rows are unusable, or there is a library already.
+        Unavailable: Another process is writing to the library.
+        OSError: The library can't be written.
     """
     # Checked before work that may take hours; Library.create checks again under its lock.
     await asyncio.to_thread(refuse_place, path, replace)
@@ -146,7 +151,10 @@ async def add_to_library(
     The accepted error of votes that decide alone stays as it is.
 
     Raises:
+        BadLibrary: A stored picture has changed since it was written.
         BadRequest: A source can't be read, no usable rows are left, or the library was changed since it was opened.
+        Unavailable: Another process is writing to the library.
+        OSError: The new generation can't be written; the old one stays in use.
     """
     taken = set(library.ids())
     remembered = EmbeddingCache(library.root, encoder.identity)

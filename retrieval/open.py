@@ -37,6 +37,8 @@ def load_encoder(name: str = BUILTIN, *, texts: TextChoice = "auto") -> Encoder:
 
     Raises:
         BadRequest: The name is unknown, or the weights can't be used.
+        NotLoaded: The required packages are not installed.
+        Unavailable: The weights can't be downloaded.
     """
     if not clip_source.is_clip(name):
         # Only to reject unknown names.
@@ -68,6 +70,10 @@ def choose_encoder(library: Path | Address | None, requested: str | None = None)
     Args:
         library: Directory of the library, or address of its database; None if there is none yet.
         requested: Name of an encoder, or None; a library with another encoder is rejected before anything is loaded.
+
+    Raises:
+        BadLibrary: The library is missing or damaged, or was built with another encoder or with local weights.
+        BadRequest: The name is unknown.
     """
     if library is None:
         name_of(requested or BUILTIN)
@@ -101,6 +107,7 @@ def open_facts(place: Path, name: str | None = None, *, at_hand: Encoder | None 
 
     Raises:
         BadLibrary: The corpus is missing or damaged, or was built with another encoder.
+        BadRequest, NotLoaded, Unavailable: The encoder can't be loaded, or bm25s is not installed.
     """
     made_with = read_corpus_manifest(place).encoder
     if made_with is None:
@@ -112,7 +119,12 @@ def open_facts(place: Path, name: str | None = None, *, at_hand: Encoder | None 
 
 
 def load_text_encoder(name: str) -> Encoder | None:
-    """Loads and warms the text encoder of this name, for documents; None for ``none``."""
+    """Loads and warms the text encoder of this name, for documents; None for ``none``.
+
+    Raises:
+        BadRequest: The name is unknown or unsuitable for documents, or the weights can't be used.
+        NotLoaded, Unavailable: As for :func:`load_encoder`.
+    """
     if name == "none":
         return None
     if name != BUILTIN and not name.startswith(onnx_texts.PREFIX):
@@ -168,6 +180,7 @@ def open_writer(place: Path | Address) -> Iterator[Writer]:
 
     Raises:
         BadLibrary: The library on disk is missing or damaged. For a database, the first call shows that.
+        NotLoaded: The library is in a database, and the driver is not installed.
     """
     if isinstance(place, Address):
         with PostgresWriter(place) as writer:
@@ -178,7 +191,11 @@ def open_writer(place: Path | Address) -> Iterator[Writer]:
 
 @contextmanager
 def open_writer_of(finder: LibraryFinder | PgvectorFinder) -> Iterator[Writer]:
-    """Opens the writer of a finder's library, without reading anything twice."""
+    """Opens the writer of a finder's library, without reading anything twice.
+
+    Raises:
+        NotLoaded: The library is in a database, and the driver is not installed.
+    """
     if isinstance(finder, PgvectorFinder):
         with PostgresWriter(finder.address) as writer:
             yield writer

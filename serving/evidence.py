@@ -23,6 +23,11 @@ async def open_evidence(
 
     Args:
         encoder: The court's encoder, which a corpus may have been built with.
+
+    Raises:
+        BadLibrary: The corpus is missing, damaged or was built with another encoder.
+        BadRequest: The encoder can't be used, or the key of the endpoint is not set.
+        NotLoaded: The packages that search a corpus, or run the encoder, are not installed.
     """
     named = settings.expert
     if named.corpus is not None:

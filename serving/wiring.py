@@ -81,6 +81,16 @@ async def open_court(
         duplicates: True to look for near-duplicates among memes tried before.
         patient: True to wait for model servers that do not answer yet.
         search: False to open neither encoder nor library, when no trial is run and nothing is searched.
+
+    Raises:
+        BadLibrary: The library is missing, damaged or made with another encoder.
+        BadRequest: The policy, the prompts or the encoder can't be used, or the settings of a model server are
+            incomplete.
+        DocketError: The docket can't be opened.
+        NotLoaded: The configured procedure needs chat models and none are named, or a package for the encoder or the
+            text reader is not installed.
+        ModelRefused, Unavailable: A model server does not have the model, or does not answer; or the encoder's weights
+            can't be fetched.
     """
     async with AsyncExitStack() as stack:
         policy = Policy.load(settings.policy) if settings.policy else DEFAULT_POLICY
@@ -212,7 +222,12 @@ async def _cancel(task: asyncio.Task[None]) -> None:
 async def open_finder(
     settings: Settings, encoder: Encoder, pictures: PictureReader, tell: Callable[[str], None] = lambda _: None
 ) -> LibraryFinder | PgvectorFinder:
-    """Opens the finder for the precedent library in the settings, on disk or in a database; the caller closes it."""
+    """Opens the finder for the precedent library in the settings, on disk or in a database; the caller closes it.
+
+    Raises:
+        NotLoaded: The library is in a database, and the driver is not installed.
+        BadLibrary, Unavailable: As :func:`open_library`; or the database can't be reached.
+    """
     if isinstance(settings.library, Address):
         return await PgvectorFinder.open(settings.library, encoder)
     return LibraryFinder(await open_library(settings, encoder, pictures, tell), encoder)
@@ -225,6 +240,7 @@ async def open_library(
 
     Raises:
         BadRequest: The library is in a database.
+        BadLibrary: The library is missing, damaged or made with another encoder.
         Unavailable: Another process has been building the starter library for a minute and has not finished.
     """
     if isinstance(settings.library, Address):

@@ -32,6 +32,7 @@ def download(client: httpx2.Client, url: str, path: Path, *, sha256: str, max_by
     Raises:
         Unavailable: The file does not have the expected digest. httpx2.HTTPError, httpx2.InvalidURL: The download
             failed.
+        OSError: The file could not be written.
     """
     digest, size = hashlib.sha256(), 0
     with client.stream("GET", url) as answer, path.open("wb") as file:

@@ -102,6 +102,7 @@ class Spread(httpx2.AsyncBaseTransport):
 
         Raises:
             UnreadableAnswer: The answer is compressed, or its head too long.
+            httpx2.TransportError: There is none.
         """
         # Prevents decompression bombs.
         request.headers["Accept-Encoding"] = "identity"

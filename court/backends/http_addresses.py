@@ -47,6 +47,7 @@ async def public_addresses(host: str, port: int) -> Sequence[str]:
 
     Raises:
         AddressRefused: One of them is not public. Others don't count, as the owner of the name controls the list.
+        OSError: The name can't be resolved.
     """
     found = await resolve(host, port)
     if not found or not all(map(is_public, found)):

@@ -91,7 +91,11 @@ def hits_of(found: Sequence[EvidenceHit]) -> tuple[RankedHit, ...]:
 
 
 def readable(document: EvidenceDocument, hit: RankedHit) -> EvidenceDocument:
-    """Returns the document as shown to the witness: truncated if long, with the digest of the truncated text."""
+    """Returns the document as shown to the witness: truncated if long, with the digest of the truncated text.
+
+    Raises:
+        Unavailable: The text does not match its digest, or is empty.
+    """
     # The raw text: lone surrogates are replaced only after this check.
     if hashlib.sha256(document.text.encode("utf-8", "surrogatepass")).hexdigest() != document.sha256:
         raise Unavailable("The document is not the one that its digest is of.", reason="DOCUMENT_ALTERED")

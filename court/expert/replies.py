@@ -235,6 +235,9 @@ def parse_classification(reply: str, texts: Sequence[str], *, last: bool) -> Cla
 
     If no quotation occurs in its document, the finding is requested again; if there still is none, the label becomes
     "not enough".
+
+    Raises:
+        UnusableReply: The reply can't be parsed, or has no verified quotation.
     """
     parsed = replies.parse(_Classified, reply)
     # Checked before use as an index, where 0 would mean the last document.

@@ -110,7 +110,12 @@ def placeholders_in(template: str) -> set[str]:
 
 
 def render(template: str, values: Mapping[str, str]) -> str:
-    """Replaces each ``{{name}}`` by its value in a single pass, so that placeholders within values are not expanded."""
+    """Replaces each ``{{name}}`` by its value in a single pass, so that placeholders within values are not expanded.
+
+    Raises:
+        KeyError: A value for a placeholder is missing.
+        ValueError: A value has no placeholder.
+    """
     named = placeholders_in(template)
     if missing := named - values.keys():
         raise KeyError(f"the prompt needs {', '.join(sorted(missing))}")

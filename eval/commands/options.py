@@ -173,6 +173,9 @@ def protocols_of(text: str | None, offered: tuple[Protocol, ...]) -> tuple[Proto
     """Protocols as they are given on the command line, parted by commas; all that are offered where none is.
 
     Raises click.UsageError: One is unknown, or not offered.
+
+    Raises:
+        click.UsageError: One is unknown, or not offered.
     """
     from eval.datasets.protocol import Protocol
 

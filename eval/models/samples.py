@@ -158,6 +158,9 @@ async def read_memes(
 
     Returns the memes in the order of the data sets; and a description of each set, none if all is as released. Raises
     BadRequest: A split cannot be read; see :func:`eval.datasets.read.read_split`.
+
+    Raises:
+        BadRequest: A split cannot be read; see :func:`eval.datasets.read.read_split`.
     """
     memes, missing, files, described = [], {}, {}, []
     for one in samples.sets:

@@ -256,7 +256,11 @@ def _court_parts(solver: TrialSolver, settings: Settings, control: str) -> tuple
 async def received(
     results: AsyncIterator[TaskResult], waiting: dict[str, JudgedMeme], writer: TrialWriter
 ) -> AsyncGenerator[tuple[JudgedMeme, Prediction, bool], None]:
-    """Yields the first outcome of each meme as :meth:`Cluster.judged`, and removes it from those waiting, by id."""
+    """Yields the first outcome of each meme as :meth:`Cluster.judged`, and removes it from those waiting, by id.
+
+    Raises:
+        Unavailable: A worker can't judge.
+    """
     async for result in results:
         if result.meme not in waiting:
             continue  # a retry: the first answer counts, and its record is in the docket

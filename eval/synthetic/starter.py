@@ -19,7 +19,7 @@ def memes_to_judge() -> list[dict[str, str]]:
     """Returns the memes to judge, harmful and not in turn, so that scenes go to both labels alike."""
     texts = tomllib.loads(files("eval.synthetic").joinpath("starter_test.toml").read_text("utf-8"))
     pairs = zip(texts["harmful"], texts["not_harmful"], strict=True)
-    memes = []
+    memes: list[dict[str, str]] = []
     for index, pair in enumerate(pairs):
         for label, text in zip(("HARMFUL", "NOT_HARMFUL"), pair, strict=True):
             id_ = f"test-{len(memes) + 1:03d}"

@@ -114,6 +114,9 @@ async def find_leaks(
 
     Args:
         scratch: Directory for temporary thumbnails during the comparison; created if missing.
+
+    Raises:
+        OSError: The disk is full or can't be written to.
     """
     imported, vectors = await embed_rows(judged, pictures, encoder=encoder, reader=reader, scratch=scratch, tell=tell)
     return await asyncio.to_thread(_find_copies, library, judged, pictures=imported, vectors=vectors, nearness=nearness)
@@ -167,7 +170,7 @@ def duplicate_numbers(
         int64 of shape (memes,), numbered from 0 in the order of each group's first meme.
     """
     nearness = LeakThresholds()
-    has_text, has_picture = vectors[:, :text_dim].any(axis=1), vectors[:, text_dim:].any(axis=1)
+    has_text, has_picture = (np.asarray(half.any(axis=1)) for half in (vectors[:, :text_dim], vectors[:, text_dim:]))
 
     def pairs() -> Iterator[tuple[int, int]]:
         for keys in (

@@ -89,6 +89,10 @@ def check_library(
 
     Args:
         sure: Highest probability of a precedent's own label at which the label is suspicious, in (0, 0.5).
+
+    Raises:
+        BadLibrary: The table of memes can't be read.
+        ValueError: ``sure`` is out of bounds.
     """
     if not 0 < sure < 0.5:
         raise ValueError(f"a label is suspicious at a probability in (0, 0.5), not {sure}")

@@ -64,6 +64,10 @@ class BuiltinEncoder(DescribedPictures):
 
         Args:
             threads: Number of texts embedded in parallel, each on one processor; None for at most four.
+
+        Raises:
+            NotLoaded: The weights, or the packages that run them, are not installed.
+            BadRequest: The weights are damaged or belong to another model.
         """
         folder = find_weights()
         self._tokenizer, self._session = _load(folder)

@@ -85,6 +85,11 @@ class OpenClipEncoder(Halves):
             device: ``cuda``, ``mps``, ``cpu``, or ``auto`` for the first available of them.
             threads: CPU threads that models may use; None for all that the process has. PyTorch applies this to the
                 whole process.
+
+        Raises:
+            BadRequest: A weight is not finite, or CLIP's own text half is used and its tokenizer is of no known kind.
+            NotLoaded: The sentence encoder is used for texts and is not installed.
+            Unavailable: CLIP's own text half is used and its tokenizer can't be fetched.
         """
         import torch
 
@@ -127,6 +132,7 @@ class OpenClipEncoder(Halves):
         """Loads an encoder, which takes seconds, or minutes if weights are fetched first.
 
         Raises:
+            BadRequest, NotLoaded, Unavailable: As :func:`retrieval.embed.clip_weights.load_clip`, and as the
             constructor.
         """
         return cls(load_clip(source), texts=texts, device=device, threads=threads)

@@ -72,6 +72,9 @@ def weights_digest(modules: Mapping[str, torch.nn.Module]) -> str:
     """SHA-256 of names, shapes, types and values of all tensors of these modules, as ``sha256:…``.
 
     The same weights have the same digest regardless of file format and device.
+
+    Raises:
+        BadRequest: A value is not finite, as only in damaged weights.
     """
     import torch
 

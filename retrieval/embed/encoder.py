@@ -120,6 +120,9 @@ class Encoder(Protocol):
 
         Returns:
             float32 of shape (n, picture_dim): for each picture the direction of the mean of its frames.
+
+        Raises:
+            ValueError: A picture has no frame.
         """
 
     def embed_meme(self, text: str, frames: Sequence[bytes]) -> tuple[TextEmbeddings, NDArray[np.float32] | None]:
@@ -145,7 +148,11 @@ class Halves:
 
 
 def unit_rows(rows: NDArray[np.floating]) -> NDArray[np.float32]:
-    """Normalises rows, shape (n, d), to length 1, as contiguous float32; rows of zeros stay zero."""
+    """Normalises rows, shape (n, d), to length 1, as contiguous float32; rows of zeros stay zero.
+
+    Raises:
+        ValueError: A value is not finite.
+    """
     wide = np.asarray(rows, dtype=np.float64)
     # Checked here, as NaN compares as false in a search: such a meme would silently never be found.
     if not np.isfinite(wide).all():

@@ -53,6 +53,7 @@ class OnnxTextEncoder(DescribedPictures):
             threads: Number of texts embedded in parallel, each on one processor; None for at most four.
 
         Raises:
+            NotLoaded: A package that runs it is not installed.
             BadRequest: The folder lacks a file, or the model can't be run as a sentence encoder.
         """
         self._tokenizer, self._session, model = _load(folder)

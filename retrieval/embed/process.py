@@ -90,6 +90,7 @@ class EncoderProcess:
 
         Raises:
             Unavailable: The process ended before the encoder was loaded.
+            Exception: Any error that ``load`` raised.
         """
         self._start = partial(_Child, load, call_cpu_s)
         self._clock = clock
@@ -127,7 +128,11 @@ class EncoderProcess:
         return found
 
     def check(self) -> None:
-        """Tries to restart the process if the last restart failed; else does nothing."""
+        """Tries to restart the process if the last restart failed; else does nothing.
+
+        Raises:
+            Unavailable: The process can't be started now.
+        """
         if self._failure is not None:
             self._after(self._child)
 

@@ -111,6 +111,9 @@ class FactCorpus:
         """The best passages for a query by both rankings together, then sorted by trust in their source.
 
         Of adjacent passages only the better is returned: :meth:`read` gives both.
+
+        Raises:
+            Unavailable: The encoder is not available now.
         """
         scores: dict[int, float] = {}
         for ranking in (self._words.search(query, _RANKED), self._by_meaning(query)):
@@ -130,7 +133,11 @@ class FactCorpus:
         return sorted(hits, key=lambda hit: -hit.trust)
 
     def read(self, id_: str) -> tuple[FactDocument, str]:
-        """The document of a passage, and its text from the preceding passage to the following one."""
+        """The document of a passage, and its text from the preceding passage to the following one.
+
+        Raises:
+            KeyError: There is no such passage.
+        """
         place = self._places[id_]
         start, end = self._passages[place].start, self._passages[place].end
         if place and self._same_document(place, place - 1):

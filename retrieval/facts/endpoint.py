@@ -100,6 +100,7 @@ class EndpointEvidence:
         """Results of the endpoint, in its order.
 
         Raises:
+            Overrun: The request timed out.
             Unavailable: The endpoint can't be reached, refuses, or sends an answer that does not match its shape.
         """
         try:
@@ -133,6 +134,7 @@ class EndpointEvidence:
         """The page of a result, or its snippet if pages are not fetched.
 
         Raises:
+            Overrun: Fetching the page timed out.
             Unavailable: The page can't be fetched or read, or the result was evicted.
         """
         hit = self._known.get(document_id)

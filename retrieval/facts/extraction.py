@@ -76,6 +76,7 @@ class TextExtractor:
         Raises:
             BadRequest: The file can't be read or exceeds the limits; a retry would fail again.
             NotLoaded: The file is a PDF, and the library that reads them is not installed.
+            Unavailable: No process could be started.
         """
         # Also checked here, as a failure in the worker would look like an unreadable file.
         if kind == "pdf" and find_spec("pypdf") is None:

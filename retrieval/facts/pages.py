@@ -50,6 +50,7 @@ class PageFetcher:
             within_s: Timeout in seconds; fetching alone never takes more than :data:`FETCH_S`.
 
         Raises:
+            Overrun: Fetching or extraction timed out.
             Unavailable: The page can't be fetched: its address is not allowed, or its host can't be reached, or the
                 answer has another type, is too large or can't be read.
         """

@@ -59,6 +59,10 @@ async def read_documents(
 
     Args:
         origin: Origin of documents whose files do not specify it.
+
+    Raises:
+        NotLoaded: There is a PDF, and the library that reads them is not installed.
+        Unavailable: No extraction process can be started.
     """
     found = ReadDocuments()
     taken: set[str] = set()

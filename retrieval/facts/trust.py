@@ -11,7 +11,11 @@ MOST = 100
 
 
 def read_trust(path: Path) -> dict[str, int]:
-    """Reads the table ``[trust]`` of a file, with an integer from 0 to 100 for each source or host."""
+    """Reads the table ``[trust]`` of a file, with an integer from 0 to 100 for each source or host.
+
+    Raises:
+        BadRequest: The file can't be read or has other content.
+    """
     try:
         found = tomllib.loads(path.read_text("utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:

@@ -50,6 +50,8 @@ def write_corpus(
 
     Raises:
         BadRequest: The directory has other content, or there are no documents.
+        Unavailable: Another process is writing there.
+        OSError: The disk is full or can't be written to.
     """
     if not documents:
         raise BadRequest("There is no document for the corpus. Name files that hold some.", reason="CORPUS_EMPTY")

@@ -98,6 +98,10 @@ class CandidateIndex:
         Args:
             rows: float32 of shape (n, dim), n at least 1; may be memory-mapped, is read in blocks.
             progress: Called with the number of encoded rows and the total.
+
+        Raises:
+            ValueError: There are no rows, or ``text_dim`` does not fit them.
+            RuntimeError: FAISS failed.
         """
         import faiss
 
@@ -122,6 +126,9 @@ class CandidateIndex:
 
         Each is written atomically. If two processes write concurrently, file and sidecar may not match, and the next
         process to open them rebuilds both.
+
+        Raises:
+            OSError: The file can't be written.
         """
         import faiss
 
@@ -216,6 +223,9 @@ def load_or_build(
 
     Args:
         progress: Called with the number of encoded rows and the total, if it is built.
+
+    Raises:
+        RuntimeError: FAISS failed.
     """
     try:
         stage = CandidateIndex.open(path, vectors_digest)

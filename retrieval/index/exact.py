@@ -135,6 +135,10 @@ class FusedIndex:
             text: Text half of the query, shape (text_dim,), length 1 or 0; None for none.
             alpha: Weight of the text, in [0, 1].
             among: Boolean mask of shape (n,) of the rows that may be found; None for all.
+
+        Raises:
+            ValueError: The query is not finite or of the wrong shape, alpha is outside [0, 1] or k below 1.
+            RuntimeError: FAISS failed.
         """
         if not 0 <= alpha <= 1:
             raise ValueError(f"alpha must lie in [0, 1], not {alpha}")

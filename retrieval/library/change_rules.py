@@ -93,6 +93,8 @@ def plan_add(
 
     Raises:
         PrecedentExists: The id is or was in use.
+        BadRequest: Name or reason is missing.
+        ValueError: The vector does not fit the meme.
     """
     if not fits(vector, meme, now.encoder):
         raise ValueError("the vector of a meme has halves of length 1, or 0 where it has none")
@@ -124,7 +126,13 @@ def plan_add(
 
 
 def plan_remove(now: CurrentLibrary, id_: str, *, who: str, why: str) -> PlannedChange:
-    """Plans to remove a meme; it can be restored until the history forgets it."""
+    """Plans to remove a meme; it can be restored until the history forgets it.
+
+    Raises:
+        NoSuchPrecedent: The precedent does not exist.
+        CantChange: The precedent is the only one.
+        BadRequest: Name or reason is missing.
+    """
     row, before = _known(now, id_)
     _refuse_to_empty(now)
     return PlannedChange(
@@ -136,7 +144,9 @@ def plan_relabel(now: CurrentLibrary, id_: str, label: PrecedentLabel, *, who: s
     """Plans to relabel a meme; the label counts as verified, and the source's own label stays.
 
     Raises:
+        NoSuchPrecedent: The precedent does not exist.
         CantChange: The precedent already has that label and is verified.
+        BadRequest: Name or reason is missing.
     """
     row, before = _known(now, id_)
     # Setting the same label on an unverified precedent confirms it, which is a change.

@@ -45,6 +45,9 @@ def add_precedent(
 
     Returns:
         The change, and True if the text is longer than the encoder reads.
+
+    Raises:
+        As :meth:`retrieval.library.ports.Writer.add`; BadText if the text is invalid.
     """
     check_text(text)
     # Vectors of another encoder may have the right length but are meaningless here.
@@ -102,7 +105,9 @@ async def changed(opened: Opened, work: Callable[[Writer], T]) -> T:
     """Changes a library or reads its history in a thread; once begun, it is completed even if the caller is cancelled.
 
     Raises:
+        BadLibrary: The library is missing or damaged.
         BadRequest: The change is invalid; see the methods of :class:`retrieval.library.ports.Writer`.
+        Unavailable: The library can't be changed now.
     """
 
     def done() -> T:

@@ -74,7 +74,12 @@ def next_head(head: str, frame: bytes) -> str:
 
 
 def append(path: Path, size: int, frames: bytes) -> None:
-    """Writes entries after the first ``size`` bytes, which are committed; anything beyond was never acknowledged."""
+    """Writes entries after the first ``size`` bytes, which are committed; anything beyond was never acknowledged.
+
+    Raises:
+        BadLibrary: The file is shorter.
+        OSError: The entries can't be written; committed ones are unchanged.
+    """
     new = not path.exists()
     # Readable only by its owner, as it contains memes of the library.
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -107,6 +112,9 @@ def read(
 
     Vectors have ``dim`` values, and picture offsets are counted from ``pictures_end``. Callers must not use any entry
     before the last has been read, as only then all are verified.
+
+    Raises:
+        BadLibrary: The entries were altered.
     """
     try:
         with path.open("rb", buffering=_BUFFER) as file:

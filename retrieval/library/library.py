@@ -144,7 +144,13 @@ class Library:
         return rows
 
     def picture(self, place: int) -> bytes | None:
-        """Returns the stored picture of the meme at a place, as a JPEG; None if there is none."""
+        """Returns the stored picture of the meme at a place, as a JPEG; None if there is none.
+
+        Raises:
+            BadLibrary: The picture was altered.
+            IndexError: There is no such place.
+            OSError: The picture can't be read.
+        """
         if not 0 <= place < len(self.memes):
             raise IndexError(f"there is no place {place}")
         return self.picture_of(self.memes[place])
@@ -213,6 +219,9 @@ class Library:
 
         Raises:
             BadRequest: The directory has a library or other files already, or an id is duplicated.
+            Unavailable: Another process is writing to it.
+            OSError: The library can't be written.
+            ValueError: Rows and memes do not fit each other.
         """
         refuse_place(root, replace)
         # Before the lock, which is a file in this directory.
@@ -244,6 +253,9 @@ class Library:
             encoder: Encoder to search with; None to read the library only.
             check: ``LATER`` to return at once and call :meth:`check` later.
             progress: Called with the number of bytes checked and the total.
+
+        Raises:
+            BadLibrary: The library is missing, damaged, of another format, or was built with another encoder.
         """
         while True:
             pointer = storage.read_pointer(root)
@@ -255,7 +267,11 @@ class Library:
                     raise
 
     def newer(self) -> Self | None:
-        """Returns the current library if it differs from this one, sharing unchanged parts; otherwise None."""
+        """Returns the current library if it differs from this one, sharing unchanged parts; otherwise None.
+
+        Raises:
+            BadLibrary: The library is missing, damaged, of another format or another encoder. This object stays valid.
+        """
         pointer = storage.read_pointer(self.root)
         if pointer == self.pointer:
             return None
@@ -272,14 +288,22 @@ class Library:
         return self.open(self.root, self.manifest.encoder)
 
     def check(self, progress: Progress | None = None) -> None:
-        """Runs the verification deferred by ``Check.LATER``; safe to call from another thread during searches."""
+        """Runs the verification deferred by ``Check.LATER``; safe to call from another thread during searches.
+
+        Raises:
+            BadLibrary: The library was altered.
+        """
         verify.check_digests(self.directory, self.manifest, progress)
         problem = verify.content_problem(self.base, self.manifest)
         if problem:
             raise damaged(problem)
 
     def check_pictures(self) -> None:
-        """Verifies all pictures, which opening skips because there may be many."""
+        """Verifies all pictures, which opening skips because there may be many.
+
+        Raises:
+            BadLibrary: A picture was altered.
+        """
         try:
             sha256 = sha256_of(self.directory / PICTURES)
         except OSError as error:
@@ -302,7 +326,11 @@ class Library:
             pictures: Store of the pictures, as for :meth:`create`.
 
         Raises:
+            BadLibrary: A stored picture was altered.
             BadRequest: An id is in use, or the library was changed since it was opened.
+            Unavailable: Another process is writing to it.
+            OSError: The new generation can't be written; the old one stays in use.
+            ValueError: Rows and memes do not fit each other.
         """
         memes = list(memes)
         # Before taking the lock, as checking every id would keep other writers waiting.

@@ -121,7 +121,12 @@ class MemeWriter:
         )
 
     def finish(self) -> None:
-        """Writes the remaining rows, commits, and builds the indexes."""
+        """Writes the remaining rows, commits, and builds the indexes.
+
+        Raises:
+            BadRequest: An id occurs twice.
+            OSError: The disk is full or can't be written to.
+        """
         self._flush()
         self._run("INSERT INTO names VALUES (?, ?)", ((number, name) for name, number in self._names.items()))
         try:

@@ -75,6 +75,9 @@ async def embed_pictures_of(
     """Imports pictures; returns them, and the problems of those that failed, both by index in ``wanted``.
 
     Pictures in the cache ``remembered`` are not decoded and embedded again; new ones are added to it.
+
+    Raises:
+        OSError: The disk is full or can't be written to.
     """
     # Shared by all batches, several of which run at once.
     gate = asyncio.Semaphore(_AT_ONCE)

@@ -105,7 +105,11 @@ def read_pointer(root: Path) -> Pointer:
 
 @contextlib.contextmanager
 def writing(root: Path, wait_s: float = 0.0) -> Iterator[None]:
-    """Holds the writer lock, which the system releases if the process dies."""
+    """Holds the writer lock, which the system releases if the process dies.
+
+    Raises:
+        Unavailable: Another process is writing.
+    """
     until = time.monotonic() + wait_s
     # Opened anew each time, so that the lock excludes threads as well as processes. The file is never removed, or two
     # writers could each lock a different file of that name.

@@ -33,6 +33,9 @@ def read_text(path: Path, what: str) -> str:
 
     Args:
         what: Its content in words, for messages.
+
+    Raises:
+        BadRequest: The file can't be read, or is in another encoding.
     """
     try:
         data = path.read_bytes()

@@ -40,7 +40,11 @@ def shrink(frame: Frame) -> bytes:
 
 
 def frame_of(data: bytes) -> Frame:
-    """Decodes a stored thumbnail to the frame that is shown."""
+    """Decodes a stored thumbnail to the frame that is shown.
+
+    Raises:
+        BadLibrary: The bytes are not a thumbnail written by :func:`shrink`.
+    """
     try:
         with Image.open(io.BytesIO(data), formats=["JPEG"]) as opened:
             # Checked before anything is decoded: a library can be written by hand.
@@ -86,7 +90,12 @@ class PictureFile:
         return os.fstat(self._handle).st_size
 
     def read(self, stored: StoredPicture) -> bytes:
-        """Reads a thumbnail."""
+        """Reads a thumbnail.
+
+        Raises:
+            BadLibrary: The picture was altered.
+            OSError: The picture can't be read.
+        """
         # Not seek and read: threads would move each other's position.
         data = os.pread(self._handle, stored.size, stored.offset)
         # The digest also detects a short read from a truncated file.

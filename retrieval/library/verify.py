@@ -128,6 +128,9 @@ def read_base(directory: Path, manifest: Manifest, check: Check, progress: Progr
 
     Of the thumbnails only the file size and the offsets are checked: they take ten times as many bytes as all else, and
     each is checked against its own digest when it is read.
+
+    Raises:
+        BadLibrary: The generation was altered.
     """
     # Sizes first: the check is free and finds truncated files before gigabytes of them are hashed.
     for name, entry in manifest.files.items():

@@ -108,7 +108,11 @@ class LibraryWriter(Writer):
         """Adds a meme at the end; as :func:`retrieval.library.change_rules.plan_add`.
 
         Raises:
+            BadLibrary: The library is damaged.
             CantChange: Too many changes since the library was last compacted.
+            Unavailable: Another writer holds the lock for too long.
+            OSError: The disk is full or can't be written to; the library is unchanged.
+            And the errors of the rules.
         """
         # A copy: the caller may change its array before it is written, perhaps by another thread.
         vector = np.array(vector, dtype=np.float32)
@@ -137,7 +141,10 @@ class LibraryWriter(Writer):
                 who removed which id, when and why.
 
         Raises:
+            BadLibrary: The library is damaged.
             BadRequest: No precedent is left.
+            Unavailable: Another writer holds the lock for too long.
+            OSError: The disk is full or can't be written to; the old generation stays current.
         """
         with self._changed:
             # The lock on disk keeps other processes out; this waits for threads of this process, without a timeout.

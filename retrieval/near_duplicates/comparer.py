@@ -141,6 +141,9 @@ class PdqIndex:
         Args:
             hashes: Hashes to index, shape (n, 32).
             rows: n row numbers to return for them; several hashes may share one.
+
+        Raises:
+            ValueError: Their numbers differ.
         """
         self._blocks = (_Block(hashes, rows),) if len(hashes) or len(rows) else ()
 
@@ -174,6 +177,9 @@ class PdqIndex:
         Args:
             hashes: Hashes to search, such as those of one picture in all positions; shape (n, 32).
             radius: Largest distance, in bits of 256.
+
+        Raises:
+            ValueError: The hashes or the radius are invalid.
         """
         if hashes.ndim != 2 or hashes.shape[1] != BYTES or hashes.dtype != np.uint8:
             raise ValueError(f"PDQ hashes are uint8 of shape (n, 32), not {hashes.dtype} of shape {hashes.shape}")

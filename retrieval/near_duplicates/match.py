@@ -136,7 +136,12 @@ class Agreement(StrEnum):
 
 
 def fingerprint(frames: Sequence[bytes], words: MemeText) -> Fingerprint:
-    """Fingerprints a meme by its frames, which are our own PNG files; takes tens of milliseconds each."""
+    """Fingerprints a meme by its frames, which are our own PNG files; takes tens of milliseconds each.
+
+    Raises:
+        NotLoaded: ``pdqhash`` is not installed.
+        ValueError: There is no frame.
+    """
     return fingerprint_pixels([_decoded(png) for png in frames], words)
 
 

@@ -69,6 +69,9 @@ def hashes_of(pixels: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], int]:
 
     Returns:
         uint8 of shape (8, 32), in the order of :class:`Position`; the quality, 0 to 100.
+
+    Raises:
+        NotLoaded: ``pdqhash`` is not installed.
     """
     bits, quality = _pdqhash().compute_dihedral(_reduced(pixels))
     return np.packbits(np.stack(bits).astype(np.uint8), axis=1), int(quality)

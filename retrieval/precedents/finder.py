@@ -242,6 +242,7 @@ class ThreadedFinder(ABC):
 
         Raises:
             BadLibrary: The library is damaged; or a shared library is gone or was built with another encoder.
+            ValueError: Alpha is outside [0, 1], or a count is negative.
             Unavailable: The search can't be made now.
         """
         wanted = SearchRequest(
@@ -296,6 +297,9 @@ class LibraryFinder(ThreadedFinder):
 
         The new library is warmed first, which takes a while for a large one with other rows, so don't call this on the
         event loop.
+
+        Raises:
+            BadLibrary: The library was made with another encoder.
         """
         snapshot = self._ready(library, self._snapshot)
         # Warmed before the switch; meanwhile the old one answers as fast as before.
@@ -311,6 +315,9 @@ class LibraryFinder(ThreadedFinder):
         Args:
             progress: Called with the rows encoded, if the index has to be built, and then with the bytes of vectors
                 read.
+
+        Raises:
+            RuntimeError: FAISS failed.
         """
         self._snapshot.warm(progress)
 
@@ -336,6 +343,10 @@ class LibraryFinder(ThreadedFinder):
         Each is read from the library in which it was found: within one lineage an id never refers to a second meme, and
         precedents recently found in a replaced library are still read from that one. An id found in both with different
         pictures has none, as it is ambiguous.
+
+        Raises:
+            BadLibrary: A picture has changed since it was written.
+            Unavailable: They can't be read now.
         """
         snapshot = self._snapshot
 

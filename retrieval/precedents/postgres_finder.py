@@ -56,6 +56,9 @@ class PgvectorFinder(ThreadedFinder):
 
         Raises:
             BadLibrary: There is no library or no pgvector, or the library has another encoder or format.
+            BadRequest: The address has a part that PostgreSQL does not know.
+            NotLoaded: The driver is not installed.
+            Unavailable: The server is away.
         """
         connections = Connections(address)
         try:
@@ -96,7 +99,12 @@ class PgvectorFinder(ThreadedFinder):
         return work
 
     async def account(self) -> LibraryInfo:
-        """Describes the current library."""
+        """Describes the current library.
+
+        Raises:
+            BadLibrary: The library is damaged or gone.
+            Unavailable: The server is away.
+        """
 
         def read(connection: Connection) -> LibraryInfo:
             return LibraryInfo.of(PostgresView(connection, read_state(connection)))
@@ -108,6 +116,10 @@ class PgvectorFinder(ThreadedFinder):
 
         Each is read from the library in which it was found, as long as that exists: the previous one is kept. An id
         found in both with different pictures has none.
+
+        Raises:
+            BadLibrary: A picture has changed since it was stored.
+            Unavailable: They can't be read now.
         """
 
         def read(connection: Connection) -> list[Frame | None]:

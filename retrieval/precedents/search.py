@@ -84,7 +84,11 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class SearchRequest:
-    """Arguments of :meth:`retrieval.precedents.finder.LibraryFinder.find`."""
+    """Arguments of :meth:`retrieval.precedents.finder.LibraryFinder.find`.
+
+    Raises:
+        ValueError: Alpha is outside [0, 1], or a number below 0.
+    """
 
     exhibits: int
     tally: int

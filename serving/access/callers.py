@@ -83,6 +83,7 @@ def check_in_force() -> None:
     """Ends a long-lived call whose token has changed since the call began.
 
     Raises:
+        Unauthenticated: The token was revoked.
         Unavailable: The token's permissions have changed; a new call uses the current ones.
     """
     now = _now.get()
@@ -118,6 +119,9 @@ def check_namespace(namespace: str, field: str = "content.namespace") -> None:
     """Refuses a namespace that the caller has no access to.
 
     The empty namespace is like any other: a caller limited to some namespaces must name one of them.
+
+    Raises:
+        NotAllowed: The caller has no access to the namespace.
     """
     if not current().sees(namespace):
         raise NotAllowed(

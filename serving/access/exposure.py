@@ -28,6 +28,9 @@ def require_guarded(listener: str, host: str, settings: Settings, *, field: str)
 
     Callers authenticate by tokens, or by certificates of a configured authority (mTLS). ``settings.insecure`` lifts
     either requirement: ``tls`` if a proxy or mesh in front encrypts, ``auth`` if one authenticates callers.
+
+    Raises:
+        BadRequest: The listener is reachable from outside this machine and lacks tokens or TLS.
     """
     if only_here(host):
         return

@@ -18,7 +18,11 @@ Contents = tuple[bytes, ...]
 
 
 def read_all(paths: Sequence[Path], what: str) -> Contents:
-    """Reads the contents of files."""
+    """Reads the contents of files.
+
+    Raises:
+        BadRequest: One of them can't be read.
+    """
     try:
         # A pipe, such as the shell's <(command), would block, or be empty the second time and so invalidate all tokens.
         if any(path.exists() and not path.is_file() and not path.is_dir() for path in paths):

@@ -44,7 +44,11 @@ class Certificates:
 
     @classmethod
     def of(cls, settings: Settings) -> Certificates | None:
-        """Returns the certificates that the settings name; None if they name none."""
+        """Returns the certificates that the settings name; None if they name none.
+
+        Raises:
+            BadRequest: The settings are incomplete, or the files can't be used.
+        """
         certificate, key, authorities = settings.tls_certificate, settings.tls_key, settings.tls_client_ca
         if certificate is None and key is None and authorities is None:
             return None

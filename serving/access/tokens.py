@@ -202,6 +202,9 @@ def remove(path: Path, name: str, number: str | None = None) -> Sequence[Entry]:
 
     Returns:
         The removed entries.
+
+    Raises:
+        BadRequest: The file is invalid, or contains no such token.
     """
     with _locked(path):
         entries = read(path)

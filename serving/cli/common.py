@@ -365,7 +365,11 @@ class Interrupted(KeyboardInterrupt):
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """Runs a command's work; expected errors become a message and exit code 1."""
+    """Runs a command's work; expected errors become a message and exit code 1.
+
+    Raises:
+        Interrupted: A signal ended it; see :func:`run_until_signal`.
+    """
     from court.errors import CourtError
 
     try:

@@ -72,6 +72,9 @@ def create_app(
 
     Args:
         origin: Public address (``https://example.org/court``), if it differs.
+
+    Raises:
+        ValueError: The console is reachable from outside this machine, and there are no tokens.
     """
     # Also checked here, so that embedding this application can't expose it by mistake (BO-4).
     if tokens is None and not only_here(host):
@@ -146,6 +149,9 @@ async def open_console(
 
     Args:
         address: ``host:port``; port 0 for a free one.
+
+    Raises:
+        BadRequest: The address can't be listened on, or is reachable by other machines without tokens or TLS.
     """
     host, _ = split_address(_LISTENER, address)
     if tokens is None and not only_here(host):

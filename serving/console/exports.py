@@ -93,7 +93,11 @@ async def many(request: Request) -> Response:
 
 
 async def bundle(request: Request) -> Response:
-    """Returns the bundle that ``memecourt docket bundle`` writes, without the names of those who viewed the picture."""
+    """Returns the bundle that ``memecourt docket bundle`` writes, without the names of those who viewed the picture.
+
+    Raises:
+        DocketError: The docket's private key is not available here, so nothing can be signed.
+    """
     record, console = await trial_of(request), console_of(request)
     text = await console.docket.auditor.bundle(record.trial_id)
     # Read again: the bundle may contain newer events.

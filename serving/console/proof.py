@@ -97,6 +97,10 @@ async def proof_of(auditor: Auditor, trial_id: str) -> Proof:
 
     The entries are checked against the docket's own signature. Replacement of the whole docket is only detected with a
     checkpoint that is kept elsewhere: ``memecourt docket verify --anchor``.
+
+    Raises:
+        TrialUnknown: There is no trial with that id.
+        Unavailable: The docket can't be read now.
     """
     return await auditor.read(lambda connection: _proof(connection, trial_id))
 

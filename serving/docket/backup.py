@@ -67,6 +67,8 @@ async def back_up(
 
     Raises:
         BadRequest: The docket is in PostgreSQL, or the folder exists already.
+        DocketError: Nothing was ever written to the docket, or the copy fails verification.
+        Unavailable: The docket can't be read now, or the backup can't be written.
     """
     if isinstance(address, Address):
         raise BadRequest(
@@ -113,6 +115,8 @@ async def restore(folder: Path, address: Path | Address, pictures: Path | str | 
     Raises:
         BadRequest: The folder is not a complete backup, the docket exists already, or the docket or its pictures would
             not be on a disk.
+        DocketError: The backup is damaged.
+        Unavailable: The docket can't be written.
     """
     if isinstance(address, Address):
         raise BadRequest("A backup is restored to a file: name it with --docket.", field="docket")

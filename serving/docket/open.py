@@ -95,8 +95,11 @@ class Docket:
             rules: Rules for what follows from the findings of people.
 
         Raises:
+            BadRequest: The picture storage can't be used.
             DocketError: The docket is missing and must not be created, is damaged, is not a docket, or has a later
                 format.
+            Unavailable: The database or the picture storage can't be reached.
+            NotLoaded: The database's driver is not installed.
         """
         database: Database
         if isinstance(address, Address):

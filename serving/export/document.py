@@ -78,7 +78,11 @@ def write_document(source: ExportSource, *, pictures: Pictures = Pictures.NONE, 
 
 
 def read_document(text: str | bytes) -> TrialRecord:
-    """The record in a document, or in a line of a JSONL export."""
+    """The record in a document, or in a line of a JSONL export.
+
+    Raises:
+        BadRequest: The text is no document of a trial.
+    """
     try:
         content = json.loads(text)
         if not isinstance(content, dict) or content.get("format") != FORMAT:

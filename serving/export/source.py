@@ -70,6 +70,10 @@ async def gather(
 
     Args:
         pictures: True to read the pictures; veiling them is up to the writer of the export.
+
+    Raises:
+        TrialUnknown: There is none of that id, or it was erased.
+        Unavailable: The pictures can't be read now.
     """
     record = await trials.record(trial_id)
     # A receipt is of a verdict: without one there is none to be had.

@@ -75,7 +75,12 @@ class Selection:
         self.erased: list[str] = []
 
     async def records(self) -> AsyncIterator[TrialRecord]:
-        """Yields each record."""
+        """Yields each record.
+
+        Raises:
+            DocketError: One is damaged: no export leaves out what it can't read.
+            TrialUnknown: One is listed, and nothing of it is there: the docket was altered.
+        """
         after: tuple[datetime, str] | None = None
         while True:
             lines = await self._index.list(limit=_PAGE, after=after, which=self._which, oldest_first=True)

@@ -55,6 +55,9 @@ async def open_listener(
     Args:
         stopping: Event from which on responses end their connections, so that callers open others elsewhere. After the
             drain delay of the settings no connection is accepted, and idle ones are closed.
+
+    Raises:
+        BadRequest: The address can't be listened on, or is reachable by other machines without tokens or TLS.
     """
     host, port = split_address(listener, address)
     # Before anything listens (BO-4).

@@ -95,6 +95,7 @@ class DecodingPool:
 
         Raises:
             BadPicture: The picture can't be read, exceeds the limits, or is in quarantine.
+            Unavailable: The picture could not be decoded now; a retry may succeed.
         """
         # text_given: a file that crashes only text readers may still be decoded.
         self._quarantine.require(file, text_given=True)

@@ -76,6 +76,7 @@ class TrialExecutor:
         Raises:
             BadPicture: The picture can't be tried; nothing is recorded.
             NotLoaded: The procedure, or a version that the request pins, is not available; nothing is recorded.
+            Unavailable: A dependency is not available now; nothing is recorded.
             TrialAborted: The trial started and failed; its record is stored.
         """
         began = time.perf_counter()

@@ -110,6 +110,9 @@ class Follower:
         """Yields the outcomes of all log entries since the last call, in this or an earlier process.
 
         A repeated call resumes trials that were cut off. An entry counts as done once its outcome was yielded.
+
+        Raises:
+            CourtError: A docket is not available; the next call goes on with the same entry.
         """
         first = await self._next_entry()
         while entries := await self._court.log.entries(first, _PAGE, {"VerdictGiven", "Erased"}):

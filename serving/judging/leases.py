@@ -94,6 +94,7 @@ class LeaseTable:
 
         Raises:
             RequestConflict: The name belongs to a different request.
+            Unavailable: The lease can't be stored now.
         """
         if former is not None:
             return await self.take_over(former, wanted.trial_id, wanted.owner) or await self.standing(former)
@@ -149,6 +150,9 @@ class LeaseTable:
 
         Returns:
             The lease in force; ``wanted`` if this call acquired it.
+
+        Raises:
+            Unavailable: The docket can't say.
         """
         lead = await self.acquire(wanted)
         while lead.trial_id != wanted.trial_id:

@@ -337,6 +337,9 @@ class NearDuplicateIndex:
 
         Returns:
             Id of the trial; None if there is none, or if the settings do not allow reuse.
+
+        Raises:
+            Unavailable: The docket can't be read now.
         """
         if not self._reuses:
             return None
@@ -360,6 +363,9 @@ class NearDuplicateIndex:
 
         To be called before the verdict is stored: a fingerprint without a verdict is ignored, but a verdict without a
         fingerprint would never be found. If storing takes long, it continues in the background and this is logged.
+
+        Raises:
+            Unavailable: The fingerprint can't be stored now.
         """
         pixels, upright = "", np.empty((0, BYTES), np.uint8)
         if picture is not None:

@@ -89,6 +89,10 @@ class Quarantine:
 
         Args:
             slot: Slot of the trial. A suspect's slot no longer holds its decoded picture.
+
+        Raises:
+            BadInput: The meme has crashed a model server twice.
+            Unavailable: The docket can't be read, or the slot can't be taken again.
         """
         await slot.take()
         if not await self.require_meme(digest, procedure):
@@ -101,7 +105,11 @@ class Quarantine:
             yield
 
     async def require_meme(self, digest: str, procedure: Procedure) -> int:
-        """Returns how often a meme may have crashed a model server that it would be shown to again."""
+        """Returns how often a meme may have crashed a model server that it would be shown to again.
+
+        Raises:
+            BadInput: The meme has crashed a model server twice.
+        """
         if procedure is Procedure.SUMMARY:
             return 0  # not shown to any model
         kills = _deaths(await self._trials.failures(digest))

@@ -194,6 +194,9 @@ class TrialRequest:
         picture: The picture where it is decoded already; ``image`` is then empty.
         file: SHA-256 of the picture file; empty for a text without picture, and before :meth:`identified`.
         repeatable: True if the id is the caller's, so that it can repeat the request.
+
+    Raises:
+        BadInput: There is neither a picture nor a text, or the text exceeds the limits.
     """
 
     image: bytes

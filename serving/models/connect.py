@@ -51,6 +51,7 @@ async def connect_models(
 
     Raises:
         BadRequest: A role has a server without a model, or a model without a server.
+        NotLoaded: The client for model servers is not installed.
         ModelRefused: A server does not have the model, refuses the key, does not accept required pictures, or can't
             make the model think as configured.
         Unavailable: None of a model's servers answers, and ``patient`` is False.

@@ -40,7 +40,11 @@ class Gpu:
 
 
 def list_gpus() -> tuple[Gpu, ...]:
-    """Returns the GPUs that a process started here would see: those that CUDA_VISIBLE_DEVICES names, else all."""
+    """Returns the GPUs that a process started here would see: those that CUDA_VISIBLE_DEVICES names, else all.
+
+    Raises:
+        NotLoaded: ``nvidia-smi`` is not there or fails, or it lists none.
+    """
     command = ["nvidia-smi", f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=True)
@@ -215,6 +219,10 @@ def vllm_settings(name: str, /, *, tell: Callable[[str], None] = lambda _: None,
     Args:
         name: Name of a preset, ``auto`` for the largest that fits this machine, a model's name on the hub, or a folder.
         **values: Further settings, which go before those of the preset; its flags stay, and those given come after.
+
+    Raises:
+        BadRequest: A setting is none.
+        NotLoaded: The largest that fits was asked for, and no GPU can be seen, or none fits.
     """
     set_up: dict[str, Any] = {"model": name}
     if name == AUTO:

@@ -48,7 +48,11 @@ class Rehearsal:
 
 
 async def rehearse(prompts: PromptSet, settings: TrialSettings) -> Rehearsal:
-    """Holds a trial with these prompts."""
+    """Holds a trial with these prompts.
+
+    Raises:
+        BadRequest: The trial came to no verdict.
+    """
     # Even odds, which favour no label.
     model = ScriptedModel(_answer, odds=lambda request, options: [0.5] * len(options), name="stand-in")
     role = RoleModel(model)

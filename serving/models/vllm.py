@@ -53,6 +53,10 @@ class VllmServer:
 
     Entering starts it and waits until it has answered a real request. Should we die first, it ends by itself
     (``vllm_child.py``). To start again after it has ended, make another.
+
+    Raises:
+        NotLoaded: On entering: there is no vLLM.
+        VllmFailed: On entering: it ended, or did not answer in time.
     """
 
     def __init__(self, settings: VllmSettings, *, log: Callable[[str], None] = lambda _: None) -> None:

@@ -100,7 +100,12 @@ class Call:
             await self._api.methods[self._operation.method].stream(self._incoming, self._budget, events)
 
     async def finish(self, answering: Coroutine[Any, Any, Any]) -> Any:
-        """Returns the result of an answer to this call, until its deadline or until its caller disconnects."""
+        """Returns the result of an answer to this call, until its deadline or until its caller disconnects.
+
+        Raises:
+            Overrun: The deadline has passed; DEADLINE.
+            CallerGone: The caller has disconnected; the method was cancelled.
+        """
         working = asyncio.ensure_future(answering)
         leaving = asyncio.ensure_future(connection_of(self._request).lost.wait())
         try:

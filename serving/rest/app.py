@@ -214,7 +214,11 @@ async def open_api(
     webhook_keys: Sequence[str] = (),
     stopping: asyncio.Event | None = None,
 ) -> AsyncIterator[str]:
-    """Serves the HTTP API inside the block; yields its URL."""
+    """Serves the HTTP API inside the block; yields its URL.
+
+    Raises:
+        BadRequest: The address can't be listened on, or is reachable by other machines without tokens or TLS.
+    """
     listener = Listener(
         "The HTTP API",
         field="http",

@@ -40,6 +40,7 @@ async def pieces_of(request: Request) -> AsyncIterator[bytes]:
 
     Raises:
         BadRequest: The body is compressed or too large (BODY_TOO_LARGE, before reading it if announced).
+        CancelledError: The caller has gone.
     """
     _require_plain(request)
     value, taken = request.headers.get("content-length", ""), 0
@@ -81,7 +82,12 @@ class ReceivedRequest:
 
 
 async def received(operation: Operation, request: Request, fetch: Fetch) -> ReceivedRequest:
-    """Reads the request of a call."""
+    """Reads the request of a call.
+
+    Raises:
+        BadRequest: The request is malformed or too large.
+        CancelledError: The caller has gone.
+    """
     # Path and headers take precedence over the body, which may repeat but not contradict them (message_of).
     own = {field: request.path_params[name] for name, field in operation.fields.items()}
     if operation is JUDGE and (key := idempotency_key(request)):

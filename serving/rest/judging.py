@@ -128,7 +128,11 @@ class JudgeEndpoint:
 
 
 def later_after(request: Request) -> float | None:
-    """Returns the seconds after which the caller prefers an asynchronous answer (RFC 7240); None if it waits."""
+    """Returns the seconds after which the caller prefers an asynchronous answer (RFC 7240); None if it waits.
+
+    Raises:
+        BadRequest: The header's ``wait`` is not a number of seconds.
+    """
     prefers: dict[str, str] = {}
     for part in ",".join(request.headers.getlist("prefer")).split(","):
         # Parameters after a semicolon are ignored. If a preference occurs twice, the first counts.

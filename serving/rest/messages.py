@@ -75,6 +75,7 @@ def message_of(kind: type[Message], fields: Mapping[str, Any], own: Mapping[str,
 
     Raises:
         BadRequest: A field is unknown, its value has the wrong type, or bytes are not base64.
+        BadPicture: The picture has no bytes.
     """
     # A copy, since bytes are removed from it.
     remaining = _by_own_names(kind, fields)

@@ -47,7 +47,11 @@ if TYPE_CHECKING:
 
 
 def parse_request(kind: type[Request], data: bytes) -> Request:
-    """Parses a request."""
+    """Parses a request.
+
+    Raises:
+        BadRequest: The bytes are not a valid request; MALFORMED_REQUEST.
+    """
     try:
         return kind.FromString(data)
     except DecodeError:

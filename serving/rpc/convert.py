@@ -49,6 +49,9 @@ def ask_of(
     Args:
         traceparent: W3C ``traceparent`` header, or empty; a malformed one is ignored, as the standard says.
         trace_id: Id of the call's trace, 32 hex digits, if the server traces; overrides the request's.
+
+    Raises:
+        BadRequest: A field is malformed.
     """
     # Judge has already checked it; for a request of a stream this is the first check.
     check_request_id(request.request_id)

@@ -53,6 +53,7 @@ async def judge_stream(
 
     Raises:
         BadRequest: A message is malformed, or the idle timeout passed without a request or without an answer taken.
+        Unauthenticated, Unavailable: The token has changed; as :func:`check_in_force`.
         Busy, Unavailable: As :meth:`serving.rpc.flow_control.ReceiveBudget.receive`.
     """
     stream = _OpenStream(context, memory, of=of, judging_of=judging_of, most=most, idle_s=idle_s, on_sent=on_sent)

@@ -100,7 +100,12 @@ def reviewed_of(record: TrialRecord, event: VerdictReviewed) -> wire.ReviewedVer
 
 
 def which_of(wanted: wire.TrialFilter) -> TrialFilter:
-    """Converts a trial filter, limited to what the caller may see."""
+    """Converts a trial filter, limited to what the caller may see.
+
+    Raises:
+        BadRequest: A part of the filter is malformed, or unknown to this version.
+        NotAllowed: The filter names a namespace that is not the caller's.
+    """
     if wanted.HasField("namespace"):
         check_namespace(within(wanted.namespace, _LONGEST_NAME, "filter.namespace"), "filter.namespace")
     return TrialFilter(
@@ -160,6 +165,10 @@ def where_of(wanted: wire.PrecedentFilter) -> Filter:
     """Converts a precedent filter, limited to what the caller may see.
 
     A caller that is limited to some namespaces finds their precedents, and those without a namespace, which are shared.
+
+    Raises:
+        BadRequest: A part of the filter is malformed.
+        NotAllowed: The filter names a namespace that is not the caller's.
     """
     sources, splits, namespaces, policies = (
         few(names, _MOST_NAMES, _LONGEST_NAME, f"filter.{field}")

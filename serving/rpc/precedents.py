@@ -140,7 +140,7 @@ class PrecedentsService:
                 )
             return wire.SearchPrecedentsResponse(
                 precedents=[precedent_of(exhibit) for exhibit in findings.exhibits],
-                library=fields_of(wire.Library, findings.library),
+                library=wire.Library(**fields_of(wire.Library, findings.library)),
                 alpha=findings.search.alpha,
                 notes=findings.notes,
             )
@@ -151,7 +151,7 @@ class PrecedentsService:
             account = await _finder(court.executor).account()
             of = account.identity
             return wire.GetLibraryResponse(
-                library=fields_of(wire.Library, of),
+                library=wire.Library(**fields_of(wire.Library, of)),
                 encoder=of.encoder,
                 harmful=account.counts.harmful,
                 alpha=account.tuning.alpha,

@@ -65,7 +65,11 @@ class Access(grpc.aio.ServerInterceptor):
         self._tokens = tokens
 
     def admit(self, method: str, metadata: Metadata, *, exists: bool = True) -> None:
-        """Sets the caller of the current call, if it may call a method."""
+        """Sets the caller of the current call, if it may call a method.
+
+        Raises:
+            Unauthenticated, NotAllowed: The call is refused.
+        """
         caller: Caller | None = None
         try:
             caller, now = (ANYBODY, None) if self._tokens is None else _caller(self._tokens, metadata)

@@ -60,7 +60,10 @@ async def watch_trial(
     event is repeated or skipped, slow callers cost no memory, and it does not matter which server runs the trial.
 
     Raises:
+        BadRequest: No trial is named, or the number is negative.
+        NotAllowed: The caller may not see the named request.
         TrialUnknown: The trial does not exist (yet), or the caller may not see it.
+        Unauthenticated, Unavailable: The token is not what it was; as :func:`check_in_force`.
         Unavailable: The court is closing, and no trial is running here any more.
     """
     if request.from_seq < 0:
@@ -112,6 +115,8 @@ async def watch_reviews(
 
     Raises:
         BadRequest: The log is shorter than the caller's position in it.
+        Unauthenticated, Unavailable: The token is not what it was; as :func:`check_in_force`.
+        Unavailable: The court closes.
     """
     size = await log.size()
     number = request.from_entry if request.HasField("from_entry") else size
@@ -176,6 +181,8 @@ async def trial_named(request: wire.WatchTrialRequest | wire.GetVerdictRequest, 
     """Returns the id of the trial that a request names.
 
     Raises:
+        BadRequest: No trial is named.
+        NotAllowed: The caller may not see the named request.
         TrialUnknown: No trial was started for that request.
     """
     if request.WhichOneof("trial") == "trial_id":

@@ -162,7 +162,12 @@ SILENT = Telemetry()
 
 @asynccontextmanager
 async def open_telemetry(settings: Settings) -> AsyncIterator[Telemetry]:
-    """Opens telemetry by the settings; exports pending spans at the end of the block."""
+    """Opens telemetry by the settings; exports pending spans at the end of the block.
+
+    Raises:
+        BadRequest: Metrics can't be served at that address.
+        NotLoaded: Traces are enabled, and OpenTelemetry is not installed.
+    """
     from serving.telemetry.metrics import Metrics
     from serving.telemetry.metrics_port import MetricsPort
 

@@ -31,6 +31,9 @@ class MetricsPort:
 
         Args:
             address: ``host:port``, or a port alone for this machine; port 0 for a free one.
+
+        Raises:
+            BadRequest: The address can't be listened on.
         """
         host, _, port = address.rpartition(":")
         try:

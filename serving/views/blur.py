@@ -27,6 +27,9 @@ def blurred(frame: bytes) -> bytes:
     """Blurs a stored frame until only light and dark areas are left; returns a PNG.
 
     It contains at most 400 grey values of the picture, so the original can't be restored from the file.
+
+    Raises:
+        Unavailable: The bytes can't be decoded as a picture.
     """
     try:
         with Image.open(io.BytesIO(frame), formats=("PNG", "JPEG")) as opened:
@@ -74,7 +77,12 @@ class LibraryPictures:
         self._reading = asyncio.Lock()
 
     async def pictures(self, ids: Sequence[str]) -> Sequence[Frame | None]:
-        """See :class:`serving.export.source.PictureSource`."""
+        """See :class:`serving.export.source.PictureSource`.
+
+        Raises:
+            BadLibrary: A library or a picture is damaged.
+            Unavailable: They could not be read now.
+        """
         # One at a time: the thread modifies `_libraries`.
         async with self._reading:
             try:

@@ -63,7 +63,11 @@ class Receiver:
     """A webhook receiver."""
 
     def __init__(self, settings: WebhookSettings, *, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
-        """Reads the secrets without connecting."""
+        """Reads the secrets without connecting.
+
+        Raises:
+            BadRequest: The secrets, the certificate authorities or the address can't be used.
+        """
         self.settings = settings
         self.signers: Sequence[Signer] = signers_of(settings)
         self._clock = clock

@@ -121,6 +121,9 @@ class HookSender:
 
         Returns:
             False if there was nothing to do.
+
+        Raises:
+            CourtError: The docket can't be read or written now.
         """
         states = await self._states.get()
         hook = await self._own(states)

@@ -78,7 +78,11 @@ class Ed25519Signer(Signer):
 
 
 def signers_of(hook: WebhookSettings) -> Sequence[Signer]:
-    """Reads the secrets of a receiver, the one in force first."""
+    """Reads the secrets of a receiver, the one in force first.
+
+    Raises:
+        BadRequest: A file can't be read, is readable by others, or contains no valid secret.
+    """
     files = [hook.secret_file, *([hook.old_secret_file] if hook.old_secret_file else [])]
     return [_signer_in(path, hook.name) for path in files]
 

@@ -183,7 +183,11 @@ class ChatCompletions:
     async def answer(
         self, request: ChatRequest, *, within_s: float, extra: dict[str, Any] | None = None
     ) -> wire.ServerAnswer:
-        """Returns the server's full answer, for callers that need more than the reply."""
+        """Returns the server's full answer, for callers that need more than the reply.
+
+        Raises:
+            As :meth:`reply`.
+        """
         frames = [part for part in request.parts if isinstance(part, Frame)]
         if len(frames) > self.capabilities.pictures:
             raise ModelRefused(

@@ -83,7 +83,11 @@ class ChatServer:
         known: Mapping[str, None],
         fields: Mapping[str, Any] | None = None,
     ) -> wire.ServerAnswer:
-        """Sends a request; streamed, to distinguish an interrupted reply from one that never began."""
+        """Sends a request; streamed, to distinguish an interrupted reply from one that never began.
+
+        Raises:
+            Failure: There is no answer, or it can't be parsed.
+        """
         try:
             call = self._client.chat.completions.with_streaming_response.create(
                 model=model,

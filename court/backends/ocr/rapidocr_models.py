@@ -81,7 +81,12 @@ LANGUAGES = {
 
 
 def find_model(language: str) -> Path:
-    """Returns the file of a language's model."""
+    """Returns the file of a language's model.
+
+    Raises:
+        BadRequest: There is no such language.
+        NotLoaded: The model was not fetched yet.
+    """
     path = _folder() / f"{_model(language).name}.onnx"
     if not path.is_file():
         raise NotLoaded(
@@ -96,6 +101,7 @@ def fetch_model(language: str) -> Path:
     """Fetches the model of a language, checks it by its SHA-256, and returns its file.
 
     Raises:
+        BadRequest: There is no such language.
         Unavailable: The model can't be fetched or has another digest; nothing was stored.
     """
     model = _model(language)

@@ -62,6 +62,9 @@ def open_reader(name: str, *, workers: int = 1) -> OpenedTextReader | None:
 
     Returns:
         The reader, or None for ``none``.
+
+    Raises:
+        NotLoaded: The reader's model was not fetched yet.
     """
     kind, _, detail = check_reader_name(name).partition(":")
     if kind == NONE:
@@ -76,6 +79,9 @@ def rapidocr_reader(language: str = "", *, workers: int = 1, threads: int = 1) -
 
     Args:
         language: Key of :data:`~court.backends.ocr.rapidocr_models.LANGUAGES`; empty for the packaged model.
+
+    Raises:
+        NotLoaded: The language's model was not fetched yet.
     """
     # Checked before any process starts, so that a missing model is reported at startup and not by the first meme.
     model = find_model(language) if language else None

@@ -64,7 +64,11 @@ class ServedTextReader:
         return f"paddlex-serving {self._url}"
 
     async def read(self, picture: Picture) -> Reading:
-        """Reads the text on the picture, frame by frame in reading order; no lines if there is none."""
+        """Reads the text on the picture, frame by frame in reading order; no lines if there is none.
+
+        Raises:
+            Unavailable: The server can't be reached, fails, or sends an invalid answer.
+        """
         frames = await asyncio.gather(*(self._read(frame) for frame in picture.frames))
         return Reading(lines=tuple(line for lines in frames for line in lines))
 

@@ -92,7 +92,12 @@ class WorkerTextReader:
         self._reads_latin = reads_latin
 
     async def read(self, picture: Picture) -> Reading:
-        """Reads the text on the picture, frame by frame in reading order; no lines if there is none."""
+        """Reads the text on the picture, frame by frame in reading order; no lines if there is none.
+
+        Raises:
+            Overrun: Reading timed out.
+            Unavailable: The text can't be read now.
+        """
         frames = await asyncio.gather(*(self._read(frame) for frame in picture.frames))
         return Reading(lines=tuple(line for lines in frames for line in lines))
 

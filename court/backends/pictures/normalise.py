@@ -311,7 +311,11 @@ def has_pixels(frames: Sequence[bytes], digest: str) -> bool:
 
 
 def pixels_sha256(frames: Sequence[bytes], *, shown_otherwise: bool = False) -> str:
-    """Returns the digest of the pixels of all frames, in hex, as in :class:`court.meme.Picture`."""
+    """Returns the digest of the pixels of all frames, in hex, as in :class:`court.meme.Picture`.
+
+    Raises:
+        ValueError: The files are not frames of a picture.
+    """
     digests = []
     for frame in frames:
         try:

@@ -69,5 +69,9 @@ class Refused(Exception):
 
 
 def bad_picture(reason: str, figures: Mapping[str, int]) -> BadPicture:
-    """Builds the error for callers from a rejection."""
+    """Builds the error for callers from a rejection.
+
+    Raises:
+        KeyError: There is no such reason, or a figure is missing.
+    """
     return BadPicture(_WORDS[reason].format_map(figures), reason=reason)

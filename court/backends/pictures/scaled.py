@@ -26,7 +26,13 @@ _MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
 
 
 def open_picture(structure: Structure, limits: Limits, *, incomplete: bool) -> Image.Image:
-    """Opens a file with the decoder of its detected format."""
+    """Opens a file with the decoder of its detected format.
+
+    Raises:
+        Refused: The picture is larger than its header claims.
+        MemoryError: Decoding needs more memory than available.
+        Exception: Any other error of a decoder.
+    """
     kind, size = structure.format, (structure.width, structure.height)
     large = size[0] * size[1] > decoded_whole(kind, structure.frames, limits)
     if large and kind is not PictureFormat.JPEG:

@@ -275,7 +275,14 @@ class GuardedWorkers:
             self._idle.put_nowait(None)
 
     async def run(self, body: Mapping[str, Any], payloads: Sequence[bytes] = ()) -> Reply:
-        """Runs one job."""
+        """Runs one job.
+
+        Raises:
+            WorkerDied: The worker died during the job.
+            JobFailed: The worker reported a failure.
+            Overrun: The job took longer than ``wall_s``.
+            Unavailable: The pool is closed, or no process could be started.
+        """
         # The slot taken here is always returned below, so that failures do not shrink the pool.
         worker = await self._idle.get()
         usable: WorkerProcess | None = None

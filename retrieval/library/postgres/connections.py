@@ -37,6 +37,10 @@ class Connections:
         """Runs read-only work on a consistent snapshot.
 
         A broken connection is replaced and the work retried, once.
+
+        Raises:
+            BadLibrary: The database has no library or no pgvector.
+            Unavailable: The server can't be reached or times out.
         """
         import psycopg
         from psycopg import IsolationLevel
@@ -76,6 +80,10 @@ class Connections:
         Args:
             work: Work to run once; never retried, as its outcome is unknown if the connection breaks.
             wait_s: Seconds to wait for another writer.
+
+        Raises:
+            BadLibrary: The database has no library or no pgvector.
+            Unavailable: The server can't be reached, or another writer holds the lock for too long.
         """
         import psycopg
         from psycopg import IsolationLevel

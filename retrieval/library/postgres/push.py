@@ -58,7 +58,11 @@ def push_library(
         replace: True to replace an existing library, including all changes made to it there.
 
     Raises:
+        BadLibrary: The database has no pgvector, or a picture of the library was altered.
         BadRequest: There is a library already, or this one can't be stored in a database.
+        NotLoaded: The driver is not installed.
+        OSError: The library can't be read.
+        Unavailable: The server can't be reached, or another writer holds the lock for too long.
     """
     # Checked before copying, as the server would reject the table with its own message.
     if library.manifest.encoder.dim > schema.MAX_DIM:

@@ -114,6 +114,9 @@ def read_state(connection: Connection, before: State | None = None) -> State:
 
     Args:
         before: Last known state, which is returned if it is still current.
+
+    Raises:
+        BadLibrary: There is no library, or it has another format.
     """
     state = state_or_none(connection, before)
     if state is None:

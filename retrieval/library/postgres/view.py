@@ -98,7 +98,11 @@ class PostgresView:
         return vectors[:, :text_dim], vectors[:, text_dim:]
 
     def picture(self, id_: str) -> bytes | None:
-        """Returns the stored JPEG of a meme by its id; None if there is none."""
+        """Returns the stored JPEG of a meme by its id; None if there is none.
+
+        Raises:
+            BadLibrary: The picture was altered.
+        """
         query = (
             f"SELECT meme, jpeg FROM {self._state.precedents} LEFT JOIN {self._state.pictures} USING (row) "
             "WHERE id = ANY(%s)"

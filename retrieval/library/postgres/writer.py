@@ -71,6 +71,8 @@ class PostgresWriter(Writer):
         """Appends a meme; as :func:`retrieval.library.change_rules.plan_add`.
 
         Raises:
+            BadLibrary: The library is missing or damaged.
+            Unavailable: The server can't be reached, or another writer holds the lock for too long.
             ValueError: The picture is too large. And as the rules.
         """
         vector = np.ascontiguousarray(vector, dtype=np.float32)
@@ -79,7 +81,12 @@ class PostgresWriter(Writer):
         return self._made(lambda now: plan_add(now, meme, vector, picture, who=who, why=why))
 
     def forget(self) -> None:
-        """Permanently deletes removed memes, also on the previous generation; the history keeps who removed which."""
+        """Permanently deletes removed memes, also on the previous generation; the history keeps who removed which.
+
+        Raises:
+            BadLibrary: The library is missing or damaged.
+            Unavailable: The server can't be reached, or another writer holds the lock for too long.
+        """
 
         def forgotten(connection: Connection) -> None:
             state = read_state(connection)

@@ -124,7 +124,12 @@ async def record_shown(request: Request, record: TrialRecord, what: str) -> None
 
 
 async def frames_of(request: Request, record: TrialRecord, what: str) -> Sequence[bytes]:
-    """Returns the frames of the meme, or the picture of a precedent that was cited in the trial."""
+    """Returns the frames of the meme, or the picture of a precedent that was cited in the trial.
+
+    Raises:
+        TrialUnknown: The picture is not stored, or does not belong to this trial.
+        BadRequest: The name does not denote a picture.
+    """
     if what == MEME:
         frames = await console_of(request).docket.trials.frames(record.opened.meme.pixels_sha256)
         if frames:

@@ -65,7 +65,11 @@ _KNOWN = {"namespace": "namespace", "category": "category", "model": "models", "
 
 
 def search_of(fields: Mapping[str, str]) -> Search:
-    """Parses a search from form fields."""
+    """Parses a search from form fields.
+
+    Raises:
+        BadRequest: A field is malformed.
+    """
     label = fields.get("label", "")
     if label and label not in Label.__members__:
         raise BadRequest("There is no such label.", field="label")

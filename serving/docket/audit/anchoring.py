@@ -94,7 +94,11 @@ class HttpWitness(CheckpointWitness):
 
 
 def open_witness(named: str) -> CheckpointWitness:
-    """Opens the witness in the settings: a file, or an http or https address."""
+    """Opens the witness in the settings: a file, or an http or https address.
+
+    Raises:
+        BadRequest: The setting is not a valid witness.
+    """
     if "://" not in named:
         return FileWitness(Path(named))
     parts = urlsplit(named)

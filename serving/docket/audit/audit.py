@@ -254,6 +254,9 @@ class Auditor:
         """Checks a whole docket; see :mod:`serving.docket.log.verify` for what is found and what can't be.
 
         All rows are from one snapshot, while the docket may be written to. Pictures are checked afterwards.
+
+        Raises:
+            Unavailable: The docket can't be read now.
         """
         derived = FromEntries()
 
@@ -290,6 +293,9 @@ class Auditor:
 
         Raises:
             BadNote: A checkpoint of the receiver is not of this docket, or covers a larger log.
+            TrialUnknown: There is none of that id.
+            DocketError: The docket's private key is missing.
+            Unavailable: The docket can't be read or signed now.
         """
         public = await self._log.vkey()
         # Before anything is read: without the private key no count can be signed.

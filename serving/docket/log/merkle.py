@@ -57,6 +57,9 @@ class Frontier:
 
         Args:
             hashes: Roots of its perfect subtrees, the largest and leftmost first: one for each 1 in the binary size.
+
+        Raises:
+            BadProof: The number of hashes does not fit the size.
         """
         if size < 0 or len(hashes) != size.bit_count() or any(len(one) != HASH_SIZE for one in hashes):
             raise BadProof(
@@ -178,6 +181,9 @@ def inclusion_proof(number: int, size: int, read: ReadNode) -> list[bytes]:
     Args:
         number: Number of the leaf, counted from 0.
         size: Number of leaves of the tree.
+
+    Raises:
+        BadProof: The tree has no such leaf.
     """
     if not 0 <= number < size:
         raise BadProof(f"A log of {size} entries has no entry {number}.")
@@ -185,7 +191,11 @@ def inclusion_proof(number: int, size: int, read: ReadNode) -> list[bytes]:
 
 
 def consistency_proof(old: int, new: int, read: ReadNode) -> list[bytes]:
-    """Proves that a tree is a prefix of a later one (RFC 6962 §2.1.2); empty if no proof is needed."""
+    """Proves that a tree is a prefix of a later one (RFC 6962 §2.1.2); empty if no proof is needed.
+
+    Raises:
+        BadProof: The old size exceeds the new one.
+    """
     if not 0 <= old <= new:
         raise BadProof(f"A log of {old} entries can't be the start of one of {new}.")
     if old in (0, new):

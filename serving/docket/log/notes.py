@@ -170,7 +170,11 @@ def open_note(note: str, keys: Iterable[VerifierKey]) -> str:
 
 
 def split_note(note: str) -> tuple[str, list[tuple[str, bytes, bytes]]]:
-    """Splits a note into its text and signatures (name, key id, signature), without verifying them."""
+    """Splits a note into its text and signatures (name, key id, signature), without verifying them.
+
+    Raises:
+        BadNote: The note is malformed.
+    """
     # Checked before splitting, since notes come from untrusted files and servers.
     if len(note) > _MOST_BYTES:
         raise BadNote("This is no signed note: it is too long.")
@@ -214,7 +218,11 @@ def open_checkpoint(note: str, keys: Iterable[VerifierKey]) -> Checkpoint:
 
 
 def read_checkpoint(text: str) -> Checkpoint:
-    """Parses the text of a checkpoint; extra lines, which others may have added, are ignored."""
+    """Parses the text of a checkpoint; extra lines, which others may have added, are ignored.
+
+    Raises:
+        BadNote: The text is not a checkpoint.
+    """
     lines = text.removesuffix("\n").split("\n")
     # Further lines are allowed (C2SP tlog-checkpoint), empty ones are not.
     if len(lines) < 3 or not all(lines):

@@ -102,6 +102,7 @@ class Corrections:
         Raises:
             BadLibrary: There is no library, or it is damaged.
             BadRequest: The meme has nothing that can be compared, or does not fit the library.
+            Unavailable: The library can't be changed now. The review still stands.
         """
         trial_id = record.trial_id
         change = await self._bring(record, review, chosen=chosen)
@@ -141,7 +142,12 @@ class Corrections:
         )
 
     async def take_back(self, trial_id: str, *, who: str, why: str) -> Change:
-        """Withdraws the precedent of an overruling; the overruling itself stands."""
+        """Withdraws the precedent of an overruling; the overruling itself stands.
+
+        Raises:
+            NoSuchPrecedent: The trial has no precedent (any more).
+            As :meth:`follow`.
+        """
         opened = await self._library_of(trial_id)
         return await changed(opened, lambda writer: writer.remove(name_of(trial_id), who=who, why=_short(why)))
 
@@ -200,6 +206,9 @@ async def forget(opened: Opened, trial_id: str, *, who: str, why: str) -> bool:
 
     Returns:
         True if there was anything to delete.
+
+    Raises:
+        As :meth:`Corrections.follow`.
     """
     return await forget_precedent(opened, name_of(trial_id), who=who, why=why)
 

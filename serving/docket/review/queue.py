@@ -161,6 +161,9 @@ class ReviewQueue:
         Returns:
             True if everything that was in the log at the call is projected. For a large docket the first run takes
             longer than callers wait: it continues in the background, and searches meanwhile find what is there.
+
+        Raises:
+            Unavailable: The docket can't be read or written now.
         """
         return await self._follower.catch_up(self._patience_s)
 
@@ -241,6 +244,9 @@ class ReviewQueue:
         Args:
             after: Cursor: stored ``opened_at`` and ``trial_id`` of the last case of the previous page.
             blind: Reviewer who must stay blind: trials that wait for them are not found by the court's output.
+
+        Raises:
+            BadRequest: The query has too many words.
         """
         await self.catch_up()
         position = (_case.opened_at, _case.trial_id)
@@ -318,6 +324,8 @@ class ReviewQueue:
             reopen: True to accept a case that needs no review, or that this reviewer has decided already.
 
         Raises:
+            TrialUnknown: There is none of that id.
+            NotDecided: There is no verdict.
             CaseTaken: Somebody else has it.
             CaseClosed: The case needs no review any more.
             AnotherWanted: The case waits for another reviewer.
@@ -396,8 +404,11 @@ class ReviewQueue:
         this verdict nor that of another trial of the same meme was shown to this person before.
 
         Raises:
+            TrialUnknown, NotDecided: There is no verdict.
+            BadRequest: Clause or reason is missing, or UNDECIDED was found of a verdict that is not.
             NotLocked: This person does not hold the case (any more).
             AlreadyReviewed: The identical review was stored already, because it was sent twice.
+            Unavailable: The review can't be stored now.
         """
         clause, reason = clause.strip(), reason.strip()
         if not 0 < len(clause) <= 200:
@@ -436,7 +447,9 @@ class ReviewQueue:
         """Asks for a second opinion, by the person who holds the case, and releases it.
 
         Raises:
+            TrialUnknown, NotDecided: There is no verdict.
             BadRequest: There is no reason.
+            NotLocked, AlreadyReviewed, Unavailable: As :meth:`review`.
         """
         reason = reason.strip()
         if not 0 < len(reason) <= 2000:

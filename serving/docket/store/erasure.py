@@ -82,6 +82,7 @@ class Eraser(SqlStore):
             precedents: Ids of precedents made from the trial; their texts are erased from all records that quote them.
 
         Raises:
+            TrialUnknown: There is none of that id.
             Unavailable: The erasure can't be done now; or it is done, but files or the picture storage still contain
                 some of it (``ERASURE_UNFINISHED``): repeat it.
         """

@@ -24,6 +24,9 @@ class KeyFile:
 
         Args:
             known: Public key of the docket; empty if no checkpoint has been signed.
+
+        Raises:
+            DocketError: The key is missing, can't be read, or is not the docket's.
         """
         if self._key is None or (known and str(self._key.verifier) != known):
             self._key = self._find(known)

@@ -89,14 +89,23 @@ class TransparencyLog(SqlStore):
         return await self._transactions.read(read)
 
     async def checkpoint(self) -> str:
-        """Returns the signed checkpoint of the current log (C2SP tlog-checkpoint)."""
+        """Returns the signed checkpoint of the current log (C2SP tlog-checkpoint).
+
+        Raises:
+            DocketError: The key is not there, or not this docket's (``DOCKET_KEY``).
+        """
         # Others may append between the signature and the next read.
         while (found := await self._transactions.read(checkpoint)) is None:
             await self.sign()
         return found
 
     async def sign(self) -> None:
-        """Signs the current log and stores the checkpoint, which also proves that the key works."""
+        """Signs the current log and stores the checkpoint, which also proves that the key works.
+
+        Raises:
+            DocketError: The key is not there, or not this docket's (``DOCKET_KEY``).
+            Unavailable: The checkpoint can't be stored now.
+        """
         await self._transactions.write(_SIGN, None)
 
     async def vkey(self) -> str:
@@ -106,7 +115,13 @@ class TransparencyLog(SqlStore):
         return found
 
     async def receipt(self, trial_id: str) -> Receipt:
-        """Returns the inclusion proof of a verdict, which is the same each time."""
+        """Returns the inclusion proof of a verdict, which is the same each time.
+
+        Raises:
+            TrialUnknown: There is no trial of that id.
+            NotDecided: The trial has no verdict.
+            DocketError: The docket is damaged or can't be read, as above.
+        """
         while (found := await self._transactions.read_batched(lambda c: _receipt(c, trial_id))) is None:
             await self.sign()
         return found
@@ -129,13 +144,18 @@ class LogKeys(SqlStore):
 
         Raises:
             DocketError: The docket has another key by now, or the new key is not in the key file (``DOCKET_KEY``).
+            Unavailable: The change can't be stored now.
         """
         rotation = _Rotation(old, new, who=who, why=why, compromised=compromised, at=at)
         return await self._transactions.write(_ROTATE, rotation)
 
 
 def entries_of(connection: Connection, trial_id: str) -> Sequence[Entry]:
-    """Returns all entries about a trial, in order: its events, accesses, and the parts that its events quote."""
+    """Returns all entries about a trial, in order: its events, accesses, and the parts that its events quote.
+
+    Raises:
+        TrialUnknown: There is none of that id.
+    """
     # An empty id is that of entries without a trial, which include the texts that all trials quote.
     if not trial_id:
         raise unknown(trial_id)

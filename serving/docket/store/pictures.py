@@ -51,7 +51,12 @@ class ObjectPictures:
 
     @classmethod
     def open(cls, address: Path | str) -> Self:
-        """Opens a directory, which is created if missing, or the object store of a URL."""
+        """Opens a directory, which is created if missing, or the object store of a URL.
+
+        Raises:
+            BadRequest: The kind of URL is not supported.
+            Unavailable: The directory can't be created.
+        """
         try:
             if isinstance(address, Path):
                 address.mkdir(mode=0o700, parents=True, exist_ok=True)

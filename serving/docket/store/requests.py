@@ -64,6 +64,10 @@ class LeaseStore(SqlStore):
         """Acquires the lease on a request unless there is one; returns the current lease.
 
         Of concurrent callers, in any process, one succeeds and all get its lease.
+
+        Raises:
+            RequestConflict: The name belongs to a different request.
+            Unavailable: The lease can't be stored now.
         """
         return await self._transactions.write_unlogged(_CLAIM, Lease(name, payload, trial_id, owner))
 

@@ -57,7 +57,13 @@ class ReviewStore(SqlStore):
         reviewer: str,
         at: datetime,
     ) -> VerdictReviewed:
-        """Appends a review to a decided trial; the keys of an overruled trial are removed in the same transaction."""
+        """Appends a review to a decided trial; the keys of an overruled trial are removed in the same transaction.
+
+        Raises:
+            TrialUnknown: There is none of that id.
+            NotDecided: The trial has no verdict.
+            Unavailable: The review can't be stored now.
+        """
         draft = VerdictReviewed(
             trial_id=trial_id,
             seq=0,
@@ -75,7 +81,13 @@ class ReviewStore(SqlStore):
     async def open_appeal(
         self, trial_id: str, *, by: str, statement: str, reference: str, at: datetime
     ) -> AppealOpened:
-        """Appends an appeal to a decided trial; idempotent by ``reference``."""
+        """Appends an appeal to a decided trial; idempotent by ``reference``.
+
+        Raises:
+            TrialUnknown: There is none of that id.
+            NotDecided: The trial has no verdict to appeal against.
+            Unavailable: The appeal can't be stored now.
+        """
         draft = AppealOpened(trial_id=trial_id, seq=0, at=at, by=by, statement=statement, reference=reference)
         stored = await self._transactions.write(_APPEAL, draft)
         assert isinstance(stored, AppealOpened)
@@ -84,7 +96,12 @@ class ReviewStore(SqlStore):
     async def record_access(
         self, trial_id: str, *, who: str, what: str, at: datetime, kind: Literal["PictureShown"] = "PictureShown"
     ) -> None:
-        """Records that somebody views an unblurred picture, before it is shown."""
+        """Records that somebody views an unblurred picture, before it is shown.
+
+        Raises:
+            TrialUnknown: There is none of that id, or its record was erased (TrialErased).
+            Unavailable: The access can't be stored now.
+        """
         access = PictureShown(kind=kind, trial_id=trial_id, who=who, what=what, at=at)
         await self._transactions.write(_RECORD_ACCESS, access)
 

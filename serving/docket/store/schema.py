@@ -42,6 +42,9 @@ def upgrade(connection: Connection, found: int, schema: str | None = None, *, to
 
     Args:
         schema: Schema of its tables; None if the database has none.
+
+    Raises:
+        DocketError: The database contains something other than a docket.
     """
     # Imported only when needed: it takes as long as the rest of a start.
     from alembic import command

@@ -223,7 +223,11 @@ class ReadOnlySqliteDatabase(Database):
     read_only = True
 
     def __init__(self, path: Path, patience: float) -> None:
-        """Prepares the engine without opening the file."""
+        """Prepares the engine without opening the file.
+
+        Raises:
+            DocketError: A part of the docket is in SQLite's WAL file, which can't be read.
+        """
         wal, index = (path.with_name(path.name + suffix) for suffix in ("-wal", "-shm"))
         unmerged = wal.exists() and wal.stat().st_size > 0
         if unmerged and not index.exists():
@@ -285,7 +289,12 @@ class ReadOnlySqliteDatabase(Database):
 
 
 def copy_sqlite(path: Path, to: Path) -> None:
-    """Copies a consistent snapshot of a docket's file, including the WAL; others may continue writing."""
+    """Copies a consistent snapshot of a docket's file, including the WAL; others may continue writing.
+
+    Raises:
+        DocketError: The file can't be read.
+        OSError: The copy can't be written.
+    """
     to.unlink(missing_ok=True)
     source = ReadOnlySqliteDatabase(path, patience=10.0)
     try:
