@@ -139,7 +139,7 @@ def with_table(options: Mapping[str, Any]) -> dict[str, Any]:
         click.UsageError: The table doesn't say which of its memes are judged, or options don't go together.
     """
     from eval.commands.options import run_watched
-    from eval.runs.test_share import with_test_share
+    from eval.runs.held_out import with_test_share
 
     data = options["data"]
     if options.get("dataset") or data is None or data.is_dir():

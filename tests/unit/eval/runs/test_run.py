@@ -705,7 +705,7 @@ def test_run_command_prints_figures_and_the_run_folder(home, data, tmp_path):
 @pytest.mark.parametrize(
     "words,message",
     [
-        (["--out", "x"], "Missing option --dataset"),
+        (["--out", "x"], "Missing option --data"),
         (["--dataset", "harm-z", "--data", ".", "--out", "x"], "There is no data set 'harm-z'"),
         (["--dataset", "fhm", "--data", ".", "--out", "x", "--protocol", "plane"], "There are: plain"),
         (["--dataset", "fhm", "--data", ".", "--out", "x", "--set", "rounds=3"], "rounds_min, rounds_max"),
