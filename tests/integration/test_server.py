@@ -124,7 +124,7 @@ def test_command_line_judges_through_the_server(server, home, tmp_path):
     batch = ask("harmless", "harmful", "far", options=["--json"])
     assert batch.returncode == 12
     answers = [json.loads(line) for line in batch.stdout.splitlines()]
-    assert [a["verdict"]["label"] for a in answers] == ["LABEL_NOT_HARMFUL", "LABEL_HARMFUL", "LABEL_HARMFUL"]
+    assert [a["verdict"]["label"] for a in answers] == ["LABEL_NOT_HARMFUL", "LABEL_HARMFUL", "LABEL_UNDECIDED"]
     assert [a["file"].rpartition("/")[2] for a in answers] == ["harmless.png", "harmful.png", "far.png"]
     faulty = ask("harmful", "broken", options=["--json"])
     assert faulty.returncode == 1
