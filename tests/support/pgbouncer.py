@@ -34,12 +34,16 @@ def pgbouncer(url: str) -> Iterator[str]:
             # The newest session is used last, so that transactions of one client meet several.
             "server_round_robin = 1\n"
         )
-        # It refuses to run as root.
+        # It refuses to run as root; files of root may be closed to others, as the umask says.
+        for path in Path(folder).iterdir():
+            path.chmod(0o644)
         user = {"user": "nobody"} if os.geteuid() == 0 else {}
-        process = subprocess.Popen([program, "-q", configuration], stderr=subprocess.DEVNULL, **user)
+        log = Path(folder) / "log"
+        with log.open("wb") as file:
+            process = subprocess.Popen([program, "-q", configuration], stderr=file, **user)
         try:
             wait_until(lambda: process.poll() is not None or listens(port))
-            assert process.poll() is None, "pgbouncer does not start"
+            assert process.poll() is None, f"pgbouncer does not start: {log.read_text()}"
             yield f"postgresql://{parts.username}@127.0.0.1:{port}{parts.path}?sslmode=disable&gssencmode=disable"
         finally:
             process.terminate()
