@@ -17,9 +17,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from court.events import Procedure
+from court.checks import ESSENTIAL, LIMITS, repair_of
+from court.events import CheckFailed, Procedure
 from court.meme import Frame, Meme, Picture
 from court.ports import ChatRequest
+from court.roles import _REPEATS
 from court.trial import TrialCase
 from court.untrusted import Fence, neutralise
 from tests.support.cast import RULING, Cast, frames_of, full_court, prompt_text
@@ -164,6 +166,17 @@ def run_trial(cast, *, meme=None, **options):
     return asyncio.run(court.run(TrialCase("t", meme or a_meme("plain words"), Procedure.FULL), RecordingSink()))
 
 
+CHECKS = [*LIMITS, *ESSENTIAL]
+FAULTS = [_REPEATS, *filter(None, (repair_of([CheckFailed(check=check)]) for check in CHECKS))]
+"""Faults of replies that echo a text, in the court's words; a text may choose among them."""
+
+
+def without_faults(parts):
+    for fault in FAULTS:
+        parts = [part.replace(fault, "FAULT") if isinstance(part, str) else part for part in parts]
+    return parts
+
+
 def trial_with(text, *, ocr):
     clip = text[:400]
     cast = Cast(
@@ -185,7 +198,7 @@ def trial_with(text, *, ocr):
 def test_pi_1_to_3_hold_in_whole_trials(ocr):
     plain, looping = trial_with("harmless words", ocr=ocr), trial_with(LOOPING, ocr=ocr)
     usual = {
-        role: [split_fenced(request)[0] for cast in (plain, looping) for request in cast.requests(role)]
+        role: [without_faults(split_fenced(request)[0]) for cast in (plain, looping) for request in cast.requests(role)]
         for role in plain.models
     }
     trials = requests = 0
@@ -198,7 +211,7 @@ def test_pi_1_to_3_hold_in_whole_trials(ocr):
                 requests += 1
                 ours, theirs = split_fenced(request)
                 assert request.system == SYSTEMS[role]
-                assert ours in usual[role], injection
+                assert without_faults(ours) in usual[role], injection
                 assert not [body for body in theirs if specials_in(body) or MARK in folded(body)]
     assert trials >= 120 and requests > trials * 10
 
