@@ -33,7 +33,7 @@ def play(path: Path, work: Any, overrulings: Overrulings, *, gone: bool = False)
 
         async with a_scene(path / "docket.sqlite") as it:
             rulings = Corrections(opened, lambda: ENCODER, it.docket.trials, overrulings)
-            it.service.open(SimpleNamespace(docket=it.docket), it.overruled.append, rulings)  # type: ignore[arg-type]
+            it.service.open(SimpleNamespace(docket=it.docket), lambda: it.changes.append(None), rulings)  # type: ignore[arg-type]
             return await work(it, writer)
 
     return asyncio.run(scene())
@@ -59,8 +59,8 @@ def test_a_review_is_stored_even_if_the_library_is_unavailable(
 ) -> None:
     async def work(it: Scene, _: LibraryWriter) -> Any:
         await it.tried("t-1", text="cat dog")
-        return await it.reviewed("t-1", reason="Satire.", **OVERRULED), it.overruled
+        return await it.reviewed("t-1", reason="Satire.", **OVERRULED), len(it.changes)
 
-    summary, overruled = play(tmp_path, work, Overrulings.ALWAYS, gone=True)
-    assert summary.review.label == wire.LABEL_NOT_HARMFUL and overruled == ["t-1"]
+    summary, changes = play(tmp_path, work, Overrulings.ALWAYS, gone=True)
+    assert summary.review.label == wire.LABEL_NOT_HARMFUL and changes == 1
     assert "precedent of trial=t-1 not changed reason=LIBRARY_LOCKED" in caplog.text
