@@ -269,7 +269,8 @@ def reasons(record):
 def without(verdict):
     """The verdict without the detector's additions."""
     reviews = [review for review in verdict.review if review.reason is not ReviewReason.STEERING_SUSPECTED]
-    return {**verdict.model_dump(), "review": [review.model_dump() for review in reviews]}
+    # Whether the precedents alone would block is asked only where a sign of steering asks for review.
+    return {**verdict.model_dump(), "review": [review.model_dump() for review in reviews], "precedents_block": False}
 
 
 @pytest.mark.parametrize("labels", [[H] * 5, [N] * 5, [H, N, H, N, N], []])
@@ -282,9 +283,7 @@ def test_detection_never_changes_the_verdict_of_a_summary(labels, monkeypatch):
             patched.setattr(steering_evidence, "find_injection_signals", lambda text: ())
             plain = a_summary(found, text)
         assert ReviewReason.STEERING_SUSPECTED not in reasons(plain)
-        assert without(record.verdict) == plain.verdict.model_dump() | {
-            "review": [review.model_dump() for review in plain.verdict.review]
-        }
+        assert without(record.verdict) == without(plain.verdict)
         flagged += ReviewReason.STEERING_SUSPECTED in reasons(record)
     assert flagged >= 100
 
