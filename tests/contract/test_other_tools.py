@@ -164,7 +164,8 @@ def test_verdicts_reviews_and_failures_reach_ozone(ozone, tmp_path):
         await docket.hooks.register([hook.name])
         async with sending(docket, hook) as sender:
             await append_all(docket, with_content_id(decided("harmful"), post))
-            await append_all(docket, with_content_id(decided("unsure", review=True), post))
+            # Another namespace, so that what people find about one is not said of the other.
+            await append_all(docket, with_content_id(decided("unsure", review=True, namespace="blog"), post))
             await append_all(docket, with_content_id(failed("failed"), post))
             await append_all(docket, with_content_id(decided("account"), DID))
             await until_idle(sender)
@@ -172,7 +173,8 @@ def test_verdicts_reviews_and_failures_reach_ozone(ozone, tmp_path):
             await review_trial(docket, "harmful")
             await review_trial(docket, "unsure", ReviewOutcome.UPHELD, Label.HARMFUL)
             await until_idle(sender)
-            # Sent once more, as after a crash: Ozone recognises the events by their ids.
+            # Sent once more, as after a crash: Ozone recognises the events by their ids. The unsure verdict carries the
+            # decision of today, which is a person's.
             await docket.hooks.replay(hook.name, 0)
             await until_idle(sender)
             assert (await docket.deliveries.backlog(hook.name)).waiting == 0
@@ -190,6 +192,7 @@ def test_verdicts_reviews_and_failures_reach_ozone(ozone, tmp_path):
                 ("Report", other, "failed"),
                 ("Label", (["harmful-meme"], []), "account"),
                 ("Label", ([], ["harmful-meme"]), "harmful"),
+                ("Label", (["harmful-meme"], []), "unsure"),
                 ("Label", (["harmful-meme"], []), "unsure"),
             ],
         )
