@@ -34,6 +34,7 @@ PINNED = {
     "guard/1": "sha256:c5b4c0fbed0a09b7956b9b0755224dc5964d767c0c267ae4fef1f2e376ad9a96",
     "claim_finder/1": "sha256:f74bfb8bf0d1c5da73a5f68884fe26cf640c45e7ca68ef9edbf2df2733c05d68",
     "expert/1": "sha256:01ecbc407b3d1734c2c57caef1d3b81b663c4f2852b0e488daff4e0e15706e98",
+    "checks/1": "sha256:67c49da54f897cf3eb7342a4855330bc69de1b5ae31bc3c73598d5cb40b62504",
 }
 
 
