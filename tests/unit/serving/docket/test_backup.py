@@ -281,7 +281,8 @@ def test_read_only_copy_can_be_listed_shown_verified_and_backed_up(copy: Path, t
 
 
 def test_writing_to_a_read_only_copy_is_refused(copy: Path, tmp_path: Path) -> None:
-    erased = read_only("docket", "erase", "t", "--who", "Ruth", "--why", "asked", "--yes")
+    trial = read_only("records", "list").stdout.splitlines()[-1].split()[0]
+    erased = read_only("docket", "erase", trial, "--who", "Ruth", "--why", "asked", "--yes")
     assert erased.returncode == 1 and "may only be read" in erased.stderr
     meme = tmp_path / "meme.png"
     meme.write_bytes(b"\x89PNG")
