@@ -189,7 +189,7 @@ def test_systemd_units_are_confined(unit):
 def test_example_settings_are_the_defaults_and_all_explained(monkeypatch, tmp_path):
     everything = CliRunner().invoke(cli, ["settings", "--example"]).output
     example = everything.partition("# A guard model,")[0]  # followed by tables without defaults
-    assert {"expert", "llm", "trial"} == set(tomllib.loads(everything))
+    assert {"expert", "findings", "llm", "trial"} == set(tomllib.loads(everything))
     # The example with every value uncommented.
     whole = tmp_path / "memecourt.toml"
     whole.write_text(re.sub(r"^# (\w+ = )", r"\1", example, flags=re.MULTILINE), encoding="utf-8")
@@ -198,7 +198,7 @@ def test_example_settings_are_the_defaults_and_all_explained(monkeypatch, tmp_pa
     assert Settings() == plain
     explained = re.findall(r"^# .+\n(?:# (\w+) =)", example, re.MULTILINE)
     assert len(explained) == len(re.findall(r"^# \w+ =", example, re.MULTILINE)), "a setting has no explanation"
-    assert set(explained) >= Settings.model_fields.keys() - {"expert", "llm", "trial", *OPTIONAL_TABLES}
+    assert set(explained) >= Settings.model_fields.keys() - {"expert", "findings", "llm", "trial", *OPTIONAL_TABLES}
 
 
 @pytest.mark.parametrize(
