@@ -75,7 +75,11 @@ def fetch_picture(monkeypatch, tmp_path, answer, url=f"https://{HOST}/1.png?size
 def answering(body=b"", status="200 OK", *headers, length=None):
     async def answer(writer):
         head = [f"HTTP/1.1 {status}", f"Content-Length: {len(body) if length is None else length}", *headers]
-        writer.write("\r\n".join([*head, "", ""]).encode() + body)
+        writer.write("\r\n".join([*head, "", ""]).encode())
+        # In parts: CPython's TLS has crashed on a busy machine with 20 MB written at once.
+        for start in range(0, len(body), 65536):
+            writer.write(body[start : start + 65536])
+            await writer.drain()
         await writer.drain()
 
     return answer
