@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from court.errors import BadRequest
 from court.events import TextRead, TextSource
 from court.policy import DEFAULT_POLICY
 from court.precedents import Vote
@@ -29,6 +30,8 @@ from retrieval.open import load_encoder_for
 from retrieval.precedents.finder import LibraryFinder
 
 _FOLDS = 5
+_FEWEST = 3
+"""Memes with a label: one for each zone."""
 _READ = TextRead(trial_id="fold", seq=1, at=datetime(1970, 1, 1, tzinfo=UTC), text="", source=TextSource.CALLER)
 
 
@@ -95,6 +98,7 @@ def measure_folds(place: Path, *, seed: int = 0) -> FoldsReport:
 
     Raises:
         BadLibrary: The library can't be opened.
+        BadRequest: Too few of its texts get a label.
     """
     library = Library.open(place, (encoder := load_encoder_for(place)).identity)
     groups = template_numbers(library.rows[:, : library.manifest.encoder.text_dim], NEARLY)
@@ -129,6 +133,12 @@ async def _judged(library: Library, part: Library, encoder: Encoder, indices: Se
 def _report(memes: Sequence[FoldVerdict], groups: NDArray[np.int64], seed: int) -> FoldsReport:
     decided = [index for index, meme in enumerate(memes) if meme.predicted is not None]
     labelled = [memes[index] for index in decided]
+    if len(labelled) < _FEWEST:
+        raise BadRequest(
+            f"Only {len(labelled)} of the library's texts get a label by its other folds, and at least {_FEWEST} are "
+            "needed. Measure a library with more texts.",
+            reason="TOO_FEW_TO_SAY",
+        )
     others = [meme.voted == meme.harmful for meme in memes if meme.predicted is None]
     gold = [meme.harmful for meme in labelled]
     systems = (

@@ -193,11 +193,11 @@ async def probe_replicas(
 
 
 def require_sight(model: ChatCompletions, who: str) -> None:
-    """Raises ModelRefused if a model that is to see pictures takes none."""
+    """Raises ModelRefused if a model that is to see pictures takes none, as far as its checks could tell."""
     if not model.capabilities.pictures:
         raise ModelRefused(
-            f"{who} must see pictures, and {model.name} takes none. Name another model, or judge texts alone "
-            "(trial.input).",
+            f"{who} must see pictures, and {model.name} takes none, or is too slow to find out. Name another model, or "
+            "judge texts alone (trial.input).",
             reason="MODEL_BLIND",
         )
 

@@ -95,6 +95,14 @@ def test_folds_show_verdicts_beside_votes_and_leave_distant_memes_undecided(libr
     assert CliRunner().invoke(cli, ["vote", str(library), "--folds", "--leave-one-out"]).exit_code == 2
 
 
+def test_folds_of_texts_without_comparable_others_are_refused(tmp_path):
+    rows = [["one", "harmful", "zebra umbrella quartz"], ["two", "not harmful", "violin harbour cactus"]]
+    source = Source(write_memes(tmp_path / "few.csv", rows))
+    asyncio.run(build_library(tmp_path / "few", [source], name="few", encoder=wide_encoder()))
+    outcome = CliRunner().invoke(cli, ["vote", str(tmp_path / "few"), "--folds"])
+    assert outcome.exit_code == 1 and "a library with more texts" in outcome.output
+
+
 def test_command_prints_figures_with_intervals_and_the_majority(library, tmp_path):
     file = write_memes(tmp_path / "d.csv", labelled("v", 10, wrong=2))
     outcome = CliRunner().invoke(cli, ["vote", str(library), str(file)])
