@@ -7,6 +7,7 @@ erased in the court's docket is not tried, and is erased in the candidate's, who
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -237,7 +238,13 @@ class Follower:
             change = insert_into(connection, t.followed).values(row)
             connection.execute(change.on_conflict_do_update(index_elements=["only"], set_=row))
 
-        await self._candidate.docket.transactions.write_alone(store)
+        stored = asyncio.create_task(self._candidate.docket.transactions.write_alone(store))
+        try:
+            await asyncio.shield(stored)
+        except asyncio.CancelledError:
+            # Its outcomes were yielded: interrupted here, following would yield them again the next time.
+            await stored
+            raise
 
 
 async def _has_record(docket: Docket, trial_id: str) -> bool:

@@ -424,6 +424,25 @@ def test_unusable_combinations_of_options_are_refused(tmp_path):
     assert not (tmp_path / "c.sqlite").exists()
 
 
+def test_what_was_yielded_counts_as_done_also_if_following_is_interrupted_at_once(tmp_path):
+    async def work(both):
+        await both.judged("one", "two")
+        seen = []
+
+        async def interrupted():
+            async for each in Follower(both.it.docket, both.executor, both.rules).follow():
+                seen.append(each.trial_id)
+                if len(seen) == 2:
+                    asyncio.current_task().cancel()
+
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.create_task(interrupted())
+        return seen, await both.follow()
+
+    seen, later = run_followed(tmp_path, work, at_once=2)
+    assert len(set(seen)) == 2 and later == {}
+
+
 @pytest.mark.slow
 def test_the_command_follows_a_docket_until_ctrl_c_and_goes_on_later(tmp_path):
     court, candidate = tmp_path / "docket.sqlite", tmp_path / "candidate.sqlite"
