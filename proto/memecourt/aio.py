@@ -165,6 +165,19 @@ class AsyncClient:
                     attempts.progress()
                     yield response
 
+    async def changes(
+        self, entry: int, *, page_size: int = 0, timeout: float = 60.0
+    ) -> AsyncGenerator[wire.AnsweredRequest, None]:
+        """See :meth:`memecourt.client.Client.changes`."""
+        request = wire.ListChangesRequest(entry=entry, page_size=page_size)
+        while True:
+            page = await self._call(self._docket.ListChanges, request, timeout)
+            for each in page.requests:
+                yield each
+            if not page.next_page_token:
+                return
+            request.page_token = page.next_page_token
+
     # The precedents
 
     async def search(

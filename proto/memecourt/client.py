@@ -265,6 +265,25 @@ class Client:
                 attempts.progress()
                 yield response
 
+    def changes(
+        self, entry: int, *, page_size: int = 0, timeout: float = 60.0
+    ) -> Generator[wire.AnsweredRequest, None, None]:
+        """Yields the requests that were given a verdict on a content before a review of it, page by page.
+
+        Args:
+            entry: Entry of the log that holds the review, as ``reviewed.entry`` of :meth:`reviews`.
+
+        Raises:
+            CallError: There is no review in that entry, or its trial has been erased (NOT_FOUND).
+        """
+        request = wire.ListChangesRequest(entry=entry, page_size=page_size)
+        while True:
+            page = self._call(self._docket.ListChanges, request, timeout)
+            yield from page.requests
+            if not page.next_page_token:
+                return
+            request.page_token = page.next_page_token
+
     # The precedents
 
     def search(self, request: wire.SearchPrecedentsRequest, *, timeout: float = 60.0) -> wire.SearchPrecedentsResponse:

@@ -298,12 +298,16 @@ class TrialRunner:
     async def _lease_known(self, request: TrialRequest, trial_id: str) -> Lease | None:
         """Leases a request to the trial of a known meme; returns the lease to follow if there is another one already.
 
-        A request without an id from the caller is not leased, since it can't be repeated.
+        A request without an id from the caller, which can't be repeated, is leased only if its content has one: what a
+        review changes for that content is listed by it.
         """
-        if not request.repeatable:
+        if not (request.repeatable or request.content_id):
             return None
-        lease = await self._leases.acquire(self._leases.wanted(request.name, request.fingerprint, trial_id))
+        lease = await self._leases.acquire(self._wanted(request, trial_id))
         return lease if lease.trial_id != trial_id else None
+
+    def _wanted(self, request: TrialRequest, trial_id: str, owner: str = "") -> Lease:
+        return self._leases.wanted(request.name, request.fingerprint, trial_id, owner, content_id=request.content_id)
 
     async def _join_or_start(
         self, request: TrialRequest, caller: Caller, digest: str, key: str, *, lease: Lease | None = None
@@ -341,11 +345,11 @@ class TrialRunner:
             flight = self._in_flight.enlist(str(uuid.uuid4()))
         if flight is None:
             assert lead is not None, "there is a key"
-            wanted = self._leases.wanted(request.name, request.fingerprint, lead.trial_id, owner_of_meme(key))
+            wanted = self._wanted(request, lead.trial_id, owner_of_meme(key))
             lease = await self._leases.acquire(wanted, lease)
             return lease, await self._follow(request, caller, lease)
         with flight:
-            wanted = self._leases.wanted(request.name, request.fingerprint, flight.trial_id)
+            wanted = self._wanted(request, flight.trial_id)
             # Registered before it is written: if the caller leaves meanwhile, the lease may be in force, and the reaper
             # has to release it.
             flight.leases |= {wanted} if lead is None else {wanted, lead}

@@ -83,9 +83,9 @@ class LeaseTable:
         """Returns this server's name with a fresh number, so that compare-and-set detects a changed owner."""
         return f"{self._heartbeat.server}/{next(self._numbers)}"
 
-    def wanted(self, name: RequestName, payload: str, trial_id: str, owner: str = "") -> Lease:
+    def wanted(self, name: RequestName, payload: str, trial_id: str, owner: str = "", *, content_id: str = "") -> Lease:
         """Builds a lease that is yet to be acquired."""
-        return Lease(name, payload, trial_id, owner or self.owner())
+        return Lease(name, payload, trial_id, owner=owner or self.owner(), content_id=content_id)
 
     async def acquire(self, wanted: Lease, former: Lease | None = None) -> Lease:
         """Acquires a lease, in place of the request's former one or unless there is one; returns the current lease.
@@ -99,7 +99,11 @@ class LeaseTable:
         if former is not None:
             return await self.take_over(former, wanted.trial_id, wanted.owner) or await self.standing(former)
         return await self._leases.claim(
-            wanted.name, payload=wanted.payload, trial_id=wanted.trial_id, owner=wanted.owner
+            wanted.name,
+            payload=wanted.payload,
+            trial_id=wanted.trial_id,
+            owner=wanted.owner,
+            content_id=wanted.content_id,
         )
 
     async def find(self, name: RequestName) -> Lease | None:

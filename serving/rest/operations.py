@@ -116,6 +116,12 @@ OPERATIONS: Sequence[Operation] = (
         "GET /v1/reviews/events", "Docket.WatchReviews", "Reviews as people make them.", continued_by="from_entry"
     ),
     _operation(
+        "GET /v1/reviews/{entry}/changes",
+        "Docket.ListChanges",
+        "The requests whose answers a review changes.",
+        fields={"entry": "entry"},
+    ),
+    _operation(
         "POST /v1/precedents:search",
         "Precedents.SearchPrecedents",
         "The precedents most like a text, a picture or both.",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
-from datetime import UTC, datetime
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -18,12 +19,24 @@ from serving.access.callers import check_in_force, current
 from serving.docket.errors import NotDecided, TrialErased, TrialUnknown
 from serving.docket.open import Docket
 from serving.docket.ports import TrialReader
+from serving.docket.store.bodies import event_in
 from serving.docket.store.listing import TrialFilter
+from serving.docket.store.requests import Lease, RequestName
 from serving.judging.executor import TrialExecutor
 from serving.judging.feed import EventFeed
 from serving.rpc.calls import Budget, Method, Session, changing, grpc_handler
-from serving.rpc.convert import MOST_WHY, found_to_be, number, required, signed, within
-from serving.rpc.listings import cursor_of, line_of, summary_of, token_of, trial_of, which_of
+from serving.rpc.convert import MOST_WHY, found_to_be, in_force_of, number, required, signed, within
+from serving.rpc.listings import (
+    cursor_of,
+    line_of,
+    page_tokens,
+    sealed,
+    summary_of,
+    token_of,
+    trial_of,
+    unsealed,
+    which_of,
+)
 from serving.rpc.watch import watch_reviews
 from serving.telemetry import SILENT, Telemetry
 
@@ -37,6 +50,8 @@ _PAGE, _MOST_A_PAGE = 50, 1000
 _EXPORT_PAGE = 100
 """Trials whose ids an export holds in memory at once; of their records it holds one."""
 _MOST_ID, _MOST_CLAUSE, _MOST_CONTENT = 200, 200, 256
+_LATE_S = 2.0
+"""Seconds after a review within which another server may still give the answer of before."""
 
 _log = logging.getLogger("memecourt.service")
 
@@ -59,6 +74,7 @@ class DocketService:
             "ReviewVerdict": Method(wire.ReviewVerdictRequest, self.review_verdict, memory),
             "OpenAppeal": Method(wire.OpenAppealRequest, self.open_appeal, memory),
             "WatchReviews": Method(wire.WatchReviewsRequest, self.watch_reviews, memory),
+            "ListChanges": Method(wire.ListChangesRequest, self.list_changes, memory),
         }
         self._on_change: Callable[[], None] = _ignore
         self._rulings: Corrections | None = None
@@ -229,6 +245,32 @@ class DocketService:
             async for response in watch_reviews(request, docket.trials, docket.log, self._hub):
                 yield response
 
+    async def list_changes(self, request: wire.ListChangesRequest, _: Budget) -> wire.ListChangesResponse:
+        """Returns a page of the requests that were given a verdict on a reviewed content before the review."""
+        with self._session.call() as docket:
+            size = number(request.page_size, _PAGE, _MOST_A_PAGE, "page_size")
+            listing, after = ["changes", request.entry], None
+            if token := within(request.page_token, 1000, "page_token"):
+                with page_tokens():
+                    # Anybody can make a token: encoded, so that half a character is refused here.
+                    after = RequestName(*(str(each).encode().decode() for each in unsealed(token, listing)))
+            review, record = await _review_in(docket, request.entry)
+            leases = await docket.leases.answered(
+                record.content,
+                review.at + timedelta(seconds=_LATE_S),
+                limit=size + 1,
+                after=after,
+                namespaces=current().namespaces,
+            )
+            page = leases[:size]
+            more = [page[-1].name.namespace, page[-1].name.request_id] if len(leases) > size else []
+            found = record.in_force
+            return wire.ListChangesResponse(
+                requests=[_answered(lease) for lease in page],
+                next_page_token=sealed(more, listing) if more else "",
+                in_force=in_force_of(found) if found else None,
+            )
+
 
 def _ignore() -> None:
     """Default for ``on_change`` when nothing is judged here."""
@@ -247,6 +289,29 @@ async def _visible_record(trials: TrialReader, trial_id: str) -> TrialRecord:
     except TrialUnknown:
         pass
     raise TrialUnknown("There is no trial of that id. ListTrials names those that there are.", field="trial_id")
+
+
+async def _review_in(docket: Docket, number: int) -> tuple[VerdictReviewed, TrialRecord]:
+    """Returns the review in an entry of the log that the caller may see, and its trial.
+
+    Raises:
+        TrialUnknown: There is none, it was erased, or the caller may not see it: callers can't tell these apart.
+    """
+    entries = await docket.log.entries(number, 1, {"VerdictReviewed"}) if number < await docket.log.size() else ()
+    for entry in entries:
+        if entry.number == number and entry.body is not None:
+            with suppress(TrialUnknown, ValueError):
+                event = event_in(entry.body, {})
+                if isinstance(event, VerdictReviewed):
+                    return event, await _visible_record(docket.trials, entry.trial_id)
+    raise TrialUnknown(
+        "There is no review in that entry of the log. WatchReviews names those that there are.", field="entry"
+    )
+
+
+def _answered(lease: Lease) -> wire.AnsweredRequest:
+    content = wire.Content(namespace=lease.name.namespace, id=lease.content_id)
+    return wire.AnsweredRequest(request_id=lease.name.request_id, content=content)
 
 
 async def _contested(docket: Docket, request: wire.OpenAppealRequest) -> TrialRecord:

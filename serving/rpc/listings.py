@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 import dataclasses
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeAlias, TypeVar
 
@@ -87,8 +88,8 @@ def review_of(event: VerdictReviewed) -> wire.VerdictReview:
     return review
 
 
-def reviewed_of(record: TrialRecord, event: VerdictReviewed) -> wire.ReviewedVerdict:
-    """Converts a review together with the verdict that it is about."""
+def reviewed_of(record: TrialRecord, event: VerdictReviewed, entry: int) -> wire.ReviewedVerdict:
+    """Converts a review, in an entry of the log, together with the verdict that it is about."""
     opened, verdict = record.opened, record.verdict
     return wire.ReviewedVerdict(
         trial_id=record.trial_id,
@@ -96,6 +97,7 @@ def reviewed_of(record: TrialRecord, event: VerdictReviewed) -> wire.ReviewedVer
         request_id=opened.request_id,
         verdict=wire.Label.Value(f"LABEL_{verdict.label if verdict else 'UNSPECIFIED'}"),
         review=review_of(event),
+        entry=entry,
     )
 
 
@@ -128,9 +130,7 @@ def token_of(cursor: Cursor, which: TrialFilter) -> str:
     token says. So the checksum needs no key, and a token works at every server of the same docket.
     """
     micros = (cursor[0] - _EPOCH) // timedelta(microseconds=1)
-    content = canonical_bytes([micros, cursor[1]])
-    # Without padding, which would have to be escaped in URLs.
-    return base64.urlsafe_b64encode(_seal(content, which) + content).decode().rstrip("=")
+    return sealed([micros, cursor[1]], _list_of(which))
 
 
 def cursor_of(token: str, which: TrialFilter) -> Cursor | None:
@@ -141,24 +141,12 @@ def cursor_of(token: str, which: TrialFilter) -> Cursor | None:
     """
     if not token:
         return None
-    try:
-        sealed = base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True)
-        seal, content = sealed[:_DIGEST_BYTES], sealed[_DIGEST_BYTES:]
-        # Re-encoding must give the same token: several tokens decode to the same bytes, and an altered one could pass.
-        if seal == _seal(content, which) and base64.urlsafe_b64encode(sealed).decode().rstrip("=") == token:
-            micros, trial_id = parse(content.decode())
-            cursor = _EPOCH + timedelta(microseconds=micros), trial_id
-            # Anybody can compute the checksum, so the content is validated too.
-            if isinstance(trial_id, str) and trial_id.isprintable():
-                return cursor
-    except (ValueError, TypeError, OverflowError, RecursionError):
-        pass
-    raise BadRequest(
-        "page_token was not given for this filter. Send next_page_token of the page before as it came, with the same "
-        "filter; or leave it out, to begin anew.",
-        reason="BAD_PAGE_TOKEN",
-        field="page_token",
-    )
+    with page_tokens():
+        micros, trial_id = unsealed(token, _list_of(which))
+        # Anybody can compute the checksum, so the content is validated too.
+        if isinstance(trial_id, str) and trial_id.isprintable():
+            return _EPOCH + timedelta(microseconds=micros), trial_id
+        raise ValueError
 
 
 def where_of(wanted: wire.PrecedentFilter) -> Filter:
@@ -197,16 +185,51 @@ def where_of(wanted: wire.PrecedentFilter) -> Filter:
     )
 
 
-def _seal(content: bytes, which: TrialFilter) -> bytes:
-    # Without the caller's namespaces: they apply to every page anyway, and may change between two pages.
-    fields = {each.name: _written(getattr(which, each.name)) for each in dataclasses.fields(which)}
-    del fields["namespaces"]
+def sealed(cursor: list[int | str], listing: Any) -> str:
+    """Builds a page token for one listing, which is described by JSON."""
+    content = canonical_bytes(cursor)
+    # Without padding, which would have to be escaped in URLs.
+    return base64.urlsafe_b64encode(_seal(content, listing) + content).decode().rstrip("=")
+
+
+def unsealed(token: str, listing: Any) -> Any:
+    """Returns the cursor in a page token. Raises ValueError if it was altered, or belongs to another listing."""
+    both = base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True)
+    seal, content = both[:_DIGEST_BYTES], both[_DIGEST_BYTES:]
+    # Re-encoding must give the same token: several tokens decode to the same bytes, and an altered one could pass.
+    if seal != _seal(content, listing) or base64.urlsafe_b64encode(both).decode().rstrip("=") != token:
+        raise ValueError("not a token of this listing")
+    return parse(content.decode())
+
+
+@contextmanager
+def page_tokens() -> Iterator[None]:
+    """Has an invalid page token raise BadRequest."""
+    try:
+        yield
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        raise BadRequest(
+            "page_token was not given for this listing. Send next_page_token of the page before as it came, with the "
+            "same filter; or leave it out, to begin anew.",
+            reason="BAD_PAGE_TOKEN",
+            field="page_token",
+        ) from None
+
+
+def _seal(content: bytes, listing: Any) -> bytes:
     return hashlib.blake2b(
         content,
         digest_size=_DIGEST_BYTES,
-        key=hashlib.sha256(canonical_bytes(fields)).digest(),
+        key=hashlib.sha256(canonical_bytes(listing)).digest(),
         person=b"memecourt page",
     ).digest()
+
+
+def _list_of(which: TrialFilter) -> Any:
+    # Without the caller's namespaces: they apply to every page anyway, and may change between two pages.
+    fields = {each.name: _written(getattr(which, each.name)) for each in dataclasses.fields(which)}
+    del fields["namespaces"]
+    return fields
 
 
 def _written(value: Any) -> Any:

@@ -40,6 +40,7 @@ SCOPES: dict[str, Scope] = {
     "/memecourt.v1.Docket/OpenAppeal": Scope.JUDGE,
     # Callers that request verdicts must learn which ones were overruled.
     "/memecourt.v1.Docket/WatchReviews": Scope.JUDGE,
+    "/memecourt.v1.Docket/ListChanges": Scope.JUDGE,
     "/memecourt.v1.Precedents/SearchPrecedents": Scope.JUDGE,
     "/memecourt.v1.Precedents/GetLibrary": Scope.JUDGE,
     "/memecourt.v1.Precedents/AddPrecedent": Scope.ADMIN,

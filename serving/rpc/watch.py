@@ -174,7 +174,7 @@ async def _reviewed(trials: TrialReader, entry: Entry, *, overruled_only: bool) 
         return None
     if not current().sees(record.opened.meme.namespace) or record.verdict is None:
         return None
-    return listings.reviewed_of(record, event)
+    return listings.reviewed_of(record, event, entry.number)
 
 
 async def trial_named(request: wire.WatchTrialRequest | wire.GetVerdictRequest, runner: TrialRunner) -> str:

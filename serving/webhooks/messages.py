@@ -102,6 +102,9 @@ def messages_of(entry: Entry, subject: Subject | None, hook: WebhookSettings, *,
         now = subject.in_force
         stands = {} if now is None else {"decision": now.decision, "in_force": now.facts()}
         facts = {event: {**about, **data, **stands} for event, data in _of_event(event_in(entry.body, {})).items()}
+        if REVIEW_DECIDED in facts:
+            # The list itself stays here: it may be long, and may be erased.
+            facts[REVIEW_DECIDED] = {**facts[REVIEW_DECIDED], "changes": f"/v1/reviews/{entry.number}/changes"}
     return [
         Message(
             id=message_id(docket, entry.number, event),

@@ -7,6 +7,7 @@ import base64
 import random
 import uuid
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -35,7 +36,7 @@ from serving.rpc.listings import cursor_of, token_of, which_of
 from tests.support.docket_service import AT, HARMFUL, TIMEOUT, Scene, a_scene, a_trial
 from tests.support.docket_service import place as place
 from tests.support.docket_service import sqlite as sqlite
-from tests.support.dockets import Intercepted
+from tests.support.dockets import Intercepted, review_trial
 from tests.support.playing import run_within
 from tests.support.service_calls import Refusal, caller_metadata, refusal_of
 
@@ -158,9 +159,9 @@ def test_page_size_is_fifty_by_default_and_at_most_a_thousand(sqlite: Path) -> N
 
 def forged_token(filter_digest: Any, content: bytes) -> str:
     """Returns a token sealed like the server's: the seal needs no key."""
-    from serving.rpc.listings import _seal
+    from serving.rpc.listings import _list_of, _seal
 
-    return base64.urlsafe_b64encode(_seal(content, filter_digest) + content).decode().rstrip("=")
+    return base64.urlsafe_b64encode(_seal(content, _list_of(filter_digest)) + content).decode().rstrip("=")
 
 
 def test_altered_page_tokens_and_those_of_another_filter_are_refused(sqlite: Path) -> None:
@@ -553,6 +554,13 @@ async def first_of(call: Any) -> Any:
         return response
 
 
+async def listed_changes(it: Scene) -> Any:
+    """Asks what the first review of the only trial changes, which is stored past the service: it may be closed."""
+    with suppress(Unavailable):
+        await review_trial(it.docket, "t-1", ReviewOutcome.UPHELD, Label.HARMFUL)
+    return await it.stub.ListChanges(wire.ListChangesRequest(entry=3), timeout=TIMEOUT)
+
+
 CALLS: dict[str, Callable[[Scene], Awaitable[Any]]] = {
     "GetTrial": lambda it: it.stub.GetTrial(wire.GetTrialRequest(trial_id="t-1"), timeout=TIMEOUT),
     "ListTrials": lambda it: it.listed(),
@@ -561,6 +569,7 @@ CALLS: dict[str, Callable[[Scene], Awaitable[Any]]] = {
     "OpenAppeal": lambda it: it.stub.OpenAppeal(
         wire.OpenAppealRequest(trial_id="t-1", statement="satire", by="forum"), timeout=TIMEOUT
     ),
+    "ListChanges": listed_changes,
     "WatchReviews": lambda it: first_of(it.stub.WatchReviews(wire.WatchReviewsRequest(), timeout=TIMEOUT)),
 }
 

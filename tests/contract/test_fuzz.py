@@ -61,6 +61,7 @@ def seed_requests(trial_id):
         ),
         "OpenAppeal": wire.OpenAppealRequest(trial_id=trial_id, statement="It is satire.", reference="7", by="ada"),
         "WatchReviews": wire.WatchReviewsRequest(from_entry=0, overruled_only=True),
+        "ListChanges": wire.ListChangesRequest(entry=3, page_size=2),
         "SearchPrecedents": wire.SearchPrecedentsRequest(text="cat", image=IMAGE, k=3),
         "AddPrecedent": wire.AddPrecedentRequest(text="cat", label=wire.LABEL_HARMFUL, **signed),
         "RemovePrecedent": wire.RemovePrecedentRequest(id="nobody", **signed),

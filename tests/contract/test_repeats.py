@@ -4,6 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from memecourt.client import judge_request
 from memecourt.v1 import court_pb2 as wire
 from serving.access.callers import Scope
 from serving.access.tokens import add
@@ -113,11 +114,11 @@ def request_with_text(text, **fields):
     return request
 
 
-def test_a_generated_request_id_is_not_stored(tmp_path):
+def test_a_generated_request_id_is_not_stored_for_content_without_an_id(tmp_path):
     async def work(court):
         for _ in range(THREE):
-            response = await court.judge.Judge(forum_request())
-        return await court.docket.leases.claim_of(RequestName("forum", response.request_id))
+            response = await court.judge.Judge(judge_request(IMAGE, text="a cat"))
+        return await court.docket.leases.claim_of(RequestName("", response.request_id))
 
     assert run(tmp_path, work) is None
 

@@ -155,6 +155,7 @@ def test_each_kind_of_event_is_sent_once_without_content_of_the_meme(using, rece
     decided_by = by_type["review.decided"]
     assert decided_by["review"] == {"outcome": "REVIEW_OUTCOME_OVERRULED", "blind": False}
     assert (decided_by["label"], decided_by["decision"]) == ("LABEL_NOT_HARMFUL", "allow")
+    assert decided_by["changes"] == f"/v1/reviews/{decided_by['entry']}/changes"
     assert by_type["trial.failed"]["failure"] == {"step": "text", "reason": "GONE", "retryable": True}
     assert by_type["trial.failed"]["decision"] == "review"  # a failure is never "not harmful"
     erased = by_type["record.erased"]

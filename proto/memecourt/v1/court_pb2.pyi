@@ -2415,12 +2415,15 @@ class ReviewedVerdict(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     VERDICT_FIELD_NUMBER: _builtins.int
     REVIEW_FIELD_NUMBER: _builtins.int
+    ENTRY_FIELD_NUMBER: _builtins.int
     trial_id: _builtins.str
     """Of the trial."""
     request_id: _builtins.str
     """The request that the trial was held for."""
     verdict: Global___Label.ValueType
     """The Judge's label."""
+    entry: _builtins.int
+    """Its entry in the log: what ListChanges is asked by."""
     @_builtins.property
     def content(self) -> Global___Content:
         """Whose content was on trial."""
@@ -2437,14 +2440,109 @@ class ReviewedVerdict(_message.Message):
         request_id: _builtins.str = ...,
         verdict: Global___Label.ValueType = ...,
         review: Global___VerdictReview | None = ...,
+        entry: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "review", b"review"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "request_id", b"request_id", "review", b"review", "trial_id", b"trial_id", "verdict", b"verdict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "entry", b"entry", "request_id", b"request_id", "review", b"review", "trial_id", b"trial_id", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReviewedVerdict: _TypeAlias = ReviewedVerdict  # noqa: Y015
+
+@_typing.final
+class ListChangesRequest(_message.Message):
+    """Asks what a review changes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENTRY_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    entry: _builtins.int
+    """The review's entry in the log, as ReviewedVerdict.entry. Required."""
+    page_size: _builtins.int
+    """At most so many, 1 to 1000; 0 for 50."""
+    page_token: _builtins.str
+    """next_page_token of the page before; empty for the first."""
+    def __init__(
+        self,
+        *,
+        entry: _builtins.int = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entry", b"entry", "page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListChangesRequest: _TypeAlias = ListChangesRequest  # noqa: Y015
+
+@_typing.final
+class ListChangesResponse(_message.Message):
+    """A page of requests whose answer is out of date."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    IN_FORCE_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """Asks for the next page; empty where there is none."""
+    @_builtins.property
+    def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___AnsweredRequest]:
+        """By namespace and id. Those of other namespaces, and for near-duplicates, were given the verdict, and the decision on
+        their content stays their own: try them anew.
+        """
+
+    @_builtins.property
+    def in_force(self) -> Global___InForce:
+        """The finding in force on the content now."""
+
+    def __init__(
+        self,
+        *,
+        requests: _abc.Iterable[Global___AnsweredRequest] | None = ...,
+        next_page_token: _builtins.str = ...,
+        in_force: Global___InForce | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["in_force", b"in_force"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["in_force", b"in_force", "next_page_token", b"next_page_token", "requests", b"requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListChangesResponse: _TypeAlias = ListChangesResponse  # noqa: Y015
+
+@_typing.final
+class AnsweredRequest(_message.Message):
+    """A request that was given a verdict."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    CONTENT_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """Its id; the server's own where the caller gave none."""
+    @_builtins.property
+    def content(self) -> Global___Content:
+        """Whose content it was about."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        content: Global___Content | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["content", b"content"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AnsweredRequest: _TypeAlias = AnsweredRequest  # noqa: Y015
 
 @_typing.final
 class PrecedentFilter(_message.Message):

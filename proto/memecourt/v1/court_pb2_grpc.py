@@ -301,6 +301,11 @@ class DocketStub:
                 request_serializer=memecourt_dot_v1_dot_court__pb2.WatchReviewsRequest.SerializeToString,
                 response_deserializer=memecourt_dot_v1_dot_court__pb2.WatchReviewsResponse.FromString,
                 _registered_method=True)
+        self.ListChanges = channel.unary_unary(
+                '/memecourt.v1.Docket/ListChanges',
+                request_serializer=memecourt_dot_v1_dot_court__pb2.ListChangesRequest.SerializeToString,
+                response_deserializer=memecourt_dot_v1_dot_court__pb2.ListChangesResponse.FromString,
+                _registered_method=True)
 
 
 class DocketServicer:
@@ -366,6 +371,16 @@ class DocketServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListChanges(self, request, context):
+        """What a review changes: the requests that were given a verdict on its content before, page by page.
+
+        NOT_FOUND: there is no review in that entry of the log, or its trial has been erased. INVALID_ARGUMENT: the page token
+        is not one of ours.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_DocketServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -398,6 +413,11 @@ def add_DocketServicer_to_server(servicer, server):
                     servicer.WatchReviews,
                     request_deserializer=memecourt_dot_v1_dot_court__pb2.WatchReviewsRequest.FromString,
                     response_serializer=memecourt_dot_v1_dot_court__pb2.WatchReviewsResponse.SerializeToString,
+            ),
+            'ListChanges': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListChanges,
+                    request_deserializer=memecourt_dot_v1_dot_court__pb2.ListChangesRequest.FromString,
+                    response_serializer=memecourt_dot_v1_dot_court__pb2.ListChangesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -563,6 +583,33 @@ class Docket:
             '/memecourt.v1.Docket/WatchReviews',
             memecourt_dot_v1_dot_court__pb2.WatchReviewsRequest.SerializeToString,
             memecourt_dot_v1_dot_court__pb2.WatchReviewsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListChanges(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/memecourt.v1.Docket/ListChanges',
+            memecourt_dot_v1_dot_court__pb2.ListChangesRequest.SerializeToString,
+            memecourt_dot_v1_dot_court__pb2.ListChangesResponse.FromString,
             options,
             channel_credentials,
             insecure,

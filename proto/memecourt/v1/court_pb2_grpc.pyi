@@ -241,6 +241,12 @@ class DocketStub:
     UNAVAILABLE: the server is closing, or its docket can't be read now; ask again.
     INVALID_ARGUMENT: no response was taken for as long as the server waits (IDLE); ask from next_entry on.
     """
+    ListChanges: _grpc.UnaryUnaryMultiCallable[_court_pb2.ListChangesRequest, _court_pb2.ListChangesResponse]
+    """What a review changes: the requests that were given a verdict on its content before, page by page.
+
+    NOT_FOUND: there is no review in that entry of the log, or its trial has been erased. INVALID_ARGUMENT: the page token
+    is not one of ours.
+    """
 
 @_typing.type_check_only
 class DocketAsyncStub(DocketStub):
@@ -279,6 +285,12 @@ class DocketAsyncStub(DocketStub):
 
     UNAVAILABLE: the server is closing, or its docket can't be read now; ask again.
     INVALID_ARGUMENT: no response was taken for as long as the server waits (IDLE); ask from next_entry on.
+    """
+    ListChanges: _aio.UnaryUnaryMultiCallable[_court_pb2.ListChangesRequest, _court_pb2.ListChangesResponse]  # type: ignore[assignment]
+    """What a review changes: the requests that were given a verdict on its content before, page by page.
+
+    NOT_FOUND: there is no review in that entry of the log, or its trial has been erased. INVALID_ARGUMENT: the page token
+    is not one of ours.
     """
 
 class DocketServicer(metaclass=_abc_1.ABCMeta):
@@ -351,6 +363,18 @@ class DocketServicer(metaclass=_abc_1.ABCMeta):
 
         UNAVAILABLE: the server is closing, or its docket can't be read now; ask again.
         INVALID_ARGUMENT: no response was taken for as long as the server waits (IDLE); ask from next_entry on.
+        """
+
+    @_abc_1.abstractmethod
+    def ListChanges(
+        self,
+        request: _court_pb2.ListChangesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_court_pb2.ListChangesResponse, _abc.Awaitable[_court_pb2.ListChangesResponse]]:
+        """What a review changes: the requests that were given a verdict on its content before, page by page.
+
+        NOT_FOUND: there is no review in that entry of the log, or its trial has been erased. INVALID_ARGUMENT: the page token
+        is not one of ours.
         """
 
 def add_DocketServicer_to_server(servicer: DocketServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

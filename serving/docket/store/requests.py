@@ -5,14 +5,16 @@ Verdicts are reused by keys for the same meme and by fingerprints for near-dupli
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Connection, and_, bindparam, delete, select, text, true, tuple_, update
+from sqlalchemy import Connection, and_, bindparam, delete, or_, select, text, true, tuple_, update
 
 from court.errors import CourtError
 from court.events import ReviewOutcome
+from court.in_force import ContentKey
 from court.record import TrialState
 from serving.docket.errors import RequestConflict
 from serving.docket.store import tables as t
@@ -41,6 +43,7 @@ class Lease:
     payload: str
     trial_id: str
     owner: str
+    content_id: str = ""
 
 
 # Used by every request and built once: building a statement takes longer than running it.
@@ -60,7 +63,7 @@ class _TakeOver:
 class LeaseStore(SqlStore):
     """Leases, in the table of requests, which is not part of the log."""
 
-    async def claim(self, name: RequestName, *, payload: str, trial_id: str, owner: str) -> Lease:
+    async def claim(self, name: RequestName, *, payload: str, trial_id: str, owner: str, content_id: str = "") -> Lease:
         """Acquires the lease on a request unless there is one; returns the current lease.
 
         Of concurrent callers, in any process, one succeeds and all get its lease.
@@ -69,7 +72,9 @@ class LeaseStore(SqlStore):
             RequestConflict: The name belongs to a different request.
             Unavailable: The lease can't be stored now.
         """
-        return await self._transactions.write_unlogged(_CLAIM, Lease(name, payload, trial_id, owner))
+        return await self._transactions.write_unlogged(
+            _CLAIM, Lease(name, payload, trial_id, owner=owner, content_id=content_id)
+        )
 
     async def take_over(self, claim: Lease, *, owner: str, trial_id: str | None = None) -> Lease | None:
         """Replaces the owner, and optionally the trial, of a lease by compare-and-set.
@@ -89,6 +94,37 @@ class LeaseStore(SqlStore):
             return None if found is None else _lease_in(found)
 
         return await self._transactions.read_batched(find)
+
+    async def answered(
+        self,
+        content: ContentKey,
+        until: datetime,
+        *,
+        limit: int,
+        after: RequestName | None = None,
+        namespaces: Collection[str] | None = None,
+    ) -> Sequence[Lease]:
+        """Returns requests that were given a verdict on content, by namespace and id.
+
+        Args:
+            until: Time from which on requests are left out.
+            after: Last request of the page before.
+            namespaces: Namespaces to stay within; None for all.
+        """
+        row, trial = t.requests.c, t.trials.c
+        query = select(t.requests).join(t.trials, trial.trial_id == row.trial_id)
+        query = query.where(trial.content == content.meme, trial.wording == content.text)
+        # Leases on memes, which have no payload, are nobody's requests.
+        query = query.where(trial.state == TrialState.DECIDED, row.payload != "", row.at < t.stamp(until))
+        if namespaces is not None:
+            query = query.where(row.namespace.in_(sorted(namespaces)))
+        if after is not None:
+            same = and_(row.namespace == after.namespace, row.request_id > after.request_id)
+            query = query.where(or_(row.namespace > after.namespace, same))
+        query = query.order_by(row.namespace, row.request_id).limit(limit)
+        return await self._transactions.read(
+            lambda connection: [_lease_in(found) for found in connection.execute(query)]
+        )
 
     async def open_claims(self) -> Sequence[Lease]:
         """Returns the lease of each open trial.
@@ -129,7 +165,7 @@ def _claim(connection: Connection, leases: Sequence[Lease]) -> Sequence[Lease | 
     # Of equal requests in one commit, the first acquires the lease and the others find it (RE-3).
     for lease in leases:
         first.setdefault((lease.name.namespace, lease.name.request_id), lease)
-    key = (t.requests.c.namespace, t.requests.c.request_id)
+    key, now = (t.requests.c.namespace, t.requests.c.request_id), t.stamp(datetime.now(UTC))
     rows = [
         {
             "namespace": namespace,
@@ -137,6 +173,8 @@ def _claim(connection: Connection, leases: Sequence[Lease]) -> Sequence[Lease | 
             "payload": lease.payload,
             "trial_id": lease.trial_id,
             "owner": lease.owner,
+            "content_id": lease.content_id,
+            "at": now,
         }
         # Sorted: two servers that insert the same names concurrently could otherwise deadlock.
         for (namespace, id_), lease in sorted(first.items())
@@ -227,7 +265,13 @@ def _open_claims(connection: Connection) -> Sequence[Lease]:
 
 def _lease_in(row: Any) -> Lease:
     """Converts a row of the table of requests to a lease."""
-    return Lease(RequestName(row.namespace, row.request_id), row.payload, row.trial_id, row.owner)
+    return Lease(
+        RequestName(row.namespace, row.request_id),
+        row.payload,
+        row.trial_id,
+        owner=row.owner,
+        content_id=row.content_id,
+    )
 
 
 _CLAIM = Batch(Rank.CLAIM, _claim)

@@ -181,7 +181,10 @@ requests = Table(
     Column("payload", String, nullable=False),
     Column("trial_id", WORD, nullable=False),
     Column("owner", WORD, nullable=False),
+    Column("content_id", Name, nullable=False),
+    Column("at", WORD, nullable=False),  # when it was first asked
 )
+Index("requests_by_trial", requests.c.trial_id)
 
 servers = Table(
     "servers",
