@@ -1,4 +1,4 @@
-"""``memecourt drift``: the error of verdicts that chance brought to the desk, week by week."""
+"""``memecourt drift``: the error of randomly drawn verdicts, week by week."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ async def export(
       json     the record as it is kept, to be read back
       dsa      draft of a statement of reasons for the EU's transparency database
       jsonl    a selection, one record per line
-      parquet  a selection, a record a row, with columns to count by
+      parquet  a selection, one record per row, with columns to count by
 
     A selection is as long as it is; without options it is all trials. A file is written beside its place and put there
     when it is whole.

@@ -48,7 +48,7 @@ async def _file(request: Request, pictures: Pictures) -> Response:
     # Untrusted, from the address: checked against the list before it selects a media type or file name.
     named = request.path_params["form"]
     if named not in list(TrialForm):
-        raise TrialUnknown(f"A trial can be taken away as {', '.join(TrialForm)}.", field="form")
+        raise TrialUnknown(f"A trial can be downloaded as {', '.join(TrialForm)}.", field="form")
     form = TrialForm(named)
     record = await trial_of(request)
     console = console_of(request)
@@ -84,7 +84,7 @@ async def many(request: Request) -> Response:
 
     named = request.path_params["form"]
     if named not in list(Form):
-        raise TrialUnknown(f"A selection can be taken away as {', '.join(Form)}.", field="form")
+        raise TrialUnknown(f"A selection can be downloaded as {', '.join(Form)}.", field="form")
     console = console_of(request)
     selection = Selection(console.docket.index, console.docket.trials, filter_of(request), partial(mark_shown, request))
     chunks = selection.chunks(Form(named))

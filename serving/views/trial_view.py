@@ -221,7 +221,7 @@ def outcome_of(record: TrialRecord) -> TrialOutcome:
     if verdict is None:
         if record.state is TrialState.FAILED:
             return TrialOutcome("No verdict: the trial failed", "doubt", overruled=False, review=None)
-        return TrialOutcome("Being held", "open", overruled=False, review=None)
+        return TrialOutcome("Running", "open", overruled=False, review=None)
     overruled = review is not None and review.outcome is ReviewOutcome.OVERRULED
     # An upheld verdict keeps its own label, even if it is undecided.
     label = review.label if review is not None and overruled else verdict.label

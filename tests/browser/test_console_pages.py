@@ -177,7 +177,7 @@ def test_page_of_a_running_trial_updates_live(opened, console):
     console.append(events[:9])
     browser = opened()
     page = browser.go(f"/trials/{LIVE}")
-    assert page.locator("h1").inner_text() == "Being held"
+    assert page.locator("h1").inner_text() == "Running"
     page.wait_for_load_state("networkidle")
     page.locator("#round-1 .call summary").first.click()
     rows = page.locator("#log li")
@@ -241,7 +241,7 @@ def test_console_can_be_used_without_javascript(opened, console):
     console.append(events[:7])
     browser = opened(java_script_enabled=False)
     page = browser.go("/trials/plain")
-    assert page.locator("h1").inner_text() == "Being held" and page.locator("noscript a").count() == 1
+    assert page.locator("h1").inner_text() == "Running" and page.locator("noscript a").count() == 1
     console.append(events[7:])
     page.get_by_role("link", name="Reload").click()
     expect(page.locator("h1")).to_have_text("Not harmful")

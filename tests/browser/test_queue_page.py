@@ -111,7 +111,7 @@ def test_queue_and_case_are_side_by_side_and_alternate_on_a_phone(serve):
     row_of(phone, MONDAY).locator("a").click()
     phone.wait_for_url(f"**{CASE}")
     assert not phone.locator(".queue").is_visible() and phone.locator("#case").is_visible()
-    phone.get_by_role("link", name="‹ Queue").click()
+    phone.get_by_role("link", name="‹ Review queue").click()
     phone.wait_for_url("**/desk")
     assert phone.locator(".queue").is_visible()
 
@@ -298,7 +298,7 @@ def test_more_rows_are_appended_and_rows_out_of_sight_are_not_drawn(serve, tmp_p
     page.keyboard.press("o")
     page.wait_for_url("**/desk/cases/t100?**")
     expect(page.locator("[data-row][aria-current]")).to_have_text(re.compile("word 100"))
-    assert page.get_by_role("link", name="From the first case on").count() == 1
+    assert page.get_by_role("link", name="First page").count() == 1
 
     plain = sign_in(java_script_enabled=False)
     plain.get_by_role("link", name="More cases").click()

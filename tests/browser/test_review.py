@@ -131,7 +131,7 @@ def test_two_reviewers_never_get_the_same_case(served, person):
     assert {ada_case, bea_case} == {"one", "two"}
 
     bea.goto(f"/desk/cases/{ada_case}")
-    assert "ada looks at this case" in text_of(bea)
+    assert "ada has this case" in text_of(bea)
     assert bea.get_by_role("button", name="Decide").count() == 0
     bea.goto("/desk")
     assert "ada has it" in text_of(bea) and "yours" in text_of(bea)
@@ -144,7 +144,7 @@ def test_two_reviewers_never_get_the_same_case(served, person):
     ada.get_by_role("button", name="Decide").click()
     ada.wait_for_selector("#verdict-title")
     assert RATIONALE in text_of(ada) and "before it was shown" in text_of(ada)
-    assert "It is a precedent since: trial:" in text_of(ada)
+    assert "Precedent trial:" in text_of(ada)
     review = served.record(ada_case).last(VerdictReviewed)
     assert (review.label, review.blind, review.reviewer, review.clause) == (N, True, "ada", "4")
 
@@ -284,11 +284,11 @@ def test_written_decision_survives_when_another_reviewer_took_the_case(served, p
     served.run(served.it.desk.take("one", "bea"))
     page.get_by_role("button", name="Decide").click()
     page.get_by_role("alert").wait_for()
-    wait_for_texts(page, "not yours", "bea looks at this case")
-    assert page.get_by_label("What you wrote").input_value() == "A long and careful reason."
+    wait_for_texts(page, "not yours", "bea has this case")
+    assert page.get_by_label("Your draft").input_value() == "A long and careful reason."
     assert not served.record("one").all(VerdictReviewed)
     served.run(served.it.desk.release("one", "bea"))
-    page.get_by_role("button", name="Take it again, with what you wrote").click()
+    page.get_by_role("button", name="Take it again with your draft").click()
     page.get_by_role("heading", name="Your case").wait_for()
     assert page.locator("input[value=HARMFUL]").is_checked()
     assert page.get_by_label("Reason").input_value() == "A long and careful reason."

@@ -31,7 +31,7 @@ async def sign_in(request: Request) -> Response:
     onward = _own(request, form.get("next", ""))
     opened = console_of(request).sessions.open(form.get("token", "").strip())
     if opened is None:
-        return _form(request, onward, "This token is unknown, expired, or allows no page.")
+        return _form(request, onward, "This token is unknown, expired, or gives no access to the console.")
     # Close the browser's previous session, if any: it can't be signed out once its cookie is replaced.
     console_of(request).sessions.close(guard.cookie_of(request))
     response = RedirectResponse(onward, status_code=303)

@@ -30,7 +30,7 @@ PRIORITY_WORDS = {
 def reviewing_of(request: Request) -> Reviewing:
     """Returns the dependencies of review pages. Raises NotLoaded where this console has none."""
     if (reviewing := console_of(request).reviewing) is None:
-        raise NotLoaded("This console has no desk: it was opened to read.")
+        raise NotLoaded("This console has no review queue: it was opened to read.")
     return reviewing
 
 

@@ -98,6 +98,6 @@ def _after(request: Request) -> tuple[int, str, str] | None:
 
 
 PAGES = (
-    Page("/desk", queue, role=Role.REVIEWER, name="desk", nav="Queue"),
+    Page("/desk", queue, role=Role.REVIEWER, name="desk", nav="Review queue"),
     Page("/desk/next", take_next, role=Role.REVIEWER, methods=("POST",), name="take_next"),
 )

@@ -110,7 +110,7 @@ function showKeys() {
   const told = new Map([
     ...(rows().length ? [["j  k", "next row, row before"], ["o", "open the row"]] : []),
     ...[...document.querySelectorAll("[data-key]")].filter(usable).reverse().map((one) => [one.dataset.key.replace(" ", "  "), one.dataset.does || NAMES[one.dataset.key] || one.textContent.trim()]),
-    ["g d  g f  g a  g t", "to the queue, find, agreement, all trials"],
+    ["g d  g f  g a  g t", "to the review queue, find, agreement, all trials"],
     ["Ctrl Enter", "send the form"],
     ["Esc", "leave a field, close this"],
     ["?", "this list"],

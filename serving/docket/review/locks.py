@@ -234,11 +234,13 @@ def _check_takeable(connection: Connection, row: Any, trial_id: str, who: str, *
     if reopen:
         return
     if not row.waiting:
-        raise CaseClosed("Nobody has to look at this case any more: somebody reviewed it, or it never needed that.")
+        raise CaseClosed("This case is not waiting: somebody reviewed it, or it needed no review.")
     own = select(t.reviews.c.number).where(t.reviews.c.trial_id == trial_id, t.reviews.c.reviewer == who).limit(1)
     # Whoever asks for a second opinion can't give it.
     if row.asked_by == who or connection.execute(own).first() is not None:
-        raise AnotherWanted("Your word on this case stands already: it waits for another person's.")
+        raise AnotherWanted(
+            "You have reviewed this case, or asked for a second opinion: it is waiting for another person."
+        )
 
 
 def _clock_of(stamped: str) -> str:

@@ -185,7 +185,7 @@ def apply_entries(connection: Connection, entries: Sequence[Entry], rules: Rules
             event = event_in(entry.body, {})
         except ValueError:
             # Somebody altered it, which `memecourt docket verify` reports; the queue skips it.
-            _log.error("entry %d can't be read, and the desk does without it", entry.number)
+            _log.error("entry %d can't be read; the review queue skips it", entry.number)
             continue
         case.take(event, entry.number, rules, connection)
     _keep(connection, cases.values())
