@@ -33,6 +33,7 @@ def datasets(context: click.Context, as_json: bool) -> None:
     \b
     memecourt-eval datasets              lists them
     memecourt-eval datasets check DIR    checks what lies in a directory
+    memecourt-eval datasets describe DIR describes labels, texts and doubles
     memecourt-eval datasets card new DIR drafts a card for a data set of your own
     memecourt-eval datasets card show ID shows a card, to start another from
     memecourt-eval datasets fetch CARD   downloads one from the Hugging Face hub, by its card
@@ -109,6 +110,70 @@ def check(data: Path, id_: str | None, pictures: bool, as_json: bool, **words: A
             _print_check(report)
     # As linters have it: 1 for findings, and 2 above where there was nothing to check.
     sys.exit(1 if any(report.findings for report in reports) else 0)
+
+
+@datasets.command()
+@click.argument("data", type=click.Path(path_type=Path), metavar="DIR|FILE")
+@click.option("--dataset", "id_", help="Data set. [default: recognised by folders, layout and number of rows]")
+@spec_options(TableWords, "columns")
+@click.option(
+    "--task",
+    "tasks",
+    multiple=True,
+    metavar="TASK|COLUMN|NAME=COLUMN,…",
+    help="Labels to describe: a task, a column, or columns with yes or no. Repeatable. [default: all tasks]",
+)
+@click.option(
+    "--by",
+    multiple=True,
+    metavar="PROPERTY",
+    help=(
+        "Split labels by a task, a column, month, or a property as in `subgroups`. Repeatable. [default: split, and "
+        "group, month and language where they are known]"
+    ),
+)
+@click.option("--date", default="", metavar="COLUMN", help="Column of dates. [default: by its name]")
+@click.option("--near", is_flag=True, help="Look for near-duplicates by picture and text; slow for many memes.")
+@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write an HTML page to this file.")
+@click.option("--markdown", type=click.Path(path_type=Path, dir_okay=False), help="Write Markdown to this file.")
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as one JSON object instead of tables.")
+def describe(
+    data: Path,
+    id_: str | None,
+    html: Path | None,
+    markdown: Path | None,
+    as_json: bool,
+    columns: tuple[str, ...],
+    **words: Any,
+) -> None:
+    """Describes the data set in DIR, or a table: its labels, by properties of the memes, its texts and its doubles.
+
+    Labels are counted one by one and in pairs, by split, group, month and language or by what --by names, and tested:
+    two values by Fisher's exact test, more by chi-square, lengths of texts by Mann and Whitney's, with Holm's
+    correction in each table. In a table, a cell may hold several labels, with ; between them. No text and no picture
+    of a meme is shown.
+    """
+    from eval.commands.options import command_line, recognised_in, run_watched, show_sections, write_page
+    from eval.reports.description import Wanted, describe, description_sections
+    from eval.reports.sections import as_markdown
+
+    wanted = Wanted(**words)
+    plain = id_ is None and data.is_file()
+    if plain:
+        # The first task is the column of labels, unless that is named.
+        named = any(one.startswith("label=") for one in columns) or not wanted.tasks
+        label = () if named else (f"label={wanted.tasks[0].rpartition('=')[2].partition(',')[0]}",)
+        table = table_of({"data": data, "columns": (*columns, *label), "harmful": ""}, two_sided=False)
+        chosen, data = table.card, table.data
+    else:
+        chosen = _dataset(id_) if id_ else recognised_in(data)
+    found = run_watched(lambda progress: describe(chosen, data, wanted, progress, in_parts=plain))
+    title = f"Description of {chosen.title}"
+    if markdown is not None:
+        write_page(markdown, as_markdown(title, chosen.caveats, description_sections(found)))
+    figures = {"dataset": chosen.id, "tables": [asdict(one) for one in found]} if as_json else None
+    sections = description_sections(found, page=html is not None)
+    show_sections(title, chosen.caveats, sections, page=html, figures=figures, command=command_line())
 
 
 @datasets.group()

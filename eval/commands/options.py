@@ -101,6 +101,16 @@ def dataset_of(id_: str) -> DatasetCard:
         raise click.UsageError(error.message) from None
 
 
+def recognised_in(data: Path) -> DatasetCard:
+    """The only data set in a directory. Raises click.UsageError if there are several."""
+    from eval.datasets.recognise import recognised
+
+    found = recognised(data)
+    if len(found) > 1:
+        raise click.UsageError(f"There are {', '.join(one.id for one in found)} there: name one with --dataset.")
+    return found[0]
+
+
 def samples_of(options: Mapping[str, Any], table: Mapping[str, Any], where: str) -> Samples:
     """The memes of an arena or a probe: of ``--data``, or of the data sets that the file of models names.
 
@@ -112,7 +122,6 @@ def samples_of(options: Mapping[str, Any], table: Mapping[str, Any], where: str)
         BadRequest: The table can't be used, or no data set is recognised.
         click.UsageError: Options and table name memes both, or neither does.
     """
-    from eval.datasets.recognise import recognised
     from eval.models.samples import Samples, one_set, read_samples
 
     # Paths in the file of models are relative to it.
@@ -124,13 +133,7 @@ def samples_of(options: Mapping[str, Any], table: Mapping[str, Any], where: str)
         return read
     if not options["data"]:
         raise click.UsageError("Missing option --data.")
-    if options["dataset"]:
-        dataset = dataset_of(options["dataset"])
-    else:
-        found = recognised(options["data"])
-        if len(found) > 1:
-            raise click.UsageError(f"There are {', '.join(one.id for one in found)} there: name one with --dataset.")
-        (dataset,) = found
+    dataset = dataset_of(options["dataset"]) if options["dataset"] else recognised_in(options["data"])
     split = options["split"] or dataset.first_test()
     return one_set(dataset, options["data"], split, limit=options["limit"], only=read)
 

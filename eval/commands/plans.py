@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -120,12 +120,17 @@ class TableWords:
     ] = None
 
 
-def table_of(options: Mapping[str, Any]) -> PlainTable:
-    """The plain table that ``--data`` names, which is said. Raises BadRequest if it can't be read."""
+def table_of(options: Mapping[str, Any], *, two_sided: bool = True) -> PlainTable:
+    """The plain table that ``--data`` names, which is said. Raises BadRequest if it can't be read.
+
+    Args:
+        two_sided: True if each label has to be harmful or benign.
+    """
     from eval.commands.options import say
     from eval.datasets.plain_table import read_plain_table, table_options
 
-    table = read_plain_table(options["data"], table_options(options["columns"], options["harmful"] or ""))
+    words = replace(table_options(options["columns"], options["harmful"] or ""), two_sided=two_sided)
+    table = read_plain_table(options["data"], words)
     for note in table.notes:
         say(note)
     return table

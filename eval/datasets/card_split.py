@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from court.digests import digest
 from court.errors import BadRequest
@@ -43,8 +44,10 @@ class CardReader:
     Args:
         doubles: True to yield memes with duplicate ids too, which are refused otherwise.
         pictures: Folder of the pictures in place of those that the card names.
+        columns: Columns whose cells are collected beside the memes.
 
     Attributes:
+        cells: Cells of those columns, of each meme yielded so far.
         problems: Rows refused so far, and unusable lines of other files.
         rows: Rows read from the files so far: accepted, excluded, refused, and of other splits.
         elsewhere: Rows of other splits so far.
@@ -54,9 +57,17 @@ class CardReader:
     """
 
     def __init__(
-        self, card: DatasetCard, data: Path, split: str, *, doubles: bool = False, pictures: Path | None = None
+        self,
+        card: DatasetCard,
+        data: Path,
+        split: str,
+        *,
+        doubles: bool = False,
+        pictures: Path | None = None,
+        columns: Collection[str] = (),
     ) -> None:
         self.card, self.data, self.split = card, data, card.split(split)
+        self._columns, self.cells = tuple(columns), list[tuple[Any, ...]]()
         self._doubles = doubles
         if not data.is_dir():
             raise BadRequest(f"{data} is no directory. Name the one that {card.title} was unpacked in.")
@@ -146,7 +157,7 @@ class CardReader:
         if layout.kind is FileKind.TREE:
             yield from tree_rows(path)
             return
-        columns = self.card.columns() | self._joins.columns()
+        columns = self.card.columns() | self._joins.columns() | set(self._columns)
         # Column names with a placeholder are not known in advance: then every column is read.
         whole = any("{" in name for one in self.card.expressions() for name in one.columns())
         # Includes our own names: a column with such a name could pass for a computed value.
@@ -169,6 +180,7 @@ class CardReader:
     def __iter__(self) -> Iterator[JudgedMeme]:
         # Counters restart with each iteration.
         self.excluded.clear()
+        self.cells.clear()
         self.rows = self.elsewhere = self.refused = 0
         seen = set[str]()
         listed = self._joins.ids()
@@ -215,6 +227,8 @@ class CardReader:
                     continue
                 # Added after the row was accepted: a refused row leaves its id free for another.
                 seen.add(id_)
+                if self._columns:
+                    self.cells.append(tuple(record.get(name) for name in self._columns))
                 yield meme
         for language, path in self._files:
             self._joins.check_rows(counted[language], path)

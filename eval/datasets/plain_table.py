@@ -40,6 +40,8 @@ class TableOptions:
     """Column by field of a meme, where it is not the one that its name suggests."""
     harmful: tuple[str, ...] = ()
     """Labels that are harmful; all others are benign."""
+    two_sided: bool = True
+    """True if each label has to be harmful or benign; a description takes any labels, and several of a meme."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,24 +81,28 @@ def read_plain_table(path: Path, options: TableOptions = TableOptions()) -> Plai
         raise BadRequest(f"{path} is not there.", reason="DATA_MISSING", field="data")
     found = inspect_files([path])
     columns = _columns(path, found, options.columns)
-    mapped, counts, notes = _labels(path, found, columns["label"])
+    mapped, counts, notes = _labels(path, found, columns["label"], lists=not options.two_sided)
     sides = classes_of(counts, options.harmful)
-    if sides is None:
+    if sides is None and options.two_sided:
         raise BadRequest(
             f"{path.name}: the labels in column {columns['label']} don't say which of them are harmful: "
             f"{counted(counts)}. Name those: --harmful LABEL,LABEL.",
             reason="LABEL_UNKNOWN",
             field="harmful",
         )
-    harmful, benign = ([label for label, is_harmful in sides.items() if is_harmful is one] for one in (True, False))
+    several = bool(found.columns[columns["label"]].lists)
+    sides = None if several else sides
+    harmful, benign = (
+        [label for label, is_harmful in (sides or {}).items() if is_harmful is one] for one in (True, False)
+    )
     task: dict[str, Any] = {
         "id": re.sub(r"[^\w-]+", "_", columns["label"]).strip("_") or "label",
-        "kind": "binary" if len(counts) == 2 else "single",
+        "kind": "multi" if several else "binary" if len(counts) == 2 else "single",
         "of": columns["label"],
         "labels": list(counts),
         "map": mapped,
         "missing": "none",
-        "court": {"harmful": harmful, "benign": benign},
+        **({"court": {"harmful": harmful, "benign": benign}} if sides else {}),
     }
     id_ = re.sub(r"[^a-z0-9]+", "-", path.stem.lower()).strip("-") or "table"
     fields = {name: columns[name] for name in ("id", "picture", "text", "language", "group") if columns[name]}
@@ -116,8 +122,10 @@ def read_plain_table(path: Path, options: TableOptions = TableOptions()) -> Plai
     words = (
         f"{side} = {counted({label: counts[label] for label in labels})}"
         for side, labels in (("harmful", harmful), ("benign", benign))
+        if labels
     )
-    return PlainTable(card, path.parent, (f"{path.name}: {read}.", f"{', '.join(words)}.", *notes))
+    sided = f"{', '.join(words)}."
+    return PlainTable(card, path.parent, (f"{path.name}: {read}.", *([sided] if sides else []), *notes))
 
 
 def table_options(columns: Sequence[str], harmful: str) -> TableOptions:
@@ -192,10 +200,12 @@ def _in_words(columns: Mapping[str, Column]) -> str:
     return ", ".join(shown[:_SHOWN]) + (", …" if len(shown) > _SHOWN else "") or "none"
 
 
-def _labels(path: Path, found: TableColumns, name: str) -> tuple[dict[str, str], dict[str, int], list[str]]:
+def _labels(
+    path: Path, found: TableColumns, name: str, *, lists: bool
+) -> tuple[dict[str, str], dict[str, int], list[str]]:
     """Label by value, rows by label, and notes on missing values."""
     column = found.columns[name]
-    if column.many or column.lists:
+    if column.many or (column.lists and not lists):
         raise BadRequest(
             f"{path.name}: column {name} has {'lists' if column.lists else 'too many different values'}, and no "
             "labels. Name the column of labels: --column label=NAME; or describe the file by a card: docs/datasets.md.",

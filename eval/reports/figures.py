@@ -264,6 +264,49 @@ def costs(bars: Sequence[Bar], name: str) -> str | None:
         return themed(figure, name, f"Cost against accuracy. {words}.")
 
 
+def bars(names: Sequence[str], values: Sequence[Estimate | float], name: str) -> str | None:
+    """Shares as bars, the first on top, with intervals if there are any."""
+    if not values:
+        return None
+    with drawing(name):
+        figure, (axes,) = _sheet(5.6, 0.7 + 0.26 * len(values))
+        means = [one if isinstance(one, float) else one.value for one in values]
+        axes.barh(range(len(values)), means, height=0.7, color=Ink.DEFENDER, alpha=0.35)
+        for place, one in enumerate(values):
+            if not isinstance(one, float):
+                axes.plot([one.low, one.high], [place, place], color=Ink.DEFENDER, linewidth=1.4)
+        axes.set_yticks(range(len(values)), [_short(label) for label in names])
+        axes.set_xlim(0, None)
+        axes.xaxis.set_major_formatter(_percent)
+        axes.tick_params(axis="y", length=0)
+        axes.invert_yaxis()
+        words = "; ".join(f"{label}: {mean:.0%}" for label, mean in zip(names, means, strict=True))
+        return themed(figure, name, f"Shares. {words}.")
+
+
+def shares(columns: Sequence[str], rows: Mapping[str, Sequence[float]], name: str) -> str | None:
+    """Shares as cells of a matrix, the darker the larger."""
+    if not rows:
+        return None
+    with drawing(name):
+        figure, (axes,) = _sheet(1.6 + 0.62 * len(columns), 0.8 + 0.24 * len(rows))
+        for row, cells in enumerate(rows.values()):
+            for column, share in enumerate(cells):
+                _cell(axes, row, column=column, ink=Ink.DEFENDER, alpha=0.04 + 0.7 * share)
+                axes.text(column, row, f"{share:.0%}", ha="center", va="center", fontsize=7.5, color=Ink.TEXT)
+        axes.set(xlim=(-0.5, len(columns) - 0.5), ylim=(len(rows) - 0.5, -0.5))
+        axes.set_xticks(range(len(columns)), [_short(label, 12) for label in columns], rotation=30, ha="right")
+        axes.set_yticks(range(len(rows)), [_short(label) for label in rows])
+        axes.tick_params(length=0)
+        for spine in axes.spines.values():
+            spine.set_visible(False)
+        words = "; ".join(
+            f"{label}: {', '.join(f'{column} {share:.0%}' for column, share in zip(columns, cells, strict=True))}"
+            for label, cells in rows.items()
+        )
+        return themed(figure, name, f"Shares of each row. {words}.")
+
+
 def _sheet(
     width: float,
     height: float,

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+
+import numpy as np
 
 from court.backends.pictures.reader import GuardedPictureReader
 from court.errors import BadRequest
@@ -15,7 +18,33 @@ from eval.datasets.plain_table import ALL, PlainTable
 from eval.datasets.read import read_split, row_of
 from eval.session.progress import Progress
 from retrieval.audit.leakage import duplicate_numbers, embed_rows
+from retrieval.library.picture_import import ImportedPicture
+from retrieval.library.sources import Row
 from retrieval.open import load_encoder
+
+
+async def duplicate_groups(parts: Sequence[tuple[Sequence[Row], Path | None]], progress: Progress) -> list[int]:
+    """Number of each meme's group of near-duplicates, from 0 in the order of their first memes.
+
+    Args:
+        parts: Memes, and the folder of their pictures if there is one.
+    """
+    rows, pictures, vectors = list[Row](), dict[int, ImportedPicture](), []
+    # The built-in one: the thresholds of leaks were measured with it.
+    encoder, reader = await asyncio.to_thread(load_encoder), GuardedPictureReader()
+    try:
+        for part, folder in parts:
+            with TemporaryDirectory() as scratch:
+                embedded, found = await embed_rows(
+                    part, folder, encoder=encoder, reader=reader, scratch=Path(scratch), tell=progress.step
+                )
+            pictures |= {len(rows) + index: picture for index, picture in embedded.items()}
+            rows += part
+            vectors.append(found)
+    finally:
+        await reader.aclose()
+    numbers = duplicate_numbers(rows, pictures, np.concatenate(vectors), encoder.identity.text_dim)
+    return list(map(int, numbers))
 
 
 async def with_test_share(table: PlainTable, share: float, seed: int, progress: Progress) -> DatasetCard:
@@ -30,18 +59,8 @@ async def with_test_share(table: PlainTable, share: float, seed: int, progress: 
     read = await asyncio.to_thread(read_split, table.card, table.data, ALL)
     rows = [row_of(meme) for meme in read.memes]
     progress.tell("Looking for near-duplicates, which stay in one split …")
-    # The built-in one: the thresholds of leaks were measured with it.
-    encoder, reader = await asyncio.to_thread(load_encoder), GuardedPictureReader()
-    try:
-        with TemporaryDirectory() as scratch:
-            embedded, vectors = await embed_rows(
-                rows, read.pictures, encoder=encoder, reader=reader, scratch=Path(scratch), tell=progress.step
-            )
-    finally:
-        await reader.aclose()
-    numbers = duplicate_numbers(rows, embedded, vectors, encoder.identity.text_dim).tolist()
     groups: defaultdict[int, list[int]] = defaultdict(list)
-    for index, number in enumerate(numbers):
+    for index, number in enumerate(await duplicate_groups([(rows, read.pictures)], progress)):
         groups[number].append(index)
     labels = [meme.source_label for meme in read.memes]
     wanted = {label: round(share * count) for label, count in Counter(labels).items()}

@@ -1,0 +1,209 @@
+"""Tables that describe the labels of a data set: alone, in pairs, by properties of the memes, by lengths of texts.
+
+Two values against two are tested by Fisher's exact test, more by Pearson's chi-square, lengths by Mann and Whitney's;
+the p-values of a table are corrected by Holm's procedure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import combinations
+from math import isfinite
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import chi2_contingency, fisher_exact, mannwhitneyu
+
+from court.errors import BadRequest
+from eval.scores.bootstrap import Figure
+from eval.scores.compare import holm
+from eval.scores.subgroups import wilson
+
+Cells = Sequence[tuple[str, ...] | None]
+"""Values of each meme; None if they are unknown."""
+MONTH = "month"
+FEW = 10
+"""Memes of a value below which it is tested together with others."""
+_SHOWN = 12
+"""Values of a property that have a row of their own, the most frequent ones; months all have one."""
+_MOST, _LONGEST = 1000, 100
+"""Number and length of a column's values above which they are texts and no groups."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tabled:
+    """A table of a description: names, counts, shares and p-values."""
+
+    key: str
+    title: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[str | int | float | Figure | None, ...], ...]
+    notes: tuple[str, ...] = ()
+    plot: str = ""
+    """``bars`` of the last column, ``shares`` of each row's memes (its second cell), or empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facet:
+    """A property of memes: which of its values each meme has."""
+
+    name: str
+    values: tuple[str, ...]
+    has: NDArray[np.int64]
+    """1 where a meme has a value; shape (memes, values)."""
+    known: NDArray[np.bool_]
+    """True for memes whose values are known; shape (memes,)."""
+
+    @property
+    def exclusive(self) -> bool:
+        """True if no meme has several values."""
+        return bool((self.has.sum(axis=1) <= 1).all())
+
+
+def facet_of(name: str, cells: Cells, order: Sequence[str] = ()) -> Facet:
+    """The facet of cells, with its values in an order, months by time, and others by frequency.
+
+    Raises:
+        BadRequest: The values are too many or too long for groups.
+    """
+    counted = Counter(value for cell in cells for value in cell or ())
+    if len(counted) > _MOST or any(len(value) > _LONGEST for value in counted):
+        raise BadRequest(f"{name} has {len(counted):,} different values: these are texts, and no groups.", field="by")
+    values = dict.fromkeys(one for one in (*order, *(one for one, _ in counted.most_common())) if one in counted)
+    places = {value: place for place, value in enumerate(sorted(values) if name == MONTH else values)}
+    has = np.zeros((len(cells), len(places)), dtype=np.int64)
+    for row, cell in enumerate(cells):
+        has[row, [places[value] for value in cell or ()]] = 1
+    return Facet(name, tuple(places), has, np.array([cell is not None for cell in cells], dtype=np.bool_))
+
+
+def month_of(cell: object) -> str:
+    """The month of a date, ``2024-05``: of ISO 8601, or of seconds since 1970; empty if it is neither."""
+    text = str(cell or "").strip()
+    if found := re.match(r"(\d{4})[-/.](0?[1-9]|1[0-2])(?!\d)", text):
+        return f"{found[1]}-{int(found[2]):02}"
+    return datetime.fromtimestamp(float(text), UTC).strftime("%Y-%m") if re.fullmatch(r"\d{9,10}(\.\d*)?", text) else ""
+
+
+def labels_table(task: Facet) -> Tabled:
+    """Memes of each label, and their share with Wilson's interval."""
+    n, none = int(task.known.sum()), int((task.known & ~task.has.any(axis=1)).sum())
+    counts = zip(task.values, task.has.sum(axis=0).tolist(), strict=True)
+    notes = [f"{n:,} memes have a gold label, {len(task.known) - n:,} have none."]
+    if none:
+        notes.append(f"{none:,} were labelled as having none of the labels.")
+    return Tabled(
+        f"labels-{task.name}",
+        f"Labels: {task.name}",
+        head=("label", "memes", "share"),
+        rows=tuple((label, count, wilson(count, n)) for label, count in counts),
+        notes=(*notes, "Shares have Wilson's 95 % intervals."),
+        plot="bars",
+    )
+
+
+def pairs_table(task: Facet) -> Tabled:
+    """Tests every two labels of a task for co-occurrence, by Fisher's exact test; the surest first."""
+    has = task.has[task.known]
+    n, both = len(has), (has.T @ has).tolist()
+    found: list[tuple[Any, ...]] = []
+    for a, b in combinations(range(len(task.values)), 2):
+        of_a, of_b, together = both[a][a], both[b][b], both[a][b]
+        test = fisher_exact([[together, of_a - together], [of_b - together, n - of_a - of_b + together]])
+        name = f"{task.values[a]} + {task.values[b]}"
+        # Infinite or undefined where a cell is empty, which JSON can't hold.
+        odds = float(test.statistic) if isfinite(test.statistic) else None
+        found.append((name, together, of_a * of_b / n, odds, float(test.pvalue)))
+    rows = [(*one, corrected) for one, corrected in zip(found, holm([one[-1] for one in found]), strict=True)]
+    return Tabled(
+        f"pairs-{task.name}",
+        f"Labels together: {task.name}",
+        head=("labels", "both", "expected", "odds ratio", "p", "p, corrected"),
+        rows=tuple(sorted(rows, key=lambda row: row[-1])),
+        notes=("An odds ratio above 1 says that two labels occur together more often than by chance.",),
+    )
+
+
+def by_table(task: Facet, axis: Facet) -> Tabled:
+    """Labels of a task by the values of another property, with a test of each label."""
+    known = task.known & axis.known
+    has, groups, names = task.has[known], axis.has[known], axis.values
+    if axis.name != MONTH and len(names) > _SHOWN:
+        groups = np.column_stack([groups[:, :_SHOWN], groups[:, _SHOWN:].max(axis=1)])
+        names = (*names[:_SHOWN], f"{len(names) - _SHOWN} others")
+    sizes, counts = groups.sum(axis=0), groups.T @ has
+    # Values of few memes stand together in a test, or its approximation would not hold.
+    few = sizes < FEW
+    tested = np.vstack([counts[~few], counts[few].sum(axis=0)])
+    of = np.append(sizes[~few], sizes[few].sum())[:, None]
+    every = None if axis.exclusive else np.array([has.sum(axis=0), len(has) - has.sum(axis=0)])
+    ps = [
+        _p_of(np.hstack([own[:, None], of - own[:, None]])[of[:, 0] > 0].T, None if every is None else every[:, place])
+        for place, own in enumerate(tested.T)
+    ]
+    corrected = iter(holm([one for one in ps if one is not None]))
+    notes = [
+        f"{len(known) - len(has):,} of {len(known):,} memes are left out, as one of the two is unknown. Each label is "
+        f"tested against all values; those of fewer than {FEW} memes stand together in the tests."
+    ]
+    square = tested[:, tested.any(axis=0)][tested.any(axis=1)]
+    if every is None and min(square.shape) > 1:
+        test = chi2_contingency(square, correction=False)
+        if task.exclusive:
+            notes.append(f"Of the whole table, chi-square({test.dof}) = {test.statistic:.2f}, p = {test.pvalue:.2g}.")
+        if (test.expected_freq < 5).mean() > 0.2:
+            notes.append("Over a fifth of the expected counts are below 5: chi-square is a rough approximation here.")
+    return Tabled(
+        f"{task.name}-by-{axis.name}",
+        f"{task.name} by {axis.name}",
+        head=(axis.name, "memes", *task.values),
+        rows=(
+            *((name, *line) for name, *line in zip(names, sizes.tolist(), *counts.T.tolist(), strict=True)),
+            ("p, corrected", None, *(None if one is None else next(corrected) for one in ps)),
+        ),
+        notes=tuple(notes),
+        plot="shares",
+    )
+
+
+def _p_of(table: NDArray[np.int64], totals: NDArray[np.int64] | None) -> float | None:
+    """p-value of a label, from counts of memes that have and lack it, of shape (2, values); None if nothing varies.
+
+    Args:
+        totals: The same counts of all memes, if a meme may have several values; then the smallest p-value of the
+            values, corrected for their number.
+    """
+    if totals is not None:
+        parts = [np.stack([column, totals - column]) for column in table.T]
+        found = [
+            float(fisher_exact(part).pvalue) for part in parts if part.any(axis=0).all() and part.any(axis=1).all()
+        ]
+        return min(holm(found), default=None)
+    if table.shape[1] < 2 or not table.any(axis=1).all():
+        return None
+    return float((fisher_exact(table) if table.shape[1] == 2 else chi2_contingency(table, correction=False)).pvalue)
+
+
+def lengths_table(task: Facet, words: NDArray[np.int64]) -> Tabled:
+    """Quartiles of the words in each label's texts, tested against those of the memes without the label.
+
+    Args:
+        words: Number of words of each meme's text, of shape (memes,).
+    """
+    found: list[tuple[Any, ...]] = []
+    for label, has in zip(task.values, task.has.T.astype(np.bool_), strict=True):
+        own, others = words[has], words[task.known & ~has]
+        p = float(mannwhitneyu(own, others).pvalue) if len(others) else None
+        found.append((label, len(own), *np.percentile(own, (25, 50, 75)).tolist(), p))
+    corrected = iter(holm([one[-1] for one in found if one[-1] is not None]))
+    return Tabled(
+        f"lengths-{task.name}",
+        f"Words of the texts: {task.name}",
+        head=("label", "memes", "lower quartile", "median", "upper quartile", "p, corrected"),
+        rows=tuple((*line, None if p is None else next(corrected)) for *line, p in found),
+    )
