@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from court.errors import BadRequest, CourtError
+from court.errors import BadRequest, CourtError, NotLoaded
 from court.events import ReviewOutcome, VerdictReviewed
 from court.record import TrialRecord, TrialState
 from court.verdict import Label
 from memecourt.v1 import court_pb2 as wire
-from serving.access.callers import check_in_force, current
+from serving.access.callers import NotAllowed, Scope, check_in_force, current
 from serving.docket.errors import NotDecided, TrialErased, TrialUnknown
 from serving.docket.open import Docket
 from serving.docket.ports import TrialReader
+from serving.docket.review.corrections import name_of
 from serving.docket.store.bodies import event_in
 from serving.docket.store.listing import TrialFilter
 from serving.docket.store.requests import Lease, RequestName
@@ -176,6 +177,8 @@ class DocketService:
             reason = required(request.reason, MOST_WHY, "reason")
             clause = within(request.clause, _MOST_CLAUSE, "clause")
             reviewer = signed(request.reviewer, "reviewer")
+            if request.precedent:
+                self._require_precedents(outcome)
             record = await _visible_record(docket.trials, request.trial_id)
             # A verdict never changes, and the docket itself prevents conflicting reviews.
             label = _label(request, outcome, record)
@@ -198,8 +201,12 @@ class DocketService:
             with changing():
                 now = await docket.trials.record(record.trial_id)
             # Last: the review stands whatever the library does, and subscribers already have it.
-            await self._follow(now, event)
-            return wire.ReviewVerdictResponse(summary=summary_of(line_of(now)))
+            failure = await self._follow(now, event, chosen=request.precedent)
+            return wire.ReviewVerdictResponse(
+                summary=summary_of(line_of(now)),
+                precedent_id=name_of(record.trial_id) if request.precedent and not failure else "",
+                precedent_failure=failure,
+            )
 
     async def open_appeal(self, request: wire.OpenAppealRequest, _: Budget) -> wire.OpenAppealResponse:
         """Opens an appeal against a verdict."""
@@ -228,14 +235,34 @@ class DocketService:
         self._hub.tell_review()
         self._telemetry.metrics.reviewed(event.outcome)
 
-    async def _follow(self, record: TrialRecord, review: VerdictReviewed) -> None:
-        """Updates the library after a review. If that fails, the review stands and the failure is logged."""
+    def _require_precedents(self, outcome: ReviewOutcome) -> None:
+        """Refuses a review that may not make a precedent, before it is stored."""
+        if outcome is not ReviewOutcome.OVERRULED:
+            raise BadRequest(
+                "Only a verdict that is overruled becomes a precedent. Leave precedent out.",
+                reason="NOT_OVERRULED",
+                field="precedent",
+            )
+        if Scope.ADMIN not in current().scopes:
+            raise NotAllowed(
+                f"This token has not the scope {Scope.ADMIN}, which changes the library. Leave precedent out, or ask "
+                "with another token.",
+                reason="SCOPE_MISSING",
+                field="precedent",
+            )
+        if self._rulings is None or not self._rulings.wanted(chosen=True):
+            raise NotLoaded("This server makes no precedents of overrulings. Leave precedent out.", field="precedent")
+
+    async def _follow(self, record: TrialRecord, review: VerdictReviewed, *, chosen: bool) -> str:
+        """Updates the library after a review, which stands even if that fails; returns the reason of a failure."""
         if self._rulings is None:
-            return
+            return ""
         try:
-            await self._rulings.follow(record, review, chosen=False)
+            await self._rulings.follow(record, review, chosen=chosen)
         except CourtError as error:
             _log.error("precedent of trial=%s not changed reason=%s", record.trial_id, error.reason)
+            return error.reason
+        return ""
 
     async def watch_reviews(
         self, request: wire.WatchReviewsRequest, _: Budget

@@ -27,6 +27,7 @@ from serving.rpc.judge import CourtService
 from serving.rpc.precedents import PrecedentsService
 from serving.rpc.server import Methods, make_server
 from serving.settings import Settings
+from serving.wiring import corrections_for
 from tests.support.encoders import picture_of, png_of
 from tests.support.fakes import FakeReader
 from tests.support.libraries import ENCODER, drawn_library
@@ -89,7 +90,7 @@ async def real_court(path: Path, **options: object) -> AsyncIterator[RealCourt]:
         executor = TrialExecutor(replace(a_court(reader=reader), finder=finder), OnePicture(), records)
         reception = await stack.enter_async_context(TrialRunner(executor, settings))
         court.open(executor, reception)
-        docket.open(executor, reception.refresh)
+        docket.open(executor, reception.refresh, corrections_for(executor, settings))
         precedents.open(executor, reception.decoders)
         for name in health.services:
             health.say(name, serving=True)

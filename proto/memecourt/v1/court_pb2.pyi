@@ -2214,6 +2214,7 @@ class ReviewVerdictRequest(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     CLAUSE_FIELD_NUMBER: _builtins.int
     REVIEWER_FIELD_NUMBER: _builtins.int
+    PRECEDENT_FIELD_NUMBER: _builtins.int
     trial_id: _builtins.str
     """Of the trial."""
     outcome: Global___ReviewOutcome.ValueType
@@ -2228,6 +2229,10 @@ class ReviewVerdictRequest(_message.Message):
     """Who reviews. Required where the server knows no callers; where it does, it is the caller's own name, and must be
     that or empty here.
     """
+    precedent: _builtins.bool
+    """Whether the meme becomes a precedent for similar ones: only where the verdict is overruled, and only with the scope
+    that changes the library, beside that of a review.
+    """
     def __init__(
         self,
         *,
@@ -2237,10 +2242,11 @@ class ReviewVerdictRequest(_message.Message):
         reason: _builtins.str = ...,
         clause: _builtins.str = ...,
         reviewer: _builtins.str = ...,
+        precedent: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clause", b"clause", "label", b"label", "outcome", b"outcome", "reason", b"reason", "reviewer", b"reviewer", "trial_id", b"trial_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clause", b"clause", "label", b"label", "outcome", b"outcome", "precedent", b"precedent", "reason", b"reason", "reviewer", b"reviewer", "trial_id", b"trial_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2253,6 +2259,12 @@ class ReviewVerdictResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SUMMARY_FIELD_NUMBER: _builtins.int
+    PRECEDENT_ID_FIELD_NUMBER: _builtins.int
+    PRECEDENT_FAILURE_FIELD_NUMBER: _builtins.int
+    precedent_id: _builtins.str
+    """The precedent that was asked for; empty where none was, or the library could not be changed."""
+    precedent_failure: _builtins.str
+    """Why the library could not be changed, for machines; the review stands. Empty otherwise."""
     @_builtins.property
     def summary(self) -> Global___TrialSummary:
         """In short."""
@@ -2261,10 +2273,12 @@ class ReviewVerdictResponse(_message.Message):
         self,
         *,
         summary: Global___TrialSummary | None = ...,
+        precedent_id: _builtins.str = ...,
+        precedent_failure: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["summary", b"summary"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["summary", b"summary"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["precedent_failure", b"precedent_failure", "precedent_id", b"precedent_id", "summary", b"summary"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -339,8 +339,9 @@ class DocketServicer:
         is overruled is not given to another request again: at this server from now on, at others of the same docket from
         about two seconds later on.
 
-        NOT_FOUND: there is no trial of that id. FAILED_PRECONDITION: it has no verdict. INVALID_ARGUMENT: it is upheld with
-        another label, or overruled with its own.
+        NOT_FOUND: there is no trial of that id. FAILED_PRECONDITION: it has no verdict, or a precedent is asked for and this
+        server makes none. INVALID_ARGUMENT: it is upheld with another label or to become a precedent, or overruled with its
+        own. PERMISSION_DENIED: a precedent is asked for without the scope that changes the library.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

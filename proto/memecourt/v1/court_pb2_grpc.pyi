@@ -221,8 +221,9 @@ class DocketStub:
     is overruled is not given to another request again: at this server from now on, at others of the same docket from
     about two seconds later on.
 
-    NOT_FOUND: there is no trial of that id. FAILED_PRECONDITION: it has no verdict. INVALID_ARGUMENT: it is upheld with
-    another label, or overruled with its own.
+    NOT_FOUND: there is no trial of that id. FAILED_PRECONDITION: it has no verdict, or a precedent is asked for and this
+    server makes none. INVALID_ARGUMENT: it is upheld with another label or to become a precedent, or overruled with its
+    own. PERMISSION_DENIED: a precedent is asked for without the scope that changes the library.
     """
     OpenAppeal: _grpc.UnaryUnaryMultiCallable[_court_pb2.OpenAppealRequest, _court_pb2.OpenAppealResponse]
     """Opens an appeal against a verdict: it comes to the desk as the most urgent, for a person who has not reviewed it. Opened
@@ -266,8 +267,9 @@ class DocketAsyncStub(DocketStub):
     is overruled is not given to another request again: at this server from now on, at others of the same docket from
     about two seconds later on.
 
-    NOT_FOUND: there is no trial of that id. FAILED_PRECONDITION: it has no verdict. INVALID_ARGUMENT: it is upheld with
-    another label, or overruled with its own.
+    NOT_FOUND: there is no trial of that id. FAILED_PRECONDITION: it has no verdict, or a precedent is asked for and this
+    server makes none. INVALID_ARGUMENT: it is upheld with another label or to become a precedent, or overruled with its
+    own. PERMISSION_DENIED: a precedent is asked for without the scope that changes the library.
     """
     OpenAppeal: _aio.UnaryUnaryMultiCallable[_court_pb2.OpenAppealRequest, _court_pb2.OpenAppealResponse]  # type: ignore[assignment]
     """Opens an appeal against a verdict: it comes to the desk as the most urgent, for a person who has not reviewed it. Opened
@@ -332,8 +334,9 @@ class DocketServicer(metaclass=_abc_1.ABCMeta):
         is overruled is not given to another request again: at this server from now on, at others of the same docket from
         about two seconds later on.
 
-        NOT_FOUND: there is no trial of that id. FAILED_PRECONDITION: it has no verdict. INVALID_ARGUMENT: it is upheld with
-        another label, or overruled with its own.
+        NOT_FOUND: there is no trial of that id. FAILED_PRECONDITION: it has no verdict, or a precedent is asked for and this
+        server makes none. INVALID_ARGUMENT: it is upheld with another label or to become a precedent, or overruled with its
+        own. PERMISSION_DENIED: a precedent is asked for without the scope that changes the library.
         """
 
     @_abc_1.abstractmethod
