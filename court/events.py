@@ -9,13 +9,14 @@ from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import Annotated, ClassVar, Literal, NamedTuple, Self, TypeAlias, get_args
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, model_validator
+from pydantic import AwareDatetime, Field, JsonValue, TypeAdapter, model_validator
 from typing_extensions import override
 
 from court.injection.detector import Signal
 from court.policy import Policy
 from court.precedents import Findings, Vote
 from court.question import CourtQuestion, OptionStrengths
+from court.values import Value
 from court.verdict import ClaimBasis, ClaimLabel, Label, QuotedPassage, ReviewReason, Strengths, Verdict
 
 
@@ -92,12 +93,7 @@ class FinishReason(StrEnum):
     """The server reports that the model or a filter declined."""
 
 
-class _Value(BaseModel):
-    # Unknown fields are rejected: a record with more than this code knows must not be read as if that were absent.
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class RawReply(_Value):
+class RawReply(Value):
     """A model's raw reply, before parsing."""
 
     text: str
@@ -107,7 +103,7 @@ class RawReply(_Value):
     """True if a thought preceded it."""
 
 
-class ModelCall(_Value):
+class ModelCall(Value):
     """One call of a model."""
 
     role: Role
@@ -141,7 +137,7 @@ class ModelCall(_Value):
     that of the time. Empty for a call for odds and in older records."""
 
 
-class UnusableReplies(_Value):
+class UnusableReplies(Value):
     """The replies of a call that ended a trial because none of them could be used."""
 
     role: Role
@@ -155,7 +151,7 @@ class UnusableReplies(_Value):
     replies: tuple[RawReply, ...]
 
 
-class Unused(_Value):
+class Unused(Value):
     """Cost of model calls that no other event reports.
 
     These are replies that arrived after their step had ended, unusable replies of a failed trial, and unusable odds.
@@ -170,7 +166,7 @@ class Unused(_Value):
     """Number of calls that were cancelled or failed, whose cost is unknown."""
 
 
-class MemeIdentity(_Value):
+class MemeIdentity(Value):
     """Identity of the meme on trial; the picture itself is stored outside the record.
 
     If only a text was sent, ``picture_given`` is False and fields that describe a picture are empty or 0.
@@ -207,7 +203,7 @@ class MemeIdentity(_Value):
         return self.pixels_sha256 if self.picture_given else self.text_digest
 
 
-class PolicyReference(_Value):
+class PolicyReference(Value):
     """Reference to the policy that was applied."""
 
     id: str
@@ -217,7 +213,7 @@ class PolicyReference(_Value):
     """The policy itself, as shown to models; None if no model is asked."""
 
 
-class Versions(_Value):
+class Versions(Value):
     """Versions of everything that must be equal for a trial to be repeated."""
 
     software: str
@@ -232,7 +228,7 @@ class Versions(_Value):
     text_reader: str = ""
 
 
-class TextLine(_Value):
+class TextLine(Value):
     """One line of text read off a picture."""
 
     text: str
@@ -256,7 +252,7 @@ class ReportedCall(NamedTuple):
     requests: int
 
 
-class Event(_Value):
+class Event(Value):
     """Common fields of all events, and what readers need to know about a kind.
 
     Attributes:
@@ -304,7 +300,7 @@ class Event(_Value):
         yield from ()
 
 
-class CheckFailed(_Value):
+class CheckFailed(Value):
     """A check of a full trial that failed, also after a repair."""
 
     check: ReviewReason
@@ -515,7 +511,7 @@ class GuardHeard(Event):
         yield {}, "\n".join((self.reason, *self.categories))
 
 
-class CheckableClaim(_Value):
+class CheckableClaim(Value):
     """A claim of fact that the meme makes."""
 
     number: int = Field(ge=1)
@@ -552,7 +548,7 @@ class QueriesPlanned(ClaimEvent):
     call: ModelCall | None = None
 
 
-class RankedHit(_Value):
+class RankedHit(Value):
     """A document that a search found."""
 
     id: str
@@ -662,7 +658,7 @@ class ClaimSettled(ClaimEvent):
     """``None`` if there was no evidence or no time to classify."""
 
 
-class NearDuplicate(_Value):
+class NearDuplicate(Value):
     """A meme tried before that is a near-duplicate of the one on trial."""
 
     trial_id: str = Field(min_length=1)
@@ -691,7 +687,7 @@ class NearDuplicatesFound(Event):
     latency_s: float = Field(ge=0, allow_inf_nan=False)
 
 
-class PrecedentReading(_Value):
+class PrecedentReading(Value):
     """The Judge's reading of a precedent."""
 
     id: str
@@ -700,7 +696,7 @@ class PrecedentReading(_Value):
     """SHA-256 of its picture as shown to the Judge, in hex; empty if none was shown."""
 
 
-class Ruling(_Value):
+class Ruling(Value):
     """The Judge's statement, before the rule is applied."""
 
     harmful_evidence: tuple[str, ...]
@@ -710,7 +706,7 @@ class Ruling(_Value):
     """Label named by the Judge; the verdict's label follows from the strengths."""
 
 
-class OddsGiven(_Value):
+class OddsGiven(Value):
     """Probabilities that the Judge's model gives the two labels, requested once for each order of the options."""
 
     harmful: tuple[float, ...]

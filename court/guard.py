@@ -22,7 +22,7 @@ from court.meme import Frame
 from court.messages import Messages, apart, quotable
 from court.policy import Policy
 from court.recorder import EventDraft
-from court.replies import UnusableReply
+from court.replies import TextBounds, UnusableReply
 from court.roles import GuardModel, Speaker
 from court.untrusted import Fence, neutralise
 
@@ -53,24 +53,16 @@ class GuardOpinion:
     reason: str = ""
 
 
-_Name = Annotated[str, Field(max_length=_MOST_NAME)]
-_CLASSIFIED = replies.object_schema(
-    {
-        "violates": {"type": "boolean"},
-        "clauses": {
-            "type": "array",
-            "items": {"type": "string", "maxLength": _MOST_NAME},
-            "maxItems": _MOST_NAMED,
-        },
-        "reason": {"type": "string", "maxLength": _MOST_REASON},
-    }
-)
+_Name = Annotated[str, TextBounds(least=0, most=_MOST_NAME), Field(max_length=_MOST_NAME)]
 
 
 class _Classified(replies.Reply):
     violates: bool
     clauses: list[_Name] = Field(max_length=_MOST_NAMED)
-    reason: str = Field(max_length=_MOST_REASON)
+    reason: Annotated[str, TextBounds(least=0, most=_MOST_REASON)] = Field(max_length=_MOST_REASON)
+
+
+_CLASSIFIED = replies.schema_of(_Classified, 0)
 
 
 def _after_thought(reply: str) -> str:

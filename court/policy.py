@@ -6,16 +6,15 @@ import tomllib
 from pathlib import Path
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from court.digests import digest
 from court.errors import BadRequest
+from court.values import Value
 
 
-class Clause(BaseModel):
+class Clause(Value):
     """One numbered sentence of a policy."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     number: str = Field(pattern=r"^[0-9A-Za-z.]{1,12}$")
     category: str = Field(min_length=1, max_length=60)
@@ -24,14 +23,12 @@ class Clause(BaseModel):
     """True if the clause depends on whether something is true, so that the expert witness may have to be called."""
 
 
-class Policy(BaseModel):
+class Policy(Value):
     """A versioned statement of what counts as harm.
 
     Attributes:
         version: Version, to be changed with the wording; the digest reveals a forgotten change.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     id: str = Field(min_length=1, max_length=128)
     version: str = Field(min_length=1, max_length=64)

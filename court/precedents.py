@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from court.values import Value
 from court.verdict import Label
 
 PrecedentLabel = Literal[Label.HARMFUL, Label.NOT_HARMFUL]
@@ -27,11 +28,7 @@ class Relation(StrEnum):
     SIMILAR = "SIMILAR"
 
 
-class _StoredValue(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Precedent(_StoredValue):
+class Precedent(Value):
     """A labelled meme that is shown as an exhibit.
 
     Similarities are cosines in [-1, 1]; ``None`` where either meme lacks that half.
@@ -52,7 +49,7 @@ class Precedent(_StoredValue):
     """Label in the source's own words; empty if unknown to the library, and in older records."""
 
 
-class TallyEntry(_StoredValue):
+class TallyEntry(Value):
     """One of the many precedents that are counted but not shown."""
 
     id: str
@@ -60,7 +57,7 @@ class TallyEntry(_StoredValue):
     similarity: float = Field(allow_inf_nan=False)
 
 
-class VoteSettings(_StoredValue):
+class VoteSettings(Value):
     """Settings that turn neighbours into a probability, chosen by leave-one-out on the library when it is built.
 
     The share of harm among the ``k`` nearest is ``(sum w_i y_i + m * prior) / (sum w_i + m)`` with
@@ -79,7 +76,7 @@ class VoteSettings(_StoredValue):
     """Probability from which the vote is for harmful."""
 
 
-class SureRange(_StoredValue):
+class SureRange(Value):
     """Range in which a library's vote decides alone: probabilities of at most ``below``, or of at least ``above``.
 
     Chosen by leave-one-out on the library's own memes when it is built. A side on which no vote is conclusive has an
@@ -104,7 +101,7 @@ class SureRange(_StoredValue):
         return self
 
 
-class RiskPoint(_StoredValue):
+class RiskPoint(Value):
     """A share of memes sent to review, and the expected errors among the labels that are not reviewed."""
 
     rate: float = Field(ge=0, le=1)
@@ -117,7 +114,7 @@ class RiskPoint(_StoredValue):
     """Expected share of wrong labels among the memes that are not reviewed."""
 
 
-class RiskCurve(_StoredValue):
+class RiskCurve(Value):
     """Trade-off between memes sent to review and wrong labels among the rest, measured on a library's own memes.
 
     Each meme was judged by the rest of the library without its near-duplicates. The risk is ``(wrong + 1) / (n + 1)``,
@@ -153,7 +150,7 @@ class RiskCurve(_StoredValue):
         return RiskPoint(**{name: left[name] + part * (right[name] - left[name]) for name in left})
 
 
-class Vote(_StoredValue):
+class Vote(Value):
     """Vote of the precedents, combined with the library's regression if it has one."""
 
     voters: int
@@ -177,7 +174,7 @@ class Vote(_StoredValue):
         return None if self.regression is None else sigmoid(self.regression)
 
 
-class Search(_StoredValue):
+class Search(Value):
     """Query of a search for precedents."""
 
     alpha_asked: float = Field(ge=0, le=1)
@@ -195,7 +192,7 @@ STARTER = "starter"
 """Name of the library of drawn memes that is used until an operator names one."""
 
 
-class LibraryIdentity(_StoredValue):
+class LibraryIdentity(Value):
     """Identity of the library that was searched."""
 
     name: str
@@ -206,14 +203,14 @@ class LibraryIdentity(_StoredValue):
     """Number of its memes with a picture."""
 
 
-class MinSimilarity(_StoredValue):
+class MinSimilarity(Value):
     """Minimum similarity of each half for a precedent to count as evidence."""
 
     text: float
     picture: float
 
 
-class Findings(_StoredValue):
+class Findings(Value):
     """Result of a search, nearest first; ties are ordered by position in the library."""
 
     library: LibraryIdentity

@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from court.errors import BadRequest
+from court.values import Value
 from court.verdict import Strength
 
 QUESTION_RULE = "stronger/1"
@@ -29,11 +30,7 @@ def _one_line(words: str) -> str:
 OneLine = Annotated[str, AfterValidator(_one_line)]
 
 
-class _QuestionModel(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class OptionStrengths(_QuestionModel):
+class OptionStrengths(Value):
     """Strength of the evidence on either side of one option."""
 
     supporting: Strength
@@ -46,14 +43,14 @@ class OptionStrengths(_QuestionModel):
         return self.supporting.level > self.opposing.level
 
 
-class QuestionSides(_QuestionModel):
+class QuestionSides(Value):
     """The two opposing options, by the side that would argue for each."""
 
     accuser: OneLine
     defender: OneLine
 
 
-class CourtQuestion(_QuestionModel):
+class CourtQuestion(Value):
     """A question about a meme in addition to that of harm."""
 
     id: OneLine = Field(max_length=100)

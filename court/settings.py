@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from court.digests import digest
+from court.values import Value
 
 
-class TrialSettings(BaseModel):
+class TrialSettings(Value):
     """Settings of a trial."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     input: Literal["memes", "texts", "texts of memes"] = "memes"
     """What is judged: memes; texts alone, with pictures refused; or the texts of memes, sent or read off the picture,

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from enum import StrEnum
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from court.display import word
+from court.values import Value
 
 
 class Label(StrEnum):
@@ -94,10 +95,8 @@ def rule(harmful: Strength, benign: Strength) -> Label:
     return Label.HARMFUL
 
 
-class Strengths(BaseModel):
+class Strengths(Value):
     """Strength of the evidence on each side."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     harmful: Strength
     benign: Strength
@@ -221,19 +220,15 @@ PROVOKED = frozenset({ReviewReason.MISTRIAL, ReviewReason.STEERING_SUSPECTED})
 """Reasons that the content of a meme can provoke."""
 
 
-class Review(BaseModel):
+class Review(Value):
     """One reason for human review or one signal, as a code for machines and a sentence for people."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     reason: ReviewReason
     detail: str
 
 
-class Finding(BaseModel):
+class Finding(Value):
     """Harm found under the policy, in the policy's terms."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     category: str
     clause: str
@@ -266,10 +261,8 @@ class ClaimBasis(StrEnum):
     """The Judge could not wait longer, or the witness's own time was over."""
 
 
-class QuotedPassage(BaseModel):
+class QuotedPassage(Value):
     """A verbatim passage of a document, apart from white space."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     document: str
     """Id of the document within its source."""
@@ -281,10 +274,8 @@ class QuotedPassage(BaseModel):
     quote: str
 
 
-class ClaimFinding(BaseModel):
+class ClaimFinding(Value):
     """A claim of fact that the meme makes, and the relation of the evidence to it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     claim: str
     span: str = ""
@@ -298,10 +289,8 @@ class ClaimFinding(BaseModel):
     """False if no source answered, or nothing that was found could be read or weighed."""
 
 
-class Verdict(BaseModel):
+class Verdict(Value):
     """Outcome of a trial. A verdict that contradicts the rule can't be constructed."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     label: Label
     strengths: Strengths | None = None

@@ -15,9 +15,7 @@ from urllib.parse import urlsplit
 from platformdirs import user_data_path
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     InstanceOf,
     PlainSerializer,
@@ -40,6 +38,7 @@ from court.events import Procedure, Role
 from court.guard import GuardAdapter
 from court.roles import fewest_tokens
 from court.settings import TrialSettings
+from court.values import Value
 from retrieval.library.postgres.address import Address, place_of
 
 CONFIG = "MEMECOURT_CONFIG"
@@ -171,10 +170,8 @@ Thinking = Annotated[
 """Reasoning of a model before it replies: none, of the default length, or at most this many tokens."""
 
 
-class RoleSettings(BaseModel):
+class RoleSettings(Value):
     """Settings of one role; those not given are taken from the settings of all roles."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     url: Urls | None = None
     """Address of a model server, or of several (a list, or separated by commas): each trial then keeps to one."""
@@ -191,10 +188,8 @@ class RoleSettings(BaseModel):
     counting those of the reply. ``off`` if not given."""
 
 
-class FindingSettings(BaseModel):
+class FindingSettings(Value):
     """Rules for what follows from the findings of people."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     contested: Literal["review", "keep"] = "review"
     """Decision on content that was allowed while its case is open again (an appeal, a second opinion, reviewers who
@@ -209,10 +204,8 @@ class FindingSettings(BaseModel):
     its trial if not given. It always ends when the trial is erased."""
 
 
-class GuardSettings(BaseModel):
+class GuardSettings(Value):
     """A guard model that serves as an additional witness in full trials (:mod:`court.guard`)."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     # NoDecode: a required field would otherwise have to be JSON in the environment.
     url: Annotated[Urls, NoDecode]
@@ -276,10 +269,8 @@ WebhookEvent = Literal[
 HTTPS = 443
 
 
-class WebhookSettings(BaseModel):
+class WebhookSettings(Value):
     """A receiver of webhooks."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$")
     """Name of the receiver in commands, metrics and the docket, which stores under it how far messages were
@@ -320,10 +311,8 @@ class WebhookSettings(BaseModel):
         return self
 
 
-class ResultPathSettings(BaseModel):
+class ResultPathSettings(Value):
     """Paths of the fields in a ``json`` search endpoint's answer: names separated by dots."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     results: str = "results"
     """Path of the list of results; empty if the answer itself is the list."""
@@ -340,10 +329,8 @@ class ResultPathSettings(BaseModel):
 _THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
 
 
-class EvidenceSettings(BaseModel):
+class EvidenceSettings(Value):
     """The source of evidence for the expert witness: a corpus on disk, or a search endpoint."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     corpus: OwnPath | None = None
     """Folder of a corpus built by ``memecourt facts build``."""
@@ -387,10 +374,8 @@ class EvidenceSettings(BaseModel):
 Days = Annotated[int, Field(ge=1, le=36_500)]
 
 
-class NamespaceSettings(BaseModel):
+class NamespaceSettings(Value):
     """Settings for the content of one namespace; those not given are as for all content."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     policy: OwnPath | None = None
     """File of the policy that its content is judged by."""

@@ -28,74 +28,15 @@ _CONTACT = re.compile(
     """,
     re.VERBOSE,
 )
-# Words that often begin sentences of an English description and that a query would miss. fmt: off
+_WORD = re.compile(r"[^\W\d_]+")
 _NO_NAMES = frozenset(
-    (
-        "a",
-        "above",
-        "all",
-        "an",
-        "and",
-        "another",
-        "are",
-        "as",
-        "at",
-        "behind",
-        "below",
-        "beside",
-        "between",
-        "both",
-        "by",
-        "each",
-        "he",
-        "her",
-        "here",
-        "his",
-        "in",
-        "is",
-        "it",
-        "its",
-        "next",
-        "no",
-        "of",
-        "on",
-        "one",
-        "other",
-        "she",
-        "some",
-        "that",
-        "the",
-        "their",
-        "there",
-        "these",
-        "they",
-        "this",
-        "those",
-        "three",
-        "to",
-        "two",
-        "under",
-        "with",
-        "man",
-        "men",
-        "woman",
-        "women",
-        "person",
-        "people",
-        "child",
-        "children",
-        "picture",
-        "image",
-        "photo",
-        "photograph",
-        "drawing",
-        "cartoon",
-        "text",
-        "words",
+    _WORD.findall(
+        "a above all an and another are as at behind below beside between both by each he her here his in is it its "
+        "next no of on one other she some that the their there these they this those three to two under with man men "
+        "woman women person people child children picture image photo photograph drawing cartoon text words"
     )
 )
-# fmt: on
-_WORD = re.compile(r"[^\W\d_]+")
+"""Words that often begin sentences of an English description and that a query would miss."""
 _POSSESSIVE = re.compile(r"(?<=\w)['’]s\b")
 
 

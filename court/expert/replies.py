@@ -71,14 +71,8 @@ class _Sufficient(replies.Reply):
     enough: bool
 
 
-class _Weighed(replies.Reply):
-    # In this order, because models write fields in sequence: quotations come before conclusions.
-    comprehensible: bool
-    new: bool
-    useful: bool
-    quotes: list[_Quote] = Field(max_length=_MOST_QUOTES)
-    label: _Label
-    enough: bool
+class _Weighed(_Sufficient, _Helpful, _Comprehensible):
+    # Fields of the last base come first, and models write them in sequence: quotations come before conclusions.
     next: list[_Query] = Field(max_length=MOST_NEXT)
 
 

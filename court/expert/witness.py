@@ -14,12 +14,11 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from court.deadline import gather_or_cancel
-from court.errors import CourtError, Overrun
+from court.errors import CourtError
 from court.events import (
     CheckableClaim,
     ClaimSettled,
@@ -65,10 +64,8 @@ def asks_for_claims(settings: TrialSettings, policy: Policy) -> bool:
     return settings.expert == "asked" and may_be_called(settings, policy)
 
 
-class WitnessOutOfTime(Overrun):
+class WitnessOutOfTime(Exception):
     """Raised when the witness can't continue; its claim is then settled with the evidence so far."""
-
-    default_reason = TIME
 
 
 @dataclass(slots=True)
@@ -166,8 +163,6 @@ class ExpertWitness:
 
         try:
             answer = await self.speaker.say(Role.EXPERT, messages, read)
-        except WitnessOutOfTime:
-            raise
         except CourtError as error:
             return await self.recorder.record(ClaimsFound, failure=error.reason)
         return await self.recorder.record(
@@ -231,9 +226,9 @@ class ExpertWitness:
             return known
         most = min(MOST_QUERIES, self.settings.expert_queries)
         try:
-            reply = await self._ask(claim, self._brief(claim).queries(most), partial(_queries, most=most))
-        except WitnessOutOfTime:
-            raise
+            reply = await self._ask(
+                claim, self._brief(claim).queries(most), lambda text, _: replies.parse_queries(text, most)
+            )
         except CourtError as error:
             # The claim itself serves as a query, if not the best one.
             return await self.recorder.record(
@@ -261,8 +256,6 @@ class ExpertWitness:
         began = time.perf_counter()
         try:
             hits = await self._source.search(query.text)
-        except WitnessOutOfTime:
-            raise
         except CourtError as error:
             spent = time.perf_counter() - began
             return await self.recorder.record(EvidenceSearched, **values, latency_s=spent, failure=error.reason)
@@ -272,9 +265,7 @@ class ExpertWitness:
             return await self.recorder.record(EvidenceSearched, **values, hits=hits)
         try:
             messages = self._brief(claim).rank(query.text, hits)
-            reply = await self._ask(claim, messages, partial(_order, hits=len(hits)), step=number)
-        except WitnessOutOfTime:
-            raise
+            reply = await self._ask(claim, messages, lambda text, _: replies.parse_order(text, len(hits)), step=number)
         except CourtError as error:
             # Falls back to the source's own order.
             return await self.recorder.record(EvidenceSearched, **values, hits=hits, rank_failure=error.reason)
@@ -300,8 +291,6 @@ class ExpertWitness:
                 document = document_of(found)
             else:
                 document = await self._source.read(found)
-        except WitnessOutOfTime:
-            raise
         except CourtError as error:
             return await self.recorder.record(DocumentWeighed, **values, failure=error.reason)
         # Recorded also with a failure: the text was read, even if no model could weigh it.
@@ -309,8 +298,6 @@ class ExpertWitness:
         questions, failure = _Questions(), ""
         try:
             await self._question(claim, number, document, questions)
-        except WitnessOutOfTime:
-            raise
         except CourtError as error:
             failure = error.reason
         weighed = questions.found
@@ -339,7 +326,7 @@ class ExpertWitness:
         brief = self._brief(claim)
 
         async def ask(task: str, messages: Messages[object]) -> Weighing:
-            reply = await self._ask(claim, messages, partial(_weighing, task), step=number)
+            reply = await self._ask(claim, messages, lambda text, _: replies.parse_weighing(task, text), step=number)
             questions.calls.append(reply.call)
             return reply.value
 
@@ -356,13 +343,17 @@ class ExpertWitness:
         # Including this document, which is recorded as evidence only once all questions are answered.
         grown = self._brief(claim, document)
         settled = await ask("sufficient", grown.sufficient())
-        queries: tuple[str, ...] = ()
         # Set before the last call, so that the answers so far count if it fails.
-        questions.found = _with(helped, settled, queries)
+        questions.found = replace(questions.found, leaning=settled.leaning, enough=settled.enough)
         if not settled.enough:
-            more = await self._ask(claim, grown.more_queries(MOST_NEXT), partial(_queries, most=MOST_NEXT), step=number)
+            more = await self._ask(
+                claim,
+                grown.more_queries(MOST_NEXT),
+                lambda text, _: replies.parse_queries(text, MOST_NEXT),
+                step=number,
+            )
             questions.calls.append(more.call)
-            questions.found = _with(helped, settled, more.value)
+            questions.found = replace(questions.found, queries=more.value)
 
     async def _classified(self, claim: CheckableClaim, because: ClaimBasis) -> dict[str, object]:
         """Returns the fields of the event that settles a claim."""
@@ -377,8 +368,6 @@ class ExpertWitness:
 
         try:
             answer = await self._ask(claim, self._brief(claim).classify(), read)
-        except WitnessOutOfTime:
-            raise
         except CourtError as error:
             return known.settled(because, failure=error.reason)
         found = answer.value
@@ -406,29 +395,6 @@ class ExpertWitness:
     ) -> RoleReply[T]:
         # Without progress, so that calls that the verdict waits for go first at the server.
         return await self.speaker.say(Role.EXPERT, messages, parse, claim=claim.number, step=step)  # type: ignore[arg-type]
-
-
-def _with(helped: Weighing, settled: Weighing, queries: tuple[str, ...]) -> Weighing:
-    return Weighing(
-        comprehensible=True,
-        helpful=True,
-        quotes=helped.quotes,
-        leaning=settled.leaning,
-        enough=settled.enough,
-        queries=queries,
-    )
-
-
-def _queries(reply: str, _: bool, *, most: int) -> tuple[str, ...]:
-    return replies.parse_queries(reply, most)
-
-
-def _order(reply: str, _: bool, *, hits: int) -> tuple[int, ...]:
-    return replies.parse_order(reply, hits)
-
-
-def _weighing(task: str, reply: str, _: bool) -> Weighing:
-    return replies.parse_weighing(task, reply)
 
 
 async def _cancel_and_wait(task: asyncio.Task[None]) -> None:

@@ -26,7 +26,9 @@ from functools import cache, lru_cache
 from importlib.resources import files
 from itertools import groupby
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from court.values import Value
 
 
 class SignalKind(StrEnum):
@@ -48,10 +50,8 @@ class SignalKind(StrEnum):
     """Consists mostly of repetition."""
 
 
-class Signal(BaseModel):
+class Signal(Value):
     """The first sign of a kind in a text."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: SignalKind
     start: int = Field(ge=0)

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from court.backends.chat.client import ChatCompletions
-from court.backends.chat.features import Capabilities, LogProbs
+from court.backends.chat.wire import Capabilities, LogProbs
 from court.backends.http import Load, http_client
 from court.events import (
     AnswerGiven,

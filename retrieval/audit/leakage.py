@@ -22,9 +22,10 @@ from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from court.ports import PictureReader
+from court.values import Value
 from retrieval.embed.encoder import Encoder
 from retrieval.library.library import Library
 from retrieval.library.manifest import LabelledMeme
@@ -45,7 +46,7 @@ _BLOCK = 512
 """Precedents compared at once: bounds the matrix of similarities to 512 x judged."""
 
 
-class LeakThresholds(BaseModel):
+class LeakThresholds(Value):
     """Similarities from which a precedent is too near; stored in the manifest of every run.
 
     Both cosines must be reached; they are for the built-in encoder. docs/studies.md gives their hit rates for edited
@@ -54,8 +55,6 @@ class LeakThresholds(BaseModel):
     So if only one of the two memes lacks a half, they are never near-duplicates; if both lack it, the other half
     decides only if it is the picture.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     picture: float = Field(default=0.70, ge=-1, le=1)
     text: float = Field(default=0.80, ge=-1, le=1)

@@ -11,16 +11,16 @@ from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from court.values import Value
 
 UNIT_TOLERANCE = 1e-3
 """Tolerance of a stored half's length around 1: float32 rounding causes about 1e-6, damage much more."""
 
 
-class Preprocessing(BaseModel):
+class Preprocessing(Value):
     """Preprocessing of a picture for a model."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     size: tuple[int, int]
     """Height and width that the model takes, in pixels."""
@@ -35,10 +35,8 @@ class Preprocessing(BaseModel):
     """What ``longest`` pads with."""
 
 
-class EncoderIdentity(BaseModel):
+class EncoderIdentity(Value):
     """Identity of an encoder. A library is only searched with the encoder that built it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field(min_length=1)
     digest: str = Field(pattern=r"^sha256:[0-9a-f]{64}$")

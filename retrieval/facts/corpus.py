@@ -20,10 +20,11 @@ from pathlib import Path
 import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from court.digests import sha256_of
 from court.errors import BadLibrary
+from court.values import Value
 from retrieval.embed.encoder import UNIT_TOLERANCE, Encoder, EncoderIdentity
 from retrieval.facts import lexical
 from retrieval.facts.documents import FactDocument, Passage, trust_of
@@ -40,10 +41,8 @@ _RRF = 60
 """Of reciprocal rank fusion (Cormack, Clarke & Büttcher 2009): how little the first ranks stand out."""
 
 
-class CorpusManifest(BaseModel):
+class CorpusManifest(Value):
     """Manifest of a corpus. It contains no timestamp, so the same documents give the same digest."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     format: int
     name: str = Field(min_length=1, max_length=200)

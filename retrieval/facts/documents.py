@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from datetime import date
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from court.values import Value
 
 PASSAGE = 1000
 """Characters of a passage, at most."""
@@ -30,10 +32,8 @@ _LEAST_FILLED = 0.4
 """Share of a passage that must lie before a border for it to be used: else a heading would be a passage of its own."""
 
 
-class FactDocument(BaseModel):
+class FactDocument(Value):
     """A document of a corpus."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     id: str = Field(min_length=1, max_length=200)
     title: str = Field(default="", max_length=500)

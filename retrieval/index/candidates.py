@@ -24,7 +24,9 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
+
+from court.values import Value
 
 logger = logging.getLogger(__name__)
 
@@ -53,10 +55,8 @@ class UnfitCandidateIndex(Exception):
     """The index file is missing, damaged, or belongs to other vectors. It can be rebuilt."""
 
 
-class _Sidecar(BaseModel):
+class _Sidecar(Value):
     """Sidecar: description of the index file beside it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     format: int
     faiss: str

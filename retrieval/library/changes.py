@@ -10,9 +10,10 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Self
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AwareDatetime, Field, model_validator
 
 from court.errors import BadRequest
+from court.values import Value
 from retrieval.library.manifest import LabelledMeme
 
 
@@ -56,10 +57,8 @@ class Effect(StrEnum):
     """The description of a row changed; its vectors are the same."""
 
 
-class Change(BaseModel):
+class Change(Value):
     """One change of a library."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     number: int = Field(ge=1)
     """Counted from 1 through all generations of a library."""
@@ -86,10 +85,8 @@ class Change(BaseModel):
         return self
 
 
-class Recorded(BaseModel):
+class Recorded(Value):
     """A change in the history."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     change: Change
     revoked_by: int | None = None

@@ -7,9 +7,10 @@ from typing import Literal, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AwareDatetime, Field, model_validator
 
 from court.precedents import MinSimilarity, PrecedentLabel, RiskCurve, SureRange, VoteSettings
+from court.values import Value
 from court.verdict import Label
 from retrieval.embed.encoder import EncoderIdentity
 from retrieval.text import normalise_text, text_key
@@ -34,12 +35,7 @@ MAX_KEPT_BYTES = 1024 * 1024
 """Maximum size of a stored picture, in bytes; 512 x 512 uncompressed RGB pixels are three quarters of this."""
 
 
-class _Stored(BaseModel):
-    # An unknown field means damage or another format, so it is rejected.
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class StoredPicture(_Stored):
+class StoredPicture(Value):
     """Location of a picture in ``pictures.bin``, or in the journal for a meme added there."""
 
     offset: int = Field(ge=0)
@@ -52,7 +48,7 @@ DuplicateKey: TypeAlias = tuple[str, str, bool]
 """Normalised text, digest of the pixels, and True if harmful."""
 
 
-class LabelledMeme(_Stored):
+class LabelledMeme(Value):
     """A meme whose label is known; one row of ``memes.sqlite``, or a part of an entry of the journal."""
 
     id: str = Field(min_length=1, max_length=200)
@@ -122,14 +118,14 @@ class LabelledMeme(_Stored):
         )
 
 
-class FileEntry(_Stored):
+class FileEntry(Value):
     """A file of the generation."""
 
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     size: int = Field(ge=0)
 
 
-class Counts(_Stored):
+class Counts(Value):
     """Numbers of memes, in total and of each kind."""
 
     memes: int = Field(ge=1)
@@ -163,7 +159,7 @@ class Counts(_Stored):
         )
 
 
-class Calibration(_Stored):
+class Calibration(Value):
     """Leave-one-out accuracy of a library's vote, where memes with the same picture or text are excluded too."""
 
     method: Literal["leave-one-out", "defaults"]
@@ -195,7 +191,7 @@ class Calibration(_Stored):
         return (middle - half) / (1 + z * z / n), (middle + half) / (1 + z * z / n)
 
 
-class Safeguards(_Stored):
+class Safeguards(Value):
     """Safeguards against a few precedents deciding alone; chosen when a library is built, and part of its calibration.
 
     Duplicates always count once. Settings that a library lacks were off when it was built; new libraries use
@@ -223,7 +219,7 @@ USUAL = Safeguards(per_cluster=1)
 """Default safeguards: a cluster of near-duplicates has one vote."""
 
 
-class Regression(_Stored):
+class Regression(Value):
     """A logistic regression of harm on a meme's vectors, fitted to a library and calibrated on held-out memes of it."""
 
     intercept: float = Field(allow_inf_nan=False)
@@ -251,7 +247,7 @@ class Regression(_Stored):
         return z
 
 
-class TextTuning(_Stored):
+class TextTuning(Value):
     """Settings of search and vote for a meme without a picture, in place of those of the same names in a tuning."""
 
     vote: VoteSettings
@@ -261,7 +257,7 @@ class TextTuning(_Stored):
     risk: RiskCurve | None = None
 
 
-class Tuning(_Stored):
+class Tuning(Value):
     """Settings of search and vote, chosen when a library is built."""
 
     alpha: float = Field(ge=0, le=1)
@@ -308,7 +304,7 @@ class Tuning(_Stored):
         return self.floors.model_copy(update={"text": self.text_floors.get(script, self.floors.text)})
 
 
-class Manifest(_Stored):
+class Manifest(Value):
     """One generation of a library. Its SHA-256 is the library's digest, as it contains the digests of all files."""
 
     format: int = Field(ge=1)

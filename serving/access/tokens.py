@@ -30,9 +30,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AwareDatetime, Field, ValidationError
 
 from court.errors import BadRequest
+from court.values import Value
 from serving.access.callers import Caller, Scope
 from serving.access.reload import Contents, read_all
 
@@ -48,10 +49,8 @@ _Name = Annotated[
 _Namespace = Annotated[str, Field(max_length=128, pattern=r"^[^\x00-\x1f\x7f]*$")]
 
 
-class Entry(BaseModel):
+class Entry(Value):
     """One token of the file."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: _Name
     """Name of the caller, recorded as the author of reviews and library changes."""
@@ -78,9 +77,7 @@ class Entry(BaseModel):
         )
 
 
-class _File(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
+class _File(Value):
     token: tuple[Entry, ...] = ()
 
 

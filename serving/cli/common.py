@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import functools
 import math
+import os
 import shutil
 import signal
 import textwrap
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -18,9 +20,12 @@ import click
 from court.display import split_hidden
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from retrieval.library.postgres.address import Address
     from serving.docket.open import Docket
     from serving.settings import Settings
+
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -311,14 +316,45 @@ def settings_of(**values: Any) -> Settings:
         raise click.ClickException(f"Settings can't be used: {faults}") from None
 
 
+_PREFIX = "memecourt_"
+_OTHERS = ("token", "config", "encoder_weights", "queue", "queue_metrics", "reader_models_url", "traceback")
+"""Names of variables that are read elsewhere than in the settings, and have a likeness to one."""
+_LIKENESS = 0.85
+"""Of two names from 0 to 1, from which on one is taken for the other's misspelling. Below it, a variable is taken for
+something that others put there, such as the ``MEMECOURT_SERVICE_HOST`` of Kubernetes."""
+
+
+def misspelled_variables() -> dict[str, str]:
+    """Returns variables without effect whose names are nearly a setting's, each with the variable of that setting.
+
+    What follows a setting with ``__`` is checked with the settings, where an unknown name is an error.
+    """
+    from serving.settings import Settings
+
+    names = tuple(_names_of(Settings))
+    found = {}
+    for variable in os.environ:
+        name = variable.lower().removeprefix(_PREFIX)
+        if name == variable.lower() or name in _OTHERS or name.partition("__")[0] in names:
+            continue
+        if near := difflib.get_close_matches(name, names, n=1, cutoff=_LIKENESS):
+            found[variable] = f"{_PREFIX}{near[0]}".upper()
+    return found
+
+
+def _names_of(model: type[BaseModel], before: str = "") -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        yield before + name
+        if isinstance(field.annotation, type) and hasattr(field.annotation, "model_fields"):
+            yield from _names_of(field.annotation, f"{before}{name}__")
+
+
 @functools.cache
 def _warn_of_misspelled() -> None:
     """Warns once per process about environment variables that look like misspelled settings.
 
     Not an error, since the variables may have another purpose.
     """
-    from serving.cli.misspelled import misspelled_variables
-
     for variable, setting in misspelled_variables().items():
         tell(f"{variable} is no setting and has no effect. Did you mean {setting}?")
 

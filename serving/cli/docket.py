@@ -196,7 +196,7 @@ docket.add_command(rotate_key)
 
 
 def _new_key(path: Path) -> str:
-    from serving.docket.store.keys import make_key, read_key
+    from serving.docket.store.log_append import make_key, read_key
 
     # A docket whose key is lost can't sign anything any more.
     if path.exists():

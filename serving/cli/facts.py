@@ -81,8 +81,7 @@ def build(
 
         from court.errors import BadRequest
         from retrieval.facts.extraction import TextExtractor
-        from retrieval.facts.reading import Origin, read_documents
-        from retrieval.facts.trust import read_trust
+        from retrieval.facts.reading import Origin, read_documents, read_trust
         from retrieval.open import BUILTIN, load_text_encoder
 
         trusted = read_trust(trust) if trust else {}

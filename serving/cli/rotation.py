@@ -120,7 +120,7 @@ async def _prepared(settings: Settings, path: Path) -> str:
 
 async def _next_key(settings: Settings, path: Path) -> tuple[str, bool]:
     """The public key of FILE.next, which is made where there is none, and whether it is that of the docket already."""
-    from serving.docket.store.keys import make_key, next_key, read_key
+    from serving.docket.store.log_append import make_key, next_key, read_key
 
     async with docket_in(settings) as store:
         (current, *_) = reversed(await store.log_keys.keys())
@@ -131,7 +131,7 @@ async def _next_key(settings: Settings, path: Path) -> tuple[str, bool]:
 
 
 async def _rotated(settings: Settings, path: Path, *, who: str, why: str, compromised: bool) -> RotatedKey:
-    from serving.docket.store.keys import KeyFile, next_key, read_key, settle_keys
+    from serving.docket.store.log_append import KeyFile, next_key, read_key, settle_keys
 
     public, is_current = await _next_key(settings, path)
     finished = None

@@ -21,12 +21,13 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AwareDatetime, Field, ValidationError
 from sqlalchemy import select
 
 from court.digests import sha256_of
 from court.errors import BadRequest, Unavailable
 from court.meme import is_text_digest
+from court.values import Value
 from retrieval.library.postgres.address import Address
 from serving.docket.errors import DocketError
 from serving.docket.log.anchors import read_anchor, read_keys
@@ -43,10 +44,8 @@ _UNFINISHED = ".unfinished"
 Tell = Callable[[str], None]
 
 
-class Backup(BaseModel):
+class Backup(Value):
     """Description of a backup's contents."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     format: int = 1
     made: AwareDatetime

@@ -21,8 +21,8 @@ from serving.docket.store import sqlite
 from serving.docket.store.database import Database
 from serving.docket.store.erasure import Eraser, remove_erased_pictures
 from serving.docket.store.hooks import DeliveryStore, HookStore
-from serving.docket.store.keys import KeyFile
 from serving.docket.store.listing import FindingStore, TrialIndex
+from serving.docket.store.log_append import KeyFile
 from serving.docket.store.log_queries import LogKeys, TransparencyLog
 from serving.docket.store.pictures import ObjectPictures
 from serving.docket.store.postgres import PostgresDatabase

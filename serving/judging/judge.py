@@ -27,7 +27,7 @@ from serving.docket.errors import RequestConflict
 from serving.docket.store.requests import Lease, RequestName
 from serving.errors import Busy, closing
 from serving.judging.admission import Admission
-from serving.judging.decode import DecodingPool
+from serving.judging.decode import DecodingPool, Quarantine
 from serving.judging.executor import TrialExecutor
 from serving.judging.heartbeat import Heartbeat
 from serving.judging.known import Findings, Known, VerdictCache, whole
@@ -42,7 +42,6 @@ from serving.judging.leases import (
     request_of,
 )
 from serving.judging.orphans import Orphans, Reaper
-from serving.judging.quarantine import Quarantine
 from serving.judging.request import AdmissionSlot, Answer, Caller, PictureMemory, TrialRequest, UncountedPictures
 from serving.judging.running import RunningTrial, TrialsInFlight
 from serving.judging.single_flight import WorkCancelled

@@ -32,9 +32,8 @@ from serving.docket.ports import TrialReader
 from serving.docket.store.listing import FindingStore
 from serving.docket.store.log_queries import LogFollower
 from serving.docket.store.requests import VerdictKeys
-from serving.judging.decode import DecodingPool
+from serving.judging.decode import DecodingPool, Quarantine
 from serving.judging.executor import TrialExecutor
-from serving.judging.quarantine import Quarantine
 from serving.judging.request import Caller, TrialRequest
 from serving.judging.single_flight import LRUCache
 from serving.settings import Settings

@@ -19,7 +19,7 @@ from court.events import TrialFailed
 from court.record import TrialRecord, TrialState
 from serving.docket.ports import TrialWriter
 from serving.docket.store.requests import Lease
-from serving.judging.feed import EventFeed
+from serving.judging.executor import EventFeed
 from serving.judging.leases import LeaseTable, Orphaned, RunningElsewhere, request_of
 from serving.judging.running import TrialsInFlight, UnstoredEnd
 from serving.judging.single_flight import WorkCancelled

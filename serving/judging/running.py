@@ -14,11 +14,10 @@ from court.events import AnyEvent, PrecedentsCited, TextRead, TrialFailed, Trial
 from court.record import TrialAborted, TrialRecord, TrialState
 from court.trial import STOPPED
 from serving.docket.store.requests import Lease
-from serving.judging.decode import DecodingPool
+from serving.judging.decode import DecodingPool, Quarantine
 from serving.judging.executor import TrialExecutor
 from serving.judging.known import VerdictCache
 from serving.judging.leases import LeaseTable
-from serving.judging.quarantine import Quarantine
 from serving.judging.request import AdmissionSlot, Caller, TrialRequest
 from serving.judging.single_flight import LRUCache, SingleFlight
 from serving.telemetry import Telemetry

@@ -63,7 +63,7 @@ async def connect_models(
     try:
         from court.backends.chat.capabilities import probe_replicas, require_sight
         from court.backends.chat.client import ChatCompletions, http_client
-        from court.backends.chat.features import THOUGHT_TOKENS, Thinking
+        from court.backends.chat.wire import THOUGHT_TOKENS, Thinking
         from court.backends.http import Load
     except ModuleNotFoundError as error:
         raise NotLoaded(
@@ -171,7 +171,7 @@ async def _connect_guard(
 ) -> GuardModel:
     """Connects to the guard and only checks its presence, since guards have a fixed answer format."""
     from court.backends.chat.client import ChatCompletions
-    from court.backends.chat.features import Capabilities, LogProbs, Thinking
+    from court.backends.chat.wire import Capabilities, LogProbs, Thinking
 
     thinks = own.adapter in (GuardAdapter.GUARDREASONER, GuardAdapter.GPT_OSS_SAFEGUARD)
     able = Capabilities(

@@ -19,11 +19,12 @@ from types import TracebackType
 from typing import Any, Self
 
 import httpx2
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
+from pydantic import Field, SecretStr, field_validator
 
 from court.backends.http import http_client
 from court.errors import BadRequest, NotLoaded, Unavailable
 from court.settings import TrialSettings
+from court.values import Value
 from serving.models.connect import pictures_per_prompt
 from serving.models.process_group import ProcessGroup
 
@@ -232,10 +233,8 @@ def _python() -> Path:
     return Path(os.environ.get("MEMECOURT_VLLM_PYTHON") or sys.executable)
 
 
-class VllmSettings(BaseModel):
+class VllmSettings(Value):
     """Settings of a vLLM process to start."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     model: str = Field(min_length=1)
     """A name on the hub that vLLM fetches from, or a folder."""

@@ -7,20 +7,17 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, JsonValue
+from pydantic import JsonValue
 
 from court.digests import digest
 from court.errors import BadRequest
+from court.values import Value
 
 Source = Literal["as published", "not said"]
 """Origin of a value: what the preset follows says so, or leaves it open, so that it is ours."""
 
 
-class _Table(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class _Sourced(_Table):
+class _Sourced(Value):
     source: Source
 
     @property
@@ -46,7 +43,7 @@ class PresetRemark(_Sourced):
     here: str
 
 
-class Preset(_Table):
+class Preset(Value):
     """A named set of settings."""
 
     id: str

@@ -23,8 +23,7 @@ from serving.docket.review.corrections import name_of
 from serving.docket.store.bodies import event_in
 from serving.docket.store.listing import TrialFilter
 from serving.docket.store.requests import Lease, RequestName
-from serving.judging.executor import TrialExecutor
-from serving.judging.feed import EventFeed
+from serving.judging.executor import EventFeed, TrialExecutor
 from serving.rpc.calls import Budget, Method, Session, changing, grpc_handler
 from serving.rpc.convert import MOST_WHY, found_to_be, in_force_of, number, required, signed, within
 from serving.rpc.listings import (

@@ -3,25 +3,38 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import grpc
 
+from court.errors import BadRequest, CourtError, Overrun
+from memecourt.many import AT_ONCE
 from memecourt.v1 import court_pb2 as wire
-from serving.access.callers import check_namespace, current
+from serving.access.callers import check_in_force, check_namespace, current
 from serving.docket.errors import TrialUnknown
 from serving.judging.executor import TrialExecutor
 from serving.judging.judge import TrialRunner
 from serving.judging.request import Answer, TrialRequest
 from serving.judging.single_flight import LRUCache
-from serving.rpc.calls import Budget, Method, Session, budget_of, finish_call, grpc_handler
+from serving.rpc.calls import (
+    Budget,
+    Method,
+    Responses,
+    Session,
+    budget_of,
+    finish_call,
+    grpc_handler,
+    parse_request,
+    time_left,
+    to_court_error,
+)
 from serving.rpc.convert import answer_of, ask_of, in_force_of, receipt_of, verdict_of
-from serving.rpc.flow_control import ReceiveBudget
-from serving.rpc.judge_stream import Judging, judge_stream
+from serving.rpc.flow_control import ReceiveBudget, Reservation
 from serving.rpc.listings import line_of, summary_of
+from serving.rpc.status import DEADLINE, failure_of
 from serving.rpc.watch import trial_named, unknown_trial, watch_trial
 from serving.settings import Settings
 from serving.telemetry import SILENT, Telemetry
@@ -29,6 +42,200 @@ from serving.telemetry import SILENT, Telemetry
 if TYPE_CHECKING:
     from court.record import TrialRecord
     from serving.rpc.calls import CallContext, Handler
+
+
+Judging: TypeAlias = Callable[[float | None], Awaitable[wire.JudgeResponse]]
+"""Judges a meme within the given seconds."""
+
+_MAX_ID_CHARS = 128
+"""Maximum characters of a request id that are echoed: longer ones are refused, and could be as large as a picture."""
+_ANSWER_RESERVE_S = 0.1
+"""Seconds of a request's time that are reserved for sending the answer."""
+
+
+async def judge_stream(
+    context: CallContext,
+    memory: ReceiveBudget,
+    of: str,
+    judging_of: Callable[[wire.JudgeRequest], Judging],
+    *,
+    most: int,
+    worked_on: int,
+    idle_s: float,
+    on_sent: Callable[[int], None] = lambda _: None,
+) -> None:
+    """Answers all requests of a stream until the caller ends it.
+
+    However the stream ends, requests that were read are answered first, unless the caller takes no answers.
+
+    Args:
+        judging_of: Returns the function that judges a request's meme; raises if the request is invalid.
+        most: Maximum number of unanswered requests; no more are read until an answer has been taken, which applies
+            backpressure to slow callers.
+        worked_on: Requests that the server processes concurrently: the caller is told, so that it does not send more of
+            them, which would only wait while their time runs.
+        idle_s: Seconds within which the caller must take an answer. Until then, the answer holds its request's memory,
+            shrunk to its own size.
+        on_sent: Called for each answer with the google.rpc code of its failure, or 0.
+
+    Raises:
+        BadRequest: A message is malformed, or the idle timeout passed without a request or without an answer taken.
+        Unauthenticated, Unavailable: The token has changed; as :func:`check_in_force`.
+        Busy, Unavailable: As :meth:`serving.rpc.flow_control.ReceiveBudget.receive`.
+    """
+    stream = _OpenStream(context, memory, of=of, judging_of=judging_of, most=most, idle_s=idle_s, on_sent=on_sent)
+    end: CourtError | None = None
+    try:
+        await stream.begin(worked_on)
+        async with asyncio.TaskGroup() as items:
+            try:
+                while (received := await stream.next()) is not None:
+                    request, reservation = received
+                    # Also released if the caller leaves before the task has started.
+                    items.create_task(stream.answer(request, reservation)).add_done_callback(reservation.released)
+                    del received, request, reservation
+            except CourtError as error:
+                end = error
+    except* _ResponseNotTaken as group:
+        end = stream.idle_error
+        for each in group.exceptions:  # break reference cycles: the group references itself, its errors the stream
+            each.__traceback__ = None
+    if end is not None:
+        try:
+            raise end
+        finally:
+            del end, stream  # break the cycle of the raised error, this frame and these
+
+
+class _ResponseNotTaken(Exception):
+    """The caller takes no answers: the stream ends without sending the remaining ones."""
+
+
+class _OpenStream:
+    def __init__(
+        self,
+        context: CallContext,
+        memory: ReceiveBudget,
+        of: str,
+        judging_of: Callable[[wire.JudgeRequest], Judging],
+        most: int,
+        idle_s: float,
+        on_sent: Callable[[int], None],
+    ) -> None:
+        self._context = context
+        self._memory = memory
+        self._of = of
+        self._tried = judging_of
+        self._responses = Responses(
+            context, idle_s, "Read them as they come; those that are left can be had by asking again."
+        )
+        self._on_sent = on_sent
+        self._slots = asyncio.Semaphore(most)
+        self._writing = asyncio.Lock()
+        self.idle_error: BadRequest | None = None
+        self._read = 0
+        self._answered = 0
+        self._last_answer = 0.0  # by the loop's clock
+
+    async def begin(self, worked_on: int) -> None:
+        """Tells the caller how many requests are processed concurrently."""
+        await self._responses.begin([(AT_ONCE, str(worked_on))])
+
+    async def next(self) -> tuple[wire.JudgeStreamRequest, Reservation] | None:
+        """Waits for a free place and reads the next request; None if the caller has finished sending."""
+        # First the place, then the memory: no memory is reserved for a request that would only wait.
+        await self._slots.acquire()
+        received = await self._memory.receive(
+            self._context, of=self._of, in_call=self._read > 0, busy_until=self._busy_until
+        )
+        if received is None:
+            return None
+        data, reservation = received
+        try:
+            check_in_force()
+            request = parse_request(wire.JudgeStreamRequest, data)
+        except CourtError:
+            reservation.release()
+            raise
+        self._read += 1
+        return request, reservation
+
+    async def answer(self, request: wire.JudgeStreamRequest, reservation: Reservation) -> None:
+        """Answers a request with its verdict or failure. Raises _ResponseNotTaken if the caller does not take it."""
+        try:
+            response = await self._outcome(request)
+            del request
+            data = response.SerializeToString()
+            reservation.holds(len(data))
+            # Answers become ready in any order, and a call sends one message at a time.
+            async with self._writing:
+                await self._write(data)
+            self._on_sent(response.failure.code)  # 0 where there is a verdict
+        finally:
+            self._answered += 1
+            self._last_answer = asyncio.get_running_loop().time()
+            self._slots.release()
+
+    async def _write(self, data: bytes) -> None:
+        if self.idle_error is not None:
+            raise _ResponseNotTaken  # the earlier answer is still being written
+        try:
+            await self._responses.send(data)
+        except BadRequest as error:
+            self.idle_error = error.with_traceback(None)  # which holds this, and the answer
+            raise _ResponseNotTaken from None
+
+    async def _outcome(self, request: wire.JudgeStreamRequest) -> wire.JudgeStreamResponse:
+        response = wire.JudgeStreamResponse(request_id=request.request.request_id[:_MAX_ID_CHARS])
+        try:
+            verdict = await self._verdict(request)
+        # The failure of one request does not affect the stream and its other requests.
+        except Exception as error:
+            response.failure.CopyFrom(failure_of(to_court_error(error)))
+        else:
+            response.verdict.CopyFrom(verdict)
+        return response
+
+    async def _verdict(self, request: wire.JudgeStreamRequest) -> wire.JudgeResponse:
+        if not request.request.request_id:
+            raise BadRequest(
+                "A request in a stream has a request_id of its own, to tell the responses apart.",
+                reason="FIELD_MISSING",
+                field="request_id",
+            )
+        within_s = time_left(self._context)
+        timeout_s = _timeout_of(request)
+        if timeout_s is not None:
+            # At most a tenth, so that the reserve does not use up a short timeout.
+            own_s = timeout_s - min(_ANSWER_RESERVE_S, timeout_s / 10)
+            within_s = own_s if within_s is None else min(own_s, within_s)
+        judging_of = self._tried(request.request)
+        request.Clear()  # only the picture is kept for long
+        try:
+            async with asyncio.timeout(timeout_s) as limit:
+                return await judging_of(within_s)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise Overrun(
+                f"There was no verdict within {timeout_s:g} seconds, which is the request's timeout.", reason=DEADLINE
+            ) from None
+
+    def _busy_until(self, now: float) -> float:
+        # While an answer is due, the caller is waiting for the server and is not idle.
+        return now if self._answered < self._read else self._last_answer
+
+
+def _timeout_of(request: wire.JudgeStreamRequest) -> float | None:
+    if not request.HasField("timeout"):
+        return None
+    seconds = request.timeout.seconds + request.timeout.nanos / 1e9
+    if seconds <= 0:
+        raise BadRequest(
+            "timeout must be longer than nothing. Leave it out to have none.", reason="BAD_TIMEOUT", field="timeout"
+        )
+    return seconds
+
 
 SERVICE = wire.DESCRIPTOR.services_by_name["Court"].full_name
 

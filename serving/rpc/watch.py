@@ -24,7 +24,7 @@ from serving.docket.store.bodies import event_in
 from serving.docket.store.log_queries import TransparencyLog
 from serving.docket.store.requests import RequestName
 from serving.errors import closing
-from serving.judging.feed import POLL_S, EventFeed
+from serving.judging.executor import POLL_S, EventFeed
 from serving.judging.judge import TrialRunner
 from serving.rpc import listings
 from serving.rpc.convert import within

@@ -30,8 +30,8 @@ from court.events import (
     VerdictGiven,
 )
 from court.record import TrialState
+from serving.telemetry import ObservedTrial
 from serving.telemetry.state_metrics import StateMetrics
-from serving.telemetry.trial_state import ObservedTrial
 from serving.version import SOFTWARE
 
 if TYPE_CHECKING:

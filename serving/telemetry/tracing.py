@@ -31,7 +31,7 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from court.events import AnyEvent, PrecedentsCited, ReportedCall, TextRead, TrialFailed, TrialState, VerdictGiven
-from serving.telemetry.trial_state import ObservedTrial
+from serving.telemetry import ObservedTrial
 from serving.version import SOFTWARE
 
 _SERVER_FAULTS = frozenset({"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"})

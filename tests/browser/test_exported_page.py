@@ -3,8 +3,8 @@
 import pytest
 
 from court.record import TrialRecord
-from serving.export.page import page
 from serving.export.source import ExportSource, Pictures
+from serving.export.trial_file import page
 from tests.support.hostile_trials import PAYLOADS, hostile
 from tests.support.shown_trials import drawn_picture, full_trial
 

@@ -21,7 +21,7 @@ from serving.docket.open import Docket
 from serving.docket.store import review_tables as desk_tables
 from serving.docket.store import tables as t
 from serving.docket.store.bodies import GONE, PART, unpacked
-from serving.docket.store.keys import KeyFile
+from serving.docket.store.log_append import KeyFile
 from serving.docket.store.log_queries import nodes
 from serving.docket.store.requests import RequestName
 from tests.support.docket_log import checked_log

@@ -13,9 +13,9 @@ from sqlalchemy.exc import DatabaseError
 
 from retrieval.library.postgres.address import Address
 from serving.docket.errors import DocketError
-from serving.docket.store import review_tables, schema, triggers
+from serving.docket.store import review_tables, schema
 from serving.docket.store import tables as t
-from serving.docket.store.keys import KeyFile
+from serving.docket.store.log_append import KeyFile
 from serving.docket.store.postgres import SCHEMA
 from tests.support.docket_log import checked_log
 from tests.support.dockets import append_all, events_of, with_docket
@@ -54,7 +54,7 @@ def test_new_docket_has_all_tables_and_their_triggers(engine):
         if not sqlite:
             names = "SELECT tgname FROM pg_trigger WHERE NOT tgisinternal"
         installed = {name for (name,) in connection.execute(text(names))}
-    assert {name.partition("_")[0] for name in installed} == set(triggers.TABLES)
+    assert {name.partition("_")[0] for name in installed} == set(schema.TABLES)
 
 
 REFUSED = (
@@ -85,7 +85,7 @@ def test_the_database_refuses_to_alter_logged_entries(using, docket_place):
     using(lambda docket: append_all(docket, events_of("a")))
     postgres = Address.named_by(docket_place)
     engine = engine_of(docket_place) if postgres else create_engine(f"sqlite:///{docket_place}")
-    check_all_refused(engine, [f"TRUNCATE {table}" for table in triggers.TABLES] if postgres else ())
+    check_all_refused(engine, [f"TRUNCATE {table}" for table in schema.TABLES] if postgres else ())
     using(checked_log)
     with engine.begin() as connection:
         for statement in ALLOWED:
@@ -108,7 +108,7 @@ def test_triggers_survive_a_migration_that_recreates_tables(tmp_path, monkeypatc
     )
     engine = create_engine(f"sqlite:///{path}")
     requests = []
-    monkeypatch.setattr(schema.triggers, "lay", lambda connection, _: requests.append(connection))
+    monkeypatch.setattr(schema, "lay_triggers", lambda connection, _: requests.append(connection))
     monkeypatch.setattr(schema, "MIGRATIONS", steps)
     with engine.connect() as connection:
         schema.upgrade(connection, t.FORMAT, to=t.FORMAT + 1)

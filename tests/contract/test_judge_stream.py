@@ -11,8 +11,7 @@ from court.errors import BadLibrary
 from memecourt.v1 import court_pb2 as wire
 from memecourt.v1.court_pb2_grpc import CourtStub
 from serving.rpc.calls import finish_call
-from serving.rpc.judge import SERVICE
-from serving.rpc.judge_stream import _OpenStream
+from serving.rpc.judge import SERVICE, _OpenStream
 from tests.support.fakes import FakeReader
 from tests.support.leftovers import collect_earlier_garbage, soon, without_garbage_collector
 from tests.support.playing import until

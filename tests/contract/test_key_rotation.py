@@ -19,8 +19,16 @@ from serving.docket.log.rotation import sign_rotation
 from serving.docket.log.verify import Fault
 from serving.docket.open import Docket
 from serving.docket.store import tables as t
-from serving.docket.store.keys import KeyFile, make_key, next_key, read_key, settle_keys
-from serving.docket.store.log_append import EntryDraft, open_appender, signing
+from serving.docket.store.log_append import (
+    EntryDraft,
+    KeyFile,
+    make_key,
+    next_key,
+    open_appender,
+    read_key,
+    settle_keys,
+    signing,
+)
 from tests.support.dockets import NOON, append_all, events_of, parse_place, with_docket
 
 WHO = {"who": "ada", "why": "the year is over", "at": NOON}
@@ -272,7 +280,7 @@ def test_the_command_rotates_the_key_and_finishes_interrupted_rotations(invoke, 
         raise OSError("killed")
 
     with monkeypatch.context() as cut:
-        cut.setattr("serving.docket.store.keys.settle_keys", killed)
+        cut.setattr("serving.docket.store.log_append.settle_keys", killed)
         assert invoke(*arguments).exit_code != 0
     assert invoke("key").stdout == prepared, "the docket has changed its key, the files have not"
     refused = invoke("rotate-key", "--prepare")
@@ -296,7 +304,7 @@ def test_the_command_rotates_the_key_and_finishes_interrupted_rotations(invoke, 
 
     # A further rotation first finishes the interrupted one, and does not claim to have been made itself.
     with monkeypatch.context() as cut:
-        cut.setattr("serving.docket.store.keys.settle_keys", killed)
+        cut.setattr("serving.docket.store.log_append.settle_keys", killed)
         assert invoke(*arguments).exit_code != 0
     stolen = ("rotate-key", "--who", "ada", "--why", "a laptop was stolen", "--compromised", "--yes")
     finished = invoke(*stolen)

@@ -11,8 +11,8 @@ import grpc
 import pytest
 
 from court.backends.chat.client import ChatCompletions, http_client
-from court.backends.chat.features import Capabilities
 from court.backends.chat.scripted import ScriptedModel
+from court.backends.chat.wire import Capabilities
 from court.record import TrialState
 from court.roles import RoleModel, RoleModels
 from court.trial import Court

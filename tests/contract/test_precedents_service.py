@@ -34,8 +34,7 @@ from retrieval.open import open_writer
 from retrieval.precedents.finder import LibraryFinder
 from retrieval.precedents.postgres_finder import PgvectorFinder
 from serving.access.callers import Caller, Scope
-from serving.judging.decode import DecodingPool
-from serving.judging.quarantine import Quarantine
+from serving.judging.decode import DecodingPool, Quarantine
 from serving.rpc.flow_control import ReceiveBudget
 from serving.rpc.precedents import SERVICE, PrecedentsService
 from tests.support.encoders import PlainPictureReader, picture_of, png_of

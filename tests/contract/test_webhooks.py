@@ -15,7 +15,7 @@ from retrieval.precedents.finder import LibraryFinder
 from serving.docket.log.entries import PrecedentChanged
 from serving.docket.log.notes import VerifierKey
 from serving.docket.open import Docket
-from serving.docket.store.keys import KeyFile, make_key, next_key, read_key, settle_keys
+from serving.docket.store.log_append import KeyFile, make_key, next_key, read_key, settle_keys
 from serving.judging.heartbeat import Heartbeat
 from serving.telemetry import SILENT
 from serving.webhooks import attempts, sender

@@ -11,7 +11,7 @@ import pytest
 
 from court.backends.chat.capabilities import probe
 from court.backends.chat.client import ChatCompletions
-from court.backends.chat.features import Thinking
+from court.backends.chat.wire import Thinking
 from court.events import Summarised, VerdictGiven
 from court.examination import entropy
 from court.ports import ChatRequest, FinishReason

@@ -14,7 +14,7 @@ import pytest
 
 from court.backends.chat import wire
 from court.backends.chat.capabilities import probe
-from court.backends.chat.features import Capabilities, LogProbs
+from court.backends.chat.wire import Capabilities, LogProbs
 from court.errors import Unavailable
 from court.events import (
     AnswerGiven,

@@ -9,7 +9,7 @@ from court.policy import DEFAULT_POLICY, Policy
 from court.prompts.sets import open_set, packaged, source
 from eval.arena.settings import read_criteria
 from eval.models.open import read_models
-from retrieval.facts.trust import read_trust
+from retrieval.facts.reading import read_trust
 from serving.access import tokens
 from serving.settings import Settings
 

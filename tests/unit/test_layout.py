@@ -53,7 +53,7 @@ def test_only_the_service_layer_imports_the_wire_types():
         f"serving/{name}.py"
         for name in (
             "telemetry/rpc_calls",
-            *(f"rpc/{part}" for part in ("convert", "status", "judge", "judge_stream", "watch")),
+            *(f"rpc/{part}" for part in ("convert", "status", "judge", "watch")),
             *(f"rpc/{part}" for part in ("docket", "precedents", "listings", "server")),
             *(f"rest/{part}" for part in ("app", "judging", "messages", "moderations", "operations")),
         )

@@ -47,5 +47,5 @@ def test_modules_import_onnxruntime_only_through_the_wrapper(folder):
         r"^\s*(?:import|from) (?:onnxruntime|rapidocr)\b|import_module\(\"(?:onnxruntime|rapidocr)", re.M
     )
     found = {path for path in (ROOT / folder).rglob("*.py") if direct.search(path.read_text())}
-    names = ("court/backends/onnx.py", "court/backends/ocr/engine.py")
+    names = ("court/backends/onnx.py", "court/backends/ocr/worker.py")
     assert found <= {ROOT / name for name in names}

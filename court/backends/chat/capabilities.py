@@ -14,8 +14,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from court.backends.chat.client import ChatCompletions
-from court.backends.chat.features import REPETITION, THOUGHT_LIMITS, Capabilities, LogProbs, Thinking, weakest
-from court.backends.chat.wire import ListedModels, ServerAnswer
+from court.backends.chat.wire import (
+    REPETITION,
+    THOUGHT_LIMITS,
+    Capabilities,
+    ListedModels,
+    LogProbs,
+    ServerAnswer,
+    Thinking,
+    weakest,
+)
 from court.errors import ModelRefused, Overrun, Unavailable
 from court.meme import Frame
 from court.ports import ChatRequest, FinishReason, Speed

@@ -22,7 +22,7 @@ from court.ports import TextReader
 RAPIDOCR = "rapidocr"
 NONE = "none"
 METHOD = "coarse to fine 1"
-"""The way in which :mod:`court.backends.ocr.engine` uses the models: to be changed with what it reads."""
+"""The way in which :mod:`court.backends.ocr.worker` uses the models: to be changed with what it reads."""
 _PACKAGED = "PP-OCRv6-small"
 
 

@@ -27,8 +27,7 @@ from PIL import Image
 from court.backends.chat import wire
 from court.backends.chat.capabilities import probe
 from court.backends.chat.client import ChatCompletions
-from court.backends.chat.features import Capabilities
-from court.backends.chat.wire import ServerAnswer
+from court.backends.chat.wire import Capabilities, ServerAnswer
 from court.backends.http import Load, http_client
 from court.backends.pictures.reader import GuardedPictureReader
 from court.errors import NotLoaded

@@ -21,10 +21,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AwareDatetime, Field, ValidationError
 
 from court.errors import BadLibrary
 from court.precedents import LibraryIdentity
+from court.values import Value
 from retrieval.embed.encoder import EncoderIdentity
 from retrieval.library.manifest import Counts, Tuning
 from retrieval.library.postgres.connections import missing
@@ -43,10 +44,8 @@ _PLAIN_DIM = 2_000
 LIBRARY = "memecourt.precedent_library"
 
 
-class About(BaseModel):
+class About(Value):
     """Description of a library, as in its manifest."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     created: AwareDatetime

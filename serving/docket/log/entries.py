@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Literal
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import AwareDatetime, BaseModel, Field, TypeAdapter
 
 from court.events import AnyEvent, parse_event
+from court.values import Value
 from serving.docket.log.canonical_json import canonical, canonical_plain, parse
 from serving.docket.log.errors import BadEntry
 from serving.docket.log.merkle import leaf_hash
@@ -77,9 +78,7 @@ class Entry:
         return self.body is None and self.salt is None
 
 
-class _OwnEntry(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
+class _OwnEntry(Value):
     trial_id: str
     at: AwareDatetime
 

@@ -29,8 +29,8 @@ from eval.solvers.trial import chain_of
 from eval.standin.server import FakeModelServer, serving
 from eval.standin.settings import Settings as Behaviour
 from serving.cli.records import render
-from serving.export.page import page
 from serving.export.source import ExportSource
+from serving.export.trial_file import page
 from serving.models.connect import connect_models
 from serving.settings import Settings
 from serving.views.event_text import pieces_of

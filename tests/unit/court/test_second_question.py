@@ -17,8 +17,8 @@ from court.second_question import QuestionBrief, rule_on_question
 from court.settings import TrialSettings
 from court.trial import TrialCase
 from eval.replay.replay import replay
-from serving.export.page import page
 from serving.export.source import ExportSource
+from serving.export.trial_file import page
 from serving.views.event_text import Fact, pieces_of
 from serving.views.messages import messages_of
 from serving.views.recheck import differences

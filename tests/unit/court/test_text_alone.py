@@ -27,8 +27,8 @@ from court.trial import TrialCase
 from court.verdict import ReviewReason
 from serving.export.document import document, read_document, write_document
 from serving.export.dsa import draft
-from serving.export.page import page
 from serving.export.source import ExportSource
+from serving.export.trial_file import page
 from serving.views.compare import compare
 from serving.views.event_text import pieces_of
 from serving.views.messages import messages_of

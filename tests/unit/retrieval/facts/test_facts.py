@@ -16,11 +16,10 @@ from retrieval.facts import corpus as corpora
 from retrieval.facts.corpus import open_corpus
 from retrieval.facts.documents import OVERLAP, PASSAGE, FactDocument, is_date, passages_of, tidy, trust_of
 from retrieval.facts.extraction import TextExtractor
-from retrieval.facts.html_text import html_text
-from retrieval.facts.reading import Origin, read_documents
+from retrieval.facts.reading import Origin, read_documents, read_trust
 from retrieval.facts.source import CorpusEvidence, snippet_of
 from retrieval.facts.starter import STARTER_FACTS
-from retrieval.facts.trust import read_trust
+from retrieval.facts.worker import html_text
 from retrieval.facts.writer import write_corpus
 from retrieval.library.storage import CURRENT, GENERATIONS
 from tests.support.encoders import WordEncoder

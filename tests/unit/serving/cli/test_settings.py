@@ -9,9 +9,8 @@ from court.errors import BadRequest
 from court.events import Procedure
 from court.policy import DEFAULT_POLICY, Policy
 from court.settings import TrialSettings
-from serving.cli.common import _warn_of_misspelled, trial_settings
+from serving.cli.common import _warn_of_misspelled, misspelled_variables, trial_settings
 from serving.cli.main import cli
-from serving.cli.misspelled import misspelled_variables
 from serving.settings import ModelSettings, Settings
 from tests.support.paths import TESTS
 

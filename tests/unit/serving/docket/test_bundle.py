@@ -16,7 +16,7 @@ import pytest
 
 import memecourt.verify as alone
 from memecourt.verify import CantCheck, Violated, verify_bundle, verify_receipt
-from serving.docket.log.bundle import bundle, signed_count
+from serving.docket.audit.audit import bundle, signed_count
 from serving.docket.log.errors import BadNote, BadProof
 from serving.docket.log.notes import SigningKey, VerifierKey, open_checkpoint, open_note, sign_checkpoint, sign_note
 from tests.support.dockets import events_of

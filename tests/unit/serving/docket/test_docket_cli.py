@@ -23,7 +23,7 @@ from serving.cli.main import cli
 from serving.docket.errors import TrialUnknown
 from serving.docket.log.notes import SigningKey, VerifierKey, open_checkpoint, sign_checkpoint
 from serving.docket.open import Docket
-from serving.docket.store.keys import read_key
+from serving.docket.store.log_append import read_key
 from tests.support.dockets import with_docket
 from tests.support.library import ENCODER, content, create
 from tests.support.paths import GOLDEN

@@ -15,11 +15,11 @@ from serving.cli.records import render
 from serving.docket.review.projection import ReviewPriority
 from serving.export.document import document, read_document, write_document
 from serving.export.dsa import draft
-from serving.export.page import page
 from serving.export.source import ExportSource
+from serving.export.trial_file import page
 from serving.judging.known import whole
 from serving.rpc.convert import verdict_of
-from serving.telemetry.trial_state import ObservedTrial
+from serving.telemetry import ObservedTrial
 from serving.views.messages import messages_of
 from serving.views.recheck import differences
 from serving.views.trial_view import view_of

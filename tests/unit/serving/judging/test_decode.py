@@ -6,8 +6,7 @@ import pytest
 
 from court.digests import digest_of_file
 from court.errors import BadPicture
-from serving.judging.decode import DecodingPool
-from serving.judging.quarantine import Quarantine
+from serving.judging.decode import DecodingPool, Quarantine
 from serving.judging.request import size_of
 from tests.support.gates import CountedPictures
 from tests.support.reception import Pictures

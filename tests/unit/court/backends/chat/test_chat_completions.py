@@ -26,8 +26,18 @@ from court.backends.chat.failures import (
     quotable,
     retry_after,
 )
-from court.backends.chat.features import Capabilities, LogProbs, Thinking, weakest
-from court.backends.chat.wire import digest, in_words, masses_of_words, read, read_models, read_tokens
+from court.backends.chat.wire import (
+    Capabilities,
+    LogProbs,
+    Thinking,
+    digest,
+    in_words,
+    masses_of_words,
+    read,
+    read_models,
+    read_tokens,
+    weakest,
+)
 from court.errors import CourtError, ModelRefused, Overrun, Unavailable
 from court.meme import Frame
 from court.ports import ChatRequest, FinishReason

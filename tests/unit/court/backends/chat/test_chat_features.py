@@ -9,7 +9,7 @@ import pytest
 
 from court.backends.chat.capabilities import probe
 from court.backends.chat.client import ChatCompletions
-from court.backends.chat.features import THOUGHT_TOKENS, Capabilities, Thinking, weakest
+from court.backends.chat.wire import THOUGHT_TOKENS, Capabilities, Thinking, weakest
 from court.errors import ModelRefused
 from court.ports import ChatRequest, FinishReason, Speed
 from court.roles import RoleModel, RoleModels

@@ -6,7 +6,7 @@ import pytest
 
 from court.backends.chat.capabilities import probe
 from court.backends.chat.client import ChatCompletions, http_client
-from court.backends.chat.features import Capabilities, LogProbs, Thinking
+from court.backends.chat.wire import Capabilities, LogProbs, Thinking
 from court.errors import ModelRefused
 from court.events import Procedure, VerdictGiven
 from court.meme import Meme

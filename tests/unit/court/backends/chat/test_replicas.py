@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 
 from court.backends.chat.client import ChatCompletions, http_client
-from court.backends.chat.features import Capabilities, LogProbs, weakest
+from court.backends.chat.wire import Capabilities, LogProbs, weakest
 from court.backends.http import Load
 from court.errors import CourtError, ModelRefused, Unavailable
 from court.events import Procedure, VerdictGiven
@@ -290,8 +290,8 @@ async def start_trial(model, n):
 
 @pytest.fixture
 def quick_rechecks(monkeypatch):
-    monkeypatch.setattr("court.backends.chat.server._RECHECK_S", 0.05)
-    monkeypatch.setattr("court.backends.chat.server._RECHECK_MAX_S", 0.1)
+    monkeypatch.setattr("court.backends.chat.client._RECHECK_S", 0.05)
+    monkeypatch.setattr("court.backends.chat.client._RECHECK_MAX_S", 0.1)
 
 
 def test_new_trials_avoid_a_gone_server_and_do_not_wait_for_its_rechecks(quick_rechecks, monkeypatch):
@@ -302,7 +302,7 @@ def test_new_trials_avoid_a_gone_server_and_do_not_wait_for_its_rechecks(quick_r
         calls = servers[1].stats.calls
         assert model._servers[0].gone_at is not None
         await start(0)
-        monkeypatch.setattr("court.backends.chat.server.SLOW_START_S", 1e-6)
+        monkeypatch.setattr("court.backends.chat.client.SLOW_START_S", 1e-6)
         while model._servers[0].gone_at is not None:
             await start_trial(model, 0)
             await asyncio.sleep(0.02)
@@ -322,7 +322,7 @@ def test_recovered_server_gets_its_share_gradually(quick_rechecks, monkeypatch):
         while model._servers[0].gone_at is not None:
             await start_trial(model, 0)
             await asyncio.sleep(0.02)
-        monkeypatch.setattr("court.backends.chat.server.SLOW_START_S", 1000.0)
+        monkeypatch.setattr("court.backends.chat.client.SLOW_START_S", 1000.0)
 
         def shares(count):
             """Calls in flight at each server after this number of trials has begun and none has ended."""

@@ -8,7 +8,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from court.backends.ocr import worker_reader
 from court.backends.ocr.reader import rapidocr_reader
-from court.backends.ocr.reading_order import in_reading_order
+from court.backends.ocr.worker_reader import in_reading_order
 from court.backends.pictures.reader import GuardedPictureReader
 from court.backends.sandbox.process import Death, GuardedWorkers, JobFailed, Reply, WorkerDied
 from court.errors import Overrun, Unavailable
