@@ -181,10 +181,14 @@ async def gather_or_cancel(*steps: Coroutine[Any, Any, Any]) -> tuple[Any, ...]:
             failed.result()
         return tuple(task.result() for task in tasks)
     finally:
-        for task in tasks:
-            task.cancel()
-        # Waits until the cancelled steps have ended, and retrieves their errors, which would otherwise be logged.
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all(*tasks)
+
+
+async def cancel_all(*tasks: asyncio.Future[Any]) -> None:
+    """Cancels tasks and waits until they have ended. Their errors are retrieved, which would otherwise be logged."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def completed(value: T) -> T:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from court import summary
 from court.deadline import Deadline, run_within
@@ -130,15 +131,14 @@ def text_reader_off() -> NotLoaded:
     )
 
 
-def _reading_late() -> Overrun:
-    return Overrun(
-        "The text was not read off the picture in time. Try again later, or send the text with it.",
-        reason="TEXT_TOO_SLOW",
-    )
-
-
-def _duplicates_late() -> Overrun:
-    return Overrun("Memes tried before were not searched in time. Try again later.", reason="SEARCH_TOO_SLOW")
+_reading_late = partial(
+    Overrun,
+    "The text was not read off the picture in time. Try again later, or send the text with it.",
+    reason="TEXT_TOO_SLOW",
+)
+_duplicates_late = partial(
+    Overrun, "Memes tried before were not searched in time. Try again later.", reason="SEARCH_TOO_SLOW"
+)
 
 
 def search_late() -> Overrun:

@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from court.checks import is_cut
-from court.deadline import Deadline, completed
+from court.deadline import Deadline, cancel_all, completed
 from court.events import (
     AnswerGiven,
     CheckFailed,
@@ -118,10 +118,7 @@ class Examination:
                 previous = bits
             raise AssertionError("unreachable: the last round returns")
         finally:
-            for task in (*histories, *summaries):
-                task.cancel()
-            # Their errors are ignored: the examination has ended without them.
-            await asyncio.gather(*histories, *summaries, return_exceptions=True)
+            await cancel_all(*histories, *summaries)  # the examination has ended without them
 
     async def _run_round(
         self, number: int, before: Awaitable[History], needed_rounds: Sequence[asyncio.Event]
@@ -151,11 +148,8 @@ class Examination:
         # Checked once: a round that finds no spare capacity now waits until it is needed, even if capacity appears
         # meanwhile. That costs some overlap and avoids polling the server's load.
         needed = needed_rounds[number - 1]
-        if not (needed.is_set() or self._can_ask_ahead()):
+        if not needed.is_set() and not (self.settings.overlap and self._has_time_for_round() and self.models.room()):
             await needed.wait()
-
-    def _can_ask_ahead(self) -> bool:
-        return self.settings.overlap and self._has_time_for_round() and self.models.room()
 
     def _has_time_for_round(self) -> bool:
         # Includes the calls that must follow: a round that leaves no time for the verdict would fail the whole trial.

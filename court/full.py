@@ -180,30 +180,27 @@ class FullTrial:
             "unseen": self.evidence.meme.picture is not None and not self._settings.pictures_shown,
         }
         panel = self.models.panel(self._settings.judges)
+        opinions: Sequence[Opinion]
+        # Beside the ruling, whose prefix the requests for odds share.
         if len(panel) > 1:
             opinions, supports = await gather_or_cancel(
                 gather_or_cancel(*(self._rule(number, model, brief) for number, model in enumerate(panel, 1))),
                 self._supports(brief, sides),
             )
             spokesman = spokesman_of(opinions)
-            failed = self._failed(opinions[spokesman].ruling, brief, sides, description=description, supports=supports)
-            return {
-                "verdict": judgment.verdict_of(opinions, failed=failed, **evidence),
-                "checked": {"failed": failed, "unheard": unheard, "supports": supports},
-                "ruling": judgment.on_record(opinions[spokesman].ruling, exhibits),
-                "judge": spokesman + 1,
-            }
-        # Beside the ruling, whose prefix they share.
-        (ruling, odds), supports = await gather_or_cancel(
-            self._ask_judge(Judge(self._speaker(self.models.judge)), brief), self._supports(brief, sides)
-        )
-        failed = self._failed(ruling.value, brief, sides, description=description, supports=supports)
+            own: dict[str, Any] = {"judge": spokesman + 1}
+        else:
+            (reply, odds), supports = await gather_or_cancel(
+                self._ask_judge(Judge(self._speaker(self.models.judge)), brief), self._supports(brief, sides)
+            )
+            opinions, spokesman, own = [Opinion(reply.value, odds)], 0, {"odds": odds, "call": reply.call}
+        ruling = opinions[spokesman].ruling
+        failed = self._failed(ruling, brief, sides, description=description, supports=supports)
         return {
-            "verdict": judgment.verdict_of([Opinion(ruling.value, odds)], failed=failed, **evidence),
+            "verdict": judgment.verdict_of(opinions, failed=failed, **evidence),
             "checked": {"failed": failed, "unheard": unheard, "supports": supports},
-            "ruling": judgment.on_record(ruling.value, exhibits),
-            "odds": odds,
-            "call": ruling.call,
+            "ruling": judgment.on_record(ruling, exhibits),
+            **own,
         }
 
     def _failed(

@@ -98,31 +98,28 @@ def writable(reply: str) -> str:
 
 def describe(pictures: Sequence[P], chars: int, prompts: PromptSet | None = None) -> Messages[P]:
     """Builds the first question to the Proposer."""
-    prompts = prompts or packaged()
-    prompt = prompts.proposer
-    return Messages(
-        prompt=prompt,
-        task="describe",
-        system=prompt.system(),
-        parts=(*pictures, *apart([prompt.task("describe")])),
-        schema=replies.schema_of(replies.Description, chars),
-        prompts=prompts,
-    )
+    return _to_proposer("describe", pictures, replies.schema_of(replies.Description, chars), prompts)
 
 
 def answer(
     pictures: Sequence[P], fence: Fence, question: str, chars: int, *, prompts: PromptSet | None = None
 ) -> Messages[P]:
     """Builds a side's question to the Proposer. Arguments as elsewhere in this module."""
+    schema = replies.schema_of(replies.Answer, chars)
+    return _to_proposer("answer", pictures, schema, prompts, question=fence.around(question))
+
+
+def _to_proposer(
+    task: str, pictures: Sequence[P], schema: dict[str, Any], prompts: PromptSet | None, **values: str
+) -> Messages[P]:
     prompts = prompts or packaged()
     prompt = prompts.proposer
-    words = prompt.task("answer", question=fence.around(question))
     return Messages(
         prompt=prompt,
-        task="answer",
+        task=task,
         system=prompt.system(),
-        parts=(*pictures, *apart([words])),
-        schema=replies.schema_of(replies.Answer, chars),
+        parts=(*pictures, *apart([prompt.task(task, **values)])),
+        schema=schema,
         prompts=prompts,
     )
 

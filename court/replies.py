@@ -53,13 +53,9 @@ class UnusableReply(Exception):
         self.what = what
 
 
-def _has_content(text: str) -> bool:
-    """True if a text contains a letter, a digit or a symbol such as an emoji."""
-    return any(unicodedata.category(character)[0] in "LNS" for character in text)
-
-
 def _check_content(text: str) -> str:
-    if not _has_content(text):
+    # A letter, a digit or a symbol such as an emoji.
+    if not any(unicodedata.category(character)[0] in "LNS" for character in text):
         raise ValueError("nothing is said")
     return text.strip()
 
@@ -277,11 +273,6 @@ def parse_question(text: str) -> str:
 def parse_argument(text: str) -> Argument:
     """Parses a summary and justification. Raises UnusableReply."""
     return parse(Argument, text)
-
-
-def parse_argument_on_claim(text: str) -> ArgumentOnClaim:
-    """Parses a summary, a justification and the claim that they rest on. Raises UnusableReply."""
-    return parse(ArgumentOnClaim, text)
 
 
 def parse_ruling(text: str, policy: Policy, precedents: int) -> RulingReply:

@@ -503,10 +503,10 @@ class Advocate:
     async def summarise(self, history: Sequence[Exchange], *, progress: int = 0) -> RoleReply[Argument]:
         """``S = A.summarise(H)``. Raises as :meth:`Speaker.say`."""
         conversation = self.brief.summarise(self.side.lower(), history, self.speaker.reply_chars)
-        parse = replies.parse_argument_on_claim if self.brief.on_claim else replies.parse_argument
 
         def checked(text: str, last: bool) -> Argument:
-            argument = parse(text)
+            on_claim = self.brief.on_claim
+            argument = replies.parse(replies.ArgumentOnClaim, text) if on_claim else replies.parse_argument(text)
             if self.speaker.repairs and not last:
                 _repair(self.check(argument, history))
             return argument

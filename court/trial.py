@@ -162,7 +162,9 @@ class Court:
         # be resumed.
         first_events = [EventDraft(TrialOpened, self._opening(case, fence))]
         if case.meme.text is not None:
-            first_events.append(_caller_text_draft(case.meme, case.meme.text))
+            source = TextSource.CALLER if case.meme.text.strip() else TextSource.NONE
+            values = {"text": case.meme.text, "source": source, "language": case.meme.language or ""}
+            first_events.append(EventDraft(TextRead, values))
         return await self._run_to_end(case, recorder, fence, *first_events)
 
     async def resume(
@@ -395,12 +397,6 @@ def _identity(case: TrialCase, *, shown_to_models: bool) -> MemeIdentity:
         frames=tuple(file_sha256(frame.png) for frame in picture.frames) if shown_to_models else (),
         **caller_fields,
     )
-
-
-def _caller_text_draft(meme: Meme, text: str) -> EventDraft:
-    """Drafts the event about the caller's text."""
-    source = TextSource.CALLER if text.strip() else TextSource.NONE
-    return EventDraft(TextRead, {"text": text, "source": source, "language": meme.language or ""})
 
 
 def _cancellation_error(cancelled: asyncio.CancelledError) -> CourtError:

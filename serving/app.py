@@ -9,13 +9,14 @@ import gc
 import logging
 import resource
 import signal
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
 
+from court.deadline import cancel_all
 from court.errors import BadRequest, NotLoaded, Unavailable
 from retrieval.open import require_library
 from retrieval.precedents.finder import LibraryFinder
@@ -278,9 +279,11 @@ async def _serve_court(
         precedents.open(executor, runner.decoders)
         _in_background(stack, run_health_checks(health, readiness_checks(executor, settings)))
         # Stopped after the runner: if it were cancelled first, its trials would end as if their callers had left.
-        resuming = {_in_background(resumption_stack, runner.orphans.resume())} if resume else set()
+        resuming = [_in_background(resumption_stack, runner.orphans.resume())] if resume else []
         if await _unless_stopping(stopping, health.until_serving(COURT)):
-            _freeze_heap()
+            # Frozen, so that the garbage collector does not rescan existing objects while callers wait.
+            gc.collect()
+            gc.freeze()
             stack.callback(gc.unfreeze)  # C libraries complain about objects that are still alive at exit
             ready()
         await stopping.wait()
@@ -290,7 +293,9 @@ async def _serve_court(
         await asyncio.sleep(settings.drain_delay)
         court.close()
         runner.close()
-        await asyncio.gather(court.empty(settings.grace), _wait_at_most(resuming, settings.grace))
+        await asyncio.gather(
+            court.empty(settings.grace), *(asyncio.wait([task], timeout=settings.grace) for task in resuming)
+        )
     # The runner has cancelled the remaining trials, and their callers are being notified.
     await court.empty(_NOTIFY_S)
     court.memory.close()
@@ -324,13 +329,6 @@ def allow_open_files() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def _freeze_heap() -> None:
-    """Freezes existing objects, so that the garbage collector does not rescan them while callers wait."""
-    # Collect first, so that no garbage is frozen.
-    gc.collect()
-    gc.freeze()
-
-
 def _in_background(stack: AsyncExitStack, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
     """Runs a coroutine in the background until the stack is closed; logs its failure, which nobody awaits."""
     task = asyncio.create_task(work)
@@ -339,19 +337,9 @@ def _in_background(stack: AsyncExitStack, work: Coroutine[Any, Any, None]) -> as
         if not done.cancelled() and (error := done.exception()):
             _log.error("%s ended: %s", done.get_coro().__qualname__, type(error).__qualname__)  # type: ignore[union-attr]
 
-    async def end() -> None:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
     task.add_done_callback(log)
-    stack.push_async_callback(end)
+    stack.push_async_callback(cancel_all, task)
     return task
-
-
-async def _wait_at_most(tasks: Collection[asyncio.Task[None]], seconds: float) -> None:
-    """Waits for tasks, at most the given number of seconds."""
-    if tasks:
-        await asyncio.wait(tasks, timeout=seconds)
 
 
 async def _unless_stopping(stopping: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from platformdirs import user_data_path
 from pydantic import (
@@ -67,19 +67,22 @@ def _parse_list(value: Any) -> Any:
     return tuple(part.strip() for part in value.split(","))
 
 
+def _parts_of(url: str, otherwise: str) -> SplitResult:
+    """Returns the parts of an address of http or https; raises ValueError, with these words, for any other."""
+    try:
+        # urlsplit() and .port raise ValueError for invalid addresses.
+        parts = urlsplit(url)
+        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+            return parts
+    except ValueError:
+        pass
+    raise ValueError(otherwise)
+
+
 def _check_addresses(urls: tuple[str, ...]) -> tuple[str, ...]:
     """Refuses invalid server addresses, and those containing a key or password, which must not appear in records."""
     for url in urls:
-        try:
-            # urlsplit() and .port raise ValueError for invalid addresses.
-            parts = urlsplit(url)
-            is_valid = (
-                parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
-            )
-        except ValueError:
-            is_valid = False
-        if not is_valid:
-            raise ValueError("an address of a model server is http://HOST:PORT/v1, or https")
+        parts = _parts_of(url, "an address of a model server is http://HOST:PORT/v1, or https")
         if "@" in parts.netloc or parts.query or parts.fragment:
             raise ValueError("an address stands in records: give the key as api_key, not in it")
     # With and without a trailing slash it is the same server, which would otherwise count as two.
@@ -295,18 +298,13 @@ class WebhookSettings(Value):
 
     @model_validator(mode="after")
     def _leads_outside(self) -> Self:
-        try:
-            parts = urlsplit(self.url)
-            is_valid = parts.scheme in ("http", "https") and bool(parts.hostname)
-            # The port defaults to that of https, so that plain http is refused for its scheme.
-            port = parts.port or HTTPS
-        except ValueError:
-            raise ValueError("url is no address: give https://HOST/PATH") from None
-        if not is_valid or "@" in parts.netloc or parts.fragment:
-            raise ValueError("url is https://HOST/PATH, without a user, a password or a fragment")
+        wanted = "url is https://HOST/PATH, without a user, a password or a fragment"
+        parts = _parts_of(self.url, wanted)
+        if "@" in parts.netloc or parts.fragment:
+            raise ValueError(wanted)
         # BO-8: what the address itself shows is refused at startup; the address it resolves to is checked on each
-        # connection.
-        if not self.allow_private and (parts.scheme != "https" or port != HTTPS):
+        # connection. The port defaults to that of https, so that plain http is refused for its scheme.
+        if not self.allow_private and (parts.scheme != "https" or (parts.port or HTTPS) != HTTPS):
             raise ValueError(f"url is https and port {HTTPS}; allow_private = true allows others, inside a network")
         return self
 
@@ -358,13 +356,10 @@ class EvidenceSettings(Value):
             if self.key_env is not None or self.fetch:
                 raise ValueError("key_env and fetch are of a search endpoint: name its url")
             return self
-        try:
-            parts = urlsplit(self.url)
-            is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        except ValueError:
-            is_valid = False
-        if not is_valid or "@" in parts.netloc or parts.query or parts.fragment:
-            raise ValueError("url is https://HOST/PATH, or http, without a password or a query: give a key by key_env")
+        wanted = "url is https://HOST/PATH, or http, without a password or a query: give a key by key_env"
+        parts = _parts_of(self.url, wanted)
+        if "@" in parts.netloc or parts.query or parts.fragment:
+            raise ValueError(wanted)
         # The one exception is this machine, where nobody else can read the connection.
         if self.key_env is not None and parts.scheme != "https" and parts.hostname not in _THIS_MACHINE:
             raise ValueError("a key is sent by https, or to this machine: give url as https://HOST/PATH")

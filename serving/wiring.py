@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from court.backends.ocr.reader import open_reader
 from court.backends.pictures.reader import GuardedPictureReader
+from court.deadline import cancel_all
 from court.digests import digest
 from court.errors import BadRequest, Unavailable
 from court.events import (
@@ -181,7 +182,7 @@ async def _open_followed(
     if isinstance(finder, LibraryFinder):
         await asyncio.to_thread(finder.warm, _warming(tell))
         if following:
-            stack.push_async_callback(_cancel, asyncio.create_task(follow(finder, tell)))
+            stack.push_async_callback(cancel_all, asyncio.create_task(follow(finder, tell)))
     return finder
 
 
@@ -212,11 +213,6 @@ def _warming(tell: Callable[[str], None]) -> Callable[[str, int, int], None]:
             tell(f"Warming the precedent library: {10 * tenths} % of {total:,} {step} …")
 
     return progress
-
-
-async def _cancel(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.wait([task])
 
 
 async def open_finder(

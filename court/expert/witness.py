@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from court.deadline import gather_or_cancel
+from court.deadline import cancel_all, gather_or_cancel
 from court.errors import CourtError
 from court.events import (
     CheckableClaim,
@@ -103,13 +103,13 @@ class ExpertWitness:
             if working.done():
                 working.result()  # raises if there was a bug
             # Stopped before closing: a running step would record events after those that settle its claim.
-            await _cancel_and_wait(working)
+            await cancel_all(working)
             return await self._close()
 
         try:
             yield due
         finally:
-            await _cancel_and_wait(working)
+            await cancel_all(working)
 
     async def _testify(self, text: str, description: str | None) -> None:
         # Derived from the meme and not from claims, which a model has written.
@@ -190,7 +190,9 @@ class ExpertWitness:
         # Counted here, as the record of a resumed trial also has later documents.
         weighings, evidence = 0, 0
         while queue and len(used) < self.settings.expert_queries:
-            query = self._outgoing(queue.popleft())
+            query = OutgoingQuery(queue.popleft())
+            if self.source.sends_elsewhere:
+                query = outgoing(query.text, self._names)
             # Models repeat queries in different case; a duplicate would waste one of the few.
             if query.text.casefold() in used:
                 continue
@@ -237,9 +239,6 @@ class ExpertWitness:
         # An empty plan must not settle a claim without a single search.
         queries = reply.value or (claim.text,)
         return await self.recorder.record(QueriesPlanned, claim=claim.number, queries=queries, call=reply.call)
-
-    def _outgoing(self, query: str) -> OutgoingQuery:
-        return outgoing(query, self._names) if self.source.sends_elsewhere else OutgoingQuery(query)
 
     async def _search(self, claim: CheckableClaim, number: int, query: OutgoingQuery) -> EvidenceSearched:
         if known := self.recorder.find(EvidenceSearched, claim=claim.number, number=number):
@@ -395,9 +394,3 @@ class ExpertWitness:
     ) -> RoleReply[T]:
         # Without progress, so that calls that the verdict waits for go first at the server.
         return await self.speaker.say(Role.EXPERT, messages, parse, claim=claim.number, step=step)  # type: ignore[arg-type]
-
-
-async def _cancel_and_wait(task: asyncio.Task[None]) -> None:
-    """Cancels a task and waits for its end."""
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -389,16 +389,7 @@ class NoLibrary:
         """Identity of no library."""
         return LibraryIdentity(name="", digest="", size=0, encoder="", with_picture=0)
 
-    async def find(
-        self,
-        *,
-        text: str,
-        frames: Sequence[Frame],
-        pixels_sha256: str,
-        exhibits: int,
-        tally: int,
-        alpha: float | None,
-    ) -> Findings:
+    async def find(self, **_: Any) -> Findings:
         """Raises NotLoaded."""
         raise NotLoaded("This court was opened without a library of precedents.", reason="NO_LIBRARY")
 

@@ -30,7 +30,6 @@ from serving.cli.common import (
 if TYPE_CHECKING:
     from retrieval.library.postgres.address import Address
     from serving.docket.store.listing import TrialFilter
-    from serving.docket.store.reviews import ReviewStore
     from serving.settings import Settings
 
 _OF_ONE = ("html", "json", "dsa")
@@ -210,7 +209,7 @@ async def _one(settings: Settings, trial_id: str, form: str, options: dict[str, 
             source = await gather(trial_id, trials=store.trials, log=store.log, pictures=wanted, library=library)
         if wanted is Pictures.SHARP:
             # While the docket is open and before the file is written: what can't be noted must not go out.
-            await _record_access(store.reviews, trial_id, form)
+            await store.reviews.record_access(trial_id, who=_WHO, what=f"export as {form}", at=datetime.now(UTC))
     filled = _filled(options["filled"])
     return trial_id, await asyncio.to_thread(
         lambda: write_trial(
@@ -238,11 +237,6 @@ def _filled(path: Path | None) -> dict[str, Any]:
     if not isinstance(own, dict):
         raise BadRequest("What was filled in is no JSON object in UTF-8.", reason="BAD_STATEMENT", field="filled")
     return own
-
-
-async def _record_access(reviews: ReviewStore, trial_id: str, form: str) -> None:
-    """The docket notes that pictures went out as they were judged, before they do."""
-    await reviews.record_access(trial_id, who=_WHO, what=f"export as {form}", at=datetime.now(UTC))
 
 
 async def _many(settings: Settings, form: str, which: TrialFilter, out: Path) -> tuple[int, list[str]]:

@@ -182,8 +182,9 @@ async def _judge_all(
 
     Without a picture, one text is judged alone.
     """
-    gate = asyncio.Semaphore(_AT_ONCE)
+    from court.deadline import cancel_all
 
+    gate = asyncio.Semaphore(_AT_ONCE)
     if pictures and not any(str(path) == "-" or (path.is_file() and os.access(path, os.R_OK)) for path in pictures):
         judges = nullcontext()  # loading models takes long, and there is nothing to ask them
     async with judges as ask:
@@ -201,9 +202,7 @@ async def _judge_all(
                 answer = await outcome
             except asyncio.CancelledError:
                 # Each trial ends by itself, and its record says that it was cancelled.
-                for task in running:
-                    task.cancel()
-                await asyncio.gather(*running, return_exceptions=True)
+                await cancel_all(*running)
                 raise
             # Noted before it is printed: it is also how many were judged, should a signal come.
             exits.append(_exit_of(answer))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -489,23 +489,8 @@ def _progress() -> Callable[[str, int, int], None]:
 
 def _print_report(library: Library, report: BuildReport, as_json: bool) -> None:
     if as_json:
-        problems = [
-            {"source": p.source, "line": p.line, "id": p.id, "reason": p.reason, "kept": p.kept}
-            for p in report.problems
-        ]
-        click.echo(
-            json.dumps(
-                {
-                    "rows": report.rows,
-                    "added": report.added,
-                    "without_picture": report.without_picture,
-                    "text_cut": report.text_cut,
-                    "notes": report.notes,
-                    "problems": problems,
-                    "library": {"digest": library.digest, **library.manifest.model_dump(mode="json")},
-                }
-            )
-        )
+        made = {"library": {"digest": library.digest, **library.manifest.model_dump(mode="json")}}
+        click.echo(json.dumps(asdict(report) | made))
         return
     for problem in report.problems[:_SHOWN]:
         where = f"{excerpt(problem.source)} line {problem.line}, {excerpt(problem.id, 40) or 'no id'}"

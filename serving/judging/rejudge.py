@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from enum import StrEnum
 
+from court.deadline import cancel_all
 from court.digests import digest
 from court.errors import CantResume, CourtError
 from court.record import TrialRecord, TrialState
@@ -159,6 +160,4 @@ async def rejudge_all(rejudging: Rejudging, selection: Selection, *, at_once: in
             yield await running.pop(0)
     finally:
         # A caller that stops early must leave no trial running.
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        await cancel_all(*running)

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from court.deadline import cancel_all
 from court.errors import BadRequest, CourtError, Overrun
 from serving.http.connections import GuardedConnection
 from serving.rest.bodies import ReceivedRequest, content_length, received
@@ -118,10 +119,8 @@ class Call:
                 return working.result()
             raise Overrun("There was no answer in the time that the request gives.", reason=DEADLINE)
         finally:
-            working.cancel()
-            leaving.cancel()
             # Awaited, so that the method releases its memory and slot, and does not continue after the answer.
-            await asyncio.gather(working, leaving, return_exceptions=True)
+            await cancel_all(working, leaving)
 
     @contextmanager
     def _admitted(self) -> Iterator[None]:

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from court.deadline import cancel_all
 from court.errors import BadRequest
 from memecourt.v1 import court_pb2 as wire
 from serving.docket.errors import TrialUnknown
@@ -48,9 +49,7 @@ class JudgeEndpoint:
 
     async def aclose(self) -> None:
         """Cancels trials that nobody waits for any more."""
-        for task in self._going_on:
-            task.cancel()
-        await asyncio.gather(*self._going_on, return_exceptions=True)
+        await cancel_all(*self._going_on)
 
     async def _later(self, request: Request, wait_s: float) -> Response:
         """Returns the verdict if it is ready soon, or else its address once the trial is in the docket."""

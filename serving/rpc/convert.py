@@ -36,11 +36,6 @@ _CLIENT_TOKEN_BYTES = 1024
 _NO_TIME = Duration()
 
 
-def check_request_id(request_id: str) -> None:
-    """Raises BadRequest if the docket can't store a caller's request id."""
-    within(request_id, _MOST["request_id"], "request_id")
-
-
 def ask_of(
     request: wire.JudgeRequest, *, default: Procedure, traceparent: str = "", trace_id: str = ""
 ) -> TrialRequest:
@@ -53,8 +48,7 @@ def ask_of(
     Raises:
         BadRequest: A field is malformed.
     """
-    # Judge has already checked it; for a request of a stream this is the first check.
-    check_request_id(request.request_id)
+    within(request.request_id, _MOST["request_id"], "request_id")
     within(request.content.namespace, _MOST["content.namespace"], "content.namespace")
     within(request.content.id, _MOST["content.id"], "content.id")
     if len(request.client_token) > _CLIENT_TOKEN_BYTES:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from court.deadline import cancel_all
 from court.errors import CourtError
 from court.ports import PROBE_PRIORITY, ChatRequest
 
@@ -161,10 +162,7 @@ class ModelProbe:
             if self._model.answered_at <= began:
                 await replies[0]  # all have failed; raise the first error
         finally:
-            for one in replies:
-                one.cancel()
-            # Awaited, so that probes don't pile up on a slow server.
-            await asyncio.gather(*replies, return_exceptions=True)
+            await cancel_all(*replies)  # awaited, so that probes don't pile up on a slow server
 
 
 async def run_health_checks(health: Health, dependencies: Mapping[str, Sequence[ReadinessCheck]]) -> None:

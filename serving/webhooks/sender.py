@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
+from court.deadline import cancel_all
 from court.errors import CourtError
 from serving.docket.log.entries import Entry
 from serving.docket.open import Docket
@@ -51,11 +52,6 @@ _log = logging.getLogger("memecourt.webhooks")
 Clock = Callable[[], datetime]
 
 
-def utc_now() -> datetime:
-    """Returns the current time, UTC."""
-    return datetime.now(UTC)
-
-
 @dataclass(frozen=True, slots=True)
 class _Attempted:
     """A message that was sent, or is not to be sent any more."""
@@ -74,7 +70,7 @@ class HookSender:
         heartbeat: Heartbeat,
         *,
         metrics: Metrics,
-        clock: Clock = utc_now,
+        clock: Clock = lambda: datetime.now(UTC),
         states: LogFollower[HookStates] | None = None,
     ) -> None:
         """Prepares the sender.
@@ -294,11 +290,8 @@ async def send_webhooks(docket: Docket, receivers: Sequence[Receiver], *, metric
         stopping.set()
         if sending:
             # An interrupted attempt is repeated by another server, under the same id.
-            _, late = await asyncio.wait(sending, timeout=_DRAIN_S)
-            for task in late:
-                task.cancel()
-        beating.cancel()
-        await asyncio.gather(*sending, beating, return_exceptions=True)
+            await asyncio.wait(sending, timeout=_DRAIN_S)
+        await cancel_all(*sending, beating)
         with suppress(CourtError):
             # Only after the senders have ended, or another server would send the same messages concurrently.
             await docket.hooks.release(heartbeat.server)

@@ -237,7 +237,7 @@ def test_a_rotation_not_signed_by_both_keys_for_its_place_has_no_effect(with_doc
                 entry = KeyRotated(at=NOON, who="eve", why="so", note=notes[note_index][1])
                 body = body_of(entry).encode()
                 log.add([EntryDraft(kind=entry.kind, trial_id="", seq=NO_SEQ, at=t.stamp(NOON), body=body)])
-                log.change_key(str(new.verifier))
+                log.key = str(new.verifier)
 
         await docket.transactions.write_alone(forge)
         assert reports_key_differs(await audit(docket, old))

@@ -18,7 +18,7 @@ from serving.settings import Settings
 from tests.support.paths import ROOT
 from tests.support.pictures import captioned, encode
 
-MOST_FILES = 84
+MOST_FILES = 77
 """Most files of court, retrieval and serving in which functions run in the server's process during one full trial."""
 BACKGROUND = {
     "retrieval/library/reload.py",

@@ -241,7 +241,9 @@ def _of_connection_error(error: openai.OpenAIError, _: str, __: Sequence[str]) -
     # Also a transport error for the SDK, but the server has answered and must not count as gone.
     if isinstance(error.__cause__, UnreadableAnswer):
         return garbled()
-    return unreached() if _never_sent(error.__cause__) else broke_off(Retries.ONCE)
+    # Without a connection, the request can't have reached the server.
+    unsent = httpx2.ConnectError | httpx2.ConnectTimeout | httpx2.PoolTimeout | httpx2.ProxyError
+    return unreached() if isinstance(error.__cause__, unsent) else broke_off(Retries.ONCE)
 
 
 MAPPED: Mapping[type, Callable[[openai.OpenAIError, str, Sequence[str]], Failure]] = {
@@ -250,8 +252,3 @@ MAPPED: Mapping[type, Callable[[openai.OpenAIError, str, Sequence[str]], Failure
     openai.APIResponseValidationError: lambda *_: garbled(),
 }
 """Maps the SDK's errors on chat completions, subclasses included, to failures, given model and sent texts."""
-
-
-def _never_sent(cause: BaseException | None) -> bool:
-    """True if the request can't have reached the server, as no connection was made."""
-    return isinstance(cause, httpx2.ConnectError | httpx2.ConnectTimeout | httpx2.PoolTimeout | httpx2.ProxyError)

@@ -258,7 +258,7 @@ def _erase_one(connection: Connection, erasure: _Erasure) -> Erased | CourtError
             )
         ]
     )
-    log.count_erased(len(numbers) + graves + bool(erasure.trial_id))
+    log.erased += len(numbers) + graves + bool(erasure.trial_id)
     log.want_checkpoint()
     return erased
 

@@ -41,7 +41,12 @@ class EntryDraft:
 
 
 class LogAppender:
-    """The log within a transaction that has locked it."""
+    """The log within a transaction that has locked it.
+
+    Attributes:
+        key: Public key that the end of this transaction, and all later ones, are signed with.
+        erased: Number of erased entries.
+    """
 
     def __init__(self, connection: Connection) -> None:
         """Locks the log, waiting for other appenders."""
@@ -89,17 +94,9 @@ class LogAppender:
         """Returns the root hash of the tree over the entries so far."""
         return self._frontier.root()
 
-    def change_key(self, verifier: str) -> None:
-        """Signs the end of this transaction, and all later ones, with another key."""
-        self.key = verifier
-
     def want_checkpoint(self) -> None:
         """Requests that the checkpoint of this transaction is stored, because it is handed out."""
         self._wanted = True
-
-    def count_erased(self, entries: int) -> None:
-        """Adds to the count of erased entries."""
-        self.erased += entries
 
     def write_tiles(self) -> None:
         """Stores the new tiles of the tree, without updating the log's row."""

@@ -306,7 +306,7 @@ def _rotate_one(log: LogAppender, rotation: _Rotation) -> int | CourtError:
     draft = EntryDraft(kind=entry.kind, trial_id="", seq=NO_SEQ, at=t.stamp(rotation.at), body=body_of(entry).encode())
     (number,) = log.add([draft])
     # After the entry, which is the last that the old key covers, and before the next checkpoint is signed.
-    log.change_key(str(rotation.new.verifier))
+    log.key = str(rotation.new.verifier)
     log.want_checkpoint()
     return number
 
