@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -97,6 +97,7 @@ T = TypeVar("T")
 
 _hook, _row = t.hooks.c, t.deliveries.c
 _WAITS = _row.due_at != ""
+_COLUMNS = [_row[field.name] for field in fields(Delivery)]
 
 
 def _write(connection: Connection, works: Sequence[Callable[[Connection], Any]]) -> Sequence[Any]:
@@ -124,7 +125,7 @@ class HookStore(_HookTables):
         def write(connection: Connection) -> None:
             # From the current end of the log: a new receiver is not sent the whole history.
             size = connection.execute(select(t.log.c.size)).scalar_one()
-            rows = [{"name": name, **_values(Hook(name, size)), "owner": ""} for name in sorted(names)]
+            rows = [asdict(Hook(name, size)) for name in sorted(names)]
             if rows:
                 connection.execute(insert_into(connection, t.hooks).on_conflict_do_nothing(), rows)
 
@@ -133,7 +134,9 @@ class HookStore(_HookTables):
     async def hooks(self) -> Sequence[Hook]:
         """Returns all receivers that were ever registered, by name."""
         query = select(t.hooks).order_by(_hook.name)
-        return await self._transactions.read(lambda connection: [_hook_in(row) for row in connection.execute(query)])
+        return await self._transactions.read(
+            lambda connection: [Hook(**row) for row in connection.execute(query).mappings()]
+        )
 
     async def take(self, hook: Hook, owner: str) -> bool:
         """Makes a server the owner by compare-and-set; False if another was quicker."""
@@ -172,7 +175,7 @@ class HookStore(_HookTables):
 
     async def disable(self, name: str, *, why: str, at: datetime) -> bool:
         """Disables a receiver until it is enabled again; False if there is no such receiver."""
-        return await self._change(update(t.hooks).where(_hook.name == name).values(disabled_at=t.stamp(at), why=why))
+        return await self._change(update(t.hooks).where(_hook.name == name).values(disabled_at=at, why=why))
 
 
 class DeliveryStore(_HookTables):
@@ -185,10 +188,10 @@ class DeliveryStore(_HookTables):
 
     async def due(self, name: str, now: datetime, *, most: int) -> Sequence[Delivery]:
         """Returns messages that are due for another attempt, the longest waiting first."""
-        query = select(t.deliveries).where(_row.hook == name, _WAITS, _row.due_at <= t.stamp(now))
+        query = select(*_COLUMNS).where(_row.hook == name, _WAITS, _row.due_at <= now)
         query = query.order_by(_row.due_at, _row.entry, _row.event).limit(most)
         return await self._transactions.read(
-            lambda connection: [_delivery_in(row) for row in connection.execute(query)]
+            lambda connection: [Delivery(**row) for row in connection.execute(query).mappings()]
         )
 
     async def backlog(self, name: str) -> Backlog:
@@ -199,7 +202,7 @@ class DeliveryStore(_HookTables):
 
         def read(connection: Connection) -> Backlog:
             count, oldest = connection.execute(waiting).one()
-            return Backlog(count, connection.execute(given_up).scalar_one(), _time(oldest or ""))
+            return Backlog(count, connection.execute(given_up).scalar_one(), oldest)
 
         return await self._transactions.read(read)
 
@@ -209,12 +212,12 @@ class DeliveryStore(_HookTables):
         given_up = select(_row.hook, func.count()).where(~_WAITS).group_by(_row.hook)
 
         def read(connection: Connection) -> HookStates:
-            hooks = {row.name: _hook_in(row) for row in connection.execute(select(t.hooks))}
+            hooks = {row["name"]: Hook(**row) for row in connection.execute(select(t.hooks)).mappings()}
             size: int = connection.execute(select(t.log.c.size)).scalar_one()
             lost = {name: count for name, count in connection.execute(given_up)}
             backlogs = {name: Backlog(0, count, None) for name, count in lost.items()}
             for name, count, oldest in connection.execute(waiting):
-                backlogs[name] = Backlog(count, lost.get(name, 0), _time(oldest))
+                backlogs[name] = Backlog(count, lost.get(name, 0), oldest)
             return HookStates(size, hooks, backlogs)
 
         return await self._transactions.read(read)
@@ -232,7 +235,8 @@ class DeliveryStore(_HookTables):
         """
         # A concurrent change of the owner or of the position must not be overwritten.
         unchanged = (_hook.name == before.name, _hook.owner == before.owner, _hook.next_entry == before.next_entry)
-        values = _values(after)
+        values = asdict(after)
+        del values["name"], values["owner"]
         if after.disabled_at == before.disabled_at:
             # It may have been disabled or enabled meanwhile.
             del values["disabled_at"], values["why"]
@@ -243,13 +247,8 @@ class DeliveryStore(_HookTables):
             for each in gone:
                 connection.execute(delete(t.deliveries).where(*_is(before.name, each)))
             for each in remaining:
-                row = {
-                    "since": t.stamp(each.since),
-                    "attempts": each.attempts,
-                    "due_at": t.stamp(each.due_at) if each.due_at else "",
-                    "error": each.error,
-                }
-                key = {"hook": before.name, "entry": each.entry, "event": each.event}
+                row = asdict(each)
+                key = {"hook": before.name, "entry": row.pop("entry"), "event": row.pop("event")}
                 stands = insert_into(connection, t.deliveries).values(**key, **row)
                 # Upsert: a retried message exists already, one of a new entry does not.
                 connection.execute(stands.on_conflict_do_update(index_elements=[*key], set_=row))
@@ -278,41 +277,3 @@ class DeliveryStore(_HookTables):
 
 def _is(name: str, delivery: Delivery) -> tuple[ColumnElement[bool], ...]:
     return _row.hook == name, _row.entry == delivery.entry, _row.event == delivery.event
-
-
-def _values(hook: Hook) -> dict[str, Any]:
-    """Returns the columns of a row except name and owner."""
-    return {
-        "next_entry": hook.next_entry,
-        "paused_until": t.stamp(hook.paused_until) if hook.paused_until else "",
-        "failing_since": t.stamp(hook.failing_since) if hook.failing_since else "",
-        "disabled_at": t.stamp(hook.disabled_at) if hook.disabled_at else "",
-        "why": hook.why,
-    }
-
-
-def _hook_in(row: Any) -> Hook:
-    return Hook(
-        name=row.name,
-        next_entry=row.next_entry,
-        owner=row.owner,
-        paused_until=_time(row.paused_until),
-        failing_since=_time(row.failing_since),
-        disabled_at=_time(row.disabled_at),
-        why=row.why,
-    )
-
-
-def _delivery_in(row: Any) -> Delivery:
-    return Delivery(
-        entry=row.entry,
-        event=row.event,
-        since=datetime.fromisoformat(row.since),
-        attempts=row.attempts,
-        due_at=_time(row.due_at),
-        error=row.error,
-    )
-
-
-def _time(stamped: str) -> datetime | None:
-    return datetime.fromisoformat(stamped) if stamped else None

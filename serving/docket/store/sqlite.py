@@ -106,7 +106,29 @@ class _Mover:
         return bool(pages == moved)
 
 
-class SqliteDatabase(Database):
+class _SqliteFile(Database):
+    """A docket's file as it is read."""
+
+    _engine: Engine
+
+    @override
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        with self._engine.begin() as connection:
+            # Deferred: takes no lock, and the first read fixes the snapshot.
+            connection.exec_driver_sql("BEGIN")
+            yield connection
+
+    @override
+    def translated(self, error: Exception) -> CourtError:
+        return translated(error)
+
+    @override
+    def close(self) -> None:
+        self._engine.dispose()
+
+
+class SqliteDatabase(_SqliteFile):
     """A docket's database in a file."""
 
     read_only = False
@@ -171,12 +193,8 @@ class SqliteDatabase(Database):
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         self._find()
-        with _reading(self._engine) as connection:
+        with super().reading() as connection:
             yield connection
-
-    @override
-    def translated(self, error: Exception) -> CourtError:
-        return translated(error)
 
     @override
     def scrub(self, patience: float) -> bool:
@@ -217,7 +235,7 @@ class SqliteDatabase(Database):
         self._writer.dispose()
 
 
-class ReadOnlySqliteDatabase(Database):
+class ReadOnlySqliteDatabase(_SqliteFile):
     """A docket's file that this user may only read, such as an auditor's copy."""
 
     read_only = True
@@ -270,22 +288,8 @@ class ReadOnlySqliteDatabase(Database):
         yield  # makes this a generator, as contextmanager requires
 
     @override
-    @contextmanager
-    def reading(self) -> Iterator[Connection]:
-        with _reading(self._engine) as connection:
-            yield connection
-
-    @override
-    def translated(self, error: Exception) -> CourtError:
-        return translated(error)
-
-    @override
     def scrub(self, patience: float) -> bool:
         return False
-
-    @override
-    def close(self) -> None:
-        self._engine.dispose()
 
 
 def copy_sqlite(path: Path, to: Path) -> None:
@@ -341,15 +345,6 @@ def translated(error: Exception) -> CourtError:
         # From the pool: all connections are in use.
         return unavailable("too many ask it at once")
     return failed()
-
-
-@contextmanager
-def _reading(engine: Engine) -> Iterator[Connection]:
-    """Opens a transaction that sees one snapshot of the file."""
-    with engine.begin() as connection:
-        # Deferred: takes no lock, and the first read fixes the snapshot.
-        connection.exec_driver_sql("BEGIN")
-        yield connection
 
 
 def _writable(path: Path) -> bool:

@@ -51,6 +51,21 @@ class Name(TypeDecorator[str]):
         return re.sub(r"\\(.)", lambda found: "\0" if found[1] == "0" else "\\", value)
 
 
+class Moment(TypeDecorator[datetime]):
+    """Column of a time as :func:`stamp` writes it; empty for none."""
+
+    impl = WORD
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | str | None, dialect: Dialect) -> str:
+        """Returns the stored form."""
+        return stamp(value) if isinstance(value, datetime) else value or ""
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> datetime | None:
+        """Returns the time."""
+        return datetime.fromisoformat(value) if value else None
+
+
 NUMBER = BigInteger().with_variant(Integer, "sqlite")
 
 entries = Table(
@@ -241,9 +256,9 @@ hooks = Table(
     Column("name", WORD, primary_key=True),
     Column("next_entry", BigInteger, nullable=False),
     Column("owner", WORD, nullable=False),  # the server that sends; empty where none does
-    Column("paused_until", WORD, nullable=False),  # empty where it is not paused
-    Column("failing_since", WORD, nullable=False),  # since when nothing was taken; empty where the last was
-    Column("disabled_at", WORD, nullable=False),  # empty where it is enabled
+    Column("paused_until", Moment, nullable=False),  # empty where it is not paused
+    Column("failing_since", Moment, nullable=False),  # since when nothing was taken; empty where the last was
+    Column("disabled_at", Moment, nullable=False),  # empty where it is enabled
     Column("why", Text, nullable=False),  # it was disabled
 )
 
@@ -254,9 +269,9 @@ deliveries = Table(
     Column("hook", WORD, primary_key=True),
     Column("entry", NUMBER, primary_key=True, autoincrement=False),
     Column("event", WORD, primary_key=True),
-    Column("since", WORD, nullable=False),  # time of the entry
+    Column("since", Moment, nullable=False),  # time of the entry
     Column("attempts", Integer, nullable=False),
-    Column("due_at", WORD, nullable=False),  # empty where it was given up
+    Column("due_at", Moment, nullable=False),  # empty where it was given up
     Column("error", Text, nullable=False),  # of the last attempt, in our words
 )
 Index("deliveries_due", deliveries.c.hook, deliveries.c.due_at)
