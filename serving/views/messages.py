@@ -8,7 +8,7 @@ record anyway, and where a part of it is erased it must not live on in them. The
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,6 @@ from court.events import (
     AnswerGiven,
     AnyEvent,
     ClaimEvent,
-    ClaimSettled,
     ClaimsFound,
     Described,
     DocumentWeighed,
@@ -45,72 +44,12 @@ from court.expert.witness import asks_for_claims
 from court.guard import GuardAdapter, guard_messages
 from court.messages import AdvocateBrief, Exchange, JudgeBrief, Messages, messages_digest
 from court.precedents import Precedent
-from court.prompts import PromptSet
-from court.prompts.sets import packaged, with_digest
+from court.prompts.sets import with_digest
 from court.record import TrialRecord
 from court.recorded_case import NotOnRecord, RecordedCase
 from court.settings import TrialSettings
 from court.summary import precedents_for
 from court.untrusted import Fence
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpertMessages:
-    """Rebuilds the messages of one trial's expert witness.
-
-    Attributes:
-        fence: Around what strangers wrote, with the mark of the time of the call.
-    """
-
-    record: TrialRecord
-    fence: Fence
-    settings: TrialSettings
-    prompts: PromptSet = field(default_factory=packaged)
-
-    def claims(self, text: str, description: str | None) -> Messages[Any]:
-        """Rebuilds the question for the claims of a meme."""
-        return find_claims(
-            self.fence,
-            text=text,
-            description=description,
-            most=self.settings.expert_claims,
-            chars=self.settings.reply_chars,
-            prompts=self.prompts,
-        )
-
-    def about(self, event: ClaimEvent, task: str) -> Messages[Any] | None:
-        """The question of a call about one claim; None where the record does not hold the claim."""
-        found = self.record.claims_found
-        claim = next((each for each in found.claims if each.number == event.claim), None) if found else None
-        if claim is None:
-            return None
-        # Events recorded after the call were not part of its question.
-        before: Sequence[Any] = self.record.events[: event.seq]
-        brief = ClaimBrief(
-            fence=self.fence,
-            claim=claim.text,
-            evidence=ClaimRecord.of(before, event.claim).evidence,
-            chars=self.settings.reply_chars,
-            prompts=self.prompts,
-        )
-        match event:
-            case QueriesPlanned():
-                return brief.queries(min(MOST_QUERIES, self.settings.expert_queries))
-            case EvidenceSearched():
-                # In the source's order: that on record is the one which this call came to.
-                return brief.rank(event.query, sorted(event.hits, key=lambda hit: hit.rank_given))
-            case ClaimSettled():
-                return brief.classify()
-            case DocumentWeighed():
-                document = document_of(event)
-                if task not in ("sufficient", "more_queries"):
-                    return brief.ask_about(task, document)
-                # These two questions count the new document as evidence already.
-                grown = replace(brief, evidence=(*brief.evidence, document))
-                return grown.sufficient() if task == "sufficient" else grown.more_queries(MOST_NEXT)
-            case _:
-                return None
-
 
 _LOST_MARK = "not-kept"
 """Placeholder for the fence mark in old records that lack it."""
@@ -227,18 +166,29 @@ class _RecordedSoFar:
         """Rebuilds the requests of a call that an event reports."""
         match event:
             case Described():
-                return [self.describe()]
+                return [asking.describe(self._frames, self.settings.reply_chars, self._prompts)]
             case QuestionAsked():
                 # A question is asked with the exchanges before it in view; a summary with its own round as well.
                 return [self.argue("ask", event.side, event.round - 1)]
             case AnswerGiven():
-                return [self.answer(event.side, event.round)]
+                question = self._one(QuestionAsked, event.side, event.round).question
+                chars, prompts = self.settings.reply_chars, self._prompts
+                return [asking.answer(self._frames, self.fence, question, chars, prompts=prompts)]
             case Summarised() | SummarisedAhead():
                 return [self.argue("summarise", event.side, event.round)]
             case GuardHeard():
                 return [self.ask_guard(event)]
             case ClaimsFound():
-                return [self.find_claims()]
+                return [
+                    find_claims(
+                        self.fence,
+                        text=self._case.text,
+                        description=self._case.description,
+                        most=self.settings.expert_claims,
+                        chars=self.settings.reply_chars,
+                        prompts=self._prompts,
+                    )
+                ]
             case ClaimEvent():
                 return [self.ask_expert(event, reported.task)]
             case VerdictGiven() | JudgeRuled():
@@ -249,16 +199,11 @@ class _RecordedSoFar:
                 brief = self.judge_brief()
                 return brief.unheard.odds() if side is None else brief.side_odds(side)
             case QuestionRuled():
-                return [self.ask_question(event)]
+                brief, chars = self.judge_brief(), self.settings.reply_chars
+                labels, vote = event.precedent_labels, event.vote
+                return [brief.question(event.question, chars, precedent_labels=labels, vote=vote)]
             case _:
                 raise NotOnRecord(f"Nothing is known of the messages of {event.kind}.")
-
-    def describe(self) -> Messages[PictureShown]:
-        return asking.describe(self._frames, self.settings.reply_chars, self._prompts)
-
-    def answer(self, side: Side, number: int) -> Messages[PictureShown]:
-        question = self._one(QuestionAsked, side, number).question
-        return asking.answer(self._frames, self.fence, question, self.settings.reply_chars, prompts=self._prompts)
 
     def argue(self, task: str, side: Side, rounds: int) -> Messages[PictureShown]:
         """Rebuilds the messages to a side after a number of rounds."""
@@ -291,12 +236,6 @@ class _RecordedSoFar:
         pictures = {each.id: PictureShown(sha256, each.id) for each, sha256 in self._case.exhibits if sha256}
         return self._case.judge_brief(self._frames, pictures, fence=self.fence, prompts=self._prompts)
 
-    def ask_question(self, event: QuestionRuled) -> Messages[PictureShown]:
-        """Rebuilds a further question to the Judge."""
-        return self.judge_brief().question(
-            event.question, self.settings.reply_chars, precedent_labels=event.precedent_labels, vote=event.vote
-        )
-
     def ask_guard(self, opinion: GuardHeard) -> Messages[PictureShown]:
         """Rebuilds the question to a guard."""
         return guard_messages(
@@ -308,20 +247,36 @@ class _RecordedSoFar:
             description=self._case.description,
         )
 
-    def find_claims(self) -> Messages[PictureShown]:
-        """Rebuilds the question for the meme's claims of fact."""
-        return self._expert.claims(self._case.text, self._case.description)
-
     def ask_expert(self, event: ClaimEvent, task: str) -> Messages[PictureShown]:
         """Rebuilds a question to the expert witness about one claim."""
-        made = self._expert.about(event, task)
-        if made is None:
+        found = self._record.claims_found
+        claim = next((each for each in found.claims if each.number == event.claim), None) if found else None
+        if claim is None:
             raise NotOnRecord(f"The record does not hold claim {event.claim}.")
-        return made
-
-    @property
-    def _expert(self) -> ExpertMessages:
-        return ExpertMessages(record=self._record, fence=self.fence, settings=self.settings, prompts=self._prompts)
+        # Events recorded after the call were not part of its question.
+        before: Sequence[Any] = self._record.events[: event.seq]
+        brief = ClaimBrief(
+            fence=self.fence,
+            claim=claim.text,
+            evidence=ClaimRecord.of(before, event.claim).evidence,
+            chars=self.settings.reply_chars,
+            prompts=self._prompts,
+        )
+        match event:
+            case QueriesPlanned():
+                return brief.queries(min(MOST_QUERIES, self.settings.expert_queries))
+            case EvidenceSearched():
+                # In the source's order: that on record is the one which this call came to.
+                return brief.rank(event.query, sorted(event.hits, key=lambda hit: hit.rank_given))
+            case DocumentWeighed():
+                document = document_of(event)
+                if task not in ("sufficient", "more_queries"):
+                    return brief.ask_about(task, document)
+                # These two questions count the new document as evidence already.
+                grown = replace(brief, evidence=(*brief.evidence, document))
+                return grown.sufficient() if task == "sufficient" else grown.more_queries(MOST_NEXT)
+            case _:
+                return brief.classify()
 
     @property
     def _frames(self) -> tuple[PictureShown, ...]:

@@ -28,7 +28,7 @@ class RecognitionModel(NamedTuple):
 
     path: str
     sha256: str
-    reads_latin: bool = True
+    reads_latin: bool
 
     @property
     def name(self) -> str:
@@ -39,43 +39,18 @@ class RecognitionModel(NamedTuple):
 # Arabic is left out: its model outputs lines in visual order, from left to right, and restoring the logical order
 # would be a guess.
 LANGUAGES = {
-    "cyrillic": RecognitionModel(
-        "PP-OCRv5/rec/cyrillic_PP-OCRv5_rec_mobile.onnx",
-        "90f761b4bfcce0c8c561c0cb5c887b0971d3ec01c32164bdf7374a35b0982711",
-    ),
-    "devanagari": RecognitionModel(
-        "PP-OCRv5/rec/devanagari_PP-OCRv5_rec_mobile.onnx",
-        "d6f0a906580e3fa6b324a318718f1f31f268b6ea8ef985f91c2012a37f52c91e",
-    ),
-    "el": RecognitionModel(
-        "PP-OCRv5/rec/el_PP-OCRv5_rec_mobile.onnx",
-        "b4368bccd557123c702b7549fee6cd1e94b581337d1c9b65310f109131542b7f",
-    ),
-    "eslav": RecognitionModel(
-        "PP-OCRv5/rec/eslav_PP-OCRv5_rec_mobile.onnx",
-        "08705d6721849b1347d26187f15a5e362c431963a2a62bfff4feac578c489aab",
-    ),
-    "ka": RecognitionModel(
-        "PP-OCRv4/rec/ka_PP-OCRv4_rec_mobile.onnx",
-        "9c1e186ea1d13cf6c853e57b42d382c3961fdd6acc2409e0d0dc44defc9f152b",
-        reads_latin=False,
-    ),
-    "korean": RecognitionModel(
-        "PP-OCRv5/rec/korean_PP-OCRv5_rec_mobile.onnx",
-        "cd6e2ea50f6943ca7271eb8c56a877a5a90720b7047fe9c41a2e541a25773c9b",
-    ),
-    "ta": RecognitionModel(
-        "PP-OCRv5/rec/ta_PP-OCRv5_rec_mobile.onnx",
-        "a42448808b7dea87597336f12438935f40353f1949e8360acd9e06b4da21bfe1",
-    ),
-    "te": RecognitionModel(
-        "PP-OCRv5/rec/te_PP-OCRv5_rec_mobile.onnx",
-        "a3690451b50028a09a3316a1274f7c05728151ea3f8fd392696397a7fefcbd92",
-    ),
-    "th": RecognitionModel(
-        "PP-OCRv5/rec/th_PP-OCRv5_rec_mobile.onnx",
-        "de541dd83161c241ff426f7ecfd602a0ba77d686cf3ab9a6c255ea82fd08006e",
-    ),
+    language: RecognitionModel(f"{version}/rec/{language}_{version}_rec_mobile.onnx", sha256, language != "ka")
+    for language, version, sha256 in (
+        ("cyrillic", "PP-OCRv5", "90f761b4bfcce0c8c561c0cb5c887b0971d3ec01c32164bdf7374a35b0982711"),
+        ("devanagari", "PP-OCRv5", "d6f0a906580e3fa6b324a318718f1f31f268b6ea8ef985f91c2012a37f52c91e"),
+        ("el", "PP-OCRv5", "b4368bccd557123c702b7549fee6cd1e94b581337d1c9b65310f109131542b7f"),
+        ("eslav", "PP-OCRv5", "08705d6721849b1347d26187f15a5e362c431963a2a62bfff4feac578c489aab"),
+        ("ka", "PP-OCRv4", "9c1e186ea1d13cf6c853e57b42d382c3961fdd6acc2409e0d0dc44defc9f152b"),
+        ("korean", "PP-OCRv5", "cd6e2ea50f6943ca7271eb8c56a877a5a90720b7047fe9c41a2e541a25773c9b"),
+        ("ta", "PP-OCRv5", "a42448808b7dea87597336f12438935f40353f1949e8360acd9e06b4da21bfe1"),
+        ("te", "PP-OCRv5", "a3690451b50028a09a3316a1274f7c05728151ea3f8fd392696397a7fefcbd92"),
+        ("th", "PP-OCRv5", "de541dd83161c241ff426f7ecfd602a0ba77d686cf3ab9a6c255ea82fd08006e"),
+    )
 }
 """Languages and scripts by RapidOCR's names; all but Georgian (``ka``) know English letters too."""
 

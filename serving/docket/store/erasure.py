@@ -22,7 +22,7 @@ from sqlalchemy import Connection, and_, delete, insert, select, update
 from court.errors import CourtError, Unavailable
 from court.meme import is_text_digest
 from court.record import TrialState
-from serving.docket.log.entries import NO_SEQ, Erased, body_of, erased_of
+from serving.docket.log.entries import Erased, erased_of
 from serving.docket.store import review_tables
 from serving.docket.store import tables as t
 from serving.docket.store.bodies import part_key, unpacked
@@ -247,17 +247,7 @@ def _erase_one(connection: Connection, erasure: _Erasure) -> Erased | CourtError
         left=left,
     )
     # Directly after the graves: readers of erasures find them by counting back from here.
-    log.add(
-        [
-            EntryDraft(
-                kind=erased.kind,
-                trial_id=erasure.trial_id,
-                seq=NO_SEQ,
-                at=t.stamp(erasure.at),
-                body=body_of(erased).encode(),
-            )
-        ]
-    )
+    log.add([EntryDraft.of(erased)])
     log.erased += len(numbers) + graves + bool(erasure.trial_id)
     log.want_checkpoint()
     return erased

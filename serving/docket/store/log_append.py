@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 from sqlalchemy import Connection, LargeBinary, bindparam, cast, insert, select, update
 
 from serving.docket.errors import DocketError
-from serving.docket.log.entries import Entry
+from serving.docket.log.entries import NO_SEQ, Entry, Erased, KeyRotated, PictureShown, PrecedentChanged, body_of
 from serving.docket.log.errors import BadNote
 from serving.docket.log.merkle import Frontier, Node, tile_updates
 from serving.docket.log.notes import SigningKey, sign_checkpoint
@@ -38,6 +38,11 @@ class EntryDraft:
     seq: int
     at: str
     body: bytes
+
+    @classmethod
+    def of(cls, own: PictureShown | Erased | PrecedentChanged | KeyRotated) -> EntryDraft:
+        """Drafts an entry that is no event of a trial."""
+        return cls(own.kind, own.trial_id, NO_SEQ, t.stamp(own.at), body_of(own).encode())
 
 
 class LogAppender:

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Select, bindparam, select
 
 from court.errors import CourtError
 from serving.docket.errors import DocketError, NotDecided
-from serving.docket.log.entries import NO_SEQ, Entry, KeyRotated, body_of
+from serving.docket.log.entries import Entry, KeyRotated
 from serving.docket.log.merkle import TileNodes, inclusion_proof
 from serving.docket.log.notes import SigningKey, VerifierKey
 from serving.docket.log.rotation import read_rotation, sign_rotation
@@ -303,8 +303,7 @@ def _rotate_one(log: LogAppender, rotation: _Rotation) -> int | CourtError:
         compromised=rotation.compromised,
         note=sign_rotation(rotation.old, rotation.new, number=log.size, root=log.root()),
     )
-    draft = EntryDraft(kind=entry.kind, trial_id="", seq=NO_SEQ, at=t.stamp(rotation.at), body=body_of(entry).encode())
-    (number,) = log.add([draft])
+    (number,) = log.add([EntryDraft.of(entry)])
     # After the entry, which is the last that the old key covers, and before the next checkpoint is signed.
     log.key = str(rotation.new.verifier)
     log.want_checkpoint()

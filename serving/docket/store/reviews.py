@@ -16,7 +16,7 @@ from court.record import TrialState
 from court.verdict import Label
 from serving.docket.errors import NotDecided
 from serving.docket.log.canonical_json import parse
-from serving.docket.log.entries import NO_SEQ, PictureShown, PrecedentChanged, body_of
+from serving.docket.log.entries import PictureShown, PrecedentChanged
 from serving.docket.store import tables as t
 from serving.docket.store.bodies import event_in, unpacked
 from serving.docket.store.database import erased, unknown
@@ -177,19 +177,7 @@ def _record_accesses(connection: Connection, accesses: Sequence[PictureShown]) -
     # An erasure locks the log first too, so that what is read here stays true until the commit.
     query = select(t.trials.c.trial_id, t.trials.c.erased).where(t.trials.c.trial_id.in_(named))
     there = {trial_id: gone for trial_id, gone in connection.execute(query)}
-    log.add(
-        [
-            EntryDraft(
-                kind=access.kind,
-                trial_id=access.trial_id,
-                seq=NO_SEQ,
-                at=t.stamp(access.at),
-                body=body_of(access).encode(),
-            )
-            for access in accesses
-            if there.get(access.trial_id) is False
-        ]
-    )
+    log.add([EntryDraft.of(access) for access in accesses if there.get(access.trial_id) is False])
     errors = {trial_id: erased(trial_id) if trial_id in there else unknown(trial_id) for trial_id in named}
     return [None if there.get(access.trial_id) is False else errors[access.trial_id] for access in accesses]
 
@@ -210,12 +198,7 @@ def _record_new(connection: Connection, log: LogAppender, changes: Sequence[Prec
         changes = [each for each in changes if each.number > last.number or each.at > last.at]
     else:
         changes = [each for each in changes if each.number > since]
-    log.add(
-        [
-            EntryDraft(kind=each.kind, trial_id="", seq=NO_SEQ, at=t.stamp(each.at), body=body_of(each).encode())
-            for each in changes
-        ]
-    )
+    log.add([EntryDraft.of(each) for each in changes])
     return len(changes)
 
 

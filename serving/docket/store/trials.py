@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import Connection, bindparam, delete, insert, select, update
 from typing_extensions import override
@@ -48,6 +48,7 @@ from serving.docket.store.transactions import Rank, SqlStore, Transactions
 
 _row, _entry = t.trials.c, t.entries.c
 _AT_ONCE = 500  # keys in one query
+N = TypeVar("N")
 
 # Every trial and every watcher asks for them. Made once: to put a statement together takes longer than to run it.
 _EVENTS = (
@@ -172,11 +173,7 @@ def log_events(connection: Connection, log: LogAppender, events: Sequence[AnyEve
         # Most dockets have erased nothing and skip this query.
         graves = buried(connection, sorted({of for of, _ in parts})) if log.erased else {}
         found: dict[Part, int] = {part: graves[part[0]] for part in parts if part[0] in graves}
-        keys = {part_key(part): part for part in parts if part not in found}
-        # In batches: databases limit the number of parameters of a statement.
-        for some in _some(list(keys)):
-            query = select(t.parts.c.key, t.parts.c.number).where(t.parts.c.key.in_(some))
-            found |= {keys[bytes(key)]: number for key, number in connection.execute(query)}
+        found |= _numbers_of(connection, {part_key(part): part for part in parts if part not in found})
         if new := [part for part in parts if part not in found]:
             now = t.stamp(datetime.now(UTC))
             added = log.add([part_draft(part, now) for part in new])
@@ -218,12 +215,7 @@ def part_draft(part: Part, at: str) -> EntryDraft:
 
 def buried(connection: Connection, precedents: Sequence[str]) -> Mapping[str, int]:
     """Erased ones among these precedents, each with the entry that stands for all that is quoted of it."""
-    keys = {part_key((of, "")): of for of in precedents}
-    found: dict[str, int] = {}
-    for some in _some(list(keys)):
-        query = select(t.parts.c.key, t.parts.c.number).where(t.parts.c.key.in_(some))
-        found |= {keys[bytes(key)]: number for key, number in connection.execute(query)}
-    return found
+    return _numbers_of(connection, {part_key((of, "")): of for of in precedents})
 
 
 def append_events(connection: Connection, batches: Sequence[Sequence[AnyEvent]]) -> Sequence[None]:
@@ -249,8 +241,14 @@ def append_events(connection: Connection, batches: Sequence[Sequence[AnyEvent]])
     return [None] * len(batches)
 
 
-def _some(keys: Sequence[bytes]) -> Iterable[Sequence[bytes]]:
-    return (keys[first : first + _AT_ONCE] for first in range(0, len(keys), _AT_ONCE))
+def _numbers_of(connection: Connection, named: Mapping[bytes, N]) -> dict[N, int]:
+    """Returns the entries of parts, by the names that are given for their keys; unknown ones are missing."""
+    keys, found = list(named), dict[N, int]()
+    # In batches: databases limit the number of parameters of a statement.
+    for first in range(0, len(keys), _AT_ONCE):
+        query = select(t.parts.c.key, t.parts.c.number).where(t.parts.c.key.in_(keys[first : first + _AT_ONCE]))
+        found |= {named[bytes(key)]: number for key, number in connection.execute(query)}
+    return found
 
 
 def _refuse_erased(connection: Connection, trial_ids: Collection[str]) -> None:
