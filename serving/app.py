@@ -273,7 +273,9 @@ async def _serve_court(
     if executor.court.role_models is not None:
         telemetry.metrics.prefix_cache(executor.court.role_models.models, executor.court.role_models.prefix_cache)
     async with AsyncExitStack() as resumption_stack, AsyncExitStack() as stack:
-        runner = await stack.enter_async_context(TrialRunner(executor, settings, telemetry, memory=court.memory))
+        runner = await stack.enter_async_context(
+            TrialRunner(executor, settings, telemetry, memory=court.memory.change_pictures)
+        )
         court.open(executor, runner)
         docket.open(executor, runner.refresh, corrections_for(executor, settings))
         precedents.open(executor, runner.decoders)

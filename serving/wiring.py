@@ -31,10 +31,9 @@ from retrieval.embed.process import EncoderProcess
 from retrieval.library.library import Library
 from retrieval.library.manifest import FORMAT, USUAL
 from retrieval.library.postgres.address import Address
-from retrieval.library.reload import follow
 from retrieval.library.storage import CURRENT
 from retrieval.open import choose_encoder, load_encoder_for, open_writer, open_writer_of
-from retrieval.precedents.finder import LibraryFinder, NoLibrary
+from retrieval.precedents.finder import LibraryFinder, NoLibrary, follow
 from retrieval.precedents.postgres_finder import PgvectorFinder
 from serving.docket.open import Docket, open_docket
 from serving.docket.retention import WHO

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from court.precedents import MinSimilarity
 from court.values import Value
 
 UNIT_TOLERANCE = 1e-3
@@ -73,27 +74,19 @@ class TextEmbeddings:
     cut: tuple[bool, ...]
 
 
-class KnownMinSimilarity(Protocol):
-    """Minimum similarities that an encoder knows; :class:`court.precedents.MinSimilarity` has both."""
-
-    @property
-    def text(self) -> float | None:
-        """Minimum similarity of the text half.
-
-        None if it is measured on the library (:mod:`retrieval.calibration.thresholds`).
-        """
-
-    @property
-    def picture(self) -> float | None:
-        """Minimum similarity of the picture half; None as for :attr:`text`."""
-
-
 @dataclass(frozen=True, slots=True)
 class PartialMinSimilarity:
-    """Minimum similarities known for one half, or for none."""
+    """Minimum similarities known for one half, or for none; the other is measured on the library.
+
+    See :mod:`retrieval.calibration.thresholds`.
+    """
 
     text: float | None = None
     picture: float | None = None
+
+
+KnownMinSimilarity: TypeAlias = MinSimilarity | PartialMinSimilarity
+"""Minimum similarities that an encoder knows."""
 
 
 class Encoder(Protocol):

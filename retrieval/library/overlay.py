@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,20 +18,10 @@ from retrieval.library.changes import Change, Effect
 from retrieval.library.journal import JournalEntry
 from retrieval.library.manifest import JOURNAL, LabelledMeme
 from retrieval.library.storage import damaged
+from retrieval.library.verify import Base
 
 _FIRST = 64
 """Rows that there is room for at first."""
-
-
-class BaseRows(Protocol):
-    """Rows under an overlay."""
-
-    @property
-    def size(self) -> int:
-        """Number of rows."""
-
-    def row_of(self, id_: str) -> int | None:
-        """Returns the row of a meme; None if there is none."""
 
 
 class _RowBuffer:
@@ -83,7 +72,7 @@ class Delta:
 class DeltaBuilder:
     """Collects the changes that make the next overlay. Not thread-safe."""
 
-    def __init__(self, base: BaseRows, flags: NDArray[np.uint8], overlay: Delta, encoder: EncoderIdentity) -> None:
+    def __init__(self, base: Base, flags: NDArray[np.uint8], overlay: Delta, encoder: EncoderIdentity) -> None:
         """``flags`` are those of the base."""
         self._base = base
         self._flags = flags

@@ -15,12 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from court.errors import BadLibrary, NotLoaded, Unavailable
+from court.errors import BadLibrary, CourtError, NotLoaded, Unavailable
 from court.meme import Frame
 from court.precedents import Findings, LibraryIdentity
 from retrieval.embed.encoder import Encoder
 from retrieval.index.candidates import EXACT_UP_TO, load_or_build
 from retrieval.index.exact import FusedIndex, Hits, SegmentedIndex
+from retrieval.library import storage
 from retrieval.library.filters import EVERYTHING, Filter
 from retrieval.library.library import Library, harmful_rows
 from retrieval.library.manifest import VECTORS, Counts, LabelledMeme, Tuning
@@ -399,3 +400,38 @@ class NoLibrary:
 
     def close(self) -> None:
         """Does nothing."""
+
+
+EVERY_S = 1.0
+"""Seconds between two looks at ``CURRENT``; each costs some microseconds."""
+
+
+async def follow(finder: LibraryFinder, tell: Callable[[str], None], *, every_s: float = EVERY_S) -> None:
+    """Swaps in each newer version of the library, until cancelled.
+
+    The new version is read and checked in a thread while searches continue in the old one. A version that can't be used
+    (damaged, or made by another encoder) is reported once and skipped; the old one stays in use.
+
+    Args:
+        tell: Called with a sentence about each swap or failure.
+    """
+    looked_at: tuple[int, int, int] | None = None
+    while True:
+        library = finder.searched
+        try:
+            mark = storage.mark_of(library.root)
+            if mark != looked_at:
+                # Stored before reading, so that a write during the read is noticed next time.
+                looked_at = mark
+                newer = await asyncio.to_thread(library.newer)
+                if newer is not None:
+                    await asyncio.to_thread(finder.swap, newer)
+                    tell(f"The precedent library was changed: {newer.counts.memes:,} memes are searched now.")
+        except FileNotFoundError:
+            # Missing for a moment or for good: the open library can still be searched.
+            pass
+        # The mark was stored above, so this is reported once for each write and not at every poll.
+        except (CourtError, OSError, ValueError) as error:
+            what = error.message if isinstance(error, CourtError) else "It can't be read."
+            tell(f"The precedent library was changed, but the former is searched on. {what}")
+        await asyncio.sleep(every_s)

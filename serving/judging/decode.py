@@ -19,7 +19,7 @@ from court.meme import Meme, Picture, is_text_digest, text_digest
 from court.ports import PictureReader
 from serving.docket.store.listing import Failure, TrialIndex
 from serving.judging.admission import Admission
-from serving.judging.request import AdmissionSlot, Caller, PictureMemory, TrialRequest, UncountedPictures, size_of
+from serving.judging.request import AdmissionSlot, Caller, PictureMemory, TrialRequest, size_of, uncounted
 from serving.judging.single_flight import LRUCache, SingleFlight
 from serving.telemetry import SILENT, Telemetry
 
@@ -192,19 +192,19 @@ class DecodingPool:
         most: int,
         *,
         telemetry: Telemetry = SILENT,
-        memory: PictureMemory | None = None,
+        memory: PictureMemory = uncounted,
     ) -> None:
         """Starts idle.
 
         Args:
-            memory: Accounts for the bytes of the pictures that :meth:`picture` lends; None if they are not limited.
+            memory: Accounts for the bytes of the pictures that :meth:`picture` lends.
         """
         self._pictures = pictures
         self._quarantine = quarantine
         # No queue for impatient callers: every caller here is patient (see _decode).
         self._turns = Admission(most, 0)
         self._telemetry = telemetry
-        self._memory = memory or UncountedPictures()
+        self._memory = memory
         self._decoding: dict[bytes, SingleFlight[DecodedPicture]] = {}
         self._digests: LRUCache[bytes, str] = LRUCache(_MOST_DIGESTS)
 
@@ -266,14 +266,14 @@ class DecodingPool:
         """
         file = await digest_of_file(data)
         picture = (await self.read(data, file, namespace)).picture
-        self._memory.change_pictures(size_of(picture))
+        self._memory(size_of(picture))
         try:
             yield picture
         except Unavailable as error:
             self._quarantine.failed(file, error.reason)
             raise
         finally:
-            self._memory.change_pictures(-size_of(picture))
+            self._memory(-size_of(picture))
 
     async def _decode(self, data: bytes, file: bytes, namespace: str) -> DecodedPicture:
         began = time.perf_counter()

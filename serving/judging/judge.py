@@ -42,7 +42,7 @@ from serving.judging.leases import (
     request_of,
 )
 from serving.judging.orphans import Orphans, Reaper
-from serving.judging.request import AdmissionSlot, Answer, Caller, PictureMemory, TrialRequest, UncountedPictures
+from serving.judging.request import AdmissionSlot, Answer, Caller, PictureMemory, TrialRequest, uncounted
 from serving.judging.running import RunningTrial, TrialsInFlight
 from serving.judging.single_flight import WorkCancelled
 from serving.settings import Settings
@@ -66,12 +66,12 @@ class TrialRunner:
         *,
         heartbeat: Heartbeat | None = None,
         admission: Admission | None = None,
-        memory: PictureMemory | None = None,
+        memory: PictureMemory = uncounted,
     ) -> None:
         """Prepares the runner; it answers requests once entered as a context manager.
 
         Args:
-            memory: Accounts for the bytes of decoded pictures; None if they are not limited.
+            memory: Accounts for the bytes of decoded pictures.
         """
         self._executor = executor
         self._text_alone = settings.text_alone
@@ -107,7 +107,7 @@ class TrialRunner:
             decoders=self.decoders,
         )
         self.admission = admission or Admission(settings.concurrent_trials, settings.waiting_trials)
-        self._memory = memory or UncountedPictures()
+        self._memory = memory
         # In this order: telemetry, which counts outcomes, must know the earlier state of a resumed trial.
         executor.feed.subscribe(self._in_flight.on_event)
         executor.feed.subscribe(telemetry.watch)

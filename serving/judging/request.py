@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import TypeAlias
 
 from court.digests import digest, digest_of_file
 from court.errors import NotLoaded
@@ -41,18 +41,12 @@ class Answer:
     near: bool
 
 
-class PictureMemory(Protocol):
-    """Accounts for the memory of decoded pictures."""
-
-    def change_pictures(self, by: int) -> None:
-        """Adjusts the number of bytes used by decoded pictures."""
+PictureMemory: TypeAlias = Callable[[int], None]
+"""Told by how many bytes the memory of decoded pictures changes."""
 
 
-class UncountedPictures:
-    """Null implementation, for when the memory of pictures is not limited."""
-
-    def change_pictures(self, by: int) -> None:
-        """See the port."""
+def uncounted(_: int) -> None:
+    """Accounts for nothing, where the memory of pictures is not limited."""
 
 
 @dataclass(slots=True)
@@ -73,7 +67,7 @@ class AdmissionSlot:
     namespace: str = ""
     within_s: float | None = None
     patient: bool = False
-    memory: PictureMemory = field(default_factory=UncountedPictures)
+    memory: PictureMemory = uncounted
     entered: AbstractAsyncContextManager[object] | None = None
     picture: Picture | None = None
 
@@ -96,7 +90,7 @@ class AdmissionSlot:
         entered, self.entered = self.entered, None
         picture, self.picture = self.picture, None
         if picture is not None:
-            self.memory.change_pictures(-size_of(picture))
+            self.memory(-size_of(picture))
         if entered is not None:
             await entered.__aexit__(None, None, None)
 
@@ -105,7 +99,7 @@ class AdmissionSlot:
         # Without a slot, nothing would limit the number of pictures in memory.
         if self.picture is None and (self.admission is None or self.entered is not None):
             self.picture = picture
-            self.memory.change_pictures(size_of(picture))
+            self.memory(size_of(picture))
 
     def handed_on(self) -> AdmissionSlot:
         """Transfers the slot and the picture to a new object."""

@@ -28,10 +28,9 @@ from retrieval.library.library import Library
 from retrieval.library.manifest import LabelledMeme
 from retrieval.library.postgres.address import Address
 from retrieval.library.postgres.push import push_library
-from retrieval.library.reload import follow
 from retrieval.library.writer import LibraryWriter
 from retrieval.open import open_writer
-from retrieval.precedents.finder import LibraryFinder
+from retrieval.precedents.finder import LibraryFinder, follow
 from retrieval.precedents.postgres_finder import PgvectorFinder
 from serving.access.callers import Caller, Scope
 from serving.judging.decode import DecodingPool, Quarantine

@@ -21,7 +21,6 @@ from tests.support.pictures import captioned, encode
 MOST_FILES = 77
 """Most files of court, retrieval and serving in which functions run in the server's process during one full trial."""
 BACKGROUND = {
-    "retrieval/library/reload.py",
     "retrieval/library/storage.py",
     "serving/rpc/health.py",
     "serving/judging/heartbeat.py",

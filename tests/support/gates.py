@@ -51,10 +51,3 @@ async def call_with_check(check: Callable[[], None], call: Awaitable[T]) -> T:
         return await call
     finally:
         _check.reset(token)
-
-
-class CountedPictures:
-    """Passes on every change of the memory taken by decoded pictures."""
-
-    def __init__(self, tell: Callable[[int], object]) -> None:
-        self.change_pictures = tell

@@ -13,7 +13,7 @@ from serving.docket.open import Docket
 from serving.judging.executor import TrialExecutor
 from serving.judging.heartbeat import Heartbeat
 from serving.judging.judge import TrialRunner
-from serving.judging.request import TrialRequest
+from serving.judging.request import TrialRequest, uncounted
 from serving.judging.single_flight import SingleFlight
 from serving.settings import Settings
 from serving.telemetry import SILENT
@@ -97,7 +97,7 @@ class Town:
         own = docket is None
         docket = docket or self.docket()
         clock = ticking_clock()
-        forget_s, memory = changes.pop("forget_s", 60), changes.pop("memory", None)
+        forget_s, memory = changes.pop("forget_s", 60), changes.pop("memory", uncounted)
         telemetry = changes.pop("telemetry", SILENT)
         court = Court(
             finder=changes.pop("finder", self.finder),

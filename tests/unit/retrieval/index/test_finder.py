@@ -21,10 +21,9 @@ from retrieval.index.exact import FusedIndex
 from retrieval.library.filters import Filter
 from retrieval.library.library import Library
 from retrieval.library.manifest import Calibration, LabelledMeme, StoredPicture, Tuning
-from retrieval.library.reload import follow
 from retrieval.library.thumbnails import SIDE, ThumbnailWriter, shrink
 from retrieval.library.writer import LibraryWriter
-from retrieval.precedents.finder import LibraryFinder
+from retrieval.precedents.finder import LibraryFinder, follow
 from tests.support.encoders import WordEncoder, picture_of, png_of
 from tests.support.playing import until
 

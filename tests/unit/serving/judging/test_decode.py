@@ -8,7 +8,6 @@ from court.digests import digest_of_file
 from court.errors import BadPicture
 from serving.judging.decode import DecodingPool, Quarantine
 from serving.judging.request import size_of
-from tests.support.gates import CountedPictures
 from tests.support.reception import Pictures
 
 
@@ -75,7 +74,7 @@ def test_picture_that_killed_a_worker_is_quarantined_for_all_callers(reason):
 def test_decoded_picture_counts_towards_memory_while_in_use():
     async def scenario():
         counted = []
-        decoders = DecodingPool(Pictures(), Quarantine(None), 1, memory=CountedPictures(counted.append))
+        decoders = DecodingPool(Pictures(), Quarantine(None), 1, memory=counted.append)
         with pytest.raises(ZeroDivisionError):
             async with decoders.picture(b"file", "a") as picture:
                 assert counted == [size_of(picture)] and counted[0] > 0

@@ -28,7 +28,7 @@ from serving.telemetry import Telemetry
 from serving.telemetry.metrics import Metrics
 from tests.support.dockets import Intercepted, open_trials
 from tests.support.fakes import LIBRARY, H, RecordingSink, findings, ticking_clock
-from tests.support.gates import CountedPictures, call_through, call_with_check
+from tests.support.gates import call_through, call_with_check
 from tests.support.leftovers import soon, without_garbage_collector
 from tests.support.playing import until
 from tests.support.reception import ASK, PNG, Finder, Turns, on_one_server, other, trials_in, wait_until_idle
@@ -1586,7 +1586,7 @@ def test_decoded_pictures_exist_only_during_a_turn_and_their_bytes_are_counted(t
         assert turns.all_free
 
     size = len(PNG + b"0|file")
-    on_one_server(town, scene, memory=CountedPictures(count))
+    on_one_server(town, scene, memory=count)
     assert total_bytes == 0 and peak_bytes == 2 * size
 
 
