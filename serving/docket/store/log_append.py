@@ -42,7 +42,7 @@ class EntryDraft:
     @classmethod
     def of(cls, own: PictureShown | Erased | PrecedentChanged | KeyRotated) -> EntryDraft:
         """Drafts an entry that is no event of a trial."""
-        return cls(own.kind, own.trial_id, NO_SEQ, t.stamp(own.at), body_of(own).encode())
+        return cls(own.kind, own.trial_id, seq=NO_SEQ, at=t.stamp(own.at), body=body_of(own).encode())
 
 
 class LogAppender:
