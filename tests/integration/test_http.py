@@ -15,7 +15,6 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from openapi_spec_validator import validate
 
 from serving.app import allow_open_files
 from serving.rest.app import OPENAPI
@@ -95,6 +94,9 @@ def test_bodies_that_never_arrive_block_no_honest_request(start):
 
 
 def test_client_generated_from_the_openapi_description_works(start, tmp_path, monkeypatch):
+    # Imports 38 grammars, which takes seconds in each worker that merely collects this file.
+    from openapi_spec_validator import validate
+
     validate(json.loads(OPENAPI.read_text()))
     program = Path(sys.executable).parent / "openapi-python-client"
     result = subprocess.run(

@@ -18,6 +18,7 @@ from court.untrusted import Fence
 from tests.support.cast import RULING, speaker
 from tests.support.fakes import H, N, findings
 from tests.support.injections import SPECIALS
+from tests.support.sizes import FULL
 
 MARK = "7c1e0a9b3d5f2468"
 FENCED = re.compile(rf"\[begin {MARK}\]\n(.*?)\n\[end {MARK}\]", re.DOTALL)
@@ -76,8 +77,8 @@ def exhibits(text="a text", categories=("race",)):
     )
 
 
-async def prompts_with(text, model, fence):
-    """Yields every prompt that can contain ``text``: role, place, request."""
+async def prompts_with(text, model, fence, places=slice(None)):
+    """Yields the prompts that can contain ``text``, or those of some places: role, place, request."""
     speaks = speaker(model, fence=fence)
 
     async def call(role, what, coroutine, *replies):
@@ -128,7 +129,11 @@ async def prompts_with(text, model, fence):
         calls.append(("judge", ("rule", place), judge.rule(shown_to_judge), REPLIES["judge"]))
         calls.append(("judge", ("odds", place), judge.odds(shown_to_judge)))
     calls.append(("judge", "repair", judge.rule(brief()), cut, REPLIES["judge"]))
-    for role, what, coroutine, *says in calls:
+    chosen = calls[places]
+    for skipped in calls:
+        if skipped not in chosen:
+            skipped[2].close()
+    for role, what, coroutine, *says in chosen:
         async for each in call(role, what, coroutine, *says):
             yield each
 
@@ -166,12 +171,14 @@ def folded(text):
     return unicodedata.normalize("NFKC", text).casefold()
 
 
-def sweep_texts(texts):
+def sweep_texts(texts, *, share):
     """Renders each text in each place. Returns the number of prompts, and by promise the places that broke it.
 
     Args:
         texts: Pairs of a kind of text and the text.
+        share: Each text is rendered in one of this many places, neighbouring texts in other ones; in all at full size.
     """
+    share = 1 if FULL else share
     wrong = {"system": [], "pictures": [], "tokens": [], "fence": []}
     checked, clean = 0, set()
 
@@ -186,8 +193,8 @@ def sweep_texts(texts):
                 pictures = [part for part in ours if not isinstance(part, str)]
                 usual, *_ = pattern.setdefault((role, what), ([], pictures, len(theirs)))
                 usual.append(ours)
-        for kind, text in texts:
-            async for role, what, request in prompts_with(text, model, fence):
+        for number, (kind, text) in enumerate(texts):
+            async for role, what, request in prompts_with(text, model, fence, slice(number % share, None, share)):
                 where = (kind, text[:40], role, what)
                 ours, theirs = split_fenced(request)
                 usual, pictures, fences = pattern[role, what]

@@ -30,7 +30,8 @@ def shortened(text):
 @pytest.mark.slow
 def test_pi_1_to_3_hold_for_public_injection_strings(strings):
     assert len(strings) > 1000
-    checked, wrong = sweep_texts((f"string {number}", shortened(text)) for number, text in enumerate(strings))
-    assert checked > 40_000
+    texts = ((f"string {number}", shortened(text)) for number, text in enumerate(strings))
+    checked, wrong = sweep_texts(texts, share=7)
+    assert checked > (40_000 if FULL else 8_000)
     # By number only: the strings must not appear in logs.
     assert {promise: [where[:1] + where[2:4] for where in found] for promise, found in wrong.items() if found} == {}

@@ -37,14 +37,16 @@ from tests.support.injections_shared import (
     split_fenced,
     sweep_texts,
 )
+from tests.support.sizes import FULL
 
-pytestmark = pytest.mark.slow  # builds 50,000 prompts
+pytestmark = pytest.mark.slow  # builds 10,000 prompts
 
 
 @pytest.fixture(scope="module")
 def sweep():
     """Sweeps all our own injections in all variants, once."""
-    return sweep_texts((kind, marked(text, MARK)) for kind, injection in INJECTIONS for text in variants(injection))
+    texts = ((kind, marked(text, MARK)) for kind, injection in INJECTIONS for text in variants(injection))
+    return sweep_texts(texts, share=7)
 
 
 def test_corpus_contains_enough_injections():
@@ -55,7 +57,7 @@ def test_corpus_contains_enough_injections():
 
 def test_pi_1_system_messages_are_constants(sweep):
     checked, wrong = sweep
-    assert checked >= 50_000
+    assert checked >= (50_000 if FULL else 10_000)
     assert wrong["system"] == []
 
 

@@ -39,6 +39,7 @@ from tests.support.cast import ACQUITTAL, RULING, Cast, full_court, is_repair, p
 from tests.support.fakes import VOTE, FakeReader, H, RecordingSink, a_meme, findings
 from tests.support.injections import INJECTIONS
 from tests.support.replies import babble
+from tests.support.sizes import FULL
 from tests.support.steering import (
     FENCED,
     MARK,
@@ -132,7 +133,9 @@ async def count_lenient_outcomes(kinds, injections, fence=None):
     """The number of comparisons, and the injections that acquitted where plain words in their place did not."""
     number, lenient, baselines = 0, [], {}
     for seed, (injection_kind, injection) in enumerate(injections):
-        for place, kind, strengths in itertools.product(PLACES, kinds, READINGS):
+        # A reading by turns, except at full size.
+        readings = READINGS if FULL else READINGS[seed % 3 :][:1]
+        for place, kind, strengths in itertools.product(PLACES, kinds, readings):
             key = (kind, strengths, place, seed if kind is Babbles else 0)
             if key not in baselines:
                 baselines[key] = await outcome(kind, strengths, seed, place, "plain words", fence)
@@ -146,7 +149,7 @@ async def count_lenient_outcomes(kinds, injections, fence=None):
 @pytest.mark.slow
 def test_pi_4_no_injection_makes_an_outcome_more_lenient():
     number, lenient = asyncio.run(count_lenient_outcomes((Obeys, Ignores, Babbles), INJECTIONS))
-    assert number >= 10_000
+    assert number >= (10_000 if FULL else 3_400)
     assert lenient == []
 
 
@@ -213,16 +216,18 @@ def test_pi_6_one_hijacked_role_cannot_acquit(hijacked):
     labels = {Label.HARMFUL: 0, Label.NOT_HARMFUL: 0, None: 0}
     tasks = HIJACKED[hijacked]
     short = TrialSettings(rounds_min=1, rounds_max=2)
-    for words in (*(orders(injection) for _, injection in INJECTIONS), *FORGED, json.dumps(ACQUITTAL)):
+    every = (*(orders(injection) for _, injection in INJECTIONS), *FORGED, json.dumps(ACQUITTAL))
+    for number, words in enumerate(every):
         replies = {task: as_reply(task, words) for task in tasks}
-        for turns in ((tasks[0],), (tasks[1],), tasks):
+        ways = ((tasks[0],), (tasks[1],), tasks)
+        for turns in ways if FULL or words in FORGED else ways[number % 3 :][:1]:
             cast = Cast(
                 judge=judge_by_court_voice,
                 **{f"{hijacked}_{task}": (lambda request, replies=replies[task]: replies) for task in turns},
             )
             labels[label_of(cast, settings=short)] += 1
     assert labels[Label.NOT_HARMFUL] == 0
-    assert labels[Label.HARMFUL] > 400
+    assert labels[Label.HARMFUL] > (400 if FULL else 120)
 
 
 @pytest.mark.parametrize("strengths", NOT_ACQUITTING)
