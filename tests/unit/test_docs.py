@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 import pytest
+from google.rpc import code_pb2
 
 from court.events import EVENT_KINDS
 from eval.cli import cli as eval_cli
@@ -158,3 +159,15 @@ def test_tests_selected_by_a_keyword_in_the_docs_exist():
             path for path in (ROOT / "tests").rglob(file) if re.search(rf"def test_\w*{keyword}", path.read_text())
         ]
         assert found, f"no test of {file} has {keyword} in its name"
+
+
+def test_every_reason_on_the_page_about_faults_exists():
+    page = (ROOT / "docs/troubleshooting.md").read_text()
+    named = set(re.findall(r"`([A-Z][A-Z_]{4,})`", page)) - set(code_pb2.Code.keys())
+    code = "".join(
+        path.read_text()
+        for folder in ("court", "retrieval", "serving", "eval")
+        for path in (ROOT / folder).rglob("*.py")
+    )
+    assert len(named) > 25
+    assert sorted(one for one in named if not one.startswith("MEMECOURT_") and f'"{one}"' not in code) == []
