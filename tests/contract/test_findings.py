@@ -6,13 +6,18 @@ import random
 import time
 
 import pytest
+from sqlalchemy import delete, update
 
 from court.events import ReviewOutcome, TextRead
 from court.in_force import FindingRules, content_key, finding_of
 from court.verdict import Label
 from memecourt.client import judge_request
 from memecourt.v1 import court_pb2 as wire
+from serving.docket.audit.audit import FromEntries, Rows
+from serving.docket.log.notes import VerifierKey
+from serving.docket.log.verify import Fault, verify
 from serving.docket.open import Docket, open_docket
+from serving.docket.store import tables as t
 from serving.settings import Settings
 from serving.webhooks.messages import messages_of
 from tests.support.docket_service import AT, HARMFUL, a_trial
@@ -41,6 +46,12 @@ async def decisions(docket):
 async def label_of(docket, key=KEY):
     found = await docket.findings.get(key)
     return found and found.label
+
+
+async def checked(docket):
+    """Checks all but the pictures, of which there are none."""
+    key = VerifierKey.parse(await docket.log.vkey())
+    return await docket.auditor.read(lambda connection: verify(Rows(connection), [key], FromEntries()))
 
 
 def test_a_finding_decides_every_trial_of_the_same_content_and_no_other(using):
@@ -200,6 +211,57 @@ def test_an_expired_trial_may_leave_its_finding_until_a_later_one_or_an_erasure(
         return await label_of(docket)
 
     assert using(scene) is None
+
+
+def test_a_finding_of_an_expired_trial_ends_with_the_next_one_or_with_its_time(using):
+    async def sound(docket):
+        assert not (await checked(docket)).findings
+        return await docket.findings.get(KEY)
+
+    async def scene(docket):
+        for trial_id in "abc":
+            await append_all(docket, a_trial(trial_id))
+        await uphold(docket, "b")
+        await overrule(docket, "a", "Tom")
+        await docket.eraser.erase_all({"a": ()}, who="r", why="old", at=AT, keep_findings_days=LONG)
+        left = await sound(docket)
+        await docket.reviews.open_appeal("c", by="platform", statement="It is not.", reference="", at=NOON)
+        appealed = await sound(docket)
+        assert (appealed.label, appealed.contested, appealed.until) == (Label.NOT_HARMFUL, True, left.until)
+        await docket.findings.expire(left.until)
+        assert (await sound(docket)).label is Label.HARMFUL  # of b, whose trial is still there
+        await overrule(docket, "c", "Una")
+        last = await sound(docket)
+        assert (last.label, last.trial_id, last.until) == (Label.NOT_HARMFUL, "c", None)
+        await docket.eraser.erase_all({"c": ()}, who="r", why="old", at=AT, keep_findings_days=LONG)
+        await docket.eraser.erase("c", who="owner", why="asked", at=AT)
+        return (await sound(docket)).label
+
+    assert using(scene) is Label.HARMFUL
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"label": "HARMFUL"}, "another label than the entries give it"),
+        ({"contested": True, "notes": "{}"}, "another contested, notes than"),
+        ({"content": "f" * 32}, "follows from no entry"),
+        ({"until": "2999-01-01T00:00:00.000000+00:00"}, "is kept as that of an expired trial, which has not"),
+        (None, "is in the log and not kept"),
+    ],
+)
+def test_the_check_of_a_docket_names_findings_that_the_log_does_not_give(using, change, fault):
+    async def scene(docket):
+        await append_all(docket, a_trial("a"))
+        await overrule(docket, "a")
+        with docket.transactions.database.writing() as connection:
+            connection.execute(delete(t.findings) if change is None else update(t.findings).values(change))
+        report = await checked(docket)
+        assert set(report.counts) == {Fault.FINDING_DIFFERS}
+        assert "content of trial a" in report.findings[0].text
+        return " ".join(finding.text for finding in report.findings)
+
+    assert fault in using(scene)
 
 
 def test_changes_name_what_was_reviewed_contested_or_erased_since(using):

@@ -32,7 +32,7 @@ from serving.docket.store.bodies import packed
 from tests.support.dockets import NOON, append_all, random_records, review_trial
 from tests.support.logs import make_entry
 
-TABLES: tuple[Table, ...] = (t.entries, t.log, t.tiles, t.checkpoints, t.parts, t.trials)
+TABLES: tuple[Table, ...] = (t.entries, t.log, t.tiles, t.checkpoints, t.parts, t.trials, t.findings)
 """Tables that are checked."""
 
 
@@ -348,6 +348,27 @@ class Tamperer:
             self._update(t.trials, own, {column: other})
         return FOUND
 
+    def alter_finding(self) -> Detectability | None:
+        """Changes a value of a finding, or removes it or adds one."""
+        row = self.chance.choice(self.connection.execute(select(t.findings)).all())
+        own = (t.findings.c.content == row.content) & (t.findings.c.wording == row.wording)
+        change = self.chance.randrange(5)
+        if change == 0:
+            self.connection.execute(delete(t.findings).where(own))
+        elif change == 1:
+            self.connection.execute(insert(t.findings), [{**row._mapping, "content": "another"}])
+        else:
+            column = self.chance.choice([column.name for column in t.findings.c])
+            value = row._mapping[column]
+            if isinstance(value, bool):
+                other: object = not value
+            else:
+                other = value + 1 if isinstance(value, int) else self.chance.choice(["HARMFUL", "", "2999", "{}"])
+            if other == value:
+                return None
+            self._update(t.findings, own, {column: other})
+        return FOUND
+
     def alter_part(self) -> Detectability:
         """Alters the index of texts of precedents."""
         row = self.chance.choice(self.connection.execute(select(t.parts)).all())
@@ -463,13 +484,15 @@ class Tamperer:
                 erasure = json.loads(entry.body or "")
                 erased += len(erasure["numbers"]) + erasure["buried"] + bool(erasure["trial_id"])
         note = sign_checkpoint(key, key.name, frontier.size, frontier.root())
-        for table in (t.entries, t.tiles, t.checkpoints, t.trials, t.parts):
+        for table in (t.entries, t.tiles, t.checkpoints, t.trials, t.findings, t.parts):
             self.connection.execute(delete(table))
         self.connection.execute(insert(t.entries), [_row(entry) for entry in entries])
         tiles = [{"level": piece.level, "place": piece.index, "hashes": piece.hashes} for piece in tile_updates(nodes)]
         self.connection.execute(insert(t.tiles), tiles)
         self.connection.execute(insert(t.checkpoints), [{"size": frontier.size, "note": note}])
         self.connection.execute(insert(t.trials), [dict(row) for row in derived.trials().values()])
+        if findings := [dict(row) for row in derived.findings().values()]:
+            self.connection.execute(insert(t.findings), findings)
         if parts := derived.parts():
             rows = [{"key": part, "number": number, "of": of} for part, (number, of) in parts.items()]
             self.connection.execute(insert(t.parts), rows)
@@ -545,7 +568,7 @@ def _row(entry: Entry) -> dict[str, Any]:
 
 ALTERATIONS = (
     *("alter_entry", "alter_words", "take_body", "put_back_a_body", "remove_entry", "add_entry", "swap_entries"),
-    *("alter_tile", "alter_state", "alter_checkpoint", "thin_out", "alter_trial", "alter_part", "alter_picture"),
-    "alter_type",
+    *("alter_tile", "alter_state", "alter_checkpoint", "thin_out", "alter_trial", "alter_finding", "alter_part"),
+    *("alter_picture", "alter_type"),
     *("roll_back", "forge_with_the_key", "forge_with_another_key", "forge_without_a_key"),
 )

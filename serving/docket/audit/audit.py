@@ -22,6 +22,7 @@ from court.events import (
     VerdictGiven,
     VerdictReviewed,
 )
+from court.in_force import CaseNotes, ContentKey
 from court.meme import is_text_digest
 from serving.docket.log.anchors import Anchor
 from serving.docket.log.canonical_json import parse
@@ -42,6 +43,7 @@ from serving.docket.ports import TrialReader
 from serving.docket.store import log_queries
 from serving.docket.store import tables as t
 from serving.docket.store.bodies import PART, event_in, part_key
+from serving.docket.store.listing import HEARD, finding_row
 from serving.docket.store.log_append import Signer
 from serving.docket.store.log_queries import KEY_ROTATED, LogKeys, TransparencyLog
 from serving.docket.store.transactions import Transactions
@@ -137,10 +139,13 @@ _LISTED_KINDS = frozenset(
 # Raw truth values: SQLite accepts any value, which queries may interpret differently from its driver.
 _TRUE_OR_FALSE = [column.name for column in t.trials.c if isinstance(column.type, Boolean)]
 _TRUTHS: Mapping[Any, bool] = {0: False, 1: True}
-_TRIALS = [
-    type_coerce(column, Integer).label(column.name) if column.name in _TRUE_OR_FALSE else column
-    for column in t.trials.c
-]
+_TRIALS, _FINDINGS = (
+    [
+        type_coerce(column, Integer).label(column.name) if isinstance(column.type, Boolean) else column
+        for column in table.c
+    ]
+    for table in (t.trials, t.findings)
+)
 
 
 class Rows(StoredDocket):
@@ -168,6 +173,12 @@ class Rows(StoredDocket):
         for row in self._rows(select(*_TRIALS)):
             truths = {name: _TRUTHS.get(row._mapping[name], row._mapping[name]) for name in _TRUE_OR_FALSE}
             yield row.trial_id, {**row._mapping, **truths, "review": _written_now(row.review)}
+
+    @override
+    def findings(self) -> Iterator[tuple[Any, Mapping[str, Any]]]:
+        for row in self._rows(select(*_FINDINGS)):
+            contested = _TRUTHS.get(row.contested, row.contested)
+            yield (row.content, row.wording), {**row._mapping, "contested": contested}
 
     @override
     def parts(self) -> Iterator[tuple[bytes, int, str]]:
@@ -222,7 +233,7 @@ def _faults_of_indexes(connection: Connection) -> Iterator[str]:
     """
     if connection.dialect.name != "sqlite":
         return
-    for table in (t.entries, t.log, t.tiles, t.checkpoints, t.parts, t.trials):
+    for table in (t.entries, t.log, t.tiles, t.checkpoints, t.parts, t.trials, t.findings):
         for (found,) in connection.exec_driver_sql(f"PRAGMA integrity_check({table.name})"):
             if found != "ok":
                 yield f"The table {table.name} is damaged: {' '.join(str(found).split())}."
@@ -262,6 +273,8 @@ class FromEntries(Derived):
     def __init__(self) -> None:
         self._trials: dict[str, dict[str, Any]] = {}
         self._parts: dict[bytes, tuple[int, str]] = {}
+        # As JSON, since a docket may have a million of them.
+        self._cases: dict[ContentKey, str] = {}
 
     @override
     def add(self, entry: Entry) -> None:
@@ -281,6 +294,11 @@ class FromEntries(Derived):
         return self._trials
 
     @override
+    def findings(self) -> Mapping[ContentKey, Mapping[str, Any]]:
+        notes = ((content, CaseNotes.model_validate_json(case)) for content, case in self._cases.items())
+        return {content: row for content, case in notes if (row := finding_row(content, case)) is not None}
+
+    @override
     def parts(self) -> Mapping[bytes, tuple[int, str]]:
         return self._parts
 
@@ -296,7 +314,12 @@ class FromEntries(Derived):
             self._trials[event.trial_id] = {**trial_row(event), "erased": False}
         else:
             # A KeyError, for a trial that was never opened, becomes a finding in add().
-            self._trials[event.trial_id] |= trial_change(event)
+            row = self._trials[event.trial_id]
+            row |= trial_change(event)
+            if event.kind in HEARD:
+                content = ContentKey(row["content"], row["wording"])
+                case = CaseNotes.model_validate_json(self._cases.get(content, "{}"))
+                self._cases[content] = case.then(event, row["policy"]).model_dump_json()
 
     def _part(self, number: int, body: str) -> None:
         value = parse(body)

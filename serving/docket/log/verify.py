@@ -47,6 +47,9 @@ class StoredDocket(Protocol):
     def trials(self) -> Iterator[tuple[str, Row]]:
         """Id and row of each trial in the listing."""
 
+    def findings(self) -> Iterator[tuple[Any, Row]]:
+        """Content key and row of each finding of people."""
+
     def parts(self) -> Iterator[tuple[bytes, int, str]]:
         """Yields the key, the entry and the precedent of each text that events quote."""
 
@@ -65,6 +68,9 @@ class Derived(Protocol):
 
     def trials(self) -> Mapping[str, Row]:
         """The row that each trial must have in the listing."""
+
+    def findings(self) -> Mapping[Any, Row]:
+        """The row that each finding must have, by content key, where its trials are there."""
 
     def parts(self) -> Mapping[bytes, tuple[int, str]]:
         """Entry and precedent of each text that events quote, by the key that it is found again by."""
@@ -102,6 +108,8 @@ class Fault(StrEnum):
     """More entries than were signed."""
     TILE_DIFFERS = "TILE_DIFFERS"
     TRIAL_DIFFERS = "TRIAL_DIFFERS"
+    FINDING_DIFFERS = "FINDING_DIFFERS"
+    """Finding of people that differs from the reviews, appeals and questions in the log."""
     PART_DIFFERS = "PART_DIFFERS"
     STATE_DIFFERS = "STATE_DIFFERS"
     """Wrong state of the log as a whole."""
@@ -214,6 +222,7 @@ def verify(
     _state(state, frontier=frontier, erased=erased, keys=chain.current(), report=report)
     _tiles(_readable(stored.tiles(), Fault.TILE_DIFFERS, "tiles", report), tiles, report)
     _trials(_readable(stored.trials(), Fault.TRIAL_DIFFERS, "trials", report), derived.trials(), report)
+    _findings(_readable(stored.findings(), Fault.FINDING_DIFFERS, "findings", report), derived, report)
     _parts(_readable(stored.parts(), Fault.PART_DIFFERS, "parts", report), derived.parts(), report)
     return report
 
@@ -587,6 +596,28 @@ def _trials(stored: Iterable[tuple[str, Row]], expected: Mapping[str, Row], repo
             report.wrong(Fault.TRIAL_DIFFERS, text)
     for trial_id in sorted(missing):
         report.wrong(Fault.TRIAL_DIFFERS, f"Trial {trial_id} is in the log and is not listed.")
+
+
+def _findings(stored: Iterable[tuple[Any, Row]], derived: Derived, report: Report) -> None:
+    expected, trials = derived.findings(), derived.trials()
+    missing = set(expected)
+    for content, row in stored:
+        missing.discard(content)
+        wanted, about = expected.get(content), f"The finding about the content of trial {row.get('trial_id')}"
+        if row.get("until"):
+            # Kept for a trial that has expired: no entry is left that says more of it.
+            if not trials.get(str(row.get("trial_id")), {}).get("erased"):
+                report.wrong(Fault.FINDING_DIFFERS, f"{about} is kept as that of an expired trial, which has not.")
+            elif wanted is not None and str(row.get("at")) < wanted["at"]:
+                report.wrong(Fault.FINDING_DIFFERS, f"{about} is kept although there is a later one.")
+        elif wanted is None:
+            report.wrong(Fault.FINDING_DIFFERS, f"{about} follows from no entry.")
+        elif odd := sorted(name for name in row.keys() | wanted.keys() if row.get(name) != wanted.get(name)):
+            text = f"{about} has another {', '.join(odd)} than the entries give it."
+            report.wrong(Fault.FINDING_DIFFERS, text)
+    for content in missing:
+        text = f"The finding about the content of trial {expected[content]['trial_id']} is in the log and not kept."
+        report.wrong(Fault.FINDING_DIFFERS, text)
 
 
 def _parts(stored: Iterable[tuple[bytes, int, str]], expected: Mapping[bytes, tuple[int, str]], report: Report) -> None:

@@ -20,7 +20,6 @@ from sqlalchemy import (
     func,
     insert,
     not_,
-    or_,
     select,
     tuple_,
     update,
@@ -70,6 +69,8 @@ COLUMNS: Final = tuple(
 """Columns of a finding, for a query that joins it."""
 SAME_CONTENT: Final = and_(_row.content == _found.content, _row.wording == _found.wording)
 _ABOUT = select(*COLUMNS).select_from(t.trials.join(t.findings, SAME_CONTENT))
+# Used by every request and built once: building a statement takes longer than running it.
+_FINDING = select(*COLUMNS).where(_found.content == bindparam("meme"), _found.wording == bindparam("text"))
 _SOME = (*HEARD, "Erased")
 
 
@@ -423,13 +424,21 @@ class FindingStore(SqlStore):
 
     async def get(self, content: ContentKey) -> PersonFinding | None:
         """Returns the finding about content, or None."""
-        query = select(*COLUMNS).where(_at(content))
-        return await self._transactions.read_batched(lambda connection: _one(connection.execute(query).one_or_none()))
+        return await self._transactions.read_batched(
+            lambda connection: _one(connection.execute(_FINDING, content._asdict()).one_or_none())
+        )
 
     async def expire(self, now: datetime) -> None:
-        """Deletes findings of expired trials that rule no longer."""
-        ended = delete(t.findings).where(_found.until != "", _found.until <= t.stamp(now))
-        await self._transactions.write_alone(lambda connection: connection.execute(ended))
+        """Deletes findings of expired trials that rule no longer; an earlier one of another trial is in force again."""
+        ended = (_found.until != "", _found.until <= t.stamp(now))
+
+        def remove(connection: Connection) -> None:
+            contents = connection.execute(select(_found.content, _found.wording).where(*ended)).all()
+            connection.execute(delete(t.findings).where(*ended))
+            for content in contents:
+                _fold(connection, ContentKey(*content))
+
+        await self._transactions.write_alone(remove)
 
     async def changes(self, since: int | None) -> FindingChanges:
         """Returns the changes by entries from the number ``since`` on; None for the log's size alone."""
@@ -482,10 +491,12 @@ def update_finding(connection: Connection, event: AnyEvent) -> None:
     query = select(_row.content, _row.wording, _row.policy).where(_row.trial_id == event.trial_id, _row.content != "")
     for meme, text, policy in connection.execute(query).all():
         content = ContentKey(meme, text)
-        rules = or_(_found.until == "", _found.until > t.stamp(datetime.now(UTC)))
-        stored = connection.execute(select(_found.notes).where(_at(content), rules)).scalar_one_or_none()
-        notes = CaseNotes.model_validate_json(stored) if stored else CaseNotes()
-        _put(connection, content, notes.then(event, policy))
+        stored = connection.execute(select(_found.notes, _found.until).where(_at(content))).one_or_none()
+        if stored is not None and stored.until and isinstance(event, VerdictReviewed):
+            _fold(connection, content)  # what an expired trial left ends with the next finding
+        elif stored is None or not stored.until or stored.until > t.stamp(datetime.now(UTC)):
+            notes = CaseNotes.model_validate_json(stored.notes) if stored else CaseNotes()
+            _put(connection, content, notes.then(event, policy), until=stored.until if stored else "")
 
 
 def erase_finding(connection: Connection, trial_id: str, *, days: int | None = None) -> None:
@@ -503,15 +514,16 @@ def erase_finding(connection: Connection, trial_id: str, *, days: int | None = N
         ).model_dump_json()
         connection.execute(update(t.findings).where(own).values(until=t.stamp(until), notes=notes))
         return
-    connection.execute(delete(t.findings).where(own))
     query = select(_row.content, _row.wording).where(_row.trial_id == trial_id, _row.content != "", _row.heard)
-    for content in connection.execute(query).all():
+    contents = connection.execute(query.union(select(_found.content, _found.wording).where(own))).all()
+    connection.execute(delete(t.findings).where(own))
+    for content in contents:
         # Without this trial: an earlier finding about another trial of the same content is in force again.
         _fold(connection, ContentKey(*content), without=trial_id)
 
 
-def _fold(connection: Connection, content: ContentKey, *, without: str) -> None:
-    """Folds anew the finding about content from all trials but one."""
+def _fold(connection: Connection, content: ContentKey, *, without: str = "") -> None:
+    """Folds anew the finding about content from all trials, or all but one."""
     before = _one(connection.execute(select(*COLUMNS).where(_at(content))).one_or_none())
     same = (_row.content == content.meme, _row.wording == content.text, _row.trial_id != without, _row.heard)
     query = select(_entry.body, _row.policy).join(t.trials, _row.trial_id == _entry.trial_id)
@@ -525,11 +537,17 @@ def _fold(connection: Connection, content: ContentKey, *, without: str) -> None:
         _put(connection, content, notes)
 
 
-def _put(connection: Connection, content: ContentKey, notes: CaseNotes) -> None:
+def _put(connection: Connection, content: ContentKey, notes: CaseNotes, until: str = "") -> None:
     connection.execute(delete(t.findings).where(_at(content)))
+    if (row := finding_row(content, notes, until)) is not None:
+        connection.execute(insert(t.findings), row)
+
+
+def finding_row(content: ContentKey, notes: CaseNotes, until: str = "") -> dict[str, object] | None:
+    """Returns the row of a finding; None if there is none."""
     if (found := notes.finding) is None:
-        return
-    row = {
+        return None
+    return {
         "content": content.meme,
         "wording": content.text,
         "trial_id": found.trial_id,
@@ -539,9 +557,8 @@ def _put(connection: Connection, content: ContentKey, notes: CaseNotes) -> None:
         "acquitters": found.acquitters,
         "policy": found.policy,
         "notes": notes.model_dump_json(),
-        "until": "",
+        "until": until,
     }
-    connection.execute(insert(t.findings), row)
 
 
 def _at(content: ContentKey) -> ColumnElement[bool]:

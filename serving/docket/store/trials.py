@@ -236,6 +236,8 @@ def append_events(connection: Connection, batches: Sequence[Sequence[AnyEvent]])
             connection.execute(delete(t.known).where(t.known.c.trial_id == event.trial_id))
         if isinstance(event, VerdictGiven):
             log.want_checkpoint()  # as its receipt
+    # In the order of the log, since trials of the same content share a finding.
+    for event in events:
         if event.kind in HEARD:
             update_finding(connection, event)
     return [None] * len(batches)

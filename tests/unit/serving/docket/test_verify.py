@@ -58,6 +58,9 @@ class Rows:
     def trials(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
         return iter(self.all_trials.items())
 
+    def findings(self) -> Iterator[tuple[Any, Mapping[str, Any]]]:
+        return iter(())
+
     def parts(self) -> Iterator[tuple[bytes, int, str]]:
         return iter(self.all_parts)
 
