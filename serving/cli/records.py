@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from court.display import word
+from court.in_force import Authority
 from serving.cli.common import (
     MOST_ID,
     MOST_WHO,
@@ -75,13 +76,13 @@ async def list_records(
         # No docket holds more, and no database takes a larger number.
         lines = await store.index.list(limit=min(limit, sys.maxsize), which=filter_of(selection))
     if form == "csv":
-        rows = [_line_json(line) | {"review": line.review and str(line.review.outcome)} for line in lines]
+        rows = [_line_cells(line) for line in lines]
         table = csv.DictWriter(sys.stdout, rows[0] if rows else ["trial_id"], lineterminator="\n")
         table.writeheader()
         table.writerows(rows)
         return
     if lines and not as_json:
-        click.echo(f"{'trial':<36}  {'opened':<20}  {'how':<8}{'decision':<9}{'verdict':<12}  content")
+        click.echo(f"{'trial':<36}  {'opened':<20}  {'how':<8}{'decision':<9}{'verdict':<12}{'finding':<21}  content")
     for line in lines:
         if as_json:
             click.echo(json.dumps(_line_json(line)))
@@ -93,7 +94,7 @@ async def list_records(
             note = "  erased" if line.erased else "  a person should look" if asks else ""
             click.echo(
                 f"{line.trial_id:<36}  {line.opened_at:%Y-%m-%d %H:%M:%S}Z  {line.procedure.lower():<8}"
-                f"{line.decision or '':<9}{outcome:<12}{'  ' + content if content else ''}{note}"
+                f"{line.decision or '':<9}{outcome:<12}{_finding(line):<21}{'  ' + content if content else ''}{note}"
             )
 
 
@@ -283,6 +284,26 @@ def _line_json(line: DocketLine) -> dict[str, object]:
         "review": line.review and line.review.model_dump(mode="json"),
         "erased": line.erased,
     }
+
+
+def _line_cells(line: DocketLine) -> dict[str, object]:
+    """Returns the row of a table: as JSON, without what is nested."""
+    finding, review = line.in_force, line.review
+    nested: dict[str, object] = {
+        "in_force": str(finding.by) if finding else "",
+        "finding": str(finding.label) if finding else "",
+        "contested": finding.contested if finding else "",
+        "review": str(review.outcome) if review else "",
+    }
+    return _line_json(line) | nested
+
+
+def _finding(line: DocketLine) -> str:
+    """Returns the finding in force in short; empty for the court's own."""
+    finding = line.in_force
+    if finding is None or finding.by is Authority.COURT:
+        return ""
+    return f"{word(finding.by)}: {word(finding.label)}"
 
 
 def _require_procedure(record: TrialRecord, procedure: str | None) -> None:

@@ -6,16 +6,19 @@ import re
 
 import click
 import pytest
+from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
 from court.events import ModelCall, SummarisedAhead, Unused
 from court.record import TrialRecord
+from eval.cli import cli as evaluation
+from memecourt.v1 import court_pb2 as wire
 from serving.cli.common import excerpt, printable
 from serving.cli.main import cli
-from serving.cli.records import render
+from serving.cli.records import list_records, render
 from serving.settings import Settings
 from tests.support.cli import assert_matches_golden
-from tests.support.dockets import append_all, events_of, with_docket
+from tests.support.dockets import append_all, events_of, review_trial, with_docket
 from tests.support.fakes import FakeReader, H, N, RecordingSink, a_meme, findings
 from tests.support.trial import a_court, hear
 
@@ -31,6 +34,24 @@ def test_help_lists_every_command():
     assert outcome.exit_code == 0
     assert {"judge", "serve", "precedents", "records", "demo"} <= set(re.findall(r"^  (\w+) ", outcome.output, re.M))
     assert invoke("nonsense").exit_code == 2
+
+
+def test_shells_complete_commands_options_and_values():
+    for program, arguments, typed, expected in (
+        (cli, [], "re", {"records", "rejudge"}),
+        (cli, ["records", "list"], "--re", {"--reviewed"}),
+        (cli, ["records", "list", "--label"], "", {"HARMFUL", "NOT_HARMFUL", "UNDECIDED"}),
+        (evaluation, [], "rep", {"replay", "report", "reproduce"}),
+    ):
+        found = ShellComplete(program, {}, "program", "_COMPLETE").get_completions(arguments, typed)
+        assert {each.value for each in found} == expected
+
+
+def test_lists_have_the_same_filters_over_http_and_on_the_command_line():
+    other = {"limit", "as_json", "form", "docket"}
+    names = {"since": "opened_from", "until": "opened_until"}
+    options = {names.get(each.name, each.name) for each in list_records.params if each.name not in other}
+    assert options == set(wire.TrialFilter.DESCRIPTOR.fields_by_name)
 
 
 def helps(command, context):
@@ -107,8 +128,14 @@ def test_records_are_listed_and_shown_as_text_or_json(tmp_path):
     assert invoke("records", "list", "--docket", path, "--label", "NOT_HARMFUL").output == ""
     (row,) = csv.DictReader(invoke("records", "list", "--docket", path, "--as", "csv").output.splitlines())
     assert (row["trial_id"], row["decision"], row["review"]) == ("t", "block", "")
+    assert (row["in_force"], row["finding"]) == ("COURT", "HARMFUL")
     shown = invoke("records", "show", "t", "--docket", path, "--json")
     assert len(json.loads(shown.output)["events"]) == len(notes.events)
+    with_docket(path, lambda docket: review_trial(docket, "t"))
+    head, row = invoke("records", "list", "--docket", path).output.splitlines()
+    assert head.index("finding") == row.index("person: not harmful") and head.index("decision") == row.index("allow")
+    (row,) = csv.DictReader(invoke("records", "list", "--docket", path, "--as", "csv").output.splitlines())
+    assert (row["review"], row["in_force"], row["finding"]) == ("OVERRULED", "PERSON", "NOT_HARMFUL")
 
 
 def test_trials_are_named_by_the_beginning_of_their_id(tmp_path):
