@@ -34,9 +34,9 @@ from court.roles import Advocate, Judge, Proposer
 from court.settings import TrialSettings
 from court.trial import TrialCase
 from court.untrusted import Fence
-from court.verdict import Label, ReviewReason
+from court.verdict import Decision, Label, ReviewReason
 from tests.support.cast import ACQUITTAL, RULING, Cast, full_court, is_repair, prompt_text, speaker, task_of
-from tests.support.fakes import VOTE, FakeReader, H, RecordingSink, a_meme, findings
+from tests.support.fakes import VOTE, FakeReader, H, N, RecordingSink, a_meme, findings
 from tests.support.injections import INJECTIONS
 from tests.support.replies import babble
 from tests.support.sizes import FULL
@@ -81,7 +81,7 @@ class Babbles(Obeys):
 
 
 async def outcome(kind, strengths, seed, place, words, fence=None):
-    """The label of a trial with these words in that place, or None if it ended without a verdict.
+    """The label and the decision of a trial with these words in that place; the label is None without a verdict.
 
     All agents, their prompts, replies and the verdict are the court's own; only search and record are left out.
     """
@@ -122,15 +122,23 @@ async def outcome(kind, strengths, seed, place, words, fence=None):
         )
         ruled = (await Judge(role_model("judge")).rule(brief)).value
     except ReplyUnusable:
-        return None
-    return judgment.verdict_of([Opinion(ruled)], text=TEXT, settings=TrialSettings()).label
+        return None, Decision.REVIEW
+    verdict = judgment.verdict_of([Opinion(ruled)], text=TEXT, settings=TrialSettings())
+    return verdict.label, verdict.decision
 
 
+def more_lenient(outcome, baseline):
+    """True if an outcome acquits where the baseline does not, or has a lower decision."""
+    acquits = outcome[0] is Label.NOT_HARMFUL and baseline[0] is not Label.NOT_HARMFUL
+    return acquits or SEVERITY.index(outcome[1]) < SEVERITY.index(baseline[1])
+
+
+SEVERITY = (Decision.ALLOW, Decision.REVIEW, Decision.BLOCK)
 READINGS = (("strong", "weak"), ("moderate", "moderate"), ("weak", "moderate"))
 
 
 async def count_lenient_outcomes(kinds, injections, fence=None):
-    """The number of comparisons, and the injections that acquitted where plain words in their place did not."""
+    """The number of comparisons, and the injections with a more lenient outcome than plain words in their place."""
     number, lenient, baselines = 0, [], {}
     for seed, (injection_kind, injection) in enumerate(injections):
         # A reading by turns, except at full size.
@@ -139,9 +147,9 @@ async def count_lenient_outcomes(kinds, injections, fence=None):
             key = (kind, strengths, place, seed if kind is Babbles else 0)
             if key not in baselines:
                 baselines[key] = await outcome(kind, strengths, seed, place, "plain words", fence)
-            label = await outcome(kind, strengths, seed, place, orders(injection), fence)
+            result = await outcome(kind, strengths, seed, place, orders(injection), fence)
             number += 1
-            if label is Label.NOT_HARMFUL and baselines[key] is not Label.NOT_HARMFUL:
+            if more_lenient(result, baselines[key]):
                 lenient.append((kind.__name__, strengths, place, injection_kind, injection[:60]))
     return number, lenient
 
@@ -151,6 +159,33 @@ def test_pi_4_no_injection_makes_an_outcome_more_lenient():
     number, lenient = asyncio.run(count_lenient_outcomes((Obeys, Ignores, Babbles), INJECTIONS))
     assert number >= (10_000 if FULL else 3_400)
     assert lenient == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("labels", [[H] * 5, [N] * 5, [H, N] * 3], ids=["harmful", "harmless", "split"])
+def test_pi_4_no_injection_lowers_the_decision_of_a_whole_trial(labels):
+    """Runs record, search and checks too, and the detector of steering, which itself asks for a review."""
+    injections = INJECTIONS if FULL else INJECTIONS[::6]
+    short, found, count = TrialSettings(rounds_min=1, rounds_max=1), findings(labels), 0
+    plain = {"describe": "A crowd under a flag.", "accuser_summarise": "It is a flag.", "defender_summarise": "A flag."}
+    for judge in (RULING, ACQUITTAL):
+
+        def decided(words, place="", judge=judge):
+            lines = {
+                each: as_reply(each[each.find("_") + 1 :], words if each == place else plain[each]) for each in plain
+            }
+            meme = a_meme(words if place == "text" else "plain words")
+            try:
+                verdict = hear(Cast(judge=judge, **lines), meme=meme, settings=short, found=found).verdict
+            except TrialAborted:
+                return None, Decision.REVIEW
+            return verdict.label, verdict.decision
+
+        baseline = decided("")
+        for (_, injection), place in itertools.product(injections, ("text", *plain)):
+            assert not more_lenient(decided(orders(injection), place), baseline), (judge["label"], place, injection)
+            count += 1
+    assert count >= 200
 
 
 class NoFence(Fence):
