@@ -68,10 +68,10 @@ class RealCourt:
 
 
 @asynccontextmanager
-async def real_court(path: Path, **options: object) -> AsyncIterator[RealCourt]:
+async def real_court(path: Path, *, library_name: str = "drawn", **options: object) -> AsyncIterator[RealCourt]:
     """Runs a real court on this folder with these settings."""
     settings = Settings(home=path, **options)
-    library = drawn_library(path / "library", 7, 40)
+    library = drawn_library(path / "library", 7, 40, name=library_name)
     memory = ReceiveBudget(settings.picture_memory, settings.idle)
     court = CourtService(settings, memory=memory)
     docket, precedents = DocketService(memory=memory), PrecedentsService(memory)
