@@ -17,6 +17,9 @@ The second part is the time to verify a whole docket of 100,000 events of full t
 tree, each checkpoint's signature, sequence numbers, the listing. The baseline is the minimum that any check needs:
 reading the same rows and decompressing the bodies. Both are in CPU time of this process; writing is in wall-clock time.
 Then one body is replaced, which only its commitment can reveal, and verification must find it.
+
+The third part looks up content among a million findings of people, and as many known verdicts by their keys, each once.
+Both are in CPU time; the memory is the growth of this process, with the cache of findings full.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import psutil
 from sqlalchemy import Column, Connection, Integer, MetaData, String, Table, Text, insert
 
 from court.errors import CourtError, Unavailable
@@ -58,18 +62,24 @@ from court.events import (
     VerdictGiven,
     Versions,
 )
+from court.in_force import CaseNotes, ContentKey, content_key
 from court.verdict import Label, Strength, Strengths, Verdict
 from eval.perf.bench import Result, seconds_of
 from serving.docket.audit.audit import Rows
 from serving.docket.log.notes import VerifierKey
 from serving.docket.log.verify import Fault
 from serving.docket.open import Docket
+from serving.docket.store import tables as t
 from serving.docket.store.bodies import packed
 from serving.docket.store.group_commit import sqlite_engine, transaction
+from serving.docket.store.listing import finding_row
 from serving.docket.store.tables import stamp
+from serving.judging.known import Findings
 
 EVENT_BYTES = 20_000
 _READERS = 4
+_MOST_FINDINGS = 1_000
+"""Last ones that are looked up again, from memory."""
 
 _OFTEN = [*itertools.accumulate(1 / rank for rank in range(1, 8001))]
 """Frequency of each word by rank, as in natural language, so that the text compresses like real text."""
@@ -99,9 +109,21 @@ _CALL = ModelCall(
 )
 
 
-def docket(*, trials: int = 32, events: int = 40, rounds: int = 5, verified: int = 100_000) -> Result:
-    """Runs the benchmark."""
-    return _append(trials, events, rounds) | _verify(verified)
+def docket(
+    *,
+    trials: int = 32,
+    events: int = 40,
+    rounds: int = 5,
+    verified: int = 100_000,
+    findings: int = 1_000_000,
+    lookups: int = 20_000,
+) -> Result:
+    """Runs the benchmark.
+
+    Args:
+        lookups: Contents that are looked up in each turn, each once: none of them is in memory.
+    """
+    return _append(trials, events, rounds) | _verify(verified) | _find(findings, lookups)
 
 
 def _append(trials: int, events: int, rounds: int) -> Result:
@@ -321,6 +343,60 @@ def _read(connection: Connection) -> tuple[int, int]:
         entries += 1
         size += len(entry.body or "")
     return entries, size
+
+
+def _find(findings: int, lookups: int) -> Result:
+    with TemporaryDirectory() as folder:
+        return asyncio.run(_finding(Path(folder) / "docket.sqlite", findings, lookups))
+
+
+async def _finding(path: Path, count: int, lookups: int) -> Result:
+    """Compares looking up findings with looking up as many verdicts, and measures the memory that this takes."""
+    store = Docket.open(path)
+    try:
+        contents = [content_key("", "p", str(number), None) for number in range(count)]
+        at, batch = datetime(2026, 1, 2, tzinfo=UTC), 50_000
+        notes = CaseNotes(label=Label.HARMFUL, words={"ada": Label.HARMFUL}, at=at, trial_id="trial")
+        for first in range(0, count, batch):
+            some = contents[first : first + batch]
+            with store.transactions.database.writing() as connection:
+                connection.execute(insert(t.findings), [finding_row(content, notes) or {} for content in some])
+                connection.execute(insert(t.known), [{"key": each.meme, "trial_id": "trial"} for each in some])
+        # In an order unlike that of the tables.
+        random.Random(7).shuffle(contents)
+        known, process = Findings(store.findings), psutil.Process()
+        before = process.memory_info().rss
+
+        async def find_verdicts(some: Sequence[ContentKey]) -> float:
+            began = time.process_time()
+            for content in some:
+                assert await store.verdict_keys.get(content.meme)
+            return time.process_time() - began
+
+        async def find_findings(some: Sequence[ContentKey]) -> float:
+            began = time.process_time()
+            for content in some:
+                assert await known.find(content)
+            return time.process_time() - began
+
+        seconds = []
+        turns = [contents[first : first + lookups] for first in range(0, min(count, 5 * lookups), lookups)]
+        for turn in turns:
+            seconds.append((await find_findings(turn), await find_verdicts(turn)))
+        again = await find_findings(turns[-1][-_MOST_FINDINGS:]) / len(turns[-1][-_MOST_FINDINGS:])
+        grown = (process.memory_info().rss - before) / 2**20
+    finally:
+        await store.close()
+    return Result(
+        figures={
+            "findings": count,
+            "findings_mib": grown,
+            "finding_over_verdict": statistics.median(ours / theirs for ours, theirs in seconds),
+            "finding_us": 1e6 * statistics.median(ours for ours, _ in seconds) / lookups,
+            "finding_at_hand_us": 1e6 * again,
+        },
+        goals={"findings_mib": "<= 200", "finding_over_verdict": "<= 1.5"},
+    )
 
 
 def _alter(place: Path, number: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeAlias, TypeVar
@@ -185,7 +185,7 @@ def where_of(wanted: wire.PrecedentFilter) -> Filter:
     )
 
 
-def sealed(cursor: list[int | str], listing: Any) -> str:
+def sealed(cursor: Sequence[int | str], listing: Any) -> str:
     """Builds a page token for one listing, which is described by JSON."""
     content = canonical_bytes(cursor)
     # Without padding, which would have to be escaped in URLs.
