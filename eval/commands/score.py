@@ -107,7 +107,8 @@ def score(
         scored.results(read.memes, name=name or file.stem, dataset=dataset.id, split=split, protocols=protocols),
         card=dataset,
     )
-    _store(results, file, out, scorer=scorer, notes=read.notes)
+    notes = (*read.notes, *scored.notes)
+    _store(results, file, out, scorer=scorer, notes=notes)
     by_protocol = score_by_protocol(protocols, lambda one: card(results, one, seed=seed), named=protocol is not None)
     cards = list(by_protocol.values())
     if as_json:
@@ -120,6 +121,7 @@ def score(
                     "missing": scored.missing,
                     "unused": scored.unused,
                     "gold_problems": len(read.problems),
+                    "notes": notes,
                     "cards": [asdict(one) for one in cards],
                 }
             )
@@ -130,12 +132,8 @@ def score(
     confusions = [
         Section("confusion", f"protocol {one.protocol}", confusion_rows(one), (noise_in_words(one),)) for one in cards
     ]
-    click.echo(as_text((), [figures, *confusions]))
+    click.echo(as_text(notes, [figures, *confusions]))
     _print_gaps(scored)
-    if read.problems:
-        click.echo(
-            f"\n{len(read.problems):,} rows of the split can't be used; memecourt-eval datasets check tells why."
-        )
 
 
 def _score_answers(
@@ -167,14 +165,15 @@ def _score_answers(
         answered_question=question_about(card_task, inputs=(ELSEWHERE,)),
         card=dataset,
     )
-    _store(results, file, out, scorer=scorer, notes=read.notes)
+    notes = (*read.notes, *scored.notes)
+    _store(results, file, out, scorer=scorer, notes=notes)
     groups = tasks.gather_tasks([results], seed=seed)
     if as_json:
-        gaps = {"missing": scored.missing, "unused": scored.unused}
+        gaps = {"missing": scored.missing, "unused": scored.unused, "notes": notes}
         click.echo(json.dumps({"name": name, **gaps, "groups": tasks.as_json(groups)}))
         return
     # Rows without gold of the task are told before the figures, which are not over them.
-    click.echo(as_text(read.notes, tasks.sections_of(groups)))
+    click.echo(as_text(notes, tasks.sections_of(groups)))
     _print_gaps(scored)
 
 

@@ -24,6 +24,9 @@ from retrieval.library.sources import Problem
 _FIRST = 5_000
 """Maximum number of memes held in memory while the folder of pictures is searched for."""
 
+DOUBLED = "its id stands in the file already"
+"""Reason for which a row with the id of another is refused."""
+
 
 def first_memes(memes: Iterator[JudgedMeme]) -> list[JudgedMeme]:
     """Takes the first memes of a split, which suffice to find the folder of its pictures before the rest is read."""
@@ -220,7 +223,7 @@ class CardReader:
                         continue
                     # Records, predictions and leaks refer to memes by id, so duplicates could not be told apart.
                     if id_ in seen and not self._doubles:
-                        raise BadCell("its id stands in the file already", self._rules.id_column)
+                        raise BadCell(DOUBLED, self._rules.id_column)
                 except BadCell as bad:
                     self.refused += 1
                     self.problems.append(Problem(path.name, number, id_, str(bad)))

@@ -241,7 +241,10 @@ def _split(
         elsewhere=reader.elsewhere,
         tasks=ordered,
     )
-    findings += _counts(card, split, checked)
+    findings += (
+        DatasetFault(DatasetFaultKind.COUNT_DIFFERS, split.name, what)
+        for what in count_differences(card, split, checked.rows, checked.tasks)
+    )
     return checked
 
 
@@ -315,29 +318,35 @@ def _problems(split: str, problems: Sequence[Problem], findings: list[DatasetFau
         )
 
 
-def _counts(card: DatasetCard, split: CardSplit, checked: SplitCheck) -> list[DatasetFault]:
-    """Reports counts that differ from the published ones."""
-    faults = []
+def count_differences(
+    card: DatasetCard, split: CardSplit, rows: int, labels: Mapping[str, Mapping[str, int]]
+) -> list[str]:
+    """Describes counts that differ from the published ones, in a sentence without an end each.
+
+    Args:
+        labels: Memes by label, of each task that is to be compared.
+    """
     remark = f" ({split.remark})" if split.remark else ""
-    if split.memes is not None and checked.rows != split.memes:
-        message = f"{checked.rows:,} rows; {split.memes:,} were published{remark}"
-        faults.append(DatasetFault(DatasetFaultKind.COUNT_DIFFERS, split.name, message))
+    found = []
+    if split.memes is not None and rows != split.memes:
+        other = next((one.name for one in card.splits if one.memes == rows), "")
+        hint = f", which is the number of the split {other}" if other else ""
+        found.append(f"{rows:,} rows{hint}; {split.memes:,} were published{remark}")
     # Covers unpublished counts: an empty split means a truncated file or a `where` value that no row has.
-    elif split.memes is None and not checked.rows:
-        faults.append(DatasetFault(DatasetFaultKind.COUNT_DIFFERS, split.name, "no row is of this split"))
+    elif split.memes is None and not rows:
+        found.append("no row is of this split")
     # If a variant was chosen, the task has its bare id, and the labels of other juries are not read.
     ids = {name: one.id for one in card.all_tasks() for name in (one.id, f"{one.id}:{one.variant}")}
     for task in split.classes:
-        if task not in ids:
+        if ids.get(task) not in labels:
             continue
         # Labels without memes are dropped on both sides: cards need not list them.
-        ours = {label: count for label, count in checked.tasks[ids[task]].items() if count}
+        ours = {label: count for label, count in labels[ids[task]].items() if count}
         theirs = {label: count for label, count in split.labels_of(task).items() if count}
         if ours != theirs:
-            prefix = f"{task}: " if len(checked.tasks) > 1 else ""
-            message = f"{prefix}{_in_words(ours)}; published: {_in_words(theirs)}{remark}"
-            faults.append(DatasetFault(DatasetFaultKind.COUNT_DIFFERS, split.name, message))
-    return faults
+            prefix = f"{task}: " if len(labels) > 1 else ""
+            found.append(f"{prefix}{_in_words(ours)}; published: {_in_words(theirs)}{remark}")
+    return found
 
 
 def _in_words(classes: Mapping[str, int]) -> str:

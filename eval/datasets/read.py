@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +12,8 @@ from court.errors import BadRequest
 from court.question import CourtQuestion
 from court.verdict import Label
 from eval.datasets.card import CardSplit, CardTask, DatasetCard, SplitRole
-from eval.datasets.card_split import CardReader
+from eval.datasets.card_split import DOUBLED, CardReader
+from eval.datasets.check import count_differences
 from eval.datasets.items import JudgedMeme
 from eval.datasets.known import SYNTHETIC_KEY, find_card, is_own
 from eval.datasets.plain_table import PlainTable, read_plain_table, table_options
@@ -93,11 +94,14 @@ def read_split(
     reader = CardReader(card, data, split, pictures=pictures)
     # Collected while streaming: the memes are gone when the selection is made.
     unlabelled: list[Problem] = []
+    labels: dict[str, Counter[str]] = {one.id: Counter() for one in card.all_tasks()}
     labelled = False
 
     def with_gold() -> Iterator[JudgedMeme]:
         nonlocal labelled
         for meme in reader.with_pictures():
+            for name, gold in meme.tasks.items():
+                labels[name].update(gold)
             if task_id in meme.tasks:
                 labelled = True
                 yield meme
@@ -113,15 +117,23 @@ def read_split(
             f"from {card.source_url or 'its authors'}.",
             reason="DATA_UNUSABLE",
         )
+    doubled = sum(one.reason.endswith(DOUBLED) for one in reader.problems)
     counts = {
-        f"rows of {split} can't be used; memecourt-eval datasets check lists them.": reader.refused,
+        f"rows of {split} have the id of another row, and are left out.": doubled,
+        f"rows of {split} can't be used; memecourt-eval datasets check lists them.": reader.refused - doubled,
         f"rows of {split} are left out, as the card says.": len(reader.excluded),
         f"memes of {split} have no gold label of {task_id}: nothing is asked about them.": len(unlabelled),
     }
+    # Rows that are refused are told above, and would be missing in the counts of labels.
+    compared = {} if reader.refused else labels
+    differences = count_differences(card, reader.split, reader.rows - reader.elsewhere, compared)
     return SplitRead(
         memes=_with_picture_names(memes, reader.pictures),
         problems=tuple(sorted((*reader.problems, *unlabelled), key=lambda problem: problem.line)),
-        notes=tuple(f"{count:,} {what}" for what, count in counts.items() if count),
+        notes=(
+            *(f"{count:,} {what}" for what, count in counts.items() if count),
+            *(f"{split} may be another version or split: {what}." for what in differences),
+        ),
         pictures=reader.pictures.folder,
         # Joined files are known only after the rows were read.
         files=reader.digests(),
@@ -188,6 +200,7 @@ def source_of(
         format=SourceFormat.CARD,
         rows=rows,
         files=tuple(data / file for file in read.files if (data / file).is_file()),
+        notes=read.notes,
         # Shipped cards are identified by the files; a user's card may change. A tree of pictures has no file digest.
         recipe=digest([card.to_json(), dict(read.files)]) if is_own(card) else "",
     )
@@ -250,7 +263,7 @@ def _source_of_table(table: PlainTable, split: str, pictures: Path | None) -> So
     else:
         chosen = names[0]  # a name that the user gives to all rows
     source = source_of(table.card, table.data, chosen, pictures=pictures)
-    return replace(source, name=Path(table.card.title).stem, notes=notes)
+    return replace(source, name=Path(table.card.title).stem, notes=(*notes, *source.notes))
 
 
 def court_task_of(card: DatasetCard) -> CardTask:

@@ -18,7 +18,7 @@ from eval.scores.choose import rank_answers
 from eval.scores.compare import TOO_FEW_DIFFER, compare_tasks
 from eval.scores.label_metrics import strict_name
 from eval.scores.subgroups import groups_of
-from eval.scores.tables import figure, traps_in_words
+from eval.scores.tables import figure, notes_in_words, traps_in_words
 from eval.scores.task_card import TaskCard, arrays_of, question_of, task_card
 from eval.solvers.question import ELSEWHERE, Answerer, Outcome
 
@@ -163,9 +163,11 @@ def gather_tasks(results: Sequence[Results], *, seed: int = 0) -> tuple[TaskGrou
 
 
 def lead_of(groups: Sequence[TaskGroup]) -> list[str]:
-    """Sentences before the sections: which figures will change."""
-    unfinished = [one.name for group in groups for one, _ in group.runs if not one.finished]
-    return [f"NOT FINISHED, so that these figures will change: {', '.join(unfinished)}."] if unfinished else []
+    """Sentences before the sections: which figures will change, and notes on the data."""
+    runs = [one for group in groups for one, _ in group.runs]
+    unfinished = [one.name for one in runs if not one.finished]
+    changing = [f"NOT FINISHED, so that these figures will change: {', '.join(unfinished)}."] if unfinished else []
+    return [*changing, *notes_in_words([(one.name, one.notes) for one in runs])]
 
 
 def sections_of(groups: Sequence[TaskGroup]) -> list[Section]:

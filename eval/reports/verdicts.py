@@ -20,7 +20,7 @@ from eval.reports.gather import (
     WrongVerdict,
 )
 from eval.reports.sections import Drawn, Filter, MemeEntry, Rows, Section, Statement, need_page
-from eval.scores.tables import NOTHING, cards_rows, confusion_rows, figure, listed, plain
+from eval.scores.tables import NOTHING, cards_rows, confusion_rows, figure, listed, notes_in_words, plain
 
 _BESIDE = 3
 """Largest number of runs side by side, so that a line fits a terminal."""
@@ -40,7 +40,7 @@ def verdicts_lead(report: Report) -> tuple[str, ...]:
     return (
         f"Intervals are 95 %, by bootstrap over memes, {report.resamples:,} resamples. Decided figures are over the "
         "memes that were given a class; in strict figures a meme without a class is wrong.",
-        *(f"{run.label}: {note}" for group in report.groups for run in group.runs for note in run.results.notes),
+        *notes_in_words([(run.label, run.results.notes) for group in report.groups for run in group.runs]),
     )
 
 

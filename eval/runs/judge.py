@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from court.errors import BadRequest
 from court.events import TrialFailed
 from court.record import TrialRecord
-from eval.datasets.card import SplitRole
+from eval.datasets.card import CardSplit, SplitRole
 from eval.datasets.items import JudgedMeme
 from eval.datasets.language import CARD, require_card_languages
 from eval.datasets.protocol import Protocol
-from eval.datasets.read import keep_none, read_split, source_of, train_splits
+from eval.datasets.read import SplitRead, keep_none, read_split, source_of, train_splits
 from eval.datasets.sample import sample
 from eval.runs.plan import Plan, court_settings
 from eval.runs.results import PREDICTIONS, RunFolder, RunManifest
@@ -42,6 +42,8 @@ class Material:
     memes: tuple[JudgedMeme, ...]
     pictures: Path | None
     files: Mapping[str, str]
+    notes: tuple[str, ...] = ()
+    """Sentences on the data: rows that are not judged, and counts that differ from the published ones."""
 
     def picture(self, meme: JudgedMeme) -> Path | None:
         """Returns the path of a meme's picture; None if it is missing."""
@@ -57,8 +59,6 @@ def material_of(plan: Plan, progress: Progress) -> Material:
     read = read_split(plan.dataset, plan.data, plan.split, choose=chosen)
     for problem in read.problems[:3]:
         progress.tell(f"{problem.source}, line {problem.line}: {problem.reason}")
-    for sentence in read.notes:
-        progress.tell(sentence)
     for protocol in plan.protocols:
         if protocol not in plan.dataset.protocols:
             known = ", ".join(plan.dataset.protocols)
@@ -66,14 +66,25 @@ def material_of(plan: Plan, progress: Progress) -> Material:
     memes = read.memes
     if plan.language == CARD:
         require_card_languages(memes)
-    files = dict(read.files)
-    if plan.library is None:
-        # Precedents come from these files, so they must be unchanged when a run is resumed.
-        for split in plan.dataset.of_role(SplitRole.TRAIN):
-            files |= read_split(plan.dataset, plan.data, split.name, choose=keep_none).files
+    # Precedents come from these files, so they must be unchanged when a run is resumed.
+    sources = plan.dataset.of_role(SplitRole.TRAIN) if plan.library is None else ()
+    files, notes = _with_sources(plan, read, sources, progress)
     if plan.text_only:
-        return Material(memes, None, files)
-    return _with_pictures(plan, Material(memes, read.pictures, files))
+        return Material(memes, None, files, notes)
+    return _with_pictures(plan, Material(memes, read.pictures, files, notes))
+
+
+def _with_sources(
+    plan: Plan, read: SplitRead, splits: Iterable[CardSplit], progress: Progress, task: str = ""
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """The files of a split and of those that examples come from, and the notes on them, which are told once."""
+    files, notes = dict(read.files), dict.fromkeys(read.notes)
+    for split in splits:
+        other = read_split(plan.dataset, plan.data, split.name, task=task, choose=keep_none)
+        files |= other.files
+        notes |= dict.fromkeys(other.notes)
+    progress.tell_once(notes)
+    return files, tuple(notes)
 
 
 def _question_material(plan: Plan, question: Question, progress: Progress) -> Material:
@@ -85,14 +96,10 @@ def _question_material(plan: Plan, question: Question, progress: Progress) -> Ma
         return sample(noted, plan.limit, plan.seed, lambda meme: ", ".join(meme.tasks[question.task]))
 
     read = read_split(plan.dataset, plan.data, plan.split, task=question.task, choose=drawn)
-    for sentence in read.notes:
-        progress.tell(sentence)
+    sources = train_splits(plan.dataset) if question.needs_examples else ()
+    files, notes = _with_sources(plan, read, sources, progress, question.task)
     require_inputs(question, tuple(worded.values()))
-    files = dict(read.files)
-    if question.needs_examples:
-        for split in train_splits(plan.dataset):
-            files |= read_split(plan.dataset, plan.data, split.name, task=question.task, choose=keep_none).files
-    material = Material(read.memes, read.pictures, files)
+    material = Material(read.memes, read.pictures, files, notes)
     return _with_pictures(plan, material) if question.needs_picture else material
 
 

@@ -121,6 +121,14 @@ def require_models(procedure: Procedure, settings: Settings) -> None:
         )
 
 
+def models_named(plan: Plan) -> dict[str, str]:
+    """Model by role as records name it, as far as the settings name one, or that of the server to be started."""
+    if plan.procedure is Procedure.SUMMARY and plan.question is None:
+        return {}
+    named = {role.upper(): plan.settings.llm.of_role(role).model for role in get_args(RoleName)}
+    return {role: plan.vllm.model if plan.vllm else model for role, model in named.items() if plan.vllm or model}
+
+
 def court_settings(plan: Plan) -> Settings:
     """Returns the court's settings with the run's own docket and precedents."""
     changes: dict[str, Any] = {

@@ -98,6 +98,8 @@ class RunManifest(RunSpec, SessionManifest):
     """Thresholds above which a precedent was too similar (:class:`retrieval.audit.leakage.LeakThresholds`)."""
     card: dict[str, JsonValue] = Field(default_factory=dict)
     """Card of its data set if it is the user's own; empty for a data set known by its id."""
+    notes: tuple[str, ...] = ()
+    """Sentences on the data set: rows that were not used, and counts that differ from the published ones."""
 
 
 def dataset_of(manifest: RunManifest) -> DatasetCard:
@@ -135,7 +137,7 @@ class RunFolder(SessionFolder[RunManifest]):
     # The same data may be in another place now; the precedents were compared and counted when the run began.
     changes = frozenset(
         {"name", "protocols", "card", "settings_digest", "data_dir", "pictures_dir", "library_dir", "library_size"}
-        | {"calls_file", "excluded", "checked"}
+        | {"calls_file", "excluded", "checked", "notes"}
     )
 
     def memes(self) -> tuple[JudgedMeme, ...]:
@@ -189,7 +191,7 @@ class Results:
     card: DatasetCard | None = None
     """Card of the data set of external predictions; None if the data set's id identifies it."""
     notes: tuple[str, ...] = ()
-    """Sentences on external predictions and their data set, which stand in front of their figures."""
+    """Sentences on the data set, and on external predictions, which stand in front of the figures."""
 
     @property
     def finished(self) -> bool:
@@ -242,6 +244,7 @@ def read_results(root: Path) -> Results:
         judged=tuple(Judged(meme, predictions.get(meme.id) or not_judged(meme.id)) for meme in folder.memes()),
         manifest=manifest,
         root=root,
+        notes=manifest.notes,
     )
 
 

@@ -29,7 +29,7 @@ from eval.models.call_cache import SqliteCallCache
 from eval.models.vllm_session import vllm_session
 from eval.runs.controls import Control, with_control
 from eval.runs.judge import JudgedRun, Material, examples_of, judge, material_of, on_template, train_source
-from eval.runs.plan import Plan, court_settings, require_models
+from eval.runs.plan import Plan, court_settings, models_named, require_models
 from eval.runs.results import LIBRARY, Excluded, RunFolder, RunManifest
 from eval.session.directory import CALLS, STARTING, circumstances
 from eval.session.progress import Progress
@@ -181,7 +181,10 @@ def _settings_of_solver(plan: Plan) -> dict[str, JsonValue]:
 
 def _require_same_material(folder: RunFolder, begun: RunManifest, plan: Plan, material: Material) -> None:
     """Compares a resumed run with its manifest before anything is loaded. Raises BadRequest with all differences."""
-    now = begun.model_copy(update={**dict(plan.spec), "data": dict(material.files)})
+    # Of a run whose memes are all judged, too: a model that is named in vain must not pass for the one that was asked.
+    named = {role: model for role, model in models_named(plan).items() if role in begun.models and not plan.vllm}
+    models = begun.models | named
+    now = begun.model_copy(update={**dict(plan.spec), "data": dict(material.files), "models": models})
     differ = begun.differences(now, folder.changes)
     # Same files but other memes: another version reads them differently, and the halves would not match. Templates are
     # computed when a run starts, not read from the data set.
@@ -330,4 +333,5 @@ def _manifest(
         encoder=library.encoder,
         excluded=dict(Counter(one.why for one in excluded)),
         checked=checked,
+        notes=material.notes,
     )

@@ -18,7 +18,7 @@ _BIG = frozenset({"events", "attachments", "messages", "store"})
 """Parts of a sample that are not loaded: they make up nearly all of a log."""
 
 
-def inspect_records(path: Path, scorer: str = "") -> Iterator[Record]:
+def inspect_records(path: Path, scorer: str = "") -> tuple[Iterator[Record], tuple[str, ...]]:
     """Reads a log, ``….eval`` or ``….json``.
 
     Args:
@@ -33,7 +33,7 @@ def inspect_records(path: Path, scorer: str = "") -> Iterator[Record]:
         BadRequest: The file is not a log, has no such scorer, or its scorer gives no answers.
         NotLoaded: Inspect AI is not installed.
     """
-    samples = _samples(path)
+    status, samples = _samples(path)
     # In the order of the log, as the first one is used without --scorer.
     names = list(dict.fromkeys(name for sample in samples for name in sample.scores or ()))
     if scorer and scorer not in names:
@@ -53,10 +53,17 @@ def inspect_records(path: Path, scorer: str = "") -> Iterator[Record]:
             reason="PREDICTIONS_UNUSABLE",
             field="scorer",
         )
-    return ((number, _record(sample, "" if predicted else by)) for number, sample in enumerate(samples, 1))
+    others = ", ".join(name for name in names if name != by or predicted) or "none"
+    taken = "the predictions in its metadata" if predicted else f"the answers of the scorer {by}"
+    notes = [f"{path.name}: labels are {taken}; other scorers: {others}."]
+    if status != "success":
+        notes.append(f"{path.name}: the log's status is {status}, so that samples may be missing.")
+    records = ((number, _record(sample, "" if predicted else by)) for number, sample in enumerate(samples, 1))
+    return records, tuple(notes)
 
 
-def _samples(path: Path) -> list[EvalSample]:
+def _samples(path: Path) -> tuple[str, list[EvalSample]]:
+    """The status and the samples of a log."""
     try:
         from inspect_ai.log import read_eval_log
     except ModuleNotFoundError as error:
@@ -69,7 +76,8 @@ def _samples(path: Path) -> list[EvalSample]:
             reason="INSPECT_MISSING",
         ) from None
     try:
-        return read_eval_log(str(path), exclude_fields=set(_BIG)).samples or []
+        log = read_eval_log(str(path), exclude_fields=set(_BIG))
+        return log.status, log.samples or []
     # A damaged archive raises errors from any library that reads its parts: zipfile, zlib, zstandard, ijson, pydantic.
     except Exception as error:
         raise BadRequest(

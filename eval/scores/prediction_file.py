@@ -13,12 +13,13 @@ predictions of our own Inspect logs. Cells are mapped to labels by the same rule
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
+from scipy.stats import mannwhitneyu
 
 from court.errors import BadRequest
 from eval.datasets.card import CardTask, TaskKind
@@ -34,6 +35,10 @@ from retrieval.library.label_words import LABEL_WORDS
 
 _MOST_LISTED = 10
 """Largest number of faults that an error message lists."""
+_FEWEST_SCORES = 3
+"""Scores of rows with a label, and of rows without it, that are needed to compare them with the labels."""
+_CONTRADICTS = 0.1
+"""AUROC of scores against the same file's labels below which they contradict these."""
 _SHOWN = 60
 """Characters of an id that a message shows: if columns are mixed up, it must not quote a meme's text."""
 _COLUMNS = ("id", "label", "score", "level")
@@ -74,6 +79,8 @@ class ScoredFile:
     """Ids of memes without a prediction in the file."""
     unused: tuple[str, ...]
     """Names of columns that were not read."""
+    notes: tuple[str, ...]
+    """Sentences on the file: the scorer of a log, and scores that contradict the labels."""
 
     def results(
         self, memes: Sequence[JudgedMeme], *, name: str, dataset: str, split: str, protocols: tuple[Protocol, ...]
@@ -119,6 +126,7 @@ class CollectedPredictions:
     """Position of each meme's row in the file, in words, by id."""
     columns: tuple[str, ...]
     """Names of all columns, in order."""
+    notes: tuple[str, ...]
 
     def scored(
         self, memes: Sequence[JudgedMeme], used: Collection[str], predictions: Mapping[str, Prediction] | None = None
@@ -134,6 +142,7 @@ class CollectedPredictions:
             predictions=tuple(predictions.get(meme.id) or not_judged(meme.id) for meme in memes),
             missing=tuple(meme.id for meme in memes if meme.id not in predictions),
             unused=tuple(name for name in self.columns if name not in used),
+            notes=(*self.notes, *_contradictions(predictions.values())),
         )
 
 
@@ -156,7 +165,7 @@ def collect_predictions(
     predictions: dict[str, Prediction] = {}
     columns: dict[str, None] = {}
     faults: list[str] = []
-    unit, records = rows
+    unit, records, notes = rows
     for line, record in records:
         try:
             if isinstance(record, str):
@@ -183,7 +192,28 @@ def collect_predictions(
             f"{path.name} can't be scored as it is:\n" + "\n".join(faults[:_MOST_LISTED]) + more,
             reason="PREDICTIONS_UNUSABLE",
         )
-    return CollectedPredictions(predictions, {id_: f"{unit} {line}" for id_, line in seen.items()}, tuple(columns))
+    places = {id_: f"{unit} {line}" for id_, line in seen.items()}
+    return CollectedPredictions(predictions, places, columns=tuple(columns), notes=notes)
+
+
+def _contradictions(predictions: Iterable[Prediction]) -> Iterator[str]:
+    """Reports scores that are low where the label is given, and high where it is not, in nearly every row."""
+    scores: dict[str, tuple[list[float], list[float]]] = {}
+    for one in predictions:
+        if one.score is not None and one.outcome.harmful is not None:
+            scores.setdefault("harm", ([], []))[one.outcome.harmful].append(one.score)
+        for answer in one.said.values():
+            for label, score in answer.scores.items():
+                scores.setdefault(label, ([], []))[label in answer.labels].append(score)
+    for label, (without, having) in scores.items():
+        if min(len(without), len(having)) < _FEWEST_SCORES:
+            continue
+        auroc = float(mannwhitneyu(having, without).statistic) / (len(having) * len(without))
+        if auroc < _CONTRADICTS:
+            yield (
+                f"The scores of {label} contradict the file's own labels: their AUROC against these is {auroc:.3f}. "
+                "Are they probabilities of the other label?"
+            )
 
 
 def _hint(id_: str, known: Collection[str]) -> str:

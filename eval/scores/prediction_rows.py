@@ -28,6 +28,8 @@ class PredictionRows(NamedTuple):
 
     unit: str
     records: Iterator[Record]
+    notes: tuple[str, ...] = ()
+    """Sentences on the file as a whole."""
 
 
 def prediction_rows(path: Path, scorer: str = "", *, columns: tuple[str, ...] = _COLUMNS) -> PredictionRows:
@@ -43,7 +45,7 @@ def prediction_rows(path: Path, scorer: str = "", *, columns: tuple[str, ...] = 
         NotLoaded: The library that reads such files is not installed.
     """
     if _is_log(path):
-        return PredictionRows("sample", inspect_records(path, scorer))
+        return PredictionRows("sample", *inspect_records(path, scorer))
     if scorer:
         raise BadRequest(
             f"{path.name} is no log of Inspect AI, so it has no scorer. Leave out --scorer.",

@@ -58,6 +58,15 @@ def traps_in_words(caveats: Iterable[str]) -> list[str]:
     return [f"On this data set: {plain(caveat).rstrip('.')}." for caveat in caveats]
 
 
+def notes_in_words(runs: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
+    """Notes on runs, by name; those that are on all of them are not repeated."""
+    named: dict[str, list[str]] = {}
+    for name, notes in runs:
+        for note in notes:
+            named.setdefault(note, []).append(name)
+    return [note if len(names) == len(runs) > 1 else f"{', '.join(names)}: {note}" for note, names in named.items()]
+
+
 def cards_rows(cards: Sequence[tuple[str, Card]], unfinished: Collection[str] = ()) -> tuple[tuple[str, ...], ...]:
     """Cards side by side, one per column: counts, figures and baselines.
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import TracebackType
 from typing import Self
 
@@ -51,6 +52,17 @@ class Progress:
 
     def tell(self, sentence: str) -> None:
         """Reports a long step, or a notice, in a sentence."""
+
+    def tell_once(self, sentences: Iterable[str]) -> None:
+        """Reports the sentences that it has not reported before, as by another run of the same study."""
+        for sentence in sentences:
+            if sentence not in self._once:
+                self._once.add(sentence)
+                self.tell(sentence)
+
+    @cached_property
+    def _once(self) -> set[str]:
+        return set()
 
     def step(self, name: str, done: int, total: int) -> None:
         """Reports the progress of a step of the preparation."""

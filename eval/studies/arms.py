@@ -22,6 +22,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
+from court.digests import sha256_of
 from court.errors import BadRequest
 from court.events import Procedure
 from court.prompts.sets import open_set
@@ -30,7 +31,7 @@ from eval.datasets.read import read_split
 from eval.models.vllm_session import VllmSessions
 from eval.runs.controls import Control
 from eval.runs.judge import Material, judged_memes
-from eval.runs.plan import Plan, require_models
+from eval.runs.plan import Plan, models_named, require_models
 from eval.runs.results import LIBRARY, RunFolder
 from eval.runs.run import prepare_library, run
 from eval.runs.spec import JudgingSpec
@@ -208,6 +209,11 @@ class StudyManifest(JudgingSpec, SessionManifest):
     """``ablate``, ``sweep`` or ``reproduce``."""
     settings: dict[str, JsonValue]
     """Trial settings before the changes of an arm."""
+    models: dict[str, str] = Field(default_factory=dict)
+    """Model by role, before the changes of an arm, as far as the settings name one."""
+    encoder: str
+    policy: str
+    """Digest of the policy file; empty for the one that comes with the program."""
     arms: tuple[Arm, ...]
 
 
@@ -248,8 +254,11 @@ class Study:
             **circumstances(self.plan.command),
             **{name: getattr(self.plan.spec, name) for name in JudgingSpec.model_fields},
             kind=self.kind,
-            # Trial settings only: servers and keys are not part of the study.
+            # Servers and keys are not part of the study.
             settings=self.plan.settings.trial.model_dump(mode="json"),
+            models=models_named(self.plan),
+            encoder=self.plan.settings.encoder or "",
+            policy=sha256_of(self.plan.settings.policy) if self.plan.settings.policy else "",
             arms=self.arms,
         )
 

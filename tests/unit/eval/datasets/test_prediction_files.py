@@ -101,13 +101,13 @@ def inspect():
     return pytest.importorskip("inspect_ai.log", reason="needs the extra inspect")
 
 
-def a_log(inspect, path, *samples):
+def a_log(inspect, path, *samples, status="success"):
     """Writes a log; a sample is its id, answers by scorer, and further fields."""
     from inspect_ai.scorer import Score
 
     inspect.write_eval_log(
         inspect.EvalLog(
-            status="success",
+            status=status,
             eval=inspect.EvalSpec(
                 created="2026-01-02T03:04:05+00:00",
                 task="theirs",
@@ -146,6 +146,11 @@ def test_labels_are_the_answers_of_a_scorer(tmp_path, inspect, ending):
     assert [one.outcome for one in read_predictions(file, TWO).predictions] == [N, H, F, F]
     assert [one.outcome for one in read_predictions(file, TWO, scorer="second").predictions] == [H, N, U, F]
     assert "has no scorer 'third'. It has: first, second." in fault_in(file, scorer="third")
+    assert read_predictions(file, TWO).notes == (
+        f"{file.name}: labels are the answers of the scorer first; other scorers: second.",
+    )
+    stopped = a_log(inspect, tmp_path / f"half.{ending}", ("a", {"first": "harmful"}, {}), status="cancelled")
+    assert "status is cancelled" in read_predictions(stopped, TWO).notes[1]
 
 
 def test_log_faults_are_reported_by_sample(tmp_path, inspect):
@@ -181,6 +186,7 @@ def test_inspect_log_of_a_run_round_trips(tmp_path, inspect, ending):
     assert done.exit_code == 0, done.output
     ours = [one for one in read_results(root).judged]
     read = read_predictions(target, [one.meme for one in ours])
+    assert "labels are the predictions in its metadata; other scorers: " in read.notes[0]
     for back, one in zip(read.predictions, ours, strict=True):
         prediction = one.prediction
         assert (back.outcome, back.score) == (prediction.outcome, prediction.score)

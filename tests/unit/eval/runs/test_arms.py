@@ -132,6 +132,11 @@ def test_arms_can_be_added_but_other_settings_are_refused(tmp_path: Path, data: 
     with pytest.raises(BadRequest, match=r"limit .*; seed ") as refused:
         asyncio.run(run_study(study(tmp_path, data, "full", limit=3, seed=4), Progress()))
     assert refused.value.reason == "RUN_DIFFERS"
+    # A finished arm would stand beside arms of another model.
+    theirs = settings(tmp_path / "home")
+    theirs = theirs.model_copy(update={"llm": theirs.llm.model_copy(update={"model": "theirs"}), "encoder": "clip"})
+    with pytest.raises(BadRequest, match=r"models JUDGE \(was oracle, is theirs\).*encoder \(was nothing, is clip\)"):
+        asyncio.run(run_study(study(tmp_path, data, "full", limit=2, settings=theirs), Progress()))
     other = Arm(name="dull-judge", overlay={"rounds_max": 3})
     with pytest.raises(BadRequest, match="the arm dull-judge"):
         asyncio.run(run_study(study(tmp_path, data, limit=2, arms=(ARMS["full"], other)), Progress()))

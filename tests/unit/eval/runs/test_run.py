@@ -41,6 +41,7 @@ from eval.cli import cli
 from eval.datasets.items import JudgedMeme
 from eval.datasets.known import find_card
 from eval.datasets.protocol import Level, Protocol
+from eval.datasets.read import read_split, source_of
 from eval.datasets.sample import sample
 from eval.runs.judge import PICTURE_MISSING, RunningScore
 from eval.runs.plan import Plan
@@ -335,6 +336,22 @@ def finished(home, data, tmp_path_factory):
     return run_plan(a_plan(home, data, tmp_path_factory.mktemp("runs") / "summary"))
 
 
+def test_manifest_and_report_name_counts_that_differ_from_the_published_ones(home, data, tmp_path):
+    train, val, test = HARMEME.splits
+    sizes = ((train, 8), (val, 25), (test, 8))
+    splits = tuple(split.model_copy(update={"rows": rows}) for split, rows in sizes)
+    changed = HARMEME.model_copy(update={"id": "mine", "splits": splits})
+    sentences: list[str] = []
+    progress = Progress()
+    progress.tell = sentences.append
+    folder = asyncio.run(run(a_plan(home, data, tmp_path / "run", dataset=changed), progress))
+    note = "train may be another version or split: 24 rows; 8 were published."
+    assert sentences.count(note) == 1 and folder.manifest().notes == (note,)
+    assert note in CliRunner().invoke(cli, ["report", str(folder.root)]).output
+    assert read_split(changed, data, "train").notes == (note,)
+    assert note in source_of(changed, data, "train").notes
+
+
 @pytest.fixture
 def run_copy(finished, tmp_path):
     """A copy of the finished run that a test may modify."""
@@ -555,6 +572,12 @@ def test_arms_sharing_a_call_store_make_their_shared_calls_once(home, data, tmp_
     assert all(0 < cost.stored < cost.calls for cost in costs)
     manifest = RunFolder(tmp_path / "arm").manifest()
     assert manifest.models == dict.fromkeys(("PROPOSER", "ACCUSER", "DEFENDER", "JUDGE"), "stand-in")
+    # All its memes are judged, and another model is refused all the same.
+    arm = full(home, "http://127.0.0.1:9/v1", precedents=False)
+    theirs = arm["settings"].llm.model_copy(update={"model": "theirs"})
+    arm |= {"settings": arm["settings"].model_copy(update={"llm": theirs}), "library": tmp_path / "whole" / "library"}
+    with pytest.raises(BadRequest, match=r"models JUDGE \(was stand-in, is theirs\)"):
+        run_plan(a_plan(home, data, tmp_path / "arm", calls=tmp_path / "calls.sqlite", **arm))
     record = docket_of(
         RunFolder(tmp_path / "arm"), lambda d: d.trials.record(RunFolder(tmp_path / "arm").predictions()[0].trial)
     )

@@ -354,3 +354,15 @@ def test_scored_predictions_are_taken_like_a_run(tmp_path):
     invoke("subgroups", tmp_path / "runs/one", "--by", "label")
     invoke("labels", "noise", tmp_path / "runs/one", tmp_path / "runs/two")
     assert "not empty" in invoke("score", tmp_path / "one.csv", *data, "--out", tmp_path / "runs/one", code=1)
+
+
+def test_scores_that_contradict_the_files_own_labels_are_reported(tmp_path):
+    many = [meme(n, n % 2 == 0) for n in range(20)]
+    for flip, count in ((False, 0), (True, 1)):
+        scores = [0.9 - n / 100 if (n % 3 == 0) is not flip else 0.1 + n / 100 for n in range(20)]
+        rows = [{"id": n, "label": int(n % 3 == 0), "score": score} for n, score in enumerate(scores)]
+        notes = read(tmp_path, jsonl(*rows), many, "theirs.jsonl").notes
+        assert len(notes) == count
+    assert "AUROC against these is 0.000. Are they probabilities of the other label?" in notes[0]
+    # Two of each say nothing yet.
+    assert not read(tmp_path, jsonl(*rows[:4]), many, "theirs.jsonl").notes
