@@ -6,6 +6,7 @@ All three procedures emit the same kinds of event; :class:`TrialOpened` names th
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, ClassVar, Literal, NamedTuple, Self, TypeAlias, get_args
 
@@ -14,7 +15,7 @@ from typing_extensions import override
 
 from court.injection.detector import Signal
 from court.policy import Policy
-from court.precedents import Findings, Vote
+from court.precedents import Findings, VerifiedCopy, Vote
 from court.question import CourtQuestion, OptionStrengths
 from court.values import Value
 from court.verdict import ClaimBasis, ClaimLabel, Label, QuotedPassage, ReviewReason, Strengths, Verdict
@@ -801,6 +802,23 @@ class VerdictGiven(Event):
     """Evidence for reviewers; it does not affect the label."""
     unused: Unused | None = None
     """Usage since the trial was opened or last resumed; ``None`` if no model was asked, and in older records."""
+    copies: tuple[VerifiedCopy, ...] = ()
+    """Binding precedents that are the same meme, and settled the trial before any model was asked."""
+
+    @property
+    def binding(self) -> VerifiedCopy | None:
+        """Precedent whose label the verdict follows; None without one, and where binding precedents contradict."""
+        return next((copy for copy in self.copies if copy.label is self.verdict.label), None)
+
+    @property
+    def precedent(self) -> str:
+        """Id of the binding precedent; empty without one."""
+        return self.binding.id if self.binding else ""
+
+    @property
+    def since(self) -> datetime:
+        """Time of the label: of the binding precedent's, or of the verdict."""
+        return self.binding.at if self.binding else self.at
 
 
 class QuestionRuled(Event):

@@ -212,6 +212,7 @@ def in_force(
     at: datetime | None,
     trial_id: str,
     policy: str = "",
+    precedent: str = "",
     found: PersonFinding | None = None,
     rules: FindingRules = DEFAULT_RULES,
 ) -> InForce:
@@ -220,15 +221,17 @@ def in_force(
     Args:
         label: Label of the verdict.
         needs_review: True if the verdict needs human review.
-        at: Time of the verdict.
+        at: Time of the verdict, or of the label of the precedent that it follows.
         policy: Digest of the policy that applies now; empty if unknown.
+        precedent: Id of the precedent that settled the trial; empty without one.
     """
     found = None if rules.authority == "none" else found
     contested = found is not None and found.contested
     on_hold = contested and rules.contested == "review"
     if found is None or found.label is None:
         own = decision(label, needs_review=needs_review, on_hold=on_hold)
-        return InForce(by=Authority.COURT, label=label, decision=own, at=at, id=trial_id, contested=contested)
+        by = Authority.PRECEDENT if precedent else Authority.COURT
+        return InForce(by=by, label=label, decision=own, at=at, id=precedent or trial_id, contested=contested)
     older = "" not in (policy, found.policy) and policy != found.policy
     on_hold |= found.acquitters < rules.acquit_by or (older and rules.older_policy == "review")
     settled = decision(label, needs_review=needs_review, reviewed=found.label, on_hold=on_hold)

@@ -36,7 +36,7 @@ from court.injection.detector import find_injection_signals
 from court.meme import Frame
 from court.messages import Exhibit, file_sha256
 from court.policy import DEFAULT_POLICY
-from court.precedents import STARTER, Findings, Vote, sigmoid
+from court.precedents import STARTER, Findings, Relation, VerifiedCopy, Vote, sigmoid
 from court.recorder import Drafted, EventDraft, Recorder
 from court.replies import RulingReply
 from court.settings import TrialSettings
@@ -447,13 +447,35 @@ def with_starter_library(verdict: Verdict, cited: PrecedentsCited | None) -> Ver
     return verdict.model_copy(update={"review": (*verdict.review, review)})
 
 
-async def give_verdict(recorder: Recorder, *before: Drafted, verdict: Verdict, **values: Any) -> None:
+def with_copies(verdict: Verdict, cited: PrecedentsCited | None) -> Verdict:
+    """Adds a signal to a verdict if a cited precedent is the same meme, as its label did not bind the court."""
+    if cited is None:
+        return verdict
+    # Without a picture, the text is the meme.
+    same = {Relation.SAME_MEME} if cited.findings.search.has_picture else {Relation.SAME_MEME, Relation.SAME_TEXT}
+    copies = [f"{each.id} ({word(each.label)})" for each in cited.findings.exhibits if each.relation in same]
+    if not copies:
+        return verdict
+    detail = f"Precedents that are the same meme do not bind the court: {', '.join(copies)}."
+    signal = Review(reason=ReviewReason.COPY_NOT_BINDING, detail=detail)
+    return verdict.model_copy(update={"signals": (*verdict.signals, signal)})
+
+
+async def give_verdict(
+    recorder: Recorder,
+    *before: Drafted,
+    verdict: Verdict,
+    copies: Sequence[VerifiedCopy] = (),
+    **values: Any,
+) -> None:
     """Records a verdict, with the signs of steering found in all untrusted texts, the description included.
 
     Args:
         verdict: Verdict of the procedure. Reasons for review are added for signs of steering, for precedents of the
             starter library, and, if it is not harmful, for a harmful near-duplicate or parts that were not judged.
             Label, strengths and score stay.
+        copies: Binding precedents that are the meme and gave the verdict. What else is noticed about the very meme that
+            a person has labelled then calls nobody; parts that were not judged do.
     """
 
     def draft(events: Sequence[AnyEvent]) -> EventDraft:
@@ -462,12 +484,12 @@ async def give_verdict(recorder: Recorder, *before: Drafted, verdict: Verdict, *
         # authors of memes gain nothing by it.
         found = steering_in(events)
         duplicates = next((event for event in events if isinstance(event, NearDuplicatesFound)), None)
-        outcome = with_harmful_duplicates(with_review(verdict, found), duplicates)
+        outcome = verdict if copies else with_harmful_duplicates(with_review(verdict, found), duplicates)
         opened = next((event for event in events if isinstance(event, TrialOpened)), None)
         outcome = with_parts_not_judged(outcome, opened.meme if opened else None)
         cited = next((event for event in events if isinstance(event, PrecedentsCited)), None)
-        outcome = with_starter_library(outcome, cited)
-        return EventDraft(VerdictGiven, {"verdict": outcome, "steering": found, **values})
+        outcome = with_copies(with_starter_library(outcome, cited), cited)
+        return EventDraft(VerdictGiven, {"verdict": outcome, "steering": found, "copies": tuple(copies), **values})
 
     await recorder.record_all(*before, draft)
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from court.events import AnyEvent, NearDuplicate, Role, Side, TextLine
 from court.events import FinishReason as FinishReason  # offered here too: replies have one
 from court.meme import Frame, Picture
-from court.precedents import Findings, LibraryIdentity
+from court.precedents import Findings, LibraryIdentity, VerifiedCopy
 
 
 class EventSink(Protocol):
@@ -74,6 +74,21 @@ class TextReader(Protocol):
 
         Raises:
             Unavailable: The text can't be read now.
+        """
+
+
+class BindingFinder(Protocol):
+    """Finds precedents that are the meme on trial and whose labels named persons answer for."""
+
+    async def copies(self, *, pixels_sha256: str, text: str | None) -> Sequence[VerifiedCopy]:
+        """Finds the copies of a meme: the same pixels and text, or the same text where neither has a picture.
+
+        Args:
+            pixels_sha256: Digest of its normalised pixels; empty without a picture.
+            text: Text of the meme; None for copies of the picture with any text.
+
+        Raises:
+            Unavailable: The library can't be read now.
         """
 
 

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AwareDatetime, Field, model_validator
 
+from court.display import word
 from court.values import Value
 from court.verdict import Label
 
@@ -47,6 +48,26 @@ class Precedent(Value):
     """Data set and split, or person, that it came from."""
     source_label: str = ""
     """Label in the source's own words; empty if unknown to the library, and in older records."""
+
+
+class VerifiedCopy(Value):
+    """A precedent that is the meme on trial, with a label that a named person answers for."""
+
+    id: str
+    label: PrecedentLabel
+    who: str = Field(min_length=1)
+    """Person who has verified the label."""
+    at: AwareDatetime
+    """Time of that."""
+    namespace: str = ""
+    """Namespace that it binds in; empty for every one that uses its library."""
+    policy: str = ""
+    """Id of the policy that it binds under; empty for any."""
+
+    @property
+    def in_words(self) -> str:
+        """The precedent and its origin, for people."""
+        return f"{self.id}, labelled {word(self.label)} by {self.who} on {self.at:%d %B %Y}"
 
 
 class TallyEntry(Value):

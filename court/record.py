@@ -137,9 +137,10 @@ class TrialRecord:
         return in_force(
             ruled.verdict.label,
             needs_review=ruled.verdict.awaits_review,
-            at=ruled.at,
+            at=ruled.since,
             trial_id=self.trial_id,
             policy=self.opened.policy.digest,
+            precedent=ruled.precedent,
             found=self.found or finding_of(self.events),
             rules=self.rules,
         )

@@ -15,7 +15,7 @@ from typing import Any
 from court.events import Side, TextRead, TextSource
 from court.injection.disguise import disguises_in
 from court.policy import Policy
-from court.precedents import Findings, Precedent, RiskPoint, Vote
+from court.precedents import Findings, Precedent, RiskPoint, VerifiedCopy, Vote
 from court.precedents import vote as vote_by
 from court.reading_confidence import reading_confidence, stacked_letters
 from court.settings import TrialSettings
@@ -110,6 +110,26 @@ def precedents_for(side: Side, findings: Findings, settings: TrialSettings) -> t
     label = _LABEL_OF[side]
     shown = [p for p in _at_hand(findings) if p.label is label or settings.advocates_see == "all"]
     return tuple(shown[: settings.exhibits])
+
+
+def settled_by(copies: Sequence[VerifiedCopy]) -> Verdict:
+    """Returns the verdict that binding precedents give, at least one; undecided if their labels differ."""
+    label, named = copies[0].label, "; ".join(copy.in_words for copy in copies)
+    if any(copy.label is not label for copy in copies):
+        conflict = f"Binding precedents that are this meme have different labels: {named}."
+        return Verdict(
+            label=Label.UNDECIDED,
+            rationale=f"No verdict. {conflict} A person must decide which is right.",
+            review=(Review(reason=ReviewReason.LABELS_CONFLICT, detail=conflict),),
+        )
+    harmful = label is Label.HARMFUL
+    return Verdict(
+        label=label,
+        strengths=Strengths(
+            harmful=Strength.STRONG if harmful else Strength.WEAK, benign=Strength.WEAK if harmful else Strength.STRONG
+        ),
+        rationale=f"This is the same meme as precedent {named}. That label binds the court; nothing else was weighed.",
+    )
 
 
 def weigh(findings: Findings, vote: Vote | None, text: TextRead, settings: TrialSettings, *, policy: Policy) -> Verdict:

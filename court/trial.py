@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 from court import summary
-from court.deadline import Deadline
+from court.deadline import Deadline, run_within
 from court.digests import digest
 from court.errors import BadRequest, CantResume, CourtError, NotLoaded, Unavailable
 from court.events import (
@@ -32,14 +32,15 @@ from court.events import (
     TrialResumed,
     Versions,
 )
-from court.evidence import Evidence, text_reader_off
+from court.evidence import Evidence, search_late, text_reader_off
 from court.examination import entropy
 from court.full import FullTrial
 from court.judgment import give_verdict
-from court.meme import Meme, Picture
+from court.meme import Meme, Picture, is_text_digest
 from court.messages import file_sha256
 from court.policy import DEFAULT_POLICY, Policy
-from court.ports import DuplicateFinder, EventSink, EvidenceSource, PrecedentFinder, TextReader
+from court.ports import BindingFinder, DuplicateFinder, EventSink, EvidenceSource, PrecedentFinder, TextReader
+from court.precedents import VerifiedCopy
 from court.prompts import PromptSet
 from court.prompts.sets import packaged
 from court.record import TrialAborted, TrialRecord, TrialState
@@ -47,8 +48,12 @@ from court.recorder import EventDraft, Recorder
 from court.roles import RoleModels
 from court.settings import TrialSettings
 from court.untrusted import Fence
+from court.verdict import Label
 
 _log = logging.getLogger("memecourt.trial")
+
+_MOST_COPIES = 3
+"""Maximum number of binding precedents of a label that a record names."""
 
 STOPPED = "SERVER_STOPPED"
 """Message of ``task.cancel`` when the server stops the trial, as opposed to its caller: ``task.cancel(STOPPED)``."""
@@ -83,6 +88,7 @@ class Court:
 
     Attributes:
         text_reader: Reads the text off the picture if the caller gives none; None if callers must give it.
+        bindings: Finds the precedents that settle a trial, being the same meme; None if none does.
         fence_mark: Mark of the fences around untrusted text; None for a fresh mark in each trial. Set it only to
             compare messages.
     """
@@ -98,6 +104,7 @@ class Court:
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
     duplicates: DuplicateFinder | None = None
     evidence_source: EvidenceSource | None = None
+    bindings: BindingFinder | None = None
 
     @property
     def call_s(self) -> float:
@@ -243,6 +250,11 @@ class Court:
             recorder=recorder,
             deadline=deadline,
         )
+        recorder.step = "precedents"
+        # Before any model is asked, in every procedure.
+        if copies := await self._binding_copies(evidence):
+            await give_verdict(recorder, verdict=summary.settled_by(copies), copies=copies)
+            return
         if case.procedure is Procedure.FULL:
             await self._full(evidence, fence, case).run()
             return
@@ -271,6 +283,36 @@ class Court:
         recorder.step = "verdict"
         verdict = summary.weigh(findings, vote, text, self.settings, policy=self.policy)
         await give_verdict(recorder, *unrecorded, verdict=verdict)
+
+    async def copies(self, meme_digest: str, text: str | None, namespace: str) -> Sequence[VerifiedCopy]:
+        """Returns the binding precedents that are a meme, a few of either label.
+
+        Args:
+            meme_digest: Digest of the meme (:attr:`court.meme.Meme.digest`).
+            text: Its text; None for any, if it has a picture.
+            namespace: Namespace of the content.
+
+        Raises:
+            Unavailable: The library can't be read now.
+        """
+        if self.bindings is None:
+            return ()
+        pixels = "" if is_text_digest(meme_digest) else meme_digest
+        found = await self.bindings.copies(pixels_sha256=pixels, text=text)
+        here = [copy for copy in found if copy.namespace in ("", namespace) and copy.policy in ("", self.policy.id)]
+        by_label = [[copy for copy in here if copy.label is label] for label in (Label.HARMFUL, Label.NOT_HARMFUL)]
+        return tuple(copy for copies in by_label for copy in copies[:_MOST_COPIES])
+
+    async def _binding_copies(self, evidence: Evidence) -> Sequence[VerifiedCopy]:
+        meme = evidence.meme
+
+        async def copies(text: str | None) -> Sequence[VerifiedCopy]:
+            finding = self.copies(meme.digest, text, evidence.namespace)
+            return await run_within(finding, evidence.deadline.at_most(self.settings.find_s), search_late)
+
+        found = await copies(meme.text)
+        # Read only if it may matter here, so that the steps of other trials keep their order.
+        return await copies((await evidence.text()).text) if found and meme.text is None else found
 
     def _full(self, evidence: Evidence, fence: Fence, case: TrialCase) -> FullTrial:
         assert self.role_models is not None, "checked by require()"

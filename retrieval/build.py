@@ -427,7 +427,9 @@ def _labelled(
         namespace=known.namespace,
         language=known.language,
         policy=known.policy,
-        verified=known.verified or believed,
-        who=row.verified_by if believed else "",
-        added=row.verified_on if believed and row.verified_on else added,
+        verified=known.verified or believed or bool(known.binding_by),
+        # A picture that was not imported leaves only a part of the meme that was labelled.
+        binding=bool(known.binding_by) and (picture is not None or not row.image),
+        who=known.binding_by or (row.verified_by if believed else ""),
+        added=row.verified_on if believed and row.verified_on and not known.binding_by else added,
     )

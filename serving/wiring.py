@@ -22,7 +22,7 @@ from court.events import (
     VerdictReviewed,
 )
 from court.policy import DEFAULT_POLICY, Policy
-from court.ports import PictureReader
+from court.ports import BindingFinder, PictureReader, PrecedentFinder
 from court.prompts.sets import open_set
 from court.trial import Court
 from retrieval.build import STARTER_MEMES, build_starter
@@ -148,22 +148,29 @@ async def open_court(
             role_models=role_models,
             duplicates=index,
             evidence_source=source,
+            bindings=_binding_in(finder, settings),
         )
         # Checked at startup rather than with the first request: the full procedure needs models.
         court.require(settings.procedure)
-        courts = {
-            name: replace(
-                court,
-                policy=Policy.load(each.policy) if each.policy else policy,
-                finder=finders.get(each.library, finder) if each.library else finder,
-            )
-            for name, each in settings.namespaces.items()
-            if each.policy or each.library
-        }
+        courts = {}
+        for name, each in settings.namespaces.items():
+            if each.policy or each.library:
+                own_finder = finders.get(each.library, finder) if each.library else finder
+                courts[name] = replace(
+                    court,
+                    policy=Policy.load(each.policy) if each.policy else policy,
+                    finder=own_finder,
+                    bindings=_binding_in(own_finder, settings),
+                )
         # Before the first request, which would otherwise wait for it.
         if index is not None:
             await index.catch_up()
         yield TrialExecutor(court=court, pictures=pictures, docket=docket, near=index, courts=courts)
+
+
+def _binding_in(finder: PrecedentFinder, settings: Settings) -> BindingFinder | None:
+    """Returns the finder of binding precedents; None if none binds."""
+    return finder if settings.binding == "exact" and isinstance(finder, LibraryFinder | PgvectorFinder) else None
 
 
 async def _open_followed(

@@ -34,7 +34,7 @@ from court.events import (
 from court.meme import Frame, Meme, Picture, PictureFormat
 from court.policy import DEFAULT_POLICY
 from court.ports import CallId, ChatReply, ChatRequest, Odds, Reading
-from court.precedents import Findings, LibraryIdentity
+from court.precedents import Findings, LibraryIdentity, VerifiedCopy
 from court.prompts.sets import with_digest
 from court.record import TrialAborted, TrialRecord, TrialState
 from court.replies import UnusableReply, parse_question_ruling
@@ -252,6 +252,7 @@ async def _rerun(record: TrialRecord) -> TrialRecord:
         fence_mark=opened.fence_mark or None,
         duplicates=_RecordedDuplicates(record),
         evidence_source=RecordedEvidence(record),
+        bindings=_RecordedBindings(record),
     )
     case = TrialCase(
         trial_id=record.trial_id,
@@ -415,6 +416,16 @@ class _RecordedFinder:
     async def pictures(self, ids: Sequence[str]) -> Sequence[Frame | None]:
         # The stand-ins for the models look at no picture.
         return [None] * len(ids)
+
+
+class _RecordedBindings:
+    """Returns the precedents that settled the trial."""
+
+    def __init__(self, record: TrialRecord) -> None:
+        self._copies = record.verdict_event.copies if record.verdict_event else ()
+
+    async def copies(self, *, pixels_sha256: str, text: str | None) -> Sequence[VerifiedCopy]:
+        return self._copies
 
 
 class _RecordedDuplicates:

@@ -135,6 +135,8 @@ def court_settings(plan: Plan) -> Settings:
         "docket": plan.out / DOCKET,
         "library": plan.library or plan.out / LIBRARY,
         "procedure": plan.procedure,
+        # A benchmark measures the court, not its memory.
+        "binding": "off",
     }
     if plan.procedure is Procedure.SUMMARY:
         changes["llm"] = ModelSettings()  # no server has to be up if no model is asked

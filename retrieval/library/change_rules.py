@@ -140,25 +140,33 @@ def plan_remove(now: CurrentLibrary, id_: str, *, who: str, why: str) -> Planned
     )
 
 
-def plan_relabel(now: CurrentLibrary, id_: str, label: PrecedentLabel, *, who: str, why: str) -> PlannedChange:
+def plan_relabel(
+    now: CurrentLibrary, id_: str, label: PrecedentLabel, *, who: str, why: str, binding: bool = True
+) -> PlannedChange:
     """Plans to relabel a meme; the label counts as verified, and the source's own label stays.
+
+    Args:
+        binding: True if the label settles exact copies.
 
     Raises:
         NoSuchPrecedent: The precedent does not exist.
-        CantChange: The precedent already has that label and is verified.
+        CantChange: The precedent already has that label and is verified, and binds if it is to.
         BadRequest: Name or reason is missing.
     """
     row, before = _known(now, id_)
     # Setting the same label on an unverified precedent confirms it, which is a change.
-    if before.label is label and before.verified:
+    if before.label is label and before.verified and (before.binding or not binding):
         raise CantChange(f"The precedent {id_} has that label already, and it is verified.", field="label")
-    after = before.model_copy(update={"label": label, "verified": True, "who": who})
+    at = datetime.now(UTC)
+    confirmed = {"label": label, "verified": True, "who": who, "added": at, "binding": binding}
+    after = before.model_copy(update=confirmed)
     return PlannedChange(
         _change(
             now,
             kind=ChangeKind.RELABEL,
             who=who,
             why=why,
+            at=at,
             meme=id_,
             effect=Effect.SET,
             row=row,

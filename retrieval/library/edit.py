@@ -36,12 +36,14 @@ def add_precedent(
     categories: tuple[str, ...] = (),
     provenance: Provenance | None = None,
     verified: bool = True,
+    binding: bool = True,
 ) -> tuple[Change, bool]:
     """Embeds a meme and adds it; takes as long as the encoder.
 
     Args:
         categories: Categories, in the words of the person who decided.
         verified: True if the label counts as verified, as one given by a person does.
+        binding: True if a verified label settles exact copies.
 
     Returns:
         The change, and True if the text is longer than the encoder reads.
@@ -88,6 +90,7 @@ def add_precedent(
         policy=known.policy,
         added=datetime.now(UTC),
         verified=verified,
+        binding=verified and binding,
         who=who,
     )
     vector = np.concatenate([texts.vectors[0], picture_vector])

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import io
 import uuid
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -183,6 +184,26 @@ class Library:
         hidden = self.overlay.hidden
         yield from (id_ for row, id_ in self.base.table.ids() if row not in hidden)
         yield from (meme.id for row, meme in enumerate(self.overlay.memes, self.base.size) if row not in hidden)
+
+    def binding(self, key: str) -> list[LabelledMeme]:
+        """Returns the memes with this :attr:`LabelledMeme.copy_key`, in order. Raises BadLibrary."""
+        gone = self.overlay.hidden | self.overlay.edited.keys()
+        rows = [row for row in self.base.copies.get(key, ()) if row not in gone]
+        return [*self.read(rows), *self._binding_since.get(key, ())]
+
+    def binds_none(self, key: str) -> bool:
+        """True if no meme is known to have this copy key, without reading anything."""
+        read = "copies" in vars(self.base)
+        return read and key not in self.base.copies and key not in self._binding_since
+
+    @cached_property
+    def _binding_since(self) -> Mapping[str, Sequence[LabelledMeme]]:
+        """Binding memes that were added or changed since the generation was written, by copy key."""
+        found = defaultdict[str, list[LabelledMeme]](list)
+        for row, meme in (*sorted(self.overlay.edited.items()), *enumerate(self.overlay.memes, self.base.size)):
+            if meme.copy_key and row not in self.overlay.hidden:
+                found[meme.copy_key].append(meme)
+        return dict(found)
 
     def choose(self, where: Filter) -> NDArray[np.bool_]:
         """Returns the mask of rows that a filter admits, shape (rows,); may include hidden ones. Raises BadLibrary."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 from typing import Literal, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import AwareDatetime, Field, model_validator
 
-from court.precedents import MinSimilarity, PrecedentLabel, RiskCurve, SureRange, VoteSettings
+from court.precedents import MinSimilarity, PrecedentLabel, RiskCurve, SureRange, VerifiedCopy, VoteSettings
 from court.values import Value
 from court.verdict import Label
 from retrieval.embed.encoder import EncoderIdentity
@@ -28,7 +29,7 @@ JOURNAL = "journal.bin"
 PICTURES = "pictures.bin"
 MANIFEST = "manifest.json"
 
-HARMFUL, HAS_TEXT, HAS_PICTURE, KEPT, VERIFIED = 1, 2, 4, 8, 16
+HARMFUL, HAS_TEXT, HAS_PICTURE, KEPT, VERIFIED, BINDING = 1, 2, 4, 8, 16, 32
 """Bits of a meme's flags, one byte per row, which a search needs for every row."""
 
 MAX_KEPT_BYTES = 1024 * 1024
@@ -46,6 +47,11 @@ class StoredPicture(Value):
 
 DuplicateKey: TypeAlias = tuple[str, str, bool]
 """Normalised text, digest of the pixels, and True if harmful."""
+
+
+def copy_key(pixels_sha256: str, text: str | None) -> str:
+    """Returns the key under which copies of a meme are found: its pixels, or a digest of its text without any."""
+    return pixels_sha256 or hashlib.sha256(text_key(text or "").encode("utf-8", "surrogatepass")).hexdigest()
 
 
 class LabelledMeme(Value):
@@ -80,6 +86,8 @@ class LabelledMeme(Value):
     """Time of addition to the library, or of the confirmation by ``who``; None if unknown."""
     verified: bool = False
     """True if a person has confirmed its label here, as opposed to the data set's label."""
+    binding: bool = False
+    """True if ``who`` answers for the label, so that it settles exact copies of the meme."""
     who: str = ""
     """Person who added it, relabelled it last or confirmed its label; empty for a data set's own label."""
 
@@ -87,6 +95,8 @@ class LabelledMeme(Value):
     def _can_be_found(self) -> Self:
         if not self.has_text and not self.has_picture:
             raise ValueError("a meme without text and picture can't be a precedent")
+        if self.binding and not (self.verified and self.who and self.added):
+            raise ValueError("a label binds only if it says who verified it, and when")
         return self
 
     @property
@@ -107,6 +117,23 @@ class LabelledMeme(Value):
         return (words, self.pixels_sha256, self.harmful) if words or self.pixels_sha256 else None
 
     @property
+    def copy_key(self) -> str:
+        """Key of its copies if it binds: its pixels, or its text where it has none; otherwise empty."""
+        # The digest of a picture that was not available is unknown: then the meme has no copies.
+        if not self.binding or (self.has_picture and not self.pixels_sha256):
+            return ""
+        return copy_key(self.pixels_sha256, self.text)
+
+    def copy_of(self, pixels_sha256: str, text: str | None) -> VerifiedCopy | None:
+        """Returns it as a binding copy of a meme; None if it is none. ``text`` is None for any."""
+        same_text = text is None or text_key(text) == text_key(self.text)
+        if not self.copy_key or self.added is None or self.pixels_sha256 != pixels_sha256 or not same_text:
+            return None
+        return VerifiedCopy(
+            id=self.id, label=self.label, who=self.who, at=self.added, namespace=self.namespace, policy=self.policy
+        )
+
+    @property
     def flags(self) -> int:
         """Flag bits of the meme."""
         return (
@@ -115,6 +142,7 @@ class LabelledMeme(Value):
             | (HAS_PICTURE if self.has_picture else 0)
             | (KEPT if self.kept is not None else 0)
             | (VERIFIED if self.verified else 0)
+            | (BINDING if self.binding else 0)
         )
 
 

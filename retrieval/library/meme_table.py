@@ -25,6 +25,7 @@ from court.verdict import Label
 from retrieval.library.changes import Change
 from retrieval.library.filters import Filter
 from retrieval.library.manifest import (
+    BINDING,
     HARMFUL,
     HAS_PICTURE,
     HAS_TEXT,
@@ -321,6 +322,7 @@ class MemeTable:
                 who=self._names[who],
                 added=None if added is None else _EPOCH + timedelta(microseconds=added),
                 verified=bool(flags & VERIFIED),
+                binding=bool(flags & BINDING),
                 bytes_sha256=_unpacked(bytes_sha256),
                 pixels_sha256=_unpacked(pixels_sha256),
                 has_text=bool(flags & HAS_TEXT),

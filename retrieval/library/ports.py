@@ -42,9 +42,9 @@ class Writer(ABC):
         """Removes a meme; this can be revoked."""
         return self._made(lambda now: plan_remove(now, id_, who=who, why=why))
 
-    def relabel(self, id_: str, label: PrecedentLabel, *, who: str, why: str) -> Change:
-        """Changes the label of a meme; the new label counts as verified."""
-        return self._made(lambda now: plan_relabel(now, id_, label, who=who, why=why))
+    def relabel(self, id_: str, label: PrecedentLabel, *, who: str, why: str, binding: bool = True) -> Change:
+        """Changes the label of a meme; the new label counts as verified, and settles exact copies if it binds."""
+        return self._made(lambda now: plan_relabel(now, id_, label, who=who, why=why, binding=binding))
 
     def revoke(self, number: int, *, who: str, why: str) -> Change:
         """Undoes a change by recording an opposite one."""

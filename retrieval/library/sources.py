@@ -44,6 +44,7 @@ class Provenance:
         language: BCP 47 tag of their texts; empty if it is not known.
         policy: Name of the policy that they were labelled by.
         verified: True if people have confirmed the labels for this court; the labels of a data set are not.
+        binding_by: Person who answers for each label, which then settles exact copies; empty if nobody does.
         verified_by_row: True to believe the rows that name who has confirmed them; a stranger's file may name anybody.
     """
 
@@ -52,6 +53,7 @@ class Provenance:
     language: str = ""
     policy: str = ""
     verified: bool = False
+    binding_by: str = ""
     verified_by_row: bool = False
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 from court.errors import BadLibrary
 from retrieval.embed.encoder import UNIT_TOLERANCE, EncoderIdentity
 from retrieval.library.manifest import (
+    BINDING,
     FLAGS,
     FORMAT,
     HAS_PICTURE,
@@ -117,6 +119,17 @@ class Base:
     def size(self) -> int:
         """Number of rows."""
         return int(self.flags.size)
+
+    @cached_property
+    def copies(self) -> Mapping[str, Sequence[int]]:
+        """Rows of binding memes by :attr:`LabelledMeme.copy_key`. Reads all of them; raises BadLibrary."""
+        found = defaultdict[str, list[int]](list)
+        rows = np.flatnonzero(self.flags & BINDING).tolist()
+        for start in range(0, len(rows), _BLOCK):
+            some = rows[start : start + _BLOCK]
+            for row, meme in zip(some, self.table.read(some), strict=True):
+                found[meme.copy_key].append(row)
+        return dict(found)
 
     def row_of(self, id_: str) -> int | None:
         """Returns the row of a meme; None if there is none. Raises BadLibrary."""

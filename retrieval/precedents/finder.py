@@ -17,14 +17,14 @@ from typing_extensions import override
 
 from court.errors import BadLibrary, CourtError, NotLoaded, Unavailable
 from court.meme import Frame
-from court.precedents import Findings, LibraryIdentity
+from court.precedents import Findings, LibraryIdentity, VerifiedCopy
 from retrieval.embed.encoder import Encoder
 from retrieval.index.candidates import EXACT_UP_TO, load_or_build
 from retrieval.index.exact import FusedIndex, Hits, SegmentedIndex
 from retrieval.library import storage
 from retrieval.library.filters import EVERYTHING, Filter
 from retrieval.library.library import Library, harmful_rows
-from retrieval.library.manifest import VECTORS, Counts, LabelledMeme, Tuning
+from retrieval.library.manifest import VECTORS, Counts, LabelledMeme, Tuning, copy_key
 from retrieval.library.thumbnails import frame_of
 from retrieval.precedents.search import LibraryInfo, Query, SearchRequest, search_library
 
@@ -111,6 +111,8 @@ class _Snapshot(IndexedMemes):
         """Reads the rows and loads or builds the candidate index of a large library; once per generation."""
         if self.warmed:
             return
+        # Read once: each request looks its copies up there.
+        _ = self.library.base.copies
         tell: Progress = progress or (lambda step, done, total: None)
         if self.base.fast is None and len(self.base) > EXACT_UP_TO:
             path = self.library.directory / _FAST
@@ -333,6 +335,15 @@ class LibraryFinder(ThreadedFinder):
             return findings
 
         return work
+
+    async def copies(self, *, pixels_sha256: str, text: str | None) -> Sequence[VerifiedCopy]:
+        """Finds binding copies: see :class:`court.ports.BindingFinder`."""
+        key, library = copy_key(pixels_sha256, text), self._snapshot.library
+        # Most memes have none, which needs no thread.
+        if library.binds_none(key):
+            return ()
+        memes = await self._in_thread(lambda: library.binding(key), "read")
+        return [copy for meme in memes if (copy := meme.copy_of(pixels_sha256, text)) is not None]
 
     async def account(self) -> LibraryInfo:
         """Describes the library that is searched now."""

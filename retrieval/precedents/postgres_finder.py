@@ -17,8 +17,9 @@ from typing_extensions import override
 
 from court.errors import BadLibrary
 from court.meme import Frame
-from court.precedents import Findings, LibraryIdentity
+from court.precedents import Findings, LibraryIdentity, VerifiedCopy
 from retrieval.embed.encoder import Encoder, EncoderIdentity
+from retrieval.library.manifest import LabelledMeme, copy_key
 from retrieval.library.postgres.address import Address
 from retrieval.library.postgres.connections import Connections
 from retrieval.library.postgres.schema import State, generations, read_state
@@ -97,6 +98,16 @@ class PgvectorFinder(ThreadedFinder):
             return findings
 
         return work
+
+    async def copies(self, *, pixels_sha256: str, text: str | None) -> Sequence[VerifiedCopy]:
+        """Finds binding copies: see :class:`court.ports.BindingFinder`."""
+        key = copy_key(pixels_sha256, text)
+
+        def read(connection: Connection) -> list[LabelledMeme]:
+            return PostgresView(connection, read_state(connection, self._state)).binding(key)
+
+        memes = await self._in_thread(lambda: self._connections.reading(read), "read")
+        return [copy for meme in memes if (copy := meme.copy_of(pixels_sha256, text)) is not None]
 
     async def account(self) -> LibraryInfo:
         """Describes the current library.

@@ -92,6 +92,8 @@ _described = with_options(
     click.option("--language", default="", help="Language of their texts (BCP 47 tag)."),
     click.option("--policy", default="", help="Policy that they were labelled under."),
     click.option("--verified", is_flag=True, help="Mark the labels as confirmed by people for this court."),
+    click.option("--binding", is_flag=True, help="Let each label settle exact copies of its meme; needs --who."),
+    click.option("--who", default="", help="Person who answers for each of these labels, with --binding."),
 )
 _filters = with_options(
     click.option("--source", "sources", multiple=True, help="Only precedents of this source. Repeatable."),
@@ -392,6 +394,9 @@ def _sources_of(
     from retrieval.library.readers import is_plain_table
     from retrieval.library.sources import Provenance, Source, SourceFormat
 
+    binding, provenance["binding_by"] = provenance.pop("binding"), provenance.pop("who").strip()
+    if binding is not bool(provenance["binding_by"]):
+        raise click.UsageError("--binding and --who belong together: who answers for each of these labels?")
     # Both conditions are checked here, because click knows no options that depend on each other.
     if (dataset is None) is not (data is None):
         raise click.UsageError("--dataset and --data belong together: which data set, and the folder that it lies in.")

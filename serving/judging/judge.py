@@ -232,7 +232,7 @@ class TrialRunner:
             self._executor.require(request)
             await self._quarantine.require_meme(digest, request.procedure)
             # Only after the picture is decoded: the loaded versions may change during that.
-            key = self._verdicts.key(request, digest)
+            key = await self._known.key(request, digest)
             record = await self._known.find(request, caller, key) if key else None
             if record is None:
                 return await self._join_or_start(request, caller, digest, key)
@@ -277,9 +277,10 @@ class TrialRunner:
         return in_force(
             ruled.verdict.label,
             needs_review=ruled.verdict.awaits_review,
-            at=ruled.at,
+            at=ruled.since,
             trial_id=record.trial_id,
             policy=self._executor.court_of(request.namespace).policy.digest,
+            precedent=ruled.precedent,
             found=await self._known.finding(request, digest),
             rules=self._executor.docket.rules,
         )

@@ -51,6 +51,8 @@ def reusable(record: TrialRecord) -> bool:
     return (
         record.state is TrialState.DECIDED
         and whole(record)
+        # Binding precedents are looked up for each request, as they may be gone, and bind in their namespace alone.
+        and not (record.verdict_event and record.verdict_event.copies)
         and not (review and review.outcome is ReviewOutcome.OVERRULED)
     )
 
@@ -326,7 +328,21 @@ class Known:
             return record
         key = self._verdicts.key(request, digest)
         record = self._verdicts.at_hand(key) if key else None
-        return record if record is not None and request.fits(record) else None
+        if record is None or await self._binds(request, digest, record):
+            return None
+        return record if request.fits(record) else None
+
+    async def key(self, request: TrialRequest, digest: str) -> str:
+        """Returns the key of a request's verdict; empty if it gets a trial of its own, or a precedent may bind it."""
+        key = self._verdicts.key(request, digest)
+        if key and await self._binds(request, digest, await self._verdicts.find(key)):
+            return ""
+        return key
+
+    async def _binds(self, request: TrialRequest, digest: str, known: TrialRecord | None) -> bool:
+        """True if a precedent binds the court on a request, or may once its text has been read."""
+        text = known.text.text if request.text is None and known and known.text else request.text
+        return bool(await self._executor.court_of(request.namespace).copies(digest, text, request.namespace))
 
     async def find(self, request: TrialRequest, caller: Caller, key: str) -> TrialRecord | None:
         """Returns the trial whose verdict answers a request that nobody has decided; None without any."""

@@ -63,6 +63,7 @@ def line_of(record: TrialRecord) -> DocketLine:
         review=record.review,
         failure_reason=failed.reason if failed else "",
         policy=opened.policy.digest,
+        precedent=record.verdict_event.precedent if record.verdict_event else "",
         found=record.found or finding_of(record.events),
         rules=record.rules,
     )

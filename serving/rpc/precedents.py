@@ -21,7 +21,7 @@ from retrieval.library.sources import Provenance
 from retrieval.open import open_writer_of
 from retrieval.precedents.finder import LibraryFinder
 from retrieval.precedents.postgres_finder import PgvectorFinder
-from serving.access.callers import check_namespace, current
+from serving.access.callers import NotAllowed, Scope, check_namespace, current
 from serving.judging.decode import DecodingPool
 from serving.judging.executor import TrialExecutor
 from serving.rpc.calls import Budget, Method, Session, changing, grpc_handler
@@ -166,11 +166,17 @@ class PrecedentsService:
             _check_meme(request.text, request.image)
             id_ = required(request.id, _MOST_ID, "id") if request.id else str(uuid.uuid4())
             label = found_to_be(request.label)
+            if request.binding and Scope.REVIEW not in current().scopes:
+                raise NotAllowed(
+                    "A label that binds the court is a decision: the token needs the scope review as well.",
+                    reason="SCOPE_MISSING",
+                )
             known: dict[str, Any] = {
                 "categories": few(request.categories, _MOST_CATEGORIES, _LONGEST_CATEGORY, "categories"),
                 "source": within(request.source, _MOST_SOURCE, "source"),
                 "provenance": Provenance(namespace=request.namespace, language=language(request.language)),
-                "verified": request.verified,
+                "verified": request.verified or request.binding,
+                "binding": request.binding,
                 "who": signed(request.who, "who"),
                 "why": required(request.why, MOST_WHY, "why"),
             }
@@ -197,7 +203,11 @@ class PrecedentsService:
         """Changes the label of a precedent."""
         label = found_to_be(request.label)
         who, why = signed(request.who, "who"), required(request.why, MOST_WHY, "why")
-        change = await self._changed(request.id, lambda writer: writer.relabel(request.id, label, who=who, why=why))
+        # Only who may decide about content may bind the court.
+        binding = Scope.REVIEW in current().scopes
+        change = await self._changed(
+            request.id, lambda writer: writer.relabel(request.id, label, who=who, why=why, binding=binding)
+        )
         return wire.RelabelPrecedentResponse(change=change.number)
 
     async def _changed(self, id_: str, change: Callable[[Writer], Change]) -> Change:

@@ -273,6 +273,10 @@ class _ReviewReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ReviewRe
     """The Judge compared none of the precedents with the meme."""
     REVIEW_REASON_MODEL_NOT_AUDITIONED: _ReviewReason.ValueType  # 38
     """The Judge's model was never auditioned on labelled memes, and no sure vote of the precedents agrees with it."""
+    REVIEW_REASON_LABELS_CONFLICT: _ReviewReason.ValueType  # 39
+    """Binding precedents that are the same meme have different labels."""
+    REVIEW_REASON_COPY_NOT_BINDING: _ReviewReason.ValueType  # 40
+    """A precedent is the same meme, and its label does not bind the court, as nobody answers for it. A signal."""
 
 class ReviewReason(_ReviewReason, metaclass=_ReviewReasonEnumTypeWrapper):
     """Why a person should look at a verdict."""
@@ -363,6 +367,10 @@ REVIEW_REASON_PRECEDENTS_IGNORED: ReviewReason.ValueType  # 37
 """The Judge compared none of the precedents with the meme."""
 REVIEW_REASON_MODEL_NOT_AUDITIONED: ReviewReason.ValueType  # 38
 """The Judge's model was never auditioned on labelled memes, and no sure vote of the precedents agrees with it."""
+REVIEW_REASON_LABELS_CONFLICT: ReviewReason.ValueType  # 39
+"""Binding precedents that are the same meme have different labels."""
+REVIEW_REASON_COPY_NOT_BINDING: ReviewReason.ValueType  # 40
+"""A precedent is the same meme, and its label does not bind the court, as nobody answers for it. A signal."""
 Global___ReviewReason: _TypeAlias = ReviewReason  # noqa: Y015
 
 class _TextSource:
@@ -2733,6 +2741,7 @@ class AddPrecedentRequest(_message.Message):
     VERIFIED_FIELD_NUMBER: _builtins.int
     WHO_FIELD_NUMBER: _builtins.int
     WHY_FIELD_NUMBER: _builtins.int
+    BINDING_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Its id. Empty: the server makes one up."""
     text: _builtins.str
@@ -2753,6 +2762,10 @@ class AddPrecedentRequest(_message.Message):
     """Who adds it. Required where the server knows no callers; where it does, the caller's own name or empty."""
     why: _builtins.str
     """Why, in at most 2,000 characters. Required."""
+    binding: _builtins.bool
+    """Whether the label settles exact copies in its namespace, as `who` answers for it. Needs the scope review as well as
+    admin, and implies `verified`.
+    """
     @_builtins.property
     def categories(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """What it was found harmful for: at most 32 categories of 100 characters."""
@@ -2771,10 +2784,11 @@ class AddPrecedentRequest(_message.Message):
         verified: _builtins.bool = ...,
         who: _builtins.str = ...,
         why: _builtins.str = ...,
+        binding: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["categories", b"categories", "id", b"id", "image", b"image", "label", b"label", "language", b"language", "namespace", b"namespace", "source", b"source", "text", b"text", "verified", b"verified", "who", b"who", "why", b"why"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["binding", b"binding", "categories", b"categories", "id", b"id", "image", b"image", "label", b"label", "language", b"language", "namespace", b"namespace", "source", b"source", "text", b"text", "verified", b"verified", "who", b"who", "why", b"why"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2860,7 +2874,7 @@ Global___RemovePrecedentResponse: _TypeAlias = RemovePrecedentResponse  # noqa: 
 
 @_typing.final
 class RelabelPrecedentRequest(_message.Message):
-    """Which meme gets which label."""
+    """Which meme gets which label. The label binds exact copies if the caller has the scope review as well as admin."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -145,8 +145,8 @@ def _copy_memes(connection: Connection, library: Library, state: State, progress
         if progress and (done % _PROGRESS_EVERY == 0 or done == steps * total):
             progress("push", done // steps, total)
 
-    columns = ("row", "id", "meme", "harmful", "verified", "added", *NAMED)
-    types = ("int8", "text", "text", "bool", "bool", "timestamptz", *("text" for _ in NAMED))
+    columns = ("row", "id", "meme", "harmful", "verified", "copy_key", "added", *NAMED)
+    types = ("int8", "text", "text", "bool", "bool", "text", "timestamptz", *("text" for _ in NAMED))
     # Binary, so that vectors are bit-exact, and texts and JPEGs need no quoting.
     with connection.cursor().copy(f"COPY {state.precedents} ({', '.join(columns)}) FROM STDIN (FORMAT BINARY)") as copy:
         copy.set_types(types)
@@ -181,7 +181,7 @@ def values_of(row: int, meme: LabelledMeme) -> tuple[Any, ...]:
     # A file offset is meaningless here.
     placed = None if meme.kept is None else meme.kept.model_copy(update={"offset": 0})
     stored = meme.model_copy(update={"kept": placed}).model_dump_json(exclude_defaults=True)
-    return (row, meme.id, stored, meme.harmful, meme.verified, meme.added, *names)
+    return (row, meme.id, stored, meme.harmful, meme.verified, meme.copy_key, meme.added, *names)
 
 
 def stored_picture(jpeg: bytes | None) -> StoredPicture | None:

@@ -197,7 +197,8 @@ def create_generation(connection: Connection, state: State) -> None:
     named = ", ".join(f'{name} text COLLATE "C" NOT NULL' for name in NAMED)
     connection.execute(
         f'CREATE TABLE {state.precedents} (row bigint NOT NULL, id text COLLATE "C" NOT NULL, meme text NOT NULL, '
-        f"harmful boolean NOT NULL, verified boolean NOT NULL, added timestamptz, {named})"
+        f"harmful boolean NOT NULL, verified boolean NOT NULL, copy_key text NOT NULL, "
+        f"added timestamptz, {named})"
     )
     # Inline if it fits, since a search reads them all; never compressed.
     storage = "PLAIN" if state.about.encoder.dim <= _PLAIN_DIM else "EXTERNAL"
@@ -221,6 +222,7 @@ def finish_generation(connection: Connection, state: State) -> None:
     connection.execute(f"ALTER TABLE {state.vectors} ADD PRIMARY KEY (row)")
     connection.execute(f"ALTER TABLE {state.pictures} ADD PRIMARY KEY (row)")
     connection.execute(f"CREATE INDEX ON {state.history} (meme, number)")
+    connection.execute(f"CREATE INDEX ON {state.precedents} (copy_key) WHERE copy_key <> ''")
     for table in (state.precedents, state.vectors, state.pictures, state.history):
         # Until autovacuum runs, the planner would have no statistics about the new tables.
         connection.execute(f"ANALYZE {table}")

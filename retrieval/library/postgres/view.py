@@ -87,6 +87,12 @@ class PostgresView:
             raise damaged("a meme is missing whose vectors are there")
         return [found[row] for row in rows]
 
+    def binding(self, key: str) -> list[LabelledMeme]:
+        """Returns the memes with this :attr:`LabelledMeme.copy_key`, in order. Raises BadLibrary."""
+        # The second condition names the index.
+        query = f"SELECT meme FROM {self._state.precedents} WHERE copy_key = %s AND copy_key <> '' ORDER BY row"
+        return [parsed(meme) for (meme,) in self._connection.execute(query, (key,))]
+
     def halves(self, rows: Sequence[int]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Returns both halves of rows, as :meth:`retrieval.library.ports.LibraryView.halves`. Raises BadLibrary."""
         query = f"SELECT row, vector FROM {self._state.vectors} WHERE row = ANY(%s)"

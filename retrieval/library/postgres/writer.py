@@ -251,7 +251,7 @@ class _Draft:
         return change
 
     def _insert(self, row: int, meme: LabelledMeme) -> None:
-        columns = ("row", "id", "meme", "harmful", "verified", "added", *NAMED)
+        columns = ("row", "id", "meme", "harmful", "verified", "copy_key", "added", *NAMED)
         marks = ", ".join(["%s"] * len(columns))
         self._connection.execute(
             f"INSERT INTO {self.state.precedents} ({', '.join(columns)}) VALUES ({marks})", values_of(row, meme)

@@ -180,6 +180,8 @@ class Corrections:
                     who=who,
                     why=why,
                     source=name,
+                    # Without its picture, the precedent is not the whole meme that was reviewed.
+                    binding=picture is not None or not record.opened.meme.picture_given,
                     categories=_categories(record, review),
                     provenance=Provenance(
                         namespace=record.opened.meme.namespace,

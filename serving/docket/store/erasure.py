@@ -298,7 +298,7 @@ def _forget(connection: Connection, trial_id: str, *, outside: bool, keep_days: 
     pixels = connection.execute(select(row.pixels_sha256).where(own)).scalar_one()
     erase_finding(connection, trial_id, days=keep_days)
     blank: dict[str, object] = {"review": None, "needs_review": False, "block_stands": False, "heard": False}
-    blank |= dict.fromkeys(("content_id", "request_id", "pixels_sha256", "content", "wording"), "")
+    blank |= dict.fromkeys(("content_id", "request_id", "pixels_sha256", "content", "wording", "precedent"), "")
     connection.execute(update(t.trials).where(own).values(**blank, erased=True))
     # A running or interrupted trial must not be resumed.
     still = and_(own, row.state == TrialState.OPEN)

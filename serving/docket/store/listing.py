@@ -124,6 +124,7 @@ class DocketLine:
         erased: True if the record was erased, so that nothing of the meme is left.
         text_alone: True if the text was sent without a picture.
         policy: Digest of the policy that was applied; empty if unknown.
+        precedent: Id of the binding precedent that settled the trial; empty without one.
         found: Finding of people about the content, from whichever trial.
         rules: Rules for what follows from it.
         block_stands: True if the verdict blocks until it is reviewed.
@@ -143,6 +144,7 @@ class DocketLine:
     erased: bool = False
     text_alone: bool = False
     policy: str = ""
+    precedent: str = ""
     found: PersonFinding | None = None
     rules: FindingRules = DEFAULT_RULES
     block_stands: bool = False
@@ -158,6 +160,7 @@ class DocketLine:
             at=None,
             trial_id=self.trial_id,
             policy=self.policy,
+            precedent=self.precedent,
             found=self.found or finding_of([self.review] if self.review else []),
             rules=self.rules,
         )
@@ -399,6 +402,7 @@ def line_in(row: Any, rules: FindingRules) -> DocketLine:
         erased=row.erased,
         text_alone=is_text_digest(row.pixels_sha256),
         policy=row.policy,
+        precedent=row.precedent,
         found=found_in(row),
         rules=rules,
     )

@@ -173,6 +173,7 @@ trials = Table(
     Column("content", WORD, nullable=False),  # key of its content, with the next column; empty once erased
     Column("wording", WORD, nullable=False),
     Column("policy", WORD, nullable=False),  # its digest
+    Column("precedent", Name, nullable=False),  # the binding precedent that settled it; empty without
     Column("heard", Boolean, nullable=False),  # whether a person has reviewed or contested its verdict
 )
 

@@ -135,6 +135,7 @@ def trial_row(opened: TrialOpened) -> dict[str, Any]:
         "content": content_key(opened.meme.namespace, opened.policy.id, opened.meme.digest, None).meme,
         "wording": "",
         "policy": opened.policy.digest,
+        "precedent": "",
         "heard": False,
     }
 
@@ -150,6 +151,7 @@ def trial_change(event: AnyEvent) -> dict[str, Any]:
                 "block_stands": event.verdict.block_stands,
                 # A trial that failed and was resumed has one from then.
                 "failure_reason": "",
+                "precedent": event.precedent,
             }
         case TrialFailed():
             return {"state": str(TrialState.FAILED), "failure_reason": event.reason}
