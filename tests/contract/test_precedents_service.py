@@ -408,11 +408,16 @@ def test_a_relabelled_precedent_is_found_with_its_new_label(place: Path | Addres
         await until(lambda: has(it, "of-1", other))
         assert (await it.library()).harmful == harmful + (1 if label is Label.HARMFUL else -1)
         now = it.meme("of-1")
-        assert now is not None and (now.label, now.verified, now.who) == (label, True, "ada")
+        assert now is not None and (now.label, now.verified, now.who, now.binding) == (label, True, "ada", False)
         change = it.history("of-1")[-1].change
         assert (change.kind, change.who, change.why) == (ChangeKind.RELABEL, "ada", "it was wrong")
-        again = await refusal_of(it.relabelled("of-1", other))
+        again = await refusal_of(it.relabelled("of-1", other, "ada"))
         assert again.summary == ("FAILED_PRECONDITION", "CANT_CHANGE", "label")
+        # Who may review confirms a label so that it binds.
+        assert await it.relabelled("of-1", other) == 7
+        bound = it.meme("of-1")
+        assert bound is not None and (bound.who, bound.binding) == ("bea", True)
+        assert (await refusal_of(it.relabelled("of-1", other))).summary == again.summary
         unknown = await refusal_of(it.relabelled("nowhere", other))
         assert unknown.summary == ("NOT_FOUND", "PRECEDENT_UNKNOWN", "id")
 

@@ -14,7 +14,9 @@ import grpc
 
 from court.errors import BadPicture
 from court.meme import Picture
+from court.ports import PictureReader
 from memecourt.v1.court_pb2_grpc import CourtStub, DocketStub, PrecedentsStub
+from retrieval.library.library import Library
 from retrieval.precedents.finder import LibraryFinder
 from serving.access.tokens import Tokens
 from serving.docket.open import Docket
@@ -68,10 +70,17 @@ class RealCourt:
 
 
 @asynccontextmanager
-async def real_court(path: Path, *, library_name: str = "drawn", **options: object) -> AsyncIterator[RealCourt]:
+async def real_court(
+    path: Path,
+    *,
+    library: Library | None = None,
+    library_name: str = "drawn",
+    pictures: PictureReader | None = None,
+    **options: object,
+) -> AsyncIterator[RealCourt]:
     """Runs a real court on this folder with these settings."""
     settings = Settings(home=path, **options)
-    library = drawn_library(path / "library", 7, 40, name=library_name)
+    library = library or drawn_library(path / "library", 7, 40, name=library_name)
     memory = ReceiveBudget(settings.picture_memory, settings.idle)
     court = CourtService(settings, memory=memory)
     docket, precedents = DocketService(memory=memory), PrecedentsService(memory)
@@ -87,7 +96,9 @@ async def real_court(path: Path, *, library_name: str = "drawn", **options: obje
         records = Docket.open(path / "docket.sqlite")
         stack.push_async_callback(records.close)
         reader = FakeReader("as read")
-        executor = TrialExecutor(replace(a_court(reader=reader), finder=finder), OnePicture(), records)
+        bindings = finder if settings.binding == "exact" else None
+        judging = replace(a_court(reader=reader), finder=finder, bindings=bindings)
+        executor = TrialExecutor(judging, pictures or OnePicture(), records)
         reception = await stack.enter_async_context(TrialRunner(executor, settings))
         court.open(executor, reception)
         docket.open(executor, reception.refresh, corrections_for(executor, settings))
