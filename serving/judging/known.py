@@ -335,9 +335,11 @@ class Known:
     async def key(self, request: TrialRequest, digest: str) -> str:
         """Returns the key of a request's verdict; empty if it gets a trial of its own, or a precedent may bind it."""
         key = self._verdicts.key(request, digest)
-        if key and await self._binds(request, digest, await self._verdicts.find(key)):
-            return ""
-        return key
+        if not key or self._executor.court_of(request.namespace).bindings is None:
+            return key
+        # An earlier trial has read the text that a request leaves to be read.
+        known = await self._verdicts.find(key) if request.text is None else None
+        return "" if await self._binds(request, digest, known) else key
 
     async def _binds(self, request: TrialRequest, digest: str, known: TrialRecord | None) -> bool:
         """True if a precedent binds the court on a request, or may once its text has been read."""
