@@ -80,7 +80,7 @@ async def with_client(path, **options):
         yield court, client
 
 
-def asked(row, **fields):
+def copy_request(row, **fields):
     return judge_request(picture_of(row), text=row["text"], **fields)
 
 
@@ -89,7 +89,7 @@ def test_seventy_of_seventy_copies_get_their_own_label_or_go_to_a_person_for_a_c
     async def scene():
         async with with_client(tmp_path, library=bound) as (court, client):
             for number, row in enumerate(ROWS):
-                answer = await court.judge.Judge(asked(row))
+                answer = await court.judge.Judge(copy_request(row))
                 image = base64.b64encode(picture_of(row)).decode()
                 sent = await client.post("/v1/judge", json={"image": image, "text": row["text"]})
                 assert sent.status_code == 200, sent.text
@@ -102,8 +102,8 @@ def test_seventy_of_seventy_copies_get_their_own_label_or_go_to_a_person_for_a_c
                 label = Label(row["label"])
                 assert (answer.label, answer.decision) == (WIRE[label], RIGHT[label])
                 assert (answer.in_force.by, answer.in_force.id) == (wire.AUTHORITY_PRECEDENT, row["id"])
-                told = over_http["inForce"] if "inForce" in over_http else over_http["in_force"]
-                assert (told["by"], told["id"], over_http["decision"]) == (
+                in_force = over_http["inForce"] if "inForce" in over_http else over_http["in_force"]
+                assert (in_force["by"], in_force["id"], over_http["decision"]) == (
                     "AUTHORITY_PRECEDENT",
                     row["id"],
                     RIGHT[label],
@@ -119,9 +119,9 @@ def test_every_way_out_names_the_precedent_and_the_record_can_be_replayed(tmp_pa
 
     async def scene():
         async with with_client(tmp_path, library=bound) as (court, _):
-            answer = await court.judge.Judge(asked(row, request_id="r"))
-            repeated = await court.judge.Judge(asked(row, request_id="r"))
-            repost = await court.judge.Judge(asked(row))
+            answer = await court.judge.Judge(copy_request(row, request_id="r"))
+            repeated = await court.judge.Judge(copy_request(row, request_id="r"))
+            repost = await court.judge.Judge(copy_request(row))
             verdict = (await court.judge.GetVerdict(wire.GetVerdictRequest(trial_id=answer.verdict_id))).verdict
             lines = (await court.records.ListTrials(wire.ListTrialsRequest())).trials
             trial = await court.records.GetTrial(wire.GetTrialRequest(trial_id=answer.verdict_id))
@@ -164,12 +164,12 @@ def test_only_the_very_meme_is_bound(tmp_path, bound):
 
 @pytest.mark.promise("DP-2", "an unverified or wholesale verified copy decides nothing: the same verdict, and a signal")
 @pytest.mark.parametrize("provenance", [{}, {"verified": True}, {"binding_by": "Ruth", "namespace": "north"}])
-def test_a_copy_that_nobody_answers_for_here_adds_a_signal_alone(tmp_path, provenance):
+def test_a_copy_that_does_not_bind_only_adds_a_signal(tmp_path, provenance):
     library = built(tmp_path / "rows", rows=ROWS[:12], **provenance)
 
     async def answers(path, **settings):
         async with real_court(path, library=library, pictures=PlainPictureReader(), **settings) as court:
-            return [await court.judge.Judge(asked(row)) for row in ROWS[:12]]
+            return [await court.judge.Judge(copy_request(row)) for row in ROWS[:12]]
 
     with_bindings = asyncio.run(answers(tmp_path / "exact"))
     without = asyncio.run(answers(tmp_path / "off", binding="off"))
@@ -187,7 +187,7 @@ def test_a_precedent_binds_in_its_namespace_and_until_it_is_removed(tmp_path):
         async with real_court(tmp_path, library=library, pictures=PlainPictureReader(), reuse="everywhere") as court:
 
             async def by(namespace):
-                return (await court.judge.Judge(asked(row, namespace=namespace))).in_force.by
+                return (await court.judge.Judge(copy_request(row, namespace=namespace))).in_force.by
 
             assert [await by(namespace) for namespace in ("south", "north", "south", "north")] == [
                 wire.AUTHORITY_COURT,
@@ -209,7 +209,7 @@ def test_a_finding_of_a_person_goes_before_a_binding_precedent(tmp_path, bound):
 
     async def scene():
         async with with_client(tmp_path, library=bound) as (court, _):
-            answer = await court.judge.Judge(asked(row))
+            answer = await court.judge.Judge(copy_request(row))
             review = wire.ReviewVerdictRequest(
                 trial_id=answer.verdict_id,
                 outcome=wire.REVIEW_OUTCOME_OVERRULED,
@@ -218,7 +218,7 @@ def test_a_finding_of_a_person_goes_before_a_binding_precedent(tmp_path, bound):
                 reviewer="ada",
             )
             await court.records.ReviewVerdict(review)
-            for request in (asked(row), asked(row, try_anew=True)):
+            for request in (copy_request(row), copy_request(row, try_anew=True)):
                 repost = await court.judge.Judge(request)
                 assert (repost.in_force.by, repost.decision) == (wire.AUTHORITY_PERSON, RIGHT[label])
 
@@ -237,7 +237,7 @@ def test_texts_alone_are_bound_by_texts_alone(tmp_path):
                 assert (answer.in_force.by, answer.in_force.id) == (wire.AUTHORITY_PRECEDENT, row["id"])
                 assert answer.decision == RIGHT[Label(row["label"])]
             # Its picture was left out, so that the row is a part of what was labelled.
-            for request in (judge_request(text="my bird sings"), asked(ROWS[0])):
+            for request in (judge_request(text="my bird sings"), copy_request(ROWS[0])):
                 assert (await court.judge.Judge(request)).in_force.by == wire.AUTHORITY_COURT
 
     asyncio.run(scene())

@@ -42,7 +42,7 @@ def bound(*copies, meme=None, procedure=Procedure.SUMMARY, **options):
 
 @pytest.mark.parametrize("procedure", Procedure)
 @pytest.mark.parametrize(("label", "decision"), [(H, "block"), (N, "allow")])
-def test_a_binding_precedent_settles_the_trial_before_any_model_is_asked(procedure, label, decision):
+def test_a_binding_precedent_settles_the_trial_without_a_call_of_a_model(procedure, label, decision):
     record, calls = bound(a_copy(label=label), procedure=procedure)
     assert calls == 0 and [event.kind for event in record.events] == ["TrialOpened", "TextRead", "VerdictGiven"]
     assert (record.verdict.label, record.decision, record.verdict.harm_score) == (label, decision, None)
@@ -94,7 +94,7 @@ def test_steering_in_the_very_meme_that_a_person_has_labelled_is_recorded_and_ch
     assert added.in_force.by == "COURT" and added.decision != "allow"
 
 
-def test_parts_that_nobody_has_judged_still_ask_for_a_person():
+def test_parts_that_were_not_judged_need_a_person():
     meme = Meme(replace(a_picture(), frame_count=9, frames_unlike=2), text="some text")
     allowed, _ = bound(a_copy(label=N), meme=meme)
     assert allowed.decision == "review" and allowed.verdict.review[0].reason is ReviewReason.FRAMES_NOT_JUDGED
