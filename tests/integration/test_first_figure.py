@@ -1,4 +1,4 @@
-"""A researcher's first session: from a table of 200 drawn memes to a report, by the commands of one page alone."""
+"""A researcher's first session: from a table of 80 drawn memes to a report, by the commands of one page alone."""
 
 import csv
 
@@ -16,7 +16,7 @@ STEPS = [one.line for one in commands(ROOT / "docs/researcher/first-figure.md")]
 @pytest.fixture(scope="module")
 def researcher(tmp_path_factory):
     folder = tmp_path_factory.mktemp("researcher")
-    made = make(folder / "drawn", Layout.FHM, train=200, val=0, test=0)
+    made = make(folder / "drawn", Layout.FHM, train=80, val=0, test=0)
     (folder / "pictures").mkdir()
     with (folder / "memes.csv").open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file)
@@ -37,7 +37,7 @@ def test_commands_lead_to_a_report(researcher, line):
     # Findings, such as texts that stand under two pictures by design, end the check with 1.
     output = researcher.run(line, allowed_codes=(0, 1) if " check " in line else (0,))
     if " check " in line:
-        assert "harmful = hateful (100), benign = none (100)" in output
+        assert "harmful = hateful (40), benign = none (40)" in output
         assert "pictures missing" not in output
     if line == STEPS[-1]:
         assert "macro-F1" in output
@@ -51,4 +51,4 @@ def test_misread_tables_name_the_option_that_helps(researcher):
     for options in ("", "--harmful c"):
         line = f"memecourt-eval run --data odd.csv --test-share .2 --out odd {options} 2>&1"
         output = researcher.run(line, allowed_codes=(1, 2))
-        assert "--harmful" in output and "a (100), b (100)" in output.replace("b (100), a (100)", "a (100), b (100)")
+        assert "--harmful" in output and "a (40), b (40)" in output.replace("b (40), a (40)", "a (40), b (40)")

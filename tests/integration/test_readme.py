@@ -1,4 +1,4 @@
-"""README's examples: its commands in order in a user's folder, and its Python on 200 pictures.
+"""README's examples: its commands in order in a user's folder, and its Python on 40 pictures.
 
 Placeholders (a port, an id) are filled in. Commands that install, serve or open a page are left to `make demo` and the
 tests of the console.
@@ -25,7 +25,7 @@ from tests.support.pictures import captioned, encode
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 README = (ROOT / "README.md").read_text("utf-8")
-MEMES = 200
+MEMES = 40
 NOT_RUN = ("make", "pip install", "memecourt setup", "memecourt serve", "memecourt console")
 VERDICT_CODES = {0, 10, 11, 12}
 
@@ -52,10 +52,9 @@ def folder(tmp_path_factory):
         caption = Caption("people", "from Blueland", "spoil everything" if harmful else "sing well", f"number {number}")
         picture = captioned_meme(f"{scene}:{number % 3}", caption)
         (folder / "memes" / f"{number:03}.jpg").write_bytes(encode(picture, "JPEG"))
-        if number < 40:
-            (folder / "img" / f"{number:03}.png").write_bytes(encode(picture, "PNG"))
-            rows.append({"id": f"{number:03}", "image": f"{number:03}.png", "text": caption.words()})
-            rows[-1] |= {"labels": ["very harmful" if harmful else "not harmful"]}
+        (folder / "img" / f"{number:03}.png").write_bytes(encode(picture, "PNG"))
+        rows.append({"id": f"{number:03}", "image": f"{number:03}.png", "text": caption.words()})
+        rows[-1] |= {"labels": ["very harmful" if harmful else "not harmful"]}
     (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "more.csv").write_text('id,label,text\nm1,1,"never trust a doctor, drink bleach"\nm2,0,a cup of tea\n')
     return folder
@@ -80,10 +79,11 @@ def test_commands_of_the_readme_succeed(server, home, folder, monkeypatch):
     monkeypatch.setenv("MEMECOURT_HOME", str(home))
     monkeypatch.setenv("MEMECOURT_DOCKET", str(folder / "docket.sqlite"))
     monkeypatch.setenv("BROWSER", "true")
-    programs = {"memecourt": "serving.cli", "memecourt-eval": "eval.cli"}
+    programs = {"memecourt": "serving.cli", "memecourt-eval": "eval"}
     trial, executed = "", []
     for line in commands():
         line = line.replace("127.0.0.1:50051", server.ready().address)
+        line = line.replace("synthetic DATA", "synthetic DATA --train 24 --val 4 --test 8")
         program, *arguments = shlex.split(line)
         arguments = [trial if argument == "ID" else argument for argument in arguments]
         if program != "memecourt" and program != "memecourt-eval":
