@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import shutil
 import signal
+import subprocess
+import sys
 from collections import Counter
 from contextlib import suppress
 from importlib import import_module
@@ -73,6 +77,40 @@ def pytest_collection_modifyitems(items):
             or parameters.intersection({"postgres", "database"})
         ):
             item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(scope="session")
+def starter(tmp_path_factory):
+    """The folder of libraries of a home with the starter library, which is built once for all test processes.
+
+    Building it takes twelve seconds of CPU time, and on a busy machine longer than a server may take to start.
+    """
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent  # the one that all workers of this run share
+    built = shared / "starter"
+    with (shared / "starter.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not built.exists():
+            unfinished = shared / "starter.unfinished"
+            shutil.rmtree(unfinished, ignore_errors=True)
+            words = ["judge", "--exit-zero", "--text", "a quiet sunday", "--docket", str(unfinished / "docket.sqlite")]
+            subprocess.run(
+                [sys.executable, "-m", "serving.cli", *words],
+                env={**os.environ, "MEMECOURT_HOME": str(unfinished)},
+                check=True,
+                capture_output=True,
+                timeout=800,
+            )
+            (unfinished / "libraries").rename(built)
+    return built
+
+
+@pytest.fixture
+def starter_home(starter, tmp_path):
+    """The test's folder, as a home with a copy of the starter library."""
+    shutil.copytree(starter, tmp_path / "libraries")
+    return tmp_path
 
 
 @pytest.hookimpl(tryfirst=True)  # so that skipped tests are included

@@ -444,6 +444,7 @@ def test_what_was_yielded_counts_as_done_also_if_following_is_interrupted_at_onc
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("starter_home")
 def test_the_command_follows_a_docket_until_ctrl_c_and_goes_on_later(tmp_path):
     court, candidate = tmp_path / "docket.sqlite", tmp_path / "candidate.sqlite"
     environment = {**os.environ, "MEMECOURT_HOME": str(tmp_path), "MEMECOURT_READER": "none"}

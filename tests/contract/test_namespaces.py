@@ -1,6 +1,7 @@
 """Settings of a namespace: its own policy, library, and review share."""
 
 import asyncio
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -130,30 +131,24 @@ def test_an_overruled_verdict_changes_only_its_namespace_s_library(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_court_opens_with_the_libraries_and_policies_of_namespaces(tmp_path):
-    from court.backends.pictures.reader import GuardedPictureReader
-    from retrieval.build import build_starter
-    from retrieval.embed.builtin import BuiltinEncoder
+def test_a_court_opens_with_the_libraries_and_policies_of_namespaces(starter_home):
     from serving.judging.request import TrialRequest
 
-    policy = tmp_path / "policy.toml"
+    policy = starter_home / "policy.toml"
     policy.write_text(
         'id = "shop"\nversion = "1"\npreamble = "Own words."\ntargets = ["individual"]\n'
         '[[clauses]]\nnumber = "1"\ncategory = "c"\ntext = "t"\n'
     )
 
     async def scene():
-        pictures = GuardedPictureReader(workers=1)
-        try:
-            await build_starter(tmp_path / "own", BuiltinEncoder(), pictures)
-        finally:
-            await pictures.aclose()
-        writer = LibraryWriter.open(tmp_path / "own")
+        (starter,) = (starter_home / "libraries").iterdir()
+        own = shutil.copytree(starter, starter_home / "own")
+        writer = LibraryWriter.open(own)
         writer.remove(next(iter(writer.library.ids())), who="ada", why="so that it differs")
         settings = Settings(
-            home=tmp_path,
+            home=starter_home,
             reader="none",
-            namespaces={"shop": {"policy": policy, "library": tmp_path / "own"}},
+            namespaces={"shop": {"policy": policy, "library": own}},
         )
         async with open_court(settings, read_text=False) as executor:
             records = {}

@@ -1,6 +1,5 @@
 """Fixtures that run the real server as a subprocess, with its default OCR, encoder, library, docket and socket."""
 
-import fcntl
 import os
 import shutil
 import subprocess
@@ -83,38 +82,10 @@ class Server:
 
 
 @pytest.fixture(scope="session")
-def home(tmp_path_factory):
-    """A home folder with a copy of the starter library, which is built once for all test processes.
-
-    On a busy machine, building it takes longer than a server may take to start, all the more if every process does so.
-    """
+def home(starter, tmp_path_factory):
+    """A home folder with a copy of the starter library."""
     home = tmp_path_factory.mktemp("home")
-    shared = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        shared = shared.parent  # the one that all workers of this run share
-    built = shared / "starter"
-    with (shared / "starter.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not built.exists():
-            unfinished = shared / "starter.unfinished"
-            shutil.rmtree(unfinished, ignore_errors=True)
-            arguments = [
-                "judge",
-                "--exit-zero",
-                "--text",
-                "a quiet sunday",
-                "--docket",
-                str(unfinished / "docket.sqlite"),
-            ]
-            subprocess.run(
-                [sys.executable, "-m", "serving.cli", *arguments],
-                env={**os.environ, "MEMECOURT_HOME": str(unfinished)},
-                check=True,
-                capture_output=True,
-                timeout=800,
-            )
-            (unfinished / "libraries").rename(built)
-    shutil.copytree(built, home / "libraries")
+    shutil.copytree(starter, home / "libraries")
     return home
 
 

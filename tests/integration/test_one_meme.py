@@ -9,6 +9,7 @@ import sys
 import threading
 
 import grpc
+import pytest
 
 from eval.standin.process import model_server
 from memecourt.v1 import court_pb2 as wire
@@ -46,6 +47,7 @@ class Recorder:
         return sorted(names - BACKGROUND)
 
 
+@pytest.mark.usefixtures("starter_home")
 def test_one_full_trial_runs_functions_in_few_files(tmp_path):
     recorder = Recorder()
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -22,9 +23,12 @@ def open_modes(folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
-def test_judging_leaves_no_file_that_others_can_access(tmp_path, umask):
+def test_judging_leaves_no_file_that_others_can_access(starter, tmp_path, umask):
     home, meme, out = tmp_path / "home", tmp_path / "meme.png", tmp_path / "out.json"
     meme.write_bytes(drawn(*HARMLESS))
+    if umask:  # under 000, the loosest, home and library are made by the command too
+        home.mkdir(mode=0o700)
+        shutil.copytree(starter, home / "libraries")
 
     def memecourt(*arguments):
         result = subprocess.run(

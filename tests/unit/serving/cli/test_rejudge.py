@@ -153,6 +153,7 @@ def test_trials_made_by_rejudging_are_not_rejudged_themselves(town):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("starter_home")
 def test_rejudge_command_lists_changed_outcomes(tmp_path, monkeypatch):
     monkeypatch.setenv("MEMECOURT_HOME", str(tmp_path))
     monkeypatch.setenv("MEMECOURT_READER", "none")

@@ -90,9 +90,9 @@ def test_unknown_reader_names_are_refused_with_an_explanation(name: str, message
 
 
 @pytest.mark.slow
-def test_without_a_reader_a_meme_needs_its_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MEMECOURT_HOME", str(tmp_path / "home"))
-    image_file = tmp_path / "meme.png"
+def test_without_a_reader_a_meme_needs_its_text(starter_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEMECOURT_HOME", str(starter_home))
+    image_file = starter_home / "meme.png"
     image_file.write_bytes(encode(captioned("HELLO"), "PNG"))
     refused = CliRunner().invoke(cli, ["judge", "--reader", "none", "--json", str(image_file)])
     assert refused.exit_code == 1
