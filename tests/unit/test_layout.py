@@ -97,8 +97,9 @@ def test_calls_have_at_most_four_positional_arguments(package):
 
 def test_packages_do_not_shadow_other_names():
     assert not (ROOT / "proto" / "__init__.py").exists()  # would shadow proto-plus
-    sources = [path for path in ROOT.rglob("*.py") if ".venv" not in path.parts]
-    assert sources
+    folders = (*PACKAGES, "deploy", "integrations", "scripts", "tests")
+    sources = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    assert len(sources) > 500
     guilty = [path.name for path in sources if re.search(r"^\s*import eval\b(?!\.)", path.read_text(), re.MULTILINE)]
     assert not guilty
 
