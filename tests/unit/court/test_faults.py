@@ -27,6 +27,7 @@ from court.verdict import Label
 from tests.support.cast import ACQUITTAL, MARK, Cast, PictureFinder, task_of
 from tests.support.fakes import FakeReader, H, N, RecordingSink, a_meme, findings, ticking_clock
 from tests.support.replies import acquits_validly
+from tests.support.sizes import FULL
 from tests.support.virtual_time import run, use_virtual_deadlines
 
 SITES = ("describe", "answer", "ask", "summarise", "judge", "odds", "text", "search", "pictures")
@@ -256,7 +257,7 @@ def clock(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("batch", range(4))
+@pytest.mark.parametrize("batch", range(4 if FULL else 1))
 def test_re_1_trials_end_correctly_under_random_combinations_of_faults(clock, batch):
     plans = [FaultPlan.drawn(seed) for seed in range(batch * 700, (batch + 1) * 700)]
 

@@ -162,7 +162,7 @@ def test_flipped_labels_hardly_affect_the_vote(tmp_path):
 
 @pytest.mark.slow
 def test_planted_precedents_do_not_acquit_and_duplicates_count_once(tmp_path):
-    acquitted = acquitted_by_planted(random_library(tmp_path / "apart"), trials=1000)
+    acquitted = acquitted_by_planted(random_library(tmp_path / "apart"), trials=1000 if FULL else 250)
     assert acquitted["clones counted twice"] == 0 and acquitted["clones"] == acquitted["one"]
     assert acquitted["guarded: one"] == acquitted["guarded: clones"] == 0
     # A cluster of near-duplicates does not acquit with a single vote; with a vote each, it does.

@@ -122,7 +122,7 @@ VALID: dict[str, tuple[str, ...]] = {
     "memecourt-eval datasets card new": ("{data}",),
     "memecourt-eval datasets card show": ("fhm",),
     "memecourt-eval datasets fetch": ("fhm", "--out", "{new}"),
-    "memecourt-eval functional make": ("{new}",),
+    "memecourt-eval functional make": ("{new}", "--cases", "1"),
     "memecourt-eval functional score": ("{data}", "{run}"),
     "memecourt-eval labels annotators": ("{memes}",),
     "memecourt-eval labels noise": ("{run}",),

@@ -343,7 +343,7 @@ def test_large_jpeg_photographs_are_scaled_down_while_decoding(size, turned):
     assert max(ImageStat.Stat(difference).mean) < 3, "the content is the same"
 
 
-def large(mode, size=(8000, 8000)):
+def large(mode, size=(5000, 5000)):
     """Returns a still that compresses well, with words on it, in one of Pillow's modes."""
     still = captioned("A QUIET DAY", size=(640, 480)).resize(size, Image.Resampling.NEAREST)
     if mode.endswith("A"):
@@ -365,7 +365,7 @@ def sixteen_bits(size):
     [
         *(partial(lambda mode: encode(large(mode), "PNG"), mode) for mode in ("RGB", "RGBA", "L", "LA", "P", "1")),
         lambda: encode(large("RGB"), "WEBP", method=0),
-        partial(sixteen_bits, (8000, 4000)),
+        partial(sixteen_bits, (6000, 4000)),
         partial(lambda: encode(large("RGB", (16_384, 3000)), "PNG", exif=exif(6))),
         partial(lambda: encode(large("RGB", (3000, 16_383)), "WEBP", method=0, exif=exif(6))),
     ],
