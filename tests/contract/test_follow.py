@@ -424,7 +424,7 @@ def test_unusable_combinations_of_options_are_refused(tmp_path):
     assert not (tmp_path / "c.sqlite").exists()
 
 
-def test_what_was_yielded_counts_as_done_also_if_following_is_interrupted_at_once(tmp_path):
+def test_yielded_outcomes_count_as_done_when_interrupted_at_once(tmp_path):
     async def work(both):
         await both.judged("one", "two")
         seen = []
