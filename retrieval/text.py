@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter
+from collections.abc import Sequence
 
 VERSION = "text-1"
 """Part of the encoder's identity; change it whenever the rules change."""
@@ -56,6 +57,16 @@ def text_key(text: str) -> str:
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
+def text_keys(texts: Sequence[str]) -> list[str]:
+    """Returns :func:`text_key` of each text."""
+    joined = "\n".join(texts)
+    # Nearly all texts of large tables are as simple as this, and then all are changed in one call.
+    lines = joined.count("\n") + 1 == len(texts) and joined.isascii() and joined[:1] != " " != joined[-1:]
+    if lines and not any(sign in joined for sign in _UNEVEN):
+        return joined.lower().split("\n")
+    return list(map(text_key, texts))
+
+
 def letters_of(text: str) -> str:
     """Returns the letters and digits of a text, without accents and with letters that OCR confuses equated."""
     # Digests of it are stored with memes tried before: changing this rule would make them unfindable by text.
@@ -75,4 +86,5 @@ def script_of(text: str) -> str:
 
 
 _QUOTES = str.maketrans({"\N{RIGHT SINGLE QUOTATION MARK}": "'", **dict.fromkeys("“”", '"')})
+_UNEVEN = ("  ", " \n", "\n ", *"\t\v\f\r\x1c\x1d\x1e\x1f")
 _SIMILAR_LETTERS = str.maketrans({"0": "o", "1": "l", "i": "l", "|": "l", "5": "s", "8": "b", "ı": "l"})

@@ -74,14 +74,14 @@ def datasets(context: click.Context, as_json: bool) -> None:
 @datasets.command()
 @click.argument("data", type=click.Path(path_type=Path), metavar="DIR|FILE")
 @click.option("--dataset", "id_", help="Data set. [default: recognised by folders, layout and number of rows]")
-@spec_options(TableWords, "columns", "harmful")
+@spec_options(TableWords, "columns", "harmful", "pictures")
 @click.option(
-    "--pictures",
+    "--decode",
     is_flag=True,
     help="Decode every picture in a guarded process; without this option only check that the files exist.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object that lists every finding.")
-def check(data: Path, id_: str | None, pictures: bool, as_json: bool, **words: Any) -> None:
+def check(data: Path, id_: str | None, decode: bool, as_json: bool, **words: Any) -> None:
     """Checks the data sets in DIR, or a table, for missing, damaged, duplicate or mislabelled memes, and their counts.
 
     Exit code: 0 if nothing was found, 1 if something was, 2 if the check could not be done.
@@ -89,17 +89,19 @@ def check(data: Path, id_: str | None, pictures: bool, as_json: bool, **words: A
     from court.errors import CourtError
     from eval.datasets.known import find_card
     from eval.datasets.recognise import recognised
+    from eval.datasets.record_files import keep_tables
 
     if id_ is not None:
         # A name that there is none of is a mistake in the command, and said before files are read.
         _dataset(id_)
     try:
-        if id_ is None and data.is_file():
-            table = table_of({"data": data, **words})
-            chosen, data = [table.card], table.data
-        else:
-            chosen = [find_card(id_)] if id_ else list(recognised(data))
-        reports = asyncio.run(_checked(data, chosen, pictures))
+        with keep_tables():
+            if id_ is None and data.is_file():
+                table = table_of({"data": data, **words})
+                chosen, data = [table.card], table.data
+            else:
+                chosen = [find_card(id_)] if id_ else list(recognised(data))
+            reports = asyncio.run(_checked(data, chosen, decode))
     except CourtError as error:
         click.echo(f"Error: {error.message}", err=True)
         sys.exit(2)
@@ -115,7 +117,7 @@ def check(data: Path, id_: str | None, pictures: bool, as_json: bool, **words: A
 @datasets.command()
 @click.argument("data", type=click.Path(path_type=Path), metavar="DIR|FILE")
 @click.option("--dataset", "id_", help="Data set. [default: recognised by folders, layout and number of rows]")
-@spec_options(TableWords, "columns")
+@spec_options(TableWords, "columns", "pictures")
 @click.option(
     "--task",
     "tasks",
@@ -144,6 +146,7 @@ def describe(
     markdown: Path | None,
     as_json: bool,
     columns: tuple[str, ...],
+    pictures: Path | None,
     **words: Any,
 ) -> None:
     """Describes the data set in DIR, or a table: its labels, by properties of the memes, its texts and its doubles.
@@ -163,7 +166,9 @@ def describe(
         # The first task is the column of labels, unless that is named.
         named = any(one.startswith("label=") for one in columns) or not wanted.tasks
         label = () if named else (f"label={wanted.tasks[0].rpartition('=')[2].partition(',')[0]}",)
-        table = table_of({"data": data, "columns": (*columns, *label), "harmful": ""}, two_sided=False)
+        table = table_of(
+            {"data": data, "columns": (*columns, *label), "harmful": "", "pictures": pictures}, two_sided=False
+        )
         chosen, data = table.card, table.data
     else:
         chosen = _dataset(id_) if id_ else recognised_in(data)
@@ -306,7 +311,7 @@ def _print_check(report: DatasetCheck) -> None:
         if len(finding.where) > _SHOWN:
             click.echo(f"      and {len(finding.where) - _SHOWN:,} more; --json lists all")
     if not report.decoded and any(split.pictures for split in report.splits):
-        click.echo("  pictures were not decoded; --pictures does that")
+        click.echo("  pictures were not decoded; --decode does that")
     for caveat in report.caveats:
         click.echo(f"  mind         {caveat}")
     click.echo(f"  {len(report.findings)} findings" if report.findings else "  nothing found")

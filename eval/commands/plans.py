@@ -113,6 +113,10 @@ class TableWords:
     harmful: Annotated[
         str, Option("Labels of the table that are harmful; all others are benign.", metavar="LABEL,LABEL")
     ] = ""
+    pictures: Annotated[
+        Path | None,
+        Option("Folder of the table's pictures. [default: the table's own, and those below it]", metavar="FOLDER"),
+    ] = None
     test_share: Annotated[
         float | None,
         Field(gt=0, lt=1),
@@ -129,7 +133,9 @@ def table_of(options: Mapping[str, Any], *, two_sided: bool = True) -> PlainTabl
     from eval.commands.options import say
     from eval.datasets.plain_table import read_plain_table, table_options
 
-    words = replace(table_options(options["columns"], options["harmful"] or ""), two_sided=two_sided)
+    words = replace(
+        table_options(options["columns"], options["harmful"] or "", options["pictures"]), two_sided=two_sided
+    )
     table = read_plain_table(options["data"], words)
     for note in table.notes:
         say(note)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--dataset", "id_", help="Data set of the predictions, unless --data is a table.")
 @click.option("--data", type=click.Path(path_type=Path), required=True, help="Directory of the data set, or a table.")
-@spec_options(TableWords, "columns", "harmful")
+@spec_options(TableWords, "columns", "harmful", "pictures")
 @click.option("--split", required=True, help="Split of the predictions.")
 @click.option("--task", help="Task of the card, such as stance, whose answers are scored in place of verdicts.")
 @click.option(

@@ -79,6 +79,8 @@ class CardLayout(CardModel):
     pictures: tuple[str, ...] = ("",)
     """Folders of the pictures; a name may contain ``{field}`` or ``{split}``, and ``**`` at its end matches any folder
     below."""
+    pictures_at: str = ""
+    """Folder of the pictures wherever it is, in place of those. Set by the program, never by cards."""
     never_read: tuple[str, ...] = ()
     """Columns that are dropped before any other code sees the row, such as names of people."""
     hub: str = ""
@@ -544,6 +546,11 @@ def read_card(path: Path) -> DatasetCard:
     except ValueError as error:  # from TOML, with the line, or from UTF-8
         how = " Save it as UTF-8." if isinstance(error, UnicodeDecodeError) else ""
         raise BadRequest(f"{path.name} is no TOML: {error}.{how}", reason="CARD_UNREADABLE", field="dataset") from None
+    layout = content.get("layout")
+    # A stranger's card must not open folders outside the data set.
+    if isinstance(layout, dict) and "pictures_at" in layout:
+        message = f"{path.name}: layout.pictures_at: there is no such key."
+        raise BadRequest(message, reason="CARD_INVALID", field="dataset")
     return card_of(content, path.name)
 
 

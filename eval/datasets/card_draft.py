@@ -6,6 +6,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 from court.errors import BadRequest
 from eval.datasets.card import FORMAT, FileKind, SplitRole
-from eval.datasets.record_files import RecordFile, class_names, kind_of, picture_columns
+from eval.datasets.record_files import RecordFile, class_names, delimiter_in, delimiter_of, kind_of, picture_columns
 from eval.datasets.verbs import take
 from retrieval.library.cells import BadCell, is_missing, word_of
 from retrieval.library.label_words import classes_of, label_counts
@@ -52,45 +53,56 @@ class Column:
     rows: int = 0
     missing: int = 0
     values: Counter[str] = field(default_factory=Counter)
-    """Number of rows by value, of the first values."""
+    """Number of rows by value, as long as there are few."""
     lists: int = 0
     length: int = 0
     pictures: int = 0
     cells: int = 0
     many: bool = False
-    """True if there are more values than those."""
+    """True if there are more values than are counted."""
     _seen: set[int] | None = field(default_factory=set)
 
-    def add(self, value: Any, name: str) -> None:
-        """Counts the cell of a row; ``name`` is that of the column."""
-        self.rows += 1
-        cells = value if isinstance(value, list) else [value]
-        self.lists += isinstance(value, list)
-        # An empty element does not make a list missing.
-        if not isinstance(value, list) and is_missing(value):
-            self.missing += 1
-            return
-        for cell in cells:
-            try:
-                word = (word_of(cell, name) or "").strip()
-            except BadCell:
-                # Bytes and objects are no labels, but the column still counts as present.
-                continue
-            self.cells += 1
-            self.length += len(word)
-            self.pictures += word.lower().endswith(PICTURE_ENDINGS) or (
-                "://" in word and take(word, "basename").lower().endswith(PICTURE_ENDINGS)
-            )
+    def add(self, cells: Sequence[Any], name: str) -> None:
+        """Counts the cells of some rows; ``name`` is that of the column."""
+        self.rows += len(cells)
+        if set(map(type, cells)) == {str}:
+            words = list(filter(None, map(str.strip, cells)))
+            self.missing += len(cells) - len(words)
+        else:
+            words = self._words_of(cells, name)
+        self.cells += len(words)
+        self.length += sum(map(len, words))
+        # Most columns hold no name of a picture at all.
+        if "." in (joined := "\n".join(words)) and any(ending in joined.lower() for ending in PICTURE_ENDINGS):
+            self.pictures += sum(map(_names_picture, words))
+        for word, count in Counter(words).items() if not self.many else ():
             if word in self.values or len(self.values) < _DISTINCT:
-                self.values[word] += 1
+                self.values[word] += count
             else:
                 self.many = True
-            # Digests in place of values, and only as long as every value is new: a file may have millions.
-            if self._seen is not None:
-                size = len(self._seen)
-                self._seen.add(hash(word))
-                if len(self._seen) == size:
-                    self._seen = None
+        # Digests in place of values, and only as long as every value is new: a file may have millions.
+        if self._seen is not None:
+            size = len(self._seen) + len(words)
+            self._seen.update(map(hash, words))
+            if len(self._seen) < size:
+                self._seen = None
+
+    def _words_of(self, values: Sequence[Any], name: str) -> list[str]:
+        words = []
+        for value in values:
+            if isinstance(value, dict):
+                self.rows -= 1
+                continue
+            self.lists += isinstance(value, list)
+            # An empty element does not make a list missing.
+            if not isinstance(value, list) and is_missing(value):
+                self.missing += 1
+                continue
+            for cell in value if isinstance(value, list) else [value]:
+                # Bytes and objects are no labels, but the column still counts as present.
+                with suppress(BadCell):
+                    words.append((word_of(cell, name) or "").strip())
+        return words
 
     @property
     def is_key(self) -> bool:
@@ -118,6 +130,8 @@ class TableColumns:
     columns: Mapping[str, Column]
     classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Names of the labels that numbers in a column stand for."""
+    delimiter: str = ""
+    """What its cells are parted by, if these are no commas: ``semicolons`` or ``tabs``."""
 
 
 def draft_card(data: Path, id_: str = "") -> str:
@@ -194,8 +208,8 @@ def inspect_files(paths: Sequence[Path]) -> TableColumns:
     for path in (largest, *(path for path in paths if path != largest)):
         if content_kind(path) is not kind:
             continue
-        first = next((record for _, record in RecordFile(path, kind) if isinstance(record, dict)), None)
-        names = set(first or ())
+        file = RecordFile(path, kind)
+        names = set(next((block.columns for block in file.blocks() if block.columns), ()))
         if not wanted:
             wanted = names
         # Test splits often lack the labels.
@@ -204,20 +218,29 @@ def inspect_files(paths: Sequence[Path]) -> TableColumns:
         similar.append(path)
         rows[path] = 0
         pictures = set(picture_columns(path, kind))
-        for _, record in RecordFile(path, kind):
-            if not isinstance(record, dict):
-                continue
-            rows[path] += 1
-            for name, value in record.items():
+        for block in file.blocks():
+            rows[path] += 0 if block.fault else len(block.numbers)
+            for name, cells in block.columns.items():
                 # Nested values need a path, which a draft does not guess; pictures may be bytes.
                 if name in pictures:
-                    columns.setdefault(name, Column()).pictures += 1
-                elif not isinstance(value, dict):
-                    columns.setdefault(name, Column()).add(value, name)
+                    columns.setdefault(name, Column()).pictures += len(cells)
+                elif set(map(type, cells)) != {dict}:
+                    columns.setdefault(name, Column()).add(cells, name)
     if not similar:
         raise BadRequest(f"{largest.name} has no row that can be read as {kind}.", reason="DATA_UNUSABLE")
     # Sorted by name again, since the largest file was inspected first.
-    return TableColumns(kind, tuple(sorted(similar)), rows, columns, classes=class_names(largest, kind))
+    delimiter = "tabs" if kind is FileKind.TSV else ""
+    if kind is FileKind.CSV and delimiter_of(largest) == ";":
+        delimiter = "semicolons"
+    return TableColumns(
+        kind, tuple(sorted(similar)), rows, columns, classes=class_names(largest, kind), delimiter=delimiter
+    )
+
+
+def _names_picture(word: str) -> bool:
+    return word.lower().endswith(PICTURE_ENDINGS) or (
+        "://" in word and take(word, "basename").lower().endswith(PICTURE_ENDINGS)
+    )
 
 
 def content_kind(path: Path) -> FileKind:
@@ -226,7 +249,8 @@ def content_kind(path: Path) -> FileKind:
     kind = kind_of(path) or FileKind.CSV
     if kind in (FileKind.CSV, FileKind.TSV):
         text = read_text(path, "memes")
-        return FileKind.TSV if len(header_of(text, "\t")) > len(header_of(text, ",")) else FileKind.CSV
+        tabs, others = header_of(text, "\t"), header_of(text, delimiter_in(text))
+        return FileKind.TSV if len(tabs) > len(others) else FileKind.CSV
     if kind is FileKind.JSON:
         text = read_text(path, "memes").lstrip()
         if text.startswith("["):

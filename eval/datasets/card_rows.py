@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from eval.datasets.card import OWN, DatasetCard
-from eval.datasets.items import JudgedMeme
+from eval.datasets.card_columns import CellRule, Columns, RowGold, column_rule, words_in
 from eval.datasets.label_rules import GoldRule, compile_task
 from eval.datasets.protocol import Level, Protocol
-from eval.datasets.verbs import Compiled, Expression, JoinOf, compile_expression
+from eval.datasets.verbs import MADE_NAMES, Compiled, Expression, JoinOf, compile_expression
 from retrieval.library.cells import BadCell, text_of
 from retrieval.library.picture_finder import ADDRESS, leads_out
 
@@ -39,13 +39,12 @@ class RowRules:
         join_of: Factory of functions that find joined rows.
     """
 
-    def __init__(self, card: DatasetCard, split: str, join_of: JoinOf) -> None:
+    def __init__(self, card: DatasetCard, join_of: JoinOf) -> None:
         fields = card.fields
 
         def compiled(expression: Expression | None) -> Compiled | None:
             return compile_expression(expression, join_of) if expression else None
 
-        self._split = split
         self._id, self.id_column = compile_expression(fields.id, join_of), fields.id.name
         self._is_plain = bool(fields.id.column)
         self._language, self._picture = compiled(fields.language), compiled(fields.picture)
@@ -67,6 +66,19 @@ class RowRules:
             for task in card.all_tasks()
         ]
         self._harm = card.court_task
+        self.names = (*(name for name, _, _ in self._texts), *(["image"] if fields.picture else []), "language")
+        """Fields of a meme that the card fills."""
+        self._id_rule = column_rule(fields.id, self._id)
+        self._column_rules = {name: column_rule(getattr(fields, name), value) for name, value, _ in self._texts}
+        if fields.picture is not None and self._picture is not None:
+            self._column_rules["image"] = column_rule(fields.picture, self._picture)
+        if fields.language is not None and self._language is not None:
+            self._column_rules["language"] = column_rule(fields.language, self._language)
+        expressions = [one for task in card.all_tasks() for one in task.expressions()]
+        columns = {name for one in expressions for name in one.columns()}
+        is_own = not any(one.join for one in card.expressions()) and not any(task.variants for task in card.tasks)
+        is_own = is_own and not any(name in MADE_NAMES or "{" in name for name in columns)
+        self._gold_rule = CellRule(sorted(columns), lambda cells: self._gold_of(dict(cells))) if is_own else None
 
     def id_of(self, record: dict[str, Any], language: str) -> str:
         """The id of a row; also sets ``@language``, if known, and the row's own id as ``@id``.
@@ -98,12 +110,11 @@ class RowRules:
             raise BadCell(f"its id is longer than {_LONGEST_ID} characters", self.id_column)
         return id_
 
-    def meme_of(self, record: dict[str, Any], id_: str, *, file: str, line: int) -> JudgedMeme | None:
-        """The meme of a row; None if a task drops it.
+    def row_of(self, record: dict[str, Any]) -> tuple[tuple[str, ...], RowGold] | None:
+        """The fields of a row, in the order of ``names``, and its gold labels; None if a task drops it.
 
         Args:
             record: The row, already passed to :meth:`id_of`.
-            line: Its position in the file, counted from 1.
 
         Raises:
             BadCell: A cell is unusable.
@@ -111,6 +122,46 @@ class RowRules:
         values = {name: text_of(value(record), column) for name, value, column in self._texts}
         # Set after the texts are computed, since the group is one of them.
         record["@group"] = values.get("group", "")
+        gold = self._gold_of(record)
+        if gold is None:
+            return None
+        if self._picture is not None:
+            values["image"] = self._image(text_of(self._picture(record), self._picture_column).strip())
+        values["language"] = record.get("@language", "")
+        return tuple(values[name] for name in self.names), gold
+
+    def columns_of(self, columns: Columns, rows: int) -> tuple[tuple[Sequence[str], ...], list[RowGold]]:
+        """Returns what :meth:`row_of` does, for many rows at once.
+
+        Raises:
+            BadCell: They have to be read row by row: a cell is unusable, or the card is none of single columns.
+        """
+        if not all(self._column_rules.values()) or self._gold_rule is None:
+            raise BadCell("its card takes values of several columns")
+        values: dict[str, Sequence[str]] = {
+            # A column that the rows don't have is no value, and reported by the reader.
+            name: words_in(rule(columns))
+            for name, rule in self._column_rules.items()
+            if rule is not None
+        }
+        values["language"] = [word.strip() for word in values.get("language", ())] or [""] * rows
+        if "image" in values:
+            values["image"] = [self._image(word.strip()) for word in values["image"]]
+        golds = self._gold_rule.of(columns, rows)
+        if None in golds:
+            raise BadCell("it is dropped")
+        return tuple(values[name] for name in self.names), [gold for gold in golds if gold is not None]
+
+    def ids_of(self, columns: Columns) -> list[str]:
+        """The ids of many rows of a file without a language. Raises BadCell as :meth:`columns_of`."""
+        if self._id_rule is None:
+            raise BadCell("its id is none of a single column", self.id_column)
+        ids = [word.strip() for word in words_in(self._id_rule(columns))]
+        if not all(ids) or max(map(len, ids)) > _LONGEST_ID:
+            raise BadCell("an id is unusable", self.id_column)
+        return ids
+
+    def _gold_of(self, record: dict[str, Any]) -> RowGold | None:
         gold: dict[str, tuple[str, ...]] = {}
         shares: dict[str, dict[str, float]] = {}
         annotators: dict[str, int] = {}
@@ -129,19 +180,7 @@ class RowRules:
             if found.shares:
                 shares[task.id] = dict(found.shares)
                 annotators[task.id] = found.annotators
-        return JudgedMeme(
-            id=id_,
-            split=self._split,
-            file=file,
-            line=line,
-            image=self._image(record) if self._picture is not None else "",
-            language=record.get("@language", ""),
-            tasks=gold,
-            shares=shares,
-            annotators=annotators,
-            **values,
-            **self._harm_of(gold),
-        )
+        return RowGold(gold, shares, annotators, **self._harm_of(gold))
 
     def _harm_of(self, gold: dict[str, tuple[str, ...]]) -> dict[str, Any]:
         """Fields of a meme that the task on harm fills; none if the meme has no gold label of it."""
@@ -157,9 +196,7 @@ class RowRules:
             "targets": gold.get(task.court.targets, ()),
         }
 
-    def _image(self, record: dict[str, Any]) -> str:
-        assert self._picture is not None
-        image = text_of(self._picture(record), self._picture_column).strip()
+    def _image(self, image: str) -> str:
         if "://" in image:
             raise BadCell(ADDRESS, self._picture_column)
         # The picture's name comes from an untrusted row: it must not open anything outside the data set.

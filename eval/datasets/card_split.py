@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, compress
 from pathlib import Path
 from typing import Any
 
 from court.digests import digest
 from court.errors import BadRequest
 from eval.datasets.card import DatasetCard, FileKind
+from eval.datasets.card_columns import CellRule, Columns, MemeBlock, RowGold
 from eval.datasets.card_files import JoinedFiles, find_files, tree_rows
 from eval.datasets.card_rows import TEXT_FIELDS, RowRules
 from eval.datasets.items import JudgedMeme
-from eval.datasets.record_files import Numbered, RecordFile, holds_pictures
+from eval.datasets.record_files import Block, RecordFile, as_blocks, holds_pictures
 from eval.datasets.verbs import MADE_NAMES
 from retrieval.library.cells import BadCell, Record, word_of
 from retrieval.library.picture_finder import LOOKED_FOR, DatasetPictures
@@ -28,17 +30,30 @@ DOUBLED = "its id stands in the file already"
 """Reason for which a row with the id of another is refused."""
 
 
-def first_memes(memes: Iterator[JudgedMeme]) -> list[JudgedMeme]:
+def first_blocks(blocks: Iterator[MemeBlock]) -> list[MemeBlock]:
     """Takes the first memes of a split, which suffice to find the folder of its pictures before the rest is read."""
-    first: list[JudgedMeme] = []
-    named = 0
-    for meme in memes:
-        first.append(meme)
-        named += bool(meme.image)
+    first: list[MemeBlock] = []
+    named = rows = 0
+    for block in blocks:
+        first.append(block)
+        named += sum(map(bool, block.texts("image")))
+        rows += len(block)
         # If most rows have no picture, many are read, but not all: they are held in memory.
-        if named == LOOKED_FOR or len(first) == _FIRST:
+        if named >= LOOKED_FOR or rows >= _FIRST:
             break
     return first
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """Rows of a split."""
+
+    where: CellRule[bool] | None
+    """True for rows of the split, if the file has rows of others."""
+    listed: set[str] | None
+    """Ids of the split, if these are listed."""
+    seen: set[str]
+    """Ids of the memes so far."""
 
 
 class CardReader:
@@ -46,7 +61,6 @@ class CardReader:
 
     Args:
         doubles: True to yield memes with duplicate ids too, which are refused otherwise.
-        pictures: Folder of the pictures in place of those that the card names.
         columns: Columns whose cells are collected beside the memes.
 
     Attributes:
@@ -60,14 +74,7 @@ class CardReader:
     """
 
     def __init__(
-        self,
-        card: DatasetCard,
-        data: Path,
-        split: str,
-        *,
-        doubles: bool = False,
-        pictures: Path | None = None,
-        columns: Collection[str] = (),
+        self, card: DatasetCard, data: Path, split: str, *, doubles: bool = False, columns: Collection[str] = ()
     ) -> None:
         self.card, self.data, self.split = card, data, card.split(split)
         self._columns, self.cells = tuple(columns), list[tuple[Any, ...]]()
@@ -91,10 +98,11 @@ class CardReader:
         self._unpacked = self._folder_of_bytes()
         if self._unpacked is not None:
             self.pictures = DatasetPictures(self._unpacked, self._unpacked, ("",))
-        elif pictures is not None:
-            self.pictures = DatasetPictures(pictures, pictures, ("",))
+        elif card.layout.pictures_at:
+            folder = Path(card.layout.pictures_at)
+            self.pictures = DatasetPictures(folder, folder, ("",))
         self._joins = JoinedFiles(card, data, self.split, beside=self.paths[0].parent, problems=self.problems)
-        self._rules = RowRules(card, self.split.name, self._joins.of)
+        self._rules = RowRules(card, self._joins.of)
 
     def with_pictures(self) -> Iterator[JudgedMeme]:
         """The memes; the folder of their pictures is located before the first one is yielded.
@@ -102,8 +110,8 @@ class CardReader:
         Raises:
             BadRequest: No row is usable, or a file can't be read.
         """
-        memes = iter(self)
-        first = first_memes(memes)
+        blocks = self.blocks()
+        first = first_blocks(blocks)
         self.find_picture_folder(first)
         if not first:
             why = "no row is of this split"
@@ -117,17 +125,18 @@ class CardReader:
                 f"of {self.card.title}: {why}.{source}",
                 reason="DATA_UNUSABLE",
             )
-        yield from chain(first, memes)
+        for block in chain(first, blocks):
+            yield from block.memes()
 
-    def find_picture_folder(self, first: Sequence[JudgedMeme]) -> None:
+    def find_picture_folder(self, first: Sequence[MemeBlock]) -> None:
         """Locates the folder of the pictures by the first memes. Raises BadRequest if several files match a name."""
         if self.card.fields.picture is None:
             return
-        named: Iterable[JudgedMeme] = first
+        named: Iterable[MemeBlock] = first
         # None of the first rows has a picture: read the file again to find the first rows that have one.
-        if len(first) == _FIRST and not any(meme.image for meme in first):
-            named = CardReader(self.card, self.data, self.split.name)
-        self.pictures.find_folder(meme.picture for meme in named)
+        if sum(map(len, first)) >= _FIRST and not any(any(block.texts("image")) for block in first):
+            named = CardReader(self.card, self.data, self.split.name).blocks()
+        self.pictures.find_folder(one for block in named for one in block.pictures())
 
     def digests(self) -> dict[str, str]:
         """SHA-256 of every file read, in hex, by its name below the directory; for a tree, of its file names."""
@@ -155,10 +164,10 @@ class CardReader:
         states = [[str(one.resolve()), one.stat().st_size, one.stat().st_mtime_ns] for one in self.paths]
         return Settings().home / "unpacked" / digest(states).removeprefix("sha256:")[:24]
 
-    def _records(self, path: Path) -> Iterator[Numbered]:
+    def _blocks(self, path: Path) -> Iterator[Block]:
         layout = self.card.layout
         if layout.kind is FileKind.TREE:
-            yield from tree_rows(path)
+            yield from as_blocks(tree_rows(path))
             return
         columns = self.card.columns() | self._joins.columns() | set(self._columns)
         # Column names with a placeholder are not known in advance: then every column is read.
@@ -172,67 +181,46 @@ class CardReader:
             records=layout.records,
             pictures=self._unpacked,
         )
-        for number, record in file:
-            if isinstance(record, dict):
-                # Dropped before any other code sees the row, so that no value of these columns gets into a message or a
-                # meme.
-                for name in never:
-                    record.pop(name, None)
-            yield number, record
+        for block in file.blocks():
+            # Dropped before any other code sees the rows, so that no value of these columns gets into a message or a
+            # meme.
+            yield replace(block, columns={name: cells for name, cells in block.columns.items() if name not in never})
 
     def __iter__(self) -> Iterator[JudgedMeme]:
+        for block in self.blocks():
+            yield from block.memes()
+
+    def blocks(self) -> Iterator[MemeBlock]:
+        """The memes by columns, many at once."""
         # Counters restart with each iteration.
         self.excluded.clear()
         self.cells.clear()
         self.rows = self.elsewhere = self.refused = 0
         seen = set[str]()
         listed = self._joins.ids()
-        where = self._where()
+        wanted = _Wanted(self._where(), listed, seen)
         unseen = self._field_columns()
         # Counted over all files of a language, which form one list of rows: `@row` may serve as an id or join key.
         counted: Counter[str] = Counter()
         for language, path in self._files:
-            name = path.relative_to(self.data).as_posix()
-            for number, record in self._records(path):
-                counted[language] += 1
-                self.rows += 1
-                id_ = ""
+            for block in self._blocks(path):
+                start = counted[language]
+                counted[language] += len(block.numbers)
+                self.rows += len(block.numbers)
+                if unseen and not block.fault:
+                    # Only fields whose columns have not been seen yet are still tracked.
+                    unseen = {name: columns for name, columns in unseen.items() if not columns & block.columns.keys()}
                 try:
-                    if isinstance(record, str):
-                        raise BadCell(record)
-                    if unseen:
-                        # Only fields whose columns have not been seen yet are still tracked.
-                        unseen = {name: columns for name, columns in unseen.items() if not columns & record.keys()}
-                    # Stored in the row itself, where expressions and joins find it like a column.
-                    record["@row"] = counted[language]
-                    if self.split.labels is not None:
-                        self._joins.add_labels(self.split.labels, record)
-                    # Checked before the id: rows of other splits may have invalid ids.
-                    if where is not None and not where(record):
-                        self.elsewhere += 1
-                        continue
-                    id_ = self._rules.id_of(record, language)
-                    if listed is not None and id_ not in listed:
-                        self.elsewhere += 1
-                        continue
-                    # Labels are read before duplicates are checked: a duplicate is refused only if it would have
-                    # counted.
-                    meme = self._rules.meme_of(record, id_, file=name, line=number)
-                    if meme is None:
-                        self.excluded.append(Problem(path.name, number, id_, "it has no label that is used"))
-                        continue
-                    # Records, predictions and leaks refer to memes by id, so duplicates could not be told apart.
-                    if id_ in seen and not self._doubles:
-                        raise BadCell(DOUBLED, self._rules.id_column)
-                except BadCell as bad:
-                    self.refused += 1
-                    self.problems.append(Problem(path.name, number, id_, str(bad)))
-                    continue
-                # Added after the row was accepted: a refused row leaves its id free for another.
-                seen.add(id_)
-                if self._columns:
-                    self.cells.append(tuple(record.get(name) for name in self._columns))
-                yield meme
+                    # Nearly all rows of large tables are without fault, and of a simple card.
+                    lines, ids, fields, golds = self._by_columns(block, language, start, wanted)
+                except (BadCell, KeyError):
+                    rows = self._by_rows(block, path, language, start=start, wanted=wanted)
+                    lines, ids, values, golds = zip(*rows, strict=True) if rows else ((), (), (), ())
+                    fields = tuple(zip(*values, strict=True))
+                if ids:
+                    name = path.relative_to(self.data).as_posix()
+                    named = dict(zip(self._rules.names, fields, strict=True))
+                    yield MemeBlock(self.split.name, name, lines=lines, ids=ids, fields=named, golds=golds)
         for language, path in self._files:
             self._joins.check_rows(counted[language], path)
         # Without rows there is nothing to report about columns.
@@ -253,6 +241,76 @@ class CardReader:
                     )
                 )
 
+    def _by_columns(
+        self, block: Block, language: str, start: int, wanted: _Wanted
+    ) -> tuple[Sequence[int], Sequence[str], Sequence[Sequence[str]], Sequence[RowGold]]:
+        """Lines, ids, fields and gold of the memes in a block, each as a column.
+
+        Raises:
+            BadCell: The block has to be read row by row; nothing has been counted.
+            KeyError: A column is missing.
+        """
+        if block.fault or language or self.split.labels is not None:
+            raise BadCell(block.fault or "its values are of several files")
+        lines, columns = block.numbers, dict(block.columns)
+        columns["@row"] = range(start + 1, start + 1 + len(lines))
+        here = wanted.where.of(columns, len(lines)) if wanted.where is not None else []
+        if not all(here):
+            lines, columns = list(compress(lines, here)), _compressed(columns, here)
+        ids = self._rules.ids_of(columns) if lines else []
+        if wanted.listed is not None and not wanted.listed.issuperset(ids):
+            here = [id_ in wanted.listed for id_ in ids]
+            lines, columns, ids = list(compress(lines, here)), _compressed(columns, here), list(compress(ids, here))
+        if not self._doubles and (len(set(ids)) < len(ids) or not wanted.seen.isdisjoint(ids)):
+            raise BadCell(DOUBLED, self._rules.id_column)
+        fields, golds = self._rules.columns_of(columns, len(ids)) if ids else ((), [])
+        self.elsewhere += len(block.numbers) - len(ids)
+        wanted.seen.update(ids)
+        if self._columns:
+            self.cells += zip(*(columns.get(name, (None,) * len(ids)) for name in self._columns), strict=True)
+        return lines, ids, fields, golds
+
+    def _by_rows(
+        self, block: Block, path: Path, language: str, *, start: int, wanted: _Wanted
+    ) -> list[tuple[int, str, tuple[str, ...], RowGold]]:
+        """Line, id, fields and gold of each meme in a block; other rows are counted and noted."""
+        found = []
+        for row, (number, record) in enumerate(block, start + 1):
+            id_ = ""
+            try:
+                if isinstance(record, str):
+                    raise BadCell(record)
+                # Stored in the row itself, where expressions and joins find it like a column.
+                record["@row"] = row
+                if self.split.labels is not None:
+                    self._joins.add_labels(self.split.labels, record)
+                # Checked before the id: rows of other splits may have invalid ids.
+                if wanted.where is not None and not wanted.where.rule(record):
+                    self.elsewhere += 1
+                    continue
+                id_ = self._rules.id_of(record, language)
+                if wanted.listed is not None and id_ not in wanted.listed:
+                    self.elsewhere += 1
+                    continue
+                # Labels are read before duplicates are checked: a duplicate is refused only if it would have counted.
+                values = self._rules.row_of(record)
+                if values is None:
+                    self.excluded.append(Problem(path.name, number, id_, "it has no label that is used"))
+                    continue
+                # Records, predictions and leaks refer to memes by id, so duplicates could not be told apart.
+                if id_ in wanted.seen and not self._doubles:
+                    raise BadCell(DOUBLED, self._rules.id_column)
+            except BadCell as bad:
+                self.refused += 1
+                self.problems.append(Problem(path.name, number, id_, str(bad)))
+                continue
+            # Added after the row was accepted: a refused row leaves its id free for another.
+            wanted.seen.add(id_)
+            if self._columns:
+                self.cells.append(tuple(record.get(name) for name in self._columns))
+            found.append((number, id_, *values))
+        return found
+
     def _field_columns(self) -> dict[str, set[str]]:
         """Columns that each field is computed from; fields without columns or with joined columns are left out."""
         found: dict[str, set[str]] = {}
@@ -264,7 +322,7 @@ class CardReader:
                 found[name] = columns
         return found
 
-    def _where(self) -> Callable[[Record], bool] | None:
+    def _where(self) -> CellRule[bool] | None:
         """Returns a predicate that is true for rows of this split; a row that belongs to no split is refused."""
         if not self.split.where:
             return None
@@ -287,4 +345,8 @@ class CardReader:
                     return False
             return True
 
-        return is_here
+        return CellRule(tuple(wanted), is_here)
+
+
+def _compressed(columns: Columns, here: Sequence[bool]) -> dict[str, Sequence[Any]]:
+    return {name: list(compress(cells, here)) for name, cells in columns.items()}

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import chain
+from itertools import chain, repeat
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from court.digests import sha256_of
 from court.errors import BadPicture, BadRequest, CourtError
 from court.ports import PictureReader
 from eval.datasets.card import CardSplit, DatasetCard
-from eval.datasets.card_split import CardReader, first_memes
-from eval.datasets.items import JudgedMeme
+from eval.datasets.card_columns import MemeBlock
+from eval.datasets.card_split import CardReader, first_blocks
 from eval.datasets.known import is_own
 from eval.datasets.recognise import mistaken_for, recognised
 from retrieval.library.picture_finder import DatasetPictures
 from retrieval.library.sources import Problem
-from retrieval.text import text_key
+from retrieval.text import text_keys
 
 _AT_ONCE = 4
 """Maximum number of pictures decoded concurrently: the number of the reader's processes."""
@@ -63,8 +62,7 @@ class DatasetFault:
     """Positions of the fault: lines of files, or ids that belong together."""
 
 
-@dataclass(slots=True)
-class FoundMeme:
+class FoundMeme(NamedTuple):
     """A meme as it is compared with the others."""
 
     split: str
@@ -72,12 +70,10 @@ class FoundMeme:
     id: str
     label: str
     """Labels of the task on which conflicts are reported; empty if there are none."""
-    text: bytes | None
-    """Digest of its text but for case and spacing, as texts may be long; None without a text."""
+    text: int | None
+    """Hash of its text but for case and spacing, as texts may be long; None without a text."""
     path: Path | None
     """File of its picture; None if missing."""
-    picture: str | None = None
-    """Digest by which its picture is compared; None until it is known."""
 
     @property
     def name(self) -> str:
@@ -149,15 +145,15 @@ async def check(
     found: list[FoundMeme] = []
     # Includes splits that are missing on disk: a missing file is a finding.
     splits = [_split(card, data, split, found=found, findings=findings) for split in card.splits]
-    # Comes first: it computes the digests by which equal pictures and conflicting labels are found.
-    await _pictures(found, reader, findings, progress)
-    findings += _twice(_sharing(found, lambda one: one.id), DatasetFaultKind.ID_TWICE, "an id")
+    # Comes first: by the digests, equal pictures and conflicting labels are found.
+    digests = await _pictures(found, reader, findings, progress)
+    findings += _twice(_sharing(found, [one.id for one in found]), DatasetFaultKind.ID_TWICE, "an id")
     findings += _twice(
-        _sharing(found, lambda one: one.text), DatasetFaultKind.TEXT_TWICE, "a text (but for case and spacing)"
+        _sharing(found, [one.text for one in found]), DatasetFaultKind.TEXT_TWICE, "a text (but for case and spacing)"
     )
     same = "a picture, by its pixels," if reader else "a picture, by its bytes,"
-    findings += _twice(_sharing(found, lambda one: one.picture), DatasetFaultKind.PICTURE_TWICE, same)
-    findings += _conflicts(found)
+    findings += _twice(_sharing(found, digests), DatasetFaultKind.PICTURE_TWICE, same)
+    findings += _conflicts(found, digests)
     return DatasetCheck(
         dataset=card.id,
         splits=tuple(splits),
@@ -201,18 +197,23 @@ def _split(
     try:
         # Keeps duplicates, which are among the faults searched for; a run would refuse them.
         reader = CardReader(card, data, split.name, doubles=True)
-        memes = iter(reader)
-        first = first_memes(memes)
+        blocks = reader.blocks()
+        first = first_blocks(blocks)
         pictures = _PictureSearch(reader, first)
-        for meme in chain(first, memes):
-            number += 1
-            for task_id, labels in meme.tasks.items():
-                counts[task_id].update(labels)
-            key = text_key(meme.text)
-            text = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=16).digest() if key else None
-            label = ", ".join(meme.tasks.get(task.id, ()))
-            path = pictures.find(meme)
-            found.append(FoundMeme(split.name, meme.line, meme.id, label=label, text=text, path=path))
+        for block in chain(first, blocks):
+            number += len(block)
+            # Rows with equal labels share them.
+            golds = Counter(block.golds)
+            labels = {gold: ", ".join(gold.tasks.get(task.id, ())) for gold in golds}
+            for gold, count in golds.items():
+                for task_id, ours in gold.tasks.items():
+                    for label in ours:
+                        counts[task_id][label] += count
+            texts, paths = text_keys(block.texts("text")), pictures.find_all(block)
+            # Hashes in place of the texts, which may be long.
+            keys = [hash(text) if text else None for text in texts]
+            rows = (repeat(split.name), block.lines, block.ids, map(labels.__getitem__, block.golds), keys, paths)
+            found += map(FoundMeme._make, zip(*rows, strict=False))
     except BadRequest as error:
         # A missing file is a finding; any other error stops the check.
         if error.reason != "DATA_MISSING":
@@ -220,8 +221,7 @@ def _split(
         findings.append(DatasetFault(DatasetFaultKind.FILE_MISSING, split.name, error.message))
         return SplitCheck(split.name)
     _problems(split.name, reader.problems, findings)
-    unpictured = [one.name for one in found if one.split == split.name and one.path is None]
-    findings += pictures.faults(number, unpictured)
+    findings += pictures.faults(found[len(found) - number :])
     # In the task's order, without labels that no row has.
     ordered = {
         known.id: {label: counts[known.id][label] for label in known.labels if label in counts[known.id]}
@@ -255,7 +255,7 @@ class _PictureSearch:
         first: Its first memes.
     """
 
-    def __init__(self, reader: CardReader, first: Sequence[JudgedMeme]) -> None:
+    def __init__(self, reader: CardReader, first: Sequence[MemeBlock]) -> None:
         self._split, self._source_url = reader.split.name, reader.card.source_url
         # If the card has no pictures, none can be missing.
         self._pictures = reader.pictures if reader.card.fields.picture is not None else None
@@ -264,12 +264,14 @@ class _PictureSearch:
         if self._pictures is not None:
             self._in_doubt(lambda _: reader.find_picture_folder(first))
 
-    def find(self, meme: JudgedMeme) -> Path | None:
-        """The file of a meme's picture; None if missing."""
-        path = self._in_doubt(lambda pictures: pictures.find(*meme.picture))
+    def find_all(self, block: MemeBlock) -> list[Path | None]:
+        """The files of the pictures of some memes; None for those that are missing."""
+        if self._pictures is None:
+            return [None] * len(block)
+        paths = [self._in_doubt(lambda pictures: pictures.find(*one)) for one in block.pictures()]  # noqa: B023
         # Only counted: a million paths would stay in memory.
-        self.found += path is not None
-        return path
+        self.found += len(paths) - paths.count(None)
+        return paths
 
     def _in_doubt(self, search: Callable[[DatasetPictures], T]) -> T | None:
         if self._pictures is None:
@@ -281,12 +283,8 @@ class _PictureSearch:
             self._doubt, self._pictures = error.message, None
             return None
 
-    def faults(self, memes: int, without: Sequence[str]) -> list[DatasetFault]:
-        """Lists the faults of the pictures of all memes.
-
-        Args:
-            without: Names of the memes without a picture.
-        """
+    def faults(self, memes: Sequence[FoundMeme]) -> list[DatasetFault]:
+        """Lists the faults of the pictures of all memes of the split."""
         # If the folder is ambiguous, it is unknown which pictures exist.
         if self._doubt:
             what = f"{self._doubt} The pictures of later rows were not looked for."
@@ -297,12 +295,12 @@ class _PictureSearch:
         # All missing is a different fault than some missing: the pictures were never unpacked, or are elsewhere.
         if memes and not self.found:
             what = (
-                f"none of {memes:,} pictures is there (looked for in the folders of the data set and three levels "
+                f"none of {len(memes):,} pictures is there (looked for in the folders of the data set and three levels "
                 f"deep below the directory){f'; they are had from {self._source_url}' if self._source_url else ''}"
             )
-            return [DatasetFault(kind, self._split, what, memes)]
-        if self.found < memes:
-            missing = tuple(without)
+            return [DatasetFault(kind, self._split, what, len(memes))]
+        if self.found < len(memes):
+            missing = tuple(one.name for one in memes if one.path is None)
             what = "pictures named in the file are not in the folder of the others"
             return [DatasetFault(kind=kind, split=self._split, what=what, count=len(missing), where=missing)]
         return []
@@ -355,24 +353,25 @@ def _in_words(classes: Mapping[str, int]) -> str:
 
 async def _pictures(
     found: list[FoundMeme], reader: PictureReader | None, findings: list[DatasetFault], progress: Progress
-) -> None:
-    """Computes the digest by which each picture is compared; reports pictures that can't be read."""
+) -> list[str | None]:
+    """Computes the digest by which each picture is compared, None if unknown; reports pictures that can't be read."""
+    digests: list[str | None] = [None] * len(found)
     if reader is None:
-        await asyncio.to_thread(_equal_digests, found)
-        return
+        await asyncio.to_thread(_equal_digests, found, digests)
+        return digests
     # More tasks than reader processes would only hold more files in memory.
     gate, done = asyncio.Semaphore(_AT_ONCE), 0
-    pictured = [(one, one.path) for one in found if one.path is not None]
+    pictured = [(place, one, one.path) for place, one in enumerate(found) if one.path is not None]
     refused: list[tuple[FoundMeme, str]] = []
 
-    async def decode(one: FoundMeme, path: Path) -> None:
+    async def decode(place: int, one: FoundMeme, path: Path) -> None:
         nonlocal done
         async with gate:
             try:
                 # In a thread, since reading a file blocks the event loop.
                 data = await asyncio.to_thread(path.read_bytes)
                 picture = await reader.read(data)
-                one.picture = picture.pixels_sha256
+                digests[place] = picture.pixels_sha256
                 # An incomplete picture is judged all the same, so its digest counts, and the fault is reported too.
                 if picture.incomplete:
                     refused.append((one, "the file was cut short; what there is of it is judged"))
@@ -387,8 +386,8 @@ async def _pictures(
         # In pages, as a task for each of a million pictures would take more memory than the memes.
         for start in range(0, len(pictured), _PAGE):
             async with asyncio.TaskGroup() as group:
-                for one, path in pictured[start : start + _PAGE]:
-                    group.create_task(decode(one, path))
+                for each in pictured[start : start + _PAGE]:
+                    group.create_task(decode(*each))
     except ExceptionGroup as errors:  # failures unrelated to the pictures: no process, no time
         raise next((e for e in errors.exceptions if isinstance(e, CourtError)), errors.exceptions[0]) from None
     for (split, reason), group_ in _grouped(refused, lambda pair: (pair[0].split, pair[1])).items():
@@ -399,20 +398,30 @@ async def _pictures(
                 kind=DatasetFaultKind.PICTURE_UNREADABLE, split=split, what=reason, count=len(where), where=where
             )
         )
+    return digests
 
 
-def _equal_digests(found: list[FoundMeme]) -> None:
+def _equal_digests(found: list[FoundMeme], digests: list[str | None]) -> None:
     """Hashes the pictures that share a file size with another: only those can be identical."""
     # Sizes are known without reading the files, and most are unique.
-    pictured = [(one, one.path) for one in found if one.path is not None]
+    pictured = [(place, one.path) for place, one in enumerate(found) if one.path is not None]
     for _, alike in _grouped(pictured, lambda pair: pair[1].stat().st_size).items():
-        for one, path in alike if len(alike) > 1 else ():
-            one.picture = sha256_of(path)
+        for place, path in alike if len(alike) > 1 else ():
+            digests[place] = sha256_of(path)
 
 
-def _sharing(found: Iterable[FoundMeme], key: Callable[[FoundMeme], Hashable | None]) -> list[list[FoundMeme]]:
+def _sharing(found: Sequence[FoundMeme], values: Sequence[Hashable | None]) -> list[list[FoundMeme]]:
     """Groups of memes that share a value, in order of their first memes; memes with None are in none."""
-    return [group for value, group in _grouped(found, key).items() if value is not None and len(group) > 1]
+    # Counted first, as nearly all values are those of one meme.
+    times = Counter(values)
+    times.pop(None, None)
+    if len(times) == sum(times.values()):
+        return []
+    groups: defaultdict[Hashable, list[FoundMeme]] = defaultdict(list)
+    for one, value in zip(found, values, strict=True):
+        if times[value] > 1:
+            groups[value].append(one)
+    return list(groups.values())
 
 
 def _twice(groups: Iterable[Sequence[FoundMeme]], kind: DatasetFaultKind, what: str) -> list[DatasetFault]:
@@ -441,12 +450,13 @@ def _labels_differ(group: Sequence[FoundMeme]) -> bool:
     return len({one.label for one in group if one.label}) > 1
 
 
-def _conflicts(found: list[FoundMeme]) -> list[DatasetFault]:
+def _conflicts(found: list[FoundMeme], digests: Sequence[str | None]) -> list[DatasetFault]:
     """Reports memes with equal picture and text but different labels: one of the labels must be wrong.
 
     The same text on another picture is no conflict: FHM contains such pairs on purpose.
     """
-    same = _sharing(found, lambda one: None if one.picture is None else (one.picture, one.text))
+    whole = [picture and (picture, one.text) for one, picture in zip(found, digests, strict=True)]
+    same = _sharing(found, whole)
     differ = (group for group in same if _labels_differ(group))
     return [
         DatasetFault(

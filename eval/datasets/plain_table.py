@@ -42,6 +42,8 @@ class TableOptions:
     """Labels that are harmful; all others are benign."""
     two_sided: bool = True
     """True if each label has to be harmful or benign; a description takes any labels, and several of a meme."""
+    pictures: Path | None = None
+    """Folder of the pictures; None for that of the table, and those below it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,11 @@ def read_plain_table(path: Path, options: TableOptions = TableOptions()) -> Plai
             "format": FORMAT,
             "id": f"table-{id_}",
             "title": path.name,
-            "layout": {"kind": found.kind, "pictures": [""]},
+            "layout": {
+                "kind": found.kind,
+                "pictures": [""],
+                "pictures_at": str(options.pictures.resolve()) if options.pictures else "",
+            },
             "fields": fields,
             "splits": _splits(path, found.columns, columns["split"]),
             "tasks": [task],
@@ -119,6 +125,8 @@ def read_plain_table(path: Path, options: TableOptions = TableOptions()) -> Plai
         path.name,
     )
     read = ", ".join(f"{name} from {column}" for name, column in columns.items() if column)
+    if delimiter := found.delimiter:
+        read += f"; cells are parted by {delimiter}"
     words = (
         f"{side} = {counted({label: counts[label] for label in labels})}"
         for side, labels in (("harmful", harmful), ("benign", benign))
@@ -128,7 +136,7 @@ def read_plain_table(path: Path, options: TableOptions = TableOptions()) -> Plai
     return PlainTable(card, path.parent, (f"{path.name}: {read}.", *([sided] if sides else []), *notes))
 
 
-def table_options(columns: Sequence[str], harmful: str) -> TableOptions:
+def table_options(columns: Sequence[str], harmful: str, pictures: Path | None = None) -> TableOptions:
     """Options as they are given on the command line: ``NAME=COLUMN`` each, and labels separated by commas.
 
     Raises:
@@ -142,7 +150,10 @@ def table_options(columns: Sequence[str], harmful: str) -> TableOptions:
             field="column",
         )
     named = {name.strip(): column.strip() for name, column in pairs}
-    return TableOptions(named, tuple(word for word in map(str.strip, harmful.split(",")) if word))
+    if pictures is not None and not pictures.is_dir():
+        raise BadRequest(f"{pictures} is no folder of pictures.", reason="DATA_MISSING", field="pictures")
+    labels = tuple(word for word in map(str.strip, harmful.split(",")) if word)
+    return TableOptions(named, labels, pictures=pictures)
 
 
 def _columns(path: Path, found: TableColumns, named: Mapping[str, str]) -> dict[str, str]:

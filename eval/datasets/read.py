@@ -76,14 +76,12 @@ def read_split(
     *,
     task: str = "",
     choose: Choose = tuple,
-    pictures: Path | None = None,
 ) -> SplitRead:
     """Reads the memes of a split that have a gold label of a task.
 
     Args:
         task: Id of the task; empty for the one that trials are scored on.
         choose: Selects memes while they are streamed; only selected ones are kept in memory.
-        pictures: Folder of the pictures in place of those that the card names.
 
     Raises:
         BadRequest: There is no such split or task, its files are missing or belong to another data set, or no meme has
@@ -91,7 +89,7 @@ def read_split(
     """
     task_id = card.task(task).id if task else court_task_of(card).id
     refuse_others(card, data, split)
-    reader = CardReader(card, data, split, pictures=pictures)
+    reader = CardReader(card, data, split)
     # Collected while streaming: the memes are gone when the selection is made.
     unlabelled: list[Problem] = []
     labels: dict[str, Counter[str]] = {one.id: Counter() for one in card.all_tasks()}
@@ -169,23 +167,20 @@ def train_splits(card: DatasetCard) -> tuple[CardSplit, ...]:
     return found
 
 
-def source_of(
-    card: DatasetCard, data: Path, split: str, *, examples_of: str = "", pictures: Path | None = None
-) -> Source:
+def source_of(card: DatasetCard, data: Path, split: str, *, examples_of: str = "") -> Source:
     """A split as a source for a library, with pictures. Raises BadRequest like :func:`read_split`.
 
     Args:
         examples_of: Task whose labelled examples form the library. The labels stay in the data set: a library knows
             only harm, which the task may say nothing about. :func:`require_examples` keeps trials from using it.
-        pictures: Folder of the pictures in place of those that the card names.
     """
     # Reads the files without keeping memes, so that errors appear before a library is built; rows are read on use.
-    read = read_split(card, data, split, task=examples_of, choose=keep_none, pictures=pictures)
+    read = read_split(card, data, split, task=examples_of, choose=keep_none)
     name = f"{card.id} {split}" + f", {EXAMPLES} {examples_of}" * bool(examples_of)
 
     def rows() -> Rows:
         # Read again, so that no rows stay in memory between naming a source and building from it.
-        again = read_split(card, data, split, task=examples_of, pictures=pictures)
+        again = read_split(card, data, split, task=examples_of)
         good = [row_of(meme) for meme in again.memes]
         if examples_of:
             bare = [replace(row, label=Label.NOT_HARMFUL, source_label="", categories=()) for row in good]
@@ -196,7 +191,7 @@ def source_of(
         path=data / next(iter(read.files)),
         name=name,
         # Names that exist nowhere are missing pictures, and not memes without one.
-        pictures=read.pictures or (data if read.named else None),
+        pictures=read.pictures or (Path(card.layout.pictures_at or data) if read.named else None),
         format=SourceFormat.CARD,
         rows=rows,
         files=tuple(data / file for file in read.files if (data / file).is_file()),
@@ -244,7 +239,7 @@ def named_source(
         BadRequest: The data set, the card with this name, or the table can't be read.
     """
     if not dataset:
-        return _source_of_table(read_plain_table(data, table_options(columns, harmful)), split, pictures)
+        return _source_of_table(read_plain_table(data, table_options(columns, harmful, pictures)), split)
     try:
         found = find_card(dataset)
     except BadRequest as error:
@@ -255,14 +250,14 @@ def named_source(
     return source_of(found, data, split or SplitRole.TRAIN)
 
 
-def _source_of_table(table: PlainTable, split: str, pictures: Path | None) -> Source:
+def _source_of_table(table: PlainTable, split: str) -> Source:
     names, notes = [one.name for one in table.card.splits], table.notes
     chosen = split or next((one.name for one in table.card.of_role(SplitRole.TRAIN)), names[0])
     if table.is_divided:
         notes = (*notes, f"Precedents are made of the split {chosen}, of {', '.join(names)}; --split names another.")
     else:
         chosen = names[0]  # a name that the user gives to all rows
-    source = source_of(table.card, table.data, chosen, pictures=pictures)
+    source = source_of(table.card, table.data, chosen)
     return replace(source, name=Path(table.card.title).stem, notes=(*notes, *source.notes))
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import csv
 import json
-import operator
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
+from itertools import compress, groupby, islice, repeat
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -15,10 +16,16 @@ from court.errors import BadRequest
 from eval.datasets.card import FileKind
 from eval.datasets.json_lines import parse_object
 from retrieval.library.picture_finder import PICTURE_ENDINGS, leads_out
-from retrieval.library.tables import csv_rows, read_text
+from retrieval.library.tables import csv_blocks, header_of, read_text
 
 Numbered = tuple[int, dict[str, Any] | str]
 """Number of a row, counted from 1, and the row, or a description of its fault. In text formats, the line it ends on."""
+Cells = tuple[Sequence[int], Sequence[tuple[str, ...]] | str]
+"""Lines of a table that are of one length, by columns; or lines and their fault."""
+_BLANK = " ,;\t\r\n"
+"""Characters of a line without cells: spreadsheets fill blank lines with delimiters."""
+_SMALL = 1 << 25
+"""Maximum bytes of a table whose cells are kept in memory, where they take about eight times as much."""
 _PEEKED = 1 << 16
 """Bytes inspected to detect encoding and line ends."""
 _BATCH = 2048
@@ -33,6 +40,25 @@ _ENDINGS = {
     ".parquet": FileKind.PARQUET,
     ".arrow": FileKind.ARROW,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Consecutive rows of a file with the same columns."""
+
+    numbers: Sequence[int]
+    """Numbers of the rows, as in :data:`Numbered`."""
+    columns: Mapping[str, Sequence[Any]]
+    """Cells by column."""
+    fault: str = ""
+    """Fault of each of the rows, which then have no cells."""
+
+    def __iter__(self) -> Iterator[Numbered]:
+        names = tuple(self.columns)
+        # Rows of a file whose columns are not read have no cells.
+        rows = zip(*self.columns.values(), strict=True) if names else repeat(())
+        for number, cells in zip(self.numbers, rows, strict=False):
+            yield number, self.fault or dict(zip(names, cells, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,21 +77,25 @@ class RecordFile:
     """Folder that pictures which are bytes in the file are written to; None to leave them in it."""
 
     def __iter__(self) -> Iterator[Numbered]:
-        """Reads the rows. Raises BadRequest if the file as a whole can't be read."""
+        """Reads the rows one by one. Raises BadRequest if the file as a whole can't be read."""
+        for block in self.blocks():
+            yield from block
+
+    def blocks(self) -> Iterator[Block]:
+        """Reads many rows at once, as columns. Raises BadRequest if the file as a whole can't be read."""
         match self.kind:
             case FileKind.JSONL:
-                rows = _json_lines(self.path)
+                return as_blocks(_json_lines(self.path))
             case FileKind.JSON:
-                rows = _json_list(self.path, self.records)
+                return as_blocks(_json_list(self.path, self.records))
             case FileKind.JSON_MAP:
-                rows = _json_map(self.path, self.records)
+                return as_blocks(_json_map(self.path, self.records))
             case FileKind.CSV | FileKind.TSV:
                 return _table(self)
             case FileKind.PARQUET | FileKind.ARROW:
-                rows = _column_store(self.path, self.kind, self.columns, self.pictures)
+                return _column_store(self.path, self.kind, self.columns, self.pictures)
             case FileKind.TREE:
                 raise ValueError(f"{self.kind} is no kind of a single file")
-        return rows
 
 
 def row_count(path: Path, kind: FileKind) -> int:
@@ -75,7 +105,7 @@ def row_count(path: Path, kind: FileKind) -> int:
         with path.open("rb") as lines:
             return sum(not line.isspace() for line in lines)
     # Without columns, as a count needs none: Parquet then reads next to nothing.
-    return sum(1 for _ in RecordFile(path, kind, frozenset()))
+    return sum(len(block.numbers) for block in RecordFile(path, kind, frozenset()).blocks())
 
 
 def kind_of(path: Path) -> FileKind | None:
@@ -164,40 +194,92 @@ def _json_map(path: Path, records: str) -> Iterator[Numbered]:
         yield number, {**row, "@key": key} if isinstance(row, dict) else "it is no JSON object"
 
 
-def _table(file: RecordFile) -> Iterator[Numbered]:
+def as_blocks(rows: Iterable[Numbered]) -> Iterator[Block]:
+    """Collects rows that follow each other and have the same keys."""
+    for keys, group in groupby(rows, lambda row: row[1] if isinstance(row[1], str) else tuple(row[1])):
+        while part := list(islice(group, _BATCH)):
+            numbers = [number for number, _ in part]
+            if isinstance(keys, str):
+                yield Block(numbers, {}, keys)
+            else:
+                cells = zip(*(row.values() for _, row in part if isinstance(row, dict)), strict=True)
+                yield Block(numbers, dict(zip(keys, cells, strict=True)))
+
+
+_kept: ContextVar[dict[Path, list[Cells]] | None] = ContextVar("_kept", default=None)
+
+
+@contextmanager
+def keep_tables() -> Iterator[None]:
+    """Keeps the cells of small tables, for work that reads them several times: as text, they are parsed slowly."""
+    token = _kept.set({})
+    try:
+        yield
+    finally:
+        _kept.reset(token)
+
+
+def _cells(file: RecordFile) -> Iterator[Cells]:
+    tables = _kept.get()
+    if tables is not None and file.path in tables:
+        yield from tables[file.path]
+        return
     # Line ends are preserved: one within quotes belongs to the cell.
     with _opened(file.path, newline="") as lines:
+        delimiter = "\t" if file.kind is FileKind.TSV else "," if file.header else delimiter_of(file.path)
         # Strict: faulty quotes must be reported rather than guessed at.
-        reader = csv.reader(lines, delimiter="\t" if file.kind is FileKind.TSV else ",", strict=True)
-        header = [name.strip() for name in file.header]
-        names, pick = _picker(_places(file, header) if header else [])
-        for number, cells in csv_rows(reader):
-            if isinstance(cells, str):
-                yield number, cells
-                continue
-            # Cheap check first: only rows that are short, long or begin with an empty cell are inspected further.
-            if not cells or len(cells) != len(header) or not cells[0].strip():
-                # Blank lines are no rows; spreadsheets fill them with commas.
-                if not any(cell.strip() for cell in cells):
-                    continue
-                # The header is the first line that is not blank.
-                if not header:
-                    header = [name.strip() for name in cells]
-                    names, pick = _picker(_places(file, header))
-                    continue
-                if len(cells) != len(header):
-                    yield number, f"the line has {len(cells)} cells and not {len(header)}"
-                    continue
-            yield number, dict(zip(names, pick(cells), strict=True))
+        cells = _by_length(csv_blocks(csv.reader(lines, delimiter=delimiter, strict=True)))
+        if tables is not None and file.path.stat().st_size <= _SMALL:
+            tables[file.path] = list(cells)
+            cells = iter(tables[file.path])
+        yield from cells
 
 
-def _picker(places: Sequence[tuple[str, int]]) -> tuple[tuple[str, ...], Callable[[list[str]], Sequence[str]]]:
-    """Names of the columns, and a function that extracts their cells from a row."""
-    names = tuple(name for name, _ in places)
-    # itemgetter returns a tuple only for two or more indices.
-    if len(places) > 1:
-        return names, operator.itemgetter(*(place for _, place in places))
-    return names, lambda cells: [cells[place] for _, place in places]
+def _by_length(blocks: Iterable[tuple[Sequence[int], list[list[str]] | str]]) -> Iterator[Cells]:
+    for numbers, rows in blocks:
+        if isinstance(rows, str):
+            yield numbers, rows
+            continue
+        columns = list(zip(*rows, strict=True)) if len(set(map(len, rows))) == 1 else []
+        if columns and all(map(str.strip, columns[0])):
+            yield numbers, columns
+            continue
+        # Blank lines are no rows; spreadsheets fill them with commas.
+        full = [any(map(str.strip, cells)) for cells in rows]
+        numbers, rows = list(compress(numbers, full)), list(compress(rows, full))
+        for _, group in groupby(zip(numbers, rows, strict=True), lambda row: len(row[1])):
+            some, cells = zip(*group, strict=True)
+            yield some, list(zip(*cells, strict=True))
+
+
+def delimiter_of(path: Path) -> str:
+    """Delimiter of a file that is called CSV. Raises BadRequest if it can't be read."""
+    with _opened(path, newline="") as lines:
+        return delimiter_in(next((line for line in lines if line.strip(_BLANK)), ""))
+
+
+def delimiter_in(header: str) -> str:
+    """Delimiter of a table that is called CSV: in locales with decimal commas, spreadsheets write semicolons."""
+    header = header.lstrip(_BLANK)
+    return ";" if len(header_of(header, ";")) > len(header_of(header, ",")) else ","
+
+
+def _table(file: RecordFile) -> Iterator[Block]:
+    header = [name.strip() for name in file.header]
+    places = _places(file, header) if header else []
+    for numbers, columns in _cells(file):
+        if isinstance(columns, str):
+            yield Block(numbers, {}, columns)
+            continue
+        # The header is the first line that is not blank.
+        if not header:
+            header = [column[0].strip() for column in columns]
+            places = _places(file, header)
+            numbers, columns = numbers[1:], [column[1:] for column in columns]
+        if len(columns) != len(header):
+            yield Block(numbers, {}, f"the line has {len(columns)} cells and not {len(header)}")
+        elif numbers:
+            yield Block(numbers, {name: columns[place] for name, place in places})
 
 
 def _places(file: RecordFile, header: Sequence[str]) -> list[tuple[str, int]]:
@@ -225,7 +307,7 @@ def _places(file: RecordFile, header: Sequence[str]) -> list[tuple[str, int]]:
     if file.columns and not found:
         raise BadRequest(
             f"{file.path.name} has none of the columns {', '.join(sorted(file.columns))} when its cells are parted by "
-            f"{'tabs' if file.kind is FileKind.TSV else 'commas'}.",
+            f"{'tabs' if file.kind is FileKind.TSV else 'commas or semicolons'}.",
             reason="SOURCE_UNREADABLE",
         )
     return found
@@ -320,7 +402,7 @@ def _readable(path: Path, kind: FileKind, after: Callable[[], int] = lambda: 0) 
 
 def _column_store(
     path: Path, kind: FileKind, columns: Collection[str] | None, pictures: Path | None
-) -> Iterator[Numbered]:
+) -> Iterator[Block]:
     number = 0
     batches: Iterator[Any]
     written = _WrittenPictures(path, pictures)
@@ -340,11 +422,13 @@ def _column_store(
             pictured = [name for name in picture_names if name in batch.schema.names]
             # Record batches may be of any size; rows are converted to Python objects in slices.
             for start in range(0, batch.num_rows, _BATCH):
-                for row in batch.slice(start, _BATCH).to_pylist():
-                    number += 1
-                    for name in pictured:
-                        row[name] = written.name_of(number, row[name])
-                    yield number, row
+                part = batch.slice(start, _BATCH)
+                cells = part.to_pydict()
+                first, number = number + 1, number + part.num_rows
+                numbers = range(first, number + 1)
+                for name in pictured:
+                    cells[name] = list(map(written.name_of, numbers, cells[name]))
+                yield Block(numbers, cells)
     written.finish()
 
 

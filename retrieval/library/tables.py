@@ -5,9 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
+from itertools import islice, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
 
 DELIMITERS = (",", ";", "\t")
 """Cell delimiters; spreadsheets write semicolons in locales where the comma is the decimal separator."""
+_VISIBLE, _LINE_END = re.compile(r"\S"), re.compile(r"[\r\n]")
+_BLOCK = 1024
+"""Rows that are read at once."""
 _MOST_LINES = 100
 """Maximum lines in a cell; more means that an unclosed quote has swallowed rows."""
 # The default limit of 128 Ki characters would end a record in the middle of a cell and read the rest as rows. The whole
@@ -105,27 +110,50 @@ def csv_records(content: str, delimiter: str) -> Iterator[Record]:
 
 
 def csv_rows(reader: CsvReader) -> Iterator[tuple[int, list[str] | str]]:
-    """Cells of each row, with the line on which it ends, or the fault of a line.
+    """Cells of each row, with the line on which it ends, or the fault of a line."""
+    for lines, rows in csv_blocks(reader):
+        yield from zip(lines, repeat(rows) if isinstance(rows, str) else rows, strict=False)
+
+
+def csv_blocks(reader: CsvReader) -> Iterator[tuple[Sequence[int], list[list[str]] | str]]:
+    """Cells of many rows at once, with the lines on which these end, or lines and their fault.
 
     An unreadable row yields a fault for each of its lines: an unclosed quote swallows rows, and they must be counted.
     """
-    first = 1
+    done = 0
     while True:
-        fault, cells = "", list[str]()
+        rows, fault = list[list[str]](), ""
         try:
-            cells = next(reader)
-        except StopIteration:
-            return
+            # Not in one call, which need not keep the rows before an error.
+            for cells in islice(reader, _BLOCK):
+                rows.append(cells)
         # The reader continues after an error, so that a bad quote doesn't cost the rest of the file.
         except csv.Error:
             fault = "the line is no CSV"
-        if reader.line_num - first >= (1 if fault else _MOST_LINES):
-            fault = f"a quote that opens in line {first} swallows the line"
+        if not rows and not fault:
+            return
+        # Nearly always a line is a row; else the line ends within its cells are counted.
+        if not fault and reader.line_num - done == len(rows):
+            yield range(done + 1, reader.line_num + 1), rows
+            done = reader.line_num
+            continue
+        lines, good = list[int](), list[list[str]]()
+        for cells in rows:
+            first = done + 1
+            done = first + sum(cell.count("\n") + cell.count("\r") - cell.count("\r\n") for cell in cells)
+            if done - first < _MOST_LINES:
+                lines.append(done)
+                good.append(cells)
+                continue
+            yield lines, good
+            yield range(first, done + 1), f"a quote that opens in line {first} swallows the line"
+            lines, good = [], []
+        yield lines, good
         if fault:
-            yield from ((line, fault) for line in range(first, reader.line_num + 1))
-        else:
-            yield reader.line_num, cells
-        first = reader.line_num + 1
+            if reader.line_num - done > 1:
+                fault = f"a quote that opens in line {done + 1} swallows the line"
+            yield range(done + 1, reader.line_num + 1), fault
+            done = reader.line_num
 
 
 def _named(cells: list[str]) -> list[str]:
@@ -147,7 +175,11 @@ def delimiter_of(content: str, columns: Collection[str]) -> str | None:
 def header_of(content: str, delimiter: str) -> list[str]:
     """Column names, in lower case, from the first line that is not blank."""
     # Accepts any line end, as for the records: a file of carriage returns may have line feeds within its cells.
-    first = next((line for line in io.StringIO(content, newline="") if line.strip()), "")
+    # Only this line is taken from the text, which may be long.
+    visible = _VISIBLE.search(content)
+    start = visible.start() if visible else 0
+    end = _LINE_END.search(content, start)
+    first = content[max(content.rfind(sign, 0, start) for sign in "\r\n") + 1 : end.start() if end else None]
     try:
         return _named(next(csv.reader([first], delimiter=delimiter), []))
     except csv.Error:

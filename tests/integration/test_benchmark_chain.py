@@ -287,7 +287,7 @@ def due(harmeme, study):
 
 
 def test_dataset_check_reports_planted_defects(harmeme):
-    (report,) = harmeme.json("datasets", "check", harmeme.data, "--pictures", code=1)["datasets"]
+    (report,) = harmeme.json("datasets", "check", harmeme.data, "--decode", code=1)["datasets"]
     assert report["dataset"] == "synthetic-harmeme"
     counts = {(finding["split"], finding["kind"]): finding["count"] for finding in report["findings"]}
     assert counts["train", "row damaged"] == 1 and counts["train", "pictures missing"] == 1

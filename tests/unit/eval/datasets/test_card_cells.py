@@ -155,8 +155,10 @@ def test_table_lines_are_read_or_refused_one_by_one(tmp_path):
         (7, "the line is no CSV"),
     ]
     assert (read.rows, read.refused) == (4, 2)
-    (tmp_path / "rows.csv").write_text("id;text;image;label\na;b;c;1\n")
-    with pytest.raises(BadRequest, match=r"has none of the columns .* when its cells are parted by commas"):
+    (tmp_path / "rows.csv").write_text("id;text;image;label\na;b, c;c;1\n")
+    assert [meme.text for meme in read_by_card(own_card("csv", ["rows.csv"]), tmp_path, "all").memes] == ["b, c"]
+    (tmp_path / "rows.csv").write_text("id|text|image|label\na|b|c|1\n")
+    with pytest.raises(BadRequest, match=r"has none of the columns .* when its cells are parted by commas or semi"):
         read_by_card(own_card("csv", ["rows.csv"]), tmp_path, "all")
     (tmp_path / "rows.csv").write_text("id,text,label,label\na,b,0,1\n")
     with pytest.raises(BadRequest, match="has the column label 2 times"):

@@ -298,7 +298,7 @@ def test_commands_list_and_check_data_sets(planted, tmp_path):
         harmeme(tmp_path / f"{split}.jsonl", (f"m{row}", LEVEL_WORDS[row], f"cake {row}"))
         (tmp_path / "images").mkdir(exist_ok=True)
         (tmp_path / f"images/m{row}.png").write_bytes(png_of((row * 80, 9, 9)))
-    clean = run(cli, ["datasets", "check", str(tmp_path), "--dataset", "synthetic-harmeme", "--pictures"])
+    clean = run(cli, ["datasets", "check", str(tmp_path), "--dataset", "synthetic-harmeme", "--decode"])
     assert (clean.exit_code, "nothing found" in clean.output) == (0, True)
 
 

@@ -9,7 +9,8 @@ from click.testing import CliRunner
 
 from court.errors import BadRequest
 from eval.cli import cli as eval_cli
-from eval.datasets.plain_table import read_plain_table, table_options
+from eval.datasets.card import read_card
+from eval.datasets.plain_table import TableOptions, read_plain_table, table_options
 from eval.datasets.read import named_source, read_split
 from serving.cli.main import cli
 from tests.support.cards import write_table
@@ -120,3 +121,39 @@ def test_precedents_are_built_of_a_plain_table(tmp_path):
     assert "harmful = odd (12), benign = harmless (12)." in ran.output and "24 of 24 rows went in" in ran.output
     refused = CliRunner().invoke(cli, ["precedents", "build", lib, str(file), "--replace", "--harmful", "od"])
     assert refused.exit_code == 1 and "The labels are: harmless (12), odd (12)" in refused.output
+
+
+def test_tables_of_figures_of_speech_say_that_no_label_means_harm(tmp_path):
+    # The layout of FigMemes: names, splits and figures of speech, parted by tabs.
+    figures = ("irony", "metaphor", "none", "allusion")
+    rows = [(f"{n}.jpg", f"pond number {n}", figures[n % 4], ("train", "test")[n % 2]) for n in range(40)]
+    file = tmp_path / "figmemes.tsv"
+    write_table(file, ("img_name", "text", "label", "split"), rows, delimiter="\t")
+    with pytest.raises(BadRequest, match=r"column label don't say which .*irony \(10\).*--harmful"):
+        read_plain_table(file)
+    found = read_plain_table(file, TableOptions(two_sided=False))
+    assert found.is_divided and found.card.tasks[0].labels == ("irony", "metaphor", "allusion")
+    assert "; cells are parted by tabs." in found.notes[0]
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+def test_pictures_of_a_table_are_found_in_a_named_folder(tmp_path, delimiter):
+    rows = [(f"{n}.png", f"pond, number {n}", ("toxic", "ok")[n % 2]) for n in range(8)]
+    write_table(tmp_path / "tables/memes.csv", HEADER, rows, delimiter=delimiter)
+    for folder in ("tables/images", "elsewhere/deep"):
+        (tmp_path / folder).mkdir(parents=True)
+        for picture, *_ in rows:
+            (tmp_path / folder / picture).write_bytes(folder.encode())
+    options = table_options((), "", tmp_path / "elsewhere")
+    found = read_plain_table(tmp_path / "tables/memes.csv", options)
+    read = read_split(found.card, found.data, "all")
+    assert read.pictures == tmp_path / "elsewhere/deep" and len(read.memes) == 8
+    with pytest.raises(BadRequest, match="is no folder of pictures"):
+        table_options((), "", tmp_path / "nowhere")
+
+
+def test_cards_cannot_name_folders_outside_the_data_set(tmp_path):
+    card = tmp_path / "mine.toml"
+    card.write_text('format = 1\nid = "mine"\n[layout]\nkind = "csv"\npictures_at = "/etc"\n')
+    with pytest.raises(BadRequest, match="pictures_at: there is no such key"):
+        read_card(card)

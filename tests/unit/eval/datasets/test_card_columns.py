@@ -1,0 +1,96 @@
+"""Rows read by columns, which give what they give one by one."""
+
+import json
+import random
+
+import pytest
+
+from eval.datasets.card import card_of
+from eval.datasets.card_split import CardReader
+from eval.datasets.record_files import keep_tables
+from retrieval.library import tables
+from retrieval.library.cells import BadCell
+from retrieval.text import text_key, text_keys
+from tests.support.cards import write_table
+
+LABELS = ("bad", "Bad", "good", "good ", "1", "0", "", "none", "ugly")
+SPLITS = ("train", "train", "test", "other")
+
+
+def rows_of(seed):
+    draw = random.Random(seed)
+    few = draw.random() < 0.5
+    for n in range(60):
+        id_ = f"m{draw.randrange(40) if few else n}"
+        text = draw.choice(("pond", "Green  pond", "two\nlines", 'a "pond"', "", "café\u0301", "x" * 70_000))
+        picture = draw.choice(("a.png", "b.jpg", " c.png ", "" if few else "d.png", "../e.png" if few else "f.png"))
+        yield id_, picture, text, draw.choice(LABELS if few else LABELS[:6]), draw.choice(SPLITS if few else SPLITS[:3])
+
+
+def card_for(kind, name, missing):
+    return card_of(
+        {
+            "format": 1,
+            "id": "mine",
+            "title": "Mine",
+            "layout": {"kind": kind},
+            "fields": {
+                "id": "id",
+                "picture": {"column": "img", "prefix": "p/"},
+                "text": "text",
+                "language": {"const": "en"},
+            },
+            "splits": [
+                {"name": one, "role": one, "files": [name], "where": {"part": one}} for one in ("train", "test")
+            ],
+            "tasks": [
+                {
+                    "id": "harm",
+                    "kind": "binary",
+                    "of": "label",
+                    "map": {"bad": "bad", "1": "bad", "good": "good", "0": "good"},
+                    "missing": missing,
+                    "court": {"harmful": ["bad"], "benign": ["good"]},
+                }
+            ],
+        },
+        "mine.toml",
+    )
+
+
+def outcome(card, folder, split, **options):
+    reader = CardReader(card, folder, split, columns=("img", "absent"), **options)
+    memes = list(reader)
+    return memes, reader.cells, reader.problems, reader.excluded, (reader.rows, reader.elsewhere, reader.refused)
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_rows_read_at_once_are_those_read_one_by_one(tmp_path, monkeypatch, seed, kind):
+    monkeypatch.setattr(tables, "_BLOCK", 7)
+    names, rows = ("id", "img", "text", "label", "part"), list(rows_of(seed))
+    if kind == "csv":
+        write_table(tmp_path / "rows.csv", names, rows)
+    else:
+        # Numbers and truth values, which are equal in Python.
+        values = [[{"1": 1, "0": False}.get(cell, cell) for cell in row] for row in rows]
+        lines = [json.dumps(dict(zip(names, row, strict=True))) for row in values]
+        (tmp_path / "rows.jsonl").write_text("\n".join(lines))
+    card = card_for(kind, f"rows.{kind}", ("problem", "none", "drop")[seed % 3])
+    options = [(split, doubles) for split in ("train", "test") for doubles in (True, False)]
+    with keep_tables():
+        at_once = [outcome(card, tmp_path, split, doubles=doubles) for split, doubles in options]
+
+    def refuse(*_):
+        raise BadCell("one by one")
+
+    monkeypatch.setattr(CardReader, "_by_columns", refuse)
+    assert at_once == [outcome(card, tmp_path, split, doubles=doubles) for split, doubles in options]
+    assert any(memes for memes, *_ in at_once)
+
+
+@pytest.mark.parametrize(
+    "texts", [["A Pond", "b"], ["a  b", "c"], [" a", "b "], ["a\nb", "c"], ["", ""], [], ["Éa", "b"], ["a\tb", "\x1cx"]]
+)
+def test_keys_of_many_texts_are_those_of_each(texts):
+    assert text_keys(texts) == list(map(text_key, texts))
