@@ -72,6 +72,7 @@ class DatasetPictures:
         self._data = data
         self._patterns = tuple(patterns)
         self._listed: dict[tuple[Path, bool], dict[str, list[Path]]] = {}
+        self._subfolders: dict[Path, list[str]] = {}
         self.folder: Path | None = None
         """Folder that names are relative to, once :meth:`find_folder` has found it."""
         self.named = False
@@ -116,8 +117,8 @@ class DatasetPictures:
                 if again is not None and again.resolve() != path.resolve() and _differ(path, again):
                     places = " and ".join(self._place_of(one) for one in (folder, other))
                     raise BadRequest(
-                        f"The picture {name} is in {places}, and the two differ. Name the folder of each split in a "
-                        'card: pictures = ["FOLDER"], with {split} for the name of the split.',
+                        f"The picture {name} is in {places}, and the two differ. Name the folder: --pictures "
+                        'FOLDER for a table; in a card, pictures = ["FOLDER"], with {split} for the name of the split.',
                         reason="PICTURE_AMBIGUOUS",
                     )
 
@@ -180,6 +181,12 @@ class DatasetPictures:
                     return picture_path(similar.parent, similar.name)
         return None
 
+    def find_tail(self, name: str) -> Path | None:
+        """The file of a picture by its name, or by its name without folders of another machine before it."""
+        parts = [part for part in name.replace("\\", "/").split("/") if part]
+        tails = ("/".join(parts[first:]) for first in range(len(parts)))
+        return next((path for tail in tails if (path := self.find(tail, {})) is not None), None)
+
     def _folders(self, record: Mapping[str, str]) -> Iterator[tuple[Path, bool]]:
         """Folders that a picture may be in, each with True if all of its subfolders count too."""
         if self.folder is not None:
@@ -195,13 +202,24 @@ class DatasetPictures:
     def _similar_names(self, folder: Path, name: str, deep: bool) -> list[Path]:
         """Files whose names differ only in case, or in an ending that the name lacks."""
         parent, _, last = name.rpartition("/")
-        files = self._list(folder / parent if parent else folder, deep)
+        for part in filter(None, parent.split("/")):
+            folder = self._subfolder(folder, part)
+        files = self._list(folder, deep)
         found = files.get(plain_name(last), [])
         # Exact names take precedence over names that differ in case.
         found = [path for path in found if path.name == last] or found
         if not found and Path(last).suffix.lower() not in PICTURE_ENDINGS:
             found = [path for ending in PICTURE_ENDINGS for path in files.get(plain_name(last) + ending, [])]
         return found
+
+    def _subfolder(self, folder: Path, name: str) -> Path:
+        """The folder of this name, or the only one whose name differs from it as those of pictures may."""
+        if name in (".", "..") or (folder / name).is_dir():
+            return folder / name
+        if folder not in self._subfolders:
+            self._subfolders[folder] = [one.name for one in folder.iterdir() if one.is_dir()] if folder.is_dir() else []
+        found = [one for one in self._subfolders[folder] if plain_name(one) == plain_name(name)]
+        return folder / (found[0] if len(found) == 1 else name)
 
     def _list(self, folder: Path, deep: bool) -> dict[str, list[Path]]:
         """Files of a folder by plain name; if deep, including its subfolders."""

@@ -7,7 +7,6 @@ import hashlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,7 @@ from court.ports import PictureReader
 from retrieval.embed.encoder import Encoder
 from retrieval.library.embedding_cache import EmbeddedPicture, EmbeddingCache
 from retrieval.library.manifest import StoredPicture
-from retrieval.library.picture_finder import ADDRESS, plain_name
+from retrieval.library.picture_finder import ADDRESS, DatasetPictures
 from retrieval.library.sources import Problem, Row
 from retrieval.library.thumbnails import ThumbnailWriter, shrink
 
@@ -77,18 +76,21 @@ async def embed_pictures_of(
     Pictures in the cache ``remembered`` are not decoded and embedded again; new ones are added to it.
 
     Raises:
+        BadRequest: The name of a picture fits several files that differ.
         OSError: The disk is full or can't be written to.
     """
     # Shared by all batches, several of which run at once.
     gate = asyncio.Semaphore(_AT_ONCE)
     indices = [index for index, item in enumerate(wanted) if item.row.image and item.folder]
+    finders = await asyncio.to_thread(_finders, wanted)
     imported: dict[int, ImportedPicture] = {}
     problems: dict[int, Problem] = {}
 
     async def fetch(item: Wanted) -> Picture | EmbeddedPicture | str:
         async with gate:
             try:
-                data = await asyncio.to_thread(_bytes_of, item)
+                folder = item.folder or Path()
+                data = await asyncio.to_thread(_bytes_of, item.row.image, folder, finders[folder])
                 if remembered is not None:
                     known = await asyncio.to_thread(remembered.picture, hashlib.sha256(data).hexdigest())
                     if known is not None:
@@ -163,57 +165,30 @@ async def _read(reader: PictureReader, data: bytes) -> Picture:
     raise AssertionError("unreachable")
 
 
-def _bytes_of(item: Wanted) -> bytes:
-    return _file(item.row.image, item.folder or Path())
+def _finders(wanted: Sequence[Wanted]) -> dict[Path, DatasetPictures]:
+    """Finders of the pictures by the folder that their names are relative to."""
+    named: dict[Path, list[str]] = {}
+    for item in wanted:
+        if item.folder is not None and item.row.image:
+            named.setdefault(item.folder, []).append(item.row.image)
+    found = {folder: DatasetPictures(folder, folder, ("",)) for folder in named}
+    for folder, names in named.items():
+        found[folder].find_folder((name, {}) for name in names)
+    return found
 
 
-def _file(name: str, folder: Path) -> bytes:
+def _bytes_of(name: str, folder: Path, finder: DatasetPictures) -> bytes:
     """Reads a picture below the folder; data sets name pictures with or without leading directories."""
+    if "\0" in name:  # no path can have it
+        raise _NoPicture("its picture can't be opened")
     try:
-        # Resolved, as is each path below, so that neither ``..`` nor a link can lead out.
-        inside = folder.resolve()
-        parts = [part for part in name.replace("\\", "/").split("/") if part]
-        # Tries the name as given, then without each leading part (drive, directories of another machine), down to the
-        # file name alone.
-        for first in range(len(parts)):
-            path = _any_spelling(folder, parts[first:]).resolve()
-            # The name is untrusted and must not lead out of the folder.
-            if not path.is_relative_to(inside):
-                continue
-            if not path.is_file():
-                continue
+        path = finder.find_tail(name)
+        # Neither a name nor a link may lead out of the folder.
+        if path is not None and path.resolve().is_relative_to(folder.resolve()):
             # Checked before any of it is read into memory.
             if path.stat().st_size > LIMITS.max_bytes:
                 raise _NoPicture("its picture is larger than can be read")
             return path.read_bytes()
-    except (OSError, ValueError):
-        # ValueError comes from names that no path can have, such as one with a NUL.
+    except OSError:
         raise _NoPicture("its picture can't be opened") from None
     raise _NoPicture(ADDRESS if "://" in name else "its picture is missing")
-
-
-def _any_spelling(folder: Path, parts: Sequence[str]) -> Path:
-    """The path below the folder, or the one that differs from it only in case or Unicode normalisation."""
-    path = folder.joinpath(*parts)
-    if path.exists():
-        return path
-    path = folder
-    for part in parts:
-        found = [] if part in (".", "..") else _names(path, _modified(path)).get(plain_name(part), [])
-        # An ambiguous match counts as none.
-        path /= found[0] if len(found) == 1 and not (path / part).exists() else part
-    return path
-
-
-def _modified(folder: Path) -> int:
-    """Time in ns at which an entry of the folder was last added or removed; -1 if it is no folder."""
-    return folder.stat().st_mtime_ns if folder.is_dir() else -1
-
-
-@lru_cache(maxsize=8)
-def _names(folder: Path, modified: int) -> Mapping[str, Sequence[str]]:
-    """Names in a folder by plain spelling; cached, as a table may look up any number of names in it."""
-    found: dict[str, list[str]] = {}
-    for entry in folder.iterdir() if modified >= 0 else ():
-        found.setdefault(plain_name(entry.name), []).append(entry.name)
-    return found

@@ -10,9 +10,10 @@ from court.errors import BadRequest
 from court.verdict import Label
 from eval.scores.prediction_file import read_predictions
 from retrieval.library.cells import plain_word
-from retrieval.library.picture_import import _file, _NoPicture
+from retrieval.library.picture_finder import DatasetPictures
+from retrieval.library.picture_import import Wanted, _bytes_of, _finders, _NoPicture
 from retrieval.library.readers import read_source
-from retrieval.library.sources import Source
+from retrieval.library.sources import Row, Source
 from serving.cli.main import cli
 from tests.support.judged import meme
 
@@ -182,6 +183,12 @@ def pictures(tmp_path):
     return folder
 
 
+def read_picture(name, folder):
+    row = Row(line=1, id="m", label=Label.HARMFUL, source_label="", text="", image=name)
+    finders = _finders([Wanted(row, folder)])
+    return _bytes_of(name, folder, finders.get(folder) or DatasetPictures(folder, folder, ("",)))
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -201,7 +208,7 @@ def pictures(tmp_path):
     ],
 )
 def test_picture_is_found_under_every_spelling_of_its_name(pictures, name):
-    assert _file(name, pictures)
+    assert read_picture(name, pictures)
 
 
 @pytest.mark.parametrize(
@@ -209,7 +216,7 @@ def test_picture_is_found_under_every_spelling_of_its_name(pictures, name):
 )
 def test_picture_names_cannot_lead_out_of_the_folder(pictures, name):
     with pytest.raises(_NoPicture, match="missing"):
-        _file(name, pictures)
+        read_picture(name, pictures)
 
 
 def test_table_with_too_many_unusable_rows_makes_no_library(tmp_path):
