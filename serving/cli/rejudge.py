@@ -177,11 +177,7 @@ async def _rejudged(
                     done["UNCHANGED" if rejudging.is_unchanged(record) else "TO_DO"] += 1
             return done
         async for each in rejudge_all(rejudging, selection, at_once=settings.worked_on_at_once):
-            done[each.outcome] += 1
-            if as_json:
-                click.echo(json.dumps(_as_json(each)))
-            elif each.outcome in ("DIFFERENT", "FAILED"):
-                click.echo(_line(each))
+            _count(done, each, as_json)
     return done
 
 
@@ -203,11 +199,7 @@ async def _followed(
         while True:
             try:
                 async for each in follower.follow():
-                    done[each.outcome] += 1
-                    if as_json:
-                        click.echo(json.dumps(_as_json(each)))
-                    elif each.outcome in ("DIFFERENT", "FAILED"):
-                        click.echo(_line(each))
+                    _count(done, each, as_json)
             except CourtError as error:
                 if not follow:
                     raise
@@ -215,6 +207,14 @@ async def _followed(
             if not follow:
                 return done
             await asyncio.sleep(_EVERY_S)
+
+
+def _count(done: Counter[str], each: Rejudged | Followed, as_json: bool) -> None:
+    done[each.outcome] += 1
+    if as_json:
+        click.echo(json.dumps(_as_json(each)))
+    elif each.outcome in ("DIFFERENT", "FAILED"):
+        click.echo(_line(each))
 
 
 def _line(each: Rejudged | Followed) -> str:

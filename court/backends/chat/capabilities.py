@@ -248,11 +248,8 @@ async def _without_thoughts(model: ChatCompletions, found: Capabilities, _: int,
     async def replies_at_once() -> bool:
         return not (await model.answer(replace(_HELLO, max_tokens=_THOUGHT), within_s=within_s)).thinks
 
-    for how in (Thinking.TEMPLATE, Thinking.EFFORT):
-        model.capabilities = replace(found, thinking=how)
-        if await _can(model, replies_at_once, within_s):
-            return model.capabilities
-    return replace(found, thinking=Thinking.ALWAYS)
+    switches = [replace(found, thinking=how) for how in (Thinking.TEMPLATE, Thinking.EFFORT)]
+    return await _first(model, switches, replies_at_once, within_s) or replace(found, thinking=Thinking.ALWAYS)
 
 
 async def _thoughts(model: ChatCompletions, found: Capabilities, _: int, within_s: float) -> Capabilities:
@@ -270,12 +267,9 @@ async def _thoughts(model: ChatCompletions, found: Capabilities, _: int, within_
         return answer.thinks
 
     # The switch that turns thinking off also turns it on.
-    for how in (Thinking.TEMPLATE, Thinking.EFFORT) if found.thinking is Thinking.NONE else (found.thinking,):
-        model.capabilities = replace(found, thinks_by=how)
-        if await _can(model, thinks, within_s):
-            found = model.capabilities
-            break
-    else:
+    ways = (Thinking.TEMPLATE, Thinking.EFFORT) if found.thinking is Thinking.NONE else (found.thinking,)
+    switched = await _first(model, [replace(found, thinks_by=how) for how in ways], thinks, within_s)
+    if switched is None:
         return found
 
     # The same total limit as before, so that a thought is not shorter because of truncation.
@@ -286,11 +280,8 @@ async def _thoughts(model: ChatCompletions, found: Capabilities, _: int, within_
         # By half, as thoughts about the same greeting vary in length.
         return 2 * len(answer.split_thought[0]) < len(thought)
 
-    for field in THOUGHT_LIMITS:
-        model.capabilities = replace(found, thought_limit=field)
-        if await _can(model, is_shorter, within_s):
-            return model.capabilities
-    return found
+    limits = [replace(switched, thought_limit=field) for field in THOUGHT_LIMITS]
+    return await _first(model, limits, is_shorter, within_s) or switched
 
 
 async def _priorities(model: ChatCompletions, found: Capabilities, _: int, within_s: float) -> Capabilities:
@@ -298,9 +289,8 @@ async def _priorities(model: ChatCompletions, found: Capabilities, _: int, withi
 
     Without the priority policy, old versions reject any priority but 0, and later ones ignore it.
     """
-    model.capabilities = replace(found, priorities=True)
-    can = await _can(model, partial(model.answer, replace(_HELLO, priority=_RANK), within_s=within_s), within_s)
-    return replace(found, priorities=can)
+    ask = partial(model.answer, replace(_HELLO, priority=_RANK), within_s=within_s)
+    return await _first(model, [replace(found, priorities=True)], ask, within_s) or found
 
 
 async def _loops(model: ChatCompletions, found: Capabilities, _: int, within_s: float) -> Capabilities:
@@ -317,16 +307,13 @@ async def _loops(model: ChatCompletions, found: Capabilities, _: int, within_s: 
     model.capabilities = found
     if not await _can(model, nonsense_refused, within_s):
         return found
-    model.capabilities = replace(found, ends_loops=True)
-    can = await _can(model, partial(model.answer, _HELLO, within_s=within_s), within_s)
-    return replace(found, ends_loops=can)
+    ask = partial(model.answer, _HELLO, within_s=within_s)
+    return await _first(model, [replace(found, ends_loops=True)], ask, within_s) or found
 
 
 async def _penalties(model: ChatCompletions, found: Capabilities, _: int, within_s: float) -> Capabilities:
-    model.capabilities = replace(found, penalties=True)
-    request = replace(_HELLO, avoid_repetition=True)
-    can = await _can(model, partial(model.answer, request, within_s=within_s), within_s)
-    return replace(found, penalties=can)
+    ask = partial(model.answer, replace(_HELLO, avoid_repetition=True), within_s=within_s)
+    return await _first(model, [replace(found, penalties=True)], ask, within_s) or found
 
 
 async def _json_schema(model: ChatCompletions, found: Capabilities, _: int, within_s: float) -> Capabilities:
@@ -340,8 +327,7 @@ async def _json_schema(model: ChatCompletions, found: Capabilities, _: int, with
         except ValueError:
             return False
 
-    model.capabilities = replace(found, json_schema=True)
-    return replace(found, json_schema=await _can(model, follows_schema, within_s))
+    return await _first(model, [replace(found, json_schema=True)], follows_schema, within_s) or found
 
 
 async def _pictures(model: ChatCompletions, found: Capabilities, wanted: int, within_s: float) -> Capabilities:
@@ -356,16 +342,13 @@ async def _pictures(model: ChatCompletions, found: Capabilities, wanted: int, wi
 
 async def _log_probs(model: ChatCompletions, found: Capabilities, _: int, within_s: float) -> Capabilities:
     # The better one first, which gives an option's true mass even if it is not among the most likely tokens.
-    for how in (LogProbs.CHOSEN, LogProbs.TOP):
-        model.capabilities = replace(found, log_probs=how)
-        if await _can(model, partial(_has_odds, model, within_s), within_s):
-            return model.capabilities
-    return found
+    ways = [replace(found, log_probs=how) for how in (LogProbs.CHOSEN, LogProbs.TOP)]
 
+    async def has_odds() -> bool:
+        odds = await model.odds(_HELLO, ("A", "B"), within_s=within_s)
+        return odds is not None and bool(odds.masses)
 
-async def _has_odds(model: ChatCompletions, within_s: float) -> bool:
-    odds = await model.odds(_HELLO, ("A", "B"), within_s=within_s)
-    return odds is not None and bool(odds.masses)
+    return await _first(model, ways, has_odds, within_s) or found
 
 
 async def _picture_ids(model: ChatCompletions, found: Capabilities, _: int, within_s: float) -> Capabilities:
@@ -431,6 +414,17 @@ def _measure(model: ChatCompletions, first: tuple[ServerAnswer, float], second: 
     if read and read.prompt_tokens and written and written.completion_tokens:
         # The first has one token to write, the second little to read: both are slight underestimates.
         model.speed = Speed(read.prompt_tokens / max(first[1], 1e-3), written.completion_tokens / max(second[1], 1e-3))
+
+
+async def _first(
+    model: ChatCompletions, choices: Sequence[Capabilities], ask: Callable[[], Awaitable[object]], within_s: float
+) -> Capabilities | None:
+    """Returns the first capabilities with which a probe succeeds, or None."""
+    for choice in choices:
+        model.capabilities = choice
+        if await _can(model, ask, within_s):
+            return model.capabilities
+    return None
 
 
 async def _can(model: ChatCompletions, ask: Callable[[], Awaitable[object]], within_s: float) -> bool:
