@@ -14,9 +14,9 @@ from typing import Any
 import faiss
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
-from court.backends.sandbox.process import Death, Guard, GuardedWorkers, JobFailed, Reply, WorkerDied
+from court.backends.sandbox.process import Death, Guard, GuardedWorkers, JobFailed, Reply, Untrusted, WorkerDied
 from court.errors import NotLoaded, Unavailable
 from court.meme import Picture
 from retrieval.index.candidates import one_thread
@@ -34,9 +34,7 @@ _THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 _MOST_VIEWS = 64
 
 
-class _Compared(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class _Compared(Untrusted):
     same: bool
 
 

@@ -150,22 +150,17 @@ def weakest(found: Sequence[Capabilities]) -> Capabilities:
     """Returns the capabilities that all of the servers share."""
     # Both enumerations are ordered: log-probabilities from weakest to best, thinking from least to most restrictive.
     worth, thoughts = list(LogProbs), list(Thinking)
+    shared = ("json_schema", "picture_ids", "cached_tokens", "priorities", "ends_loops", "penalties", "temperatures")
     return Capabilities(
-        json_schema=all(each.json_schema for each in found),
+        **{name: all(getattr(each, name) for each in found) for name in shared},
         pictures=min(each.pictures for each in found),
         log_probs=min((each.log_probs for each in found), key=worth.index),
-        picture_ids=all(each.picture_ids for each in found),
-        cached_tokens=all(each.cached_tokens for each in found),
         prefix_cache=_least_known([each.prefix_cache for each in found]),
         thinking=max((each.thinking for each in found), key=thoughts.index),
         thinks_by=_common_switch([each.thinks_by for each in found]),
         # Requests to all servers have the same field, so all must support it.
         thought_limit=found[0].thought_limit if len({each.thought_limit for each in found}) == 1 else "",
-        priorities=all(each.priorities for each in found),
-        ends_loops=all(each.ends_loops for each in found),
-        penalties=all(each.penalties for each in found),
         completion_limit=any(each.completion_limit for each in found),
-        temperatures=all(each.temperatures for each in found),
     )
 
 

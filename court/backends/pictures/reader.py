@@ -12,10 +12,10 @@ import math
 import struct
 from collections.abc import Callable, Iterator
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from court.backends.pictures.refusals import bad_picture
-from court.backends.sandbox.process import Death, Guard, GuardedWorkers, JobFailed, Reply, WorkerDied
+from court.backends.sandbox.process import Death, Guard, GuardedWorkers, JobFailed, Reply, Untrusted, WorkerDied
 from court.digests import digest_of_file
 from court.errors import Unavailable
 from court.meme import LIMITS, Frame, Limits, Picture, PictureFormat
@@ -40,18 +40,14 @@ is the maximum; a lower one makes animations with large frames 1.5 times as slow
 _PNG_BEGINS = struct.Struct(">8sI4sIIBBBBB")
 
 
-class _Sent(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class _Sent(Untrusted):
     index: int = Field(ge=0)
     width: int = Field(ge=1)
     height: int = Field(ge=1)
     legible: bool
 
 
-class _Read(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class _Read(Untrusted):
     format: PictureFormat = Field(strict=False)
     width: int = Field(ge=1)
     height: int = Field(ge=1)
@@ -63,9 +59,7 @@ class _Read(BaseModel):
     frames: list[_Sent] = Field(min_length=1)
 
 
-class _Refusal(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class _Refusal(Untrusted):
     refused: str
     figures: dict[str, int]
 

@@ -92,9 +92,13 @@ class Reply:
     peak_bytes: int
 
 
-class _Header(BaseModel):
+class Untrusted(BaseModel):
+    """A value from a worker, whose types must be exactly as stated."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
 
+
+class _Header(Untrusted):
     job: str
     sizes: list[int] = Field(max_length=64)
     cpu_s: float = Field(ge=0, allow_inf_nan=False)
