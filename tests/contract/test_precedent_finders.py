@@ -279,3 +279,27 @@ def test_a_restored_meme_gets_its_picture_back(place: Place) -> None:
 def test_invalid_searches_are_refused(place: Place, options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"alpha|negative"):
         place.find("cat", **options)
+
+
+def test_binding_copies_follow_every_change(place: Place) -> None:
+    names = [f"drawn-{number}" for number in range(20)]
+    memes = [meme for name in names if (meme := place.writer.meme(name)) is not None and meme.text]
+    meme = next(meme for meme in memes if meme.pixels_sha256)
+    other = Label.NOT_HARMFUL if meme.harmful else Label.HARMFUL
+
+    def copies(text: str | None = meme.text, pixels: str = meme.pixels_sha256) -> list[tuple[str, Label, str]]:
+        place.find("cat")  # swaps a changed library on disk
+        found = asyncio.run(place.finder.copies(pixels_sha256=pixels, text=text))
+        return [(copy.id, copy.label, copy.who) for copy in found]
+
+    assert copies() == []
+    place.writer.relabel(meme.id, other, binding=True, **MADE_BY)
+    bound = [(meme.id, other, MADE_BY["who"])]
+    assert copies() == copies(None) == copies(f" {meme.text.upper()} ") == bound
+    assert copies("another text") == copies(pixels="") == copies(pixels="f" * 64) == []
+    removal = place.writer.remove(meme.id, **MADE_BY)
+    assert copies() == []
+    place.writer.revoke(removal.number, **MADE_BY)
+    assert copies() == bound
+    place.writer.relabel(meme.id, meme.label, binding=False, **MADE_BY)
+    assert copies() == []
