@@ -52,6 +52,8 @@ _OF_EVERY_HEARING = frozenset(
 )
 """Words of policies that any argument needs."""
 
+CUT_MARK = "[…]"
+"""Stands where the end of a text was cut off."""
 LIMITS: Mapping[Check, float] = {
     Check.SIDES_ALIKE: 0.5,
     Check.POLICY_ECHOED: 0.5,
@@ -103,7 +105,15 @@ def is_mistrial(found: Iterable[CheckFailed]) -> bool:
 
 
 def of_argument(
-    side: Side, argument: str, *, summary: str, material: Sequence[str], policy: str, chars: int, instructions: str
+    side: Side,
+    argument: str,
+    *,
+    summary: str,
+    material: Sequence[str],
+    policy: str,
+    chars: int,
+    instructions: str,
+    opening: str = "",
 ) -> tuple[CheckFailed, ...]:
     """Checks what a side says, by itself.
 
@@ -111,9 +121,12 @@ def of_argument(
         material: Texts that the side was shown: text, description, answers, precedents.
         chars: Longest summary or justification that was asked for.
         instructions: System message of the side, whose language is asked for.
+        opening: Beginning of the side's conclusion, which it can't choose and which is therefore no sign of its stance.
     """
     found = []
-    if _argues_for(argument) is (Side.DEFENDER if side is Side.ACCUSER else Side.ACCUSER):
+    if _argues_for(argument.replace(opening, ".", 1) if opening else argument) is (
+        Side.DEFENDER if side is Side.ACCUSER else Side.ACCUSER
+    ):
         found.append(CheckFailed(check=Check.SIDE_CHANGED, side=side))
     own = [stem for stem in _content(argument) if stem not in _OF_EVERY_HEARING]
     echoed = _share(own, _stems([policy]) - _stems(material))
@@ -128,7 +141,8 @@ def of_argument(
 
 def of_sides(accuser: str, defender: str) -> tuple[CheckFailed, ...]:
     """Compares what the two sides say."""
-    ours, theirs = _runs(accuser), _runs(defender)
+    # Both may quote the same words.
+    ours, theirs = (_runs(_QUOTED.sub(" ", argument)) for argument in (accuser, defender))
     shorter, longer = sorted((ours, theirs), key=len)
     shared = _share(shorter, set(longer))
     return (CheckFailed(check=Check.SIDES_ALIKE, share=shared),) if shared >= LIMITS[Check.SIDES_ALIKE] else ()
@@ -193,6 +207,8 @@ def of_odds(side: Side, odds: OddsGiven) -> tuple[CheckFailed, ...]:
 
 def is_cut(text: str, most: int) -> bool:
     """True if a text ends in mid-sentence at its limit; white space at its end may have been removed."""
+    if text.endswith(CUT_MARK):
+        return True
     if not most - 2 <= len(text) <= most:
         return False
     last = text[-1]
@@ -234,7 +250,8 @@ def _is_english(text: str) -> bool:
 
 def _argues_for(argument: str) -> Side | None:
     """Returns the side that an argument's wording supports; None if it supports neither or both."""
-    text = argument.casefold()
+    # Quotes are what the meme says.
+    text = _QUOTED.sub(" ", argument).casefold()
     stances = set()
     for words, asserted, denied in (
         (_HARM, Side.ACCUSER, Side.DEFENDER),

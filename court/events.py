@@ -440,6 +440,8 @@ class Summarised(RoundEvent):
     """Ids of the precedents that the side cites."""
     claim: str = ""
     """Claim of fact on which its case rests; empty if there is none or sides are not asked for one."""
+    dropped: tuple[str, ...] = ()
+    """Quotes that stand nowhere in what the side was shown, and were left out of its argument."""
     call: ModelCall | None = None
 
 
@@ -454,6 +456,8 @@ class SummarisedAhead(RoundEvent):
     summary: str
     justification: str
     claim: str = ""
+    """As in ``Summarised``."""
+    dropped: tuple[str, ...] = ()
     """As in ``Summarised``."""
     call: ModelCall
 

@@ -31,7 +31,7 @@ from court.events import (
 )
 from court.messages import Exchange
 from court.recorder import Recorder
-from court.replies import Argument, ArgumentOnClaim
+from court.replies import Argument, ArgumentOnClaim, StatedArgument
 from court.roles import Advocate, Proposer, RoleModels, RoleReply
 from court.settings import TrialSettings
 
@@ -197,6 +197,7 @@ class Examination:
                 summary=argument.summary,
                 justification=argument.justification,
                 claim=_claim(argument),
+                dropped=_dropped(argument),
                 call=summary.call,
             )
         return summary
@@ -220,6 +221,7 @@ class Examination:
             entropy=bits,
             entropy_change=abs(bits - previous) if previous is not None and whole else None,
             claim=claim,
+            dropped=_dropped(summary.value),
             call=summary.call,
         )
         return summary.value
@@ -245,11 +247,17 @@ class Examination:
 
 
 def _argument(event: Summarised | SummarisedAhead) -> Argument:
-    return ArgumentOnClaim(summary=event.summary, justification=event.justification, claim=event.claim)
+    return StatedArgument(
+        summary=event.summary, justification=event.justification, claim=event.claim, dropped=event.dropped
+    )
 
 
 def _claim(argument: Argument) -> str:
     return argument.claim.strip() if isinstance(argument, ArgumentOnClaim) else ""
+
+
+def _dropped(argument: Argument) -> tuple[str, ...]:
+    return argument.dropped if isinstance(argument, StatedArgument) else ()
 
 
 def _progress(number: int, needed_rounds: Sequence[asyncio.Event]) -> int:

@@ -151,10 +151,17 @@ class AdvocateBrief:
 
     def summarise(self, stance: str, history: Sequence[Exchange], chars: int) -> Messages[Any]:
         """Builds the request for a summary and a justification. Arguments as for :meth:`ask`."""
-        kind = replies.ArgumentOnClaim if self.on_claim else replies.Argument
-        return self._messages("summarise", stance, history, replies.schema_of(kind, chars))
+        opening = self.prompts.advocate.opening(stance)
+        schema = replies.argument_schema(opening, chars, on_claim=self.on_claim)
+        return self._messages("summarise", stance, history, schema, opening=opening)
 
-    def _messages(self, task: str, stance: str, history: Sequence[Exchange], schema: dict[str, Any]) -> Messages[Any]:
+    def shown(self, history: Sequence[Exchange]) -> list[str]:
+        """Returns the texts that a side may rest on and quote."""
+        return [self.text, self.description or "", *(exchange.answer for exchange in history)]
+
+    def _messages(
+        self, task: str, stance: str, history: Sequence[Exchange], schema: dict[str, Any], **values: str
+    ) -> Messages[Any]:
         prompt = self.prompts.advocate
         around = self.fence.around
         # The history only grows and the task comes last, so earlier messages stay a prefix of later ones.
@@ -170,7 +177,7 @@ class AdvocateBrief:
         ]
         described = load("text_alone").task("description") if self.description is None else around(self.description)
         material = prompt.task("material", text=around(self.text), description=described)
-        words = [prompt.task(task)]
+        words = [prompt.task(task, **values)]
         # Before the task, which stays last.
         if self.on_claim and task == "summarise":
             words.insert(0, load("expert").task("name_claim"))
@@ -226,7 +233,8 @@ class JudgeBrief(Generic[P]):
 
     def rule(self, chars: int) -> Messages[P]:
         """Builds the request for a ruling."""
-        schema = replies.ruling_schema(self.policy, len(self.exhibits), chars)
+        label_last = bool(self.prompts.judge.content.get("label_last"))
+        schema = replies.ruling_schema(self.policy, len(self.exhibits), chars, label_last=label_last)
         return self._judge_messages("judge", schema)
 
     def question(

@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from court import checks
 from court.policy import Policy
 from court.question import CourtQuestion, OptionStrengths, options_that_fit
+from court.untrusted import neutralise
 from court.verdict import Label, Strength
 
 REPLY_LOOPS = "REPLY_LOOPS"
@@ -22,6 +23,12 @@ REPLY_LOOPS = "REPLY_LOOPS"
 _NONE = "none"
 _STRENGTHS = {str(s).lower(): s for s in Strength}
 _MAX_EVIDENCE = 6
+_MAX_QUOTES = 3
+_SHARE_OF_PART = 3
+"""Part of the longest text that the meaning and the reason of an argument may each have: 1 over this."""
+QUOTES_UNFOUND = "none of its quotes stands in what you were shown; copy words from there exactly"
+"""Fault of an argument without a true quote."""
+_QUOTATION_MARKS = re.compile(r"[\"“”„«»\s]+")
 _MARK = r"[Tt][Hh][Ii][Nn][Kk](?:[Ii][Nn][Gg])?>"
 _THOUGHTS = re.compile(rf"\A(?![{{`~])(?:<{_MARK})?(?:(?!</?{_MARK}).)*</{_MARK}\s*", re.DOTALL)
 """A closed thought at the beginning. Some templates open it in the prompt, so that the reply begins inside it. Replies
@@ -53,9 +60,13 @@ class UnusableReply(Exception):
         self.what = what
 
 
-def _check_content(text: str) -> str:
+def _has_content(text: str) -> bool:
     # A letter, a digit or a symbol such as an emoji.
-    if not any(unicodedata.category(character)[0] in "LNS" for character in text):
+    return any(unicodedata.category(character)[0] in "LNS" for character in text)
+
+
+def _check_content(text: str) -> str:
+    if not _has_content(text):
         raise ValueError("nothing is said")
     return text.strip()
 
@@ -109,11 +120,37 @@ class Argument(Reply):
     justification: Annotated[Words, TextBounds()] = Field(min_length=1, max_length=2000)
 
 
+_Claim = Annotated[str, TextBounds(4, least=0), Field(max_length=600)]
+"""Claim of fact on which an argument rests; empty if it rests on none."""
+
+
 class ArgumentOnClaim(Argument):
     """An advocate's conclusion, and the claim of fact on which it rests."""
 
-    claim: Annotated[str, TextBounds(4, least=0)] = Field(max_length=600)
-    """Empty if it rests on none."""
+    claim: _Claim
+
+
+class StatedArgument(ArgumentOnClaim):
+    """An advocate's conclusion, put together from its parts or read from a record."""
+
+    dropped: tuple[str, ...] = ()
+    """Quotes that stand nowhere in what the side was shown."""
+
+
+class QuotingArgument(Reply):
+    """An advocate's conclusion in parts: quotes, what a viewer takes from them, and a reason behind a given opening."""
+
+    # Together at most as long as an argument.
+    quotes: tuple[Annotated[str, TextBounds(12), Field(max_length=160)], ...] = Field(max_length=_MAX_QUOTES)
+    meaning: Annotated[Words, TextBounds(_SHARE_OF_PART)] = Field(min_length=1, max_length=640)
+    conclusion: str
+    because: Annotated[Words, TextBounds(_SHARE_OF_PART)] = Field(min_length=1, max_length=640)
+
+
+class QuotingArgumentOnClaim(QuotingArgument):
+    """An advocate's conclusion in parts, and the claim of fact on which it rests."""
+
+    claim: _Claim
 
 
 Support = Literal["harmful", "harmless", "neither"]
@@ -197,15 +234,28 @@ def array_schema(items: dict[str, Any], most: int) -> dict[str, Any]:
     return {"type": "array", "items": items, "maxItems": most}
 
 
-def ruling_schema(policy: Policy, precedents: int, chars: int) -> dict[str, Any]:
+def argument_schema(opening: str, chars: int, *, on_claim: bool) -> dict[str, Any]:
+    """JSON schema of an argument.
+
+    Args:
+        opening: Beginning of the side's conclusion, which then has parts; empty for a summary and a justification.
+    """
+    if not opening:
+        return schema_of(ArgumentOnClaim if on_claim else Argument, chars)
+    kind = QuotingArgumentOnClaim if on_claim else QuotingArgument
+    return schema_of(kind, chars, conclusion={"type": "string", "enum": [opening]})
+
+
+def ruling_schema(policy: Policy, precedents: int, chars: int, *, label_last: bool = False) -> dict[str, Any]:
     """JSON schema of a ruling: evidence before strengths before the label, as a model writes in order.
 
     Args:
         precedents: Number of precedents shown; each is a property of its own in the schema, so that none can be
             omitted.
+        label_last: True to have the rationale before strengths and label.
     """
     support = _schema(Support, (), chars)
-    return schema_of(
+    schema = schema_of(
         RulingReply,
         chars,
         precedents=object_schema({str(number): support for number in range(1, precedents + 1)}),
@@ -214,6 +264,12 @@ def ruling_schema(policy: Policy, precedents: int, chars: int) -> dict[str, Any]
         clause={"type": "string", "enum": [*(clause.number for clause in policy.clauses), _NONE]},
         target={"type": "string", "enum": [*policy.targets, _NONE]},
     )
+    if not label_last:
+        return schema
+    properties = schema["properties"]
+    for name in ("harmful_strength", "harmless_strength", "category", "clause", "target", "label"):
+        properties[name] = properties.pop(name)
+    return object_schema(properties)
 
 
 def question_schema(question: CourtQuestion, chars: int) -> dict[str, Any]:
@@ -255,7 +311,8 @@ def has_cut_text(text: str, schema: dict[str, Any]) -> bool:
 def parse_description(text: str) -> str:
     """Parses a description. Raises UnusableReply."""
     content = _object(text)
-    if content.keys() == {"description"} and not str(content["description"] or "").strip():
+    # Also of small models that copy the dots of the form.
+    if content.keys() == {"description"} and not _has_content(str(content["description"] or "")):
         raise UnusableReply("REPLY_EMPTY", "it describes nothing; say part by part what can be seen, however little")
     return _valid(Description, content).description
 
@@ -273,6 +330,59 @@ def parse_question(text: str) -> str:
 def parse_argument(text: str) -> Argument:
     """Parses a summary and justification. Raises UnusableReply."""
     return parse(Argument, text)
+
+
+def parse_quoting_argument(
+    text: str, opening: str, shown: Sequence[str], chars: int, *, on_claim: bool, quotes_needed: bool
+) -> StatedArgument:
+    """Parses an argument in parts and puts it together, with the quotes that stand in what was shown.
+
+    Args:
+        chars: Longest text that was asked for, of which some fields have a share.
+
+    Raises:
+        UnusableReply: The reply is malformed, its conclusion is not the side's, or it lacks a quote that is needed.
+    """
+    content = _object(text)
+    # The reply types are strict, and JSON has no tuples.
+    if isinstance(content.get("quotes"), list):
+        content["quotes"] = tuple(content["quotes"])
+    kind = QuotingArgumentOnClaim if on_claim else QuotingArgument
+    reply = _valid(kind, content)
+    if reply.conclusion.strip() != opening:
+        _malformed(f'"conclusion" must be "{opening}"')
+    because = reply.because
+    # Some models write the opening twice.
+    if because.casefold().startswith(opening.casefold()):
+        because = because[len(opening) :].strip()
+    if not _has_content(because):
+        _malformed('"because" must hold a reason')
+    # No quote reaches from one text into the next.
+    whole = "\n".join(map(_spoken, shown))
+    quotes = [quote for each in reply.quotes if (quote := _QUOTATION_MARKS.sub(" ", each).strip())]
+    true_quotes = list(dict.fromkeys(quote for quote in quotes if _spoken(quote) and _spoken(quote) in whole))
+    if quotes_needed and not true_quotes:
+        _malformed(QUOTES_UNFOUND)
+    meaning = _marked_where_cut(reply.meaning, chars)
+    summary = " ".join([*(f"“{quote}”." for quote in true_quotes), meaning])
+    return StatedArgument(
+        summary=summary,
+        justification=f"{summary} {opening} {_marked_where_cut(because, chars)}",
+        claim=reply.claim if isinstance(reply, QuotingArgumentOnClaim) else "",
+        dropped=tuple(quote for quote in quotes if quote not in true_quotes),
+    )
+
+
+def _spoken(text: str) -> str:
+    """Returns the words of a text as they were shown, without signs, for comparison."""
+    return " ".join(re.findall(r"\w+", unicodedata.normalize("NFKC", neutralise(text)).casefold()))
+
+
+def _marked_where_cut(text: str, chars: int) -> str:
+    """Returns a text without half a word at its end, and with a mark there."""
+    if not checks.is_cut(text, chars // _SHARE_OF_PART):
+        return text
+    return f"{text.rpartition(' ')[0]} {checks.CUT_MARK}".strip()
 
 
 def parse_ruling(text: str, policy: Policy, precedents: int) -> RulingReply:

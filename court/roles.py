@@ -505,13 +505,29 @@ class Advocate:
         conversation = self.brief.summarise(self.side.lower(), history, self.speaker.reply_chars)
 
         def checked(text: str, last: bool) -> Argument:
-            on_claim = self.brief.on_claim
-            argument = replies.parse(replies.ArgumentOnClaim, text) if on_claim else replies.parse_argument(text)
+            argument = self._parse(text, history, quotes_needed=self.speaker.repairs and not last)
             if self.speaker.repairs and not last:
                 _repair(self.check(argument, history))
             return argument
 
         return await self._speak(conversation, checked, number=len(history), progress=progress)
+
+    def _parse(self, text: str, history: Sequence[Exchange], *, quotes_needed: bool) -> Argument:
+        brief, opening = self.brief, self._opening
+        if opening:
+            return replies.parse_quoting_argument(
+                text,
+                opening,
+                brief.shown(history),
+                self.speaker.reply_chars,
+                on_claim=brief.on_claim,
+                quotes_needed=quotes_needed,
+            )
+        return replies.parse(replies.ArgumentOnClaim, text) if brief.on_claim else replies.parse_argument(text)
+
+    @property
+    def _opening(self) -> str:
+        return self.brief.prompts.advocate.opening(self.side.lower())
 
     def check(self, argument: Argument, history: Sequence[Exchange]) -> tuple[CheckFailed, ...]:
         """Checks what the side says, by itself."""
@@ -520,11 +536,11 @@ class Advocate:
             self.side,
             argument.justification,
             summary=argument.summary,
-            material=[brief.text, brief.description or "", *(exchange.answer for exchange in history)]
-            + [precedent.text for precedent in brief.precedents],
+            material=[*brief.shown(history), *(precedent.text for precedent in brief.precedents)],
             policy=brief.policy.text,
             chars=self.speaker.reply_chars,
             instructions=brief.prompts.advocate.content["system"],
+            opening=self._opening,
         )
 
     async def _speak(

@@ -58,6 +58,10 @@ class Prompt:
         """Returns the text of a stance. Raises KeyError if there is none."""
         return self._stances[name].strip()
 
+    def opening(self, stance: str) -> str:
+        """Returns the words with which a side's conclusion begins; empty if the prompt sets none."""
+        return str(self.content.get("openings", {}).get(stance, ""))
+
     def task(self, name: str, **values: str) -> str:
         """Renders a task. Raises KeyError or ValueError as :func:`render`."""
         return render(self._tasks[name], self._named(name, self._tasks[name], values))

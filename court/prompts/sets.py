@@ -53,7 +53,7 @@ TASKS: Mapping[str, Mapping[str, Placeholders]] = {
         "material": _names("text description"),
         "exchange": _names("question answer", "number"),
         "ask": _names(),
-        "summarise": _names(),
+        "summarise": _names("", "opening"),
     },
     "judge": {
         "case": _names(),
@@ -71,6 +71,11 @@ TASKS: Mapping[str, Mapping[str, Placeholders]] = {
 }
 """Tasks of each prompt, with their placeholders."""
 
+_SIDES = ("accuser", "defender")
+_FURTHER: Mapping[str, tuple[str, ...]] = {"advocate": ("stances", "openings"), "judge": ("label_last",)}
+"""Further keys of some prompts: openings have a side reply in quotes, meaning and reason; with ``label_last`` the Judge
+gives its rationale first."""
+_MOST_OPENING = 60
 STANCES = ("accuser", "defender", "none")
 """Stances of the advocate."""
 
@@ -141,8 +146,9 @@ def open_set(place: str) -> PromptSet:
 
 
 def with_digest(wanted: str) -> PromptSet:
-    """Returns the set with that digest if it was opened in this process, otherwise the packaged set."""
-    return _OPENED.get(wanted) or packaged()
+    """Returns the set with that digest if it is packaged or was opened in this process, otherwise the usual one."""
+    known = _OPENED | {each.digest: each for each in map(packaged, packaged_versions())}
+    return known.get(wanted) or packaged()
 
 
 def folder_name(place: str) -> str:
@@ -184,7 +190,7 @@ def faults_of(name: str, text: str) -> list[str]:
 
 
 def _head_faults(name: str, content: Mapping[str, Any]) -> Iterator[str]:
-    known = {"id", "version", "system", "tasks", *(["stances"] if name == "advocate" else [])}
+    known = {"id", "version", "system", "tasks", *_FURTHER.get(name, ())}
     if unknown := content.keys() - known:
         yield f"It has {_list(unknown)}, which nothing uses."
     if content.get("id") != name:
@@ -193,6 +199,14 @@ def _head_faults(name: str, content: Mapping[str, Any]) -> Iterator[str]:
     # In Python a bool is an int, and TOML has both.
     if isinstance(version, bool) or not isinstance(version, str | int) or not _VERSION.fullmatch(str(version)):
         yield "Its version must be a number, or a word of letters, digits, dots, dashes and underscores."
+    if not isinstance(content.get("label_last", False), bool):
+        yield "Its label_last must be true or false."
+    openings = content.get("openings", dict.fromkeys(_SIDES, "x"))
+    valid = isinstance(openings, Mapping) and openings.keys() == set(_SIDES)
+    if not (
+        valid and all(isinstance(each, str) and 0 < len(each.strip()) <= _MOST_OPENING for each in openings.values())
+    ):
+        yield f"[openings] must hold accuser and defender, in at most {_MOST_OPENING} characters each."
 
 
 def _template_faults(name: str, content: Mapping[str, Any]) -> Iterator[str]:

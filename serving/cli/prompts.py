@@ -23,7 +23,7 @@ _FILES = ("proposer", "advocate", "judge", "repair")
 def prompts() -> None:
     """Lists, shows, checks and compares sets of prompts.
 
-    A set is a packaged version (`1`) or a folder with proposer.toml, advocate.toml and judge.toml; the setting
+    A set is a packaged version (`1` or `2`) or a folder with proposer.toml, advocate.toml and judge.toml; the setting
     trial.prompts, or --prompts, names the one that trials use.
     """
 

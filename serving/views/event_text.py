@@ -75,6 +75,8 @@ def pieces_of(event: e.AnyEvent) -> Iterator[Piece]:
             yield Speech(event.summary)
             if event.justification:
                 yield Speech(event.justification)
+            if event.dropped:
+                yield Fact("quotes that stand nowhere", ", ".join(f"“{quote}”" for quote in event.dropped))
         case e.SummarisedAhead():
             yield f"{word(event.side)}, round {event.round}, before it was known whether the round counts"
             yield Speech(event.summary)

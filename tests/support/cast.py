@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 import json
 import re
@@ -11,7 +12,8 @@ from court.backends.chat.scripted import ScriptedModel
 from court.deadline import Deadline
 from court.events import Procedure
 from court.meme import Frame
-from court.ports import ChatRequest
+from court.ports import ChatReply, ChatRequest
+from court.prompts.sets import packaged
 from court.roles import RoleModel, RoleModels, Speaker
 from court.trial import Court, TrialCase
 from court.untrusted import Fence
@@ -67,13 +69,14 @@ def is_repair(request: ChatRequest) -> bool:
     return str(request.parts[-1]).startswith("Your last reply could not be used")
 
 
-def speaker(model, *, fence=None) -> Speaker:
+def speaker(model, *, fence=None, prompts=None) -> Speaker:
     """Returns the speaker of one role in a trial without a deadline."""
     return Speaker(
         model=model if isinstance(model, RoleModel) else RoleModel(model),
         fence=fence or Fence(MARK),
         deadline=Deadline(None, 60),
         reply_chars=1200,
+        prompts=prompts or packaged(),
     )
 
 
@@ -104,7 +107,7 @@ class Cast:
             line = self.lines.get(f"{role}_{task}", self.lines.get(task))
             if callable(line):
                 line = line(request)
-            return self._usual(role, task, request) if line is None else line
+            return in_form(request, self._usual(role, task, request) if line is None else line)
 
         return speak
 
@@ -133,6 +136,33 @@ class Cast:
 
     def calls(self) -> int:
         return sum(len(model.asked) for model in self.models.values())
+
+
+def in_form(request: ChatRequest, reply):
+    """Returns a reply with a summary and a justification in the form that a request asks for; others as they are."""
+    if isinstance(reply, ChatReply):
+        return dataclasses.replace(reply, text=in_form(request, reply.text))
+    wanted = (request.reply_schema or {}).get("properties", {})
+    if "quotes" not in wanted:
+        return reply
+    if isinstance(reply, str):
+        try:
+            content = json.loads(reply)
+        except (ValueError, RecursionError):
+            return reply
+        formed = in_form(request, content)
+        return reply if formed is content else json.dumps(formed)
+    if not isinstance(reply, dict) or "justification" not in reply:
+        return reply
+    summary, justification = reply["summary"], reply["justification"]
+    claim = {"claim": reply["claim"]} if "claim" in reply else {}
+    return {
+        "quotes": [justification[:160]],
+        "meaning": summary[-640:],
+        "conclusion": wanted["conclusion"]["enum"][0],
+        "because": justification[-640:],
+        **claim,
+    }
 
 
 def _in_order(request, odds):

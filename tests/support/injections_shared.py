@@ -6,16 +6,16 @@ import re
 import sys
 import unicodedata
 
-from court import prompts
 from court.events import Side
 from court.meme import Frame
 from court.messages import AdvocateBrief, Exchange, Exhibit, JudgeBrief
 from court.policy import DEFAULT_POLICY
 from court.ports import ChatReply, ChatRequest, FinishReason, Odds
 from court.precedents import vote
+from court.prompts.sets import packaged, packaged_versions
 from court.roles import Advocate, Judge, Proposer
 from court.untrusted import Fence
-from tests.support.cast import RULING, speaker
+from tests.support.cast import RULING, in_form, speaker
 from tests.support.fakes import H, N, findings
 from tests.support.injections import SPECIALS
 from tests.support.sizes import FULL
@@ -25,14 +25,18 @@ FENCED = re.compile(rf"\[begin {MARK}\]\n(.*?)\n\[end {MARK}\]", re.DOTALL)
 FRAME = Frame(png=b"the meme", width=4, height=4)
 
 
-SYSTEMS = {
-    "proposer": prompts.load("proposer").system(),
-    "judge": prompts.load("judge").system(policy=DEFAULT_POLICY.text),
-    **{
-        side: prompts.load("advocate").system(policy=DEFAULT_POLICY.text, stance=prompts.load("advocate").stance(side))
-        for side in ("accuser", "defender")
-    },
-}
+def systems_of(prompts):
+    """Returns the system message of each role in a set of prompts."""
+    advocate, policy = prompts.advocate, DEFAULT_POLICY.text
+    return {
+        "proposer": prompts.proposer.system(),
+        "judge": prompts.judge.system(policy=policy),
+        **{side: advocate.system(policy=policy, stance=advocate.stance(side)) for side in ("accuser", "defender")},
+    }
+
+
+SYSTEMS = {version: systems_of(packaged(version)) for version in packaged_versions()}
+"""System messages of each packaged set."""
 
 
 class RecordingModel:
@@ -46,7 +50,7 @@ class RecordingModel:
 
     async def reply(self, request, *, within_s):
         self.requests.append(request)
-        return self.replies.pop(0)
+        return in_form(request, self.replies.pop(0))
 
     async def odds(self, request, options, *, within_s):
         self.requests.append(request)
@@ -77,9 +81,9 @@ def exhibits(text="a text", categories=("race",)):
     )
 
 
-async def prompts_with(text, model, fence, places=slice(None)):
+async def prompts_with(text, model, fence, prompts, places=slice(None)):
     """Yields the prompts that can contain ``text``, or those of some places: role, place, request."""
-    speaks = speaker(model, fence=fence)
+    speaks = speaker(model, fence=fence, prompts=prompts)
 
     async def call(role, what, coroutine, *replies):
         model.replies, model.requests = list(replies), []
@@ -98,8 +102,8 @@ async def prompts_with(text, model, fence, places=slice(None)):
         role = str(side).lower()
 
         def advocate(words=plain, description=plain, side=side):
-            brief = AdvocateBrief(policy=DEFAULT_POLICY, fence=fence, text=words, description=description)
-            return Advocate(speaks, side, brief)
+            shown = {"text": words, "description": description}
+            return Advocate(speaks, side, AdvocateBrief(policy=DEFAULT_POLICY, fence=fence, prompts=prompts, **shown))
 
         for place, who, history in (
             ("text", advocate(words=text), [turn]),
@@ -118,7 +122,8 @@ async def prompts_with(text, model, fence, places=slice(None)):
     def brief(**places):
         words = {"text": plain, "description": plain, "accuser": plain, "defender": plain, "exhibits": exhibits()}
         values = {**words, **places}
-        return JudgeBrief(pictures=(FRAME,), policy=DEFAULT_POLICY, fence=fence, vote=precedent_vote, **values)
+        constants = {"policy": DEFAULT_POLICY, "fence": fence, "vote": precedent_vote, "prompts": prompts}
+        return JudgeBrief(pictures=(FRAME,), **constants, **values)
 
     judge = Judge(speaks)
     for place, shown_to_judge in (
@@ -171,16 +176,17 @@ def folded(text):
     return unicodedata.normalize("NFKC", text).casefold()
 
 
-def sweep_texts(texts, *, share):
+def sweep_texts(texts, *, share, version="1"):
     """Renders each text in each place. Returns the number of prompts, and by promise the places that broke it.
 
     Args:
         texts: Pairs of a kind of text and the text.
         share: Each text is rendered in one of this many places, neighbouring texts in other ones; in all at full size.
+        version: Packaged set of prompts.
     """
     share = 1 if FULL else share
     wrong = {"system": [], "pictures": [], "tokens": [], "fence": []}
-    checked, clean = 0, set()
+    checked, clean, prompts = 0, set(), packaged(version)
 
     async def run():
         nonlocal checked
@@ -188,18 +194,19 @@ def sweep_texts(texts, *, share):
         pattern = {}
         # A repair request has two forms: a reply that repeats itself is called so.
         for harmless in ("harmless words", LOOPING):
-            async for role, what, request in prompts_with(harmless, model, fence):
+            async for role, what, request in prompts_with(harmless, model, fence, prompts):
                 ours, theirs = split_fenced(request)
                 pictures = [part for part in ours if not isinstance(part, str)]
                 usual, *_ = pattern.setdefault((role, what), ([], pictures, len(theirs)))
                 usual.append(ours)
         for number, (kind, text) in enumerate(texts):
-            async for role, what, request in prompts_with(text, model, fence, slice(number % share, None, share)):
+            places = slice(number % share, None, share)
+            async for role, what, request in prompts_with(text, model, fence, prompts, places):
                 where = (kind, text[:40], role, what)
                 ours, theirs = split_fenced(request)
                 usual, pictures, fences = pattern[role, what]
                 checked += 1
-                if request.system != SYSTEMS[role]:
+                if request.system != SYSTEMS[version][role]:
                     wrong["system"].append(where)
                 if [part for part in ours if not isinstance(part, str)] != pictures:
                     wrong["pictures"].append(where)

@@ -14,6 +14,7 @@ from court.events import Described, QuestioningEnd, Side, SideRested, Summarised
 from court.policy import DEFAULT_POLICY
 from court.ports import ChatReply, FinishReason
 from court.prompts import load
+from court.prompts.sets import packaged
 from court.settings import TrialSettings
 from court.verdict import Decision, Label, Review, Strength, Strengths, Verdict
 from court.verdict import ReviewReason as Check
@@ -261,6 +262,48 @@ def test_checks_that_are_not_essential_are_signals():
     assert not record.last(TrialChecked).mistrial and record.verdict.decision is Decision.BLOCK
 
 
+IN_PARTS = {
+    "quotes": ["the meme's own words", "words of nobody"],
+    "meaning": "A viewer takes these words for a joke.",
+    "because": "it speaks of nobody, and all of it is an innocent joke.",
+}
+"""A side's reply under the second set of prompts, in its parts; for the Defender."""
+
+
+def in_parts(request, **changes):
+    opening = request.reply_schema["properties"]["conclusion"]["enum"][0]
+    return {**IN_PARTS, "conclusion": opening, **changes}
+
+
+def test_side_that_is_not_shown_the_policy_replies_in_parts():
+    accused = {"meaning": "People from there are told to leave.", "because": "it shuts all of them out of the street."}
+    cast = Cast(defender_summarise=in_parts, accuser_summarise=lambda request: in_parts(request, **accused))
+    record = try_meme(cast, prompts=packaged("2"))
+    assert not any(DEFAULT_POLICY.text in prompt_text(request) for request in cast.requests("accuser", "defender"))
+    summarised = record.last(Summarised)
+    assert summarised.dropped == ("words of nobody",) and "words of nobody" not in summarised.justification
+    assert any("words of nobody" in str(piece) for piece in pieces_of(summarised))
+    assert failed_in(record) == [] and "“the meme's own words”" in prompt_text(cast.requests("judge")[0])
+    # The rationale comes before strengths and label.
+    (ruling,) = (each.reply_schema["required"] for each in cast.requests("judge") if each.reply_schema)
+    assert ruling.index("rationale") < ruling.index("harmful_strength") and ruling[-1] == "label"
+    assert all(call.exact for event in record.events for call in messages_of(record, event))
+    assert replayed(record).differences == ()
+
+
+def test_compelled_opening_is_no_sign_of_a_side_s_stance():
+    cast = Cast(accuser_summarise=in_parts, defender_summarise=in_parts)
+    record = try_meme(cast, prompts=packaged("2"))
+    assert Check.SIDE_CHANGED in failed_in(record) and record.last(TrialChecked).mistrial
+
+
+def test_cut_part_of_an_argument_is_found():
+    cut = "it speaks of nobody and of nothing that is ha"
+    lines = {"summarise": lambda request: in_parts(request, because=cut)}
+    record = try_meme(Cast(**lines), prompts=packaged("2"), settings=TrialSettings(reply_chars=3 * len(cut)))
+    assert Check.REPLY_CUT in failed_in(record) and record.last(Summarised).justification.endswith("that is […]")
+
+
 def test_cut_summary_does_not_count_as_converged():
     cut = "the words are about a bus that has come too late again tod"
     lines = {"summary": cut, "justification": "The words are about a bus."}
@@ -274,7 +317,7 @@ def test_cut_summary_does_not_count_as_converged():
     assert {each.reason for each in record.all(SideRested)} == {QuestioningEnd.CONVERGED}
 
 
-@pytest.mark.parametrize("reply", ["", json.dumps({"description": " "}), "refused"])
+@pytest.mark.parametrize("reply", ["", *(json.dumps({"description": words}) for words in (" ", "...")), "refused"])
 @pytest.mark.parametrize(("ruling", "decision"), [(RULING, Decision.BLOCK), (ACQUITTAL, Decision.REVIEW)])
 def test_missing_description_ends_no_trial_and_needs_review_of_an_acquittal(reply, ruling, decision):
     def describe(request):

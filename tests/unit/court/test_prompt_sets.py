@@ -1,6 +1,7 @@
 """Custom prompt sets: faults are reported, and valid sets are used, recorded and shown."""
 
 import asyncio
+import itertools
 import json
 from dataclasses import replace
 from importlib.resources import files
@@ -13,7 +14,7 @@ from court.backends.chat.scripted import ScriptedModel
 from court.errors import BadRequest, CantResume
 from court.events import Procedure, VerdictGiven
 from court.policy import DEFAULT_POLICY
-from court.prompts.sets import FILES, SYSTEM, TASKS, faults_of, open_set, packaged, source
+from court.prompts.sets import FILES, SYSTEM, TASKS, faults_of, open_set, packaged, packaged_versions, source
 from court.record import TrialAborted, TrialRecord
 from court.replies import Answer, Argument, Description, Question, ruling_schema, schema_of
 from court.settings import TrialSettings
@@ -56,11 +57,12 @@ def refusal_message(folder):
     return refusal.value.message
 
 
-def test_packaged_set_is_valid_and_has_the_digest_that_records_name():
+def test_packaged_sets_are_valid_and_have_the_digests_that_records_name():
     assert packaged().digest == "sha256:c8574aa79ca17e91f6e4a9d81b403581c7933f83e77eee7a6f59ebf02e251551"
-    for name in FILES:
-        assert faults_of(name, source("1", name)) == []
-        assert packaged().by_file[name].digest == prompts.load(name).digest
+    assert packaged_versions() == ("1", "2")
+    for version, name in itertools.product(packaged_versions(), FILES):
+        assert faults_of(name, source(version, name)) == []
+        assert packaged(version).by_file[name].digest == prompts.load(name, int(version)).digest
     assert open_set("1").digest == packaged().digest
 
 
@@ -327,8 +329,10 @@ def test_unusable_set_is_refused_before_a_trial_begins(folder, tmp_path):
 
 def test_placeholder_tables_cover_every_prompt_and_task():
     for name in FILES:
-        content = prompts.load(name).content
-        assert TASKS[name].keys() == content["tasks"].keys()
+        contents = [prompts.load(name, int(version)).content for version in packaged_versions()]
+        for content in contents:
+            assert TASKS[name].keys() == content["tasks"].keys()
         for task, wanted in {**TASKS[name], "system": SYSTEM[name]}.items():
-            template = content["system"] if task == "system" else content["tasks"][task]
-            assert prompts.placeholders_in(template) == wanted.required | wanted.optional
+            templates = [each["system"] if task == "system" else each["tasks"][task] for each in contents]
+            # No placeholder is optional in name alone: a set uses it.
+            assert set().union(*map(prompts.placeholders_in, templates)) == wanted.required | wanted.optional

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from court import judgment
+from court import checks, judgment
 from court.backends.chat.scripted import ScriptedModel
 from court.errors import ReplyUnusable
 from court.events import TextRead, TextSource
@@ -15,7 +15,15 @@ from court.meme import Frame
 from court.messages import Exhibit, JudgeBrief
 from court.policy import DEFAULT_POLICY
 from court.ports import ChatReply, FinishReason
-from court.replies import UnusableReply, parse_answer, parse_argument, parse_description, parse_question, parse_ruling
+from court.replies import (
+    UnusableReply,
+    parse_answer,
+    parse_argument,
+    parse_description,
+    parse_question,
+    parse_quoting_argument,
+    parse_ruling,
+)
 from court.roles import Judge
 from court.settings import TrialSettings
 from court.untrusted import Fence
@@ -205,3 +213,87 @@ def test_invalid_odds_count_as_no_odds():
     for masses in ((float("nan"), 0.5), (1.5, 0.2), (-0.1, 0.5), (float("inf"), 0.1)):
         model = ScriptedModel([], odds=lambda request, options, masses=masses: masses)
         assert asyncio.run(Judge(speaker(model)).odds(brief())) is None
+
+
+# An argument in parts
+
+SHOWN = ("Bluelanders, all of them, are late!\nAgain.", "A crowd at a bus stop.", "The sign says <b>Route 7</b>.")
+OPENING = "This is harmful because"
+PARTS = {
+    "quotes": ["all of them are late", "A crowd at a bus stop"],
+    "meaning": "The people of one place are called late.",
+    "conclusion": OPENING,
+    "because": "it says so of everybody from there.",
+}
+
+
+def parts(*, needed=False, chars=1200, on_claim=False, **changes):
+    text = json.dumps({**PARTS, **changes})
+    return parse_quoting_argument(text, OPENING, SHOWN, chars, on_claim=on_claim, quotes_needed=needed)
+
+
+def test_argument_is_put_together_from_its_parts():
+    argument = parts()
+    assert argument.justification == (
+        "“all of them are late”. “A crowd at a bus stop”. The people of one place are called late. "
+        "This is harmful because it says so of everybody from there."
+    )
+    assert argument.justification.startswith(argument.summary) and argument.dropped == ()
+    assert parts(because=f"{OPENING} it says so.").justification.count(OPENING) == 1
+    assert parts(on_claim=True, claim="All are late.").claim == "All are late." and argument.claim == ""
+
+
+@pytest.mark.parametrize(
+    ("quotes", "number", "dropped"),
+    [
+        (["ALL of them — are LATE", "late again"], 2, ()),
+        (["“The sign says <b>Route”", "the sign says <b>Route"], 2, ()),
+        (["again A crowd at a bus"], 0, ("again A crowd at a bus",)),
+        (["all of them are early", "A crowd at a bus stop"], 1, ("all of them are early",)),
+        ([" … ", "A crowd", "A crowd"], 1, ("…",)),
+        ([], 0, ()),
+    ],
+)
+def test_quotes_that_stand_nowhere_are_dropped(quotes, number, dropped):
+    argument = parts(quotes=quotes)
+    assert argument.summary.count("“") == number and argument.dropped == dropped
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"conclusion": "This is not harmful because"},
+        {"because": OPENING},
+        {"because": "…"},
+        {"meaning": ""},
+        {"quotes": "all of them"},
+        {"quotes": ["a"] * 4},
+        {"quotes": ["x" * 161]},
+        {"claim": "No one asked."},
+    ],
+)
+def test_argument_in_other_parts_is_refused(changes):
+    with pytest.raises(UnusableReply) as caught:
+        parts(**changes)
+    assert caught.value.reason == "REPLY_MALFORMED"
+
+
+def test_quote_is_needed_where_a_reply_can_be_repaired():
+    assert parts(needed=True, quotes=["not there", "A crowd"]).dropped == ("not there",)
+    for quotes in (["not there"], []):
+        with pytest.raises(UnusableReply, match="none of its quotes stands"):
+            parts(needed=True, quotes=quotes)
+
+
+def test_part_that_is_cut_off_is_marked_and_loses_half_a_word():
+    argument = parts(chars=120, because="it says so of every pers", meaning="Everybody is called lazy ind")
+    assert argument.summary.endswith("Everybody is called lazy ind") and argument.justification.endswith("pers")
+    argument = parts(chars=84, because="it says so of everybody her", meaning="Everybody is called lazy ind")
+    assert argument.summary.endswith("is called lazy […]") and argument.justification.endswith("so of everybody […]")
+    assert checks.is_cut(argument.summary, 84) and checks.is_cut(argument.justification, 84)
+
+
+def test_longest_argument_in_parts_is_within_bounds():
+    text = "word " * 31 + "wor. "
+    argument = parts(quotes=[text[:158]] * 3, because=(text * 4)[:640], meaning=(text * 4)[:640], chars=1900)
+    assert len(argument.justification) < 2000

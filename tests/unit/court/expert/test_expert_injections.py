@@ -51,7 +51,7 @@ from tests.support.steering import NOT_ACQUITTING, SPELLINGS, Obeys, in_the_cour
 
 pytestmark = pytest.mark.slow
 
-SYSTEM = {name: prompts.load(name).system() for name in ("claim_finder", "expert")} | {"judge": SYSTEMS["judge"]}
+SYSTEM = {name: prompts.load(name).system() for name in ("claim_finder", "expert")} | {"judge": SYSTEMS["1"]["judge"]}
 FENCE = Fence(MARK)
 PLAIN = "plain words"
 

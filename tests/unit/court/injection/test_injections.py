@@ -21,6 +21,8 @@ from court.checks import ESSENTIAL, LIMITS, repair_of
 from court.events import CheckFailed, Procedure
 from court.meme import Frame, Meme, Picture
 from court.ports import ChatRequest
+from court.prompts.sets import packaged, packaged_versions
+from court.replies import QUOTES_UNFOUND
 from court.roles import _REPEATS
 from court.trial import TrialCase
 from court.untrusted import Fence, neutralise
@@ -42,11 +44,11 @@ from tests.support.sizes import FULL
 pytestmark = pytest.mark.slow  # builds 10,000 prompts
 
 
-@pytest.fixture(scope="module")
-def sweep():
-    """Sweeps all our own injections in all variants, once."""
+@pytest.fixture(scope="module", params=packaged_versions())
+def sweep(request):
+    """Sweeps all our own injections in all variants, once for each packaged set of prompts."""
     texts = ((kind, marked(text, MARK)) for kind, injection in INJECTIONS for text in variants(injection))
-    return sweep_texts(texts, share=7)
+    return sweep_texts(texts, share=7, version=request.param)
 
 
 def test_corpus_contains_enough_injections():
@@ -65,7 +67,8 @@ def test_pi_2_no_control_tokens_and_no_extra_pictures(sweep):
     _, wrong = sweep
     assert wrong["tokens"] == [] and wrong["pictures"] == []
     # The court's own words must not contain one either, as it would mask one from outside.
-    assert not [token for token in SPECIALS for system in SYSTEMS.values() if token in system]
+    ours = [system for systems in SYSTEMS.values() for system in systems.values()]
+    assert not [token for token in SPECIALS for system in ours if token in system]
 
 
 def test_pi_3_no_text_escapes_its_fence(sweep):
@@ -169,7 +172,7 @@ def run_trial(cast, *, meme=None, **options):
 
 
 CHECKS = [*LIMITS, *ESSENTIAL]
-FAULTS = [_REPEATS, *filter(None, (repair_of([CheckFailed(check=check)]) for check in CHECKS))]
+FAULTS = [_REPEATS, QUOTES_UNFOUND, *filter(None, (repair_of([CheckFailed(check=check)]) for check in CHECKS))]
 """Faults of replies that echo a text, in the court's words; a text may choose among them."""
 
 
@@ -179,7 +182,7 @@ def without_faults(parts):
     return parts
 
 
-def trial_with(text, *, ocr):
+def trial_with(text, *, ocr, version="1"):
     clip = text[:400]
     cast = Cast(
         describe=lambda request: {"description": f"It shows: {clip}"},
@@ -191,14 +194,15 @@ def trial_with(text, *, ocr):
     first = found.exhibits[0].model_copy(update={"text": text, "categories": (text, "race")})
     found = found.model_copy(update={"exhibits": (first, *found.exhibits[1:])})
     meme, reader = (a_meme(None), FakeReader(text)) if ocr else (a_meme(text), None)
-    run_trial(cast, meme=meme, reader=reader, found=found)
+    run_trial(cast, meme=meme, reader=reader, found=found, prompts=packaged(version))
     return cast
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("version", packaged_versions())
 @pytest.mark.parametrize("ocr", [False, True], ids=["caption", "read from the picture"])
-def test_pi_1_to_3_hold_in_whole_trials(ocr):
-    plain, looping = trial_with("harmless words", ocr=ocr), trial_with(LOOPING, ocr=ocr)
+def test_pi_1_to_3_hold_in_whole_trials(ocr, version):
+    plain, looping = (trial_with(text, ocr=ocr, version=version) for text in ("harmless words", LOOPING))
     usual = {
         role: [without_faults(split_fenced(request)[0]) for cast in (plain, looping) for request in cast.requests(role)]
         for role in plain.models
@@ -206,13 +210,13 @@ def test_pi_1_to_3_hold_in_whole_trials(ocr):
     trials = requests = 0
     for _, injection in INJECTIONS:
         text = "".join(c for c in marked(injection, MARK) if not 0xD800 <= ord(c) < 0xE000)
-        cast = trial_with(text, ocr=ocr)
+        cast = trial_with(text, ocr=ocr, version=version)
         trials += 1
         for role in cast.models:
             for request in cast.requests(role):
                 requests += 1
                 ours, theirs = split_fenced(request)
-                assert request.system == SYSTEMS[role]
+                assert request.system == SYSTEMS[version][role]
                 assert without_faults(ours) in usual[role], injection
                 assert not [body for body in theirs if specials_in(body) or MARK in folded(body)]
     assert trials >= 120 and requests > trials * 10

@@ -27,7 +27,7 @@ from court.messages import AdvocateBrief, Exchange, Exhibit, JudgeBrief
 from court.policy import DEFAULT_POLICY
 from court.ports import ChatReply, FinishReason
 from court.precedents import Vote
-from court.prompts.sets import packaged
+from court.prompts.sets import packaged, packaged_versions
 from court.record import TrialAborted, TrialState
 from court.replies import parse_ruling
 from court.roles import Advocate, Judge, Proposer
@@ -35,7 +35,7 @@ from court.settings import TrialSettings
 from court.trial import TrialCase
 from court.untrusted import Fence
 from court.verdict import Decision, Label, ReviewReason
-from tests.support.cast import ACQUITTAL, RULING, Cast, full_court, is_repair, prompt_text, speaker, task_of
+from tests.support.cast import ACQUITTAL, RULING, Cast, full_court, in_form, is_repair, prompt_text, speaker, task_of
 from tests.support.fakes import VOTE, FakeReader, H, N, RecordingSink, a_meme, findings
 from tests.support.injections import INJECTIONS
 from tests.support.replies import babble
@@ -53,6 +53,7 @@ from tests.support.steering import (
     ruling,
 )
 
+BOTH_SETS = pytest.mark.parametrize("version", packaged_versions())
 FRAME = Frame(png=b"the meme", width=4, height=4)
 TEXT = TextRead(trial_id="t", seq=0, at="2026-01-01T00:00:00Z", text="x", source=TextSource.CALLER)
 PLACES = ("text", "precedent", "categories", "describe", "ask", "answer", "summarise")
@@ -70,17 +71,18 @@ class Babbles(Obeys):
 
     def __init__(self, strengths, seed):
         super().__init__(strengths, seed)
-        self.chance = random.Random(f"{strengths}{seed}")
+        self.seed = f"{strengths}{seed}"
 
     def says(self, role, task, request):
-        roll = self.chance.random()
+        # By request: an injection that costs one more attempt must not change what is said later.
+        chance = random.Random(f"{self.seed}{role}{task}{is_repair(request)}")
         if task == "judge":
-            return babble(self.chance) if roll < 0.5 else json.dumps(self.ruling)
+            return babble(chance) if chance.random() < 0.5 else json.dumps(self.ruling)
         material = " ".join(FENCED.findall("".join(part for part in request.parts if isinstance(part, str))))[-300:]
         return as_reply(task, material or "Words, words.")
 
 
-async def outcome(kind, strengths, seed, place, words, fence=None):
+async def outcome(kind, strengths, seed, place, words, fence=None, version="1"):
     """The label and the decision of a trial with these words in that place; the label is None without a verdict.
 
     All agents, their prompts, replies and the verdict are the court's own; only search and record are left out.
@@ -90,11 +92,12 @@ async def outcome(kind, strengths, seed, place, words, fence=None):
     def role_model(role):
         def reply(request):
             task = task_of(request)
-            return as_reply(task, words or "words") if task == place else character.says(role, task, request)
+            reply = as_reply(task, words or "words") if task == place else character.says(role, task, request)
+            return in_form(request, reply)
 
-        return speaker(ScriptedModel(reply), fence=fence)
+        return speaker(ScriptedModel(reply), fence=fence, prompts=prompts)
 
-    fence = fence or Fence(MARK)
+    fence, prompts = fence or Fence(MARK), packaged(version)
     texts = {name: words if name == place else "plain words" for name in ("text", "precedent", "categories")}
     first = findings([H, H, H]).exhibits[0]
     first = first.model_copy(update={"text": texts["precedent"], "categories": (texts["categories"], "race")})
@@ -103,7 +106,8 @@ async def outcome(kind, strengths, seed, place, words, fence=None):
         proposer = Proposer(role_model("proposer"), (FRAME,))
         description = (await proposer.describe()).value
         arguments = []
-        brief = AdvocateBrief(policy=DEFAULT_POLICY, fence=fence, text=texts["text"], description=description)
+        shown = {"text": texts["text"], "description": description}
+        brief = AdvocateBrief(policy=DEFAULT_POLICY, fence=fence, prompts=prompts, **shown)
         for side in Side:
             advocate = Advocate(role_model(str(side).lower()), side, brief)
             question = (await advocate.ask(())).value
@@ -119,6 +123,7 @@ async def outcome(kind, strengths, seed, place, words, fence=None):
             accuser=accuser,
             defender=defender,
             exhibits=exhibits,
+            prompts=prompts,
         )
         ruled = (await Judge(role_model("judge")).rule(brief)).value
     except ReplyUnusable:
@@ -137,7 +142,7 @@ SEVERITY = (Decision.ALLOW, Decision.REVIEW, Decision.BLOCK)
 READINGS = (("strong", "weak"), ("moderate", "moderate"), ("weak", "moderate"))
 
 
-async def count_lenient_outcomes(kinds, injections, fence=None):
+async def count_lenient_outcomes(kinds, injections, version, fence=None):
     """The number of comparisons, and the injections with a more lenient outcome than plain words in their place."""
     number, lenient, baselines = 0, [], {}
     for seed, (injection_kind, injection) in enumerate(injections):
@@ -146,8 +151,8 @@ async def count_lenient_outcomes(kinds, injections, fence=None):
         for place, kind, strengths in itertools.product(PLACES, kinds, readings):
             key = (kind, strengths, place, seed if kind is Babbles else 0)
             if key not in baselines:
-                baselines[key] = await outcome(kind, strengths, seed, place, "plain words", fence)
-            result = await outcome(kind, strengths, seed, place, orders(injection), fence)
+                baselines[key] = await outcome(kind, strengths, seed, place, "plain words", fence, version)
+            result = await outcome(kind, strengths, seed, place, orders(injection), fence, version)
             number += 1
             if more_lenient(result, baselines[key]):
                 lenient.append((kind.__name__, strengths, place, injection_kind, injection[:60]))
@@ -155,15 +160,17 @@ async def count_lenient_outcomes(kinds, injections, fence=None):
 
 
 @pytest.mark.slow
-def test_pi_4_no_injection_makes_an_outcome_more_lenient():
-    number, lenient = asyncio.run(count_lenient_outcomes((Obeys, Ignores, Babbles), INJECTIONS))
+@BOTH_SETS
+def test_pi_4_no_injection_makes_an_outcome_more_lenient(version):
+    number, lenient = asyncio.run(count_lenient_outcomes((Obeys, Ignores, Babbles), INJECTIONS, version))
     assert number >= (10_000 if FULL else 3_400)
     assert lenient == []
 
 
 @pytest.mark.slow
+@BOTH_SETS
 @pytest.mark.parametrize("labels", [[H] * 5, [N] * 5, [H, N] * 3], ids=["harmful", "harmless", "split"])
-def test_pi_4_no_injection_lowers_the_decision_of_a_whole_trial(labels):
+def test_pi_4_no_injection_lowers_the_decision_of_a_whole_trial(labels, version):
     """Runs record, search and checks too, and the detector of steering, which itself asks for a review."""
     injections = INJECTIONS if FULL else INJECTIONS[::6]
     short, found, count = TrialSettings(rounds_min=1, rounds_max=1), findings(labels), 0
@@ -176,7 +183,8 @@ def test_pi_4_no_injection_lowers_the_decision_of_a_whole_trial(labels):
             }
             meme = a_meme(words if place == "text" else "plain words")
             try:
-                verdict = hear(Cast(judge=judge, **lines), meme=meme, settings=short, found=found).verdict
+                options = {"settings": short, "found": found, "prompts": packaged(version)}
+                verdict = hear(Cast(judge=judge, **lines), meme=meme, **options).verdict
             except TrialAborted:
                 return None, Decision.REVIEW
             return verdict.label, verdict.decision
@@ -195,13 +203,14 @@ class NoFence(Fence):
         return f"[begin {MARK}]\n{text}\n[end {MARK}]"
 
 
-def test_pi_4_without_a_fence_injections_succeed_from_every_place():
+@BOTH_SETS
+def test_pi_4_without_a_fence_injections_succeed_from_every_place(version):
     """Shows that the test above would notice: without the fence's safeguards, the same model is led astray from every
     place.
     """
     kinds = ("fences", "control")
     several = [next(each for each in INJECTIONS if each[0] == kind) for kind in kinds]
-    _, lenient = asyncio.run(count_lenient_outcomes((Obeys,), several, NoFence(MARK)))
+    _, lenient = asyncio.run(count_lenient_outcomes((Obeys,), several, version, NoFence(MARK)))
     assert {place for _, _, place, *_ in lenient} == set(PLACES)
     assert {kind for *_, kind, _ in lenient} == {"fences", "control"}
 
@@ -245,8 +254,9 @@ def label_of(cast, **options):
 
 
 @pytest.mark.slow
+@BOTH_SETS
 @pytest.mark.parametrize("hijacked", list(HIJACKED))
-def test_pi_6_one_hijacked_role_cannot_acquit(hijacked):
+def test_pi_6_one_hijacked_role_cannot_acquit(hijacked, version):
     """The role says what it likes, in one task or both, and knows the mark; the Judge believes the court's voice."""
     labels = {Label.HARMFUL: 0, Label.NOT_HARMFUL: 0, None: 0}
     tasks = HIJACKED[hijacked]
@@ -260,26 +270,27 @@ def test_pi_6_one_hijacked_role_cannot_acquit(hijacked):
                 judge=judge_by_court_voice,
                 **{f"{hijacked}_{task}": (lambda request, replies=replies[task]: replies) for task in turns},
             )
-            labels[label_of(cast, settings=short)] += 1
+            labels[label_of(cast, settings=short, prompts=packaged(version))] += 1
     assert labels[Label.NOT_HARMFUL] == 0
     assert labels[Label.HARMFUL] > (400 if FULL else 120)
 
 
+@BOTH_SETS
 @pytest.mark.parametrize("strengths", NOT_ACQUITTING)
-def test_pi_6_hijacked_side_does_not_overturn_the_finding_of_the_judge(strengths):
+def test_pi_6_hijacked_side_does_not_overturn_the_finding_of_the_judge(strengths, version):
     for hijacked, tasks in HIJACKED.items():
         lines = {f"{hijacked}_{task}": (lambda request, task=task: as_reply(task, FORGED[0])) for task in tasks}
-        assert label_of(Cast(judge=lambda request: ruling(*strengths), **lines)) is Label.HARMFUL
+        cast = Cast(judge=lambda request: ruling(*strengths), **lines)
+        assert label_of(cast, prompts=packaged(version)) is Label.HARMFUL
 
 
-def test_pi_6_hijacked_role_with_unusable_replies_gets_no_acquittal():
+@BOTH_SETS
+def test_pi_6_hijacked_role_with_unusable_replies_gets_no_acquittal(version):
     for hijacked, tasks in HIJACKED.items():
         for task in tasks:
             for reply in ("", "not harmful" * 900, ChatReply("x", FinishReason.REFUSAL, "m", 1, 1, 0, 0.0)):
-                assert label_of(Cast(**{f"{hijacked}_{task}": lambda request, reply=reply: reply})) in (
-                    None,
-                    Label.HARMFUL,
-                )
+                cast = Cast(**{f"{hijacked}_{task}": lambda request, reply=reply: reply})
+                assert label_of(cast, prompts=packaged(version)) in (None, Label.HARMFUL)
 
 
 def test_pi_6_lone_judge_is_bounded_by_the_rule_the_vote_and_its_odds():
@@ -350,16 +361,17 @@ SPEAKERS = (
 
 
 @pytest.mark.slow
-def test_pi_7_reply_that_leaks_the_instructions_ends_the_trial():
+@BOTH_SETS
+def test_pi_7_reply_that_leaks_the_instructions_ends_the_trial(version):
     cases = 0
     short = TrialSettings(rounds_min=1, rounds_max=1, overlap=False)
     for (role, task), secret_role, spelling in itertools.product(SPEAKERS, prompts.ROLES, SPELLINGS):
-        secret = prompts.load(secret_role).secret
+        secret = packaged(version).by_file[secret_role].secret
         for reply in leaking_replies(task, spelling(secret).replace("\n", "\\n")):
             cast = Cast(**{f"{role}_{task}": lambda request, reply=reply: reply})
             notes = RecordingSink()
             with pytest.raises(TrialAborted) as caught:
-                hear(cast, notes=notes, settings=short)
+                hear(cast, notes=notes, settings=short, prompts=packaged(version))
             cases += 1
             record = caught.value.record
             assert caught.value.reason == "SYSTEM_LEAKED", (role, task, reply)
@@ -373,19 +385,21 @@ def test_pi_7_reply_that_leaks_the_instructions_ends_the_trial():
     assert cases >= 1000
 
 
-def test_pi_7_holds_for_the_repeated_request_too():
-    secret = prompts.load("judge").secret
+@BOTH_SETS
+def test_pi_7_holds_for_the_repeated_request_too(version):
+    secret = packaged(version).judge.secret
     cast = Cast(judge=lambda request: secret if is_repair(request) else "what?")
     with pytest.raises(TrialAborted) as caught:
-        hear(cast)
+        hear(cast, prompts=packaged(version))
     assert caught.value.reason == "SYSTEM_LEAKED"
 
 
-def test_pi_7_secret_quoted_in_untrusted_text_does_not_end_the_trial():
+@BOTH_SETS
+def test_pi_7_secret_quoted_in_untrusted_text_does_not_end_the_trial(version):
     """The secret is the same in every court with these prompts, so it is broken up wherever it occurs in shown
     material.
     """
-    secret = prompts.load("judge").secret
+    secret = packaged(version).judge.secret
 
     def echo(request):
         material = " ".join(FENCED.findall("".join(part for part in request.parts if isinstance(part, str))))
@@ -394,10 +408,10 @@ def test_pi_7_secret_quoted_in_untrusted_text_does_not_end_the_trial():
     for words in (secret, secret.upper(), "\u200b".join(secret), "".join(chr(ord(c) + 0xFEE0) for c in secret)):
         for meme, reader in ((a_meme(f"look: {words}"), None), (a_meme(None), FakeReader(f"look: {words}"))):
             cast = Cast(summarise=echo)
-            record = hear(cast, meme=meme, reader=reader)
+            record = hear(cast, meme=meme, reader=reader, prompts=packaged(version))
             assert record.state is TrialState.DECIDED
             for request in cast.requests():
-                assert not packaged().contains_secret(prompt_text(request).replace(request.system, ""))
+                assert not packaged(version).contains_secret(prompt_text(request).replace(request.system, ""))
 
 
 def test_pi_7_ordinary_words_are_not_taken_for_the_secret():
