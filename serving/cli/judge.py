@@ -50,19 +50,20 @@ _AT_ONCE = 8  # pictures on their way at once: enough to keep every worker busy,
 
 
 @dataclass(frozen=True, slots=True)
-class _JudgeFailure:
+class JudgeFailure:
     """Failure of one meme: a message for people, and a stable reason."""
 
     message: str
     reason: str
 
     def as_json(self) -> dict[str, str]:
+        """Returns it for JSON."""
         return {"message": self.message, "reason": self.reason}
 
 
 _GRAVEST_FIRST = (EXIT_ERROR, EXIT_BLOCK, EXIT_REVIEW, EXIT_UNDECIDED, EXIT_ALLOW)
 _EXITS = {Decision.ALLOW: EXIT_ALLOW, Decision.BLOCK: EXIT_BLOCK, Decision.REVIEW: EXIT_REVIEW}
-_Judge = Callable[[wire.JudgeRequest], Awaitable[wire.JudgeResponse | _JudgeFailure]]
+Judge = Callable[[wire.JudgeRequest], Awaitable[wire.JudgeResponse | JudgeFailure]]
 
 
 @click.command()
@@ -152,7 +153,11 @@ def judge(
             namespace=namespace,
         )
 
-    judges = _there(server, timeout, tls, token) if server else _here(settings_of(**values), text, timeout, watch)
+    judges = (
+        _there(server, timeout, tls, token)
+        if server
+        else judging_here(settings_of(**values), text=text, timeout=timeout, watch=watch)
+    )
     where = f"  (on the server's machine, {server})" if server else ""
     exits = [EXIT_ALLOW]
     try:
@@ -189,10 +194,10 @@ async def _judge_all(
         judges = nullcontext()  # loading models takes long, and there is nothing to ask them
     async with judges as ask:
 
-        async def one(path: Path | None) -> wire.JudgeResponse | _JudgeFailure:
+        async def one(path: Path | None) -> wire.JudgeResponse | JudgeFailure:
             async with gate:
                 image = await asyncio.to_thread(_read, path) if path else None
-                return image if isinstance(image, _JudgeFailure) else await ask(request_of(image))
+                return image if isinstance(image, JudgeFailure) else await ask(request_of(image))
 
         memes = pictures or (None,)
         # All are begun at once; the gate bounds how many are read into memory.
@@ -209,11 +214,11 @@ async def _judge_all(
             if as_json:
                 part = (
                     {"error": answer.as_json()}
-                    if isinstance(answer, _JudgeFailure)
+                    if isinstance(answer, JudgeFailure)
                     else {"verdict": MessageToDict(answer, preserving_proto_field_name=True)}
                 )
                 click.echo(json.dumps({"file": str(path) if path else None, **part}, ensure_ascii=False))
-            elif isinstance(answer, _JudgeFailure):
+            elif isinstance(answer, JudgeFailure):
                 click.echo(
                     f"{path or _TEXT_ALONE}: {click.style('error', fg='red', bold=True)}: {answer.message}", err=True
                 )
@@ -227,7 +232,7 @@ async def _there(
     timeout: float,  # noqa: ASYNC109
     tls: Tls | None,
     token: str | None,
-) -> AsyncIterator[_Judge]:
+) -> AsyncIterator[Judge]:
     try:
         client = AsyncClient(address, tls=tls, token=token)
     except (ValueError, OSError) as error:
@@ -235,22 +240,29 @@ async def _there(
         raise click.ClickException(str(error)) from None
     async with client:
 
-        async def ask(request: wire.JudgeRequest) -> wire.JudgeResponse | _JudgeFailure:
+        async def ask(request: wire.JudgeRequest) -> wire.JudgeResponse | JudgeFailure:
             try:
                 return await client.ask(request, timeout=timeout)
             except JudgeError as error:
-                return _JudgeFailure(str(error), error.reason or error.code.name)
+                return JudgeFailure(str(error), error.reason or error.code.name)
 
         yield ask
 
 
 @asynccontextmanager
-async def _here(
+async def judging_here(
     settings: Settings,
-    text: str | None,
+    *,
+    text: str | None = None,
     timeout: float,  # noqa: ASYNC109
     watch: bool,
-) -> AsyncIterator[_Judge]:
+) -> AsyncIterator[Judge]:
+    """Yields a function that tries a meme in this process.
+
+    Args:
+        text: Text of the memes if it is given; None to read it off their pictures.
+        timeout: Seconds for one meme.
+    """
     from court.errors import CourtError
     from court.events import Procedure
     from serving.cli.records import show_event
@@ -265,7 +277,7 @@ async def _here(
         if watch:
             executor.feed.subscribe(show_event)
 
-        async def ask(request: wire.JudgeRequest) -> wire.JudgeResponse | _JudgeFailure:
+        async def ask(request: wire.JudgeRequest) -> wire.JudgeResponse | JudgeFailure:
             try:
                 trial_ask = ask_of(request, default=settings.procedure)
                 result = await asyncio.wait_for(executor.run(trial_ask, within_s=timeout), timeout)
@@ -273,14 +285,14 @@ async def _here(
                 found = await executor.docket.findings.get(result.record.content)
                 return response_of(replace(result, record=replace(result.record, found=found)))
             except TimeoutError:
-                return _JudgeFailure(f"There was no verdict within {timeout:g} s; --timeout allows more.", "TIMEOUT")
+                return JudgeFailure(f"There was no verdict within {timeout:g} s; --timeout allows more.", "TIMEOUT")
             except CourtError as error:
-                return _JudgeFailure(error.message, error.reason)
+                return JudgeFailure(error.message, error.reason)
 
         yield ask
 
 
-def _read(path: Path) -> bytes | _JudgeFailure:
+def _read(path: Path) -> bytes | JudgeFailure:
     """Reads a file, but no more of it than shows that it is too large."""
     try:
         if str(path) == "-":
@@ -289,13 +301,13 @@ def _read(path: Path) -> bytes | _JudgeFailure:
             with path.open("rb") as file:
                 image = file.read(MESSAGE_BYTES)
     except OSError as error:
-        return _JudgeFailure(f"The file can't be read: {error.strerror}.", "FILE_UNREADABLE")
+        return JudgeFailure(f"The file can't be read: {error.strerror}.", "FILE_UNREADABLE")
     # Refused here: beside a text, a file without bytes would be judged as that text alone.
-    return image or _JudgeFailure("The picture has no bytes. Send the file itself.", "PICTURE_EMPTY")
+    return image or JudgeFailure("The picture has no bytes. Send the file itself.", "PICTURE_EMPTY")
 
 
-def _exit_of(answer: wire.JudgeResponse | _JudgeFailure) -> int:
-    if isinstance(answer, _JudgeFailure):
+def _exit_of(answer: wire.JudgeResponse | JudgeFailure) -> int:
+    if isinstance(answer, JudgeFailure):
         return EXIT_ERROR
     result = Result(answer)
     undecided = result.decision is Decision.REVIEW and result.label is Label.UNDECIDED

@@ -1,0 +1,45 @@
+"""``make demo-full`` with the address of a running server: three debates in the terminal, and the console's address."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from eval.standin.process import model_server
+from scripts import demo_full, vllm_cpu
+from serving.models.presets import PRESETS
+
+pytestmark = pytest.mark.slow
+
+
+def demo(home, *arguments):
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MEMECOURT_")}
+    environment |= {"MEMECOURT_HOME": str(home)}
+    command = [sys.executable, "-m", "scripts.demo_full", *arguments]
+    return subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+
+
+def test_demo_full_shows_three_debates_and_names_the_console(tmp_path):
+    with model_server("--play", "rounds", "--model", "stand-in") as url:
+        done = demo(tmp_path, f"{url}/v1")
+    assert done.returncode == 0, done.stderr
+    for kind in ("Described", "QuestionAsked", "AnswerGiven", "Summarised", "PrecedentsCited", "VerdictGiven"):
+        assert len(re.findall(rf"\b{kind}\b", done.stderr)) >= 3, (kind, done.stderr)
+    assert re.findall(r"a drawn (\w+)$", done.stdout, re.MULTILINE) == ["crowd", "cat", "landscape"]
+    assert re.search(r"step by step: http://127\.0\.0\.1:\d+", done.stdout)
+
+
+def test_demo_full_names_an_address_without_a_server(tmp_path):
+    done = demo(tmp_path, "http://127.0.0.1:9/v1")
+    assert done.returncode == 1 and "No list of models at http://127.0.0.1:9/v1" in done.stderr
+
+
+@pytest.mark.parametrize(("gpu", "words"), [(True, "for GPUs"), (False, "for CPUs")])
+def test_demo_full_says_beforehand_what_it_fetches(gpu, words, tmp_path, capsys):
+    demo_full.tell_beforehand(demo_full.DEFAULT, gpu=gpu)
+    output = capsys.readouterr().out
+    assert words in output and vllm_cpu.VERSION in output and next(iter(PRESETS)) in output and "hub, once" in output
+    demo_full.tell_beforehand(str(tmp_path), gpu=gpu)
+    assert "is a folder here" in capsys.readouterr().out
