@@ -97,7 +97,7 @@ def _question_material(plan: Plan, question: Question, progress: Progress) -> Ma
 
     read = read_split(plan.dataset, plan.data, plan.split, task=question.task, choose=drawn)
     sources = train_splits(plan.dataset) if question.needs_examples else ()
-    files, notes = _with_sources(plan, read, sources, progress, question.task)
+    files, notes = _with_sources(plan, read, sources, progress, task=question.task)
     require_inputs(question, tuple(worded.values()))
     material = Material(read.memes, read.pictures, files, notes)
     return _with_pictures(plan, material) if question.needs_picture else material
