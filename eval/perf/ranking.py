@@ -1,14 +1,21 @@
-"""CPU time to turn battles into ratings, compared with evalica.
+"""CPU time to turn battles into ratings, compared with evalica, and to check a table, compared with pandas.
 
 CPU time of this process for 10^6 battles of 15 models, given by their indices: counting them and fitting Bradley-Terry
 ratings to full precision. evalica (0.4, Rust) gets the same indices as lists, its input format, with a tolerance of
 1e-14; the lists are made in advance. Both run in turns, best of five.
+
+The table has 150,000 rows of id, text, label and split; it is read and checked as by ``datasets check``. pandas only
+reads it. In turns, best of five as well.
 """
 
 from __future__ import annotations
 
+import asyncio
+import csv
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 
@@ -16,14 +23,57 @@ from court.errors import NotLoaded
 from eval.arena.ranking.battles import Battles, Floats, rated
 from eval.arena.ranking.bootstrap import spread
 from eval.arena.ranking.bradley_terry import ratings
+from eval.datasets.check import check
+from eval.datasets.plain_table import read_plain_table
+from eval.datasets.record_files import keep_tables
 from eval.perf.bench import Result, in_turns, seconds_of
 
 _MODELS, _MEMES = 15, 500
 _TIMES = 5
 
 
-def ranking(*, battles: int = 1_000_000) -> Result:
+def ranking(*, battles: int = 1_000_000, rows: int = 150_000) -> Result:
     """Runs the benchmark."""
+    return _ranked(battles) | _checked(rows)
+
+
+def _checked(rows: int) -> Result:
+    try:
+        import pandas
+    except ImportError:
+        raise NotLoaded(
+            "This benchmark compares with pandas, which is not installed: pip install pandas.",
+            reason="PANDAS_NOT_INSTALLED",
+        ) from None
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "memes.csv"
+        with path.open("w", newline="") as file:
+            table = csv.writer(file)
+            table.writerow(("id", "text", "label", "split"))
+            words = np.random.default_rng(0).choice(["tea", "rain", "bus", "garden", "happy, warm"], (rows, 12))
+            sides, splits = ("hateful", "not hateful"), (*["train"] * 8, "dev", "test")
+            table.writerows((n, " ".join(row), sides[n % 2], splits[n % 10]) for n, row in enumerate(words))
+
+        def ours(_: int) -> float:
+            return seconds_of(lambda: _check(path), time.process_time)
+
+        def theirs(_: int) -> float:
+            return seconds_of(lambda: pandas.read_csv(path), time.process_time)
+
+        cpu_s, pandas_cpu_s = (min(times) for times in zip(*in_turns([ours, theirs], range(_TIMES)), strict=True))
+    return Result(
+        figures={"table_cpu_s": cpu_s, "pandas_cpu_s": pandas_cpu_s, "table_over_pandas": cpu_s / pandas_cpu_s},
+        goals={"table_over_pandas": "<= 50"},
+    )
+
+
+def _check(path: Path) -> None:
+    with keep_tables():
+        table = read_plain_table(path)
+        asyncio.run(check(table.card, table.data))
+
+
+def _ranked(battles: int) -> Result:
     table = drawn(battles)
     ask_evalica = _evalica(table)
 
