@@ -106,21 +106,35 @@ def labels() -> None:
 @labels.command()
 @click.argument("votes", type=click.Path(path_type=Path))
 @click.argument("runs", nargs=-1, metavar="[RUN...]", type=click.Path(path_type=Path))
+@click.option(
+    "--column",
+    "columns",
+    multiple=True,
+    metavar="FIELD=NAME",
+    help="Column of VOTES that is id, annotator or label, such as annotator=rater. Repeatable.",
+)
 @click.option("--harmful", metavar="LABEL,…", help="Labels that count as harmful, if their names do not say so.")
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of the bootstrap.")
 @click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write an HTML page to this file.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as one JSON object, including soft labels.")
 def annotators(
-    votes: Path, runs: tuple[Path, ...], harmful: str | None, seed: int, html: Path | None, as_json: bool
+    votes: Path,
+    runs: tuple[Path, ...],
+    columns: tuple[str, ...],
+    harmful: str | None,
+    seed: int,
+    html: Path | None,
+    as_json: bool,
 ) -> None:
     """Measures how far annotators agree, and compares each RUN with their votes.
 
-    VOTES is CSV with a header or JSON a line, with id (of the meme), annotator and label, one line per vote; or the
-    folder of a run whose data set's card keeps votes, which is then compared with them too. Agreement is measured by
-    Krippendorff's alpha (nominal labels), by the shares of pairs and of memes that agree, and by an annotator's
-    accuracy against the rest. A run's scores are compared with the share of annotators who found a meme harmful (Brier
-    score, cross-entropy), and its labels with the majority, separately for unanimous memes and for the others.
-    Intervals are 95 %, by bootstrap over memes.
+    VOTES is CSV with a header or JSON a line, with id (of the meme), annotator and label, one line per vote, such as a
+    table of memes that several people labelled (--column id=filename --column annotator=rater); or the folder of a run
+    whose data set's card keeps votes, which is then compared with them too. Agreement is measured by Krippendorff's
+    alpha (nominal labels), by the shares of pairs and of memes that agree, and by an annotator's accuracy against the
+    rest. A run's scores are compared with the share of annotators who found a meme harmful (Brier score,
+    cross-entropy), and its labels with the majority, separately for unanimous memes and for the others. Intervals are
+    95 %, by bootstrap over memes.
     """
     from eval.commands.options import command_line, show_sections, unfinished_in_words
     from eval.reports.gather import runs_below
@@ -143,7 +157,12 @@ def annotators(
         if not named and own.manifest is not None and (task := dataset_of(own.manifest).court_task):
             named = list(task.court.harmful) if task.court else []
     else:
-        rows, missing = read_meme_rows(votes, ("id", "annotator", "label"), "votes of annotators")
+        # Names of a header are read in lower case.
+        by_field = {field: name.lower() for field, _, name in (one.partition("=") for one in columns)}
+        wanted = {field: by_field.pop(field, field) for field in ("id", "annotator", "label")}
+        if by_field:
+            raise click.UsageError("--column maps id, annotator or label to a column, as in annotator=rater.")
+        rows, missing = read_meme_rows(votes, tuple(wanted.values()), "votes of annotators")
         cast = scored.same_spelling([scored.AnnotatorVote(*row) for row in rows])
         if missing:
             lead.append(f"{missing:,} rows of {votes.name} have no label and count as no vote.")

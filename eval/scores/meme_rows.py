@@ -74,7 +74,7 @@ def read_meme_rows(
         )
     words = {label_of(row[-1], {"none"}) for row in rows} - {None}
     # Beside one other label, "none" is one itself; of groups it never is.
-    none_is_word = columns[-1] == "label" and len(words) == 2
+    none_is_word = columns[-1] != "group" and len(words) == 2
     usable = [row for row in rows if label_of(row[-1], {"none"} if none_is_word else ()) is not None]
     return usable, len(rows) - len(usable)
 
