@@ -24,7 +24,7 @@ from eval.reports.sections import Drawn, Section
 from eval.runs.held_out import duplicate_groups
 from eval.scores import description as tables
 from eval.scores.bootstrap import Figure
-from eval.scores.description import MONTH, Cells, Facet, Tabled, facet_of, month_of
+from eval.scores.description import MONTH, Cells, Facet, Tabled, are_groups, facet_of, month_of
 from eval.scores.subgroups import AXES, UNKNOWN, groups_by
 from eval.scores.tables import NOTHING, figure
 from eval.session.progress import Progress
@@ -106,7 +106,10 @@ class _Material:
                 for row in rows
             ]
         if name == MONTH:
-            return [(month,) if month else None for month in self.months()]
+            months = self.months()
+            if not any(months):
+                raise BadRequest("No column of dates is known by its name: name it with --date COLUMN.", field="date")
+            return [(month,) if month else None for month in months]
         if name in AXES:
             # Under keys of their own, as ids may be doubled.
             keyed = [one.model_copy(update={"id": str(place)}) for place, one in enumerate(self.memes)]
@@ -129,8 +132,9 @@ class _Material:
         return [_parts(cell, name) for cell in self.cells[name]]
 
     def axes(self) -> list[str]:
+        groups = {meme.group for meme in self.memes}
         known = {
-            "group": any(meme.group for meme in self.memes),
+            "group": any(groups) and are_groups(groups, len(self.memes)),
             MONTH: any(self.months()),
             "language": any(meme.language for meme in self.memes),
         }

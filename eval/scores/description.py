@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import combinations
@@ -65,14 +65,23 @@ class Facet:
         return bool((self.has.sum(axis=1) <= 1).all())
 
 
+def are_groups(values: Collection[str], memes: int) -> bool:
+    """True if memes share these values, and False for texts, which a description never shows."""
+    few = len(values) <= min(_MOST, max(_SHOWN, memes // 2))
+    return few and all(len(value) <= _LONGEST for value in values)
+
+
 def facet_of(name: str, cells: Cells, order: Sequence[str] = ()) -> Facet:
     """The facet of cells, with its values in an order, months by time, and others by frequency.
+
+    Args:
+        order: Labels of a task, which stand first and need no test whether they are groups.
 
     Raises:
         BadRequest: The values are too many or too long for groups.
     """
     counted = Counter(value for cell in cells for value in cell or ())
-    if len(counted) > _MOST or any(len(value) > _LONGEST for value in counted):
+    if not order and name != MONTH and not are_groups(counted, len(cells)):
         raise BadRequest(f"{name} has {len(counted):,} different values: these are texts, and no groups.", field="by")
     values = dict.fromkeys(one for one in (*order, *(one for one, _ in counted.most_common())) if one in counted)
     places = {value: place for place, value in enumerate(sorted(values) if name == MONTH else values)}

@@ -148,6 +148,7 @@ def test_page_and_markdown_show_tables_and_plots_without_texts(memes, tmp_path):
     [
         ("mood", "no column mood.*there are frames, label"),
         ("text", "text has 420 different values: these are texts, and no groups"),
+        ("filename", "filename has 420 different values"),
     ],
 )
 def test_columns_that_are_no_groups_are_refused(memes, by, message):
@@ -178,6 +179,16 @@ def test_months_are_read_from_dates_and_seconds():
     dates = ("2024-05-01T10:00", "2024/5/31", "1714557600", 1714557600.0, "May 2024", "", None, "2024-13-01", "20240")
     assert list(map(month_of, dates)) == ["2024-05"] * 4 + [""] * 5
     assert facet_of(MONTH, [("2024-05",), ("2023-12",), None]).values == ("2023-12", "2024-05")
+
+
+def test_texts_of_a_small_table_are_no_groups_and_months_need_dates(tmp_path):
+    rows = [(f"pond {n}", ("ok", "bad")[n % 2], f"forum {n}") for n in range(30)]
+    write_table(tmp_path / "memes.csv", ("text", "label", "group"), rows)
+    # Groups of one meme each are left out where nobody asked for them.
+    assert "label-by-group" not in tables_of(tmp_path / "memes.csv")
+    for by, message in (("text", "these are texts"), ("month", "name it with --date COLUMN")):
+        ran = run(tmp_path / "memes.csv", "--by", by)
+        assert ran.exit_code == 1 and message in ran.output and "pond 1" not in ran.output
 
 
 def test_odds_of_labels_that_never_meet_are_no_number():
