@@ -907,6 +907,17 @@ class ReviewOutcome(StrEnum):
     OVERRULED = "OVERRULED"
 
 
+class Look(StrEnum):
+    """Views of a meme by its reviewer before they decided."""
+
+    SHOWN = "SHOWN"
+    """Picture and text, whichever exist, were shown to the reviewer, and the log has it."""
+    GONE = "GONE"
+    """The picture was erased or can't be decoded; what else exists was shown."""
+    UNKNOWN = "UNKNOWN"
+    """The review came from elsewhere than the console."""
+
+
 class VerdictReviewed(Event):
     """A person upheld or overruled the verdict."""
 
@@ -919,6 +930,7 @@ class VerdictReviewed(Event):
     reviewer: str = Field(min_length=1)
     blind: bool = False
     """True if the reviewer decided before the verdict was shown to them."""
+    look: Look = Look.UNKNOWN
 
 
 class SecondOpinionAsked(Event):

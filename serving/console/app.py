@@ -24,8 +24,8 @@ from serving.access.callers import NotAllowed
 from serving.access.exposure import only_here
 from serving.access.tokens import Tokens
 from serving.console import exports
+from serving.console import pictures as picture_pages
 from serving.console.guard import RequestGuard, guarded
-from serving.console.pages import pictures as picture_pages
 from serving.console.pages import signin, trial, trials
 from serving.console.registry import Console, Page, Reviewing
 from serving.console.rendering import render

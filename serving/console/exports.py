@@ -13,8 +13,8 @@ from starlette.responses import Response, StreamingResponse
 from court.errors import BadRequest
 from court.record import TrialState
 from court.verdict import Label
-from serving.console.pages.pictures import record_shown
 from serving.console.pages.trials import filter_of
+from serving.console.pictures import record_shown
 from serving.console.registry import Page, console_of, form_of, trial_of
 from serving.console.rendering import render
 from serving.console.review.parts import mark_shown, mark_verdict_shown

@@ -119,7 +119,8 @@ def pieces_of(event: e.AnyEvent) -> Iterator[Piece]:
         case e.VerdictReviewed():
             clause = f", clause {event.clause}" if event.clause else ""
             unseen = ", before the verdict was shown" if event.blind else ""
-            by = f"by {event.reviewer} on {event.at:%Y-%m-%d %H:%M} UTC{unseen}"
+            looked = {e.Look.SHOWN: ", meme seen", e.Look.GONE: ", picture gone"}.get(event.look, "")
+            by = f"by {event.reviewer} on {event.at:%Y-%m-%d %H:%M} UTC{unseen}{looked}"
             yield Fact(word(event.outcome), f"{event.label}{clause}, {by}")
             yield Speech(event.reason)
         case e.SecondOpinionAsked():

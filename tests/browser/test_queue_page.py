@@ -72,7 +72,8 @@ def serve(tmp_path, chromium):
             return sign_in
 
         yield serve_queue
-    assert complaints == []
+    # The browser reports a refusal (400) as an error, although it is a regular page.
+    assert [text for text in complaints if "400" not in text] == []
 
 
 def row_of(page, case):
@@ -124,18 +125,35 @@ def test_verdict_is_hidden_until_the_reviewer_has_decided(serve):
     page.wait_for_load_state()  # only now the page handles keys
     verdict_texts = (MONDAY.rationale, "0.23", "is strong", "nearest precedent was found harmful")
     assert [text for text in verdict_texts if text in page.content()] == []
-    clause, decide = page.locator("#clause"), page.get_by_role("button", name="Decide")
-    assert not clause.is_visible() and not decide.is_visible(), "the finding comes first"
+    clauses, decide = page.locator(".clauses"), page.get_by_role("button", name="Decide")
+    none, chosen = page.get_by_label("No clause applies"), page.locator("[name=clause]:checked")
+    assert not clauses.is_visible() and not decide.is_visible(), "the finding comes first"
     page.keyboard.press("h")
-    assert clause.is_visible() and clause.input_value() == ""
+    assert clauses.is_visible() and not none.is_visible() and chosen.count() == 0
     page.keyboard.press("n")
-    assert clause.input_value() == "none", "without harm the default is no clause"
+    assert none.is_checked(), "without harm the default is no clause"
     page.keyboard.press("h")
-    assert clause.input_value() == "", "a harmful meme has no default clause"
+    assert chosen.count() == 0 and not none.is_visible(), "no clause is not offered for harm"
+    assert not page.locator(".clause-text").nth(3).is_visible()
+    page.keyboard.press("4")
+    assert page.locator(".clause-text").nth(3).is_visible(), "the chosen clause is shown in full"
     page.keyboard.press("n")
+    page.keyboard.press("0")
     page.keyboard.press("w")
     page.keyboard.type("A mood is no group.")
     page.keyboard.press("Control+Enter")
+    page.get_by_text("First look at the picture and the text.").wait_for()
+    assert page.locator("#reason").input_value() == "A mood is no group."
+    page.keyboard.press("Escape")
+    page.keyboard.press("a")
+    page.locator("#meme-picture img.sharp").wait_for()
+    expect(page.locator("#views")).to_have_text("The meme was shown to you.")
+    assert page.locator(".strip img.sharp").count() == page.locator(".strip li").count() > 0
+    looked = [one["what"] for one in sign_in.console.docket.reviews.looked]
+    assert looked == ["all"], "one view for everything at once"
+    page.keyboard.press("w")
+    page.keyboard.press("Control+Enter")
+    page.get_by_role("link", name="Open that case").click()
     page.locator("#verdict-title").wait_for()
     words_shown = page.locator("#done").inner_text()
     assert (
@@ -143,9 +161,6 @@ def test_verdict_is_hidden_until_the_reviewer_has_decided(serve):
         and "0.23" in words_shown
         and "upheld it" in words_shown
         and "before it was shown" in words_shown
-    )
-    assert page.locator("#done").bounding_box()["y"] > page.locator("h1").bounding_box()["y"] > 40, (
-        "the verdict is below the heading, in view"
     )
     assert row_of(page, MONDAY).count() == 0, "the case has left the queue"
     (review,) = sign_in.console.do(sign_in.console.docket.trials.record(DOCUMENTED_CASE)).all(VerdictReviewed)
@@ -160,22 +175,19 @@ def test_five_cases_are_reviewed_by_keyboard_alone(serve):
     for number in range(5):
         page.get_by_role("heading", name="Your case").wait_for()
         page.wait_for_load_state()
-        decided.append(page.url.rpartition("/")[2])
+        decided.append(page.url.rpartition("/")[2].partition("?")[0])
         page.keyboard.press("b")
         page.locator("#meme-picture img.sharp").wait_for()
         if number % 2:
             page.keyboard.press("n")
-            page.keyboard.press("w")
         else:
             page.keyboard.press("h")
-            page.keyboard.press("Tab")
-            page.keyboard.type("4")
-            page.keyboard.press("Tab")
+            page.keyboard.press("4")
+        page.keyboard.press("w")
         page.keyboard.type("b n h: none of these are keys in a field.")
+        at = page.url
         page.keyboard.press("Control+Enter")
-        page.locator("#verdict-title").wait_for()
-        page.wait_for_load_state()
-        page.keyboard.press("c")
+        page.wait_for_url(lambda url, at=at: url != at)
     page.get_by_role("heading", name="Your case").wait_for()
     assert len(set(decided)) == 5
     for number, trial_id in enumerate(decided):
@@ -329,9 +341,12 @@ def test_queue_and_case_have_no_accessibility_violations(serve, scheme):
             page.wait_for_load_state()  # only now the page handles keys
             page.keyboard.press("h")
         elif step == "decided":
-            page.locator("#clause").select_option("4")
+            page.keyboard.press("4")
+            page.get_by_role("button", name="Show all").click()
+            page.locator("#views.seen").wait_for()
             page.get_by_label("Reason").fill("It says so.")
             page.get_by_role("button", name="Decide").click()
+            page.get_by_role("link", name="Open that case").click()
             page.locator("#verdict-title").wait_for()
         else:
             page.goto(step)
@@ -340,3 +355,19 @@ def test_queue_and_case_have_no_accessibility_violations(serve, scheme):
         violations = axe.run(page, options=AXE).response["violations"]
         found[step] = [(violation["id"], violation["nodes"][0]["html"][:160]) for violation in violations]
     assert found == {step: [] for step in found}
+
+
+@pytest.mark.parametrize("path", ["/", "/desk", "/desk/find"])
+def test_lists_on_a_phone_break_no_word_and_have_no_narrow_column(serve, path):
+    page = serve()(path=path, viewport=PHONE)
+    widths = page.locator(".row-main, .row-end").evaluate_all("all => all.map((one) => one.clientWidth)")
+    assert widths and min(widths) >= 120
+    words = """all => all.flatMap((one) => one.textContent.trim().split(/\\s+/).map((word) => {
+      const probe = Object.assign(document.createElement("span"), { textContent: word });
+      probe.style.whiteSpace = "nowrap";
+      one.append(probe);
+      const width = probe.getBoundingClientRect().width;
+      probe.remove();
+      return width;
+    }))"""
+    assert max(page.locator(".row-why").evaluate_all(words)) <= min(widths)

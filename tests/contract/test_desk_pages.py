@@ -12,12 +12,13 @@ from types import SimpleNamespace
 import pytest
 
 from court.errors import Unavailable
-from court.events import ReviewOutcome, VerdictReviewed
+from court.events import Look, ReviewOutcome, VerdictReviewed
 from court.verdict import Label, ReviewReason, Strength
 from memecourt.v1 import court_pb2 as wire
 from serving.docket.open import Docket
 from serving.docket.review.corrections import Overrulings
 from serving.docket.review.locks import LOCK_MINUTES
+from serving.docket.store.log_queries import entries_of
 from serving.rpc.docket import DocketService
 from serving.rpc.flow_control import ReceiveBudget
 from tests.support.cli import assert_matches_golden
@@ -179,6 +180,7 @@ def test_rejected_forms_come_back_with_their_text(tmp_path):
         at = "/desk/cases/a"
         await ada.post(f"{at}/take")
         fields = {"label": "HARMFUL", "other_clause": "4", "reason": "A long and careful reason."}
+        await ada.looks("a")
         answers = [
             await ada.post(f"{at}/review", {**fields, **wrong}, page=at)
             for wrong in ({"reason": " "}, {"other_clause": ""}, {"label": "MAYBE"}, {"other_clause": "none"})
@@ -201,6 +203,89 @@ def test_rejected_forms_come_back_with_their_text(tmp_path):
     for answer in answers[1:]:
         assert "A long and careful reason." in answer.text
     assert not reviews
+
+
+def _views(it, trial_id):
+    return it.docket.auditor.read(
+        lambda connection: [each for each in entries_of(connection, trial_id) if each.kind == "PictureShown"]
+    )
+
+
+def test_a_decision_needs_picture_and_text_to_be_shown_to_its_reviewer(tmp_path):
+    async def work(it):
+        await it.tried("a", verdict(U), pixels=PICTURE.pixels_sha256, words="Monday people")
+        ada, bea = await it.person("ada"), await it.person("bea")
+        at, fields = "/desk/cases/a", {"label": "HARMFUL", "other_clause": "4", "reason": "r"}
+        await bea.looks("a")
+        await ada.post(f"{at}/take")
+        refused = await ada.post(f"{at}/review", fields, page=at)
+        pages = [page_text(await ada.get(at))]
+        for what in ("text", "meme"):
+            shown = await ada.post("/trials/a/show", {"of": what, "back": "case"})
+            pages += [(await ada.get(shown.headers["location"])).text, page_text(await ada.get(at))]
+        decided = await ada.post(f"{at}/review", fields, page=at)
+        return (
+            refused,
+            pages,
+            decided,
+            (await it.docket.trials.record("a")).last(VerdictReviewed),
+            await _views(it, "a"),
+        )
+
+    refused, pages, decided, review, views = play(tmp_path, work)
+    assert refused.status_code == 400 and 'id="wrong-look">First look at the picture and the text.' in refused.text
+    assert "Not shown to you yet: picture and text." in pages[0]
+    assert '<blockquote class="words" dir="auto">Monday people' in pages[1] and 'class="sharp"' not in pages[1]
+    assert "Not shown to you yet: picture." in pages[2]
+    assert 'class="sharp"' in pages[3] and "The meme was shown to you." in pages[4]
+    assert decided.status_code == 303 and review.look is Look.SHOWN and len(views) == 3
+
+
+def test_everything_shown_at_once_is_one_view(tmp_path):
+    async def work(it):
+        await it.tried("a", verdict(U), pixels=PICTURE.pixels_sha256, words="Monday people")
+        ada = await it.person("ada")
+        form = form_of((await ada.get("/export")).text, {"of": "all", "back": "case"})
+        form["headers"]["hx-request"] = "true"
+        pieces = (await ada.client.post("/trials/a/show", **form)).text
+        sharp = re.search(r'class="sharp" src="([^"]*)"', pieces)[1]
+        return pieces, [(await ada.get(sharp)).status_code for _ in range(2)], await _views(it, "a")
+
+    pieces, fetched, views = play(tmp_path, work)
+    assert pieces.count('hx-swap-oob="true"') == 3 and "The meme was shown to you." in pieces
+    assert fetched == [200, 404] and len(views) == 1
+
+
+def test_a_case_whose_picture_is_gone_can_be_decided_and_says_so(tmp_path):
+    async def work(it):
+        await it.tried("a", verdict(U), pixels="0" * 64, words="Monday people")
+        ada = await it.person("ada")
+        page = page_text(await ada.get("/desk/cases/a"))
+        after = page_text(await ada.decides("a", "HARMFUL"))
+        return page, after, (await it.docket.trials.record("a")).last(VerdictReviewed).look
+
+    page, after, look = play(tmp_path, work)
+    assert "The picture is erased, or can’t be decoded" in page and look is Look.GONE
+    assert "without the picture, which was gone" in after
+
+
+def test_the_next_case_comes_after_a_decision(tmp_path):
+    async def work(it):
+        for name in "ab":
+            await it.tried(name, verdict(H, strengths=TIE), pixels=name * 64, words=f"case {name}")
+        ada = await it.person("ada")
+        await ada.post("/desk/cases/a/take")
+        await ada.looks("a")
+        fields = {"label": "NOT_HARMFUL", "other_clause": "none", "reason": "r"}
+        decided = await ada.post("/desk/cases/a/review", fields, page="/desk/cases/a")
+        onward = decided.headers["location"]
+        other = await it.person("bea")
+        return onward, page_text(await ada.get(onward)), page_text(await other.get(onward))
+
+    onward, page, others = play(tmp_path, work)
+    assert onward.startswith("/desk/cases/b?last=a")
+    assert "Your case" in page and "Stored: you found it not harmful, the court harmful." in page
+    assert "Stored" not in others, "only to its reviewer"
 
 
 def test_a_case_is_locked_for_its_reviewer_while_the_page_is_open(tmp_path):
@@ -228,6 +313,7 @@ def test_a_reviewer_who_lost_a_case_is_informed_and_keeps_the_draft(tmp_path, lo
         ada, bea = await it.person("ada"), await it.person("bea")
         at = "/desk/cases/a"
         await ada.post(f"{at}/take")
+        await ada.looks("a")
         it.clock.turn(minutes=LOCK_MINUTES + 1)
         if lost == "taken":
             await bea.post(f"{at}/take")
@@ -275,6 +361,7 @@ def test_a_review_sent_twice_is_stored_once(tmp_path):
             ada = await it.person("ada")
             at = f"/desk/cases/{name}"
             await ada.post(f"{at}/take")
+            await ada.looks(name)
             form = form_of((await ada.get(at)).text, fields)
             answers = await asyncio.gather(*(ada.client.post(f"{at}/{act}", **form) for _ in range(6)))
             answers.append(await ada.client.post(f"{at}/{act}", **form))  # back button, then resubmitted
@@ -307,6 +394,7 @@ def test_a_stored_review_is_published_even_if_the_docket_fails_afterwards(tmp_pa
         it.announced = events.append
         ada = await it.person("ada")
         await ada.post("/desk/cases/a/take")
+        await ada.looks("a")
         form = form_of(
             (await ada.get("/desk/cases/a")).text, {"label": "NOT_HARMFUL", "other_clause": "4", "reason": "r"}
         )
@@ -529,6 +617,7 @@ def test_the_list_keeps_its_place_while_its_cases_are_reviewed(tmp_path):
         taken = await ada.post("/desk/next", {"why": "LOW_SCORE"})
         page = (await ada.get(taken.headers["location"])).text
         fields = {"label": "HARMFUL", "other_clause": "4", "reason": "r"}
+        await ada.looks("low")
         decided = await ada.post("/desk/cases/low/review?why=LOW_SCORE", fields, page="/desk/cases/low")
         onward = re.search(r'href="/desk(\?[^"]*)" rel="next"', (await ada.get("/desk")).text)[1].replace("&amp;", "&")
         second = (await ada.get(f"/desk{onward}")).text

@@ -64,13 +64,26 @@ class Person:
         return await self.client.post(path, **form_of((await self.client.get(page)).text, fields))
 
     async def decides(self, trial_id: str, label: str, **more_fields: str) -> httpx2.Response:
-        """Takes a case and decides it; returns the resulting page."""
+        """Takes a case, looks at it and decides it; releases the next one. Returns the page of the decided case."""
         case_path = f"/desk/cases/{trial_id}"
         taken = await self.post(f"{case_path}/take", {"again": "yes"})
         assert taken.status_code == 303, taken.text
         fields = {"label": label, "clause": "4", "other_clause": "4", "reason": "I looked.", **more_fields}
+        await self.looks(trial_id)
         answer = await self.post(f"{case_path}/review", fields, page=case_path)
-        return answer if answer.status_code != 303 else await self.get(answer.headers["location"])
+        if answer.status_code != 303:
+            return answer
+        onward = answer.headers["location"]
+        following = re.split("[?#]", onward)[0]
+        if following == case_path:
+            return await self.get(onward)
+        await self.post(f"{following}/release")
+        return await self.get(case_path)
+
+    async def looks(self, trial_id: str) -> None:
+        """Has everything of a case shown, without which it can't be decided."""
+        shown = await self.post(f"/trials/{trial_id}/show", {"of": "all", "back": "case"})
+        assert shown.status_code == 303, shown.text
 
 
 def form_of(page: str, fields: Mapping[str, str]) -> dict[str, Any]:

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from court.backends.pictures.normalise import has_pixels
 from court.events import AnyEvent, RoundEvent
 from court.record import TrialRecord
 from court.transcript import transcript
 from court.verdict import Label
-from serving.console.pages.pictures import changed_since, frames_of
+from serving.console.pictures import TEXT, changed_since, frames_of, keys_in, stored_picture
 from serving.console.proof import proof_of, unreadable
-from serving.console.registry import Page, console_of, session_of, trial_of, visitor_of
+from serving.console.registry import Page, console_of, trial_of, visitor_of
 from serving.console.rendering import render
 from serving.console.review.parts import hidden_and_marked, mark_shown, mark_verdict_shown
 from serving.console.visitors import Role
 from serving.docket.errors import DocketError, TrialErased, TrialUnknown
-from serving.docket.ports import TrialReader
 from serving.docket.store.listing import DocketLine, TrialFilter
 from serving.views.compare import compare
 from serving.views.trial_view import view_of
@@ -44,8 +41,10 @@ async def trial(request: Request) -> Response:
         return await _stored(request, error)
     # Before the page is made: whoever reads it can't review the verdict blind afterwards.
     await mark_verdict_shown(request, record)
-    shown = _shown(request, record)
-    others = [what for what in shown if changed_since(record, what, await frames_of(request, record, what))]
+    shown = keys_in(request, record)
+    others = [
+        what for what in shown if what != TEXT and changed_since(record, what, await frames_of(request, record, what))
+    ]
     values = await _values(request, record)
     return render(request, "trial/page.html", **values, shown=shown, others_now=others)
 
@@ -124,30 +123,8 @@ async def _values(request: Request, record: TrialRecord) -> dict[str, Any]:
         "pictures": console.pictures is not None,
         "proof_of_trial": await proof_of(console.docket.auditor, record.trial_id),
         "quiet_s": (datetime.now(UTC) - record.events[-1].at).total_seconds(),
-        "kept": await _picture_state(console.docket.trials, record.opened.meme.pixels_sha256),
+        "kept": await stored_picture(request, record),
     }
-
-
-async def _picture_state(trials: TrialReader, digest: str) -> str:
-    """Compares a trial's stored picture with the judged one: ``same``, ``other``, or empty if there is none."""
-    frames = await trials.frames(digest)
-    if not frames:
-        return ""
-    try:
-        return "same" if await asyncio.to_thread(has_pixels, frames, digest) else "other"
-    # What is stored can't be read as a picture, so it is not the one that was judged.
-    except ValueError:
-        return "other"
-
-
-def _shown(request: Request, record: TrialRecord) -> Mapping[str, str]:
-    """Returns the picture that this one response may show sharp, if any, with the key to fetch it."""
-    key = request.query_params.get("shown", "")
-    grant = session_of(request).granted(key, console_of(request).sessions.now()) if key else None
-    # A key of another trial, or a page that is loaded again: the picture stays veiled.
-    if grant is None or grant.trial_id != record.trial_id or grant.fetched:
-        return {}
-    return {grant.what: key}
 
 
 def _number(value: str) -> int | None:

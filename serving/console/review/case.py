@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import urlencode
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -13,14 +15,15 @@ from court.events import AppealOpened, ReviewOutcome, SecondOpinionAsked, Verdic
 from court.policy import Clause
 from court.record import TrialRecord
 from court.verdict import Label
-from serving.console.registry import Page, console_of, form_of, redirect, session_of, trial_of, visitor_of
+from serving.console.pictures import keys_in, views_of
+from serving.console.registry import Page, console_of, form_of, redirect, trial_of, visitor_of
 from serving.console.rendering import render
 from serving.console.review.parts import (
     case_path,
     mark_shown,
     reviewing_of,
 )
-from serving.console.review.queue import list_query, listing
+from serving.console.review.queue import list_query, listing, why_of
 from serving.console.visitors import Role
 from serving.docket.review.corrections import Overrulings, policy_of
 from serving.docket.review.locks import LOCK_MINUTES, AlreadyReviewed, CaseError
@@ -30,6 +33,8 @@ _log = logging.getLogger("memecourt.console")
 
 NO_CLAUSE = "none"
 """Value of a review's clause if no clause applies."""
+_BESIDE = ("look", "label", "clause", "reason", "why")
+"""Fields that have a place for their error beside them."""
 _WRITTEN = ("label", "clause", "other_clause", "reason", "precedent", "why")
 """Fields of the forms that a reviewer fills in."""
 
@@ -91,8 +96,18 @@ async def review(request: Request) -> Response:
             raise BadRequest("Say whether the meme is harmful or not harmful.", field="label")
         if label == Label.HARMFUL and clause == NO_CLAUSE:
             raise BadRequest("Name the clause of the policy that the meme breaks.", field="clause")
+        views = await views_of(request, record)
+        if views.missing:
+            # First whether the case is still theirs: a look would not help somebody who has lost it.
+            await reviewing_of(request).queue.renew(record.trial_id, visitor.name)
+            raise BadRequest(f"First look at the {' and the '.join(views.missing)}.", field="look")
         event = await reviewing_of(request).queue.review(
-            record.trial_id, visitor.name, label=Label(label), clause=clause, reason=form.get("reason", "")
+            record.trial_id,
+            visitor.name,
+            label=Label(label),
+            clause=clause,
+            reason=form.get("reason", ""),
+            look=views.look,
         )
     # The form was sent twice, and the review is stored: nothing to complain of.
     except AlreadyReviewed:
@@ -102,7 +117,21 @@ async def review(request: Request) -> Response:
     # Only once it is stored: metrics count what is in the records.
     reviewing_of(request).on_reviewed(event)
     precedent = await _follow(request, record.trial_id, event, chosen=form.get("precedent") == "yes")
-    return _back(request, record, precedent=precedent, done=True)
+    return await _next(request, record, precedent)
+
+
+async def _next(request: Request, record: TrialRecord, precedent: str) -> Response:
+    """Takes and opens the next case after a review; without any, the reviewed one."""
+    visitor, found = visitor_of(request), None
+    try:
+        why = why_of(request.query_params.get("why", ""))
+        found = await reviewing_of(request).queue.take_next(visitor.name, why=why, namespaces=visitor.namespaces)
+    except (BadRequest, Unavailable) as error:
+        _log.warning("no next case after trial=%s reason=%s", record.trial_id, error.reason)
+    if found is None:
+        return _back(request, record, precedent=precedent, done=True)
+    query = urlencode({"last": record.trial_id, "precedent": precedent})
+    return redirect(request, f"{case_path(found.trial_id)}{list_query(request) or '?'}&{query}".replace("?&", "?"))
 
 
 async def ask_opinion(request: Request) -> Response:
@@ -165,6 +194,8 @@ async def _page(
         except CourtError as error:
             _log.warning("precedent of trial=%s not read reason=%s", record.trial_id, error.reason)
     reviews = record.all(VerdictReviewed)
+    # A refused request for a second opinion has no other field.
+    fault_at = "" if fault is None or not mine else "why" if written and "why" in written else fault.field or ""
     return render(
         request,
         "review/case.html",
@@ -173,7 +204,9 @@ async def _page(
         record=record,
         view=view_of(record),
         pictures=console_of(request).pictures is not None,
-        keys=_pictures(request, record),
+        keys=keys_in(request, record),
+        views=await views_of(request, record),
+        last=await _last(request),
         case=found,
         mine=mine,
         decided=shown,
@@ -189,12 +222,32 @@ async def _page(
         precedent=precedent,
         followed=request.query_params.get("precedent", ""),
         fault=fault,
+        fault_at=fault_at if fault_at in _BESIDE else "",
         written=written or {},
         kept=[(name, written[name]) for name in _WRITTEN if written and written.get(name)],
         minutes=LOCK_MINUTES,
         labels=_choices(record, shown=shown),
         no_clause=NO_CLAUSE,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Last:
+    trial_id: str
+    in_words: str
+
+
+async def _last(request: Request) -> _Last | None:
+    """Returns the case that the visitor decided just before this one; None if the address names none of theirs."""
+    try:
+        record = await trial_of(request, request.query_params.get("last", ""))
+    except CourtError:
+        return None
+    own = [one for one in record.all(VerdictReviewed) if one.reviewer == visitor_of(request).name]
+    if not own or record.verdict is None:
+        return None
+    court, found = (str(label).replace("_", " ").lower() for label in (record.verdict.label, own[-1].label))
+    return _Last(record.trial_id, f"you found it {found}, the court {court}")
 
 
 def _status(fault: CourtError | None) -> int:
@@ -220,15 +273,6 @@ def _choices(record: TrialRecord, *, shown: bool) -> list[tuple[Label, str, str]
     others = [(label, f"Overrule: {word}") for label, (word, _) in names.items() if label is not verdict.label]
     keys = ["r"] if len(others) == 1 else [names[label][1] for label, _ in others]
     return [own, *((label, words, key) for (label, words), key in zip(others, keys, strict=True))]
-
-
-def _pictures(request: Request, record: TrialRecord) -> Mapping[str, str]:
-    """Returns the keys that unblur pictures in this very answer, where one was requested without script."""
-    key = request.query_params.get("shown", "")
-    grant = session_of(request).granted(key, console_of(request).sessions.now()) if key else None
-    # Single use, for this trial only: an address that is shared or opened again shows nothing.
-    usable = grant is not None and grant.trial_id == record.trial_id and not grant.fetched
-    return {grant.what: key} if grant is not None and usable else {}
 
 
 def _back(request: Request, record: TrialRecord, *, precedent: str = "", done: bool = False) -> Response:

@@ -9,22 +9,42 @@ document.addEventListener("click", (event) => {
   for (const menu of document.querySelectorAll("details.menu[open]")) if (!menu.contains(event.target)) menu.open = false;
 });
 
-const texts = document.getElementById("texts");
-if (texts) {
-  texts.checked = document.documentElement.dataset.texts === "shown";
-  texts.addEventListener("change", () => {
-    document.documentElement.dataset.texts = texts.checked ? "shown" : "";
-    try { localStorage.setItem("texts", texts.checked ? "shown" : ""); } catch { /* then it holds for this page */ }
+const texts = kept("texts", logText);
+const hover = kept("hover");
+
+// A choice of this browser, which holds for all pages (theme.js reads it first).
+function kept(name, then = () => {}) {
+  const box = document.getElementById(name);
+  if (!box) return null;
+  box.checked = document.documentElement.dataset[name] === "shown";
+  box.addEventListener("change", () => {
+    document.documentElement.dataset[name] = box.checked ? "shown" : "";
+    try { localStorage.setItem(name, box.checked ? "shown" : ""); } catch { /* then it holds for this page */ }
+    then();
   });
+  return box;
 }
 
-// Of somebody who finds no harm the clause is mostly that none applies; it stands there to be seen, and to be changed.
+// Of somebody who finds no harm the clause is mostly that none applies; of harm one always does.
 document.addEventListener("change", (event) => {
-  const clause = document.querySelector("#decide select#clause");
-  if (!clause || event.target.name !== "label") return;
-  const none = clause.options[1];
-  if (event.target.value === "NOT_HARMFUL" && !clause.value) clause.value = none.value;
-  else if (event.target.value === "HARMFUL" && clause.value === none.value) clause.value = "";
+  const none = document.querySelector("#decide .no-clause input");
+  if (!none || event.target.name !== "label") return;
+  if (event.target.value === "HARMFUL") none.checked = false;
+  else if (!document.querySelector("#decide [name=clause]:checked")) none.checked = true;
+});
+
+// Where texts are shown anyway, that a case's text was shown is logged all the same, once.
+function logText() {
+  if (document.documentElement.dataset.texts === "shown") document.querySelector("[data-show-text]")?.requestSubmit();
+}
+document.addEventListener("DOMContentLoaded", logText); // after htmx, which then sends it
+
+// Who wants it so sees a picture by pointing at it: as by its button, with one view in the log.
+document.addEventListener("pointerover", (event) => {
+  const form = hover?.checked && event.target.closest(".picture")?.querySelector("form");
+  if (!form || form.dataset.sent) return;
+  form.dataset.sent = "yes";
+  form.requestSubmit();
 });
 
 // Who comes to a case goes on from it with Tab, and not from the head of the page.
@@ -87,6 +107,19 @@ document.addEventListener("htmx:oobBeforeSwap", (event) => {
     if (fresh) fresh.open = true;
   }
 });
+
+// A picture that is dropped or pasted anywhere on the page of a try goes where a chosen one would.
+const picture = document.querySelector("#try [type=file]");
+if (picture) {
+  document.addEventListener("dragover", (event) => event.preventDefault());
+  for (const kind of ["drop", "paste"]) document.addEventListener(kind, (event) => {
+    const files = (event.dataTransfer || event.clipboardData).files;
+    if (!files.length) return; // a text, which goes into its field
+    event.preventDefault();
+    picture.files = files;
+    picture.focus();
+  });
+}
 
 // A session that is over: the answer says so (401), and the page goes to where one signs in. What else could not be had
 // is said where it was asked for.

@@ -84,12 +84,12 @@ class _OwnEntry(Value):
 
 
 class PictureShown(_OwnEntry):
-    """Somebody viewed an unblurred picture of a trial."""
+    """Somebody viewed an unblurred picture of a trial, or on a case its text."""
 
     kind: Literal["PictureShown"] = "PictureShown"
     who: str = Field(min_length=1)
     what: str
-    """Picture that was shown: ``frame 0``, or ``precedent`` and its id."""
+    """Shown content: ``meme`` (with its text), ``text``, ``precedent:`` and its id, or ``all`` of these at once."""
 
 
 class Erased(_OwnEntry):

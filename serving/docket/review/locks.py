@@ -219,8 +219,8 @@ def _speaker(review: ReviewEvent) -> str:
 
 
 def _same(one: ReviewEvent, other: ReviewEvent) -> bool:
-    """True if two reviews differ only in their time and in whether the verdict was visible."""
-    left = {"seq", "at", "blind"}
+    """True if two reviews differ only in their time and in what was visible."""
+    left = {"seq", "at", "blind", "look"}
     return one.model_dump(exclude=left) == other.model_dump(exclude=left)
 
 

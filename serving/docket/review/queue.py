@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 from sqlalchemy import ColumnElement, Connection, and_, exists, func, or_, select, text, true, tuple_
 
 from court.errors import BadRequest
-from court.events import ReviewOutcome, SecondOpinionAsked, VerdictReviewed
+from court.events import Look, ReviewOutcome, SecondOpinionAsked, VerdictReviewed
 from court.meme import is_text_digest
 from court.record import TrialState
 from court.verdict import Label
@@ -397,7 +397,9 @@ class ReviewQueue:
 
     # Reviewing
 
-    async def review(self, trial_id: str, who: str, *, label: Label, clause: str, reason: str) -> VerdictReviewed:
+    async def review(
+        self, trial_id: str, who: str, *, label: Label, clause: str, reason: str, look: Look = Look.UNKNOWN
+    ) -> VerdictReviewed:
         """Stores a review by the person who holds the case, and releases it.
 
         The verdict is upheld if the label is the same, and overruled if not. The review is marked as blind if neither
@@ -438,6 +440,7 @@ class ReviewQueue:
             reason=reason,
             clause=clause,
             reviewer=who,
+            look=look,
         )
         stored = await self._transactions.write(locks.SAY, LockedReview(draft, now))
         assert isinstance(stored, VerdictReviewed)

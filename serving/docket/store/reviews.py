@@ -40,6 +40,7 @@ ReviewEvent = VerdictReviewed | SecondOpinionAsked | AppealOpened
 _AWAITING = select(func.count(), func.min(t.trials.c.opened_at)).where(
     t.trials.c.needs_review, t.trials.c.outcome == ""
 )
+_VIEW = PictureShown.model_fields["kind"].default
 _CHANGE = PrecedentChanged.model_fields["kind"].default
 
 
@@ -104,6 +105,21 @@ class ReviewStore(SqlStore):
         """
         access = PictureShown(kind=kind, trial_id=trial_id, who=who, what=what, at=at)
         await self._transactions.write(_RECORD_ACCESS, access)
+
+    async def views(self, trial_id: str, who: str) -> frozenset[str]:
+        """Returns which parts of a trial a person was shown, by :meth:`record_access`."""
+        entry = t.entries.c
+        query = select(entry.body).where(entry.trial_id == trial_id, entry.kind == _VIEW, entry.body.is_not(None))
+
+        def read(connection: Connection) -> frozenset[str]:
+            found = set[str]()
+            for body in connection.execute(query).scalars():
+                with suppress(ValueError):  # somebody altered the entry
+                    view = PictureShown.model_validate(parse(unpacked(bytes(body))))
+                    found |= {view.what} if view.who == who else set()
+            return frozenset(found)
+
+        return await self._transactions.read(read)
 
     async def record_changes(self, changes: Sequence[PrecedentChanged], *, since: int) -> int:
         """Records changes of one library that are not recorded yet; safe for concurrent servers.

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
@@ -17,7 +19,9 @@ from urllib.parse import quote
 from starlette.requests import Request
 from starlette.responses import Response
 
+from court.backends.pictures.normalise import has_pixels
 from court.errors import BadRequest
+from court.events import Look
 from court.record import TrialRecord
 from serving.console.registry import Page, console_of, form_of, redirect, session_of, trial_of, visitor_of
 from serving.console.rendering import render
@@ -25,7 +29,10 @@ from serving.console.visitors import Role
 from serving.docket.errors import TrialUnknown
 from serving.views.blur import blurred, empty, media_type
 
-MEME = "meme"
+MEME, TEXT, ALL = "meme", "text", "all"
+CASE = "case"
+"""Value of a form's ``back`` on the page of a case."""
+_MOST_KEYS = 64
 _PRECEDENT = "precedent:"
 
 _log = logging.getLogger("memecourt.console")
@@ -51,26 +58,104 @@ async def veiled_picture(request: Request) -> Response:
 
 
 async def show(request: Request) -> Response:
-    """Logs that the visitor asked for a sharp picture, and lets it be fetched once."""
-    record, what = await trial_of(request), form_of(request).get("of", MEME)
-    frames = await frames_of(request, record, what)
-    # After the picture was found and before it can be fetched: the log lists exactly the pictures that were shown.
+    """Logs one view of what the visitor asked for, and lets its pictures be fetched once."""
+    record, what, case = await trial_of(request), form_of(request).get("of", MEME), form_of(request).get("back") == CASE
+    frames = await _frames_shown(request, record, what)
+    # After the pictures were found and before they can be fetched: the log lists exactly what was shown.
     await record_shown(request, record, what)
     session, sessions = session_of(request), console_of(request).sessions
-    key = session.grant(record.trial_id, what, sessions.now())
+    with_text = (TEXT,) if what in (TEXT, ALL) else ()  # with its picture a text is shown anyway
+    keys = {each: session.grant(record.trial_id, each, sessions.now()) for each in (*frames, *with_text)}
     if request.headers.get("hx-request") == "true":
-        return await _figure(request, record, what, frames=len(frames), key=key, back=form_of(request).get("back", ""))
-    at = path_of(record.trial_id)
-    if form_of(request).get("back") == "case":
-        at = at.replace("/trials/", "/desk/cases/", 1)  # whose page does not show the verdict yet
-    return redirect(request, f"{at}?shown={key}")
+        figures = [await _figure(record, each, frames=pngs, key=keys[each]) for each, pngs in frames.items()]
+        views = await views_of(request, record) if case else None
+        values: dict[str, Any] = {"figures": figures, "views": views, "keys": keys, "back": CASE if case else ""}
+        return render(request, "trial/figures.html", record=record, alone=what not in (TEXT, ALL), **values)
+    # The page of a case does not show the verdict yet.
+    at = path_of(record.trial_id).replace("/trials/", "/desk/cases/", 1) if case else path_of(record.trial_id)
+    return redirect(request, f"{at}?shown={'.'.join(keys.values())}")
+
+
+async def _frames_shown(request: Request, record: TrialRecord, what: str) -> Mapping[str, Sequence[bytes]]:
+    """Returns the frames of each picture to show; of everything at once, those that there are."""
+    if what == TEXT:
+        return {}
+    if what != ALL:
+        return {what: await frames_of(request, record, what)}
+    found = {}
+    for each in (
+        MEME,
+        *(f"{_PRECEDENT}{one.id}" for one in (record.precedents.findings.exhibits if record.precedents else ())),
+    ):
+        with suppress(TrialUnknown):
+            found[each] = await frames_of(request, record, each)
+    return found
+
+
+def keys_in(request: Request, record: TrialRecord) -> Mapping[str, str]:
+    """Returns the keys that unblur pictures and text in this very answer, where they were requested without script."""
+    session, now = session_of(request), console_of(request).sessions.now()
+    found = {}
+    for key in request.query_params.get("shown", "").split(".")[:_MOST_KEYS]:
+        grant = session.granted(key, now)
+        # Single use, for this trial only: an address that is shared or opened again shows nothing.
+        if grant is not None and grant.trial_id == record.trial_id and not grant.fetched:
+            found[grant.what] = key
+            if grant.what == TEXT:
+                grant.fetched.add(0)  # it is in this answer
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Views:
+    """Views of a meme by the visitor who is to decide.
+
+    Attributes:
+        missing: Parts that exist and were not shown to them yet: ``picture``, ``text``.
+        gone: True if the picture was erased, or can't be decoded.
+        text: True if the text was shown.
+    """
+
+    missing: Sequence[str]
+    gone: bool
+    text: bool
+
+    @property
+    def look(self) -> Look:
+        """Returns the word for the record of a decision."""
+        return Look.GONE if self.gone else Look.SHOWN
+
+
+async def views_of(request: Request, record: TrialRecord) -> Views:
+    """Returns which parts of a meme its reviewer was shown, by the log."""
+    meme = record.opened.meme
+    seen = await console_of(request).docket.reviews.views(record.trial_id, visitor_of(request).name)
+    gone = meme.picture_given and await stored_picture(request, record) in ("", "unreadable")
+    text = bool(seen & {MEME, TEXT, ALL})
+    missing = [
+        *(["picture"] if meme.picture_given and not gone and not seen & {MEME, ALL} else []),
+        *(["text"] if record.text is not None and record.text.text and not text else []),
+    ]
+    return Views(missing, gone, text)
+
+
+async def stored_picture(request: Request, record: TrialRecord) -> str:
+    """Compares a trial's stored picture with the judged one: ``same``, ``other``, ``unreadable``; empty without any."""
+    digest = record.opened.meme.pixels_sha256
+    if not (frames := await console_of(request).docket.trials.frames(digest)):
+        return ""
+    try:
+        return "same" if await asyncio.to_thread(has_pixels, frames, digest) else "other"
+    except ValueError:
+        return "unreadable"
 
 
 async def hide(request: Request) -> Response:
     """Replaces the sharp picture by the blurred one."""
     record, what = await trial_of(request), request.query_params.get("of", MEME)
-    back = request.query_params.get("back", "")
-    return await _figure(request, record, what, frames=len(await frames_of(request, record, what)), key="", back=back)
+    figure = await _figure(record, what, frames=await frames_of(request, record, what), key="")
+    back = CASE if request.query_params.get("back") == CASE else ""
+    return render(request, "trial/figures.html", record=record, alone=True, figures=[figure], back=back)
 
 
 async def sharp_picture(request: Request) -> Response:
@@ -90,22 +175,14 @@ async def sharp_picture(request: Request) -> Response:
     return Response(frames[number], media_type=media_type(frames[number]))
 
 
-async def _figure(request: Request, record: TrialRecord, what: str, *, frames: int, key: str, back: str) -> Response:
+async def _figure(record: TrialRecord, what: str, *, frames: Sequence[bytes], key: str) -> Mapping[str, Any]:
     number = 0
     if what.startswith(_PRECEDENT):
         cited = record.precedents
         ids = [one.id for one in cited.findings.exhibits] if cited else []
         number = ids.index(what.removeprefix(_PRECEDENT)) + 1
-    pngs = await frames_of(request, record, what) if key else ()
-    values: dict[str, Any] = {
-        "what": what,
-        "number": number,
-        "frames": frames,
-        "another": bool(pngs) and changed_since(record, what, pngs),
-        "key": key,
-        "back": "case" if back == "case" else "",
-    }
-    return render(request, "trial/figure.html", record=record, **values)
+    another = bool(key) and changed_since(record, what, frames)
+    return {"what": what, "number": number, "frames": len(frames), "another": another, "key": key}
 
 
 def changed_since(record: TrialRecord, what: str, frames: Sequence[bytes]) -> bool:
@@ -117,10 +194,10 @@ def changed_since(record: TrialRecord, what: str, frames: Sequence[bytes]) -> bo
 
 
 async def record_shown(request: Request, record: TrialRecord, what: str) -> None:
-    """Logs who viewed which picture; raises if that can't be stored, so that nothing is shown."""
+    """Logs who viewed what; raises if that can't be stored, so that nothing is shown."""
     who = visitor_of(request).name
     await console_of(request).docket.reviews.record_access(record.trial_id, who=who, what=what, at=datetime.now(UTC))
-    _log.info("picture shown trial=%s visitor=%s", record.trial_id, who)
+    _log.info("shown trial=%s visitor=%s", record.trial_id, who)
 
 
 async def frames_of(request: Request, record: TrialRecord, what: str) -> Sequence[bytes]:
