@@ -18,6 +18,7 @@ import grpc
 
 from court.deadline import cancel_all
 from court.errors import BadRequest, NotLoaded, Unavailable
+from court.events import Procedure
 from retrieval.open import require_library
 from retrieval.precedents.finder import LibraryFinder
 from retrieval.precedents.postgres_finder import PgvectorFinder
@@ -28,7 +29,7 @@ from serving.access.tls import Certificates
 from serving.access.tokens import WHAT as TOKENS
 from serving.access.tokens import Tokens
 from serving.docket.audit.anchoring import keep_anchored, open_witness
-from serving.docket.retention import keep_retention, retention_periods
+from serving.docket.retention import keep_retention
 from serving.judging.executor import TrialExecutor
 from serving.judging.judge import TrialRunner
 from serving.rpc.docket import DocketService
@@ -163,9 +164,8 @@ async def serve(
                 _in_background(stack, measure_docket(state, executor.docket.reviews, executor.docket.log))
                 queue, wanted = executor.docket.review_queue(rules_of(settings)), settings.trial.review_risk
                 _in_background(stack, measure_sample(state, queue, executor.docket.trials, wanted=wanted))
-            if retention_periods(settings):
-                forget = forget_by(executor)
-                _in_background(stack, keep_retention(executor.docket, settings, forget=forget, report=state.expired))
+            forget = forget_by(executor)
+            _in_background(stack, keep_retention(executor.docket, settings, forget=forget, report=state.expired))
             if receivers:
                 _start_webhooks(stack, executor, receivers, telemetry)
             if settings.library is None:
@@ -174,7 +174,7 @@ async def serve(
                     "library of your own and name it with --library."
                 )
             if settings.console:
-                tell(f"console on {await stack.enter_async_context(_console(executor, settings, tokens, services[1]))}")
+                tell(f"console on {await stack.enter_async_context(_console(executor, settings, tokens, services))}")
             await _serve_court(
                 executor,
                 settings,
@@ -235,11 +235,15 @@ def _http(
 
 
 def _console(
-    executor: TrialExecutor, settings: Settings, tokens: Tokens | None, docket: DocketService
+    executor: TrialExecutor,
+    settings: Settings,
+    tokens: Tokens | None,
+    services: tuple[CourtService, DocketService, PrecedentsService],
 ) -> AbstractAsyncContextManager[str]:
     """Opens the web console on the same docket and with the same tokens."""
     try:
         from serving.console.app import open_console
+        from serving.console.registry import Trying
         from serving.wiring import reviewing_in_court
     except ModuleNotFoundError as error:
         raise NotLoaded(
@@ -252,7 +256,8 @@ def _console(
         settings.console,
         tokens=tokens,
         pictures=executor.court.finder,
-        reviewing=reviewing_in_court(executor, settings, docket.reviewed),
+        reviewing=reviewing_in_court(executor, settings, services[1].reviewed),
+        trying=Trying(services[0].start, [one for one in Procedure if one in executor.court.procedures]),
     )
 
 

@@ -10,8 +10,12 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from court.errors import CourtError, Unavailable
+
+SANDBOX: Final = "sandbox"
+"""Namespace of tries: no review, finding, precedent, reuse or figure comes of them, and they are erased after a day."""
 
 
 class Unauthenticated(CourtError):

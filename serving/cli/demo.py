@@ -48,6 +48,7 @@ def demo(docket: Path | Address | None, llm_url: str | None, model: str | None) 
         for scene in _MEMES:
             response = court.judge(_picture(scene), timeout=120)
             show_verdict(f"a drawn {scene}, sent to {address}", response.message, docket=place)
+    tell("Try a meme of your own: memecourt serve --console 127.0.0.1:8080, then open http://127.0.0.1:8080/try")
 
 
 async def _debates(settings: Settings) -> None:

@@ -27,7 +27,8 @@ from serving.console import exports
 from serving.console import pictures as picture_pages
 from serving.console.guard import RequestGuard, guarded
 from serving.console.pages import signin, trial, trials
-from serving.console.registry import Console, Page, Reviewing
+from serving.console.pages import trying as try_pages
+from serving.console.registry import Console, Page, Reviewing, Trying
 from serving.console.rendering import render
 from serving.console.review import case, find, queue, similar
 from serving.console.visitors import Sessions
@@ -42,7 +43,7 @@ from serving.views.blur import LibraryPictures
 
 PAGES: Sequence[Page] = tuple(
     page
-    for module in (signin, trials, trial, picture_pages, queue, case, similar, find, exports)
+    for module in (signin, trials, try_pages, trial, picture_pages, queue, case, similar, find, exports)
     for page in module.PAGES
 )
 """All pages, in the order of the navigation."""
@@ -67,6 +68,7 @@ def create_app(
     origin: str = "",
     pictures: PictureSource | None = None,
     reviewing: Reviewing | None = None,
+    trying: Trying | None = None,
 ) -> Starlette:
     """Builds the console's ASGI application.
 
@@ -95,6 +97,7 @@ def create_app(
         pictures=pictures,
         origin=origin.removesuffix(urlsplit(origin).path),
         reviewing=reviewing,
+        trying=trying,
     )
     return app
 
@@ -144,6 +147,7 @@ async def open_console(
     tokens: Tokens | None,
     pictures: PictureSource | None = None,
     reviewing: Reviewing | None = None,
+    trying: Trying | None = None,
 ) -> AsyncIterator[str]:
     """Serves the console inside the block; yields its URL.
 
@@ -171,6 +175,7 @@ async def open_console(
         origin=settings.console_origin or "",
         pictures=pictures,
         reviewing=reviewing,
+        trying=trying,
     )
     async with open_listener(_LISTENER, app, settings, address) as url:
         yield url

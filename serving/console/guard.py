@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from urllib.parse import parse_qsl, quote
 
+from python_multipart.exceptions import FormParserError
 from starlette.datastructures import ImmutableMultiDict, MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from court.errors import BadRequest, CourtError
+from court.meme import LIMITS
 from serving.access.callers import NotAllowed
 from serving.console.registry import Form, Page, console_of, redirect, root_of
 from serving.console.visitors import Visitor
@@ -29,6 +32,7 @@ PROOF = "proof"
 HEADER = "x-memecourt-proof"
 _COOKIE = "memecourt_session"
 _MOST_BYTES, _MOST_FIELDS = 64 * 1024, 200
+_MOST_PICTURE = LIMITS.max_bytes + _MOST_BYTES
 _HEADERS = {
     "content-security-policy": POLICY,
     "x-content-type-options": "nosniff",
@@ -130,7 +134,7 @@ def guarded(page: Page) -> Callable[[Request], Awaitable[Response]]:
             return _to_sign_in(request)
         if request.method not in ("GET", "HEAD"):
             # Also on public pages: another site must not submit the sign-in form.
-            request.state.form = await _checked_form(request)
+            request.state.form = await _checked_form(request, page)
         if page.role is not None and found is not None and found[1].role < page.role:
             _refused(found[1], page)
             raise NotAllowed(
@@ -165,7 +169,7 @@ def _to_sign_in(request: Request) -> Response:
     return redirect(request, f"/sign-in?next={quote(path, safe='')}")
 
 
-async def _checked_form(request: Request) -> Form:
+async def _checked_form(request: Request, page: Page) -> Form:
     """Returns the submitted form after verifying that one of our pages sent it."""
     origin = request.headers.get("origin")
     own = console_of(request).origin or f"{request.url.scheme}://{request.headers.get('host', '')}"
@@ -173,13 +177,45 @@ async def _checked_form(request: Request) -> Form:
     site = request.headers.get("sec-fetch-site")
     if (origin is not None and origin != own) or site not in (None, "same-origin", "none"):
         raise NotAllowed("This was sent by another site than the console.", reason="OTHER_SITE")
-    form = await _form(request)
+    request.state.picture = b""
+    files = page.files and request.headers.get("content-type", "").lower().startswith("multipart/form-data")
+    form = await (_with_picture(request) if files else _form(request))
     proof = request.headers.get(HEADER) or form.get(PROOF, "")
     if not console_of(request).sessions.proves(cookie_of(request), proof):
         raise NotAllowed(
             "This page belongs to a session that is over. Open it again, and send it once more.", reason="PROOF_MISSING"
         )
     return form
+
+
+class _InMemory(MultiPartParser):
+    """Parser of forms with a picture, which is never written to a temporary file."""
+
+    spool_max_size = _MOST_PICTURE
+
+
+async def _with_picture(request: Request) -> Form:
+    size = 0
+
+    async def bounded() -> AsyncIterator[bytes]:
+        nonlocal size
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size > _MOST_PICTURE:
+                raise BadRequest("That is too large for a picture.", reason="TOO_LONG", field="picture")
+            yield chunk
+
+    parser = _InMemory(request.headers, bounded(), max_files=1, max_fields=_MOST_FIELDS)
+    try:
+        form = await parser.parse()
+        picture = form.get("picture")
+        request.state.picture = b"" if picture is None or isinstance(picture, str) else await picture.read()
+    except (MultiPartException, FormParserError, KeyError):
+        raise BadRequest("That can't be read as a form.", reason="NO_FORM") from None
+    finally:
+        for file in parser._files_to_close_on_error:  # all of them: the parser closes them after some errors only
+            file.close()
+    return ImmutableMultiDict([(name, value) for name, value in form.multi_items() if isinstance(value, str)])
 
 
 async def _form(request: Request) -> Form:

@@ -121,7 +121,7 @@ class Views:
     text: bool
 
     @property
-    def look(self) -> Look:
+    def for_record(self) -> Look:
         """Returns the word for the record of a decision."""
         return Look.GONE if self.gone else Look.SHOWN
 

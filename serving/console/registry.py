@@ -15,12 +15,13 @@ from serving.console.visitors import Role, Session, Sessions, Visitor
 from serving.docket.errors import TrialErased, TrialUnknown
 
 if TYPE_CHECKING:
-    from court.events import VerdictReviewed
+    from court.events import Procedure, VerdictReviewed
     from serving.docket.open import Docket
     from serving.docket.review.corrections import Corrections
     from serving.docket.review.queue import ReviewQueue
     from serving.export.source import PictureSource
     from serving.judging.near_duplicates import NearDuplicateIndex
+    from serving.judging.request import TrialRequest
 
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 Form: TypeAlias = ImmutableMultiDict[str, str]
@@ -37,6 +38,7 @@ class Page:
         role: Required role; None for everybody, even without signing in.
         methods: HTTP methods. Any but GET must come from one of our forms, with its anti-forgery token.
         name: Name of the page in templates (``url_for``).
+        files: True if its form has a picture.
     """
 
     path: str
@@ -45,6 +47,7 @@ class Page:
     methods: Sequence[str] = ("GET",)
     name: str = ""
     nav: str = ""
+    files: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,18 @@ class Reviewing:
 
 
 @dataclass(frozen=True, slots=True)
+class Trying:
+    """Court that the memes of visitors are given to.
+
+    Attributes:
+        start: Starts a trial; returns its id once it is opened.
+    """
+
+    start: Callable[[TrialRequest], Awaitable[str]]
+    procedures: Sequence[Procedure]
+
+
+@dataclass(frozen=True, slots=True)
 class Console:
     """Dependencies of the pages.
 
@@ -79,6 +94,7 @@ class Console:
     pictures: PictureSource | None = None
     origin: str = ""
     reviewing: Reviewing | None = None
+    trying: Trying | None = None
 
 
 def console_of(request: Request) -> Console:

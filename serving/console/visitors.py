@@ -49,18 +49,20 @@ class Visitor:
 
     Attributes:
         name: Name in the file of tokens, or ``local``.
+        judges: True if the visitor may request trials.
     """
 
     name: str
     role: Role
     namespaces: frozenset[str] | None = None
+    judges: bool = False
 
     def sees(self, namespace: str) -> bool:
         """True if the visitor may see content of that namespace."""
         return self.namespaces is None or namespace in self.namespaces
 
 
-LOCAL = Visitor("local", Role.ADMIN)
+LOCAL = Visitor("local", Role.ADMIN, judges=True)
 """Visitor of a console without a file of tokens, which only this machine can reach."""
 
 
@@ -194,7 +196,9 @@ class Sessions:
             return LOCAL
         caller = self._tokens.caller_of(token_hash)
         role = role_of(caller) if caller is not None else None
-        return Visitor(caller.name, role, caller.namespaces) if caller is not None and role is not None else None
+        if caller is None or role is None:
+            return None
+        return Visitor(caller.name, role, caller.namespaces, judges=Scope.JUDGE in caller.scopes)
 
     def _alive(self, session: Session, now: float) -> bool:
         return now - session.last_used < IDLE_S and now - session.opened < LONGEST_S

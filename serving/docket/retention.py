@@ -15,12 +15,15 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from court.errors import CourtError
+from serving.access.callers import SANDBOX
 from serving.docket.open import Docket
 from serving.docket.review.corrections import name_of
 from serving.docket.store.erasure import UNFINISHED
 from serving.docket.store.listing import DocketLine, TrialFilter, TrialIndex
 from serving.settings import Settings
 
+SANDBOX_DAYS: Final = 1
+"""Days after which tries are erased."""
 EVERY_S: Final = 3600.0
 """Seconds between two passes of a server."""
 WHO: Final = "retention"
@@ -62,8 +65,9 @@ class RetentionPass:
 
 
 def retention_periods(settings: Settings) -> Sequence[RetentionPeriod]:
-    """Returns the periods in the settings; none if everything is kept."""
+    """Returns the periods in the settings, and that of tries, which no setting changes."""
     own = {name: each.retention_days for name, each in settings.namespaces.items() if each.retention_days is not None}
+    own[SANDBOX] = SANDBOX_DAYS
     periods = [RetentionPeriod(days, TrialFilter(namespace=name)) for name, days in own.items() if days != "unlimited"]
     if settings.retention_days is not None:
         # Except namespaces with their own setting, including those that keep everything.

@@ -17,7 +17,7 @@ from court.ports import EventListener, EventSink, PictureReader
 from court.record import TrialRecord, TrialState
 from court.second_question import QuestionBrief, rule_on_question
 from court.trial import Court, TrialCase
-from serving.access.callers import in_force
+from serving.access.callers import SANDBOX, in_force
 from serving.docket.open import Docket
 from serving.docket.store.bodies import quotes_erased
 from serving.docket.store.log_queries import TransparencyLog
@@ -298,7 +298,12 @@ class TrialExecutor:
                     request.require(opened.versions, opened.policy, event.findings.library.digest)
                 if isinstance(event, TextRead):
                     text = event
-                if isinstance(event, VerdictGiven) and self.near is not None and text is not None:
+                if (
+                    isinstance(event, VerdictGiven)
+                    and self.near is not None
+                    and text is not None
+                    and namespace != SANDBOX
+                ):
                     # Before the verdict: after a crash, a fingerprint without a verdict is ignored, but a verdict
                     # without its fingerprint would never be found.
                     await self.near.learn(

@@ -23,7 +23,8 @@ from court.errors import BadPicture, CantResume, CourtError, Overrun, Unavailabl
 from court.in_force import InForce, in_force
 from court.record import TrialAborted, TrialRecord, TrialState
 from court.trial import STOPPED
-from serving.docket.errors import RequestConflict
+from serving.access.callers import SANDBOX
+from serving.docket.errors import RequestConflict, TrialUnknown
 from serving.docket.store.requests import Lease, RequestName
 from serving.errors import Busy, closing
 from serving.judging.admission import Admission
@@ -51,6 +52,8 @@ from serving.telemetry import SILENT, Telemetry
 _POLL_S = (0.1, 1.0)
 """First and longest interval in seconds between two polls of a trial on another server."""
 
+TRY_S = 300.0
+"""Seconds that a try has."""
 _CALLER_SPECIFIC = frozenset({"DEADLINE", "PIN_NOT_LOADED", "POLICY_NOT_LOADED"})
 """Reasons of a trial's failure that only concern the caller who started it."""
 
@@ -107,6 +110,10 @@ class TrialRunner:
             decoders=self.decoders,
         )
         self.admission = admission or Admission(settings.concurrent_trials, settings.waiting_trials)
+        # An eighth of the trials, and as many that wait.
+        tries = max(1, settings.concurrent_trials // 8)
+        self._tries = Admission(tries, tries)
+        self._started: set[asyncio.Task[Answer]] = set()
         self._memory = memory
         # In this order: telemetry, which counts outcomes, must know the earlier state of a resumed trial.
         executor.feed.subscribe(self._in_flight.on_event)
@@ -180,6 +187,39 @@ class TrialRunner:
                 "No picture was sent, and this court does not judge a text alone. Send the picture's file with it.",
                 reason="PICTURE_EMPTY",
             )
+        if request.namespace == SANDBOX:
+            # Before a slot that others could use: tries never starve a pipeline.
+            async with self._tries.acquire(SANDBOX, within_s=within_s):
+                return await self._answer(request, within_s, patient, began)
+        return await self._answer(request, within_s, patient, began)
+
+    async def start(self, request: TrialRequest, *, within_s: float = TRY_S) -> str:
+        """Has a request answered in the background; returns the id of its trial once it is opened.
+
+        A trial that ends within a second has ended by then.
+
+        Raises:
+            CourtError: The reasons of :meth:`answer`, where there is no trial.
+        """
+        request = replace(request, request_id=str(uuid.uuid4()))
+        answering = asyncio.create_task(self.answer(request, within_s=within_s))
+        self._started.add(answering)
+        answering.add_done_callback(self._started.discard)
+        # Its failure is in the record, which is what its page shows.
+        answering.add_done_callback(lambda done: done.cancelled() or done.exception())
+        while not answering.done():
+            await asyncio.wait([answering], timeout=_POLL_S[0])
+            with suppress(TrialUnknown):  # leased, and not opened yet
+                trial_id = await self.trial_of(request.name)
+                if trial_id is not None and await self._executor.docket.trials.record(trial_id):
+                    await asyncio.wait([answering], timeout=_POLL_S[1])
+                    return trial_id
+        try:
+            return (await answering).record.trial_id
+        except TrialAborted as error:
+            return error.record.trial_id
+
+    async def _answer(self, request: TrialRequest, within_s: float | None, patient: bool, began: float) -> Answer:
         slot = AdmissionSlot(self.admission, request.namespace, within_s, patient, memory=self._memory)
         try:
             async with asyncio.timeout(within_s) as clock:

@@ -27,6 +27,7 @@ from court.meme import Picture
 from court.record import TrialRecord, TrialState
 from court.trial import Court
 from court.verdict import INCOMPLETE
+from serving.access.callers import SANDBOX
 from serving.docket.errors import TrialUnknown
 from serving.docket.ports import TrialReader
 from serving.docket.store.listing import FindingStore
@@ -168,7 +169,7 @@ class VerdictCache:
 
     def reuses(self, request: TrialRequest) -> bool:
         """True if a request may be answered without a trial of its own."""
-        return not (self._off or request.try_anew)
+        return not (self._off or request.try_anew or request.namespace == SANDBOX)
 
     def key(self, request: TrialRequest, meme_digest: str) -> str:
         """Returns the key of a request with the current versions; empty if it gets a trial of its own."""
@@ -249,7 +250,7 @@ class VerdictCache:
 
     async def learn(self, record: TrialRecord) -> None:
         """Stores the key of a decided trial. Raises Unavailable if it can't be stored now."""
-        if self._off or not reusable(record):
+        if self._off or record.opened.meme.namespace == SANDBOX or not reusable(record):
             return
         # Not loaded into memory: most memes are never requested again, and another trial may have been first.
         await self._keys.put(self.key_of(record), record.trial_id)

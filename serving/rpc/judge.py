@@ -315,6 +315,11 @@ class CourtService:
             answer = await court.runner.answer(trial_request, within_s=budget.within_s)
             return await self._response_to(court, answer, trial_request, token)
 
+    async def start(self, request: TrialRequest) -> str:
+        """Has a meme of the console judged in the background; returns its trial's id."""
+        with self._session.call() as court:
+            return await court.runner.start(request)
+
     async def judge_stream(self, _: AsyncIterator[bytes], context: CallContext) -> None:
         """Judges a stream of memes."""
         await finish_call(context, self._judge_stream(context))

@@ -33,6 +33,7 @@ from court.events import (
     VerdictGiven,
 )
 from court.record import TrialRecord
+from serving.access.callers import SANDBOX
 
 if TYPE_CHECKING:
     from serving.settings import Settings
@@ -151,6 +152,7 @@ class Telemetry:
         self._logs = log
         self._observes = metrics is not None or tracing is not None or log
         self._trials: OrderedDict[str, ObservedTrial] = OrderedDict()
+        self._tries: OrderedDict[str, None] = OrderedDict()
 
     def interceptor(self) -> grpc.aio.ServerInterceptor:
         """Returns the interceptor that counts and times every call, and creates spans for calls about memes.
@@ -209,6 +211,13 @@ class Telemetry:
 
     def _take_note(self, event: AnyEvent) -> None:
         if not self._observes:
+            return
+        # Tries count nowhere.
+        if isinstance(event, TrialOpened) and event.meme.namespace == SANDBOX:
+            self._tries[event.trial_id] = None
+            while len(self._tries) > _MOST_TRIALS:
+                self._tries.popitem(last=False)
+        if event.trial_id in self._tries:
             return
         if isinstance(event, TrialOpened):
             self._follow(ObservedTrial.opened(event))

@@ -17,6 +17,7 @@ from typing import Any
 
 from court.events import AnyEvent, AppealOpened, SecondOpinionAsked, TrialFailed, VerdictGiven, VerdictReviewed
 from court.verdict import Label, decision
+from serving.access.callers import SANDBOX
 from serving.docket.log.canonical_json import parse
 from serving.docket.log.entries import Entry
 from serving.docket.store.bodies import event_in
@@ -85,7 +86,11 @@ def messages_of(entry: Entry, subject: Subject | None, hook: WebhookSettings, *,
         if hook.namespaces is not None:
             return ()  # it may have been made from content of any namespace
         facts: Mapping[WebhookEvent, Mapping[str, Any]] = {PRECEDENT_CHANGED: _precedent(entry.body)}
-    elif subject is None or (hook.namespaces is not None and subject.namespace not in hook.namespaces):
+    elif (
+        subject is None
+        or subject.namespace == SANDBOX
+        or (hook.namespaces is not None and subject.namespace not in hook.namespaces)
+    ):
         return ()
     elif entry.kind == _ERASED:
         facts = {RECORD_ERASED: {"verdict_id": entry.trial_id, "content": {"namespace": subject.namespace}}}

@@ -8,6 +8,7 @@ import pytest
 
 from court.errors import Unavailable
 from court.events import TrialOpened
+from serving.access.callers import SANDBOX
 from serving.docket.errors import TrialErased
 from serving.docket.log.notes import VerifierKey
 from serving.docket.retention import WHO, erase_expired, keep_retention, retention_periods
@@ -167,5 +168,5 @@ def test_the_retention_job_continues_after_a_docket_outage(using):
 
 
 @pytest.mark.parametrize("settings", [Settings(), Settings(namespaces={"shop": {"retention_days": "unlimited"}})])
-def test_without_a_retention_period_there_is_nothing_to_do(settings):
-    assert retention_periods(settings) == []
+def test_without_a_retention_period_only_tries_expire(settings):
+    assert [(period.days, period.which.namespace) for period in retention_periods(settings)] == [(1, SANDBOX)]

@@ -69,7 +69,7 @@ class Person:
         taken = await self.post(f"{case_path}/take", {"again": "yes"})
         assert taken.status_code == 303, taken.text
         fields = {"label": label, "clause": "4", "other_clause": "4", "reason": "I looked.", **more_fields}
-        await self.looks(trial_id)
+        await self.view_all(trial_id)
         answer = await self.post(f"{case_path}/review", fields, page=case_path)
         if answer.status_code != 303:
             return answer
@@ -80,7 +80,7 @@ class Person:
         await self.post(f"{following}/release")
         return await self.get(case_path)
 
-    async def looks(self, trial_id: str) -> None:
+    async def view_all(self, trial_id: str) -> None:
         """Has everything of a case shown, without which it can't be decided."""
         shown = await self.post(f"/trials/{trial_id}/show", {"of": "all", "back": "case"})
         assert shown.status_code == 303, shown.text

@@ -122,6 +122,7 @@ async def _values(request: Request, record: TrialRecord) -> dict[str, Any]:
         "harmful_now": record.label_in_force is Label.HARMFUL,
         "pictures": console.pictures is not None,
         "proof_of_trial": await proof_of(console.docket.auditor, record.trial_id),
+        "may_record": console.trying is not None and visitor_of(request).judges,
         "quiet_s": (datetime.now(UTC) - record.events[-1].at).total_seconds(),
         "kept": await stored_picture(request, record),
     }

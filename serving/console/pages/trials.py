@@ -13,6 +13,7 @@ from starlette.responses import Response
 from court.errors import BadRequest
 from court.record import TrialState
 from court.verdict import Label
+from serving.access.callers import SANDBOX
 from serving.console.registry import Page, console_of, visitor_of
 from serving.console.rendering import render
 from serving.console.review.parts import PRIORITY_WORDS, blinded_ids, cases_of, hidden_and_marked, hidden_ids
@@ -87,6 +88,8 @@ def filter_of(request: Request) -> TrialFilter:
         reviewed={"yes": True, "no": False}.get(params.get("reviewed", "")),
         needs_review=True if params.get("look") else None,
         namespaces=visitor_of(request).namespaces,
+        # Tries are listed only where their namespace is asked for.
+        other_than=frozenset() if params.get("namespace") == SANDBOX else frozenset({SANDBOX}),
     )
 
 

@@ -107,7 +107,7 @@ async def review(request: Request) -> Response:
             label=Label(label),
             clause=clause,
             reason=form.get("reason", ""),
-            look=views.look,
+            look=views.for_record,
         )
     # The form was sent twice, and the review is stored: nothing to complain of.
     except AlreadyReviewed:

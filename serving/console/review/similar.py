@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from court.record import TrialRecord
+from serving.access.callers import SANDBOX
 from serving.console.registry import Page, console_of, trial_of, visitor_of
 from serving.console.rendering import render
 from serving.console.review.parts import blinded_ids, hidden_and_marked, reviewing_of
@@ -53,6 +54,7 @@ async def similar_to(request: Request, record: TrialRecord) -> list[Similar]:
     found = {
         case.trial_id: Similar(case, "the same picture" if same_picture else "", same_text)
         for case, same_picture, same_text in await reviews.same_memes(own, limit=_MOST, namespaces=visitor.namespaces)
+        if case.namespace != SANDBOX
     }
     index, text = reviewing_of(request).duplicates, record.text
     meme = record.opened.meme

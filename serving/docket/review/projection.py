@@ -28,6 +28,7 @@ from court.events import (
 from court.record import TrialState
 from court.verdict import DISAGREEMENTS, Label, Verdict
 from retrieval.text import text_key
+from serving.access.callers import SANDBOX
 from serving.docket.log.entries import Entry
 from serving.docket.store import review_tables as t
 from serving.docket.store.bodies import event_in
@@ -238,7 +239,7 @@ class _Case:
         row["score"] = verdict.harm_score
         row["category"] = verdict.finding.category if verdict.finding else ""
         namespace = row.get("namespace", "")
-        row["drawn"] = is_sampled(event.trial_id, rules.share_of(namespace))
+        row["drawn"] = namespace != SANDBOX and is_sampled(event.trial_id, rules.share_of(namespace))
         row["rationale"] = text_key(verdict.rationale)
         reasons = reasons_of(verdict, event.trial_id, rules, namespace)
         if reasons:
@@ -274,6 +275,8 @@ class _Case:
 
     def _waits(self, reasons: Reasons) -> None:
         row = self.row
+        if row.get("namespace") == SANDBOX:
+            return  # nobody reviews a try
         # Earlier reasons remain visible, each kind given by people only once.
         fresh = {why for why, _ in reasons}
         before = [

@@ -20,6 +20,7 @@ from court.meme import is_text_digest
 from court.record import TrialState
 from court.verdict import Label
 from retrieval.text import text_key
+from serving.access.callers import SANDBOX
 from serving.docket.errors import NotDecided
 from serving.docket.log.entries import Entry
 from serving.docket.ports import TrialReader
@@ -598,6 +599,8 @@ def _conditions(which: Search, known: ColumnElement[bool]) -> list[ColumnElement
         conditions.append(_case.opened_at < stamp(which.until))
     if which.namespace is not None:
         conditions.append(_case.namespace == which.namespace)
+    else:
+        conditions.append(_case.namespace != SANDBOX)
     if which.model:
         # Including the line breaks around it, so that a part of a model's name does not match.
         conditions.append(_case.models.contains(f"\n{which.model}\n", autoescape=True))

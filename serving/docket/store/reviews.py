@@ -10,10 +10,11 @@ from typing import Literal
 
 from sqlalchemy import Connection, func, select
 
-from court.errors import CourtError
+from court.errors import BadRequest, CourtError
 from court.events import AppealOpened, ReviewOutcome, SecondOpinionAsked, VerdictReviewed
 from court.record import TrialState
 from court.verdict import Label
+from serving.access.callers import SANDBOX
 from serving.docket.errors import NotDecided
 from serving.docket.log.canonical_json import parse
 from serving.docket.log.entries import PictureShown, PrecedentChanged
@@ -38,7 +39,7 @@ ReviewEvent = VerdictReviewed | SecondOpinionAsked | AppealOpened
 """Events by people after a verdict; their sequence numbers are assigned here."""
 
 _AWAITING = select(func.count(), func.min(t.trials.c.opened_at)).where(
-    t.trials.c.needs_review, t.trials.c.outcome == ""
+    t.trials.c.needs_review, t.trials.c.outcome == "", t.trials.c.namespace != SANDBOX
 )
 _VIEW = PictureShown.model_fields["kind"].default
 _CHANGE = PrecedentChanged.model_fields["kind"].default
@@ -146,7 +147,11 @@ class ReviewStore(SqlStore):
 def append_review(connection: Connection, draft: ReviewEvent) -> ReviewEvent | CourtError:
     """Stores a review event in a transaction that has locked the log; returns it with its number."""
     # Concurrent reviews of the same trial wait here.
-    query = select(t.trials.c.state, t.trials.c.erased).where(t.trials.c.trial_id == draft.trial_id).with_for_update()
+    query = (
+        select(t.trials.c.state, t.trials.c.erased, t.trials.c.namespace)
+        .where(t.trials.c.trial_id == draft.trial_id)
+        .with_for_update()
+    )
     row = connection.execute(query).one_or_none()
     if row is None:
         return unknown(draft.trial_id)
@@ -157,6 +162,8 @@ def append_review(connection: Connection, draft: ReviewEvent) -> ReviewEvent | C
             f"Trial {draft.trial_id} has no verdict that could be reviewed: it is running, was cut off, or failed.",
             field="trial_id",
         )
+    if row.namespace == SANDBOX:
+        return BadRequest("A try has no reviews and no appeals. Put it on record first.", field="trial_id")
     own = (t.entries.c.trial_id == draft.trial_id, t.IS_EVENT)
     # Nobody else can assign the same number, since the trial's row is locked.
     seq = select(func.max(t.entries.c.seq) + 1).where(*own)

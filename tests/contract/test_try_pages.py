@@ -1,0 +1,187 @@
+"""Tries in the console: off the record, and as guarded as any request."""
+
+import re
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import UTC, datetime, timedelta
+
+import httpx2
+
+from court.errors import BadRequest
+from court.events import Procedure, ReviewOutcome
+from court.record import TrialState
+from court.verdict import Label
+from serving.access import tokens as token_file
+from serving.access.callers import SANDBOX, Scope
+from serving.access.tokens import Tokens
+from serving.console.app import create_app
+from serving.console.registry import Reviewing, Trying
+from serving.docket.errors import TrialErased
+from serving.docket.retention import erase_expired, retention_periods
+from serving.docket.review.projection import Rules
+from serving.judging.request import TrialRequest
+from serving.settings import Settings
+from tests.support.desk_pages import Person, page_text
+from tests.support.playing import run_within
+from tests.support.real_court import IMAGE, real_court
+
+PEOPLE = {
+    "ada": ([Scope.VIEW, Scope.JUDGE], None),
+    "vic": ([Scope.VIEW], None),
+    "forum": ([Scope.VIEW, Scope.JUDGE], ["forum"]),
+    "both": ([Scope.VIEW, Scope.JUDGE], ["forum", SANDBOX]),
+    "ruth": ([Scope.REVIEW], None),
+}
+
+
+class Pages:
+    def __init__(self, court, app, tokens, stack):
+        self.court, self.docket, self.app, self.tokens, self.stack = court, court.docket, app, tokens, stack
+
+    async def person(self, name):
+        client = httpx2.AsyncClient(transport=httpx2.ASGITransport(app=self.app), base_url="http://127.0.0.1:8080")
+        person = Person(await self.stack.enter_async_context(client), self.tokens[name])
+        await person.sign_in()
+        return person
+
+    async def tries(self, person, *, picture=IMAGE, page="/try", **fields):
+        """Sends the form of the page, as a browser does."""
+        proof = re.search(r'name="proof" value="(\w+)"', (await person.get(page)).text)[1]
+        files = {"picture": ("meme.png", picture, "image/png")}
+        return await person.client.post("/try", data={"proof": proof, "procedure": "SUMMARY", **fields}, files=files)
+
+
+@asynccontextmanager
+async def try_pages(path, *, trying=True):
+    async with AsyncExitStack() as stack:
+        court = await stack.enter_async_context(real_court(path))
+        file = path / "tokens.toml"
+        tokens = {name: token_file.add(file, name, scopes, names) for name, (scopes, names) in PEOPLE.items()}
+        app = create_app(
+            court.docket,
+            tokens=Tokens.of(file),
+            # Every verdict is drawn, except of tries.
+            reviewing=Reviewing(court.docket.review_queue(Rules(sampled=1.0))),
+            trying=Trying(court.court.start, [Procedure.SUMMARY]) if trying else None,
+        )
+        yield Pages(court, app, tokens, stack)
+
+
+def play(path, work, **options):
+    return run_within(try_pages(path, **options), work)
+
+
+def id_of(answer):
+    assert answer.status_code == 303, answer.text
+    return answer.headers["location"].removeprefix("/trials/")
+
+
+def test_a_try_is_tried_without_a_trace_and_erased_after_a_day(tmp_path):
+    async def work(it):
+        ada, ruth = await it.person("ada"), await it.person("ruth")
+        first, second = [id_of(await it.tries(ada)) for _ in range(2)]
+        text = id_of(await it.tries(ada, picture=b"", text="Monday people"))
+        record = await it.docket.trials.record(first)
+        page = page_text(await ada.get(f"/trials/{first}"))
+        lists = [page_text(await ruth.get(path)) for path in ("/", "/desk", "/desk/find", "/export")]
+        exported = (await ruth.get("/export/jsonl")).text
+        asked_for = page_text(await ruth.get("/?namespace=sandbox"))
+        refused = await it.refusal(first)
+        waiting = (await it.docket.reviews.awaiting_review()).count
+        periods = retention_periods(Settings(namespaces={SANDBOX: {"retention_days": "unlimited"}}))
+        now = record.opened.at
+        early = await erase_expired(it.docket, periods, now=now + timedelta(hours=23))
+        gone = await erase_expired(it.docket, periods, now=now + timedelta(hours=25))
+        try:
+            await it.docket.trials.record(first)
+        except TrialErased:
+            return first, second, text, record, page, lists, exported, asked_for, refused, waiting, early, gone
+        raise AssertionError("it is still there")
+
+    async def refusal(it, trial_id):
+        try:
+            await it.docket.reviews.review(
+                trial_id,
+                outcome=ReviewOutcome.OVERRULED,
+                label=Label.HARMFUL,
+                reason="r",
+                clause="4",
+                reviewer="ruth",
+                at=datetime.now(UTC),
+            )
+        except BadRequest as error:
+            return error.message
+
+    Pages.refusal = refusal
+    first, second, text, record, page, lists, exported, asked_for, refused, waiting, early, gone = play(tmp_path, work)
+    assert record.state is TrialState.DECIDED and record.opened.meme.namespace == SANDBOX
+    assert len({first, second, text}) == 3, "a try is never answered by another"
+    assert "A try, off the record" in page and "Put on record" in page
+    assert "No trial yet" in lists[0] and "No case is waiting" in lists[1] and "No trial matches" in lists[2]
+    assert exported == "" and "sandbox" in asked_for and waiting == 0
+    assert refused is not None and "Put it on record first" in refused
+    assert not early.erased and gone.erased[SANDBOX] == 3
+
+
+def test_a_try_put_on_record_is_a_trial_of_its_own(tmp_path):
+    async def work(it):
+        both = await it.person("both")
+        tried = id_of(await it.tries(both))
+        refused = [
+            (await both.post(f"/trials/{tried}/put-on-record", {"namespace": name}, page="/try")).status_code
+            for name in ("other", SANDBOX)
+        ]
+        recorded = id_of(await both.post(f"/trials/{tried}/put-on-record", {"namespace": "forum"}, page="/try"))
+        again = await both.post(f"/trials/{recorded}/put-on-record", {"namespace": "forum"}, page="/try")
+        return refused, await it.docket.trials.record(tried), await it.docket.trials.record(recorded), again.status_code
+
+    refused, tried, recorded, again = play(tmp_path, work)
+    assert refused == [403, 400] and again == 400
+    assert recorded.opened.meme.namespace == "forum" and recorded.trial_id != tried.trial_id
+    assert recorded.opened.meme.pixels_sha256 == tried.opened.meme.pixels_sha256
+
+
+def test_a_try_needs_scope_namespace_and_a_form_of_this_console(tmp_path):
+    async def work(it):
+        found = {}
+        for name in ("vic", "forum"):
+            person = await it.person(name)
+            found[name] = page_text(await person.get("/try")), (await it.tries(person, page="/export")).status_code
+        ada = await it.person("ada")
+        files = {"picture": ("meme.png", IMAGE, "image/png")}
+        forged = await ada.client.post("/try", data={"procedure": "SUMMARY"}, files=files)
+        wrong = [
+            await it.tries(ada, picture=b""),
+            await it.tries(ada, picture=b"no picture"),
+            await it.tries(ada, procedure="MAYBE"),
+            await it.tries(ada, procedure="FULL"),
+            await it.tries(ada, text="x" * 70_000),
+            await it.tries(ada, picture=b"0" * (40 << 20)),
+        ]
+        return found, forged.status_code, wrong, await it.docket.index.list(limit=10)
+
+    found, forged, wrong, lines = play(tmp_path, work)
+    assert "no scope judge" in found["vic"][0] and "not for content of that namespace" in found["forum"][0]
+    assert [found[name][1] for name in found] == [403, 403] and forged == 403
+    assert [answer.status_code for answer in wrong] == [400, 400, 400, 503, 400, 400]
+    assert all('role="alert"' in answer.text for answer in wrong[:4]) and not lines
+
+
+def test_a_console_without_a_court_says_so(tmp_path):
+    async def work(it):
+        ada = await it.person("ada")
+        return page_text(await ada.get("/try")), (await it.tries(ada, page="/export")).status_code
+
+    page, code = play(tmp_path, work, trying=False)
+    assert "This console has no court" in page and code == 503
+
+
+def test_tries_take_a_small_share_of_the_admission(tmp_path):
+    async def work(it):
+        runner = it.court.reception
+        async with runner._tries.acquire(SANDBOX), runner.admission.acquire("forum"):
+            request = TrialRequest(IMAGE, text="x", namespace="forum")
+            answered = await runner.answer(request, within_s=60)
+            return answered.record.state, runner._tries._most, runner.admission._most
+
+    state, tries, most = play(tmp_path, work)
+    assert state is TrialState.DECIDED and tries == max(1, most // 8) < most
