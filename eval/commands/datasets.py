@@ -157,10 +157,10 @@ def describe(
     of a meme is shown.
     """
     from eval.commands.options import command_line, recognised_in, run_watched, show_sections, write_page
-    from eval.reports.description import Wanted, describe, description_sections
+    from eval.reports.description import DescriptionRequest, describe, description_sections
     from eval.reports.sections import as_markdown
 
-    wanted = Wanted(**words)
+    wanted = DescriptionRequest(**words)
     plain = id_ is None and data.is_file()
     if plain:
         # The first task is the column of labels, unless that is named.

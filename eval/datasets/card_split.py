@@ -45,7 +45,7 @@ def first_blocks(blocks: Iterator[MemeBlock]) -> list[MemeBlock]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
+class _RowsOfSplit:
     """Rows of a split."""
 
     where: CellRule[bool] | None
@@ -198,7 +198,7 @@ class CardReader:
         self.rows = self.elsewhere = self.refused = 0
         seen = set[str]()
         listed = self._joins.ids()
-        wanted = _Wanted(self._where(), listed, seen)
+        wanted = _RowsOfSplit(self._where(), listed, seen)
         unseen = self._field_columns()
         # Counted over all files of a language, which form one list of rows: `@row` may serve as an id or join key.
         counted: Counter[str] = Counter()
@@ -242,7 +242,7 @@ class CardReader:
                 )
 
     def _by_columns(
-        self, block: Block, language: str, start: int, wanted: _Wanted
+        self, block: Block, language: str, start: int, wanted: _RowsOfSplit
     ) -> tuple[Sequence[int], Sequence[str], Sequence[Sequence[str]], Sequence[RowGold]]:
         """Lines, ids, fields and gold of the memes in a block, each as a column.
 
@@ -271,7 +271,7 @@ class CardReader:
         return lines, ids, fields, golds
 
     def _by_rows(
-        self, block: Block, path: Path, language: str, *, start: int, wanted: _Wanted
+        self, block: Block, path: Path, language: str, *, start: int, wanted: _RowsOfSplit
     ) -> list[tuple[int, str, tuple[str, ...], RowGold]]:
         """Line, id, fields and gold of each meme in a block; other rows are counted and noted."""
         found = []

@@ -40,7 +40,7 @@ _BINS = (0, 1, 5, 10, 20, 40, 80, 160)
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class DescriptionRequest:
     """The user's own words on a description."""
 
     tasks: tuple[str, ...] = ()
@@ -58,7 +58,7 @@ class _Material:
     """Memes of all splits, cells of columns beside them, and the folder of each split's pictures."""
 
     card: DatasetCard
-    wanted: Wanted
+    wanted: DescriptionRequest
     in_parts: bool
     """True if labels may stand in one cell, with semicolons between them."""
     memes: list[JudgedMeme] = field(default_factory=list)
@@ -155,7 +155,7 @@ def _parts(cell: Any, column: str) -> tuple[str, ...] | None:
 
 
 async def describe(
-    card: DatasetCard, data: Path, wanted: Wanted, progress: Progress, *, in_parts: bool = False
+    card: DatasetCard, data: Path, wanted: DescriptionRequest, progress: Progress, *, in_parts: bool = False
 ) -> list[Tabled]:
     """Describes all splits of a data set.
 

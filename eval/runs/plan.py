@@ -126,7 +126,9 @@ def models_named(plan: Plan) -> dict[str, str]:
     if plan.procedure is Procedure.SUMMARY and plan.question is None:
         return {}
     named = {role.upper(): plan.settings.llm.of_role(role).model for role in get_args(RoleName)}
-    return {role: plan.vllm.model if plan.vllm else model for role, model in named.items() if plan.vllm or model}
+    if plan.vllm:
+        return dict.fromkeys(named, plan.vllm.model)
+    return {role: model for role, model in named.items() if model}
 
 
 def court_settings(plan: Plan) -> Settings:

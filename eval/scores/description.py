@@ -128,12 +128,13 @@ def pairs_table(task: Facet) -> Tabled:
         # Infinite or undefined where a cell is empty, which JSON can't hold.
         odds = float(test.statistic) if isfinite(test.statistic) else None
         found.append((name, together, of_a * of_b / n, odds, float(test.pvalue)))
-    rows = [(*one, corrected) for one, corrected in zip(found, holm([one[-1] for one in found]), strict=True)]
+    corrected = holm([one[-1] for one in found])
+    rows = sorted(zip(found, corrected, strict=True), key=lambda row: row[1])
     return Tabled(
         f"pairs-{task.name}",
         f"Labels together: {task.name}",
         head=("labels", "both", "expected", "odds ratio", "p", "p, corrected"),
-        rows=tuple(sorted(rows, key=lambda row: row[-1])),
+        rows=tuple((*one, p) for one, p in rows),
         notes=("An odds ratio above 1 says that two labels occur together more often than by chance.",),
     )
 

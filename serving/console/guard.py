@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from urllib.parse import parse_qsl, quote
 
 from python_multipart.exceptions import FormParserError
@@ -197,7 +197,7 @@ class _InMemory(MultiPartParser):
 async def _with_picture(request: Request) -> Form:
     size = 0
 
-    async def bounded() -> AsyncIterator[bytes]:
+    async def bounded() -> AsyncGenerator[bytes, None]:
         nonlocal size
         async for chunk in request.stream():
             size += len(chunk)
