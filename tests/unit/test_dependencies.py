@@ -131,7 +131,7 @@ def test_default_install_has_no_deep_learning_framework():
 
 
 def test_court_imports_with_only_the_server_extra():
-    others = set().union(*declared().values()) - declared()[""] - declared()["server"]
+    others = set().union(*declared().values()) - declared()[""] - declared()["server"] - {"h11"}  # httpcore2 brings it
     code = (
         "import sys, importlib\n"
         f"sys.modules.update(dict.fromkeys({sorted(others)!r}))\n"
