@@ -3,6 +3,7 @@
 import re
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from urllib.parse import urlencode
 
 import httpx2
 
@@ -20,7 +21,7 @@ from serving.docket.retention import erase_expired, retention_periods
 from serving.docket.review.projection import Rules
 from serving.judging.request import TrialRequest
 from serving.settings import Settings
-from tests.support.desk_pages import Person, page_text
+from tests.support.desk_pages import Person, form_of, page_text
 from tests.support.playing import run_within
 from tests.support.real_court import IMAGE, real_court
 
@@ -172,7 +173,7 @@ def test_a_console_without_a_court_says_so(tmp_path):
         return page_text(await ada.get("/try")), (await it.tries(ada, page="/export")).status_code
 
     page, code = play(tmp_path, work, trying=False)
-    assert "This console has no court" in page and code == 503
+    assert "This console has no court" in page and code == 400
 
 
 def test_tries_take_a_small_share_of_the_admission(tmp_path):
@@ -185,3 +186,23 @@ def test_tries_take_a_small_share_of_the_admission(tmp_path):
 
     state, tries, most = play(tmp_path, work)
     assert state is TrialState.DECIDED and tries == max(1, most // 8) < most
+
+
+def test_odd_words_break_no_page(tmp_path):
+    async def work(it):
+        ada = await it.person("ada")
+        trial_id = id_of(await it.tries(ada, text="a kitten sleeps"))
+        broken = []
+        for odd in ("\0", "a\0b", "\u202e", "\ud800", "x" * 20_000, "\ufdfa" * 3000, "<script>", "SUMMARY", "-1"):
+            for path in ("/try", f"/trials/{trial_id}/put-on-record"):
+                page = (await ada.get("/try")).text
+                words = dict.fromkeys(("text", "procedure", "namespace"), odd)
+                words |= {"procedure": "SUMMARY"} if path == "/try" else {}
+                body = urlencode(words, errors="surrogatepass")
+                form = form_of(page, {})
+                answer = await ada.client.post(path, **{**form, "content": f"{form['content']}&{body}"})
+                if answer.status_code >= 500:
+                    broken.append((path[-9:], odd[:9], answer.status_code))
+        return broken
+
+    assert play(tmp_path, work) == []

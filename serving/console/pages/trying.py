@@ -58,7 +58,8 @@ async def put_on_record(request: Request) -> Response:
 def _trying(request: Request, namespace: str) -> Trying:
     visitor, trying = visitor_of(request), console_of(request).trying
     if trying is None:
-        raise NotLoaded("This console has no court: `memecourt serve --console` serves both.")
+        # No fault of the server: the page offers no form where there is no court.
+        raise BadRequest("This console has no court: `memecourt serve --console` serves both.", reason="COURT_MISSING")
     if not visitor.judges:
         raise NotAllowed("Your token has no scope judge, which a trial needs.", reason="SCOPE_MISSING")
     if not visitor.sees(namespace):
