@@ -75,7 +75,7 @@ def _parts_of(url: str, otherwise: str) -> SplitResult:
         if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
             return parts
     except ValueError:
-        pass
+        raise ValueError(f"that is no address: {otherwise}") from None
     raise ValueError(otherwise)
 
 

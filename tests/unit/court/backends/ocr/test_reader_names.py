@@ -234,7 +234,7 @@ def mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         threading.Thread(target=listening.serve_forever, args=(0.01,)).start()
         monkeypatch.setenv(MIRROR, f"http://127.0.0.1:{listening.server_port}/mirror/")
         monkeypatch.setenv("MEMECOURT_HOME", str(tmp_path / "home"))
-        known = RecognitionModel("rec/other.onnx", hashlib.sha256(Models.content).hexdigest())
+        known = RecognitionModel("rec/other.onnx", hashlib.sha256(Models.content).hexdigest(), reads_latin=True)
         monkeypatch.setitem(LANGUAGES, "korean", known)
         yield
         listening.shutdown()
@@ -256,11 +256,11 @@ def test_failed_or_mismatching_model_downloads_are_not_stored(
 ) -> None:
     match fault:
         case "another file":
-            monkeypatch.setitem(LANGUAGES, "korean", RecognitionModel("rec/other.onnx", "0" * 64))
+            monkeypatch.setitem(LANGUAGES, "korean", RecognitionModel("rec/other.onnx", "0" * 64, reads_latin=True))
         case "too large":
             monkeypatch.setattr(rapidocr_models, "_MAX_BYTES", 1000)
         case "not there":
-            monkeypatch.setitem(LANGUAGES, "korean", RecognitionModel("rec/none.onnx", "0" * 64))
+            monkeypatch.setitem(LANGUAGES, "korean", RecognitionModel("rec/none.onnx", "0" * 64, reads_latin=True))
         case _:
             monkeypatch.setenv(MIRROR, "http://127.0.0.1:1")
     done = CliRunner().invoke(cli, ["setup", "--reader", "rapidocr:korean"])
