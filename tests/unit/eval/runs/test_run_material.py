@@ -29,7 +29,7 @@ def material(tmp_path, rows, *inputs):
         settings=Settings(),
         question=question_about(card.task("harm"), inputs=inputs),
     )
-    return material_of(plan, SimpleNamespace(tell=print))
+    return material_of(plan, SimpleNamespace(tell=print, tell_once=print))
 
 
 def row(id_, **others):

@@ -426,7 +426,8 @@ def marked(path: Path) -> LibraryFinder:
         (Filter(namespaces=("shop",)), {"pill"}),
         (Filter(languages=("en",)), {"cat"}),
         (Filter(policies=("p1",)), {"pill"}),
-        (Filter(since=datetime(2025, 3, 1, tzinfo=UTC)), {"dog", "cat-2"}),
+        # A label counts from the day on which a person confirmed it.
+        (Filter(since=datetime(2025, 3, 1, tzinfo=UTC)), {"dog", "cat-2", "text-only"}),
         (Filter(since=datetime(2025, 1, 1, tzinfo=UTC), until=datetime(2025, 6, 1, tzinfo=UTC)), {"cat"}),
         (Filter(verified=True), {"pill", "text-only"}),
         (Filter(sources=("nowhere",)), set()),
