@@ -118,6 +118,7 @@ VALID: dict[str, tuple[str, ...]] = {
     "memecourt-eval compare": ("{run}", "{run}"),
     "memecourt-eval datasets": (),
     "memecourt-eval datasets check": ("{data}",),
+    "memecourt-eval datasets describe": ("{data}",),
     "memecourt-eval datasets list": (),
     "memecourt-eval datasets card new": ("{data}",),
     "memecourt-eval datasets card show": ("fhm",),
