@@ -79,6 +79,13 @@ def _parts_of(url: str, otherwise: str) -> SplitResult:
     raise ValueError(otherwise)
 
 
+def _check_text(name: str | None) -> str | None:
+    """Refuses bytes of a command line that are no text: neither a request nor a record could hold them."""
+    if name is not None and not name.isprintable():
+        raise ValueError("a name of a model is text in UTF-8, without control characters")
+    return name
+
+
 def _check_addresses(urls: tuple[str, ...]) -> tuple[str, ...]:
     """Refuses invalid server addresses, and those containing a key or password, which must not appear in records."""
     for url in urls:
@@ -178,7 +185,7 @@ class RoleSettings(Value):
 
     url: Urls | None = None
     """Address of a model server, or of several (a list, or separated by commas): each trial then keeps to one."""
-    model: str | None = None
+    model: Annotated[str | None, AfterValidator(_check_text)] = None
     """Name of the model on its server."""
     api_key: SecretStr | None = None
     """API key that the server requires."""
@@ -213,7 +220,7 @@ class GuardSettings(Value):
     # NoDecode: a required field would otherwise have to be JSON in the environment.
     url: Annotated[Urls, NoDecode]
     """Address of its server, or of several."""
-    model: str = Field(min_length=1)
+    model: Annotated[str, AfterValidator(_check_text)] = Field(min_length=1)
     """Name of the model on its server."""
     adapter: GuardAdapter
     """Model family, which determines the format of its prompt and answer."""

@@ -14,7 +14,7 @@ import click
 
 from memecourt.client import Client, judge_request
 from serving.cli.common import docket_option, run, settings_of, tell, trial_settings
-from serving.cli.judge import JudgeFailure, judging_here, show_verdict
+from serving.cli.judge import JudgeFailure, judging_here, show_verdict, this_command
 
 if TYPE_CHECKING:
     from retrieval.library.postgres.address import Address
@@ -48,7 +48,8 @@ def demo(docket: Path | Address | None, llm_url: str | None, model: str | None) 
         for scene in _MEMES:
             response = court.judge(_picture(scene), timeout=120)
             show_verdict(f"a drawn {scene}, sent to {address}", response.message, docket=place)
-    tell("Try a meme of your own: memecourt serve --console 127.0.0.1:8080, then open http://127.0.0.1:8080/try")
+    start = f"{this_command()} serve --console 127.0.0.1:8080"
+    tell(f"Try a meme of your own: {start}, then open http://127.0.0.1:8080/try")
 
 
 async def _debates(settings: Settings) -> None:

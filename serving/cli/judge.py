@@ -378,7 +378,7 @@ def show_verdict(
     for signal in response.signals:
         click.echo(paragraph(f"Less sure: {signal.detail}"))
     option = f" --docket {docket}" if docket else ""
-    click.echo(f"  record      {_this_command()} records show {response.verdict_id}{option}{where}")
+    click.echo(f"  record      {this_command()} records show {response.verdict_id}{option}{where}")
     click.echo()
 
 
@@ -388,7 +388,7 @@ def label_name(label: wire.Label.ValueType) -> str:
     return names.get(label, "UNDECIDED")
 
 
-def _this_command() -> str:
+def this_command() -> str:
     """Returns this command as it can be typed here: its path if it is not on the PATH."""
     if shutil.which("memecourt"):
         return "memecourt"
