@@ -19,7 +19,7 @@ ANSWERS = {
     "acquitted": wire.JudgeResponse(label=UNDECIDED, decision="allow"),
     "later": wire.JudgeResponse(label=HARMLESS, decision="quarantine"),
     "strange": wire.JudgeResponse(label=99, decision="review"),
-    "error": command._JudgeFailure("No.", "NO"),
+    "error": command.JudgeFailure("No.", "NO"),
 }
 
 
