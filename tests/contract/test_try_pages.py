@@ -83,6 +83,7 @@ def test_a_try_is_tried_without_a_trace_and_erased_after_a_day(tmp_path):
         text = id_of(await it.tries(ada, picture=b"", text="Monday people"))
         record = await it.docket.trials.record(first)
         page = page_text(await ada.get(f"/trials/{first}"))
+        assert "Review this trial" not in page_text(await ruth.get(f"/trials/{first}"))
         lists = [page_text(await ruth.get(path)) for path in ("/", "/desk", "/desk/find", "/export")]
         exported = (await ruth.get("/export/jsonl")).text
         asked_for = page_text(await ruth.get("/?namespace=sandbox"))
