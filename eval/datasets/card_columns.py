@@ -94,14 +94,14 @@ class CellRule(Generic[T]):
         if not names:
             return [self.rule({})] * rows
         kinds = tuple(frozenset(map(type, columns[name])) for name in names)
-        if not all(kind <= _SIMPLE for kind in kinds):
+        # 1 and true are equal in Python, and two labels.
+        if not all(kind <= _SIMPLE and not {int, bool} <= kind for kind in kinds):
             raise BadCell("its cells have to be compared one by one")
         if len(self._known) > _REMEMBERED:
             self._known.clear()
         cells: Sequence[Any] = columns[names[0]]
         if len(names) > 1:
             cells = list(zip(*(columns[name] for name in names), strict=True))
-        # 1 and true are equal in Python, and two labels.
         known: dict[Any, T] = {}
         for key in set(cells):
             if (whole := (names, kinds, key)) not in self._known:

@@ -6,6 +6,7 @@ import random
 import pytest
 
 from eval.datasets.card import card_of
+from eval.datasets.card_columns import CellRule
 from eval.datasets.card_split import CardReader
 from eval.datasets.record_files import keep_tables
 from retrieval.library import tables
@@ -94,3 +95,13 @@ def test_rows_read_at_once_are_those_read_one_by_one(tmp_path, monkeypatch, seed
 )
 def test_keys_of_many_texts_are_those_of_each(texts):
     assert text_keys(texts) == list(map(text_key, texts))
+
+
+def test_a_column_of_numbers_and_truth_values_is_read_row_by_row():
+    rule = CellRule(("label",), lambda record: type(record["label"]).__name__)
+    assert rule.of({"label": [1, 0]}, 2) == ["int", "int"] and rule.of({"label": [True, None]}, 2) == [
+        "bool",
+        "NoneType",
+    ]
+    with pytest.raises(BadCell):
+        rule.of({"label": [1, True]}, 2)
