@@ -175,7 +175,7 @@ class AdvocateBrief:
             )
             for number, exchange in enumerate(history, 1)
         ]
-        described = load("text_alone").task("description") if self.description is None else around(self.description)
+        described = prompt.text_alone("description") if self.description is None else around(self.description)
         material = prompt.task("material", text=around(self.text), description=described)
         words = [prompt.task(task, **values)]
         # Before the task, which stays last.
@@ -316,8 +316,8 @@ class JudgeBrief(Generic[P]):
 
     def _material(self, prompt: Prompt) -> list[str | P]:
         """Returns pictures first, in a fixed order, and the arguments last, for the longest common prefix."""
-        case = prompt if self.pictures else load("text_alone")
-        parts: list[str | P] = [*self.pictures, case.task("case")]
+        case = prompt.task("case") if self.pictures else prompt.text_alone("case")
+        parts: list[str | P] = [*self.pictures, case]
         for number, exhibit in enumerate(self.exhibits, 1):
             if exhibit.picture is not None:
                 parts += [exhibit.picture, prompt.task("precedent", number=str(number))]

@@ -62,6 +62,14 @@ class Prompt:
         """Returns the words with which a side's conclusion begins; empty if the prompt sets none."""
         return str(self.content.get("openings", {}).get(stance, ""))
 
+    def text_alone(self, task: str) -> str:
+        """Returns what stands in place of a meme's picture, or of its description, if there is none.
+
+        Args:
+            task: Task of the packaged words for sets that have none of their own.
+        """
+        return self.task("text_alone") if "text_alone" in self._tasks else load("text_alone").task(task)
+
     def task(self, name: str, **values: str) -> str:
         """Renders a task. Raises KeyError or ValueError as :func:`render`."""
         return render(self._tasks[name], self._named(name, self._tasks[name], values))

@@ -70,6 +70,8 @@ TASKS: Mapping[str, Mapping[str, Placeholders]] = {
     "repair": {"repair": _names("fault")},
 }
 """Tasks of each prompt, with their placeholders."""
+OPTIONAL_TASKS: Mapping[str, frozenset[str]] = {name: frozenset({"text_alone"}) for name in ("advocate", "judge")}
+"""Tasks without placeholders that a set may leave to packaged words."""
 
 _SIDES = ("accuser", "defender")
 _FURTHER: Mapping[str, tuple[str, ...]] = {"advocate": ("stances", "openings"), "judge": ("label_last",)}
@@ -219,6 +221,8 @@ def _template_faults(name: str, content: Mapping[str, Any]) -> Iterator[str]:
         if not isinstance(section, Mapping):
             yield f"It has no table [{table}]."
             continue
+        if table == "tasks":
+            wanted = {**wanted, **dict.fromkeys(OPTIONAL_TASKS.get(name, frozenset()) & section.keys(), Placeholders())}
         if unknown := section.keys() - wanted.keys():
             yield f"[{table}] has {_list(unknown)}, which nothing uses."
         for key, placeholders in wanted.items():

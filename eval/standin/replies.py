@@ -280,15 +280,13 @@ def scripted_reply(payload: Mapping[str, Any]) -> str | None:
     wanted = (payload.get("response_format") or {}).get("json_schema", {}).get("schema", {}).get("properties", {})
     if "question" in wanted:
         return _long("ask", lambda filler: json.dumps({"question": f"What is there that{filler}?"}))
-    if "summary" in wanted:
+    if "summary" in wanted or "quotes" in wanted:
         named = _ROUNDS.search(words)
         # The prompt contains all answers so far, which tell the round: the server needs no state for a trial.
         rounds, answered = int(named[1]) if named else 1, words.count(_ANSWERED)
         # Two more letters per round until the last but one, so that the last round is the first that adds nothing new.
         known = _LETTERS[: 2 * min(answered, rounds - 1) + 2]
-        return _long(
-            "summarise", lambda filler: json.dumps({"summary": known, "justification": f"It is shown that{filler}."})
-        )
+        return _long("summarise", lambda filler: json.dumps(_argument(wanted, known, f"It is shown that{filler}.")))
     if "harmful_strength" in wanted:
         return _long("judge", lambda filler: json.dumps(_ruling(wanted, f"It is found that{filler}.")))
     if "answer" in wanted:
@@ -296,6 +294,19 @@ def scripted_reply(payload: Mapping[str, Any]) -> str | None:
     if "description" in wanted:
         return _long("describe", lambda filler: json.dumps({"description": f"It is seen that{filler}."}))
     return None
+
+
+def _argument(wanted: Mapping[str, Any], summary: str, reason: str) -> dict[str, Any]:
+    """Returns an argument, in parts where the schema has them."""
+    if "summary" in wanted:
+        return {"summary": summary, "justification": reason}
+    # Every meme text of this world has this quote.
+    return {
+        "quotes": ["is tried in"],
+        "meaning": summary,
+        "conclusion": wanted["conclusion"]["enum"][0],
+        "because": reason,
+    }
 
 
 def _long(task: str, make: Callable[[str], str]) -> str:

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from court import prompts
 from court.backends.chat.scripted import ScriptedModel
 from court.meme import Frame
 from court.ports import ChatRequest
+from court.prompts.sets import packaged, packaged_versions
 from eval.datasets.protocol import Level
 from eval.synthetic.task_oracle import Ability as Ability  # re-exported, because every oracle has one
 from eval.synthetic.task_oracle import chance_of, laid_out, task_odds, task_reply
@@ -81,6 +81,11 @@ _LAID_OUT = re.compile(
     r"The side that says it is (?:harmful|not(?: harmful)?):))"
     r"|\[begin (?P<mark>\w+)\]\n(?P<fenced>.*?)\n\[end (?P=mark)\]",
     re.DOTALL | re.MULTILINE,
+)
+# An argument in parts has quotes and a meaning before its conclusion.
+_FOR_HARM, _AGAINST_HARM = (
+    re.compile(r"^For harm:|\bThis is harmful "),
+    re.compile(r"^Against harm:|\bThis is not harmful "),
 )
 _WITNESS = "as the witness answered"
 _SIGHT = "What badge is shown in the middle of the picture?"
@@ -221,8 +226,8 @@ class Oracle:
             return {"answer": self._sight(parts) if asks_for_badge else "There are many colours in the background."}
         if "question" in wanted:
             return {"question": self._question(system, parts)}
-        if "summary" in wanted:
-            return self._argument(system, parts)
+        if "summary" in wanted or "quotes" in wanted:
+            return self._argument(system, parts, wanted)
         if "harmful_strength" in wanted:
             return self._ruling(parts, wanted)
         if "translation" in wanted:
@@ -255,16 +260,16 @@ class Oracle:
     def _question(self, system: str, parts: Sequence[str | bytes]) -> str:
         put = len(_exchanges(parts))
         # The one question that yields evidence; without a stance an advocate does not know to ask it.
-        if put == 0 and prompts.load("advocate").stance("none") not in system:
+        if put == 0 and not _takes(system, "none"):
             return _SIGHT
         return f"What else is there to see in the background, {put + 1}?"
 
-    def _argument(self, system: str, parts: Sequence[str | bytes]) -> dict[str, Any]:
+    def _argument(self, system: str, parts: Sequence[str | bytes], wanted: Mapping[str, Any]) -> dict[str, Any]:
         text, description, *_ = _fenced(parts)
         answers = _exchanges(parts)
         answered, described = _BADGE.search("\n".join(answers)), _BADGE.search(description)
         claim = claim_of(text)
-        side = "For" if prompts.load("advocate").stance("accuser") in system else "Against"
+        side = "For" if _takes(system, "accuser") else "Against"
         named = f"the text names {claim.group}" if claim else "the text names nobody"
         if answered:
             sight = f"{_WITNESS} there is the badge of {answered[1]}"
@@ -274,7 +279,14 @@ class Oracle:
             sight = "what is shown is not known"
         # Four more letters per round until the last but one: the last summary is the first that adds nothing new.
         points = _LETTERS[: 4 * min(len(answers), rounds_of(text) - 1) + 2]
-        return {"summary": f"points {points}", "justification": f"{side} harm: {named}, and {sight}."}
+        if "summary" in wanted:
+            return {"summary": f"points {points}", "justification": f"{side} harm: {named}, and {sight}."}
+        return {
+            "quotes": [" ".join((text or description).split()[:8])],
+            "meaning": f"points {points}",
+            "conclusion": wanted["conclusion"]["enum"][0],
+            "because": f"{named}, and {sight}.",
+        }
 
     def _ruling(self, parts: Sequence[str | bytes], wanted: Mapping[str, Any]) -> dict[str, Any]:
         opinion = judge(_shown(parts), self.ability)
@@ -311,6 +323,11 @@ def oracle(ability: Ability = _USUAL) -> ScriptedModel:
         return [masses[option] for option in options]
 
     return ScriptedModel(reply_to, odds=odds, name="oracle")
+
+
+def _takes(system: str, stance: str) -> bool:
+    """Returns True if a system message of any packaged set has an advocate take this stance."""
+    return any(packaged(version).advocate.stance(stance) in system for version in packaged_versions())
 
 
 def _plain(parts: Sequence[str | Frame]) -> list[str | bytes]:
@@ -360,10 +377,6 @@ def _argued(accuser: str, defender: str, badge: str | None) -> Help:
     """Returns the evidence of the arguments. Arguments on the wrong side, or about another badge, do not help."""
     arguments = (accuser, defender)
     named = [found[1] for each in arguments if (found := _BADGE.search(each))]
-    if (
-        badge is None
-        or not (accuser.startswith("For harm:") and defender.startswith("Against harm:"))
-        or named != [badge, badge]
-    ):
+    if badge is None or not (_FOR_HARM.search(accuser) and _AGAINST_HARM.search(defender)) or named != [badge, badge]:
         return Help.NONE
     return Help.ANSWERS if all(_WITNESS in each for each in arguments) else Help.DESCRIPTION

@@ -14,7 +14,17 @@ from court.backends.chat.scripted import ScriptedModel
 from court.errors import BadRequest, CantResume
 from court.events import Procedure, VerdictGiven
 from court.policy import DEFAULT_POLICY
-from court.prompts.sets import FILES, SYSTEM, TASKS, faults_of, open_set, packaged, packaged_versions, source
+from court.prompts.sets import (
+    FILES,
+    OPTIONAL_TASKS,
+    SYSTEM,
+    TASKS,
+    faults_of,
+    open_set,
+    packaged,
+    packaged_versions,
+    source,
+)
 from court.record import TrialAborted, TrialRecord
 from court.replies import Answer, Argument, Description, Question, ruling_schema, schema_of
 from court.settings import TrialSettings
@@ -88,6 +98,7 @@ def test_copy_of_the_packaged_set_has_the_same_digest(folder):
         ("judge", 'id = "judge"', 'id = "court"', 'Its id must be "judge".'),
         ("judge", "version = 1", 'version = "a b"', "Its version must be"),
         ("judge", "version = 1", "version = 1\nmodel = 2", "It has model, which nothing uses."),
+        ("judge", "[tasks]", '[tasks]\ntext_alone = "{{text}}"', "tasks.text_alone names {{text}}, which has no value"),
         ("judge", "[tasks]", "[tusks]", "It has no table [tasks]."),
         ("judge", "[tasks]", "[tasks", "It is no TOML"),
     ],
@@ -331,7 +342,7 @@ def test_placeholder_tables_cover_every_prompt_and_task():
     for name in FILES:
         contents = [prompts.load(name, int(version)).content for version in packaged_versions()]
         for content in contents:
-            assert TASKS[name].keys() == content["tasks"].keys()
+            assert TASKS[name].keys() == content["tasks"].keys() - OPTIONAL_TASKS.get(name, frozenset())
         for task, wanted in {**TASKS[name], "system": SYSTEM[name]}.items():
             templates = [each["system"] if task == "system" else each["tasks"][task] for each in contents]
             # No placeholder is optional in name alone: a set uses it.

@@ -35,8 +35,8 @@ PINNED = {
     "claim_finder/1": "sha256:f74bfb8bf0d1c5da73a5f68884fe26cf640c45e7ca68ef9edbf2df2733c05d68",
     "expert/1": "sha256:01ecbc407b3d1734c2c57caef1d3b81b663c4f2852b0e488daff4e0e15706e98",
     "proposer/2": "sha256:65161c0b48801b0d1e190b5e2d102910a26efa2d03dee827c82c8d61fd135a08",
-    "advocate/2": "sha256:731b43a5e2e150bd2ac689c7c6bcf5cb8b197b5cd15f474f37c39dbee87f1304",
-    "judge/2": "sha256:4e79ce737f9cb6b0a81cbca1a2c42f910053be83abf372b5e7ae5e466f3db04f",
+    "advocate/2": "sha256:ba815bdd9ef73dcc1879725b3f114ef5085b68348f2302c553499ae713be3091",
+    "judge/2": "sha256:028b0627bd73c252f73fce7680b46b83ea513f2064fa424a29796d31619a27ac",
     "repair/2": "sha256:1cce82ef6ecc5f31d692bcd58a8096562d3aba434dfcd349ef440b5280bafe78",
     "checks/1": "sha256:67c49da54f897cf3eb7342a4855330bc69de1b5ae31bc3c73598d5cb40b62504",
 }

@@ -11,10 +11,12 @@ from court.replies import (
     Argument,
     Description,
     Question,
+    argument_schema,
     parse_answer,
     parse_argument,
     parse_description,
     parse_question,
+    parse_quoting_argument,
     parse_ruling,
     ruling_schema,
     schema_of,
@@ -50,6 +52,14 @@ def test_scripted_replies_have_the_stated_length_and_can_be_parsed():
     assert len(parse_ruling(ruling, DEFAULT_POLICY, 3).precedents) == 3
     alone = scripted("x", ruling_schema(DEFAULT_POLICY, 0, CHARS))
     assert not parse_ruling(alone, DEFAULT_POLICY, 0).precedents
+
+
+def test_scripted_argument_in_parts_quotes_the_meme():
+    text, opening = meme_text("m", 4), "This is harmful because"
+    reply = scripted(text, argument_schema(opening, CHARS, on_claim=False))
+    argument = parse_quoting_argument(reply, opening, [text], CHARS, on_claim=False, quotes_needed=True)
+    assert len(tokens_of(reply)) == TOKENS["summarise"] and not argument.dropped
+    assert opening in argument.justification and "…" not in argument.justification
 
 
 def test_other_schemas_are_left_to_the_model_server():

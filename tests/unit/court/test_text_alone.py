@@ -21,6 +21,7 @@ from court.events import (
 )
 from court.meme import Meme, check_present, is_text_digest, text_digest
 from court.precedents import Search, SureRange
+from court.prompts.sets import packaged
 from court.record import TrialAborted, TrialRecord, TrialState
 from court.settings import TrialSettings
 from court.trial import TrialCase
@@ -189,6 +190,14 @@ def test_messages_to_the_judge_show_only_pictures_of_precedents():
         assert "Above: the meme that is judged." not in prompt_text(request)
         assert "Description of its picture" not in prompt_text(request)
         assert [frame.png for frame in frames_of(request)] == [b"picture of p0", b"picture of p1", b"picture of p2"]
+
+
+def test_a_set_of_prompts_has_its_own_words_for_a_text_without_a_picture():
+    _, cast = full_trial(prompts=packaged("2"))
+    for role, prompt in (("accuser", "advocate"), ("defender", "advocate"), ("judge", "judge")):
+        for request in cast.requests(role):
+            assert packaged("2").by_file[prompt].task("text_alone") in prompt_text(request)
+            assert "no picture was sent" not in prompt_text(request).lower()
 
 
 def test_same_rule_applies_to_text_only_memes():

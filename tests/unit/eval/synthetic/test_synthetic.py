@@ -17,6 +17,7 @@ from court.events import Procedure, SideRested
 from court.meme import Frame, Meme
 from court.policy import DEFAULT_POLICY
 from court.ports import ChatRequest
+from court.prompts.sets import open_set
 from court.replies import ruling_schema
 from court.roles import RoleModel, RoleModels
 from court.settings import TrialSettings
@@ -277,6 +278,11 @@ SETTINGS = {
     "no captioner": ({"captioner": False}, {"captioner": False}),
     "stance at the summary": ({"stance_at": "summary"}, {"stance_from_start": False}),
     "dull": ({"dull_judge": True}, {"dull": True}),
+    "replies in parts": ({"prompts": "2"}, {}),
+    "replies in parts, stance at the summary": (
+        {"prompts": "2", "stance_at": "summary"},
+        {"stance_from_start": False},
+    ),
 }
 
 
@@ -287,7 +293,8 @@ def try_with_oracle(meme, picture, finder, settings, model):
         text_reader=FakeReader("not asked"),
         software="test",
         role_models=RoleModels(role_model, role_model, role_model, role_model),
-        settings=TrialSettings(**settings),
+        settings=(chosen := TrialSettings(**settings)),
+        prompts=open_set(chosen.prompts),
     )
     return asyncio.run(court.run(TrialCase("t", Meme(picture, meme.text), Procedure.FULL), RecordingSink()))
 
