@@ -140,9 +140,9 @@ class AsyncClient:
                 if export.is_new(response.trial):
                     yield response.trial
 
-    async def review(self, request: wire.ReviewVerdictRequest, *, timeout: float = 60.0) -> wire.TrialSummary:
+    async def review(self, request: wire.ReviewVerdictRequest, *, timeout: float = 60.0) -> wire.ReviewVerdictResponse:
         """See :meth:`memecourt.client.Client.review`."""
-        return (await self._call(self._docket.ReviewVerdict, request, timeout, changes=True)).summary
+        return await self._call(self._docket.ReviewVerdict, request, timeout, changes=True)
 
     async def appeal(self, request: wire.OpenAppealRequest, *, timeout: float = 60.0) -> wire.OpenAppealResponse:
         """See :meth:`memecourt.client.Client.appeal`."""

@@ -223,13 +223,17 @@ class Client:
             if export.is_new(response.trial):
                 yield response.trial
 
-    def review(self, request: wire.ReviewVerdictRequest, *, timeout: float = 60.0) -> wire.TrialSummary:
+    def review(self, request: wire.ReviewVerdictRequest, *, timeout: float = 60.0) -> wire.ReviewVerdictResponse:
         """Upholds or overrules a verdict.
 
         Like all calls that change something, it is retried only if the server itself asks for that: after a broken
         connection, check whether the review was stored.
+
+        Returns:
+            The trial's summary, and the precedent that was asked for, or why the library did not take it
+            (``precedent_failure``): the review stands either way.
         """
-        return self._call(self._docket.ReviewVerdict, request, timeout, changes=True).summary
+        return self._call(self._docket.ReviewVerdict, request, timeout, changes=True)
 
     def appeal(self, request: wire.OpenAppealRequest, *, timeout: float = 60.0) -> wire.OpenAppealResponse:
         """Opens an appeal against a verdict; with a ``reference`` the call is retried, and opens one appeal."""

@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from court.display import word
 from court.errors import BadRequest
 from court.events import Procedure, TextSource, VerdictReviewed
 from court.policy import DEFAULT_POLICY, Clause
@@ -98,8 +99,8 @@ def draft(record: TrialRecord, filled: Mapping[str, Any] | None = None) -> dict[
         "content_type": ["CONTENT_TYPE_IMAGE" if record.opened.meme.picture_given else "CONTENT_TYPE_TEXT"],
         "decision_facts": _facts(record),
         "automated_detection": "Yes",
-        # Whoever reviewed it had a say in it, even by upholding it.
-        "automated_decision": "AUTOMATED_DECISION_FULLY" if review is None else "AUTOMATED_DECISION_PARTIALLY",
+        # Whoever reviewed it had a say in it, even by upholding it; so had who labelled the precedent that it follows.
+        "automated_decision": f"AUTOMATED_DECISION_{'PARTIALLY' if review or verdict.binding else 'FULLY'}",
         "puid": _puid(record.trial_id),
     }
     # The clause first: a reviewer may have found another one than the court.
@@ -197,7 +198,7 @@ def _explanation(record: TrialRecord, clause: Clause, finding: Finding | None) -
 def _facts(record: TrialRecord) -> str:
     """Describes how the decision was made, in words of ours alone."""
     opened, verdict, cited, text = record.opened, record.verdict, record.precedents, record.text
-    assert verdict is not None
+    assert verdict is not None and record.verdict_event is not None
     pictured = opened.meme.picture_given
     how = {
         Procedure.SUMMARY: "by comparison with labelled precedents; no generative model was asked",
@@ -209,6 +210,11 @@ def _facts(record: TrialRecord) -> str:
         Procedure.CASCADE: "first by comparison with labelled precedents, and where these did not settle it by a full "
         "trial with opposing sides",
     }[opened.procedure]
+    if bound := record.verdict_event.binding:
+        how = (
+            f"and found to be the same as content that a person had labelled {word(bound.label)} on "
+            f"{bound.at:%Y-%m-%d}; it was given that label, and no model was asked"
+        )
     sentences = [
         f"The content is {'an image' if pictured else 'a text without an image'}. It was examined on "
         f"{opened.at:%Y-%m-%d} {how}."

@@ -12,6 +12,7 @@ from court.verdict import Label
 from eval.replay.replay import replay
 from memecourt.client import judge_request
 from memecourt.v1 import court_pb2 as wire
+from memecourt.verify import verify_bundle
 from retrieval.build import STARTER_MEMES, build_library
 from retrieval.library.sources import Provenance, Source
 from retrieval.library.writer import LibraryWriter
@@ -137,6 +138,9 @@ def test_every_way_out_names_the_precedent_and_the_record_can_be_replayed(tmp_pa
             assert [each.kind for each in record.events] == ["TrialOpened", "TextRead", "VerdictGiven"]
             replayed = await replay(record)
             assert (replayed.obstacle, replayed.differences) == ("", ())
+            docket = court.docket
+            proved = verify_bundle(await docket.auditor.bundle(answer.verdict_id), [await docket.log.vkey()])
+            assert proved.last("VerdictGiven")["copies"][0]["who"] == "Ruth"
 
     asyncio.run(scene())
 

@@ -9,6 +9,7 @@ from click.testing import CliRunner
 from court.errors import BadRequest
 from court.events import Procedure, VerdictGiven, VerdictReviewed
 from court.policy import DEFAULT_POLICY, Clause
+from court.precedents import VerifiedCopy
 from court.record import TrialRecord
 from serving.cli.main import cli
 from serving.docket.errors import NotDecided
@@ -129,6 +130,18 @@ def test_review_takes_precedence_over_the_verdict():
     assert {each["field"] for each in left} == {
         "category", "incompatible_content_ground", "incompatible_content_explanation",
     }  # fmt: skip
+
+
+def test_content_that_a_precedent_decides_was_not_decided_by_machines_alone():
+    copy = VerifiedCopy(id="p0", label="HARMFUL", who=SECRET, at=AT)
+    events = [
+        event.model_copy(update={"copies": (copy,)}) if isinstance(event, VerdictGiven) else event
+        for event in a_trial().events
+    ]
+    statement = draft(TrialRecord.of(events))["statement"]
+    assert statement["automated_decision"] == "AUTOMATED_DECISION_PARTIALLY"
+    assert "a person had labelled harmful on 2026-03-04" in statement["decision_facts"]
+    assert SECRET not in json.dumps(statement)
 
 
 def test_trial_without_model_calls_leaves_the_clause_to_the_platform():
