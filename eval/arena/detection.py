@@ -18,7 +18,7 @@ from eval.arena.events import (
     NotDetected,
     TaskFormulated,
 )
-from eval.arena.folder import EVENTS, ArenaFolder, ArenaManifest
+from eval.arena.folder import ArenaFolder, ArenaManifest
 from eval.arena.procedure import reply_or_reason
 from eval.arena.ranking.battles import Floats
 from eval.arena.speakers import FixedQuestion, Speaker
@@ -28,7 +28,6 @@ from eval.models.metered import MeteredModel
 from eval.reports.sections import Section
 from eval.scores.bootstrap import Figure, ResampledMeans, interval, share_figure
 from eval.scores.tables import figure
-from eval.session.engine import run_items
 
 
 async def rate_difficulty(
@@ -45,11 +44,9 @@ async def rate_difficulty(
         BadRequest: Memes are missing.
         BudgetSpent, CallsError, Unavailable, ModelRefused: The model can't be called; ratings so far are stored.
     """
-    folder.drop_cut_line(EVENTS)
     events = folder.events()
-    tasks = [event for event in events if isinstance(event, TaskFormulated)]
-    if missing := {task.meme for task in tasks} - memes.keys():
-        raise BadRequest(f"{len(missing):,} memes of the arena are not in the data that was named.", reason="NO_MEMES")
+    tasks = {(event.meme, event.task): event for event in events if isinstance(event, TaskFormulated)}
+    folder.require_memes((meme for meme, _ in tasks), memes)
     rated = {
         (e.meme, e.task)
         for e in events
@@ -59,7 +56,6 @@ async def rate_difficulty(
     guidelines = {
         (e.meme, e.task): FixedQuestion(e.background, (e.reasoning,)) for e in events if isinstance(e, FusionRound)
     }
-    todo = [task for task in tasks if (task.meme, task.task) not in rated]
 
     async def one(task: TaskFormulated) -> Event:
         speaker = Speaker(annotator, memes[task.meme], 0)
@@ -70,14 +66,7 @@ async def rate_difficulty(
         found, call = reply
         return DifficultyRated.model_validate({**about, **found.model_dump(), "call": call})
 
-    await run_items(
-        todo,
-        one,
-        concurrency=concurrency,
-        store=lambda _, event: folder.add(event),
-        progress=progress,
-        before=len(tasks) - len(todo),
-    )
+    await folder.ask_remaining(tasks, one, rated, concurrency=concurrency, progress=progress)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +108,8 @@ async def detect(
 
     Raises BudgetSpent, CallsError, Unavailable, ModelRefused: A model can't be called; labels so far are stored.
     """
-    folder.drop_cut_line(EVENTS)
     answered = {(e.meme, e.target) for e in folder.events() if isinstance(e, Detected | NotDetected)}
-    pairs = [(meme, model) for meme in memes for model in models.values()]
-    todo = [(meme, model) for meme, model in pairs if (meme.id, model.name) not in answered]
+    pairs = {(meme.id, model.name): (meme, model) for meme in memes for model in models.values()}
 
     async def one(item: tuple[ShownMeme, MeteredModel]) -> Event:
         meme, model = item
@@ -131,14 +118,7 @@ async def detect(
             return NotDetected(meme=meme.id, target=model.name, reason=found)
         return Detected(meme=meme.id, target=model.name, harmful=found[0], call=found[1])
 
-    await run_items(
-        todo,
-        one,
-        concurrency=concurrency,
-        store=lambda _, event: folder.add(event),
-        progress=progress,
-        before=len(pairs) - len(todo),
-    )
+    await folder.ask_remaining(pairs, one, answered, concurrency=concurrency, progress=progress)
 
 
 def detection_report(

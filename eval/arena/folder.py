@@ -10,18 +10,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Container, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from court.errors import BadRequest
 from eval.arena.events import AnyEvent, Event, MemeDone, MemeLeftOut
 from eval.arena.settings import ArenaSettings
 from eval.datasets.json_lines import read_json_lines
 from eval.session.directory import SessionFolder
+from eval.session.engine import run_items
 from eval.session.sampled import SampledManifest
 
+I = TypeVar("I")  # noqa: E741
+K = TypeVar("K", bound=Hashable)
 EVENTS = "events.jsonl"
 
 
@@ -127,6 +131,37 @@ class ArenaFolder(SessionFolder[ArenaManifest]):
     def add(self, event: Event) -> None:
         """Stores an event, before anything acts on it."""
         self.append(EVENTS, [event])
+
+    async def ask_remaining(
+        self,
+        items: Mapping[K, I],
+        ask: Callable[[I], Awaitable[Event]],
+        done: Container[K],
+        *,
+        concurrency: int,
+        progress: Callable[[int, int], None],
+    ) -> None:
+        """Asks about items of a finished arena and stores the events, without those that are done.
+
+        Raises:
+            BudgetSpent, CallsError, Unavailable, ModelRefused: A model can't be called; replies so far are stored.
+        """
+        self.drop_cut_line(EVENTS)
+        todo = [item for key, item in items.items() if key not in done]
+        await run_items(
+            todo,
+            ask,
+            concurrency=concurrency,
+            store=lambda _, event: self.add(event),
+            progress=progress,
+            before=len(items) - len(todo),
+        )
+
+    @staticmethod
+    def require_memes(wanted: Iterable[str], memes: Container[str], of: str = "the arena") -> None:
+        """Raises BadRequest if memes of the arena are missing."""
+        if missing := [meme for meme in dict.fromkeys(wanted) if meme not in memes]:
+            raise BadRequest(f"{len(missing):,} memes of {of} are not in the data that was named.", reason="NO_MEMES")
 
 
 G = TypeVar("G", bound=BaseModel)

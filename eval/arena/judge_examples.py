@@ -22,7 +22,7 @@ from court.errors import BadRequest
 from court.meme import Frame
 from court.untrusted import Fence
 from eval.arena.events import Answered, Event, FusionBegun, FusionRound, Judged, TaskFormulated
-from eval.arena.folder import ArenaManifest
+from eval.arena.folder import ArenaFolder, ArenaManifest
 from eval.arena.speakers import FixedQuestion, comparison, prompt_of
 from eval.arena.words import Setting, Verdict, words_of
 from eval.models.memes import ShownMeme
@@ -152,8 +152,7 @@ def judge_examples(
             raise BadRequest(f"The arena has no {what} {', '.join(unknown)}. It has: {there}.", reason="ARENA_SETTINGS")
     judged = [e for e in events if isinstance(e, Judged) and e.study == "arena"]
     judged = [e for e in judged if not teachers or e.judge in teachers]
-    if missing := {event.meme for event in judged} - memes.keys():
-        raise BadRequest(f"{len(missing):,} memes of the arena are not in the data that was named.", reason="NO_MEMES")
+    ArenaFolder.require_memes((event.meme for event in judged), memes)
     # Sorted, so that the draw depends on the seed and the memes, not on the order of events.
     reserved = _reserve_memes(sorted({event.meme for event in judged}), seed)
     writer = _Writer(manifest, events, memes)

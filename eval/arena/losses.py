@@ -9,10 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from court.errors import BadRequest
 from eval.arena.agreement import battle_key, joint_scores
 from eval.arena.events import Answered, Event, Judged, LossExplained, LossNotExplained, TaskFormulated
-from eval.arena.folder import EVENTS, ArenaFolder, ArenaManifest
+from eval.arena.folder import ArenaFolder, ArenaManifest
 from eval.arena.procedure import reply_or_reason
 from eval.arena.speakers import FixedQuestion, Speaker
 from eval.arena.words import OVERALL, LossError
@@ -21,7 +20,6 @@ from eval.models.metered import MeteredModel
 from eval.reports.sections import Section
 from eval.scores.bootstrap import Figure, ResampledMeans, share_figure
 from eval.scores.tables import figure
-from eval.session.engine import run_items
 from serving.docket.review.agreement import Kappa, cohen
 
 SECOND = 0.1
@@ -135,12 +133,7 @@ async def explain_losses(
         BadRequest: Memes are missing.
         BudgetSpent, CallsError, Unavailable, ModelRefused: A model can't be called; replies so far are stored.
     """
-    missing = {loss.meme for loss in losses} - memes.keys()
-    if missing:
-        raise BadRequest(
-            f"{len(missing):,} memes of the lost battles are not in the data that was named.", reason="NO_MEMES"
-        )
-    folder.drop_cut_line(EVENTS)
+    folder.require_memes((loss.meme for loss in losses), memes, "the lost battles")
     events = folder.events()
     explained = {
         (e.meme, e.task, e.winner, e.loser, e.explainer, e.second)
@@ -151,24 +144,15 @@ async def explain_losses(
         (e.meme, e.task, e.target): FixedQuestion(e.background, e.reasoning) for e in events if isinstance(e, Answered)
     }
     rounds = {(e.meme, e.task): e.rounds for e in events if isinstance(e, TaskFormulated)}
-    assignments = _assignments(losses, explainer=explainer, second=second, seed=seed)
-    todo = [
-        (loss, model, second)
-        for loss, model, second in assignments
-        if (loss.meme, loss.task, loss.winner, loss.loser, model.name, second) not in explained
-    ]
+    assignments = {
+        (loss.meme, loss.task, loss.winner, loss.loser, model.name, is_second): (loss, model, is_second)
+        for loss, model, is_second in _assignments(losses, explainer=explainer, second=second, seed=seed)
+    }
 
     async def one(item: tuple[Loss, MeteredModel, bool]) -> Event:
         return await _explained(*item, rounds=rounds, answers=answers, meme=memes[item[0].meme])
 
-    await run_items(
-        todo,
-        one,
-        concurrency=concurrency,
-        store=lambda _, event: folder.add(event),
-        progress=progress,
-        before=len(assignments) - len(todo),
-    )
+    await folder.ask_remaining(assignments, one, explained, concurrency=concurrency, progress=progress)
 
 
 def _assignments(

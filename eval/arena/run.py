@@ -12,7 +12,6 @@ from pydantic import BaseModel
 
 from court.digests import digest
 from court.errors import BadRequest
-from court.meme import LIMITS
 from eval.arena.folder import (
     ArenaFolder,
     ArenaManifest,
@@ -26,10 +25,9 @@ from eval.arena.procedure import ArenaPlan, run_memes
 from eval.arena.settings import ArenaSettings
 from eval.arena.speakers import ROLES, prompt_of
 from eval.arena.words import Relevance, Setting
-from eval.models.call_cache import SqliteCallCache
 from eval.models.memes import ShownMemes
 from eval.models.metered import MeteredModel
-from eval.models.open import ModelSpec, open_models
+from eval.models.open import ModelSpec, opened_models
 from eval.session.directory import CALLS
 from eval.session.sampled import SampledPlan
 
@@ -103,7 +101,7 @@ async def run(
     Raises:
         BadRequest: The files can't be read, or the folder contains something other than this arena.
         CourtError: The arena can't be run; see :func:`eval.arena.procedure.run_memes` and
-            :func:`eval.models.open.open_models`.
+            :func:`eval.models.open.opened_models`.
     """
     # Before the folder is touched: an error in these files should leave nothing behind.
     fixed = read_lines(ask.tasks, FixedTask) if ask.tasks else ()
@@ -128,21 +126,16 @@ async def run(
             tell(f"{len(shown.without_picture):,} memes have no picture that can be used and are left out.")
         begin(*estimated_calls(ask, len(shown.memes), len(fixed)))
         async with AsyncExitStack() as stack:
-            store = SqliteCallCache.open(ask.calls or ask.out / CALLS)
-            # Registered before the models are opened, so that it is closed after them: they use it.
-            stack.push_async_callback(store.close)
             if models is None:
-                most = LIMITS.representative_frames
-                models = await open_models(
+                opening = opened_models(
                     ask.specs,
-                    store,
-                    stack,
+                    ask.calls or ask.out / CALLS,
                     tell,
-                    pictures=most,
                     run_seed=ask.seed,
                     vllm=ask.vllm,
                     vllm_flags=ask.vllm_flags,
                 )
+                models = await stack.enter_async_context(opening)
             by_meme: dict[str, tuple[FixedTask, ...]] = {}
             for task in fixed:
                 by_meme[task.meme] = (*by_meme.get(task.meme, ()), task)

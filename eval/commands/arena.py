@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from eval.commands.distilling import distil_check, export_judge
-from eval.commands.follow_ups import detect, difficulty, explain
+from eval.commands.follow_ups import detect_memes, difficulty, explain
 from eval.commands.options import command_line, show_sections, vllm_turns_options, write_page
 from eval.commands.rating import rate_arena
 from eval.runs.spec import Circumstances, JudgingSpec
@@ -193,7 +193,7 @@ def tasks_from_run(run: Path, side: str, mixed: bool, out: Path) -> None:
 
 arena.add_command(rate_arena)
 arena.add_command(explain)
-arena.add_command(detect)
+arena.add_command(detect_memes)
 arena.add_command(export_judge)
 arena.add_command(distil_check)
 arena.add_command(difficulty)

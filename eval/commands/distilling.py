@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -10,14 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from eval.commands.options import arena_samples, show_report
+from eval.commands.options import arena_samples, chosen_models, run_watched, show_report
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from eval.arena.judge_examples import JudgeExample
-    from eval.arena.words import Verdict
-    from eval.models.open import ModelSpec
+    from eval.session.progress import Progress
 
 PAGE = "distilled.html"
 _PATH = click.Path(path_type=Path)
@@ -86,69 +81,28 @@ def distil_check(folder: Path, student: str, base: str | None, as_json: bool, **
 
     The baselines are "the longer answer wins" and the untrained model (--base).
     """
-    from eval.arena.distilled import distil_report, distil_sections
+    from eval.arena.distilled import distil_report, distil_sections, judged_by
     from eval.arena.judge_examples import read_examples
-    from eval.models.open import read_models
-    from eval.session.progress import watching
-    from serving.cli.common import Interrupted, tell
-    from serving.cli.common import run as asyncio_run
-
-    names = [name for name in (student, base) if name]
-    try:
-        manifest, examples = read_examples(folder, "test")
-        known = read_models(options["models"]).models
-        if unknown := [name for name in names if name not in known]:
-            there = ", ".join(known)
-            raise click.UsageError(f"{options['models'].name} has no model {', '.join(unknown)}. It has: {there}.")
-        specs = {name: known[name] for name in names}
-        with watching(tell) as progress:
-            replies = asyncio_run(
-                _ask_models(
-                    folder, examples, specs, options, tell=progress.tell, step=partial(progress.step, "comparisons")
-                )
-            )
-        report = distil_report(
-            manifest,
-            examples,
-            {name: verdicts for name, (verdicts, _) in replies.items()},
-            families={name: spec.family for name, spec in specs.items()},
-            usd_per_1000={name: cost for name, (_, cost) in replies.items()},
-        )
-        title = f"Distilled from {', '.join(manifest.teachers)}"
-        show_report(title, distil_sections(report), asdict(report), page=folder / PAGE, as_json=as_json)
-    except Interrupted as error:
-        tell("Interrupted. What was said is kept; the same command goes on.")
-        sys.exit(error.exit_code)
-
-
-async def _ask_models(
-    folder: Path,
-    examples: tuple[JudgeExample, ...],
-    specs: dict[str, ModelSpec],
-    options: dict[str, Any],
-    *,
-    tell: Callable[[str], None],
-    step: Callable[[int, int], None],
-) -> dict[str, tuple[dict[tuple[str, int, str, str], Verdict | None], float]]:
-    """Verdicts of each model, and what 1,000 of them cost."""
-    from contextlib import AsyncExitStack
-
-    from court.meme import LIMITS
-    from eval.arena.distilled import judged_by
-    from eval.models.call_cache import SqliteCallCache
-    from eval.models.open import open_models
+    from eval.models.open import opened_models
     from eval.session.directory import CALLS
 
-    async with AsyncExitStack() as stack:
-        store = SqliteCallCache.open(options["calls"] or folder / CALLS)
-        stack.push_async_callback(store.close)
-        models = await open_models(specs, store, stack, tell, pictures=LIMITS.representative_frames)
-        found = {}
-        for name, model in models.items():
-            verdicts = await judged_by(folder, examples, model, concurrency=options["concurrency"], progress=step)
-            # All calls that it takes, also those out of the store: what comparisons cost from nothing.
-            found[name] = verdicts, 1000 * model.usage.all.usd(model.price) / max(1, len(verdicts))
-        return found
+    manifest, examples = read_examples(folder, "test")
+    specs = chosen_models(options, filter(None, (student, base)))
+    verdicts, costs = {}, {}
+
+    async def ask_models(progress: Progress) -> None:
+        async with opened_models(specs, options["calls"] or folder / CALLS, progress.tell) as models:
+            step = partial(progress.step, "comparisons")
+            for name, model in models.items():
+                found = await judged_by(folder, examples, model, concurrency=options["concurrency"], progress=step)
+                # All calls that it takes, also those out of the store: what comparisons cost from nothing.
+                verdicts[name], costs[name] = found, 1000 * model.usage.all.usd(model.price) / max(1, len(found))
+
+    run_watched(ask_models)
+    families = {name: spec.family for name, spec in specs.items()}
+    report = distil_report(manifest, examples, verdicts, families=families, usd_per_1000=costs)
+    title = f"Distilled from {', '.join(manifest.teachers)}"
+    show_report(title, distil_sections(report), asdict(report), page=folder / PAGE, as_json=as_json)
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -10,17 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from eval.commands.options import arena_samples, run_watched, show_report
+from eval.commands.options import arena_samples, chosen_models, run_watched, show_report
 from serving.cli.common import with_options
 
 if TYPE_CHECKING:
     from eval.arena.folder import ArenaFolder, ArenaManifest
-    from eval.arena.losses import Loss
     from eval.models.memes import ShownMeme
     from eval.models.metered import MeteredModel
+    from eval.session.progress import Progress
 
-
-DETECTION_PAGE = "detection.html"
+DETECTION_PAGE, LOSSES_PAGE = "detection.html", "losses.html"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +30,13 @@ class FollowUp:
     manifest: ArenaManifest
     memes: Sequence[ShownMeme]
     models: Mapping[str, MeteredModel]
-    progress: Callable[[int, int], None]
+    how: Mapping[str, Any]
+    """Concurrency, and the function that is told of progress."""
+
+    @property
+    def by_id(self) -> dict[str, ShownMeme]:
+        """The memes by their ids."""
+        return {meme.id: meme for meme in self.memes}
 
 
 _PATH = click.Path(path_type=Path)
@@ -70,66 +75,39 @@ def follow_up(
         click.UsageError: The file has no such model, or nothing names the memes.
         CourtError: The arena, the memes or a model can't be used.
     """
-    from eval.models.open import read_models
-
-    known = read_models(options["models"]).models
-    if unknown := [name for name in names if name not in known]:
-        raise click.UsageError(
-            f"{options['models'].name} has no model {', '.join(unknown)}. It has: {', '.join(known)}."
-        )
-    run_watched(
-        lambda progress: _opened(
-            options, names, ask, memes=memes, tell=progress.tell, progress=partial(progress.step, what)
-        )
-    )
-
-
-async def _opened(
-    options: Mapping[str, Any],
-    names: Sequence[str],
-    ask: Callable[[FollowUp], Awaitable[None]],
-    *,
-    memes: Collection[str],
-    tell: Callable[[str], None],
-    progress: Callable[[int, int], None],
-) -> None:
-    from contextlib import AsyncExitStack
-
-    from court.meme import LIMITS
     from eval.arena.folder import ArenaFolder
-    from eval.models.call_cache import SqliteCallCache
-    from eval.models.open import open_models, read_models
+    from eval.models.open import opened_models
     from eval.models.samples import read_memes
     from eval.session.directory import CALLS
 
-    folder = ArenaFolder(options["out"])
-    manifest = folder.manifest()
-    samples = arena_samples(manifest, options["data"], options["models"])
-    if samples is None:
-        raise click.UsageError("Missing option --data: the memes are shown to whoever is asked.")
-    shown, _ = await read_memes(samples, seed=manifest.drawn_by, keep=lambda meme: meme in memes)
-    async with AsyncExitStack() as stack:
+    specs = chosen_models(options, names)
+
+    async def opened(progress: Progress) -> None:
+        folder = ArenaFolder(options["out"])
+        manifest = folder.manifest()
+        samples = arena_samples(manifest, options["data"], options["models"])
+        if samples is None:
+            raise click.UsageError("Missing option --data: the memes are shown to whoever is asked.")
+        shown, _ = await read_memes(samples, seed=manifest.drawn_by, keep=lambda meme: meme in memes)
         # The arena's own lock, as answers are appended to its record.
-        stack.enter_context(folder.locked())
-        store = SqliteCallCache.open(options["calls"] or options["out"] / CALLS)
-        stack.push_async_callback(store.close)
-        file = read_models(options["models"])
-        # A model that is named twice is opened once.
-        chosen = {name: file.models[name] for name in dict.fromkeys(names)}
-        most = LIMITS.representative_frames
-        models = await open_models(chosen, store, stack, tell, pictures=most, run_seed=manifest.seed)
-        await ask(FollowUp(folder, manifest, shown.memes, models=models, progress=progress))
+        with folder.locked():
+            calls = options["calls"] or options["out"] / CALLS
+            async with opened_models(specs, calls, progress.tell, run_seed=manifest.seed) as models:
+                how = {"concurrency": options["concurrency"], "progress": partial(progress.step, what)}
+                await ask(FollowUp(folder, manifest, shown.memes, models=models, how=how))
+
+    run_watched(opened)
 
 
-@click.command()
+@click.command("detect")
 @follow_up_options
-def detect(**options: Any) -> None:
+def detect_memes(**options: Any) -> None:
     """Asks every target for a bare label of the arena's memes, to compare detection with explanation.
 
     The report shows accuracy beside the battles that each target won, and their rank correlation. Replies are stored in
     the arena's record and reused when the command runs again.
     """
-    from eval.arena.detection import detection_report, detection_sections
+    from eval.arena.detection import detect, detection_report, detection_sections
     from eval.arena.folder import ArenaFolder
 
     folder = ArenaFolder(options["out"])
@@ -138,19 +116,13 @@ def detect(**options: Any) -> None:
         follow_up(
             options,
             manifest.settings.targets,
-            partial(_detect, concurrency=options["concurrency"]),
+            lambda one: detect(one.folder, one.memes, one.models, **one.how),
             memes={meme.id for meme in manifest.memes},
             what="labels",
         )
     report = detection_report(manifest, folder.events(), seed=manifest.seed)
     title, page = f"Detection beside understanding: {manifest.name}", options["out"] / DETECTION_PAGE
     show_report(title, detection_sections(report), asdict(report), page=page, as_json=options["as_json"])
-
-
-async def _detect(one: FollowUp, concurrency: int) -> None:
-    from eval.arena.detection import detect
-
-    await detect(one.folder, one.memes, one.models, concurrency=concurrency, progress=one.progress)
 
 
 @click.command()
@@ -162,6 +134,7 @@ def difficulty(**options: Any) -> None:
     `--by difficulty` uses the ratings; from 6 on a question counts as hard. The annotator sees the meme, the question
     and the guideline, and no answer of a target.
     """
+    from eval.arena.detection import rate_difficulty
     from eval.arena.events import DifficultyRated, TaskFormulated
     from eval.arena.folder import ArenaFolder
     from eval.arena.groups import HARD
@@ -175,7 +148,7 @@ def difficulty(**options: Any) -> None:
         follow_up(
             options,
             [options["annotator"]],
-            partial(_rate, annotator=options["annotator"], concurrency=options["concurrency"]),
+            lambda one: rate_difficulty(one.folder, one.by_id, one.models[options["annotator"]], **one.how),
             memes={event.meme for event in folder.events() if isinstance(event, TaskFormulated)},
             what="questions",
         )
@@ -198,16 +171,6 @@ def difficulty(**options: Any) -> None:
 _SHOWN = {"meme", "task", "annotator", "text", "image", "reasoning"}
 
 
-async def _rate(one: FollowUp, annotator: str, concurrency: int) -> None:
-    from eval.arena.detection import rate_difficulty
-
-    memes = {meme.id: meme for meme in one.memes}
-    await rate_difficulty(one.folder, memes, one.models[annotator], concurrency=concurrency, progress=one.progress)
-
-
-LOSSES_PAGE = "losses.html"
-
-
 @click.command()
 @follow_up_options
 @click.option("--explainer", metavar="NAME", help="Explainer: a model of the models file; a cheap one suffices.")
@@ -223,7 +186,7 @@ def explain(**options: Any) -> None:
     are stored in the arena's record and reused when the command runs again.
     """
     from eval.arena.folder import ArenaFolder
-    from eval.arena.losses import loss_report, loss_sections, losses_of
+    from eval.arena.losses import explain_losses, loss_report, loss_sections, losses_of
 
     folder = ArenaFolder(options["out"])
     manifest = folder.manifest()
@@ -234,7 +197,15 @@ def explain(**options: Any) -> None:
         follow_up(
             options,
             [name for name in (options["explainer"], options["second"]) if name],
-            partial(_explain, options=options, losses=losses),
+            lambda one: explain_losses(
+                one.folder,
+                losses,
+                one.by_id,
+                explainer=one.models[options["explainer"]],
+                second=one.models.get(options["second"]),
+                seed=manifest.seed,
+                **one.how,
+            ),
             # Those of the losses alone: of the whole split, a limit would draw other memes than it did of those
             # with questions.
             memes={loss.meme for loss in losses},
@@ -246,19 +217,4 @@ def explain(**options: Any) -> None:
     title = f"Lost battles: {manifest.name}"
     show_report(
         title, loss_sections(report), asdict(report), page=options["out"] / LOSSES_PAGE, as_json=options["as_json"]
-    )
-
-
-async def _explain(one: FollowUp, options: dict[str, Any], losses: Sequence[Loss]) -> None:
-    from eval.arena.losses import explain_losses
-
-    await explain_losses(
-        one.folder,
-        losses,
-        {meme.id: meme for meme in one.memes},
-        explainer=one.models[options["explainer"]],
-        second=one.models[options["second"]] if options["second"] else None,
-        seed=one.manifest.seed,
-        concurrency=options["concurrency"],
-        progress=one.progress,
     )

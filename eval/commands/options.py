@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from eval.arena.folder import ArenaManifest
     from eval.datasets.card import DatasetCard
     from eval.datasets.protocol import Protocol
+    from eval.models.open import ModelSpec
     from eval.models.samples import Samples
     from eval.probe.folder import ProbeManifest
     from eval.reports.sections import Section
@@ -170,6 +171,25 @@ def arena_samples(
     table = read_models(models).rest.get(table_name, {})
     read = read_samples(table, f"[{table_name}] in the file of models", models.parent)
     return read if isinstance(read, Samples) else None
+
+
+def chosen_models(options: Mapping[str, Any], names: Iterable[str]) -> dict[str, ModelSpec]:
+    """The models of the file of models that have these names, each once.
+
+    Raises:
+        BadRequest: The file can't be read, or a model has no server.
+        click.UsageError: The file has no such model.
+    """
+    from eval.models.open import read_models, require_servers
+
+    known, wanted = read_models(options["models"]).models, dict.fromkeys(names)
+    if unknown := [name for name in wanted if name not in known]:
+        raise click.UsageError(
+            f"{options['models'].name} has no model {', '.join(unknown)}. It has: {', '.join(known)}."
+        )
+    specs = {name: known[name] for name in wanted}
+    require_servers(specs, options.get("vllm", ()))  # reports what is wrong before anything is read
+    return specs
 
 
 def protocols_of(text: str | None, offered: tuple[Protocol, ...]) -> tuple[Protocol, ...]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from eval.commands.options import (
+    chosen_models,
     command_line,
     run_watched,
     say,
@@ -270,25 +271,17 @@ def figures_of(report: ProbeReport) -> dict[str, Any]:
 
 
 def _run(plan: ProbePlan, options: dict[str, Any]) -> None:
+    from contextlib import aclosing
+
     from court.backends.ocr.reader import rapidocr_reader
     from court.meme import LIMITS
-    from eval.models.call_cache import SqliteCallCache
-    from eval.models.open import open_models, read_models, require_servers
+    from eval.models.open import opened_models
     from eval.probe.folder import ProbeFolder
     from eval.probe.run import NOTICE
     from eval.probe.run import probe as run_probe
     from eval.session.directory import CALLS
 
-    # A model in two roles is opened once.
-    names = dict.fromkeys((plan.target, *plan.controllers))
-    models: Path = options["models"]
-    specs = read_models(models).models
-    if unknown := [name for name in names if name not in specs]:
-        raise click.UsageError(f"{models.name} has no model {', '.join(unknown)}. It has: {', '.join(specs)}.")
-
-    chosen = {name: specs[name] for name in names}
-    require_servers(chosen, options["vllm"])  # reports what is wrong before anything is read
-
+    chosen = chosen_models(options, (plan.target, *plan.controllers))
     say(NOTICE)
     # Before the store of calls is opened, which would leave its files in somebody else's folder.
     folder = ProbeFolder(plan.out)
@@ -297,25 +290,17 @@ def _run(plan: ProbePlan, options: dict[str, Any]) -> None:
         say(f"{plan.out} holds a probe, which is continued.")
 
     async def go(progress: Progress) -> None:
-        from contextlib import AsyncExitStack
-
-        async with AsyncExitStack() as stack:
-            store = SqliteCallCache.open(options["calls"] or plan.out / CALLS)
-            stack.push_async_callback(store.close)
-            reader = rapidocr_reader()
-            stack.push_async_callback(reader.aclose)
+        opening = opened_models(
+            chosen,
+            options["calls"] or plan.out / CALLS,
+            progress.tell,
             # The longest prompt is the Refiner's: a still of each example, and all frames of the meme.
-            most = plan.limits.examples + LIMITS.representative_frames
-            opened = await open_models(
-                chosen,
-                store,
-                stack,
-                progress.tell,
-                pictures=most,
-                run_seed=plan.seed,
-                vllm=options["vllm"],
-                vllm_flags=options["vllm_flags"],
-            )
+            pictures=plan.limits.examples + LIMITS.representative_frames,
+            run_seed=plan.seed,
+            vllm=options["vllm"],
+            vllm_flags=options["vllm_flags"],
+        )
+        async with opening as opened, aclosing(rapidocr_reader()) as reader:
             await run_probe(plan, opened, reader, progress)
 
     run_watched(go)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from eval.commands.options import command_line, run_watched, show_sections, vllm_turns_options
+from eval.commands.options import chosen_models, command_line, run_watched, show_sections, vllm_turns_options
 from eval.runs.spec import Circumstances, JudgingSpec
 from eval.session.spec import flags_of, spec_options
 from eval.solvers.witness import Arm
@@ -162,7 +162,7 @@ async def _run(plan: WitnessPlan, options: dict[str, Any], progress: Progress) -
     from contextlib import AsyncExitStack
 
     from eval.models.call_cache import SqliteCallCache
-    from eval.models.open import open_models, read_models, require_servers
+    from eval.models.open import open_models
     from eval.session.directory import CALLS
     from eval.witness.run import WitnessFolder, run_witness
     from eval.witness.world import open_drawn
@@ -179,16 +179,9 @@ async def _run(plan: WitnessPlan, options: dict[str, Any], progress: Progress) -
             return await run_witness(
                 plan, model=reader, source=drawn, store=store, citations_by=reader, progress=progress
             )
-        file = read_models(options["models"])
         citing = options["citations_by"] or options["name"]
-        names = [options["name"], *([] if citing == "none" else [citing])]
-        if unknown := [name for name in names if name not in file.models]:
-            raise click.UsageError(
-                f"{options['models'].name} has no model {unknown[0]}. It has: {', '.join(file.models)}."
-            )
         # The witness's own model may judge citations too: it is opened once.
-        specs = {name: file.models[name] for name in dict.fromkeys(names)}
-        require_servers(specs, options["vllm"])
+        specs = chosen_models(options, [options["name"], *([] if citing == "none" else [citing])])
         endpoint = {
             "url": options["search_url"],
             "shape": options["search_shape"],

@@ -20,8 +20,8 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,14 +30,13 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from court.errors import BadRequest, NotLoaded
-from eval.models.call_cache import CallCache
+from court.meme import LIMITS
+from eval.models.call_cache import CallCache, SqliteCallCache
 from eval.models.metered import Limit, MeteredModel, Price
 from eval.models.vllm_session import SERVER, VllmTurns
 from serving.settings import Urls
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from court.backends.chat.client import ChatCompletions
 
 
@@ -120,6 +119,23 @@ def read_models(path: Path) -> ModelsFile:
             # The message names the table, because a file may have many models.
             raise BadRequest(f"{path.name}, [models.{name}]: {what}.", reason="MODELS_UNREADABLE") from None
     return ModelsFile(models, content)
+
+
+@asynccontextmanager
+async def opened_models(
+    specs: Mapping[str, ModelSpec],
+    calls: Path,
+    tell: Callable[[str], None],
+    *,
+    pictures: int = LIMITS.representative_frames,
+    **how: Any,
+) -> AsyncIterator[dict[str, MeteredModel]]:
+    """Opens a store of calls, and the models behind it; see :func:`open_models`."""
+    async with AsyncExitStack() as stack:
+        store = SqliteCallCache.open(calls)
+        # Registered before the models are opened, so that it is closed after them: they use it.
+        stack.push_async_callback(store.close)
+        yield await open_models(specs, store, stack, tell, pictures=pictures, **how)
 
 
 async def open_models(
