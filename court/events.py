@@ -13,6 +13,7 @@ from typing import Annotated, ClassVar, Literal, NamedTuple, Self, TypeAlias, ge
 from pydantic import AwareDatetime, Field, JsonValue, TypeAdapter, model_validator
 from typing_extensions import override
 
+from court.audition import Weighed
 from court.injection.detector import Signal
 from court.policy import Policy
 from court.precedents import Findings, VerifiedCopy, Vote
@@ -352,6 +353,9 @@ class TrialOpened(Event):
     prefix_cache: dict[str, bool] = Field(default_factory=dict)
     """True per role if prefix caching worked at its servers when probed at start; roles where it is unknown are absent.
     Not part of the settings' digest: replies are the same."""
+    weights: dict[str, str] = Field(default_factory=dict)
+    """Digest per role of what its servers list about the weights, such as their place and size; roles whose servers
+    list nothing are absent. Not part of the settings' digest."""
     fence_mark: str = ""
     """Mark of the fences around untrusted text; empty if no model is asked."""
     of_trial: str = ""
@@ -806,6 +810,8 @@ class VerdictGiven(Event):
     """Evidence for reviewers; it does not affect the label."""
     unused: Unused | None = None
     """Usage since the trial was opened or last resumed; ``None`` if no model was asked, and in older records."""
+    weighed: Weighed | None = None
+    """Evidence as the audition of the Judge's model weighs it; ``None`` where none holds."""
     copies: tuple[VerifiedCopy, ...] = ()
     """Binding precedents that are the same meme, and settled the trial before any model was asked."""
 

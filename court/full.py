@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from court import judgment
+from court.audition import Calibration, Weighed
 from court.checks import is_mistrial, of_description, of_odds, of_sides
 from court.deadline import completed, gather_or_cancel
 from court.errors import Overrun
@@ -76,6 +77,7 @@ class FullTrial:
     batch: bool = False
     prompts: PromptSet = field(default_factory=packaged)
     source: EvidenceSource | None = None
+    calibration: Calibration | None = None
 
     async def run(self, text: TextRead | None = None) -> None:
         """Tries the meme, up to the recorded verdict.
@@ -196,8 +198,10 @@ class FullTrial:
             opinions, spokesman, own = [Opinion(reply.value, odds)], 0, {"odds": odds, "call": reply.call}
         ruling = opinions[spokesman].ruling
         failed = self._failed(ruling, brief, sides, description=description, supports=supports)
+        weighed = self._weighed(opinions, unheard, vote, failed)
         return {
-            "verdict": judgment.verdict_of(opinions, failed=failed, **evidence),
+            "verdict": judgment.verdict_of(opinions, failed=failed, weighed=weighed, **evidence),
+            "weighed": weighed,
             "checked": {"failed": failed, "unheard": unheard, "supports": supports},
             "ruling": judgment.on_record(ruling, exhibits),
             **own,
@@ -221,6 +225,20 @@ class FullTrial:
             *(failed for side, odds in supports.items() for failed in of_odds(side, odds)),
             *(of_sides(*(side.argument.justification for side in sides)) if sides else ()),
             *check_ruling(ruling, brief, self._settings.reply_chars),
+        )
+
+    def _weighed(
+        self, opinions: Sequence[Opinion], unheard: OddsGiven | None, vote: Vote | None, failed: Sequence[CheckFailed]
+    ) -> Weighed | None:
+        """Returns the evidence as an audition weighs it; None where none holds, or evidence is missing."""
+        if self.calibration is None:
+            return None
+        least = self._settings.least_label_mass
+        return self.calibration.of(
+            before=judgment.score_of(unheard, least),
+            after=judgment.mean_score(opinions, least),
+            vote=vote.probability if vote else None,
+            failed=len({each.check for each in failed}),
         )
 
     async def _precedents_unheard(self, query: str) -> tuple[tuple[Exhibit[Frame], ...], Vote | None, OddsGiven | None]:

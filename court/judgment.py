@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from court.audition import Weighed
 from court.checks import in_words, is_mistrial
 from court.display import word
 from court.events import (
@@ -40,7 +41,7 @@ from court.precedents import STARTER, Findings, Relation, VerifiedCopy, Vote, si
 from court.recorder import Drafted, EventDraft, Recorder
 from court.replies import RulingReply
 from court.settings import TrialSettings
-from court.summary import no_similar_precedent, unsure_text, weigh
+from court.summary import above_cutoff, no_similar_precedent, unsure_text, weigh
 from court.verdict import (
     Decision,
     Finding,
@@ -143,10 +144,12 @@ def verdict_of(
     facts: bool = False,
     unseen: bool = False,
     failed: Sequence[CheckFailed] = (),
+    weighed: Weighed | None = None,
 ) -> Verdict:
     """Returns the verdict of a full trial.
 
     Args:
+        weighed: Evidence as an audition weighs it; None where none holds.
         prior: Vote of the summary from which a cascade went on to the full trial; None otherwise.
         unseen: True if there is a picture that no model was shown.
     """
@@ -156,13 +159,15 @@ def verdict_of(
     ruling = opinions[spokesman_of(opinions)].ruling
     # The score does not decide: the rule alone gives the label, and a contradicting score asks for review.
     score = mean_score(opinions, settings.least_label_mass)
+    # An audition has measured what the score is worth.
+    likely = score if weighed is None else weighed.probability
     # A Judge may name a category and still give strengths for "not harmful"; the label decides, so there is no finding.
     found = label is Label.HARMFUL and ruling.category != _NONE
     # Any policy will do, since only label and doubts are read.
     alone = weigh(findings, vote, text, settings, policy=DEFAULT_POLICY) if findings is not None else None
     missing = [each for each in failed if each.check is ReviewReason.DESCRIPTION_MISSING]
     reasons = (
-        *_contradictions(opinions, label, vote=vote, score=score, settings=settings),
+        *_contradictions(opinions, label, vote=vote, score=likely, settings=settings),
         *_guard_reasons(guard, label),
         *(review_of(testimony, label, facts=facts) if testimony else ()),
         *_cut_short(sides),
@@ -174,7 +179,15 @@ def verdict_of(
     return Verdict(
         label=label,
         strengths=strengths,
-        **_estimate(score, label, prior, settings.vote_weight, doubts=len(failed)),
+        **(
+            _estimate(score, label, prior, settings.vote_weight, doubts=len(failed))
+            if weighed is None
+            else {
+                "harm_score": likely,
+                "harm_score_meaning": ScoreMeaning.JUDGE_AND_VOTE,
+                "risk": weighed.risk(label),
+            }
+        ),
         rationale=ruling.rationale,
         finding=Finding(
             category=ruling.category,
@@ -184,14 +197,14 @@ def verdict_of(
         if found
         else None,
         # One's own doubts say more than that the model is not known.
-        review=reasons or _not_auditioned(label, alone, settings),
+        review=reasons or _not_sure(label, alone, weighed, settings),
         signals=(
             *(no_similar_precedent(findings) if findings is not None else ()),
             *(_no_score(opinions) if score is None else ()),
             *((_UNSEEN,) if unseen else ()),
             *_check_reasons([each for each in failed if label is Label.HARMFUL or each not in missing]),
         ),
-        precedents_block=alone is not None and alone.decision is Decision.BLOCK,
+        precedents_block=_blocks(label, alone, weighed),
         claims=testimony.findings if testimony else (),
     )
 
@@ -204,16 +217,29 @@ def _mistrial(failed: Sequence[CheckFailed], settings: TrialSettings) -> tuple[R
     return (Review(reason=ReviewReason.MISTRIAL, detail=detail),)
 
 
-def _not_auditioned(label: Label, alone: Verdict | None, settings: TrialSettings) -> tuple[Review, ...]:
-    """A reason for review unless the precedents alone would decide the same without review.
+def _blocks(label: Label, alone: Verdict | None, weighed: Weighed | None) -> bool:
+    """True if calibrated evidence blocks: the precedents alone, or what an audition makes of a harmful label."""
+    by_audition = weighed is not None and label is Label.HARMFUL and weighed.decides(label)
+    return by_audition or (alone is not None and alone.decision is Decision.BLOCK)
+
+
+def _not_sure(
+    label: Label, alone: Verdict | None, weighed: Weighed | None, settings: TrialSettings
+) -> tuple[Review, ...]:
+    """A reason for review unless an audition has shown that such a label may be decided without.
+
+    A block of the precedents alone needs no audition; without one, nor does their acquittal.
 
     Args:
         alone: Verdict of the precedents alone; None without precedents.
     """
-    if not settings.audition or (alone is not None and alone.label is label and not alone.needs_human_review):
+    agreed = alone is not None and alone.label is label and not alone.needs_human_review
+    if not settings.audition or (agreed and (weighed is None or label is Label.HARMFUL)):
         return ()
+    if weighed is not None:
+        return () if weighed.decides(label) else above_cutoff(weighed.risk(label), weighed.cutoff, settings)
     detail = (
-        "The Judge's model was not auditioned on labelled memes, and no sure vote of the precedents agrees with it."
+        "No audition on labelled memes holds for the Judge's model, and no sure vote of the precedents agrees with it."
     )
     return (Review(reason=ReviewReason.MODEL_NOT_AUDITIONED, detail=detail),)
 

@@ -158,6 +158,17 @@ class RiskCurve(Value):
         after = next((n for n, point in enumerate(self.points) if point.risk <= risk), len(self.points))
         return self._between(after, risk, "risk")
 
+    def cutoff(self, *, risk: float, rate: float | None) -> float:
+        """Returns the risk of a label above which a person must look.
+
+        Args:
+            risk: Accepted share of wrong labels that nobody looks at.
+            rate: Share of memes that a person looks at, in place of that.
+        """
+        if rate == 0:
+            return 1.0
+        return (self.at_risk(risk) if rate is None else self.at_rate(rate)).cutoff
+
     def _between(self, after: int, wanted: float, axis: Literal["rate", "risk"]) -> RiskPoint:
         if after == len(self.points):
             # Beyond the measured curve all memes are reviewed, so no unreviewed label is left.

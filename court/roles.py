@@ -108,6 +108,7 @@ class RoleModel:
             off, empty if the model does not think.
         thought_tokens: Largest number of tokens of a thought before a reply; 0 to reply without one.
         thoughts_by: Switch that turns on thinking, and the field that limits the thought; empty if it is not to think.
+        weights: Digest of what its servers list about its weights; empty if they list nothing.
     """
 
     model: ChatModel
@@ -119,6 +120,7 @@ class RoleModel:
     thoughts_by: tuple[str, ...] = ()
     prefix_cache: bool | None = None
     speed: Speed | None = None
+    weights: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +173,11 @@ class RoleModels:
     def models(self) -> dict[str, str]:
         """The model per role, for the record."""
         return {name: role_model.model.name for name, role_model in self._named.items()}
+
+    @property
+    def weights(self) -> dict[str, str]:
+        """Digest of the weights per role, for the record; roles whose servers list nothing are absent."""
+        return {name: role_model.weights for name, role_model in self._named.items() if role_model.weights}
 
     @property
     def servers(self) -> dict[str, tuple[str, ...]]:

@@ -15,7 +15,7 @@ from typing import Any
 from court.events import Side, TextRead, TextSource
 from court.injection.disguise import disguises_in
 from court.policy import Policy
-from court.precedents import Findings, Precedent, RiskPoint, VerifiedCopy, Vote
+from court.precedents import Findings, Precedent, VerifiedCopy, Vote
 from court.precedents import vote as vote_by
 from court.reading_confidence import reading_confidence, stacked_letters
 from court.settings import TrialSettings
@@ -340,25 +340,19 @@ def _risk_reasons(findings: Findings, risk: float, settings: TrialSettings) -> t
             "takes 50 memes of either label, and a library that this version built or added to."
         )
         return (Review(reason=ReviewReason.RISK_ABOVE_CUTOFF, detail=detail),)
-    point = _cutoff(findings, settings)
-    if risk <= point.cutoff:
-        return ()
+    cutoff = findings.risk.cutoff(risk=settings.review_risk, rate=settings.review_rate)
+    return () if risk <= cutoff else above_cutoff(risk, cutoff, settings)
+
+
+def above_cutoff(risk: float, cutoff: float, settings: TrialSettings) -> tuple[Review, ...]:
+    """The reason for review of a label whose risk is above the cutoff."""
     wanted = (
         f"at most {settings.review_risk:.1%} wrong labels that nobody looked at"
         if settings.review_rate is None
         else f"sending {settings.review_rate:.0%} of the memes"
     )
-    detail = (
-        f"The label is wrong with a probability of {risk:.2f}; for {wanted}, a person looks from {point.cutoff:.2f} on."
-    )
+    detail = f"The label is wrong with a probability of {risk:.2f}; for {wanted}, a person looks from {cutoff:.2f} on."
     return (Review(reason=ReviewReason.RISK_ABOVE_CUTOFF, detail=detail),)
-
-
-def _cutoff(findings: Findings, settings: TrialSettings) -> RiskPoint:
-    assert findings.risk is not None, "asked for where it was measured alone"
-    if settings.review_rate is not None:
-        return findings.risk.at_rate(settings.review_rate)
-    return findings.risk.at_risk(settings.review_risk)
 
 
 def no_similar_precedent(findings: Findings) -> tuple[Review, ...]:

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from court import summary
+from court.audition import CALIBRATION, Audition, Bound, Calibration
 from court.deadline import Deadline, run_within
 from court.digests import digest
 from court.errors import BadRequest, CantResume, CourtError, NotLoaded, Unavailable
@@ -89,6 +90,7 @@ class Court:
     Attributes:
         text_reader: Reads the text off the picture if the caller gives none; None if callers must give it.
         bindings: Finds the precedents that settle a trial, being the same meme; None if none does.
+        audition: Audition of the models, which counts while it fits; a replay has the calibration of its record.
         fence_mark: Mark of the fences around untrusted text; None for a fresh mark in each trial. Set it only to
             compare messages.
     """
@@ -105,6 +107,7 @@ class Court:
     duplicates: DuplicateFinder | None = None
     evidence_source: EvidenceSource | None = None
     bindings: BindingFinder | None = None
+    audition: Audition | Calibration | None = None
 
     @property
     def call_s(self) -> float:
@@ -325,6 +328,8 @@ class Court:
             prompts=self.prompts,
             batch=case.batch,
             source=self.evidence_source,
+            # As recorded: the library may have changed since the trial was opened.
+            calibration=calibration_of(evidence.recorder.trial),
         )
 
     def _require_resumable(self, record: TrialRecord, pixels_sha256: str) -> None:
@@ -373,6 +378,12 @@ class Court:
         )
 
     def _settings(self, procedure: Procedure) -> dict[str, Any]:
+        calibration = self._calibration(procedure)
+        # Its digest does for the reuse of verdicts, its weights for a replay.
+        own = {CALIBRATION: calibration.model_dump(mode="json")} if calibration else {}
+        return self._evidence_settings(procedure) | own
+
+    def _evidence_settings(self, procedure: Procedure) -> dict[str, Any]:
         # Only the folder's name: the path is private, and the prompts are identified by their digest.
         settings = self.settings.model_dump(mode="json") | {"prompts": self.prompts.name}
         if procedure is not Procedure.SUMMARY and self.role_models is not None:
@@ -382,6 +393,27 @@ class Court:
             settings["evidence_source"] = self.evidence_source.identity
             settings["clauses_on_facts"] = list(self.policy.clauses_on_facts)
         return settings
+
+    def bound(self, procedure: Procedure) -> Bound:
+        """Returns what an audition of trials of a procedure is bound to."""
+        return Bound.to(
+            models=self.role_models.models if self.role_models else {},
+            weights=self.role_models.weights if self.role_models else {},
+            prompts=self.prompts.digest,
+            library=self.finder.library.digest,
+            policy=self.policy.digest,
+            procedure=procedure,
+            settings=self._evidence_settings(procedure),
+        )
+
+    def _calibration(self, procedure: Procedure) -> Calibration | None:
+        """Returns the calibration of full verdicts; None without an audition that fits."""
+        if self.audition is None or procedure is Procedure.SUMMARY or not self.settings.audition:
+            return None
+        if isinstance(self.audition, Calibration):
+            return self.audition
+        fits = self.audition.bound == self.bound(procedure)
+        return self.audition.calibration(self.settings) if fits else None
 
     def _opening(self, case: TrialCase, fence: Fence) -> dict[str, Any]:
         is_summary = case.procedure is Procedure.SUMMARY
@@ -403,9 +435,16 @@ class Court:
             if is_summary or self.role_models is None
             else self.role_models.pinned(case.meme.digest).servers,
             "prefix_cache": {} if is_summary or self.role_models is None else self.role_models.prefix_cache,
+            "weights": {} if is_summary or self.role_models is None else self.role_models.weights,
             "fence_mark": "" if is_summary else fence.mark,
             "of_trial": case.of_trial,
         }
+
+
+def calibration_of(record: TrialRecord) -> Calibration | None:
+    """Returns the calibration that a trial was opened with; None without one."""
+    stored = record.opened.settings.get(CALIBRATION)
+    return None if stored is None else Calibration.model_validate(stored)
 
 
 def _identity(case: TrialCase, *, shown_to_models: bool) -> MemeIdentity:

@@ -115,7 +115,7 @@ class ScoreMeaning(StrEnum):
     LABEL_PROBABILITY = "LABEL_PROBABILITY"
     """Probability of the harmful label by the Judge's model; for a panel, the mean."""
     JUDGE_AND_VOTE = "JUDGE_AND_VOTE"
-    """Combination of the Judge's probability and the precedents' vote, in a cascade."""
+    """Combination of the Judge's probability and the precedents' vote: in a cascade, or by an audition."""
 
 
 class ReviewReason(StrEnum):
@@ -184,7 +184,7 @@ class ReviewReason(StrEnum):
     DESCRIPTION_MISSING = "DESCRIPTION_MISSING"
     """The Proposer gave no description of the picture, also when it was asked again."""
     MODEL_NOT_AUDITIONED = "MODEL_NOT_AUDITIONED"
-    """The Judge's model was never auditioned on labelled memes, and no sure vote of the precedents agrees with it."""
+    """No audition on labelled memes holds for the Judge's model, and no sure vote of the precedents agrees with it."""
     SIDE_CHANGED = "SIDE_CHANGED"
     """A side argued for the other one. A signal."""
     SIDES_ALIKE = "SIDES_ALIKE"
@@ -314,7 +314,8 @@ class Verdict(Value):
     claims: tuple[ClaimFinding, ...] = ()
     """Findings about the meme's claims of fact, which do not affect the label."""
     precedents_block: bool = False
-    """True if the calibrated vote of the precedents alone would block: what a meme can provoke does not undo that."""
+    """True if calibrated evidence alone would block, the vote of the precedents or an audition's: what a meme can
+    provoke does not undo that."""
 
     @property
     def shown_score(self) -> float | None:

@@ -515,6 +515,9 @@ class Settings(BaseSettings):
     """Procedure of trials whose request names none."""
     policy: OwnPath | None = None
     """File of the policy; MemeCourt's own if not given."""
+    audition: OwnPath | None = None
+    """Calibration of full verdicts, written by ``memecourt-eval audition --calibrate``; none if not given. It turns
+    ``trial.probes`` on unless that is set."""
     llm: ModelSettings = Field(default_factory=ModelSettings)
     trial: TrialSettings = Field(default_factory=TrialSettings)
     expert: EvidenceSettings = Field(default_factory=EvidenceSettings)

@@ -11,6 +11,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from court.audition import Audition
 from court.backends.ocr.reader import open_reader
 from court.backends.pictures.reader import GuardedPictureReader
 from court.deadline import cancel_all
@@ -24,6 +25,7 @@ from court.events import (
 from court.policy import DEFAULT_POLICY, Policy
 from court.ports import BindingFinder, PictureReader, PrecedentFinder
 from court.prompts.sets import open_set
+from court.settings import TrialSettings
 from court.trial import Court
 from retrieval.build import STARTER_MEMES, build_starter
 from retrieval.embed.encoder import Encoder
@@ -142,7 +144,7 @@ async def open_court(
             finder=finder,
             text_reader=text_reader,
             software=SOFTWARE,
-            settings=settings.trial,
+            settings=_probing(settings),
             policy=policy,
             prompts=prompts,
             role_models=role_models,
@@ -150,6 +152,8 @@ async def open_court(
             evidence_source=source,
             bindings=_binding_in(finder, settings),
         )
+        if settings.audition is not None:
+            court = replace(court, audition=_audition(settings.audition, court, tell))
         # Checked at startup rather than with the first request: the full procedure needs models.
         court.require(settings.procedure)
         courts = {}
@@ -166,6 +170,23 @@ async def open_court(
         if index is not None:
             await index.catch_up()
         yield TrialExecutor(court=court, pictures=pictures, docket=docket, near=index, courts=courts)
+
+
+def _probing(settings: Settings) -> TrialSettings:
+    """Returns the settings of trials, which need the odds that an audition weighs."""
+    as_set = settings.audition is None or "probes" in settings.trial.model_fields_set
+    return settings.trial if as_set else settings.trial.model_copy(update={"probes": True})
+
+
+def _audition(path: Path, court: Court, tell: Callable[[str], None]) -> Audition:
+    """Reads an audition, and tells if it does not fit the court. Raises BadRequest if it can't be used."""
+    audition = Audition.load(path)
+    if changed := audition.bound.changed(court.bound(Procedure.FULL)):
+        tell(
+            f"The audition {path.name} does not count: it was of other {', '.join(changed)}. Full verdicts that no "
+            "sure vote of the precedents agrees with go to a person (MODEL_NOT_AUDITIONED)."
+        )
+    return audition
 
 
 def _binding_in(finder: PrecedentFinder, settings: Settings) -> BindingFinder | None:

@@ -40,7 +40,7 @@ from court.record import TrialAborted, TrialRecord, TrialState
 from court.replies import UnusableReply, parse_question_ruling
 from court.roles import PROBE_STEPS, GuardModel, RoleModel, RoleModels
 from court.settings import TrialSettings
-from court.trial import Court, TrialCase
+from court.trial import Court, TrialCase, calibration_of
 from court.verdict import Review
 from eval.replay.model import NotRecorded, PromptChanged, RecordedExpert, RecordedModel, RecordedOdds, place_of
 from serving.docket.store.bodies import GONE
@@ -253,6 +253,7 @@ async def _rerun(record: TrialRecord) -> TrialRecord:
         duplicates=_RecordedDuplicates(record),
         evidence_source=RecordedEvidence(record),
         bindings=_RecordedBindings(record),
+        audition=calibration_of(record),
     )
     case = TrialCase(
         trial_id=record.trial_id,

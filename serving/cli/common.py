@@ -250,6 +250,11 @@ def settled_trial_options(command: F) -> F:
         click.option("--prompts", metavar="SET", help="Prompt set: a packaged version or a folder."),
         click.option("--policy", type=click.Path(path_type=Path), help="Policy file (TOML)."),
         click.option(
+            "--audition",
+            type=click.Path(path_type=Path),
+            help="Calibration of full verdicts (`memecourt-eval audition --calibrate`).",
+        ),
+        click.option(
             "--without",
             multiple=True,
             type=click.Choice(["precedents", "advocates", "captioner"]),
@@ -271,6 +276,7 @@ def trial_settings(
     max_tokens: int | None = None,
     thinking: str | None = None,
     policy: Path | None = None,
+    audition: Path | None = None,
     without: tuple[str, ...] = (),
     **named: Any,
 ) -> dict[str, Any]:
@@ -283,7 +289,13 @@ def trial_settings(
     trial |= {name: value for name, value in named.items() if value is not None}
     llm_options = {"url": llm_url, "model": model, "max_tokens": max_tokens, "thinking": thinking}
     llm = {name: value for name, value in llm_options.items() if value is not None}
-    values = {"procedure": procedure.upper() if procedure else None, "policy": policy, "trial": trial, "llm": llm}
+    values = {
+        "procedure": procedure.upper() if procedure else None,
+        "policy": policy,
+        "audition": audition,
+        "trial": trial,
+        "llm": llm,
+    }
     return {name: value for name, value in values.items() if value}
 
 

@@ -128,6 +128,7 @@ async def connect_models(
             thoughts_by=(found.thinks_by.value, found.thought_limit or "max_tokens") if tokens else (),
             prefix_cache=found.prefix_cache,
             speed=model.speed,
+            weights=model.weights,
         )
     guard = None
     if settings.llm.guard is not None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from court import events as e
+from court.audition import INPUTS
 from court.checks import in_words
 from court.display import word
 from court.expert.messages import quoted_source
@@ -275,6 +276,9 @@ def _verdict_pieces(event: e.VerdictGiven) -> Iterator[Piece]:
     yield Speech(verdict.rationale)
     for review in verdict.review:
         yield Speech(f"a person should look: {review.detail} ({word(review.reason)})")
+    if (weighed := event.weighed) is not None:
+        inputs = (f"{name} {value:.3f}" for name in INPUTS if (value := getattr(weighed, name)) is not None)
+        yield Fact("calibration", f"{weighed.calibration}: {', '.join(inputs)}, checks failed {weighed.failed}")
     for signal in verdict.signals:
         yield Speech(f"less sure: {signal.detail} ({word(signal.reason)})")
     for finding in verdict.claims:

@@ -103,6 +103,8 @@ async def probe(
             reason="MODEL_UNKNOWN",
             status=404,
         )
+    else:
+        model.weights = listed.weights.get(model.name, "")
     # Long enough to detect a thought, which a single token would not show.
     try:
         reply = await _greeted(model, replace(_HELLO, max_tokens=_THOUGHT), within_s)

@@ -262,6 +262,7 @@ class ChatCompletions:
 
     Attributes:
         speed: Speed of the server, as measured by the same probe; None if unknown.
+        weights: Digest of what the server lists about the model's weights; empty if nothing.
     """
 
     def __init__(
@@ -287,6 +288,7 @@ class ChatCompletions:
         """
         self.capabilities = capabilities or Capabilities()
         self.speed: Speed | None = None
+        self.weights = ""
         self._model = model
         self._attempts = attempts
         self._jitter = wait_random_exponential(multiplier=pause_s, max=pause_max_s)
@@ -308,6 +310,7 @@ class ChatCompletions:
         joined.capabilities = weakest([model.capabilities for model in models])
         # The slowest, since any trial may meet it.
         joined.speed = min((model.speed for model in models if model.speed), key=lambda one: one.write, default=None)
+        joined.weights = "+".join(sorted({model.weights for model in models if model.weights}))
         return joined
 
     @property

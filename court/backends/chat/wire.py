@@ -10,7 +10,7 @@ import codecs
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -25,6 +25,7 @@ from pydantic import (
 )
 
 from court.backends.chat.failures import Failure, garbled, of_status
+from court.digests import digest as digest_of
 from court.meme import Frame
 from court.messages import file_sha256
 from court.messages import in_words as in_words  # offered here too: it is part of what is sent
@@ -411,6 +412,13 @@ def _error_in(body: bytes) -> Failure | None:
 class _Model(_Strict):
     id: str
     owned_by: Annotated[str | None, _Optional] = None
+    root: Annotated[str | None, _Optional] = None  # vLLM: name or path of the weights
+    meta: Annotated[dict[str, Any] | None, _Optional] = None  # llama.cpp: size, parameters
+
+    @property
+    def weights(self) -> str:
+        """Digest of what the server lists about the weights; empty if nothing."""
+        return digest_of([self.root, self.meta]) if self.root or self.meta else ""
 
 
 class _Models(_Strict):
@@ -423,6 +431,7 @@ class ListedModels:
 
     names: tuple[str, ...]
     is_vllm: bool
+    weights: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_models(body: bytes) -> ListedModels:
@@ -431,7 +440,8 @@ def read_models(body: bytes) -> ListedModels:
         listed = _Models.model_validate_json(body).data
     except ValidationError:
         raise garbled() from None
-    return ListedModels(tuple(model.id for model in listed), any(model.owned_by == "vllm" for model in listed))
+    is_vllm = any(model.owned_by == "vllm" for model in listed)
+    return ListedModels(tuple(model.id for model in listed), is_vllm, {model.id: model.weights for model in listed})
 
 
 class _Tokens(_Strict):

@@ -132,7 +132,9 @@ class _ScoreMeaningEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ScoreMea
     SCORE_MEANING_LABEL_PROBABILITY: _ScoreMeaning.ValueType  # 2
     """The probability that the Judge's model gives the harmful label; of a panel of judges, the mean."""
     SCORE_MEANING_JUDGE_AND_VOTE: _ScoreMeaning.ValueType  # 3
-    """The Judge's probability and the precedents' vote together, where a cascade went on to the full trial."""
+    """The Judge's probability and the precedents' vote together: where a cascade went on to the full trial, or as an
+    audition weighs them.
+    """
 
 class ScoreMeaning(_ScoreMeaning, metaclass=_ScoreMeaningEnumTypeWrapper):
     """What a harm score is."""
@@ -146,7 +148,9 @@ memes like those of the library.
 SCORE_MEANING_LABEL_PROBABILITY: ScoreMeaning.ValueType  # 2
 """The probability that the Judge's model gives the harmful label; of a panel of judges, the mean."""
 SCORE_MEANING_JUDGE_AND_VOTE: ScoreMeaning.ValueType  # 3
-"""The Judge's probability and the precedents' vote together, where a cascade went on to the full trial."""
+"""The Judge's probability and the precedents' vote together: where a cascade went on to the full trial, or as an
+audition weighs them.
+"""
 Global___ScoreMeaning: _TypeAlias = ScoreMeaning  # noqa: Y015
 
 class _Relation:
@@ -272,7 +276,7 @@ class _ReviewReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ReviewRe
     REVIEW_REASON_PRECEDENTS_IGNORED: _ReviewReason.ValueType  # 37
     """The Judge compared none of the precedents with the meme."""
     REVIEW_REASON_MODEL_NOT_AUDITIONED: _ReviewReason.ValueType  # 38
-    """The Judge's model was never auditioned on labelled memes, and no sure vote of the precedents agrees with it."""
+    """No audition on labelled memes holds for the Judge's model, and no sure vote of the precedents agrees with it."""
     REVIEW_REASON_LABELS_CONFLICT: _ReviewReason.ValueType  # 39
     """Binding precedents that are the same meme have different labels."""
     REVIEW_REASON_COPY_NOT_BINDING: _ReviewReason.ValueType  # 40
@@ -366,7 +370,7 @@ REVIEW_REASON_REPLY_CUT: ReviewReason.ValueType  # 36
 REVIEW_REASON_PRECEDENTS_IGNORED: ReviewReason.ValueType  # 37
 """The Judge compared none of the precedents with the meme."""
 REVIEW_REASON_MODEL_NOT_AUDITIONED: ReviewReason.ValueType  # 38
-"""The Judge's model was never auditioned on labelled memes, and no sure vote of the precedents agrees with it."""
+"""No audition on labelled memes holds for the Judge's model, and no sure vote of the precedents agrees with it."""
 REVIEW_REASON_LABELS_CONFLICT: ReviewReason.ValueType  # 39
 """Binding precedents that are the same meme have different labels."""
 REVIEW_REASON_COPY_NOT_BINDING: ReviewReason.ValueType  # 40
