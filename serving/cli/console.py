@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from serving.cli.common import awaited, docket_option, insecure_option, library_option, settings_of
+from serving.cli.common import awaited, docket_option, insecure_option, library_option, settings_of, tls_options
+
+if TYPE_CHECKING:
+    from contextlib import AsyncExitStack
+
+    from memecourt.client import Tls
+    from serving.console.registry import Trying
+    from serving.docket.open import Docket
 
 _FILE = click.Path(path_type=Path)
 
@@ -38,17 +45,22 @@ _FILE = click.Path(path_type=Path)
     help="Overruled verdicts that become precedents: none, those that the reviewer chooses (the default), or all.",
 )
 @click.option("--metrics", metavar="HOST:PORT", help="Address to serve Prometheus metrics of reviews on.")
+@click.option("--server", metavar="ADDRESS", help="Court at host:port, on the same docket, that judges tries.")
+@click.option(
+    "--token", envvar="MEMECOURT_TOKEN", show_envvar=True, help="Bearer token for --server. Safer in the environment."
+)
+@tls_options
 @insecure_option
 @click.option("--log-format", type=click.Choice(["text", "json"]), help="Format of log lines.")
 @library_option
 @docket_option
 @awaited
-async def console(address: str, **options: Any) -> None:
+async def console(address: str, server: str | None, token: str | None, tls: Tls | None, **options: Any) -> None:
     """Serves web pages to read, search and review trials, until SIGTERM or Ctrl-C.
 
     The console is a process of its own on the court's docket, and also works without a court. It writes only reviews
-    and who viewed which picture. Without --tokens it accepts connections from this machine only. `memecourt serve
-    --console` serves the same pages beside gRPC.
+    and who viewed which picture. Without --tokens it accepts connections from this machine only. With --server people
+    try memes at that court. `memecourt serve --console` serves the same pages beside gRPC.
     """
     import asyncio
     from contextlib import AsyncExitStack
@@ -63,6 +75,8 @@ async def console(address: str, **options: Any) -> None:
     from serving.telemetry import open_telemetry
     from serving.telemetry.logs import set_up
 
+    if tls and not server:
+        raise click.UsageError("--tls and certificates are for asking a court: give --server too.")
     settings = settings_of(**options)
     set_up(settings.log_format)
     try:
@@ -86,8 +100,23 @@ async def console(address: str, **options: Any) -> None:
         # Without traces: no trial runs in this process.
         telemetry = await stack.enter_async_context(open_telemetry(settings.model_copy(update={"traces": False})))
         reviewing = await stack.enter_async_context(open_reviewing(docket, settings, telemetry.metrics.reviewed))
+        trying = await _court_at(stack, docket, server, tls=tls, token=token) if server else None
         opening = open_console(
-            docket, settings, address, tokens=tokens, pictures=pictures_of(settings), reviewing=reviewing
+            docket, settings, address, tokens=tokens, pictures=pictures_of(settings), reviewing=reviewing, trying=trying
         )
         click.echo(f"console on {await stack.enter_async_context(opening)}")
         await stopping.wait()
+
+
+async def _court_at(
+    stack: AsyncExitStack, docket: Docket, address: str, *, tls: Tls | None, token: str | None
+) -> Trying:
+    from memecourt.aio import AsyncClient
+    from serving.cli.remote_court import RETRIES, RemoteCourt
+
+    try:
+        client = AsyncClient(address, tls=tls, token=token, retries=RETRIES)
+    except (ValueError, OSError) as error:
+        # A token without TLS, or a file that can't be read.
+        raise click.ClickException(str(error)) from None
+    return RemoteCourt(await stack.enter_async_context(client), docket.trials).trying

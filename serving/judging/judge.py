@@ -15,9 +15,10 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import Self, assert_never
+from typing import Any, Self, assert_never
 
 from court.errors import BadPicture, CantResume, CourtError, Overrun, Unavailable
 from court.in_force import InForce, in_force
@@ -25,6 +26,7 @@ from court.record import TrialAborted, TrialRecord, TrialState
 from court.trial import STOPPED
 from serving.access.callers import SANDBOX
 from serving.docket.errors import RequestConflict, TrialUnknown
+from serving.docket.ports import TrialReader
 from serving.docket.store.requests import Lease, RequestName
 from serving.errors import Busy, closing
 from serving.judging.admission import Admission
@@ -56,6 +58,26 @@ TRY_S = 300.0
 """Seconds that a try has."""
 _CALLER_SPECIFIC = frozenset({"DEADLINE", "PIN_NOT_LOADED", "POLICY_NOT_LOADED"})
 """Reasons of a trial's failure that only concern the caller who started it."""
+
+
+async def opened_trial(
+    answering: asyncio.Future[Any], trial_of: Callable[[], Awaitable[str | None]], trials: TrialReader
+) -> str | None:
+    """Returns the id of a request's trial once it is opened; None if the request is answered before.
+
+    A trial that ends within a second has ended by then.
+
+    Args:
+        trial_of: Looks up the id of the request's trial.
+    """
+    while not answering.done():
+        await asyncio.wait([answering], timeout=_POLL_S[0])
+        with suppress(TrialUnknown):  # leased, and not opened yet
+            trial_id = await trial_of()
+            if trial_id is not None and await trials.record(trial_id):
+                await asyncio.wait([answering], timeout=_POLL_S[1])
+                return trial_id
+    return None
 
 
 class TrialRunner:
@@ -194,9 +216,7 @@ class TrialRunner:
         return await self._answer(request, within_s, patient, began)
 
     async def start(self, request: TrialRequest, *, within_s: float = TRY_S) -> str:
-        """Has a request answered in the background; returns the id of its trial once it is opened.
-
-        A trial that ends within a second has ended by then.
+        """Has a request answered in the background; returns the id of its trial as :func:`opened_trial`.
 
         Raises:
             CourtError: The reasons of :meth:`answer`, where there is no trial.
@@ -207,13 +227,9 @@ class TrialRunner:
         answering.add_done_callback(self._started.discard)
         # Its failure is in the record, which is what its page shows.
         answering.add_done_callback(lambda done: done.cancelled() or done.exception())
-        while not answering.done():
-            await asyncio.wait([answering], timeout=_POLL_S[0])
-            with suppress(TrialUnknown):  # leased, and not opened yet
-                trial_id = await self.trial_of(request.name)
-                if trial_id is not None and await self._executor.docket.trials.record(trial_id):
-                    await asyncio.wait([answering], timeout=_POLL_S[1])
-                    return trial_id
+        opened = await opened_trial(answering, lambda: self.trial_of(request.name), self._executor.docket.trials)
+        if opened is not None:
+            return opened
         try:
             return (await answering).record.trial_id
         except TrialAborted as error:

@@ -8,6 +8,7 @@ from datetime import timedelta
 
 from markupsafe import Markup
 
+from court.display import word
 from court.events import (
     CheckableClaim,
     ClaimSettled,
@@ -170,9 +171,33 @@ class TrialView:
         return {side: _evidence(self.record, self.transcript, side) for side in Side}
 
     @property
+    def in_short(self) -> str:
+        """The court's finding in one plain sentence; empty where neither a vote nor a Judge led to it."""
+        verdict, cited = self.record.verdict, self.record.precedents
+        if verdict is None:
+            return ""
+        vote, parts = cited.vote if cited else None, []
+        if vote is not None:
+            parts = [f"{vote.harmful} of the {vote.voters} nearest labelled memes {_were(vote.harmful)} harmful"]
+        elif cited is not None and verdict.label is Label.UNDECIDED:
+            parts = ["No labelled meme is near enough to compare it with"]
+        if verdict.strengths is not None and self.transcript.ruling is not None:
+            harm, benign = word(verdict.strengths.harmful), word(verdict.strengths.benign)
+            parts.append(f"the Judge found the evidence of harm {harm} and the benign evidence {benign}")
+        if not parts:
+            return ""
+        sentence = " and ".join(parts)
+        ends = "a close call" if verdict.close_call else _TELLS[verdict.label].lower()
+        return f"{sentence[0].upper()}{sentence[1:]}: {ends}."
+
+    @property
     def examined(self) -> bool:
         """True if any side asked a question."""
         return bool(self.transcript.rounds)
+
+
+def _were(count: int) -> str:
+    return "was" if count == 1 else "were"
 
 
 def _evidence(record: TrialRecord, transcribed: Transcript, side: Side) -> SideEvidence | None:

@@ -1,8 +1,12 @@
 """Tries in the console: off the record, and as guarded as any request."""
 
 import re
+import socket
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from hashlib import sha256
+from importlib.resources import files
 from urllib.parse import urlencode
 
 import httpx2
@@ -11,10 +15,13 @@ from court.errors import BadRequest
 from court.events import Procedure, ReviewOutcome
 from court.record import TrialState
 from court.verdict import Label
+from memecourt.aio import AsyncClient
 from serving.access import tokens as token_file
 from serving.access.callers import SANDBOX, Scope
 from serving.access.tokens import Tokens
+from serving.cli.remote_court import RETRIES, RemoteCourt
 from serving.console.app import create_app
+from serving.console.pages.trying import _examples
 from serving.console.registry import Reviewing, Trying
 from serving.docket.errors import TrialErased
 from serving.docket.retention import erase_expired, retention_periods
@@ -22,6 +29,7 @@ from serving.docket.review.projection import Rules
 from serving.judging.request import TrialRequest
 from serving.settings import Settings
 from tests.support.desk_pages import Person, form_of, page_text
+from tests.support.encoders import picture_of, png_of
 from tests.support.playing import run_within
 from tests.support.real_court import IMAGE, real_court
 
@@ -32,6 +40,20 @@ PEOPLE = {
     "both": ([Scope.VIEW, Scope.JUDGE], ["forum", SANDBOX]),
     "ruth": ([Scope.REVIEW], None),
 }
+
+
+ANIMATION = b"GIF89a, two frames"
+
+
+class Frames:
+    """Reads a picture, and an animation of two frames."""
+
+    async def read(self, data):
+        if data != ANIMATION:
+            return picture_of(data)
+        pictures = [picture_of(png_of(colour)) for colour in ((250, 5, 5), (5, 250, 5))]
+        frames = tuple(replace(one.frames[0], index=number) for number, one in enumerate(pictures))
+        return replace(pictures[0], bytes_sha256=sha256(data).hexdigest(), frame_count=2, frames=frames)
 
 
 class Pages:
@@ -52,17 +74,22 @@ class Pages:
 
 
 @asynccontextmanager
-async def try_pages(path, *, trying=True):
+async def try_pages(path, *, trying=True, remote=False, **options):
     async with AsyncExitStack() as stack:
-        court = await stack.enter_async_context(real_court(path))
+        court = await stack.enter_async_context(real_court(path, **options))
         file = path / "tokens.toml"
         tokens = {name: token_file.add(file, name, scopes, names) for name, (scopes, names) in PEOPLE.items()}
+        here = Trying(court.court.start, [Procedure.SUMMARY])
+        if remote:
+            address = court.address if remote is True else remote
+            client = await stack.enter_async_context(AsyncClient(address, retries=RETRIES))
+            here = RemoteCourt(client, court.docket.trials).trying
         app = create_app(
             court.docket,
             tokens=Tokens.of(file),
             # Every verdict is drawn, except of tries.
             reviewing=Reviewing(court.docket.review_queue(Rules(sampled=1.0))),
-            trying=Trying(court.court.start, [Procedure.SUMMARY]) if trying else None,
+            trying=here if trying else None,
         )
         yield Pages(court, app, tokens, stack)
 
@@ -168,13 +195,71 @@ def test_a_try_needs_scope_namespace_and_a_form_of_this_console(tmp_path):
     assert all('role="alert"' in answer.text for answer in wrong[:4]) and not lines
 
 
-def test_a_console_without_a_court_says_so(tmp_path):
+def test_a_console_without_a_court_says_so_and_offers_drawn_examples(tmp_path):
     async def work(it):
         ada = await it.person("ada")
-        return page_text(await ada.get("/try")), (await it.tries(ada, page="/export")).status_code
+        page, code = await ada.get("/try"), (await it.tries(ada, page="/export")).status_code
+        pictures = [await ada.get(path) for path in re.findall(r'src="(/try/examples/\w+)"', page.text)]
+        return page_text(page), code, pictures, (await ada.get("/try/examples/dog")).status_code
 
-    page, code = play(tmp_path, work, trying=False)
-    assert "This console has no court" in page and code == 400
+    page, code, pictures, unknown = play(tmp_path, work, trying=False)
+    assert "This console has no court" in page and code == 400 and unknown == 404
+    assert "Drawn examples to read" in page and "6 of the 25 nearest labelled memes were harmful: not harmful." in page
+    assert "No labelled meme is near enough to compare it with: undecided." in page
+    assert [answer.headers["content-type"] for answer in pictures] == ["image/png"] * 3
+
+
+def test_drawn_examples_are_the_memes_that_are_shown_with_them():
+    for name, record in _examples().items():
+        picture = files("retrieval.starter").joinpath("demo", f"{name}.png").read_bytes()
+        assert record.opened.meme.bytes_sha256 == sha256(picture).hexdigest()
+
+
+def test_a_console_apart_from_its_court_tries_through_the_client(tmp_path):
+    async def work(it):
+        both = await it.person("both")
+        tried = id_of(await it.tries(both))
+        refused = await it.tries(both, picture=b"no picture")
+        lacking = await it.tries(both, procedure="FULL")
+        recorded = id_of(await both.post(f"/trials/{tried}/put-on-record", {"namespace": "forum"}, page="/try"))
+        return await it.docket.trials.record(tried), await it.docket.trials.record(recorded), refused, lacking
+
+    tried, recorded, refused, lacking = play(tmp_path, work, remote=True)
+    assert tried.state is TrialState.DECIDED and tried.opened.meme.namespace == SANDBOX
+    assert recorded.opened.meme.namespace == "forum"
+    assert refused.status_code == 400 and "That is no picture." in page_text(refused)
+    assert lacking.status_code == 503 and 'role="alert"' in lacking.text
+
+
+def test_a_console_says_that_its_court_is_not_reached(tmp_path):
+    async def work(it):
+        return await it.tries(await it.person("ada"))
+
+    with socket.socket() as unheard:  # bound, and listened on by nobody
+        unheard.bind(("127.0.0.1", 0))
+        answer = play(tmp_path, work, remote=f"127.0.0.1:{unheard.getsockname()[1]}")
+    assert answer.status_code == 503 and "The court can't be reached" in page_text(answer).replace("’", "'")
+
+
+def test_an_animation_is_put_on_record_with_its_file_sent_again(tmp_path):
+    async def work(it):
+        both = await it.person("both")
+        tried = id_of(await it.tries(both, picture=ANIMATION))
+        path = f"/trials/{tried}/put-on-record"
+        page = (await both.get(f"/trials/{tried}")).text
+        proof = re.search(r'name="proof" value="(\w+)"', page)[1]
+        fields = {"proof": proof, "namespace": "forum"}
+        without = await both.client.post(path, data=fields)
+        other, same = [
+            await both.client.post(path, data=fields, files={"picture": ("meme.gif", file, "image/gif")})
+            for file in (IMAGE, ANIMATION)
+        ]
+        return page, without, other, await it.docket.trials.record(id_of(same))
+
+    page, without, other, recorded = play(tmp_path, work, pictures=Frames())
+    assert 'type="file"' in page.partition("put-on-record")[2].partition("</form>")[0]
+    assert without.status_code == other.status_code == 400 and "another file" in page_text(other)
+    assert recorded.opened.meme.namespace == "forum" and recorded.opened.meme.frame_count == 2
 
 
 def test_tries_take_a_small_share_of_the_admission(tmp_path):
