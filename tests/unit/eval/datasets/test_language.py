@@ -22,93 +22,9 @@ from tests.support.cast import Cast, prompt_text, try_meme
 from tests.support.fakes import a_meme
 from tests.support.judged import meme
 from tests.support.run import docket_of
+from tests.support.texts import read_texts
 
-CAPTIONS = {
-    "en": (
-        "Monday again, send coffee",
-        "People from the next town brought cake",
-        "Nobody reads the manual",
-        "When the bus is late again",
-        "I have a plan and it is a nap",
-    ),
-    "de": (
-        "Schon wieder Montag, bitte Kaffee",
-        "Die Leute aus dem Nachbardorf brachten Kuchen",
-        "Keiner liest die Anleitung",
-        "Wenn der Bus wieder zu spät kommt",
-        "Ich habe einen Plan: ein Nickerchen",
-    ),
-    "es": (
-        "Otra vez lunes, manden café",
-        "La gente del pueblo vecino trajo pastel",
-        "Nadie lee el manual",
-        "Cuando el autobús llega tarde otra vez",
-        "Tengo un plan y es una siesta",
-    ),
-    "fr": (
-        "Encore lundi, envoyez du café",
-        "Les gens du village voisin ont apporté un gâteau",
-        "Personne ne lit le manuel",
-        "Quand le bus est encore en retard",
-        "J'ai un plan, c'est une sieste",
-    ),
-    "it": (
-        "Di nuovo lunedì, mandate caffè",
-        "La gente del paese vicino ha portato la torta",
-        "Nessuno legge il manuale",
-        "Quando l'autobus è di nuovo in ritardo",
-        "Ho un piano ed è un pisolino",
-    ),
-    "pt": (
-        "Segunda-feira de novo, mandem café",
-        "As pessoas da vila vizinha trouxeram bolo",
-        "Ninguém lê o manual",
-        "Quando o ônibus atrasa outra vez",
-        "Tenho um plano e é uma soneca",
-    ),
-    "nl": (
-        "Alweer maandag, stuur koffie",
-        "De mensen uit het buurdorp brachten taart",
-        "Niemand leest de handleiding",
-        "Als de bus weer te laat is",
-        "Ik heb een plan en het is een dutje",
-    ),
-    "hi": (
-        "फिर सोमवार, चाय भेजो",
-        "पड़ोस के गाँव के लोग केक लाए",
-        "कोई निर्देश नहीं पढ़ता",
-        "जब बस फिर देर से आती है",
-        "मेरी एक योजना है: सोना",
-    ),
-    "zh": (
-        "又是星期一,请送咖啡",
-        "邻村的人带来了蛋糕",
-        "没有人看说明书",
-        "公交车又晚点的时候",
-        "我有一个计划,就是睡午觉",
-    ),
-    "ru": (
-        "Снова понедельник, пришлите кофе",
-        "Люди из соседней деревни принесли торт",
-        "Никто не читает инструкцию",
-        "Когда автобус снова опаздывает",
-        "У меня есть план: вздремнуть",
-    ),
-    "ar": (
-        "إنه يوم الاثنين مرة أخرى، أرسلوا القهوة",
-        "جلب أهل القرية المجاورة الكعك",
-        "لا أحد يقرأ التعليمات",
-        "عندما تتأخر الحافلة مرة أخرى",
-        "لدي خطة وهي قيلولة",
-    ),
-    "tr": (
-        "Yine pazartesi, kahve gönderin",
-        "Komşu köyün insanları pasta getirdi",
-        "Kimse kılavuzu okumuyor",
-        "Otobüs yine geç kalınca",
-        "Bir planım var, o da uyumak",
-    ),
-}
+CAPTIONS: dict[str, list[str]] = read_texts("captions")["CAPTIONS"]
 """Sixty short captions of our own, by language."""
 SENTENCE = "The text of the meme is in the language with the tag"
 
