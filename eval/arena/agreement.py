@@ -28,7 +28,7 @@ _CONFIDENCE = 0.95
 
 
 class BattleKey(NamedTuple):
-    """Key of a battle, independent of the order in which answers were shown."""
+    """BattleKey of a battle, independent of the order in which answers were shown."""
 
     meme: str
     task: int
@@ -36,10 +36,14 @@ class BattleKey(NamedTuple):
     other: str
 
 
+def key_of(meme: str, task: int, one: str, other: str) -> BattleKey:
+    """Returns the key of a battle of two models; ``one`` of the key comes first by name."""
+    return BattleKey(meme, task, *sorted((one, other)))
+
+
 def battle_key(event: Judged) -> BattleKey:
-    """Returns the key of the battle that was judged; ``one`` comes first by name."""
-    one, other = sorted((event.a, event.b))
-    return BattleKey(event.meme, event.task, one, other)
+    """Returns the key of the battle that was judged."""
+    return key_of(event.meme, event.task, event.a, event.b)
 
 
 def joint_scores(fought: Iterable[Judged], dimension: str) -> dict[BattleKey, float]:
@@ -113,15 +117,12 @@ def noise_in(events: Sequence[Event], dimension: str) -> str:
 
 def judged_in_both_orders(fought: Sequence[Judged], dimension: str) -> list[tuple[float, float]]:
     """Pairs the scores that a judge gave an answer when it was shown first and second, in the order of the turns."""
-    twice: dict[tuple[object, ...], dict[int, float]] = defaultdict(dict)
+    twice: dict[tuple[BattleKey, str], dict[int, float]] = defaultdict(dict)
     for event in fought:
-        one, other = sorted((event.a, event.b))
-        score = event.verdicts[dimension].score
-        twice[event.meme, event.task, one, other, event.judge][event.turn] = score if event.a == one else 1 - score
+        key, score = battle_key(event), event.verdicts[dimension].score
+        twice[key, event.judge][event.turn] = score if event.a == key.one else 1 - score
     return [(turns[0], turns[1]) for turns in twice.values() if len(turns) == 2]
 
-
-Key = tuple[str, int, str, str]
 
 _MOST_PANELS = 1_000
 """Panels of one size that are looked at, at most; all of them up to twelve judges."""
@@ -179,19 +180,19 @@ def human_agreement(events: Sequence[Event], humans: Sequence[HumanVerdict]) -> 
     Args:
         humans: Verdicts of people; battles that the panel did not judge count only towards agreement among people.
     """
-    panel: dict[Key, list[str]] = defaultdict(list)
-    by_judge: dict[str, dict[Key, list[str]]] = defaultdict(lambda: defaultdict(list))
+    panel: dict[BattleKey, list[str]] = defaultdict(list)
+    by_judge: dict[str, dict[BattleKey, list[str]]] = defaultdict(lambda: defaultdict(list))
     for event in events:
         if isinstance(event, Judged) and event.study == "arena":
             word = _word(event.verdicts[OVERALL].score, event.a, event.b)
-            key = _key(event.meme, event.task, event.a, event.b)
+            key = battle_key(event)
             panel[key].append(word)
             by_judge[event.judge][key].append(word)
-    people: dict[Key, dict[str, str]] = defaultdict(dict)
+    people: dict[BattleKey, dict[str, str]] = defaultdict(dict)
     for ratings in humans:
         score = {"one": 1.0, "other": 0.0, "tie": 0.5}[ratings.better]
         # If a person judged a battle twice, the later verdict counts: nobody has two votes.
-        people[_key(ratings.meme, ratings.task, ratings.one, ratings.other)][ratings.who] = _word(
+        people[key_of(ratings.meme, ratings.task, ratings.one, ratings.other)][ratings.who] = _word(
             score, ratings.one, ratings.other
         )
     voted = {key: _majority(list(words.values())) for key, words in people.items()}
@@ -218,7 +219,7 @@ def human_agreement(events: Sequence[Event], humans: Sequence[HumanVerdict]) -> 
 
 
 def _panels(
-    by_judge: Mapping[str, Mapping[Key, Sequence[str]]], voted: Mapping[Key, str | None]
+    by_judge: Mapping[str, Mapping[BattleKey, Sequence[str]]], voted: Mapping[BattleKey, str | None]
 ) -> tuple[PanelAccuracy, ...]:
     """Compares panels of each size with people, on the battles that all judges of a panel judged."""
     votes_of = {
@@ -258,7 +259,7 @@ def _panels(
     return tuple(sizes) if len(sizes) > 1 else ()
 
 
-def _with(found: Mapping[Key, Sequence[str]], voted: Mapping[Key, str | None]) -> list[tuple[str, str]]:
+def _with(found: Mapping[BattleKey, Sequence[str]], voted: Mapping[BattleKey, str | None]) -> list[tuple[str, str]]:
     pairs = []
     for key, words in found.items():
         ours, theirs = _majority(words), voted.get(key)
@@ -269,12 +270,6 @@ def _with(found: Mapping[Key, Sequence[str]], voted: Mapping[Key, str | None]) -
 
 def _hits(pairs: Sequence[tuple[str, str]]) -> float | None:
     return sum(ours == theirs for ours, theirs in pairs) / len(pairs) if pairs else None
-
-
-def _key(meme: str, task: int, one: str, other: str) -> Key:
-    # Sorted by name: a battle is the same whichever answer was shown first.
-    first, second = sorted((one, other))
-    return meme, task, first, second
 
 
 def _word(score: float, one: str, other: str) -> str:

@@ -12,8 +12,9 @@ from __future__ import annotations
 import itertools
 import random
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -227,15 +228,10 @@ def ndcg(ratings: Mapping[str, float], reference: Mapping[str, float]) -> float:
     Returns:
         1 for the same order, less for any other.
     """
-    # Relevance falls by one per place and ends at 0, so the reference's last model adds nothing wherever it is ranked.
-    relevance = _shared(reference, [len(reference) - place for place in range(1, len(reference) + 1)])
-    discount = 1 / np.log2(np.arange(2, len(reference) + 2))
-    discounts = _shared(ratings, discount.tolist())
-    gained = sum(relevance[model] * discounts[model] for model in reference)
-    ideal_discounts = _shared(reference, discount.tolist())
-    ideal = sum(relevance[model] * ideal_discounts[model] for model in reference)
+    relevance, discount, ideal = _gains(reference)
+    discounts = _shared(ratings, discount)
     # A single model has relevance 0, so there is no gain to lose.
-    return float(gained / ideal) if ideal else 1.0
+    return sum(relevance[model] * discounts[model] for model in reference) / ideal if ideal else 1.0
 
 
 def chance_ndcg(reference: Mapping[str, float]) -> float:
@@ -243,24 +239,27 @@ def chance_ndcg(reference: Mapping[str, float]) -> float:
 
     Averaged over all orders, each place holds the mean relevance, so the gain is that times the sum of all discounts.
     """
+    relevance, discount, ideal = _gains(reference)
+    return float(np.mean(list(relevance.values())) * np.sum(discount) / ideal) if ideal else 1.0
+
+
+def _gains(reference: Mapping[str, float]) -> tuple[dict[str, float], list[float], float]:
+    """Returns the relevance of each model, the discount of each place, and the gain of the reference itself."""
+    # Relevance falls by one per place and ends at 0, so the reference's last model adds nothing wherever it is ranked.
     relevance = _shared(reference, [len(reference) - place for place in range(1, len(reference) + 1)])
-    discount = 1 / np.log2(np.arange(2, len(reference) + 2))
-    ideal_discounts = _shared(reference, discount.tolist())
-    ideal = sum(relevance[model] * ideal_discounts[model] for model in reference)
-    return float(np.mean(list(relevance.values())) * discount.sum() / ideal) if ideal else 1.0
+    discount = (1 / np.log2(np.arange(2, len(reference) + 2))).tolist()
+    discounts = _shared(reference, discount)
+    return relevance, discount, sum(relevance[model] * discounts[model] for model in reference)
 
 
 def _shared(scores: Mapping[str, float], by_place: Sequence[float]) -> dict[str, float]:
     """Returns the value of each model's place; models with equal scores get the mean of theirs."""
     # The order among tied models is irrelevant, as they share one value.
-    ordered = sorted(scores, key=lambda model: -scores[model])
+    ordered = zip(sorted(scores, key=lambda model: -scores[model]), by_place, strict=True)
     credit: dict[str, float] = {}
-    place = 0
-    for _, level in itertools.groupby(ordered, key=lambda model: scores[model]):
-        names = list(level)
-        share = float(np.mean(by_place[place : place + len(names)]))
-        credit.update(dict.fromkeys(names, share))
-        place += len(names)
+    for _, level in itertools.groupby(ordered, key=lambda one: scores[one[0]]):
+        names, values = zip(*level, strict=True)
+        credit |= dict.fromkeys(names, float(np.mean(values)))
     return credit
 
 
@@ -396,47 +395,50 @@ def _under(
             continue
         # What a judge makes of its own answers shows in its lift; its ranking is that of the other models.
         impartial = [event for event in own if judge not in (event.a, event.b)]
-        rates, reference = _rates(impartial, models), _rates(others, models)
         # Models that only one side judged are in neither ranking: NDCG and tau compare the same models.
-        both = [model for model in models if model in rates and model in reference]
-        here, there = {m: rates[m] for m in both}, {m: reference[m] for m in both}
+        here, there = _common(_rates(impartial, models), _rates(others, models))
         # As MemeArena has it: with own cases. The judge's battles are part of the joint vote, so its models are too.
         ratings = _rates(own, models)
-        whole = {model: joint[model] for model in ratings}
         # One model is no ranking: a judge of two models, one of them itself, has nothing but its own cases.
-        if len(both) > 1:
-            agreements.append(
-                JudgeAgreement(
-                    judge=judge,
-                    ndcg=ndcg(here, there),
-                    tau=kendall(here, there),
-                    chance=chance_ndcg(there),
-                    joint=ndcg(ratings, whole),
-                    joint_tau=kendall(ratings, whole),
-                    joint_chance=chance_ndcg(whole),
-                )
-            )
+        if len(here) > 1:
+            whole = {model: joint[model] for model in ratings}
+            agreements.append(JudgeAgreement(judge, *_closeness(here, there), *_closeness(ratings, whole)))
         case = _own_case(judge, own, others=others, resamples=resamples, seed=seed)
         if case is not None:
             cases.append(case)
     # Over battles, not judges: a judge with more judgements counts more.
     scores = [event.verdicts[OVERALL].score for event in everything]
     decided = [score for score in scores if score != 0.5]
-    taus = [each.tau for each in agreements if each.tau is not None]
-    joint_taus = [each.joint_tau for each in agreements if each.joint_tau is not None]
     return UnderSetting(
         setting=setting,
         battles=len(everything),
         judges=tuple(agreements),
-        ndcg=float(np.mean([each.ndcg for each in agreements])) if agreements else 1.0,
-        tau=float(np.mean(taus)) if taus else None,
-        chance=float(np.mean([each.chance for each in agreements])) if agreements else 1.0,
-        joint=float(np.mean([each.joint for each in agreements])) if agreements else 1.0,
-        joint_tau=float(np.mean(joint_taus)) if joint_taus else None,
+        # Without a judge to compare, nothing is out of order.
+        ndcg=_mean(each.ndcg for each in agreements) if agreements else 1.0,
+        tau=_mean(each.tau for each in agreements),
+        chance=_mean(each.chance for each in agreements) if agreements else 1.0,
+        joint=_mean(each.joint for each in agreements) if agreements else 1.0,
+        joint_tau=_mean(each.joint_tau for each in agreements),
         own_cases=tuple(cases),
-        own_lift=float(np.mean([case.lift for case in cases])) if cases else None,
-        first_wins=float(np.mean(decided)) if decided else None,
+        own_lift=_mean(case.lift for case in cases),
+        first_wins=_mean(decided),
     )
+
+
+def _common(one: Mapping[str, float], other: Mapping[str, float]) -> tuple[dict[str, float], dict[str, float]]:
+    """Returns two rankings of the models that both have."""
+    return {m: rate for m, rate in one.items() if m in other}, {m: other[m] for m in one if m in other}
+
+
+def _closeness(ratings: Mapping[str, float], reference: Mapping[str, float]) -> tuple[float, float | None, float]:
+    """Returns NDCG, Kendall's τ-b, and the NDCG of a random order."""
+    return ndcg(ratings, reference), kendall(ratings, reference), chance_ndcg(reference)
+
+
+def _mean(values: Iterable[float | None]) -> Any:
+    """Returns the mean of the values that there are; None without any."""
+    there = [value for value in values if value is not None]
+    return float(np.mean(there)) if there else None
 
 
 def _rates(events: Sequence[Judged], models: Sequence[str]) -> dict[str, float]:
@@ -514,23 +516,11 @@ def _sizes(by_judge: Mapping[str, Sequence[Judged]], models: Sequence[str], seed
     sizes = []
     for size in range(1, len(judges) + 1):
         panels = panels_of_size(judges, size, _PANELS, rng)
-        gains, taus, chances = [], [], []
-        for panel in panels:
-            # A small panel may not have judged every model.
-            ratings = _rates([event for judge in panel for event in by_judge[judge]], models)
-            both = [model for model in models if model in ratings and model in whole]
-            here, there = {m: ratings[m] for m in both}, {m: whole[m] for m in both}
-            gains.append(ndcg(here, there))
-            taus.append(kendall(here, there))
-            chances.append(chance_ndcg(there))
-        known = [tau for tau in taus if tau is not None]
-        sizes.append(
-            PanelSize(
-                size=size,
-                panels=len(panels),
-                ndcg=float(np.mean(gains)),
-                tau=float(np.mean(known)) if known else None,
-                chance=float(np.mean(chances)),
-            )
-        )
+        # A small panel may not have judged every model.
+        found = [
+            _closeness(*_common(_rates([event for judge in panel for event in by_judge[judge]], models), whole))
+            for panel in panels
+        ]
+        ndcgs, taus, chances = map(_mean, zip(*found, strict=True))
+        sizes.append(PanelSize(size=size, panels=len(panels), ndcg=ndcgs, tau=taus, chance=chances))
     return tuple(sizes)
