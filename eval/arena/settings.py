@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
+from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -33,38 +34,11 @@ class Criterion(BaseModel):
         return self.key.replace("_", " ")
 
 
-MEMEARENA_CRITERIA = (
-    Criterion(
-        key="instruction_following",
-        words="does it answer this question, from the standpoint asked for, in the form asked for?",
-    ),
-    Criterion(key="correctness", words="are its facts about picture, words and background right?"),
-    Criterion(
-        key="redundancy",
-        words="does it say each thing once, and nothing that is beside the point? The better one has less of that.",
-    ),
-    Criterion(key="relevance", words="does what it says bear on this very meme, and not on memes in general?"),
-    Criterion(key="accuracy", words="does its reasoning get to the harm that is there, and to none that is not?"),
-    Criterion(
-        key=OVERALL,
-        words="which one helps more to understand whether and how this meme is harmful? Weigh the others as this "
-        "question needs it.",
-    ),
-)
-"""The five dimensions of MemeArena (arXiv 2510.27196, section 3) in our words, and the verdict overall."""
 _OVERALL = Criterion(
     key=OVERALL, words="which one is the better answer to this question? Weigh the others as the question needs it."
 )
-PROBENCH_CRITERIA = (
-    Criterion(key="correctness", words="are its facts and its conclusions right, and in the language asked for?"),
-    Criterion(key="helpfulness", words="does it give the person who asks what they need?"),
-    Criterion(key="relevance", words="does all that it says bear on the question?"),
-    Criterion(key="conciseness", words="does it say that in no more words than it takes?"),
-    Criterion(key="completeness", words="does it leave out nothing that the question calls for?"),
-    _OVERALL,
-)
-"""The five criteria of ProBench (arXiv 2503.06885) in our words, and the verdict overall."""
-_SETS = {"memearena": MEMEARENA_CRITERIA, "probench": PROBENCH_CRITERIA}
+_SETS = ("memearena", "probench")
+"""Criteria that the package has, as files."""
 _CRITERIA: TypeAdapter[tuple[Criterion, ...]] = TypeAdapter(tuple[Criterion, ...])
 
 
@@ -77,9 +51,7 @@ def read_criteria(named: str, folder: Path) -> tuple[Criterion, ...]:
     Raises:
         BadRequest: The file does not exist or does not contain valid criteria.
     """
-    if named in _SETS:
-        return _SETS[named]
-    path = folder / named
+    path = files("eval.arena") / "criteria" / f"{named}.toml" if named in _SETS else folder / named
     try:
         content = tomllib.loads(path.read_text("utf-8-sig"))
     except FileNotFoundError:
@@ -124,6 +96,7 @@ def keys_of(criteria: Sequence[Any]) -> tuple[str, ...]:
     return tuple(one.key for one in criteria)
 
 
+_USUAL = read_criteria("memearena", Path())
 _SETTINGS = "[arena] in the file of models"
 _PRESETS: Mapping[str, Mapping[str, Any]] = {
     "as-published": {
@@ -164,7 +137,7 @@ class ArenaSettings(BaseModel):
     """Whether each judgement of a battle counts as a battle, or all of them as one, by their majority."""
     own_case: bool = False
     """Whether a judge may judge a battle of its own model, where another could."""
-    criteria: tuple[Criterion, ...] = MEMEARENA_CRITERIA
+    criteria: tuple[Criterion, ...] = _USUAL
     """What answers are compared by, each by itself; the verdict overall last, which ranks."""
     levels: Literal[3, 5] = 3
     """Whether a judge says who is better, or also by how much."""
