@@ -13,7 +13,7 @@ from eval.commands.plans import TableWords, table_of
 from eval.session.spec import spec_options
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from eval.datasets.card import DatasetCard
     from eval.runs.results import Results
@@ -40,20 +40,7 @@ if TYPE_CHECKING:
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of the bootstrap.")
 @click.option("--out", type=click.Path(path_type=Path), metavar="FOLDER", help="Store them as a run without records.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as one JSON object.")
-def score(
-    file: Path,
-    id_: str | None,
-    data: Path,
-    split: str,
-    task: str | None,
-    protocol: str | None,
-    scorer: str,
-    name: str | None,
-    seed: int,
-    out: Path | None,
-    as_json: bool,
-    **words: Any,
-) -> None:
+def score(file: Path, **options: Any) -> None:
     """Scores the predictions in FILE against the gold labels of a split.
 
     FILE is CSV with a header, JSON a line or Parquet, with an id and a label each: harmful, not_harmful, 1, 0, true,
@@ -77,55 +64,42 @@ def score(
     from eval.scores.prediction_file import read_predictions
     from eval.scores.tables import cards_rows, confusion_rows, noise_in_words
 
-    if id_ is None and data.is_file():
-        table = table_of({"data": data, **words})
+    data, split, seed = options["data"], options["split"], options["seed"]
+    if options["id_"] is not None:
+        dataset = dataset_of(options["id_"])
+    elif data.is_file():
+        table = table_of(options)
         dataset, data = table.card, table.data
-    elif id_ is None:
-        raise click.UsageError("Missing option --dataset: a data set or card; or name a table with --data FILE.")
     else:
-        dataset = dataset_of(id_)
-    if task is not None:
-        if protocol is not None:
+        raise click.UsageError("Missing option --dataset: a data set or card; or name a table with --data FILE.")
+    if options["task"] is not None:
+        if options["protocol"] is not None:
             raise click.UsageError("--protocol is for verdicts: leave it out with --task.")
-        _score_answers(
-            file,
-            dataset,
-            data,
-            split=split,
-            task=task,
-            scorer=scorer,
-            name=name or file.stem,
-            seed=seed,
-            out=out,
-            as_json=as_json,
-        )
+        _score_answers(file, dataset, data, options)
         return
-    protocols = protocols_of(protocol, dataset.protocols)
+    protocols = protocols_of(options["protocol"], dataset.protocols)
     read = read_split(dataset, data, split)
-    scored = read_predictions(file, read.memes, scorer=scorer)
+    scored = read_predictions(file, read.memes, scorer=options["scorer"])
+    name = options["name"] or file.stem
     results = replace(
-        scored.results(read.memes, name=name or file.stem, dataset=dataset.id, split=split, protocols=protocols),
-        card=dataset,
+        scored.results(read.memes, name=name, dataset=dataset.id, split=split, protocols=protocols), card=dataset
     )
     notes = (*read.notes, *scored.notes)
-    _store(results, file, out, scorer=scorer, notes=notes)
-    by_protocol = score_by_protocol(protocols, lambda one: card(results, one, seed=seed), named=protocol is not None)
-    cards = list(by_protocol.values())
-    if as_json:
-        click.echo(
-            json.dumps(
-                {
-                    "name": results.name,
-                    "dataset": dataset.id,
-                    "split": split,
-                    "missing": scored.missing,
-                    "unused": scored.unused,
-                    "gold_problems": len(read.problems),
-                    "notes": notes,
-                    "cards": [asdict(one) for one in cards],
-                }
-            )
-        )
+    _store(results, file, options, notes)
+    named = options["protocol"] is not None
+    cards = list(score_by_protocol(protocols, lambda one: card(results, one, seed=seed), named=named).values())
+    if options["as_json"]:
+        document = {
+            "name": name,
+            "dataset": dataset.id,
+            "split": split,
+            "missing": scored.missing,
+            "unused": scored.unused,
+            "gold_problems": len(read.problems),
+            "notes": notes,
+            "cards": [asdict(one) for one in cards],
+        }
+        click.echo(json.dumps(document))
         return
     click.echo(f"{results.name} on {dataset.title}, split {split}\n")
     figures = Section("figures", "Figures", cards_rows([(results.name, one) for one in cards]))
@@ -136,19 +110,7 @@ def score(
     _print_gaps(scored)
 
 
-def _score_answers(
-    file: Path,
-    dataset: DatasetCard,
-    data: Path,
-    *,
-    split: str,
-    task: str,
-    scorer: str,
-    name: str,
-    seed: int,
-    out: Path | None,
-    as_json: bool,
-) -> None:
+def _score_answers(file: Path, dataset: DatasetCard, data: Path, options: Mapping[str, Any]) -> None:
     """Scores answers to a question of the card, and shows them as runs of classify are shown."""
     from eval.datasets.read import read_split
     from eval.reports import tasks
@@ -157,18 +119,19 @@ def _score_answers(
     from eval.solvers.question import ELSEWHERE, question_about
 
     # Before anything is read: a task that there is none of is told with those that there are.
-    card_task = dataset.task(task)
+    card_task = dataset.task(options["task"])
+    split, name = options["split"], options["name"] or file.stem
     read = read_split(dataset, data, split, task=card_task.id)
-    scored = read_answers(file, read.memes, card_task, scorer=scorer)
+    scored = read_answers(file, read.memes, card_task, scorer=options["scorer"])
     results = replace(
         scored.results(read.memes, name=name, dataset=dataset.id, split=split, protocols=()),
         answered_question=question_about(card_task, inputs=(ELSEWHERE,)),
         card=dataset,
     )
     notes = (*read.notes, *scored.notes)
-    _store(results, file, out, scorer=scorer, notes=notes)
-    groups = tasks.gather_tasks([results], seed=seed)
-    if as_json:
+    _store(results, file, options, notes)
+    groups = tasks.gather_tasks([results], seed=options["seed"])
+    if options["as_json"]:
         gaps = {"missing": scored.missing, "unused": scored.unused, "notes": notes}
         click.echo(json.dumps({"name": name, **gaps, "groups": tasks.as_json(groups)}))
         return
@@ -177,13 +140,13 @@ def _score_answers(
     _print_gaps(scored)
 
 
-def _store(results: Results, file: Path, out: Path | None, *, scorer: str, notes: Sequence[str]) -> None:
+def _store(results: Results, file: Path, options: Mapping[str, Any], notes: Sequence[str]) -> None:
     """Stores predictions as a run without records, if a folder is named."""
     from eval.commands.options import command_line, say
     from eval.runs.results import write_scored
 
-    if out is not None:
-        write_scored(out, results, file=file, scorer=scorer, notes=notes, command=command_line())
+    if (out := options["out"]) is not None:
+        write_scored(out, results, file=file, scorer=options["scorer"], notes=notes, command=command_line())
         say(f"{out} holds the predictions; report, compare, subgroups and labels noise take it like a run.")
 
 

@@ -6,11 +6,13 @@ import asyncio
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from eval.scores.metrics import Scores
     from retrieval.library.sources import Source
 
@@ -51,21 +53,7 @@ if TYPE_CHECKING:
 )
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of the bootstrap.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as one JSON object.")
-def vote(
-    library: Path,
-    file: Path | None,
-    pictures: Path | None,
-    leave_one_out: bool,
-    folds: bool,
-    keep_twins: bool,
-    split: str,
-    protocol: str,
-    drop_precedents: bool,
-    ks: str | None,
-    without_near_duplicates: bool,
-    seed: int,
-    as_json: bool,
-) -> None:
+def vote(library: Path, file: Path | None, **options: Any) -> None:
     """Measures the vote of a LIBRARY of precedents on the labelled memes in FILE.
 
     Every meme is judged by the vote alone, however distant its precedents; the report also counts the memes that the
@@ -84,49 +72,40 @@ def vote(
     from eval.studies.vote import measure_left_out, measure_vote
     from retrieval.library.sources import Source
 
+    leave_one_out, extreme, as_json = options["leave_one_out"], options["protocol"] == "extreme", options["as_json"]
     # Exactly one of the two: with a file and --leave-one-out it would not be clear whose memes are measured.
-    if (file is not None) + leave_one_out + folds != 1:
+    if (file is not None) + leave_one_out + options["folds"] != 1:
         raise click.UsageError("Give FILE, --leave-one-out or --folds.")
-    if folds:
-        _print_folds(library, seed, as_json)
+    if options["folds"]:
+        _print_folds(library, options["seed"], as_json)
         return
     # All memes of a template are left out together, twins among them; leaving twins in would contradict that.
-    if split == "template" and (file is not None or keep_twins):
+    if options["split"] == "template" and (file is not None or options["keep_twins"]):
         raise click.UsageError("--split template is for --leave-one-out, and leaves twins out with a meme.")
-    if drop_precedents and protocol != "extreme":
+    if options["drop_precedents"] and not extreme:
         raise click.UsageError("--drop-precedents is for --protocol extreme: merged drops no label.")
-    if ks is None and without_near_duplicates:
+    if options["ks"] is None and options["without_near_duplicates"]:
         raise click.UsageError("--without-near-duplicates is for --k.")
-    if ks is not None:
-        # Neither is implemented for plain votes; an option that is ignored would change what the
-        # figures seem to say.
-        if file is None or protocol != "merged":
-            raise click.UsageError("--k is for a FILE, under the protocol merged.")
-        _plain_votes(
-            library,
-            Source(path=file, pictures=pictures),
-            ks=ks,
-            without_duplicates=without_near_duplicates,
-            seed=seed,
-            as_json=as_json,
-        )
-        return
-    how = Protocol(protocol)
+    # Neither is implemented for plain votes; an option that is ignored would change what the figures seem to say.
+    if options["ks"] is not None and (file is None or extreme):
+        raise click.UsageError("--k is for a FILE, under the protocol merged.")
+    how: dict[str, Any] = {
+        "protocol": Protocol(options["protocol"]),
+        "drop_precedents": options["drop_precedents"],
+        "seed": options["seed"],
+    }
     if file is None:
-        scores = measure_left_out(
-            library,
-            twins_too=not keep_twins,
-            templates_too=split == "template",
-            protocol=how,
-            drop_precedents=drop_precedents,
-            seed=seed,
-        )
+        templates = options["split"] == "template"
+        scores = measure_left_out(library, twins_too=not options["keep_twins"], templates_too=templates, **how)
         _print_scores(scores, {}, as_json)
         return
-    source = Source(path=file, pictures=pictures)
-    report = asyncio.run(measure_vote(library, source, protocol=how, drop_precedents=drop_precedents, seed=seed))
+    source = Source(path=file, pictures=options["pictures"])
+    if options["ks"] is not None:
+        _plain_votes(library, source, options)
+        return
+    report = asyncio.run(measure_vote(library, source, **how))
     remarks = {
-        "protocol": f"{protocol}: {report.dropped:,} memes and {report.precedents_dropped:,} precedents dropped",
+        "protocol": f"{how['protocol']}: {report.dropped:,} memes and {report.precedents_dropped:,} precedents dropped",
         "undecided": f"{report.undecided:,} would be left to a person: every precedent is too far",
         "same text": f"{report.same_text:,} stand in the library word for word",
         "text alone": f"{report.without_picture:,} were judged without their picture",
@@ -138,7 +117,7 @@ def vote(
 
 def _print_folds(library: Path, seed: int, as_json: bool) -> None:
     from eval.scores.compare import signed_interval
-    from eval.studies.folds import measure_folds
+    from eval.studies.vote import measure_folds
 
     report = measure_folds(library, seed=seed)
     if as_json:
@@ -159,19 +138,18 @@ def _print_folds(library: Path, seed: int, as_json: bool) -> None:
         )
 
 
-def _plain_votes(library: Path, source: Source, ks: str, without_duplicates: bool, seed: int, as_json: bool) -> None:
+def _plain_votes(library: Path, source: Source, options: Mapping[str, Any]) -> None:
     from eval.scores.tables import figure
     from eval.studies.vote import measure_plain_votes
 
     try:
         # Before anything is loaded: a typing error should not cost the time of opening a library.
-        numbers = [int(k) for k in ks.split(",")]
+        numbers = [int(k) for k in options["ks"].split(",")]
     except ValueError:
-        raise click.UsageError(f"--k takes numbers with commas between them, not {ks!r}.") from None
-    report = asyncio.run(
-        measure_plain_votes(library, source, numbers, without_duplicates=without_duplicates, seed=seed)
-    )
-    if as_json:
+        raise click.UsageError(f"--k takes numbers with commas between them, not {options['ks']!r}.") from None
+    apart = options["without_near_duplicates"]
+    report = asyncio.run(measure_plain_votes(library, source, numbers, without_duplicates=apart, seed=options["seed"]))
+    if options["as_json"]:
         click.echo(json.dumps(asdict(report)))
         return
     # All votes are over the same memes, so any of them has the counts.

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from court.errors import BadRequest
+from court.errors import BadRequest, NotLoaded
 from eval.datasets.card import FileKind
 from eval.datasets.json_lines import parse_object
 from eval.datasets.record_files import RecordFile
-from eval.scores.inspect_rows import inspect_records
 from eval.scores.meme_rows import table_records
 from eval.solvers.question import Outcome
 from retrieval.library.cells import plain_word
 from retrieval.library.tables import Record, read_text
+
+if TYPE_CHECKING:
+    from inspect_ai.log import EvalSample
+
 
 _COLUMNS = ("id", "label")
 _MAMI = ("id", "label", "shaming", "stereotype", "objectification", "violence")
@@ -37,7 +40,7 @@ def prediction_rows(path: Path, scorer: str = "", *, columns: tuple[str, ...] = 
 
     Args:
         path: The file. Parquet and Inspect AI logs are recognised by their suffix; everything else is text.
-        scorer: Scorer of a log; see :func:`eval.scores.inspect_rows.inspect_records`.
+        scorer: Scorer of a log; see :func:`eval.scores.prediction_rows.inspect_records`.
         columns: Columns that a table must have; ``label`` may be called ``outcome`` in Parquet.
 
     Raises:
@@ -116,3 +119,108 @@ def _parquet_records(path: Path, columns: tuple[str, ...]) -> Iterator[Record]:
             # A failure is not a label: an empty label means that there is no answer.
             record["label"] = "" if outcome == Outcome.FAILED else outcome
         yield number, record
+
+
+_BIG = frozenset({"events", "attachments", "messages", "store"})
+"""Parts of a sample that are not loaded: they make up nearly all of a log."""
+
+
+def inspect_records(path: Path, scorer: str = "") -> tuple[Iterator[Record], tuple[str, ...]]:
+    """Reads a log, ``….eval`` or ``….json``.
+
+    Args:
+        scorer: Scorer whose answers are the labels. If empty, labels are the predictions that ``memecourt-eval export
+            --inspect`` puts into the samples' metadata or, in other logs, the answers of the log's first scorer.
+
+    Returns:
+        Number of each sample, from 1 in the order of the ids, with a record of ``id`` and ``label`` (our own logs also
+        have ``score`` and ``level``, or ``said``), or with a description of the sample's fault.
+
+    Raises:
+        BadRequest: The file is not a log, has no such scorer, or its scorer gives no answers.
+        NotLoaded: Inspect AI is not installed.
+    """
+    status, samples = _samples(path)
+    # In the order of the log, as the first one is used without --scorer.
+    names = list(dict.fromkeys(name for sample in samples for name in sample.scores or ()))
+    if scorer and scorer not in names:
+        raise BadRequest(
+            f"{path.name} has no scorer {scorer!r}. It has: {', '.join(names) or 'none'}.",
+            reason="PREDICTIONS_UNUSABLE",
+            field="scorer",
+        )
+    by = scorer or (names[0] if names else "")
+    predicted = not scorer and any(_prediction(sample) is not None for sample in samples)
+    # Otherwise a scorer that only marks answers right or wrong would make every meme a failure of the system.
+    if samples and not predicted and not any(_answer(sample, by) for sample in samples):
+        raise BadRequest(
+            f"{path.name} has no answers{f' by the scorer {by!r}' if by else ', as nothing in it was scored'}: labels "
+            f"are read from what a scorer sets as answer. Scorers: {', '.join(names) or 'none'}; name one with "
+            "--scorer.",
+            reason="PREDICTIONS_UNUSABLE",
+            field="scorer",
+        )
+    others = ", ".join(name for name in names if name != by or predicted) or "none"
+    taken = "the predictions in its metadata" if predicted else f"the answers of the scorer {by}"
+    notes = [f"{path.name}: labels are {taken}; other scorers: {others}."]
+    if status != "success":
+        notes.append(f"{path.name}: the log's status is {status}, so that samples may be missing.")
+    records = ((number, _record(sample, "" if predicted else by)) for number, sample in enumerate(samples, 1))
+    return records, tuple(notes)
+
+
+def _samples(path: Path) -> tuple[str, list[EvalSample]]:
+    """The status and the samples of a log."""
+    try:
+        from inspect_ai.log import read_eval_log
+    except ModuleNotFoundError as error:
+        # A missing dependency of Inspect AI is a different fault, which the advice below would hide.
+        if (error.name or "").partition(".")[0] != "inspect_ai":
+            raise
+        raise NotLoaded(
+            f"{path.name} is read by Inspect AI, which is not installed. Install it with: "
+            "pip install 'memecourt[inspect]'",
+            reason="INSPECT_MISSING",
+        ) from None
+    try:
+        log = read_eval_log(str(path), exclude_fields=set(_BIG))
+        return log.status, log.samples or []
+    # A damaged archive raises errors from any library that reads its parts: zipfile, zlib, zstandard, ijson, pydantic.
+    except Exception as error:
+        raise BadRequest(
+            f"{path.name} can't be read as a log of Inspect AI ({type(error).__name__}). Predictions as JSON go into a "
+            "file with an object a line.",
+            reason="SOURCE_UNREADABLE",
+        ) from None
+
+
+def _record(sample: EvalSample, scorer: str) -> dict[str, Any] | str:
+    """A sample's row from the scorer's answer or, if no scorer is named, from the prediction in its metadata."""
+    if sample.epoch > 1:
+        return f"it is of epoch {sample.epoch}, and a meme has one answer: run it with one epoch"
+    if not scorer:
+        prediction = _prediction(sample)
+        if prediction is None:
+            return "its metadata has no prediction, and that of others has"
+        # A failure is not a label: an empty label means that there is no answer.
+        label = "" if prediction["outcome"] == Outcome.FAILED else prediction["outcome"]
+        if prediction.get("said"):  # a run that asked a question has its answers by task
+            return {"id": sample.id, "label": label, "said": prediction["said"]}
+        return {"id": sample.id, "label": label, "score": prediction.get("score"), "level": prediction.get("level")}
+    # A sample that ended in an error is the system's failure: it counts as wrong and is not rejected.
+    if sample.error is not None:
+        return {"id": sample.id, "label": ""}
+    if scorer not in (sample.scores or {}):
+        return f"it has no score by {scorer!r}, and no error"
+    return {"id": sample.id, "label": _answer(sample, scorer)}
+
+
+def _answer(sample: EvalSample, scorer: str) -> str:
+    """The scorer's answer; empty if it has none."""
+    score = (sample.scores or {}).get(scorer)
+    return (score.answer or "").strip() if score is not None else ""
+
+
+def _prediction(sample: EvalSample) -> Mapping[str, Any] | None:
+    prediction = sample.metadata.get("prediction")
+    return prediction if isinstance(prediction, Mapping) and prediction.get("outcome") in set(Outcome) else None

@@ -31,7 +31,7 @@ WHERE = {
     "facts": ("retrieval/facts/",),
     "datasets": ("eval/datasets/hub.py", "eval/datasets/record_files.py"),
     "labels": ("eval/scores/label_noise.py",),
-    "inspect": ("eval/reports/inspect_log.py", "eval/scores/inspect_rows.py"),
+    "inspect": ("eval/reports/inspect_log.py", "eval/scores/prediction_rows.py"),
     "ray": ("eval/runs/ray_cluster.py",),
     "train": ("eval/arena/train_judge.py",),
     "dev": ("eval/perf/ranking.py",),
