@@ -19,7 +19,30 @@ from eval.solvers.question import Outcome
 from retrieval.library.readers import read_source
 from retrieval.library.sources import Source
 from tests.support.cards import write_table
-from tests.support.cells import LABELS, MISSING
+
+LABELS = (
+    ("harmful", True),
+    ("Harmful", True),
+    (" HARMFUL ", True),
+    ("1", True),
+    ("1.0", True),
+    ("not_harmful", False),
+    ("Not Harmful", False),
+    ("not-harmful", False),
+    ("0", False),
+    ("0.0", False),
+    ("", None),
+    ("  ", None),
+    ("nan", None),
+    ("NaN", None),
+    ("None", None),
+    ("NA", None),
+    ("null", None),
+    ("-", None),
+)
+"""Cell, and True for harmful, False for benign, None for a missing value."""
+MISSING = tuple(cell for cell, meaning in LABELS if meaning is None)
+
 
 ROWS = [(f"m{n}", f"pond {n}", cell) for n, (cell, _) in enumerate(LABELS)]
 WANTED = {f"m{n}": meaning for n, (_, meaning) in enumerate(LABELS)}

@@ -9,7 +9,14 @@ import pytest
 from court.errors import Unavailable
 from serving.errors import Busy
 from serving.judging.admission import Admission
-from tests.support.admission import Clock
+
+
+class Clock:
+    def __init__(self):
+        self.now = 1000.0
+
+    def __call__(self):
+        return self.now
 
 
 class Court:
