@@ -937,6 +937,20 @@ class VerdictReviewed(Event):
     blind: bool = False
     """True if the reviewer decided before the verdict was shown to them."""
     look: Look = Look.UNKNOWN
+    look_s: float | None = Field(default=None, ge=0)
+    """Seconds from the look to the decision; None if unknown."""
+    precedent: bool = False
+    """True if the reviewer wants an overruling to become a precedent."""
+
+
+class ReviewWithdrawn(Event):
+    """A reviewer withdrew their review right after it; what was found before it holds again."""
+
+    after_end = True
+    kind: Literal["ReviewWithdrawn"] = "ReviewWithdrawn"
+    by: str = Field(min_length=1)
+    of: int = Field(ge=0)
+    """``seq`` of the review."""
 
 
 class SecondOpinionAsked(Event):
@@ -985,6 +999,7 @@ AnyEvent: TypeAlias = Annotated[
     | TrialFailed
     | TrialResumed
     | VerdictReviewed
+    | ReviewWithdrawn
     | SecondOpinionAsked
     | AppealOpened,
     # Selected by kind alone: otherwise an event would be parsed as the first type that fits.

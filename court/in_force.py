@@ -7,17 +7,18 @@ the reviews, appeals and requests for a second opinion of all its trials, in the
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict
 
 from court.digests import digest
 from court.display import word
-from court.events import AnyEvent, AppealOpened, SecondOpinionAsked, VerdictReviewed
+from court.events import AnyEvent, AppealOpened, ReviewWithdrawn, SecondOpinionAsked, VerdictReviewed
 from court.verdict import Decision, Label, decision
 
 _HEX = 32
@@ -153,12 +154,30 @@ class CaseNotes(BaseModel):
         )
 
 
-def finding_of(events: Iterable[AnyEvent]) -> PersonFinding | None:
-    """Folds the events of one or several trials of the same content, in the order of the log; None without any."""
+def standing(events: Iterable[AnyEvent]) -> list[AnyEvent]:
+    """Returns the events without the reviews that were withdrawn, and without their withdrawals."""
+    events = list(events)
+    gone = {(event.trial_id, event.of) for event in events if isinstance(event, ReviewWithdrawn)}
+    return [
+        event for event in events if not isinstance(event, ReviewWithdrawn) and (event.trial_id, event.seq) not in gone
+    ]
+
+
+def case_of(events: Iterable[AnyEvent], policies: Mapping[str, str] = MappingProxyType({})) -> CaseNotes:
+    """Folds the events of one or several trials of the same content, in the order of the log.
+
+    Args:
+        policies: Digest of the policy that each trial applied, by trial.
+    """
     notes = CaseNotes()
-    for event in events:
-        notes = notes.then(event)
-    return notes.finding
+    for event in standing(events):
+        notes = notes.then(event, policies.get(event.trial_id, ""))
+    return notes
+
+
+def finding_of(events: Iterable[AnyEvent]) -> PersonFinding | None:
+    """Returns what follows from the events of one or several trials of the same content; None without any."""
+    return case_of(events).finding
 
 
 @dataclass(frozen=True, slots=True)

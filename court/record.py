@@ -17,6 +17,7 @@ from court.events import (
     PrecedentsCited,
     QuestionRuled,
     ReportedCall,
+    ReviewWithdrawn,
     Summarised,
     SummarisedAhead,
     TextRead,
@@ -36,6 +37,7 @@ from court.in_force import (
     content_key,
     finding_of,
     in_force,
+    standing,
 )
 from court.verdict import Decision, Label, Verdict
 
@@ -74,7 +76,6 @@ class TrialRecord:
     claims_found = _Last(ClaimsFound)
     verdict_event = _Last(VerdictGiven)
     failure = _Last(TrialFailed)
-    review = _Last(VerdictReviewed)
 
     def __post_init__(self) -> None:
         if not self.events or not isinstance(self.events[0], TrialOpened):
@@ -127,6 +128,17 @@ class TrialRecord:
         """The Judge's verdict, or None if there is none (yet)."""
         event = self.verdict_event
         return event.verdict if event else None
+
+    @property
+    def reviews(self) -> tuple[VerdictReviewed, ...]:
+        """Reviews that were not withdrawn, in order."""
+        remaining = standing(event for event in self.events if isinstance(event, VerdictReviewed | ReviewWithdrawn))
+        return tuple(event for event in remaining if isinstance(event, VerdictReviewed))
+
+    @property
+    def review(self) -> VerdictReviewed | None:
+        """The last review that was not withdrawn, or None."""
+        return next(iter(self.reviews[-1:]), None)
 
     @property
     def in_force(self) -> InForce | None:

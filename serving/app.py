@@ -30,6 +30,7 @@ from serving.access.tokens import WHAT as TOKENS
 from serving.access.tokens import Tokens
 from serving.docket.audit.anchoring import keep_anchored, open_witness
 from serving.docket.retention import keep_retention
+from serving.docket.review.corrections import keep_precedents
 from serving.judging.executor import TrialExecutor
 from serving.judging.judge import TrialRunner
 from serving.rpc.docket import DocketService
@@ -166,6 +167,10 @@ async def serve(
                 _in_background(stack, measure_sample(state, queue, executor.docket.trials, wanted=wanted))
             forget = forget_by(executor)
             _in_background(stack, keep_retention(executor.docket, settings, forget=forget, report=state.expired))
+            corrections = corrections_for(executor, settings)
+            if corrections is not None:
+                queue = executor.docket.review_queue(rules_of(settings))
+                _in_background(stack, keep_precedents(corrections, queue))
             if receivers:
                 _start_webhooks(stack, executor, receivers, telemetry)
             if settings.library is None:
@@ -256,7 +261,7 @@ def _console(
         settings.console,
         tokens=tokens,
         pictures=executor.court.finder,
-        reviewing=reviewing_in_court(executor, settings, services[1].reviewed),
+        reviewing=reviewing_in_court(executor, settings, services[1].reviewed, services[1].withdrawn),
         trying=Trying(services[0].start, [one for one in Procedure if one in executor.court.procedures]),
     )
 

@@ -39,7 +39,7 @@ from retrieval.precedents.finder import LibraryFinder, NoLibrary, follow
 from retrieval.precedents.postgres_finder import PgvectorFinder
 from serving.docket.open import Docket, open_docket
 from serving.docket.retention import WHO
-from serving.docket.review.corrections import Corrections, Overrulings, forget_precedent
+from serving.docket.review.corrections import Corrections, Overrulings, forget_precedent, keep_precedents
 from serving.docket.review.projection import Rules
 from serving.evidence import open_evidence
 from serving.judging.executor import TrialExecutor
@@ -303,7 +303,10 @@ def rules_of(settings: Settings) -> Rules:
 
 
 def reviewing_in_court(
-    executor: TrialExecutor, settings: Settings, on_reviewed: Callable[[VerdictReviewed], None]
+    executor: TrialExecutor,
+    settings: Settings,
+    on_reviewed: Callable[[VerdictReviewed], None],
+    on_withdrawn: Callable[[], None],
 ) -> Reviewing:
     """Returns the review pages' dependencies for a console that is served by the court's own process."""
     # Imported lazily: the console's packages are an optional extra, and a server without a console works without them.
@@ -316,6 +319,7 @@ def reviewing_in_court(
         blind_first=settings.blind_first,
         starter=settings.library is None,
         on_reviewed=on_reviewed,
+        on_withdrawn=on_withdrawn,
     )
 
 
@@ -342,9 +346,11 @@ async def open_reviewing(
         own = {name: partial(open_writer, each.library) for name, each in settings.namespaces.items() if each.library}
         corrections = Corrections(lambda: open_writer(library), encoder, docket.trials, overrulings, own=own)
     index = _duplicate_index(docket, settings.model_copy(update={"reuse": "everywhere"}))
+    queue = docket.review_queue(rules_of(settings))
+    following = asyncio.create_task(keep_precedents(corrections, queue)) if corrections else None
     try:
         yield Reviewing(
-            queue=docket.review_queue(rules_of(settings)),
+            queue=queue,
             corrections=corrections,
             duplicates=index,
             blind_first=settings.blind_first,
@@ -352,6 +358,8 @@ async def open_reviewing(
             on_reviewed=lambda event: reviewed(event.outcome),
         )
     finally:
+        if following is not None:
+            await cancel_all(following)
         await index.close()
 
 

@@ -14,7 +14,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from court.digests import digest
-from court.events import VerdictReviewed
 from court.record import TrialRecord, TrialState
 from court.verdict import Label
 from eval.datasets.items import JudgedMeme
@@ -37,7 +36,7 @@ class TrialPair:
     @property
     def gold(self) -> Label | None:
         """Label that a reviewer found; None if nobody reviewed the first trial, or the reviewer found no label."""
-        review = self.first.last(VerdictReviewed)
+        review = self.first.review
         return None if review is None or review.label is Label.UNDECIDED else review.label
 
 

@@ -112,6 +112,16 @@ class Trial:
         """Returns the body of the last event of a kind; None if there is none, or its body is missing."""
         return next((entry.body for entry in reversed(self.entries) if entry.kind == kind), None)
 
+    @property
+    def review(self) -> Mapping[str, Any] | None:
+        """The body of the last review that was not withdrawn; None if there is none, or it can't be told."""
+        withdrawn = [entry.body for entry in self.entries if entry.kind == "ReviewWithdrawn"]
+        if None in withdrawn:
+            return None
+        gone = {body.get("of") for body in withdrawn if body}
+        entries = [e for e in self.entries if e.kind == "VerdictReviewed" and (e.body or {}).get("seq") not in gone]
+        return entries[-1].body if entries else None
+
 
 def verify_bundle(text: str, keys: Sequence[str]) -> Trial:
     """Checks a bundle.
@@ -584,7 +594,7 @@ def _bundle_lines(trial: Trial) -> Iterator[str]:
     if trial.hidden:
         kinds = ", ".join(_shown(kind) for kind in sorted(set(trial.kinds_hidden)))
         yield f"hidden    {trial.hidden} bodies, erased or withheld: {kinds}"
-    ruling, reviewed = trial.last("VerdictGiven"), trial.last("VerdictReviewed")
+    ruling, reviewed = trial.last("VerdictGiven"), trial.review
     if ruling:
         verdict = ruling.get("verdict")
         label = verdict.get("label") if isinstance(verdict, dict) else "?"

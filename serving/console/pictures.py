@@ -114,11 +114,13 @@ class Views:
         missing: Parts that exist and were not shown to them yet: ``picture``, ``text``.
         gone: True if the picture was erased, or can't be decoded.
         text: True if the text was shown.
+        since: Time since when all of it has been shown; None while something is missing.
     """
 
     missing: Sequence[str]
     gone: bool
     text: bool
+    since: datetime | None = None
 
     @property
     def for_record(self) -> Look:
@@ -131,12 +133,15 @@ async def views_of(request: Request, record: TrialRecord) -> Views:
     meme = record.opened.meme
     seen = await console_of(request).docket.reviews.views(record.trial_id, visitor_of(request).name)
     gone = meme.picture_given and await stored_picture(request, record) in ("", "unreadable")
-    text = bool(seen & {MEME, TEXT, ALL})
-    missing = [
-        *(["picture"] if meme.picture_given and not gone and not seen & {MEME, ALL} else []),
-        *(["text"] if record.text is not None and record.text.text and not text else []),
-    ]
-    return Views(missing, gone, text)
+    wanted = {
+        "picture": (MEME, ALL) if meme.picture_given and not gone else (),
+        "text": (MEME, TEXT, ALL) if record.text is not None and record.text.text else (),
+    }
+    # The first view of each part that exists; with its picture the text is shown as well.
+    first = {part: [seen[one] for one in ways if one in seen] for part, ways in wanted.items() if ways}
+    missing = [part for part, times in first.items() if not times]
+    since = max(map(min, first.values())) if first and not missing else None
+    return Views(missing, gone, bool(seen.keys() & {MEME, TEXT, ALL}), since)
 
 
 async def stored_picture(request: Request, record: TrialRecord) -> str:

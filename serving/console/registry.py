@@ -57,6 +57,7 @@ class Reviewing:
     Attributes:
         corrections: Maker of precedents from overrulings; None if the library can't be changed from here.
         on_reviewed: Called with each review that is stored here, for the server in the same process.
+        on_withdrawn: Called after each withdrawal likewise.
     """
 
     queue: ReviewQueue
@@ -65,6 +66,7 @@ class Reviewing:
     blind_first: bool = True
     starter: bool = False
     on_reviewed: Callable[[VerdictReviewed], None] = lambda _: None
+    on_withdrawn: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from typing import Any
 
 from court.display import word
 from court.errors import BadRequest
-from court.events import Procedure, TextSource, VerdictReviewed
+from court.events import Procedure, TextSource
 from court.policy import DEFAULT_POLICY, Clause
 from court.record import TrialRecord
 from court.verdict import ClaimFinding, ClaimLabel, Finding, Label, ScoreMeaning
@@ -256,7 +256,7 @@ def _facts(record: TrialRecord) -> str:
     models = sorted(set(opened.versions.models.values()))
     used = f"MemeCourt {opened.versions.software}" + (f" with {', '.join(models)}" if models else "")
     sentences.append(f"Automated means used: {used}.")
-    reviews = record.all(VerdictReviewed)
+    reviews = record.reviews
     if reviews:
         last = reviews[-1]
         sentences.append(f"A person reviewed the decision on {last.at:%Y-%m-%d} and {str(last.outcome).lower()} it.")

@@ -103,7 +103,7 @@ class EventFeed:
                 for kind, trial_id in added:
                     if trial_id:
                         self._wake(trial_id)
-                    if kind == "VerdictReviewed":
+                    if kind in ("VerdictReviewed", "ReviewWithdrawn"):
                         self._wake(_REVIEWS)
                 known = size
             for watching in self._watching.values():

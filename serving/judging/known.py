@@ -20,7 +20,7 @@ from typing import Final
 
 from court.digests import digest
 from court.errors import CourtError
-from court.events import Procedure, ReviewOutcome, TextRead, VerdictReviewed, Versions
+from court.events import Procedure, ReviewOutcome, TextRead, Versions
 from court.evidence import text_reader_off
 from court.in_force import ContentKey, PersonFinding, content_key
 from court.meme import Picture
@@ -48,7 +48,7 @@ def reusable(record: TrialRecord) -> bool:
 
     It must be in force, and from a complete trial.
     """
-    review = record.last(VerdictReviewed)
+    review = record.review
     return (
         record.state is TrialState.DECIDED
         and whole(record)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from court.errors import BadRequest, CourtError, NotLoaded
-from court.events import ReviewOutcome, VerdictReviewed
+from court.events import ReviewOutcome, ReviewWithdrawn, VerdictReviewed
 from court.record import TrialRecord, TrialState
 from court.verdict import Label
 from memecourt.v1 import court_pb2 as wire
@@ -50,6 +50,7 @@ _PAGE, _MOST_A_PAGE = 50, 1000
 _EXPORT_PAGE = 100
 """Trials whose ids an export holds in memory at once; of their records it holds one."""
 _MOST_ID, _MOST_CLAUSE, _MOST_CONTENT = 200, 200, 256
+_REVIEWS = frozenset({"VerdictReviewed", "ReviewWithdrawn"})
 _LATE_S = 2.0
 """Seconds after a review within which another server may still give the answer of before."""
 
@@ -191,6 +192,7 @@ class DocketService:
                         clause=clause,
                         reviewer=reviewer,
                         at=datetime.now(UTC),
+                        precedent=request.precedent,
                     )
             finally:
                 # Even if the caller has disconnected: the review may have been stored anyway.
@@ -229,6 +231,11 @@ class DocketService:
         """Handles a review that this process stored without a call: in its own console."""
         self._on_change()
         self._publish_review(event)
+
+    def withdrawn(self) -> None:
+        """Handles a withdrawal, as :meth:`reviewed`."""
+        self._on_change()
+        self._hub.tell_review()
 
     def _publish_review(self, event: VerdictReviewed) -> None:
         self._hub.tell_review()
@@ -317,18 +324,18 @@ async def _visible_record(trials: TrialReader, trial_id: str) -> TrialRecord:
     raise TrialUnknown("There is no trial of that id. ListTrials names those that there are.", field="trial_id")
 
 
-async def _review_in(docket: Docket, number: int) -> tuple[VerdictReviewed, TrialRecord]:
-    """Returns the review in an entry of the log that the caller may see, and its trial.
+async def _review_in(docket: Docket, number: int) -> tuple[VerdictReviewed | ReviewWithdrawn, TrialRecord]:
+    """Returns the review or withdrawal in an entry of the log that the caller may see, and its trial.
 
     Raises:
         TrialUnknown: There is none, it was erased, or the caller may not see it: callers can't tell these apart.
     """
-    entries = await docket.log.entries(number, 1, {"VerdictReviewed"}) if number < await docket.log.size() else ()
+    entries = await docket.log.entries(number, 1, _REVIEWS) if number < await docket.log.size() else ()
     for entry in entries:
         if entry.number == number and entry.body is not None:
             with suppress(TrialUnknown, ValueError):
                 event = event_in(entry.body, {})
-                if isinstance(event, VerdictReviewed):
+                if isinstance(event, VerdictReviewed | ReviewWithdrawn):
                     return event, await _visible_record(docket.trials, entry.trial_id)
     raise TrialUnknown(
         "There is no review in that entry of the log. WatchReviews names those that there are.", field="entry"

@@ -89,7 +89,9 @@ def review_of(event: VerdictReviewed) -> wire.VerdictReview:
     return review
 
 
-def reviewed_of(record: TrialRecord, event: VerdictReviewed, entry: int) -> wire.ReviewedVerdict:
+def reviewed_of(
+    record: TrialRecord, event: VerdictReviewed, entry: int, *, withdrawn: bool = False
+) -> wire.ReviewedVerdict:
     """Converts a review, in an entry of the log, together with the verdict that it is about."""
     opened, verdict = record.opened, record.verdict
     return wire.ReviewedVerdict(
@@ -99,6 +101,7 @@ def reviewed_of(record: TrialRecord, event: VerdictReviewed, entry: int) -> wire
         verdict=wire.Label.Value(f"LABEL_{verdict.label if verdict else 'UNSPECIFIED'}"),
         review=review_of(event),
         entry=entry,
+        withdrawn=withdrawn,
     )
 
 

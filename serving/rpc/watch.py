@@ -11,6 +11,7 @@ from court.errors import BadRequest
 from court.events import (
     AnyEvent,
     ReviewOutcome,
+    ReviewWithdrawn,
     TrialOpened,
     TrialState,
     VerdictReviewed,
@@ -135,7 +136,7 @@ async def watch_reviews(
             # Before the log is read: reviews stored before the court closed are still sent.
             closed = feed.closed
             check_in_force()
-            page = await log.entries(number, _PAGE_SIZE, {"VerdictReviewed"})
+            page = await log.entries(number, _PAGE_SIZE, {"VerdictReviewed", "ReviewWithdrawn"})
             for entry in page:
                 # Also for entries that are not sent: the position in the log moves past them.
                 number = entry.number + 1
@@ -161,20 +162,22 @@ async def _reviewed(trials: TrialReader, entry: Entry, *, overruled_only: bool) 
         return None
     try:
         event = event_in(entry.body, {})
-        if not isinstance(event, VerdictReviewed):
-            raise DocketError("What stands in the entry is no review.")
-        if overruled_only and event.outcome is not ReviewOutcome.OVERRULED:
-            return None
         record = await trials.record(entry.trial_id)
+        withdrawn = isinstance(event, ReviewWithdrawn)
+        review = record.events[event.of] if isinstance(event, ReviewWithdrawn) else event
+        if not isinstance(review, VerdictReviewed):
+            raise DocketError("What stands in the entry is no review.")
+        if overruled_only and review.outcome is not ReviewOutcome.OVERRULED:
+            return None
     except TrialUnknown:
         return None
-    except (ValueError, DocketError):
+    except (ValueError, IndexError, DocketError):
         # Somebody altered it, which `memecourt docket verify` reports; later reviews are still sent.
         _log.error("entry %d or its trial can't be read, and the review in it is not told", entry.number)
         return None
     if not current().sees(record.opened.meme.namespace) or record.verdict is None:
         return None
-    return listings.reviewed_of(record, event, entry.number)
+    return listings.reviewed_of(record, review, entry.number, withdrawn=withdrawn)
 
 
 async def trial_named(request: wire.WatchTrialRequest | wire.GetVerdictRequest, runner: TrialRunner) -> str:

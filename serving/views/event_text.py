@@ -124,6 +124,8 @@ def pieces_of(event: e.AnyEvent) -> Iterator[Piece]:
             by = f"by {event.reviewer} on {event.at:%Y-%m-%d %H:%M} UTC{unseen}{looked}"
             yield Fact(word(event.outcome), f"{event.label}{clause}, {by}")
             yield Speech(event.reason)
+        case e.ReviewWithdrawn():
+            yield Fact("withdrawn by", event.by)
         case e.SecondOpinionAsked():
             yield Fact("asked by", event.by)
             yield Speech(event.reason)

@@ -22,6 +22,7 @@ from serving.docket.log.canonical_json import parse
 from serving.docket.log.entries import Entry
 from serving.docket.store.bodies import event_in
 from serving.docket.store.hooks import Subject
+from serving.docket.store.reviews import settled_at
 from serving.settings import WebhookEvent, WebhookSettings
 
 VERDICT_GIVEN: WebhookEvent = "memecourt.verdict.given"
@@ -52,6 +53,7 @@ class Message:
     Attributes:
         id: Id that is the same for every attempt by any server, so that receivers can deduplicate.
         entry: Number of the log entry that it reports; -1 for a test.
+        not_before: Time until which the review that it reports can be withdrawn; None for other messages.
     """
 
     id: str
@@ -59,6 +61,7 @@ class Message:
     event: str
     at: datetime
     data: Mapping[str, Any]
+    not_before: datetime | None = None
 
     def body(self) -> bytes:
         """Returns the body of the request: compact JSON."""
@@ -82,6 +85,7 @@ def messages_of(entry: Entry, subject: Subject | None, hook: WebhookSettings, *,
     """
     if entry.kind not in KINDS or entry.body is None:
         return ()
+    not_before = None
     if entry.kind == _PRECEDENT:
         if hook.namespaces is not None:
             return ()  # it may have been made from content of any namespace
@@ -106,7 +110,12 @@ def messages_of(entry: Entry, subject: Subject | None, hook: WebhookSettings, *,
         # The decision on the content now, which may be older or newer than the event.
         now = subject.in_force
         stands = {} if now is None else {"decision": now.decision, "in_force": now.facts()}
-        facts = {event: {**about, **data, **stands} for event, data in _of_event(event_in(entry.body, {})).items()}
+        reported = event_in(entry.body, {})
+        if isinstance(reported, VerdictReviewed):
+            if reported.seq in subject.withdrawn:
+                return ()
+            not_before = settled_at(reported)
+        facts = {kind: {**about, **data, **stands} for kind, data in _of_event(reported).items()}
         if REVIEW_DECIDED in facts:
             # The list itself stays here: it may be long, and may be erased.
             facts[REVIEW_DECIDED] = {**facts[REVIEW_DECIDED], "changes": f"/v1/reviews/{entry.number}/changes"}
@@ -117,6 +126,7 @@ def messages_of(entry: Entry, subject: Subject | None, hook: WebhookSettings, *,
             event=event,
             at=datetime.fromisoformat(entry.at),
             data={"entry": entry.number, **data},
+            not_before=not_before,
         )
         for event, data in facts.items()
         if event in hook.events

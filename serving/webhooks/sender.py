@@ -146,12 +146,19 @@ class HookSender:
             # so that later entries are not skipped.
             reached = max(new[-1].number + 1 if new else reached, size if len(new) < page else 0)
 
-        attempted = await self._attempt_all([*await self._retries(due), *(await self._first(new) if reads else ())])
+        first = await self._first(new) if reads else ()
+        # Stored as retries are, so that later messages need not wait for the end of the minute for an undo.
+        deferred = [
+            replace(each, due_at=m.not_before) for each, m in first if m and m.not_before and m.not_before > now
+        ]
+        waiting = {(each.entry, each.event) for each in deferred}
+        fresh = [pair for pair in first if (pair[0].entry, pair[0].event) not in waiting]
+        attempted = await self._attempt_all([*await self._retries(due), *fresh])
         # Otherwise every skipped entry would cost a write for each receiver.
-        if not attempted and (reached == hook.next_entry or reached < hook.next_entry + _MAX_UNSTORED):
+        if not attempted and not deferred and (reached == hook.next_entry or reached < hook.next_entry + _MAX_UNSTORED):
             self._looked = (hook.next_entry, reached)
             return False
-        return await self._settle(hook, reached, attempted)
+        return await self._settle(hook, reached, attempted, deferred)
 
     async def _own(self, states: HookStates) -> Hook | None:
         """Returns the receiver's row if this server owns it, or could take it over; None otherwise."""
@@ -210,7 +217,9 @@ class HookSender:
 
         return await asyncio.gather(*(attempt(*each) for each in messages))
 
-    async def _settle(self, hook: Hook, reached: int, attempted: Sequence[_Attempted]) -> bool:
+    async def _settle(
+        self, hook: Hook, reached: int, attempted: Sequence[_Attempted], deferred: Sequence[Delivery]
+    ) -> bool:
         now = self._clock()
         gone: list[Delivery] = []
         waiting: list[Delivery] = []
@@ -244,7 +253,7 @@ class HookSender:
             after = replace(after, disabled_at=now, why=f"It took nothing for three days: {given_up[-1].error}.")
         # If this fails nothing is lost: the row's owner resumes from the stored position and resends under the same
         # ids.
-        stored = await self._docket.deliveries.settle(hook, after, gone=gone, remaining=waiting)
+        stored = await self._docket.deliveries.settle(hook, after, gone=gone, remaining=[*waiting, *deferred])
         self._states.forget()
         if not stored:
             _log.info("webhook=%s was moved meanwhile, or another server sends to it", self.name)

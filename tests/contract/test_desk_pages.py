@@ -464,6 +464,9 @@ def test_an_overruling_becomes_a_precedent_that_an_admin_can_withdraw(tmp_path):
         ada, root = await it.person("ada"), await it.person("root")
         page = page_text(await ada.decides("a", "NOT_HARMFUL", precedent="yes"))
         await ada.decides("b", "NOT_HARMFUL")
+        assert it.writer.meme("trial:a") is None and "becomes a precedent once the minute for an undo is over" in page
+        await it.minute_over()
+        page = page_text(await ada.get("/desk/cases/a"))
         made = it.writer.meme("trial:a"), it.writer.meme("trial:b")
         not_hers = await ada.post("/desk/cases/a/take-back", {"back_why": "no"})
         empty = await root.post("/desk/cases/a/take-back", {"back_why": ""})
@@ -483,6 +486,7 @@ def test_precedents_are_not_offered_when_switched_off(tmp_path):
         await ada.post("/desk/cases/a/take")
         page = page_text(await ada.get("/desk/cases/a"))
         await ada.decides("a", "NOT_HARMFUL", precedent="yes")
+        await it.minute_over()
         return page, it.writer.meme("trial:a")
 
     page, meme = play(tmp_path, work, overrulings=Overrulings.NEVER, library=True)
@@ -493,12 +497,41 @@ def test_a_review_is_stored_even_if_the_library_rejects_the_precedent(tmp_path):
     async def work(it):
         await it.tried("a", verdict(H, strengths=TIE), words="", pixels="0" * 64)  # nothing to compare with
         ada = await it.person("ada")
-        page = page_text(await ada.decides("a", "NOT_HARMFUL", precedent="yes"))
+        await ada.decides("a", "NOT_HARMFUL", precedent="yes")
+        await it.minute_over()
+        page = page_text(await ada.get("/desk/cases/a"))
+        assert await it.desk.due() == []  # it never will
         return page, (await it.docket.trials.record("a")).last(VerdictReviewed)
 
     page, review = play(tmp_path, work, library=True)
-    assert "Your review is kept, but the library of precedents could not be changed" in page
+    assert "The review is kept, but the library of precedents could not be changed: NOTHING_TO_COMPARE" in page
     assert review.label is N
+
+
+def test_a_decision_is_undone_from_the_next_case(tmp_path):
+    async def work(it):
+        for name in "ab":
+            await it.tried(name, DOUBTFUL, pixels=name * 64)
+        ada = await it.person("ada")
+        await ada.post("/desk/cases/a/take")
+        await ada.view_all("a")
+        fields = {"label": "NOT_HARMFUL", "other_clause": "4", "reason": "r", "precedent": "yes"}
+        decided = await ada.post("/desk/cases/a/review", fields, page="/desk/cases/a")
+        following = await ada.get(decided.headers["location"])
+        (number,) = re.findall(r'action="/desk/cases/a/undo"[^~]*?name="of" value="(\d+)"', following.text)
+        odd = [(await ada.post("/desk/cases/a/undo", {"of": value})).status_code for value in ("", "²", "9" * 20, "1")]
+        undone = await ada.post("/desk/cases/a/undo", {"of": number})
+        page, record = page_text(await ada.get("/desk/cases/a")), await it.docket.trials.record("a")
+        await it.minute_over()
+        late = await ada.post("/desk/cases/a/undo", {"of": number}), await ada.get(decided.headers["location"])
+        return odd, undone, page, record, late, it.writer.meme("trial:a"), await it.desk.case("a")
+
+    odd, undone, page, record, late, meme, case = play(tmp_path, work, library=True)
+    assert odd == [400, 400, 400, 409] and undone.headers["location"] == "/desk/cases/a"
+    # Theirs again, with the verdict that they know by now.
+    assert "Your case" in page and RATIONALE in page and record.review is None and case.waiting
+    assert record.last(VerdictReviewed).precedent and meme is None
+    assert late[0].status_code == 303 and "Undo" not in page_text(late[1])
 
 
 def test_the_server_in_the_same_process_is_notified_at_once(tmp_path):
@@ -627,7 +660,7 @@ def test_the_list_keeps_its_place_while_its_cases_are_reviewed(tmp_path):
         return taken.headers["location"], page, decided.headers["location"], neighbour, malformed
 
     taken, page, decided, neighbour, malformed = play(tmp_path, work)
-    assert taken == "/desk/cases/low?why=LOW_SCORE" and decided == "/desk/cases/low?why=LOW_SCORE&precedent=none#done"
+    assert taken == "/desk/cases/low?why=LOW_SCORE" and decided == "/desk/cases/low?why=LOW_SCORE&last=low#done"
     assert "the low one" in page and "word00" not in page and 'name="why" value="LOW_SCORE"' in page
     assert "word55" in neighbour and "word50" in neighbour and "word49" not in neighbour and "First page" in neighbour
     assert malformed.status_code == 200 and "word00" in malformed.text, "a malformed address does not hide the case"

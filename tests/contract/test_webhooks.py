@@ -10,12 +10,15 @@ from importlib.metadata import version
 import pytest
 from standardwebhooks import Webhook
 
+from court.events import Look
+from court.verdict import Label
 from retrieval.library.writer import LibraryWriter
 from retrieval.precedents.finder import LibraryFinder
 from serving.docket.log.entries import PrecedentChanged
 from serving.docket.log.notes import VerifierKey
 from serving.docket.open import Docket
 from serving.docket.store.log_append import KeyFile, make_key, next_key, read_key, settle_keys
+from serving.docket.store.reviews import UNDO
 from serving.judging.heartbeat import Heartbeat
 from serving.telemetry import SILENT
 from serving.webhooks import attempts, sender
@@ -23,6 +26,7 @@ from serving.webhooks.attempts import AFTER_S, ATTEMPTS, Receiver
 from serving.webhooks.messages import messages_of
 from serving.webhooks.precedents import note_precedent_changes
 from serving.webhooks.sender import HookSender, send_webhooks
+from tests.support.desks import with_desk
 from tests.support.docket_log import checked_log
 from tests.support.dockets import NOON, append_all, parse_place, review_trial
 from tests.support.libraries import ENCODER, drawn_library
@@ -351,6 +355,43 @@ def test_messages_about_a_trial_erased_meanwhile_are_not_sent(using, receiver, t
 
     assert using(scene).waiting == 0
     assert [each["type"] for each in receiver.messages()] == ["memecourt.verdict.given", "memecourt.record.erased"]
+
+
+def test_a_review_from_the_console_is_sent_after_its_minute_and_never_if_undone(docket_place, receiver, tmp_path):
+    hook, clock = hook_settings(receiver.url, tmp_path), Clock()
+
+    async def scene(it):
+        await it.docket.hooks.register([hook.name])
+        async with sending(it.docket, hook, clock=clock) as hook_sender:
+            reviews = {}
+            for trial_id in ("undone", "stands", "elsewhere"):
+                await append_all(it.docket, decided(trial_id))
+                await it.desk.take(trial_id, "ada", reopen=True)
+                look = Look.UNKNOWN if trial_id == "elsewhere" else Look.SHOWN
+                fields = {"label": Label.HARMFUL, "clause": "1", "reason": "I looked.", "look": look}
+                reviews[trial_id] = await it.desk.review(trial_id, "ada", **fields)
+            await until_idle(hook_sender)
+            first = reviews_sent(receiver)
+            await append_all(it.docket, decided("later"))
+            await it.desk.withdraw("undone", "ada", reviews["undone"].seq)
+            clock.advance(UNDO.total_seconds())
+            await until_idle(hook_sender)
+            second, waiting = reviews_sent(receiver), await it.docket.deliveries.backlog(hook.name)
+            clock.advance(6)
+            # By another server, since the one that put them aside may have died.
+        async with sending(it.docket, hook, clock=clock, name="s1") as other:
+            await until_idle(other)
+            return first, second, waiting.waiting, reviews_sent(receiver), await it.docket.deliveries.backlog(hook.name)
+
+    first, second, waiting, third, backlog = with_desk(parse_place(docket_place), scene)
+    assert first == ["elsewhere"] and second == first and waiting == 2
+    assert third == ["elsewhere", "stands"] and (backlog.waiting, backlog.given_up) == (0, 0)
+    # Nothing else waits for them.
+    assert [one["data"]["verdict_id"] for one in receiver.messages()][-2:] == ["later", "stands"]
+
+
+def reviews_sent(receiver):
+    return [one["data"]["verdict_id"] for one in receiver.messages() if one["type"] == "memecourt.review.decided"]
 
 
 def test_two_servers_send_each_message_once_and_one_replaces_a_dead_one(using, receiver, tmp_path):

@@ -9,24 +9,15 @@ import subprocess
 import sys
 from contextlib import closing
 
-import httpx2
 import pytest
 from PIL import Image
 
 from memecourt.client import Client
-from tests.support.consoles import create_docket, form_proof_in
+from tests.support.consoles import create_docket, form_proof_in, signed_in
 from tests.support.dockets import events_of
 from tests.support.server import HARMFUL, drawn
 
 pytestmark = pytest.mark.integration
-
-
-def signed_in(url):
-    """Returns an HTTP client signed in to a console that needs no token."""
-    visitor = httpx2.Client(base_url=url, follow_redirects=True, timeout=120)
-    page = visitor.get("/sign-in")
-    visitor.post("/sign-in", data={"proof": form_proof_in(page.text), "next": "/"})
-    return visitor
 
 
 def sharp(visitor, trial_id, picture_id):

@@ -15,8 +15,10 @@ import requests
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from memecourt.client import Client, judge_request
+from retrieval.open import open_writer
 from serving.models.vllm import free_port
 from serving.webhooks.signing import make_secret
+from tests.support.consoles import form_proof_in, signed_in
 from tests.support.http import url_of
 from tests.support.other_clients import NODE
 from tests.support.paths import ROOT
@@ -221,3 +223,58 @@ def test_documented_receiver_accepts_only_messages_signed_with_its_secret(exampl
         process.kill()
         output = process.stdout.read()
     assert re.search(r"^msg_\w+ memecourt\.hook\.test", output, re.MULTILINE), output
+
+
+def test_a_server_killed_within_the_minute_for_an_undo_sends_and_makes_what_stands(start, hook, home, tmp_path):
+    start(tmp_path / "first.sqlite").ready().end()
+    (starter,) = (home / "libraries").glob("starter-*")
+    library = shutil.copytree(starter, tmp_path / "library")
+    options = ("--library", str(library), "--console", "127.0.0.1:0")
+    with running_receiver() as receiver:
+        hook(receiver.url)
+        first = start(None, *options).ready()
+        stands, undone = (verdict.verdict_id for verdict in judge(first, 0, 2))
+        labels = {name: record.verdict.label for name, record in records(first.docket).items()}
+        visitor = signed_in(first.wait_for(lambda line: line.startswith("console on ")).removeprefix("console on "))
+
+        def send(trial_id, form, **fields):
+            at = f"/desk/cases/{trial_id}"
+            proof = form_proof_in(visitor.get(at).text)
+            path = f"/trials/{trial_id}/show" if form == "show" else f"{at}/{form}"
+            answer = visitor.post(path, data={"proof": proof, **fields})
+            assert answer.status_code == 200, answer.text
+            return answer
+
+        for trial_id in (undone, stands):
+            send(trial_id, "take", again="yes")
+            send(trial_id, "show", of="all", back="case")
+            label = "HARMFUL" if labels[trial_id] == "NOT_HARMFUL" else "NOT_HARMFUL"
+            fields = {"label": label, "clause": "1", "reason": "I looked.", "precedent": "yes"}
+            review = send(trial_id, "review", **fields)
+            if trial_id == undone:
+                (number,) = re.findall(r'name="of" value="(\d+)"', review.text)
+                send(trial_id, "undo", of=number)
+        visitor.close()
+        first.end(kill=True)
+        begun = time.monotonic()
+        second = start(first.docket, *options).ready()
+        assert time.monotonic() - begun < 50, "the server stands again within the minute"
+
+        def decided():
+            return [one.message["data"] for one in receiver.requests if one.message["type"].endswith("review.decided")]
+
+        assert not decided() and f"trial:{stands}" not in changes_of(library)
+        wait_until(lambda: decided() and f"trial:{stands}" in changes_of(library), 120)
+        # Both would have come together with what stands.
+        wait_until(lambda: len([one for one in receiver.requests if "precedent.changed" in one.message["type"]]) == 1)
+        assert [each["verdict_id"] for each in decided()] == [stands]
+        assert changes_of(library) == {f"trial:{stands}"}
+        in_force = {name: record.in_force.by for name, record in records(second.docket).items()}
+        assert in_force == {stands: "PERSON", undone: "COURT"}
+        assert second.end() == 0
+
+
+def changes_of(library):
+    """Returns the ids of the memes that were added to a library by a person."""
+    with open_writer(library) as writer:
+        return {each.change.meme for each in writer.history() if each.change.kind == "add"}

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx2
 from starlette.testclient import TestClient
 
 from court.events import AnyEvent
@@ -178,3 +179,11 @@ def running_console(
     finally:
         done.set()
         thread.join(120)
+
+
+def signed_in(url: str) -> httpx2.Client:
+    """Returns an HTTP client signed in to a console that needs no token."""
+    visitor = httpx2.Client(base_url=url, follow_redirects=True, timeout=120)
+    page = visitor.get("/sign-in")
+    visitor.post("/sign-in", data={"proof": form_proof_in(page.text), "next": "/"})
+    return visitor

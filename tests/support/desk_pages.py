@@ -106,11 +106,18 @@ class DeskPages(ReviewDesk):
     tokens: Mapping[str, str]
     writer: LibraryWriter
     stack: AsyncExitStack
+    corrections: Corrections | None = None
     announced: Callable[[VerdictReviewed], None] = staticmethod(lambda _: None)
 
     def on_reviewed(self, event: VerdictReviewed) -> None:
         """Passes a stored review on to whom a test names."""
         self.announced(event)
+
+    async def minute_over(self) -> None:
+        """Lets the minute for an undo pass, and the library follow the reviews."""
+        self.clock.turn(minutes=1, seconds=6)
+        assert self.corrections is not None
+        await self.corrections.catch_up(self.desk)
 
     async def person(self, name: str) -> Person:
         """Returns a person who is signed in."""
@@ -151,6 +158,7 @@ async def desk_pages(
         if library:
             pages.writer = LibraryWriter(drawn_library(path / "library", 5, 12))
             corrections = Corrections(lambda: nullcontext(pages.writer), lambda: ENCODER, docket.trials, overrulings)
+        pages.corrections = corrections
         reviewing = Reviewing(
             pages.desk, corrections, near_duplicates, blind_first=blind_first, on_reviewed=pages.on_reviewed
         )

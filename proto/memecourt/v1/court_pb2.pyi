@@ -2442,6 +2442,7 @@ class ReviewedVerdict(_message.Message):
     VERDICT_FIELD_NUMBER: _builtins.int
     REVIEW_FIELD_NUMBER: _builtins.int
     ENTRY_FIELD_NUMBER: _builtins.int
+    WITHDRAWN_FIELD_NUMBER: _builtins.int
     trial_id: _builtins.str
     """Of the trial."""
     request_id: _builtins.str
@@ -2450,6 +2451,8 @@ class ReviewedVerdict(_message.Message):
     """The Judge's label."""
     entry: _builtins.int
     """Its entry in the log: what ListChanges is asked by."""
+    withdrawn: _builtins.bool
+    """True if its reviewer has withdrawn it: what was found before it is in force again. Sent after the review itself."""
     @_builtins.property
     def content(self) -> Global___Content:
         """Whose content was on trial."""
@@ -2467,10 +2470,11 @@ class ReviewedVerdict(_message.Message):
         verdict: Global___Label.ValueType = ...,
         review: Global___VerdictReview | None = ...,
         entry: _builtins.int = ...,
+        withdrawn: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "review", b"review"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "entry", b"entry", "request_id", b"request_id", "review", b"review", "trial_id", b"trial_id", "verdict", b"verdict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "entry", b"entry", "request_id", b"request_id", "review", b"review", "trial_id", b"trial_id", "verdict", b"verdict", "withdrawn", b"withdrawn"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import urlencode
 
@@ -11,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from court.errors import BadRequest, CourtError, Unavailable
-from court.events import AppealOpened, ReviewOutcome, SecondOpinionAsked, VerdictReviewed
+from court.events import AppealOpened, ReviewOutcome, SecondOpinionAsked
 from court.policy import Clause
 from court.record import TrialRecord
 from court.verdict import Label
@@ -89,7 +90,7 @@ async def see(request: Request) -> Response:
 async def review(request: Request) -> Response:
     """Stores a review. If that fails, the page is returned with everything that was entered."""
     record, visitor, form = await trial_of(request), visitor_of(request), form_of(request)
-    label = form.get("label", "")
+    rulings, label = reviewing_of(request).corrections, form.get("label", "")
     clause = form.get("clause", "") or form.get("other_clause", "")
     try:
         if label not in Label.__members__:
@@ -108,6 +109,9 @@ async def review(request: Request) -> Response:
             clause=clause,
             reason=form.get("reason", ""),
             look=views.for_record,
+            look_at=views.since,
+            precedent=bool(rulings and rulings.wanted(chosen=form.get("precedent") == "yes")),
+            follow=rulings is not None,
         )
     # The form was sent twice, and the review is stored: nothing to complain of.
     except AlreadyReviewed:
@@ -116,11 +120,26 @@ async def review(request: Request) -> Response:
         return await _page(request, record, fault=error, written=form)
     # Only once it is stored: metrics count what is in the records.
     reviewing_of(request).on_reviewed(event)
-    precedent = await _follow(request, record.trial_id, event, chosen=form.get("precedent") == "yes")
-    return await _next(request, record, precedent)
+    return await _next(request, record)
 
 
-async def _next(request: Request, record: TrialRecord, precedent: str) -> Response:
+async def undo(request: Request) -> Response:
+    """Withdraws the visitor's last review of a case, and gives them the case again."""
+    record, visitor, queue = await trial_of(request), visitor_of(request), reviewing_of(request).queue
+    number = form_of(request).get("of", "")
+    try:
+        if not number.isascii() or not number.isdecimal() or len(number) > 9:
+            raise BadRequest("There is no such review.", field="of")
+        with suppress(AlreadyReviewed):
+            await queue.withdraw(record.trial_id, visitor.name, int(number))
+        reviewing_of(request).on_withdrawn()
+        await queue.take(record.trial_id, visitor.name, reopen=True)
+    except (BadRequest, CaseError, Unavailable) as error:
+        return await _page(request, await trial_of(request), fault=error)
+    return _back(request, record)
+
+
+async def _next(request: Request, record: TrialRecord) -> Response:
     """Takes and opens the next case after a review; without any, the reviewed one."""
     visitor, found = visitor_of(request), None
     try:
@@ -129,8 +148,8 @@ async def _next(request: Request, record: TrialRecord, precedent: str) -> Respon
     except (BadRequest, Unavailable) as error:
         _log.warning("no next case after trial=%s reason=%s", record.trial_id, error.reason)
     if found is None:
-        return _back(request, record, precedent=precedent, done=True)
-    query = urlencode({"last": record.trial_id, "precedent": precedent})
+        return _back(request, record, done=True)
+    query = urlencode({"last": record.trial_id})
     return redirect(request, f"{case_path(found.trial_id)}{list_query(request) or '?'}&{query}".replace("?&", "?"))
 
 
@@ -158,22 +177,6 @@ async def take_back(request: Request) -> Response:
     return _back(request, record)
 
 
-async def _follow(request: Request, trial_id: str, event: VerdictReviewed, *, chosen: bool) -> str:
-    """Updates the library according to a review; returns the result: made, changed, none or failed."""
-    rulings = reviewing_of(request).corrections
-    if rulings is None:
-        return "none"
-    try:
-        # Read again: the record at hand predates the review.
-        record = await console_of(request).docket.trials.record(trial_id)
-        change = await rulings.follow(record, event, chosen=chosen)
-    except CourtError as error:
-        # The review stands; the reviewer is told that the library is not updated yet.
-        _log.warning("precedent of trial=%s not changed reason=%s", trial_id, error.reason)
-        return "failed"
-    return "none" if change is None else str(change.kind)
-
-
 async def _page(
     request: Request, record: TrialRecord, *, fault: CourtError | None = None, written: Mapping[str, str] | None = None
 ) -> Response:
@@ -193,7 +196,7 @@ async def _page(
             precedent = await rulings.of(record.trial_id)
         except CourtError as error:
             _log.warning("precedent of trial=%s not read reason=%s", record.trial_id, error.reason)
-    reviews = record.all(VerdictReviewed)
+    reviews = record.reviews
     # A refused request for a second opinion has no other field.
     fault_at = "" if fault is None or not mine else "why" if written and "why" in written else fault.field or ""
     return render(
@@ -220,7 +223,7 @@ async def _page(
         can_choose=rulings is not None and rulings.overrulings is Overrulings.CHOSEN,
         always=rulings is not None and rulings.overrulings is Overrulings.ALWAYS,
         precedent=precedent,
-        followed=request.query_params.get("precedent", ""),
+        to_follow=await queue.to_follow(record.trial_id) if rulings is not None and reviews else None,
         fault=fault,
         fault_at=fault_at if fault_at in _BESIDE else "",
         written=written or {},
@@ -235,6 +238,8 @@ async def _page(
 class _Last:
     trial_id: str
     in_words: str
+    undo: int | None
+    """Number of the review while it can be withdrawn."""
 
 
 async def _last(request: Request) -> _Last | None:
@@ -243,11 +248,12 @@ async def _last(request: Request) -> _Last | None:
         record = await trial_of(request, request.query_params.get("last", ""))
     except CourtError:
         return None
-    own = [one for one in record.all(VerdictReviewed) if one.reviewer == visitor_of(request).name]
+    own = [one for one in record.reviews if one.reviewer == visitor_of(request).name]
     if not own or record.verdict is None:
         return None
     court, found = (str(label).replace("_", " ").lower() for label in (record.verdict.label, own[-1].label))
-    return _Last(record.trial_id, f"you found it {found}, the court {court}")
+    undo = own[-1].seq if reviewing_of(request).queue.can_withdraw(own[-1]) else None
+    return _Last(record.trial_id, f"you found it {found}, the court {court}", undo)
 
 
 def _status(fault: CourtError | None) -> int:
@@ -275,12 +281,12 @@ def _choices(record: TrialRecord, *, shown: bool) -> list[tuple[Label, str, str]
     return [own, *((label, words, key) for (label, words), key in zip(others, keys, strict=True))]
 
 
-def _back(request: Request, record: TrialRecord, *, precedent: str = "", done: bool = False) -> Response:
+def _back(request: Request, record: TrialRecord, *, done: bool = False) -> Response:
     """Opens the case again, with the list beside it where it was."""
     query = list_query(request)
-    if precedent:
-        query += f"{'&' if query else '?'}precedent={precedent}"
-    return redirect(request, f"{case_path(record.trial_id)}{query}{'#done' if done else ''}")
+    if done:
+        query += f"{'&' if query else '?'}{urlencode({'last': record.trial_id})}#done"
+    return redirect(request, f"{case_path(record.trial_id)}{query}")
 
 
 PAGES = (
@@ -290,6 +296,7 @@ PAGES = (
     Page("/desk/cases/{trial_id}/release", release, role=Role.REVIEWER, methods=("POST",)),
     Page("/desk/cases/{trial_id}/see", see, role=Role.REVIEWER, methods=("POST",)),
     Page("/desk/cases/{trial_id}/review", review, role=Role.REVIEWER, methods=("POST",)),
+    Page("/desk/cases/{trial_id}/undo", undo, role=Role.REVIEWER, methods=("POST",)),
     Page("/desk/cases/{trial_id}/opinion", ask_opinion, role=Role.REVIEWER, methods=("POST",)),
     Page("/desk/cases/{trial_id}/take-back", take_back, role=Role.ADMIN, methods=("POST",)),
 )

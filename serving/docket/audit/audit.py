@@ -14,6 +14,7 @@ from typing_extensions import override
 from court.backends.pictures.normalise import has_pixels
 from court.events import (
     AppealOpened,
+    ReviewWithdrawn,
     SecondOpinionAsked,
     TextRead,
     TrialFailed,
@@ -22,7 +23,7 @@ from court.events import (
     VerdictGiven,
     VerdictReviewed,
 )
-from court.in_force import CaseNotes, ContentKey
+from court.in_force import CaseNotes, ContentKey, case_of, standing
 from court.meme import is_text_digest
 from serving.docket.log.anchors import Anchor
 from serving.docket.log.canonical_json import parse
@@ -131,6 +132,7 @@ _LISTED_KINDS = frozenset(
         TrialFailed,
         TrialResumed,
         VerdictReviewed,
+        ReviewWithdrawn,
         SecondOpinionAsked,
         AppealOpened,
     )
@@ -273,8 +275,8 @@ class FromEntries(Derived):
     def __init__(self) -> None:
         self._trials: dict[str, dict[str, Any]] = {}
         self._parts: dict[bytes, tuple[int, str]] = {}
-        # As JSON, since a docket may have a million of them.
-        self._cases: dict[ContentKey, str] = {}
+        # As bodies, since a docket may have a million of them; with the policy of each one's trial.
+        self._by_people: dict[ContentKey, list[tuple[str, str]]] = {}
 
     @override
     def add(self, entry: Entry) -> None:
@@ -295,7 +297,7 @@ class FromEntries(Derived):
 
     @override
     def findings(self) -> Mapping[ContentKey, Mapping[str, Any]]:
-        notes = ((content, CaseNotes.model_validate_json(case)) for content, case in self._cases.items())
+        notes = ((content, _case(stored)) for content, stored in self._by_people.items())
         return {content: row for content, case in notes if (row := finding_row(content, case)) is not None}
 
     @override
@@ -315,11 +317,11 @@ class FromEntries(Derived):
         else:
             # A KeyError, for a trial that was never opened, becomes a finding in add().
             row = self._trials[event.trial_id]
-            row |= trial_change(event)
+            stored = list[tuple[str, str]]()
             if event.kind in HEARD:
-                content = ContentKey(row["content"], row["wording"])
-                case = CaseNotes.model_validate_json(self._cases.get(content, "{}"))
-                self._cases[content] = case.then(event, row["policy"]).model_dump_json()
+                stored = self._by_people.setdefault(ContentKey(row["content"], row["wording"]), stored)
+                stored.append((body, row["policy"]))
+            row |= trial_change(event, lambda withdrawn: _left(stored, withdrawn))
 
     def _part(self, number: int, body: str) -> None:
         value = parse(body)
@@ -329,6 +331,18 @@ class FromEntries(Derived):
         erased = erased_of(body)
         if erased.trial_id:
             self._trials[erased.trial_id] = {"trial_id": erased.trial_id, **erased.left}
+
+
+def _case(stored: Sequence[tuple[str, str]]) -> CaseNotes:
+    events = [event_in(body, {}) for body, _ in stored]
+    return case_of(events, {event.trial_id: policy for event, (_, policy) in zip(events, stored, strict=True)})
+
+
+def _left(stored: Sequence[tuple[str, str]], withdrawn: ReviewWithdrawn) -> VerdictReviewed | None:
+    """Returns the last review of a trial that stands after a withdrawal."""
+    events = standing(event_in(body, {}) for body, _ in stored)
+    own = [e for e in events if isinstance(e, VerdictReviewed) and e.trial_id == withdrawn.trial_id]
+    return own[-1] if own else None
 
 
 class Auditor:

@@ -7,10 +7,14 @@ the library with its author and reason, and can itself be revoked.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
-from court.errors import BadRequest
+from court.errors import BadRequest, CourtError
 from court.events import ReviewOutcome, VerdictReviewed
 from court.meme import Picture
 from court.policy import DEFAULT_POLICY, Policy
@@ -23,11 +27,17 @@ from retrieval.library.edit import Opened, add_precedent, changed
 from retrieval.library.manifest import LabelledMeme
 from retrieval.library.ports import Writer
 from retrieval.library.sources import Provenance
-from serving.docket.errors import TrialErased
+from serving.docket.errors import TrialErased, TrialUnknown
 from serving.docket.ports import TrialReader
 from serving.docket.store.pictures import picture_of
+from serving.docket.store.reviews import settled_at
 
+if TYPE_CHECKING:
+    from serving.docket.review.queue import ReviewQueue
+
+_log = logging.getLogger("memecourt.console")
 _MOST_WHY = 2000
+_POLL_S = 1.0
 _ATTEMPTS = 5
 """Maximum number of attempts to change a precedent that others change concurrently."""
 
@@ -44,6 +54,16 @@ class Overrulings(StrEnum):
 def name_of(trial_id: str) -> str:
     """Returns the id and source of the precedent that an overruling of this trial makes."""
     return f"trial:{trial_id}"
+
+
+async def keep_precedents(corrections: Corrections, queue: ReviewQueue) -> None:
+    """Has the library of precedents follow reviews from consoles until cancelled."""
+    while True:
+        try:
+            await corrections.catch_up(queue)
+        except CourtError as error:
+            _log.warning("the library can't follow reviews now: reason=%s", error.reason)
+        await asyncio.sleep(_POLL_S)
 
 
 class Corrections:
@@ -114,7 +134,8 @@ class Corrections:
                 await forget(self._library(record), trial_id, who=review.reviewer, why="The trial was erased.")
                 return None
             last = record.review
-            if last is None or last.seq <= review.seq:
+            # One that can still be undone is followed later.
+            if last is None or last.seq <= review.seq or settled_at(last) > datetime.now(UTC):
                 return change
             review = last  # the caller of that review decides whether it becomes a precedent
             change = await self._bring(record, review, chosen=False) or change
@@ -140,6 +161,23 @@ class Corrections:
         return await changed(
             self._library(record), lambda writer: self._put(writer, record, review, picture, wanted=wanted)
         )
+
+    async def catch_up(self, queue: ReviewQueue) -> None:
+        """Follows the reviews from the console that can't be withdrawn any more. Raises Unavailable."""
+        for trial_id, seq in await queue.due():
+            failure, again = "", True
+            try:
+                record = await self._trials.record(trial_id)
+                review = next((one for one in record.reviews if one.seq == seq), None)
+                if review is not None:
+                    await self.follow(record, review, chosen=review.precedent)
+            except TrialUnknown:
+                continue  # erased just now, and this with it
+            except CourtError as error:
+                # The review stands, and its case's page says why the library does not follow it yet.
+                _log.warning("precedent of trial=%s not changed reason=%s", trial_id, error.reason)
+                failure, again = error.reason, not isinstance(error, BadRequest)
+            await queue.followed(trial_id, seq, failure, again=again)
 
     async def take_back(self, trial_id: str, *, who: str, why: str) -> Change:
         """Withdraws the precedent of an overruling; the overruling itself stands.

@@ -10,7 +10,7 @@ letters, or for a text without picture the identical text.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final, TypeVar
@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 from sqlalchemy import ColumnElement, Connection, and_, delete, exists, or_, select, update
 
 from court.errors import CourtError
-from court.events import VerdictReviewed
+from court.events import Look, ReviewWithdrawn, VerdictReviewed
 from court.record import TrialState
 from serving.docket.errors import NotDecided, TrialUnknown
 from serving.docket.store import review_tables as t
@@ -27,7 +27,7 @@ from serving.docket.store.bodies import event_in, unpacked
 from serving.docket.store.database import insert_into, unknown
 from serving.docket.store.group_commit import Batch
 from serving.docket.store.log_append import open_appender
-from serving.docket.store.reviews import ReviewEvent, append_review
+from serving.docket.store.reviews import UNDO, ReviewEvent, append_review, settled_at
 from serving.docket.store.tables import stamp
 from serving.docket.store.transactions import Rank
 
@@ -105,8 +105,14 @@ class NotLocked(CaseError):
     default_reason = "CASE_NOT_HELD"
 
 
+class UndoOver(CaseError):
+    """The review can't be withdrawn (any more)."""
+
+    default_reason = "UNDO_OVER"
+
+
 class AlreadyReviewed(CaseError):
-    """Raised if a review was sent twice; it is stored once."""
+    """Raised if a review or a withdrawal was sent twice; it is stored once."""
 
     default_reason = "SAID_BEFORE"
 
@@ -125,6 +131,16 @@ class LockedReview:
 
     review: ReviewEvent
     now: datetime
+    follow: bool = False
+    """True to have the library of precedents follow it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawal:
+    """A withdrawal to be stored if its review can still be withdrawn, by the clock inside of the transaction."""
+
+    event: ReviewWithdrawn
+    clock: Callable[[], datetime]
 
 
 def acquire(connection: Connection, trial_id: str, who: str, now: datetime, *, reopen: bool) -> Lock:
@@ -158,15 +174,16 @@ def release(connection: Connection, trial_id: str, who: str) -> None:
 
 def _store(connection: Connection, reviews: Sequence[LockedReview]) -> Sequence[ReviewEvent | CourtError]:
     open_appender(connection)  # before any row is locked: see serving.docket.store.reviews
-    return [_store_one(connection, one.review, one.now) for one in reviews]
+    return [_store_one(connection, one) for one in reviews]
 
 
-def _store_one(connection: Connection, review: ReviewEvent, now: datetime) -> ReviewEvent | CourtError:
+def _store_one(connection: Connection, locked: LockedReview) -> ReviewEvent | CourtError:
+    review, now = locked.review, locked.now
     who = _speaker(review)
     own = select(_lock.holder).where(*_own(review.trial_id, who, now)).with_for_update()
     if connection.execute(own).one_or_none() is None:
         # The first of two equal reviews released the case: the second is not the reviewer's mistake.
-        before = [one for one in _reviews_of_kind(connection, review.trial_id, type(review)) if _speaker(one) == who]
+        before = [one for one in _standing(connection, review) if _speaker(one) == who]
         if before and _same(before[-1], review):
             return AlreadyReviewed("This was sent twice, and is kept once.")
         return _not_locked(connection, review.trial_id, who, now)
@@ -180,10 +197,35 @@ def _store_one(connection: Connection, review: ReviewEvent, now: datetime) -> Re
     # After an error the reviewer keeps the case, and can try again.
     if not isinstance(stored, CourtError):
         release(connection, review.trial_id, who)
+        if locked.follow and isinstance(stored, VerdictReviewed):
+            due = stamp(settled_at(stored))
+            connection.execute(t.pending.insert().values(trial_id=stored.trial_id, seq=stored.seq, due=due))
+    return stored
+
+
+def _withdraw(connection: Connection, drafts: Sequence[Withdrawal]) -> Sequence[ReviewEvent | CourtError]:
+    open_appender(connection)  # as above
+    return [_withdraw_one(connection, one.event, one.clock()) for one in drafts]
+
+
+def _withdraw_one(connection: Connection, draft: ReviewWithdrawn, now: datetime) -> ReviewEvent | CourtError:
+    trial_id = draft.trial_id
+    own = [one for one in _reviews_of_kind(connection, trial_id, VerdictReviewed) if one.seq == draft.of]
+    if any(one.of == draft.of for one in _reviews_of_kind(connection, trial_id, ReviewWithdrawn)):
+        return AlreadyReviewed("This review is withdrawn.")
+    if not own or own[0].reviewer != draft.by or own[0].look is Look.UNKNOWN or now > own[0].at + UNDO:
+        return UndoOver("Only your own review can be undone, and for one minute. Take the case and review it again.")
+    stored = append_review(connection, draft)
+    if not isinstance(stored, CourtError):
+        connection.execute(delete(t.pending).where(t.pending.c.trial_id == trial_id, t.pending.c.seq == draft.of))
+        # Once they had decided the verdict was shown to them.
+        shown = insert_into(connection, t.seen).values(trial_id=trial_id, who=draft.by, at=stamp(now))
+        connection.execute(shown.on_conflict_do_nothing())
     return stored
 
 
 SAY = Batch(Rank.LOCKED_REVIEW, _store)
+WITHDRAW = Batch(Rank.LOCKED_REVIEW, _withdraw)
 
 
 def _own(trial_id: str, who: str, now: datetime) -> tuple[ColumnElement[bool], ...]:
@@ -214,13 +256,19 @@ def _reviews_of_kind(connection: Connection, trial_id: str, kind: type[S]) -> Se
     return [event for event in found if isinstance(event, kind)]
 
 
+def _standing(connection: Connection, review: S) -> Sequence[S]:
+    """Returns the events of a review's kind, without reviews that were withdrawn."""
+    gone = {one.of for one in _reviews_of_kind(connection, review.trial_id, ReviewWithdrawn)}
+    return [one for one in _reviews_of_kind(connection, review.trial_id, type(review)) if one.seq not in gone]
+
+
 def _speaker(review: ReviewEvent) -> str:
     return review.reviewer if isinstance(review, VerdictReviewed) else review.by
 
 
 def _same(one: ReviewEvent, other: ReviewEvent) -> bool:
     """True if two reviews differ only in their time and in what was visible."""
-    left = {"seq", "at", "blind", "look"}
+    left = {"seq", "at", "blind", "look", "look_s"}
     return one.model_dump(exclude=left) == other.model_dump(exclude=left)
 
 

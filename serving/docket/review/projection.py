@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, delete, insert, select, update
 
 from court.display import word
 from court.events import (
     AnyEvent,
     AppealOpened,
     Described,
+    ReviewWithdrawn,
     SecondOpinionAsked,
     TextRead,
     TrialFailed,
@@ -25,6 +26,7 @@ from court.events import (
     VerdictGiven,
     VerdictReviewed,
 )
+from court.in_force import standing
 from court.record import TrialState
 from court.verdict import DISAGREEMENTS, Label, Verdict
 from retrieval.text import text_key
@@ -32,6 +34,7 @@ from serving.access.callers import SANDBOX
 from serving.docket.log.entries import Entry
 from serving.docket.store import review_tables as t
 from serving.docket.store.bodies import event_in
+from serving.docket.store.listing import events_by_people
 from serving.docket.store.tables import stamp
 
 _log = logging.getLogger("memecourt.desk")
@@ -48,6 +51,7 @@ KINDS: Final = frozenset(
         "TrialFailed",
         "TrialResumed",
         "VerdictReviewed",
+        "ReviewWithdrawn",
         "SecondOpinionAsked",
         "AppealOpened",
         ERASED,
@@ -85,6 +89,7 @@ class ReviewPriority(StrEnum):
         return _URGENCY[self]
 
 
+_BY_PEOPLE = {ReviewPriority.APPEAL, ReviewPriority.REVIEWERS_DISAGREE, ReviewPriority.SECOND_OPINION}
 # Numbers are stored in dockets; appeals were added later and start at 0.
 _URGENCY = {why: urgency for urgency, why in enumerate(ReviewPriority)}
 
@@ -225,6 +230,8 @@ class _Case:
                 self._decided(event, rules)
             case VerdictReviewed():
                 self._reviewed(event, number, connection)
+            case ReviewWithdrawn():
+                self._withdrawn(number, rules, connection)
             case SecondOpinionAsked():
                 row["asked_by"] = event.by
                 self._waits(((ReviewPriority.SECOND_OPINION, f"{event.by} asks for a second opinion: {event.reason}"),))
@@ -259,6 +266,8 @@ class _Case:
                 "label": str(event.label),
                 "verdict": row.get("label", ""),
                 "blind": event.blind,
+                "seq": event.seq,
+                "look_s": event.look_s,
             },
         )
         row["holds"], row["outcome"] = str(event.label), str(event.outcome)
@@ -272,6 +281,20 @@ class _Case:
         if len(labels) == 2 and len(set(labels.values())) == 2:
             text = ", ".join(f"{who} says {label.replace('_', ' ').lower()}" for who, label in sorted(labels.items()))
             self._waits(((ReviewPriority.REVIEWERS_DISAGREE, f"{text}: a third person decides."),))
+
+    def _withdrawn(self, number: int, rules: Rules, connection: Connection) -> None:
+        """Goes back to the verdict, and from there on without the reviews that were withdrawn."""
+        row = self.row
+        connection.execute(delete(t.reviews).where(t.reviews.c.trial_id == row["trial_id"]))
+        events = {at: event for at, event in events_by_people(connection, row["trial_id"]).items() if at <= number}
+        remaining = standing(events.values())
+        reasons = [(ReviewPriority(why), words) for why, words in json.loads(row.get("reasons") or "[]")]
+        row |= {"holds": row.get("label", ""), "outcome": "", "asked_by": "", "waiting": False, "reasons": "[]"}
+        if by_court := tuple(each for each in reasons if each[0] not in _BY_PEOPLE):
+            self._waits(by_court)
+        for at, event in events.items():
+            if event in remaining:
+                self.take(event, at, rules, connection)
 
     def _waits(self, reasons: Reasons) -> None:
         row = self.row

@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, and_, exists, func, or_, select, text, true, tuple_
+from sqlalchemy import ColumnElement, Connection, and_, delete, exists, func, or_, select, text, true, tuple_, update
 
 from court.errors import BadRequest
-from court.events import Look, ReviewOutcome, SecondOpinionAsked, VerdictReviewed
+from court.events import Look, ReviewOutcome, ReviewWithdrawn, SecondOpinionAsked, VerdictReviewed
 from court.meme import is_text_digest
 from court.record import TrialState
 from court.verdict import Label
@@ -26,7 +26,7 @@ from serving.docket.log.entries import Entry
 from serving.docket.ports import TrialReader
 from serving.docket.review import locks
 from serving.docket.review.agreement import Agreement, agreement
-from serving.docket.review.locks import AnotherWanted, CaseClosed, CaseTaken, Lock, LockedReview, is_blinded
+from serving.docket.review.locks import AnotherWanted, CaseClosed, CaseTaken, Lock, LockedReview, Withdrawal, is_blinded
 from serving.docket.review.projection import (
     KINDS,
     USUAL,
@@ -38,12 +38,15 @@ from serving.docket.review.projection import (
 from serving.docket.store import review_tables as t
 from serving.docket.store.database import insert_into, unknown
 from serving.docket.store.log_queries import LogFollower, TransparencyLog
+from serving.docket.store.reviews import UNDO
 from serving.docket.store.tables import stamp
 from serving.docket.store.transactions import Transactions
 
 A = TypeVar("A")
 T = TypeVar("T")
 
+_AGAIN: Final = timedelta(minutes=1)
+"""Time after which the library is to follow a review again that it could not."""
 _PAGE: Final = 500
 """Log entries that are projected in one transaction."""
 _MAX_WORDS: Final = 50
@@ -114,6 +117,7 @@ class Search:
 
     Attributes:
         namespace: Namespace of the content; None for all, the empty one is a namespace too.
+        decided_under_s: Reviewed by somebody who took less time from the look to the decision.
     """
 
     text: str = ""
@@ -125,6 +129,7 @@ class Search:
     category: str = ""
     reviewer: str = ""
     why: ReviewPriority | None = None
+    decided_under_s: float | None = None
 
 
 class ReviewQueue:
@@ -399,12 +404,27 @@ class ReviewQueue:
     # Reviewing
 
     async def review(
-        self, trial_id: str, who: str, *, label: Label, clause: str, reason: str, look: Look = Look.UNKNOWN
+        self,
+        trial_id: str,
+        who: str,
+        *,
+        label: Label,
+        clause: str,
+        reason: str,
+        look: Look = Look.UNKNOWN,
+        look_at: datetime | None = None,
+        precedent: bool = False,
+        follow: bool = False,
     ) -> VerdictReviewed:
         """Stores a review by the person who holds the case, and releases it.
 
         The verdict is upheld if the label is the same, and overruled if not. The review is marked as blind if neither
         this verdict nor that of another trial of the same meme was shown to this person before.
+
+        Args:
+            look_at: Time from which the whole meme was shown to this person; None if unknown.
+            precedent: True if they want an overruling to become a precedent.
+            follow: True to have the library of precedents follow the review (:meth:`due`).
 
         Raises:
             TrialUnknown, NotDecided: There is no verdict.
@@ -442,10 +462,56 @@ class ReviewQueue:
             clause=clause,
             reviewer=who,
             look=look,
+            look_s=max(0.0, round((now - look_at).total_seconds(), 1)) if look_at else None,
+            precedent=precedent,
         )
-        stored = await self._transactions.write(locks.SAY, LockedReview(draft, now))
+        stored = await self._transactions.write(locks.SAY, LockedReview(draft, now, follow))
         assert isinstance(stored, VerdictReviewed)
         return stored
+
+    async def withdraw(self, trial_id: str, who: str, seq: int) -> ReviewWithdrawn:
+        """Withdraws a person's own review, by its number in the trial; what was found before it holds again.
+
+        Raises:
+            UndoOver: There is no such review of theirs, or its minute is over.
+            AlreadyReviewed: The withdrawal was sent twice.
+            TrialUnknown, Unavailable: As :meth:`review`.
+        """
+        draft = ReviewWithdrawn(trial_id=trial_id, seq=0, at=self._clock(), by=who, of=seq)
+        stored = await self._transactions.write(locks.WITHDRAW, Withdrawal(draft, self._clock))
+        assert isinstance(stored, ReviewWithdrawn)
+        return stored
+
+    def can_withdraw(self, review: VerdictReviewed) -> bool:
+        """True while a review can be withdrawn by its author."""
+        return review.look is not Look.UNKNOWN and self._clock() <= review.at + UNDO
+
+    async def due(self) -> Sequence[tuple[str, int]]:
+        """Returns trial and number of the reviews that the library has to follow now, in order."""
+        row, now = t.pending.c, stamp(self._clock())
+        # A later review of the same trial first has its minute, or the library would follow it too early.
+        open_ = select(row.trial_id).where(row.due > now)
+        query = select(row.trial_id, row.seq).where(row.due != "", row.due <= now, row.trial_id.not_in(open_))
+        rows = await self._transactions.read(lambda c: c.execute(query.order_by(row.due, row.seq)).all())
+        return [(trial_id, seq) for trial_id, seq in rows]
+
+    async def followed(self, trial_id: str, seq: int, failure: str = "", *, again: bool = True) -> None:
+        """Records that the library has followed a review, or why it could not.
+
+        Args:
+            again: False if it never will.
+        """
+        own = (t.pending.c.trial_id == trial_id, t.pending.c.seq == seq)
+        later = (
+            update(t.pending).where(*own).values(due=stamp(self._clock() + _AGAIN) if again else "", failure=failure)
+        )
+        change = later if failure else delete(t.pending).where(*own)
+        await self._transactions.write_alone(lambda c: c.execute(change))
+
+    async def to_follow(self, trial_id: str) -> str | None:
+        """Returns why the library could not follow a trial's review yet, empty if it waits; None if it has."""
+        query = select(t.pending.c.failure).where(t.pending.c.trial_id == trial_id).order_by(t.pending.c.seq.desc())
+        return await self._transactions.read(lambda c: c.execute(query.limit(1)).scalar_one_or_none())
 
     async def ask_opinion(self, trial_id: str, who: str, reason: str) -> SecondOpinionAsked:
         """Asks for a second opinion, by the person who holds the case, and releases it.
@@ -610,6 +676,9 @@ def _conditions(which: Search, known: ColumnElement[bool]) -> list[ColumnElement
         conditions.append(
             exists().where(t.reviews.c.trial_id == _case.trial_id, t.reviews.c.reviewer == which.reviewer)
         )
+    if which.decided_under_s is not None:
+        quick = t.reviews.c.look_s < which.decided_under_s
+        conditions.append(exists().where(t.reviews.c.trial_id == _case.trial_id, quick))
     return [*conditions, *_for(which.why)]
 
 

@@ -9,8 +9,10 @@ from typing import Any, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, delete, func, select, update
 
+from court.events import ReviewWithdrawn
 from court.in_force import DEFAULT_RULES, FindingRules, InForce
 from serving.docket.store import tables as t
+from serving.docket.store.bodies import event_in, unpacked
 from serving.docket.store.database import insert_into
 from serving.docket.store.group_commit import Batch
 from serving.docket.store.listing import LISTED, line_in
@@ -84,6 +86,7 @@ class Subject:
 
     Attributes:
         in_force: Finding in force on the content; None without a verdict.
+        withdrawn: ``seq`` of the reviews that were withdrawn.
     """
 
     namespace: str
@@ -91,6 +94,7 @@ class Subject:
     request_id: str
     erased: bool
     in_force: InForce | None = None
+    withdrawn: frozenset[int] = frozenset()
 
 
 T = TypeVar("T")
@@ -259,8 +263,16 @@ class DeliveryStore(_HookTables):
     async def subjects(self, trial_ids: Collection[str]) -> Mapping[str, Subject]:
         """Returns trials by id; unknown ones are missing."""
         query = LISTED.where(t.trials.c.trial_id.in_(sorted(trial_ids)))
+        entry = t.entries.c
+        withdrawals = select(entry.body).where(entry.trial_id.in_(sorted(trial_ids)), t.IS_EVENT)
+        withdrawals = withdrawals.where(entry.kind == ReviewWithdrawn.__name__, entry.body.is_not(None))
 
         def read(connection: Connection) -> Mapping[str, Subject]:
+            withdrawn = dict[str, set[int]]()
+            for body in connection.execute(withdrawals).scalars():
+                event = event_in(unpacked(bytes(body)), {})
+                if isinstance(event, ReviewWithdrawn):
+                    withdrawn.setdefault(event.trial_id, set()).add(event.of)
             return {
                 line.trial_id: Subject(
                     namespace=line.namespace,
@@ -268,6 +280,7 @@ class DeliveryStore(_HookTables):
                     request_id=line.request_id,
                     erased=line.erased,
                     in_force=line.in_force,
+                    withdrawn=frozenset(withdrawn.get(line.trial_id, ())),
                 )
                 for line in (line_in(row, self._rules) for row in connection.execute(query))
             }

@@ -30,6 +30,7 @@ from court.events import (
     AppealOpened,
     Procedure,
     ReviewOutcome,
+    ReviewWithdrawn,
     SecondOpinionAsked,
     TrialFailed,
     TrialOpened,
@@ -45,8 +46,10 @@ from court.in_force import (
     FindingRules,
     InForce,
     PersonFinding,
+    case_of,
     finding_of,
     in_force,
+    standing,
 )
 from court.meme import is_text_digest
 from court.record import TrialState
@@ -57,7 +60,9 @@ from serving.docket.store.database import no_record
 from serving.docket.store.transactions import SqlStore, Transactions
 
 _row, _entry = t.trials.c, t.entries.c
-HEARD: Final = frozenset({kind.__name__ for kind in (VerdictReviewed, SecondOpinionAsked, AppealOpened)})
+HEARD: Final = frozenset(
+    {kind.__name__ for kind in (VerdictReviewed, ReviewWithdrawn, SecondOpinionAsked, AppealOpened)}
+)
 """Kinds of the events that change a finding."""
 
 _found = t.findings.c
@@ -72,6 +77,8 @@ _ABOUT = select(*COLUMNS).select_from(t.trials.join(t.findings, SAME_CONTENT))
 # Used by every request and built once: building a statement takes longer than running it.
 _FINDING = select(*COLUMNS).where(_found.content == bindparam("meme"), _found.wording == bindparam("text"))
 _SOME = (*HEARD, "Erased")
+_KEPT = "~"
+"""Ends the key of an expired trial's finding while a later one is in force."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -496,8 +503,9 @@ def update_finding(connection: Connection, event: AnyEvent) -> None:
     for meme, text, policy in connection.execute(query).all():
         content = ContentKey(meme, text)
         stored = connection.execute(select(_found.notes, _found.until).where(_at(content))).one_or_none()
-        if stored is not None and stored.until and isinstance(event, VerdictReviewed):
-            _fold(connection, content)  # what an expired trial left ends with the next finding
+        # What an expired trial left ends with the next finding, and comes back with its withdrawal.
+        if isinstance(event, ReviewWithdrawn) or (stored and stored.until and isinstance(event, VerdictReviewed)):
+            _fold(connection, content)
         elif stored is None or not stored.until or stored.until > t.stamp(datetime.now(UTC)):
             notes = CaseNotes.model_validate_json(stored.notes) if stored else CaseNotes()
             _put(connection, content, notes.then(event, policy), until=stored.until if stored else "")
@@ -530,15 +538,44 @@ def _fold(connection: Connection, content: ContentKey, *, without: str = "") -> 
     """Folds anew the finding about content from all trials, or all but one."""
     before = _one(connection.execute(select(*COLUMNS).where(_at(content))).one_or_none())
     same = (_row.content == content.meme, _row.wording == content.text, _row.trial_id != without, _row.heard)
-    query = select(_entry.body, _row.policy).join(t.trials, _row.trial_id == _entry.trial_id)
+    query = select(_entry.body, _row.trial_id, _row.policy).join(t.trials, _row.trial_id == _entry.trial_id)
     query = query.where(*same, t.IS_EVENT, _entry.kind.in_(HEARD), _entry.body.is_not(None)).order_by(_entry.number)
-    notes = CaseNotes()
-    for body, policy in connection.execute(query):
+    events, policies = list[AnyEvent](), dict[str, str]()
+    for body, trial_id, policy in connection.execute(query):
+        policies[trial_id] = policy
         with suppress(ValueError):  # somebody altered it, which `memecourt docket verify` reports
-            notes = notes.then(event_in(unpacked(bytes(body)), {}), policy)
-    # That of an expired trial is replaced only by a later one.
-    if before is None or before.until is None or (notes.at and notes.at > before.at):
-        _put(connection, content, notes)
+            events.append(event_in(unpacked(bytes(body)), {}))
+    notes, shelved = case_of(events, policies), content._replace(meme=f"{content.meme}{_KEPT}")
+    if before is not None and before.until is not None:
+        # That of an expired trial is replaced only by a later one.
+        if notes.at is None or notes.at <= before.at:
+            return
+        _move(connection, content, shelved)
+    _put(connection, content, notes)
+    left = _one(connection.execute(select(*COLUMNS).where(_at(shelved))).one_or_none())
+    if left is not None and (notes.at is None or notes.at <= left.at):
+        _move(connection, shelved, content)
+
+
+def _move(connection: Connection, content: ContentKey, to: ContentKey) -> None:
+    connection.execute(delete(t.findings).where(_at(to)))
+    connection.execute(update(t.findings).where(_at(content)).values(content=to.meme))
+
+
+def standing_review(connection: Connection, trial_id: str) -> VerdictReviewed | None:
+    """Returns the last review of a trial that was not withdrawn, or None."""
+    events = standing(events_by_people(connection, trial_id).values())
+    return next((event for event in reversed(events) if isinstance(event, VerdictReviewed)), None)
+
+
+def events_by_people(connection: Connection, trial_id: str) -> Mapping[int, AnyEvent]:
+    """Returns the events of people about a trial, in order, by the number of the entry."""
+    query = select(_entry.number, _entry.body).where(_entry.trial_id == trial_id, t.IS_EVENT, _entry.kind.in_(HEARD))
+    found = dict[int, AnyEvent]()
+    for number, body in connection.execute(query.where(_entry.body.is_not(None)).order_by(_entry.seq)):
+        with suppress(ValueError):  # as above
+            found[number] = event_in(unpacked(bytes(body)), {})
+    return found
 
 
 def _put(connection: Connection, content: ContentKey, notes: CaseNotes, until: str = "") -> None:

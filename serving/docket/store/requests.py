@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Connection, and_, bindparam, delete, or_, select, text, true, tuple_, update
+from sqlalchemy import Connection, and_, bindparam, delete, func, or_, select, text, true, tuple_, update
 
 from court.errors import CourtError
 from court.events import ReviewOutcome
@@ -281,7 +281,13 @@ _RETIRE = Batch(Rank.RETIRE, _retire)
 
 
 # Used by every trial and built once: building a statement takes longer than running it.
-_TRIAL_OF = select(t.known.c.trial_id).where(t.known.c.key == bindparam("key"))
+_OVERRULED = t.trials.c.outcome == ReviewOutcome.OVERRULED
+# An overruled verdict is not given again for the same meme, unless the review is withdrawn.
+_TRIAL_OF = (
+    select(t.known.c.trial_id)
+    .outerjoin(t.trials, t.trials.c.trial_id == t.known.c.trial_id)
+    .where(t.known.c.key == bindparam("key"), func.coalesce(t.trials.c.outcome, "") != ReviewOutcome.OVERRULED)
+)
 _FINGERPRINTS = (
     select(t.fingerprints)
     .where(t.fingerprints.c.number > bindparam("since"))
@@ -335,6 +341,8 @@ def _put_keys(connection: Connection, entries: Sequence[tuple[str, str]]) -> Seq
     rows = [{"key": key, "trial_id": trial_id} for key, trial_id in entries if trial_id not in unfit]
     if rows:
         rows.sort(key=lambda row: row["key"])  # stable: the first entry of a key wins
+        overruled = t.known.c.trial_id.in_(select(row.trial_id).where(_OVERRULED))
+        connection.execute(delete(t.known).where(t.known.c.key.in_([each["key"] for each in rows]), overruled))
         connection.execute(insert_into(connection, t.known).on_conflict_do_nothing(), rows)
     return [None] * len(entries)
 

@@ -81,6 +81,18 @@ reviews = Table(
     Column("label", WORD, nullable=False),
     Column("verdict", WORD, nullable=False),  # the court's label
     Column("blind", Boolean, nullable=False),
+    Column("seq", Integer, nullable=False),  # of the event in its trial
+    Column("look_s", Float),  # seconds from the look to the decision; NULL if unknown
+)
+
+pending = Table(
+    "desk_pending",
+    metadata,
+    # Reviews that the library of precedents has still to follow; stored with them.
+    Column("trial_id", WORD, primary_key=True),
+    Column("seq", Integer, primary_key=True, autoincrement=False),
+    Column("due", WORD, nullable=False),
+    Column("failure", WORD, nullable=False, default=""),  # reason of the last attempt's failure
 )
 
 progress = Table(
@@ -131,5 +143,5 @@ def forget(connection: Connection, trial_id: str) -> None:
     """
     if connection.execute(update(cases).where(cases.c.trial_id == trial_id).values(_BLANK)).rowcount == 0:
         connection.execute(cases.insert().values(trial_id=trial_id, **_BLANK))
-    for table in (reviews, locks, seen):
+    for table in (reviews, pending, locks, seen):
         connection.execute(delete(table).where(table.c.trial_id == trial_id))

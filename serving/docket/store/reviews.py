@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Literal
+from datetime import datetime, timedelta
+from typing import Final, Literal
 
 from sqlalchemy import Connection, func, select
 
 from court.errors import BadRequest, CourtError
-from court.events import AppealOpened, ReviewOutcome, SecondOpinionAsked, VerdictReviewed
+from court.events import AppealOpened, Look, ReviewOutcome, ReviewWithdrawn, SecondOpinionAsked, VerdictReviewed
 from court.record import TrialState
 from court.verdict import Label
 from serving.access.callers import SANDBOX
@@ -35,8 +35,12 @@ class AwaitingReview:
     oldest: datetime | None
 
 
-ReviewEvent = VerdictReviewed | SecondOpinionAsked | AppealOpened
+ReviewEvent = VerdictReviewed | ReviewWithdrawn | SecondOpinionAsked | AppealOpened
 """Events by people after a verdict; their sequence numbers are assigned here."""
+UNDO: Final = timedelta(minutes=1)
+"""Time for which a review from the console can be withdrawn."""
+_LATE: Final = timedelta(seconds=5)
+"""Time for a withdrawal at the last moment to be stored."""
 
 _AWAITING = select(func.count(), func.min(t.trials.c.opened_at)).where(
     t.trials.c.needs_review, t.trials.c.outcome == "", t.trials.c.namespace != SANDBOX
@@ -58,8 +62,9 @@ class ReviewStore(SqlStore):
         clause: str,
         reviewer: str,
         at: datetime,
+        precedent: bool = False,
     ) -> VerdictReviewed:
-        """Appends a review to a decided trial; the keys of an overruled trial are removed in the same transaction.
+        """Appends a review to a decided trial.
 
         Raises:
             TrialUnknown: There is none of that id.
@@ -75,6 +80,7 @@ class ReviewStore(SqlStore):
             reason=reason,
             clause=clause,
             reviewer=reviewer,
+            precedent=precedent,
         )
         stored = await self._transactions.write(_REVIEW, draft)
         assert isinstance(stored, VerdictReviewed)
@@ -107,18 +113,19 @@ class ReviewStore(SqlStore):
         access = PictureShown(kind=kind, trial_id=trial_id, who=who, what=what, at=at)
         await self._transactions.write(_RECORD_ACCESS, access)
 
-    async def views(self, trial_id: str, who: str) -> frozenset[str]:
-        """Returns which parts of a trial a person was shown, by :meth:`record_access`."""
+    async def views(self, trial_id: str, who: str) -> Mapping[str, datetime]:
+        """Returns which parts of a trial a person was shown, by :meth:`record_access`, and when first."""
         entry = t.entries.c
         query = select(entry.body).where(entry.trial_id == trial_id, entry.kind == _VIEW, entry.body.is_not(None))
 
-        def read(connection: Connection) -> frozenset[str]:
-            found = set[str]()
-            for body in connection.execute(query).scalars():
+        def read(connection: Connection) -> Mapping[str, datetime]:
+            found = dict[str, datetime]()
+            for body in connection.execute(query.order_by(entry.number)).scalars():
                 with suppress(ValueError):  # somebody altered the entry
                     view = PictureShown.model_validate(parse(unpacked(bytes(body))))
-                    found |= {view.what} if view.who == who else set()
-            return frozenset(found)
+                    if view.who == who:
+                        found.setdefault(view.what, view.at)
+            return found
 
         return await self._transactions.read(read)
 
@@ -142,6 +149,11 @@ class ReviewStore(SqlStore):
             return AwaitingReview(count, datetime.fromisoformat(oldest) if oldest else None)
 
         return await self._transactions.read(read)
+
+
+def settled_at(review: VerdictReviewed) -> datetime:
+    """Returns the time from which a review can't be withdrawn, so that webhooks and precedents follow it."""
+    return review.at if review.look is Look.UNKNOWN else review.at + UNDO + _LATE
 
 
 def append_review(connection: Connection, draft: ReviewEvent) -> ReviewEvent | CourtError:

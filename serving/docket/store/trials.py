@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, bindparam, delete, insert, select, update
+from sqlalchemy import Connection, bindparam, insert, select, update
 from typing_extensions import override
 
 from court.events import (
     AnyEvent,
     AppealOpened,
-    ReviewOutcome,
+    ReviewWithdrawn,
     SecondOpinionAsked,
     TextRead,
     TrialFailed,
@@ -41,7 +41,7 @@ from serving.docket.store.bodies import (
 )
 from serving.docket.store.database import erased, insert_into, no_record, unknown
 from serving.docket.store.group_commit import Batch
-from serving.docket.store.listing import HEARD, finding_about, update_finding
+from serving.docket.store.listing import HEARD, finding_about, standing_review, update_finding
 from serving.docket.store.log_append import EntryDraft, LogAppender, open_appender
 from serving.docket.store.pictures import WRITE_PICTURE, ObjectPictures, frames_in_table
 from serving.docket.store.transactions import Rank, SqlStore, Transactions
@@ -140,8 +140,14 @@ def trial_row(opened: TrialOpened) -> dict[str, Any]:
     }
 
 
-def trial_change(event: AnyEvent) -> dict[str, Any]:
-    """Changes that an event makes to the row of its trial, by column; empty where it makes none."""
+def trial_change(
+    event: AnyEvent, review: Callable[[ReviewWithdrawn], VerdictReviewed | None] = lambda _: None
+) -> dict[str, Any]:
+    """Changes that an event makes to the row of its trial, by column; empty where it makes none.
+
+    Args:
+        review: Returns the review that stands after a withdrawal.
+    """
     match event:
         case VerdictGiven():
             return {
@@ -159,6 +165,9 @@ def trial_change(event: AnyEvent) -> dict[str, Any]:
             return {"state": str(TrialState.OPEN), "failure_reason": ""}
         case VerdictReviewed():
             return {"outcome": str(event.outcome), "review": event.model_dump_json(), "heard": True}
+        case ReviewWithdrawn():
+            left = review(event)
+            return trial_change(left) if left else {"outcome": "", "review": None}
         case AppealOpened() | SecondOpinionAsked():
             return {"heard": True}
         # A text that no reader read was sent with the request.
@@ -231,11 +240,8 @@ def append_events(connection: Connection, batches: Sequence[Sequence[AnyEvent]])
         connection.execute(insert(t.trials), opened)
     # By trial and number: several events of a trial may be in one commit, and its row has to follow the last of them.
     for event in sorted(events, key=lambda event: (event.trial_id, event.seq)):
-        if change := trial_change(event):
+        if change := trial_change(event, lambda one: standing_review(connection, one.trial_id)):
             connection.execute(update(t.trials).where(t.trials.c.trial_id == event.trial_id).values(change))
-        if isinstance(event, VerdictReviewed) and event.outcome is ReviewOutcome.OVERRULED:
-            # An overruled verdict is not given again for the same meme.
-            connection.execute(delete(t.known).where(t.known.c.trial_id == event.trial_id))
         if isinstance(event, VerdictGiven):
             log.want_checkpoint()  # as its receipt
     # In the order of the log, since trials of the same content share a finding.

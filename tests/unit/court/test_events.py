@@ -26,6 +26,7 @@ KINDS = {
     "TrialFailed",
     "TrialResumed",
     "VerdictReviewed",
+    "ReviewWithdrawn",
     "SecondOpinionAsked",
     "AppealOpened",
     "QuestionRuled",

@@ -1,0 +1,166 @@
+"""A review that is withdrawn within its minute, over SQLite and PostgreSQL: what held before it holds again."""
+
+from datetime import timedelta
+
+import pytest
+
+from court.events import Look, VerdictReviewed
+from court.verdict import Decision, Label
+from serving.docket.audit.audit import FromEntries, Rows
+from serving.docket.log.notes import VerifierKey
+from serving.docket.log.verify import verify
+from serving.docket.review.locks import AlreadyReviewed, UndoOver
+from serving.docket.review.projection import ReviewPriority
+from serving.docket.review.queue import Search
+from serving.docket.store.reviews import UNDO, settled_at
+from tests.support.desks import verdict, with_desk
+from tests.support.dockets import NOON, parse_place, review_trial
+
+H, N = Label.HARMFUL, Label.NOT_HARMFUL
+DOUBTFUL = verdict(H, score=0.55)
+
+
+def play(place, work):
+    return with_desk(parse_place(place), work)
+
+
+async def decide(it, trial_id, who, label, **more):
+    await it.desk.take(trial_id, who, reopen=True)
+    fields = {"label": label, "clause": "4", "reason": "I looked.", "look": Look.SHOWN, "follow": True, **more}
+    return await it.desk.review(trial_id, who, **fields)
+
+
+async def state(it, *trial_ids):
+    """Everything that a review changes, by all the ways in which it is read."""
+    found = []
+    for trial_id in trial_ids:
+        record, case = await it.docket.trials.record(trial_id), await it.desk.case(trial_id)
+        in_force = record.in_force
+        found += [
+            in_force and in_force.facts(),
+            await it.docket.findings.get(record.content),
+            (case.holds, case.outcome, case.waiting, case.urgency, case.asked_by, case.reasons),
+        ]
+    found.append([(each.trial_id, each.decision, each.review) for each in await it.docket.index.list(limit=10)])
+    found.append(await it.desk.agreement())
+    return found
+
+
+async def faults(docket):
+    key = VerifierKey.parse(await docket.log.vkey())
+    report = await docket.auditor.read(lambda connection: verify(Rows(connection), [key], FromEntries()))
+    return [each.text for each in report.findings]
+
+
+@pytest.mark.parametrize("before", ["nothing", "a review", "an appeal", "a review of another trial", "an opinion"])
+def test_undoing_a_review_restores_the_state_before_it(docket_place, before):
+    async def work(it):
+        await it.tried("a", DOUBTFUL)
+        await it.tried("b", verdict(H))
+        if before == "a review":
+            await decide(it, "a", "bea", H, look=Look.UNKNOWN)
+        if before == "an appeal":
+            await it.docket.reviews.open_appeal("a", by="forum", statement="No.", reference="", at=NOON)
+        if before == "a review of another trial":
+            await review_trial(it.docket, "b")
+        if before == "an opinion":
+            await it.desk.take("a", "bea")
+            await it.desk.ask_opinion("a", "bea", "I can't tell.")
+        first = await state(it, "a", "b")
+        review = await decide(it, "a", "ada", N)
+        during = await state(it, "a", "b")
+        await it.desk.withdraw("a", "ada", review.seq)
+        return first, during, await state(it, "a", "b"), await faults(it.docket), await it.docket.trials.record("a")
+
+    first, during, after, wrong, record = play(docket_place, work)
+    assert first != during and after == first and wrong == []
+    assert (record.last(VerdictReviewed).reviewer == "ada" and record.review is None) or before == "a review"
+
+
+def test_later_reviews_stand_when_an_earlier_one_is_undone(docket_place):
+    async def work(it):
+        await it.tried("a", DOUBTFUL)
+        ada = await decide(it, "a", "ada", N)
+        await decide(it, "a", "bea", H)
+        contested = (await it.docket.trials.record("a")).in_force
+        await it.desk.withdraw("a", "ada", ada.seq)
+        case = await it.desk.case("a")
+        return contested, (await it.docket.trials.record("a")).in_force, case, await faults(it.docket)
+
+    contested, now, case, wrong = play(docket_place, work)
+    assert contested.contested and not now.contested and now.decision is Decision.BLOCK
+    assert (case.holds, case.waiting) == (H, False) and wrong == []
+    assert ReviewPriority.REVIEWERS_DISAGREE not in dict(case.reasons)
+
+
+def test_undo_is_for_the_reviewer_alone_for_one_minute_and_once(docket_place):
+    async def work(it):
+        await it.tried("a", DOUBTFUL)
+        review = await decide(it, "a", "ada", N)
+        for who, seq in (("bea", review.seq), ("ada", review.seq - 1)):
+            with pytest.raises(UndoOver):
+                await it.desk.withdraw("a", who, seq)
+        it.clock.now += UNDO
+        await it.desk.withdraw("a", "ada", review.seq)
+        with pytest.raises(AlreadyReviewed):
+            await it.desk.withdraw("a", "ada", review.seq)
+        again = await decide(it, "a", "ada", N)
+        it.clock.now += UNDO + timedelta(seconds=0.1)
+        with pytest.raises(UndoOver):
+            await it.desk.withdraw("a", "ada", again.seq)
+        elsewhere = await decide(it, "a", "ada", N, look=Look.UNKNOWN)
+        with pytest.raises(UndoOver):
+            await it.desk.withdraw("a", "ada", elsewhere.seq)
+        return again
+
+    again = play(docket_place, work)
+    # The verdict was shown once the first was stored.
+    assert not again.blind and settled_at(again) > again.at + UNDO
+
+
+def test_an_overruled_verdict_answers_requests_once_that_is_undone(docket_place):
+    async def work(it):
+        await it.tried("a", DOUBTFUL)
+        await it.docket.verdict_keys.put("k", "a")
+        review = await decide(it, "a", "ada", N)
+        during = await it.docket.verdict_keys.get("k")
+        await it.desk.withdraw("a", "ada", review.seq)
+        return during, await it.docket.verdict_keys.get("k")
+
+    assert play(docket_place, work) == (None, "a")
+
+
+def test_the_library_follows_a_review_once_its_minute_is_over(docket_place):
+    async def work(it):
+        await it.tried("a", DOUBTFUL)
+        await it.tried("b", DOUBTFUL)
+        review = await decide(it, "a", "ada", N)
+        undone = await decide(it, "b", "ada", N)
+        await it.desk.withdraw("b", "ada", undone.seq)
+        early = await it.desk.due(), await it.desk.to_follow("a"), await it.desk.to_follow("b")
+        it.clock.now += UNDO + timedelta(seconds=6)
+        due = await it.desk.due()
+        await it.desk.followed("a", review.seq, "LIBRARY_LOCKED")
+        failed = await it.desk.due(), await it.desk.to_follow("a")
+        it.clock.now += timedelta(minutes=1)
+        again = await it.desk.due()
+        await it.desk.followed("a", review.seq)
+        return early, due, failed, again, await it.desk.due()
+
+    early, due, failed, again, end = play(docket_place, work)
+    assert early == ([], "", None) and due == again and len(due) == 1
+    assert failed == ([], "LIBRARY_LOCKED") and end == []
+
+
+def test_review_time_is_stored_and_searchable(docket_place):
+    async def work(it):
+        for name, seconds in (("a", 1.5), ("b", 30.0), ("c", None)):
+            await it.tried(name, DOUBTFUL, pixels=name * 64)
+            look_at = None if seconds is None else it.clock.now - timedelta(seconds=seconds)
+            await decide(it, name, "ada", N, look_at=look_at)
+        found = await it.desk.find(Search(decided_under_s=2.0), limit=9)
+        return [case.trial_id for case in found], [
+            (await it.docket.trials.record(name)).review.look_s for name in "abc"
+        ]
+
+    assert play(docket_place, work) == (["a"], [1.5, 30.0, None])
