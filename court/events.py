@@ -973,6 +973,8 @@ class AppealOpened(Event):
     """Statement of the person who contests the verdict."""
     reference: str = ""
     """Platform's id of the appeal: the idempotency key of opening it."""
+    by_link: bool = False
+    """True if it came by the link of a notice, from somebody without an account."""
 
 
 AnyEvent: TypeAlias = Annotated[

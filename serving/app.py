@@ -31,6 +31,7 @@ from serving.access.tokens import Tokens
 from serving.docket.audit.anchoring import keep_anchored, open_witness
 from serving.docket.retention import keep_retention
 from serving.docket.review.corrections import keep_precedents
+from serving.export.notice_links import notice_links
 from serving.judging.executor import TrialExecutor
 from serving.judging.judge import TrialRunner
 from serving.rpc.docket import DocketService
@@ -130,9 +131,8 @@ async def serve(
         bound(address if address.startswith("unix") else f"{host}:{port}")
         if settings.http:
             keys = [signer.public_key for receiver in receivers for signer in receiver.signers if signer.public_key]
-            tell(
-                f"http on {await stack.enter_async_context(_http(methods, health, settings, keys, stopping=stopping))}"
-            )
+            opening = _http(methods, health, settings, keys, docket=services[1], stopping=stopping)
+            tell(f"http on {await stack.enter_async_context(opening)}")
         if settings.insecure and not only_here(host):
             lifted = ", ".join(settings.insecure)
             _log.warning("others than this machine can connect, and this was not asked for: %s", lifted)
@@ -226,7 +226,13 @@ def lock_docket(docket: Path) -> Iterator[bool]:
 
 
 def _http(
-    methods: Methods, health: Health, settings: Settings, webhook_keys: Sequence[str], stopping: asyncio.Event
+    methods: Methods,
+    health: Health,
+    settings: Settings,
+    webhook_keys: Sequence[str],
+    *,
+    docket: DocketService,
+    stopping: asyncio.Event,
 ) -> AbstractAsyncContextManager[str]:
     """Opens the HTTP API, which calls the same methods as gRPC."""
     assert settings.http is not None
@@ -236,7 +242,9 @@ def _http(
         raise NotLoaded(
             f"The HTTP API is not installed ({error.name} is missing): pip install 'memecourt[http]'."
         ) from None
-    return open_api(methods, health, settings, settings.http, webhook_keys=webhook_keys, stopping=stopping)
+    return open_api(
+        methods, health, settings, settings.http, webhook_keys=webhook_keys, docket=docket, stopping=stopping
+    )
 
 
 def _console(
@@ -287,7 +295,9 @@ async def _serve_court(
             TrialRunner(executor, settings, telemetry, memory=court.memory.change_pictures)
         )
         court.open(executor, runner)
-        docket.open(executor, runner.refresh, corrections_for(executor, settings))
+        docket.open(
+            executor, runner.refresh, corrections_for(executor, settings), notice_links(executor.docket, settings)
+        )
         precedents.open(executor, runner.decoders)
         _in_background(stack, run_health_checks(health, readiness_checks(executor, settings)))
         # Stopped after the runner: if it were cancelled first, its trials would end as if their callers had left.

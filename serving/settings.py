@@ -473,6 +473,9 @@ class Settings(BaseSettings):
     """``host:port`` of the HTTP and JSON API; not served if not given."""
     http_origin: str | None = Field(default=None, pattern=_PUBLIC)
     """Public address of the HTTP API (``https://example.org/court``), if it differs from where it listens."""
+    notice_link_days: Days | None = None
+    """Days for which the link of a notice takes one objection from somebody without an account, over the HTTP API; no
+    notice has a link if not given."""
     http_fetch_hosts: Annotated[
         tuple[str, ...], NoDecode, BeforeValidator(_parse_list), AfterValidator(_check_host_names)
     ] = ()

@@ -144,6 +144,12 @@ class AsyncClient:
         """See :meth:`memecourt.client.Client.review`."""
         return await self._call(self._docket.ReviewVerdict, request, timeout, changes=True)
 
+    async def notice(self, trial_id: str, language: str = "", *, timeout: float = 60.0) -> wire.GetNoticeResponse:
+        """See :meth:`memecourt.client.Client.notice`."""
+        return await self._call(
+            self._docket.GetNotice, wire.GetNoticeRequest(trial_id=trial_id, language=language), timeout
+        )
+
     async def appeal(self, request: wire.OpenAppealRequest, *, timeout: float = 60.0) -> wire.OpenAppealResponse:
         """See :meth:`memecourt.client.Client.appeal`."""
         return await self._call(self._docket.OpenAppeal, request, timeout, changes=not request.reference)

@@ -235,6 +235,10 @@ class Client:
         """
         return self._call(self._docket.ReviewVerdict, request, timeout, changes=True)
 
+    def notice(self, trial_id: str, language: str = "", *, timeout: float = 60.0) -> wire.GetNoticeResponse:
+        """Returns what to tell those whose content was decided on, in plain words (``en``, ``de``)."""
+        return self._call(self._docket.GetNotice, wire.GetNoticeRequest(trial_id=trial_id, language=language), timeout)
+
     def appeal(self, request: wire.OpenAppealRequest, *, timeout: float = 60.0) -> wire.OpenAppealResponse:
         """Opens an appeal against a verdict; with a ``reference`` the call is retried, and opens one appeal."""
         return self._call(self._docket.OpenAppeal, request, timeout, changes=not request.reference)

@@ -20,6 +20,7 @@ COMMANDS = {
     "precedents": ("serving.cli.precedents", "Make, extend, search and describe libraries of precedents."),
     "facts": ("serving.cli.facts", "Make, show and search corpora of documents that claims are checked by."),
     "records": ("serving.cli.records", "List trials, show them step by step, resume those that were cut off."),
+    "notice": ("serving.cli.notice", "Print what to tell those whose content was decided on."),
     "prompts": ("serving.cli.prompts", "Show, check and compare the words in which models are asked."),
     "docket": ("serving.cli.docket", "Check what is kept, hand trials over with proofs, erase."),
     "rejudge": ("serving.cli.rejudge", "Try memes of stored trials once more, after policy or library have changed."),

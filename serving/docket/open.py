@@ -22,7 +22,7 @@ from serving.docket.store.database import Database
 from serving.docket.store.erasure import Eraser, remove_erased_pictures
 from serving.docket.store.hooks import DeliveryStore, HookStore
 from serving.docket.store.listing import FindingStore, TrialIndex
-from serving.docket.store.log_append import KeyFile
+from serving.docket.store.log_append import KeyFile, Signer
 from serving.docket.store.log_queries import LogKeys, TransparencyLog
 from serving.docket.store.pictures import ObjectPictures
 from serving.docket.store.postgres import PostgresDatabase
@@ -57,6 +57,7 @@ class Docket:
     fingerprints: FingerprintStore
     log: TransparencyLog
     log_keys: LogKeys
+    signer: Signer
     reviews: ReviewStore
     findings: FindingStore
     eraser: Eraser
@@ -141,6 +142,7 @@ class Docket:
             fingerprints=FingerprintStore(transactions),
             log=log,
             log_keys=keys,
+            signer=signer,
             reviews=ReviewStore(transactions),
             findings=FindingStore(transactions),
             eraser=Eraser(transactions, objects),

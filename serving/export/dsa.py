@@ -93,7 +93,7 @@ def draft(record: TrialRecord, filled: Mapping[str, Any] | None = None) -> dict[
             "A statement of reasons is owed for content that is restricted; this trial did not end in harmful.",
             reason="NOT_HARMFUL",
         )
-    clause, finding = _clause(record), _finding(record)
+    clause, finding = clause_of(record), _finding(record)
     statement: dict[str, Any] = {
         "decision_ground": "DECISION_GROUND_INCOMPATIBLE_CONTENT",
         "content_type": ["CONTENT_TYPE_IMAGE" if record.opened.meme.picture_given else "CONTENT_TYPE_TEXT"],
@@ -144,7 +144,7 @@ def draft(record: TrialRecord, filled: Mapping[str, Any] | None = None) -> dict[
                 "claim": finding.claim,
                 "evidence": [passage.model_dump(mode="json") for passage in finding.evidence],
             }
-            for finding in _refuted(record)
+            for finding in refuted_claims(record)
         ],
         "left_out": list(_LEFT_OUT),
         "faults": list(schema.faults(statement)),
@@ -155,12 +155,13 @@ def _finding(record: TrialRecord) -> Finding | None:
     return record.verdict.finding if record.verdict else None
 
 
-def _refuted(record: TrialRecord) -> list[ClaimFinding]:
+def refuted_claims(record: TrialRecord) -> list[ClaimFinding]:
+    """Returns the claims of the meme that evidence refutes."""
     claims = record.verdict.claims if record.verdict else ()
     return [finding for finding in claims if finding.label is ClaimLabel.REFUTED]
 
 
-def _clause(record: TrialRecord) -> Clause | None:
+def clause_of(record: TrialRecord) -> Clause | None:
     """The clause that holds: the reviewer's where one is named, else the court's; None where no policy here has it."""
     review, finding, policy = record.review, _finding(record), record.opened.policy.content
     # By digest and not by name: another wording under the same name must not be quoted.
@@ -238,7 +239,7 @@ def _facts(record: TrialRecord) -> str:
             f"Of the {cited.vote.voters} most similar labelled examples it was compared with, {cited.vote.harmful} "
             "were labelled harmful."
         )
-    if refuted := _refuted(record):
+    if refuted := refuted_claims(record):
         # Their number alone: the words are a model's, made of the meme's, and may name somebody.
         read = sum(finding.documents for finding in refuted)
         claims = "One claim of fact" if len(refuted) == 1 else f"{len(refuted)} claims of fact"

@@ -24,6 +24,7 @@ from court.errors import BadRequest
 from memecourt.v1 import court_pb2 as wire
 from serving.access.callers import NotAllowed
 from serving.access.exposure import only_here
+from serving.export.notice_links import PATH as NOTICE
 from serving.http.hosts import host_of, own_names, under
 from serving.http.listen import Listener, open_listener, split_address
 from serving.rest.api import Api, Endpoint, EventEndpoint, error_response, json_response
@@ -32,8 +33,10 @@ from serving.rest.judging import JudgeEndpoint
 from serving.rest.messages import response_json
 from serving.rest.moderations import PATH as MODERATIONS
 from serving.rest.moderations import ModerationsEndpoint
+from serving.rest.notice_page import NoticePage
 from serving.rest.operations import JUDGE, OPERATIONS
 from serving.rest.remote_pictures import open_remote_pictures
+from serving.rpc.docket import DocketService
 from serving.rpc.health import COURT, LIVENESS, SERVING, Health
 from serving.rpc.server import Methods
 from serving.settings import Settings
@@ -53,6 +56,7 @@ _VIEWER_POLICY = (
 WEBHOOK_KEYS = "/v1/webhooks/keys"
 # Proxies and browsers must neither cache answers nor interpret them as pages.
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+_LINK = re.compile(rf"{NOTICE}[^/]+\Z")
 _HEADERS = {"x-content-type-options": "nosniff", "cache-control": "no-store"}
 
 
@@ -65,6 +69,7 @@ def create_api(
     origin: str = "",
     described: bool,
     webhook_keys: Sequence[str] = (),
+    notices: NoticePage | None = None,
 ) -> Starlette:
     """Builds the HTTP API as an ASGI application."""
     routes: list[BaseRoute] = []
@@ -84,6 +89,8 @@ def create_api(
     routes.append(Route("/v1/healthz", _health(health, LIVENESS)))
     routes.append(Route("/v1/readyz", _health(health, COURT)))
     routes.append(Route(WEBHOOK_KEYS, _answer({"keys": list(webhook_keys)})))
+    if notices is not None:
+        routes.append(Route(f"{NOTICE}{{token}}", notices.answer, methods=["GET", "POST"]))
     if described:
         description = json.loads(OPENAPI.read_bytes())
         if origin:
@@ -130,8 +137,10 @@ class Front:
         # DNS rebinding: a page whose own name resolves to this machine sends that name.
         if self._names is not None and host_of(scope) not in self._names:
             app = error_response(BadRequest("This service is not reached under that name.", reason="OTHER_NAME"))
-        # Only browsers send this header, and pages can't forge it.
-        elif dict(scope["headers"]).get(b"sec-fetch-site", b"none") not in (b"same-origin", b"none"):
+        # Only browsers send this header, and pages can't forge it. The link of a notice is followed from a mail.
+        elif dict(scope["headers"]).get(b"sec-fetch-site", b"none") not in (b"same-origin", b"none") and not (
+            scope["method"] == "GET" and _LINK.search(scope["path"])
+        ):
             app = error_response(
                 NotAllowed("This was sent by a browser for a page of another site.", reason="OTHER_SITE")
             )
@@ -212,9 +221,13 @@ async def open_api(
     address: str,
     *,
     webhook_keys: Sequence[str] = (),
+    docket: DocketService | None = None,
     stopping: asyncio.Event | None = None,
 ) -> AsyncIterator[str]:
     """Serves the HTTP API inside the block; yields its URL.
+
+    Args:
+        docket: Opens the links of notices where the settings allow them.
 
     Raises:
         BadRequest: The address can't be listened on, or is reachable by other machines without tokens or TLS.
@@ -242,6 +255,7 @@ async def open_api(
             origin=settings.http_origin or "",
             described=settings.reflection,
             webhook_keys=webhook_keys,
+            notices=NoticePage(docket) if docket is not None and settings.notice_link_days is not None else None,
         )
         url = await stack.enter_async_context(open_listener(listener, app, settings, address, stopping=stopping))
         stack.push_async_callback(judging.aclose)

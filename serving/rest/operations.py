@@ -113,6 +113,12 @@ OPERATIONS: Sequence[Operation] = (
     ),
     _operation("POST /v1/appeals", "Docket.OpenAppeal", "Opens an appeal against a verdict."),
     _operation(
+        "GET /v1/trials/{trial_id}/notice",
+        "Docket.GetNotice",
+        "What to tell those whose content was decided on.",
+        **_OF_TRIAL,
+    ),
+    _operation(
         "GET /v1/reviews/events", "Docket.WatchReviews", "Reviews as people make them.", continued_by="from_entry"
     ),
     _operation(

@@ -23,6 +23,8 @@ from serving.docket.review.corrections import name_of
 from serving.docket.store.bodies import event_in
 from serving.docket.store.listing import TrialFilter
 from serving.docket.store.requests import Lease, RequestName
+from serving.export.notice import language_of, write_notice
+from serving.export.notice_links import NoticeLinks
 from serving.judging.executor import EventFeed, TrialExecutor
 from serving.rpc.calls import Budget, Method, Session, changing, grpc_handler
 from serving.rpc.convert import MOST_WHY, found_to_be, in_force_of, number, required, signed, within
@@ -74,11 +76,13 @@ class DocketService:
             "ExportTrials": Method(wire.ExportTrialsRequest, self.export_trials, memory),
             "ReviewVerdict": Method(wire.ReviewVerdictRequest, self.review_verdict, memory),
             "OpenAppeal": Method(wire.OpenAppealRequest, self.open_appeal, memory),
+            "GetNotice": Method(wire.GetNoticeRequest, self.get_notice, memory),
             "WatchReviews": Method(wire.WatchReviewsRequest, self.watch_reviews, memory),
             "ListChanges": Method(wire.ListChangesRequest, self.list_changes, memory),
         }
         self._on_change: Callable[[], None] = _ignore
         self._rulings: Corrections | None = None
+        self._links: NoticeLinks | None = None
         self._hub = EventFeed()
 
     def open(
@@ -86,13 +90,16 @@ class DocketService:
         executor: TrialExecutor,
         on_change: Callable[[], None] | None = None,
         corrections: Corrections | None = None,
+        links: NoticeLinks | None = None,
     ) -> None:
         """Answers calls from now on.
 
         Args:
             on_change: Called after each review or appeal, before its author gets a response, so that the next request
                 follows it.
+            links: Links of notices; None to give out none.
         """
+        self._links = links
         self._on_change = on_change or _ignore
         self._rulings = corrections
         self._session.open(executor.docket)
@@ -226,6 +233,33 @@ class DocketService:
             opened = wire.OpenAppealResponse(trial_id=event.trial_id, seq=event.seq)
             opened.opened_at.FromDatetime(event.at)
             return opened
+
+    async def get_notice(self, request: wire.GetNoticeRequest, _: Budget) -> wire.GetNoticeResponse:
+        """Returns the notice on a decided trial."""
+        with self._session.call() as docket:
+            record = await _visible_record(docket.trials, request.trial_id)
+            language = language_of(record, within(request.language, _MOST_ID, "language"))
+            link = await self._links.link_to(record, language) if self._links and record.verdict else None
+            text = write_notice(record, language, link)
+            response = wire.GetNoticeResponse(text=text, language=language, link=link.address if link else "")
+            if link is not None:
+                response.link_expires_at.FromDatetime(link.until)
+            return response
+
+    async def open_link(self, token: str) -> tuple[TrialRecord, str] | None:
+        """Returns the record and the language that the link of a notice opens; None if it opens nothing."""
+        with self._session.call():
+            return await self._links.opened(token) if self._links else None
+
+    async def object_to(self, record: TrialRecord, statement: str) -> bool:
+        """Opens the appeal of a link; False if it was used meanwhile."""
+        with self._session.call():
+            assert self._links is not None
+            try:
+                with changing():
+                    return await self._links.object_to(record, statement)
+            finally:
+                self._on_change()
 
     def reviewed(self, event: VerdictReviewed) -> None:
         """Handles a review that this process stored without a call: in its own console."""

@@ -38,6 +38,7 @@ SCOPES: dict[str, Scope] = {
     "/memecourt.v1.Docket/ExportTrials": Scope.REVIEW,
     "/memecourt.v1.Docket/ReviewVerdict": Scope.REVIEW,
     "/memecourt.v1.Docket/OpenAppeal": Scope.JUDGE,
+    "/memecourt.v1.Docket/GetNotice": Scope.JUDGE,
     # Callers that request verdicts must learn which ones were overruled.
     "/memecourt.v1.Docket/WatchReviews": Scope.JUDGE,
     "/memecourt.v1.Docket/ListChanges": Scope.JUDGE,

@@ -136,6 +136,7 @@ def test_exactly_the_methods_of_the_contract_have_a_scope():
     docket = {method: scope for method, scope in SCOPES.items() if method.startswith("/memecourt.v1.Docket/")}
     assert docket.pop("/memecourt.v1.Docket/WatchReviews") is Scope.JUDGE  # for pipelines
     assert docket.pop("/memecourt.v1.Docket/ListChanges") is Scope.JUDGE
+    assert docket.pop("/memecourt.v1.Docket/GetNotice") is Scope.JUDGE  # holds less than a verdict
     assert docket.pop("/memecourt.v1.Docket/OpenAppeal") is Scope.JUDGE  # for anybody who got the verdict
     assert set(docket.values()) == {Scope.REVIEW}
 

@@ -569,6 +569,7 @@ CALLS: dict[str, Callable[[Scene], Awaitable[Any]]] = {
     "OpenAppeal": lambda it: it.stub.OpenAppeal(
         wire.OpenAppealRequest(trial_id="t-1", statement="satire", by="forum"), timeout=TIMEOUT
     ),
+    "GetNotice": lambda it: it.stub.GetNotice(wire.GetNoticeRequest(trial_id="t-1"), timeout=TIMEOUT),
     "ListChanges": listed_changes,
     "WatchReviews": lambda it: first_of(it.stub.WatchReviews(wire.WatchReviewsRequest(), timeout=TIMEOUT)),
 }

@@ -60,6 +60,7 @@ def seed_requests(trial_id):
             trial_id=trial_id, outcome=wire.REVIEW_OUTCOME_UPHELD, reason="seen", reviewer="ada"
         ),
         "OpenAppeal": wire.OpenAppealRequest(trial_id=trial_id, statement="It is satire.", reference="7", by="ada"),
+        "GetNotice": wire.GetNoticeRequest(trial_id=trial_id, language="de"),
         "WatchReviews": wire.WatchReviewsRequest(from_entry=0, overruled_only=True),
         "ListChanges": wire.ListChangesRequest(entry=3, page_size=2),
         "SearchPrecedents": wire.SearchPrecedentsRequest(text="cat", image=IMAGE, k=3),

@@ -5,9 +5,7 @@ import base64
 import gzip
 import json
 import socket
-from contextlib import asynccontextmanager
 
-import httpx2
 import openai
 import pytest
 from google.protobuf import json_format
@@ -29,6 +27,7 @@ from serving.rpc.flow_control import MESSAGE_BYTES
 from serving.rpc.server import SCOPES
 from serving.rpc.status import _CODES
 from serving.settings import Settings
+from tests.support.http import an_api, reason, with_api
 from tests.support.leftovers import collect_earlier_garbage
 from tests.support.playing import until
 from tests.support.real_court import IMAGE, real_court
@@ -37,23 +36,6 @@ from tests.support.sizes import FULL
 BASE64 = base64.b64encode(IMAGE).decode()
 PNG = {"content-type": "image/png"}
 FIELDS = tuple(field.name for field in wire.JudgeRequest.DESCRIPTOR.fields)
-
-
-@asynccontextmanager
-async def an_api(path, **settings):
-    async with (
-        real_court(path, http="127.0.0.1:0", **settings) as court,
-        httpx2.AsyncClient(base_url=court.http, trust_env=False, timeout=120) as client,
-    ):
-        yield court, client
-
-
-def with_api(path, scene, **settings):
-    async def work():
-        async with an_api(path, **settings) as (court, client):
-            return await scene(court, client)
-
-    return asyncio.run(work())
 
 
 async def curl(*arguments, data=b""):
@@ -78,15 +60,6 @@ def a_part(text, headers):
 
 def form(**fields):
     return {"files": {"image": ("meme.png", IMAGE, "image/png")}, "data": fields}
-
-
-def reason(response, status):
-    assert response.status_code == status, response.text
-    assert response.headers["content-type"] == "application/problem+json"
-    body = response.json()
-    assert body["status"] == status
-    assert body["type"].endswith(body["reason"])
-    return body["reason"]
 
 
 # Judge

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.contract.test_http import an_api
+from tests.support.http import an_api
 from tests.support.real_court import IMAGE
 
 TEXT = "my bird sings"

@@ -113,7 +113,7 @@ def _streamed(method: str):
 
 
 for _name in (
-    "Judge", "GetVerdict", "GetTrial", "ListTrials", "ReviewVerdict", "OpenAppeal", "ListChanges",
+    "Judge", "GetVerdict", "GetTrial", "ListTrials", "ReviewVerdict", "OpenAppeal", "GetNotice", "ListChanges",
     "SearchPrecedents", "AddPrecedent", "RemovePrecedent", "RelabelPrecedent", "GetLibrary",
 ):  # fmt: skip
     setattr(FakeCourt, _name, _unary(_name))

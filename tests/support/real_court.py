@@ -20,6 +20,7 @@ from retrieval.library.library import Library
 from retrieval.precedents.finder import LibraryFinder
 from serving.access.tokens import Tokens
 from serving.docket.open import Docket
+from serving.export.notice_links import notice_links
 from serving.judging.executor import TrialExecutor
 from serving.judging.judge import TrialRunner
 from serving.rest.app import open_api
@@ -101,7 +102,7 @@ async def real_court(
         executor = TrialExecutor(judging, pictures or OnePicture(), records)
         reception = await stack.enter_async_context(TrialRunner(executor, settings))
         court.open(executor, reception)
-        docket.open(executor, reception.refresh, corrections_for(executor, settings))
+        docket.open(executor, reception.refresh, corrections_for(executor, settings), notice_links(records, settings))
         precedents.open(executor, reception.decoders)
         for name in health.services:
             health.say(name, serving=True)
@@ -111,7 +112,7 @@ async def real_court(
         http = ""
         if settings.http:
             http = await stack.enter_async_context(
-                open_api(methods, health, settings, settings.http, webhook_keys=("whpk_AAAA",))
+                open_api(methods, health, settings, settings.http, webhook_keys=("whpk_AAAA",), docket=docket)
             )
         yield RealCourt(address, channel, threads, records, court, finder, tokens, reader, reception, http)
         for service in (court, docket, precedents):

@@ -2375,6 +2375,70 @@ class OpenAppealResponse(_message.Message):
 Global___OpenAppealResponse: _TypeAlias = OpenAppealResponse  # noqa: Y015
 
 @_typing.final
+class GetNoticeRequest(_message.Message):
+    """Which notice."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRIAL_ID_FIELD_NUMBER: _builtins.int
+    LANGUAGE_FIELD_NUMBER: _builtins.int
+    trial_id: _builtins.str
+    """The trial. Required."""
+    language: _builtins.str
+    """Language of the notice: "en" or "de". Empty: that of the content where it is one of these, else English."""
+    def __init__(
+        self,
+        *,
+        trial_id: _builtins.str = ...,
+        language: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["language", b"language", "trial_id", b"trial_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetNoticeRequest: _TypeAlias = GetNoticeRequest  # noqa: Y015
+
+@_typing.final
+class GetNoticeResponse(_message.Message):
+    """A notice."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    LANGUAGE_FIELD_NUMBER: _builtins.int
+    LINK_FIELD_NUMBER: _builtins.int
+    LINK_EXPIRES_AT_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """Paragraphs of plain text, with an empty line between them. The link stands in it."""
+    language: _builtins.str
+    """Language of the text."""
+    link: _builtins.str
+    """Address that shows the notice and takes one objection, without an account. Empty where this server gives out none
+    (notice_link_days), or the decision restricts nothing or is contested already.
+    """
+    @_builtins.property
+    def link_expires_at(self) -> _timestamp_pb2.Timestamp:
+        """When the link expires."""
+
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        language: _builtins.str = ...,
+        link: _builtins.str = ...,
+        link_expires_at: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["link_expires_at", b"link_expires_at"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["language", b"language", "link", b"link", "link_expires_at", b"link_expires_at", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetNoticeResponse: _TypeAlias = GetNoticeResponse  # noqa: Y015
+
+@_typing.final
 class WatchReviewsRequest(_message.Message):
     """Which reviews to watch."""
 

@@ -296,6 +296,11 @@ class DocketStub:
                 request_serializer=memecourt_dot_v1_dot_court__pb2.OpenAppealRequest.SerializeToString,
                 response_deserializer=memecourt_dot_v1_dot_court__pb2.OpenAppealResponse.FromString,
                 _registered_method=True)
+        self.GetNotice = channel.unary_unary(
+                '/memecourt.v1.Docket/GetNotice',
+                request_serializer=memecourt_dot_v1_dot_court__pb2.GetNoticeRequest.SerializeToString,
+                response_deserializer=memecourt_dot_v1_dot_court__pb2.GetNoticeResponse.FromString,
+                _registered_method=True)
         self.WatchReviews = channel.unary_stream(
                 '/memecourt.v1.Docket/WatchReviews',
                 request_serializer=memecourt_dot_v1_dot_court__pb2.WatchReviewsRequest.SerializeToString,
@@ -357,6 +362,16 @@ class DocketServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetNotice(self, request, context):
+        """What those are told whose content was decided on, in plain words made of the record: what, by which clause, what
+        counted, and how to object. Nothing of precedents, of reviewers or of a model's words stands in it.
+
+        NOT_FOUND: there is no such trial. FAILED_PRECONDITION: it has no verdict.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def WatchReviews(self, request, context):
         """Reviews of verdicts, in the order in which they were kept, at whichever server of this docket: those from a point
         on, then those to come. Does not end by itself. The first response comes at once and holds no review: it says where
@@ -409,6 +424,11 @@ def add_DocketServicer_to_server(servicer, server):
                     servicer.OpenAppeal,
                     request_deserializer=memecourt_dot_v1_dot_court__pb2.OpenAppealRequest.FromString,
                     response_serializer=memecourt_dot_v1_dot_court__pb2.OpenAppealResponse.SerializeToString,
+            ),
+            'GetNotice': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetNotice,
+                    request_deserializer=memecourt_dot_v1_dot_court__pb2.GetNoticeRequest.FromString,
+                    response_serializer=memecourt_dot_v1_dot_court__pb2.GetNoticeResponse.SerializeToString,
             ),
             'WatchReviews': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchReviews,
@@ -557,6 +577,33 @@ class Docket:
             '/memecourt.v1.Docket/OpenAppeal',
             memecourt_dot_v1_dot_court__pb2.OpenAppealRequest.SerializeToString,
             memecourt_dot_v1_dot_court__pb2.OpenAppealResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetNotice(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/memecourt.v1.Docket/GetNotice',
+            memecourt_dot_v1_dot_court__pb2.GetNoticeRequest.SerializeToString,
+            memecourt_dot_v1_dot_court__pb2.GetNoticeResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -231,6 +231,12 @@ class DocketStub:
 
     NOT_FOUND: there is no such trial, or none of that content has a verdict. FAILED_PRECONDITION: the trial has no verdict.
     """
+    GetNotice: _grpc.UnaryUnaryMultiCallable[_court_pb2.GetNoticeRequest, _court_pb2.GetNoticeResponse]
+    """What those are told whose content was decided on, in plain words made of the record: what, by which clause, what
+    counted, and how to object. Nothing of precedents, of reviewers or of a model's words stands in it.
+
+    NOT_FOUND: there is no such trial. FAILED_PRECONDITION: it has no verdict.
+    """
     WatchReviews: _grpc.UnaryStreamMultiCallable[_court_pb2.WatchReviewsRequest, _court_pb2.WatchReviewsResponse]
     """Reviews of verdicts, in the order in which they were kept, at whichever server of this docket: those from a point
     on, then those to come. Does not end by itself. The first response comes at once and holds no review: it says where
@@ -276,6 +282,12 @@ class DocketAsyncStub(DocketStub):
     again under the same reference, it is the one that stands.
 
     NOT_FOUND: there is no such trial, or none of that content has a verdict. FAILED_PRECONDITION: the trial has no verdict.
+    """
+    GetNotice: _aio.UnaryUnaryMultiCallable[_court_pb2.GetNoticeRequest, _court_pb2.GetNoticeResponse]  # type: ignore[assignment]
+    """What those are told whose content was decided on, in plain words made of the record: what, by which clause, what
+    counted, and how to object. Nothing of precedents, of reviewers or of a model's words stands in it.
+
+    NOT_FOUND: there is no such trial. FAILED_PRECONDITION: it has no verdict.
     """
     WatchReviews: _aio.UnaryStreamMultiCallable[_court_pb2.WatchReviewsRequest, _court_pb2.WatchReviewsResponse]  # type: ignore[assignment]
     """Reviews of verdicts, in the order in which they were kept, at whichever server of this docket: those from a point
@@ -349,6 +361,18 @@ class DocketServicer(metaclass=_abc_1.ABCMeta):
         again under the same reference, it is the one that stands.
 
         NOT_FOUND: there is no such trial, or none of that content has a verdict. FAILED_PRECONDITION: the trial has no verdict.
+        """
+
+    @_abc_1.abstractmethod
+    def GetNotice(
+        self,
+        request: _court_pb2.GetNoticeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_court_pb2.GetNoticeResponse, _abc.Awaitable[_court_pb2.GetNoticeResponse]]:
+        """What those are told whose content was decided on, in plain words made of the record: what, by which clause, what
+        counted, and how to object. Nothing of precedents, of reviewers or of a model's words stands in it.
+
+        NOT_FOUND: there is no such trial. FAILED_PRECONDITION: it has no verdict.
         """
 
     @_abc_1.abstractmethod

@@ -23,6 +23,7 @@ PRIORITY_WORDS = {
     ReviewPriority.COURT_ASKS: "court asks for a person",
     ReviewPriority.LOW_SCORE: "low score",
     ReviewPriority.SAMPLED: "drawn by chance",
+    ReviewPriority.OBJECTION: "objection by link",
 }
 """Reasons for review, in words."""
 

@@ -82,6 +82,11 @@ class ReviewPriority(StrEnum):
     """The score hardly supports the label."""
     SAMPLED = "SAMPLED"
     """Randomly sampled, to measure the quality of verdicts that nobody doubts."""
+    OBJECTION = "OBJECTION"
+    """Somebody without an account has appealed by the link of a notice.
+
+    Last, since anybody may send many; the queue gives out one of them for each few other cases.
+    """
 
     @property
     def urgency(self) -> int:
@@ -236,7 +241,9 @@ class _Case:
                 row["asked_by"] = event.by
                 self._waits(((ReviewPriority.SECOND_OPINION, f"{event.by} asks for a second opinion: {event.reason}"),))
             case AppealOpened():
-                self._waits(((ReviewPriority.APPEAL, f"{event.by} hands in an appeal: {event.statement}"),))
+                row["appealed"] = True
+                why = ReviewPriority.OBJECTION if event.by_link else ReviewPriority.APPEAL
+                self._waits(((why, f"{event.by} hands in an appeal: {event.statement}"),))
             case _:
                 self.changed = False
 
@@ -273,9 +280,9 @@ class _Case:
         row["holds"], row["outcome"] = str(event.label), str(event.outcome)
         if row.get("asked_by") == event.reviewer:
             return  # a reviewer's own review is no second opinion
-        if reviewed_before and row.get("waiting") and row.get("urgency") == ReviewPriority.APPEAL.urgency:
+        if reviewed_before and row.get("appealed"):
             return  # nor may the reviewer of a verdict decide an appeal against it
-        row["asked_by"], row["waiting"] = "", False
+        row["asked_by"], row["waiting"], row["appealed"] = "", False, False
         labels = _last_words(connection, event.trial_id)
         # Only for two reviewers: a third one decides, and nobody else is asked.
         if len(labels) == 2 and len(set(labels.values())) == 2:

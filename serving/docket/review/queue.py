@@ -6,6 +6,7 @@ consoles share the queue and the locks.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -49,6 +50,8 @@ _AGAIN: Final = timedelta(minutes=1)
 """Time after which the library is to follow a review again that it could not."""
 _PAGE: Final = 500
 """Log entries that are projected in one transaction."""
+OBJECTION_EVERY: Final = 4
+"""Cases given out, of which one is an objection by the link of a notice."""
 _MAX_WORDS: Final = 50
 """Maximum number of words in a search: each is a condition, and databases limit their number."""
 
@@ -158,6 +161,7 @@ class ReviewQueue:
         self._clock = clock
         self._patience_s = patience_s
         self._follower = LogFollower(self._project)
+        self._turns = itertools.count(1)
 
     # The log
 
@@ -345,7 +349,15 @@ class ReviewQueue:
     async def take_next(
         self, who: str, *, why: ReviewPriority | None = None, namespaces: frozenset[str] | None = None
     ) -> Case | None:
-        """Locks the most urgent free case; None if there is none."""
+        """Locks the most urgent free case; None if there is none.
+
+        One in :data:`OBJECTION_EVERY` is an objection by the link of a notice, if there is one: a flood of them buries
+        neither the other cases nor the oldest of its own kind.
+        """
+        if why is None and next(self._turns) % OBJECTION_EVERY == 0:
+            objection = await self.take_next(who, why=ReviewPriority.OBJECTION, namespaces=namespaces)
+            if objection is not None:
+                return objection
         after = None
         # Page by page: many taken cases may precede a free one.
         while page := await self.queue(who, limit=20, after=after, why=why, namespaces=namespaces):

@@ -62,6 +62,7 @@ cases = Table(
     Column("drawn", Boolean, nullable=False, default=False),  # True if it was randomly sampled
     Column("urgency", Integer, nullable=False, default=0),  # the lowest number is the most urgent
     Column("waiting", Boolean, nullable=False, default=False),  # True if it waits for a review now
+    Column("appealed", Boolean, nullable=False, default=False),  # True while an appeal is undecided
     Column("asked_by", Name, nullable=False, default=""),  # reviewer who asked for a second opinion
     Column("erased", Boolean, nullable=False, default=False),
 )
@@ -131,6 +132,7 @@ _BLANK = {
     "category": "",
     "reasons": "[]",
     "asked_by": "",
+    "appealed": False,
     "waiting": False,
     "erased": True,
 }

@@ -87,7 +87,7 @@ class ReviewStore(SqlStore):
         return stored
 
     async def open_appeal(
-        self, trial_id: str, *, by: str, statement: str, reference: str, at: datetime
+        self, trial_id: str, *, by: str, statement: str, reference: str, at: datetime, by_link: bool = False
     ) -> AppealOpened:
         """Appends an appeal to a decided trial; idempotent by ``reference``.
 
@@ -96,7 +96,9 @@ class ReviewStore(SqlStore):
             NotDecided: The trial has no verdict to appeal against.
             Unavailable: The appeal can't be stored now.
         """
-        draft = AppealOpened(trial_id=trial_id, seq=0, at=at, by=by, statement=statement, reference=reference)
+        draft = AppealOpened(
+            trial_id=trial_id, seq=0, at=at, by=by, statement=statement, reference=reference, by_link=by_link
+        )
         stored = await self._transactions.write(_APPEAL, draft)
         assert isinstance(stored, AppealOpened)
         return stored

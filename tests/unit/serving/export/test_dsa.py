@@ -1,13 +1,12 @@
 """Drafts of statements of reasons: valid for the EU's database, and free of personal data."""
 
 import json
-from datetime import UTC, datetime
 
 import pytest
 from click.testing import CliRunner
 
 from court.errors import BadRequest
-from court.events import Procedure, VerdictGiven, VerdictReviewed
+from court.events import Procedure, VerdictGiven
 from court.policy import DEFAULT_POLICY, Clause
 from court.precedents import VerifiedCopy
 from court.record import TrialRecord
@@ -15,12 +14,12 @@ from serving.cli.main import cli
 from serving.docket.errors import NotDecided
 from serving.export.dsa import CATEGORIES, draft
 from serving.export.dsa_schema import DATES, LENGTHS, LISTS, REQUIRED, WORDS, faults, missing
-from tests.support.cast import ACQUITTAL, RULING, Cast
+from tests.support.cast import ACQUITTAL, Cast
 from tests.support.dockets import append_all, with_docket
-from tests.support.messages import SHOWN, altered, run_trial, stored
+from tests.support.messages import altered, run_trial, stored
+from tests.support.personal import AT, SECRET, a_trial, reviewed
 from tests.support.trial import a_court, hear
 
-AT = datetime(2026, 3, 4, 5, 6, tzinfo=UTC)
 PLATFORM = {
     "decision_visibility": ["DECISION_VISIBILITY_CONTENT_REMOVED"],
     "territorial_scope": ["AT", "DE"],
@@ -28,29 +27,6 @@ PLATFORM = {
     "application_date": "2026-01-03",
     "source_type": "SOURCE_VOLUNTARY",
 }
-SECRET = "Erika Mustermann of 5 Elm Road, +43 660 123"
-
-
-def a_trial(**lines):
-    """A full trial that found harm, with personal data in every text."""
-    texts = {"description": SECRET, "answer": SECRET, "summary": SECRET, "justification": SECRET}
-    lines = {
-        "describe": {"description": SECRET},
-        "answer": {"answer": SECRET},
-        "summarise": {key: texts[key] for key in ("summary", "justification")},
-        "judge": {**RULING, "rationale": SECRET, "harmful_evidence": [SECRET]},
-        **lines,
-    }
-    exhibits = tuple(each.model_copy(update={"text": SECRET}) for each in SHOWN.exhibits)
-    return run_trial(Cast(rounds=2, **lines), text=SECRET, found=SHOWN.model_copy(update={"exhibits": exhibits}))
-
-
-def reviewed(record, outcome="UPHELD", label="HARMFUL", clause=""):
-    review = VerdictReviewed(
-        trial_id="t", seq=len(record.events), at=AT, outcome=outcome, label=label, reason=SECRET, reviewer="Ruth",
-        clause=clause,
-    )  # fmt: skip
-    return TrialRecord.of((*record.events, review))
 
 
 def test_draft_fills_in_known_fields_and_lists_those_left_to_the_platform():

@@ -1,0 +1,119 @@
+"""Notices: the sentences of each language, what they tell, and what never stands in them."""
+
+import json
+import string
+
+import pytest
+from click.testing import CliRunner
+
+from court.errors import BadRequest
+from court.in_force import Authority
+from court.policy import DEFAULT_POLICY
+from court.record import TrialRecord
+from court.verdict import Label
+from serving.cli.main import cli
+from serving.docket.errors import NotDecided
+from serving.export.notice import language_of, notice_words, write_notice
+from tests.support.desks import trial, verdict
+from tests.support.dockets import append_all, with_docket
+from tests.support.messages import altered
+from tests.support.personal import SECRET, a_trial, reviewed
+
+
+def fields_of(sentence):
+    return {name for _, name, _, _ in string.Formatter().parse(sentence) if name}
+
+
+def test_each_language_has_every_sentence_with_the_same_fields():
+    languages = notice_words()
+    assert {"en", "de"} <= set(languages)
+    english = languages["en"]
+    for words in languages.values():
+        assert words.keys() == english.keys() and words["levels"].keys() == english["levels"].keys()
+        for name, sentence in english.items():
+            if name != "levels":
+                assert fields_of(words[name]) == fields_of(sentence), name
+
+
+@pytest.mark.parametrize("language", ["en", "de"])
+def test_notice_tells_what_by_which_clause_what_counted_and_how_to_object(language):
+    record = a_trial()
+    clause, words = DEFAULT_POLICY.clauses[3], notice_words()[language]
+    text = write_notice(record, language)
+    paragraphs = text.strip().split("\n\n")
+    assert paragraphs[0] == words["title"] and words["harmful"] in paragraphs[1]
+    assert f"{record.opened.at:%Y-%m-%d}" in paragraphs[1]
+    assert f" 4 ({clause.category})" in paragraphs[2] and clause.text in paragraphs[2]
+    counted = paragraphs[3].split("\n- ")
+    strengths = record.verdict.strengths
+    assert counted[:2] == [words["counted"], words["counted_picture"]]
+    assert words["levels"][strengths.harmful] in counted[2] and len(counted) == 3
+    assert paragraphs[4] == words["automated"]
+    assert paragraphs[5].startswith(words["object"]) and record.trial_id in paragraphs[5]
+
+
+@pytest.mark.parametrize("language", ["en", "de"])
+@pytest.mark.parametrize("outcome", [None, ("UPHELD", "HARMFUL"), ("OVERRULED", "NOT_HARMFUL")])
+def test_notice_holds_nothing_of_precedents_models_or_reviewers(language, outcome):
+    record = a_trial()
+    meme = record.opened.meme.model_copy(update={"namespace": "tenant-7"})
+    record = altered(record, 0, meme=meme, request_id="erika-1")
+    record = reviewed(record, *outcome) if outcome else record
+    text = write_notice(record, language)
+    exhibits = record.precedents.findings.exhibits
+    assert exhibits and json.dumps([event.model_dump(mode="json") for event in record.events]).count(SECRET) > 9
+    for hidden in (
+        "Erika",
+        "Mustermann",
+        "Elm Road",
+        "660",
+        "tenant-7",
+        "erika",
+        "Ruth",
+        meme.pixels_sha256,
+        *(each.id for each in exhibits),
+    ):
+        assert hidden not in text, hidden
+    person = notice_words()[language]["not_automated"]
+    assert (person in text) is bool(outcome)
+
+
+def test_overruled_verdicts_are_not_among_what_counted():
+    words = notice_words()["en"]
+    text = write_notice(reviewed(a_trial(), "OVERRULED", "NOT_HARMFUL"), "en")
+    assert words["not_harmful"] in text and words["counted_picture"] not in text and "weighed" not in text
+    upheld = write_notice(reviewed(a_trial()), "en")
+    assert words["counted_picture"] in upheld and "decided by that person's own judgement" in upheld
+
+
+def test_undecided_and_texts_alone_have_their_own_sentences():
+    record = TrialRecord.of(trial("t", verdict(Label.UNDECIDED)))
+    assert record.in_force.by is Authority.COURT
+    text = write_notice(record, "en")
+    assert notice_words()["en"]["undecided"] in text and "clause" not in text and "content of t" in text
+    with pytest.raises(NotDecided):
+        write_notice(TrialRecord.of(trial("t")), "en")
+
+
+def test_language_is_the_wanted_one_else_that_of_the_content():
+    record = TrialRecord.of(trial("t", verdict()))
+    german = altered(record, 1, language="de-AT")
+    french = altered(record, 1, language="fr")
+    assert [language_of(each) for each in (record, german, french)] == ["en", "de", "en"]
+    assert language_of(german, "en") == "en"
+    with pytest.raises(BadRequest):
+        language_of(record, "fr")
+
+
+def test_command_prints_the_notice_and_a_link_where_the_setting_says_so(tmp_path, monkeypatch):
+    place = tmp_path / "docket.sqlite"
+    with_docket(place, lambda docket: append_all(docket, trial("trial-1", verdict(category="nationality"))))
+    monkeypatch.setenv("MEMECOURT_HOME", str(tmp_path))
+    run = CliRunner().invoke(cli, ["notice", "trial", "--language", "de"])
+    assert run.exit_code == 0 and "trial-1" in run.output and "Sie können widersprechen" in run.output
+    assert "/notice/" not in run.output
+    monkeypatch.setenv("MEMECOURT_NOTICE_LINK_DAYS", "14")
+    monkeypatch.setenv("MEMECOURT_HTTP_ORIGIN", "https://example.org/court")
+    run = CliRunner().invoke(cli, ["notice", "trial-1"])
+    assert run.exit_code == 0 and "https://example.org/court/notice/" in run.output
+    assert CliRunner().invoke(cli, ["notice", "trial-1", "--language", "xx"]).exit_code == 1
