@@ -20,6 +20,9 @@ Then one body is replaced, which only its commitment can reveal, and verificatio
 
 The third part looks up content among a million findings of people, and as many known verdicts by their keys, each once.
 Both are in CPU time; the memory is that of the full cache of findings.
+
+The fourth part gets the console's list of trials, with its total, of a large docket and of a small one: in CPU time of
+this process, the newest trials, and those of one label sorted by their probability.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ import asyncio
 import contextlib
 import itertools
 import random
+import re
 import sqlite3
 import statistics
 import time
@@ -39,6 +43,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import httpx2
 from sqlalchemy import Column, Connection, Integer, MetaData, String, Table, Text, insert
 
 from court.errors import CourtError, Unavailable
@@ -63,8 +68,10 @@ from court.events import (
     Versions,
 )
 from court.in_force import CaseNotes, ContentKey, content_key
-from court.verdict import Label, Strength, Strengths, Verdict
+from court.verdict import Label, ScoreMeaning, Strength, Strengths, Verdict
 from eval.perf.bench import Result, seconds_of
+from serving.console.app import create_app
+from serving.console.registry import Reviewing
 from serving.docket.audit.audit import Rows
 from serving.docket.log.notes import VerifierKey
 from serving.docket.log.verify import Fault
@@ -117,13 +124,15 @@ def docket(
     verified: int = 100_000,
     findings: int = 1_000_000,
     lookups: int = 20_000,
+    listed: int = 10_000,
 ) -> Result:
     """Runs the benchmark.
 
     Args:
+        listed: Trials of the large docket whose list is got; the small one has a hundred.
         lookups: Contents that are looked up in each turn, each once: none of them is in memory.
     """
-    return _append(trials, events, rounds) | _verify(verified) | _find(findings, lookups)
+    return _append(trials, events, rounds) | _verify(verified) | _find(findings, lookups) | _list(listed)
 
 
 def _append(trials: int, events: int, rounds: int) -> Result:
@@ -401,6 +410,67 @@ async def _finding(path: Path, count: int, lookups: int) -> Result:
         },
         goals={"findings_mib": "<= 200", "finding_over_verdict": "<= 1.5"},
     )
+
+
+_LISTS = {"newest": "/trials", "by_label": "/trials?q=label:harmful&sort=-harm"}
+_PAGES = 20  # gets of each list
+
+
+def _list(trials: int) -> Result:
+    with TemporaryDirectory() as folder:
+        small, large = (asyncio.run(_listing(Path(folder) / f"{size}.sqlite", size)) for size in (100, trials))
+    figures = {f"list_{name}_ms": 1000 * large[name] for name in _LISTS}
+    figures |= {f"list_{name}_over_100": large[name] / small[name] for name in _LISTS}
+    return Result(figures=figures, goals={f"list_{name}_over_100": "<= 2" for name in _LISTS})
+
+
+async def _listing(place: Path, trials: int) -> dict[str, float]:
+    """Returns the CPU time of a page of each list, in seconds."""
+    docket = Docket.open(place)
+    try:
+        for first in range(0, trials, _AT_ONCE):
+            await _appended(docket, [_short_trial(number) for number in range(first, min(first + _AT_ONCE, trials))])
+        queue = docket.review_queue()
+        while await queue.behind():
+            await queue.catch_up()
+        app = create_app(docket, tokens=None, reviewing=Reviewing(queue))
+        transport = httpx2.ASGITransport(app=app)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as browser:
+            sign_in = (await browser.get("/sign-in")).text
+            found = re.search(r'name="proof" value="(\w+)"', sign_in)
+            await browser.post("/sign-in", data={"proof": found[1] if found else "", "next": "/"})
+            seconds: dict[str, list[float]] = {name: [] for name in _LISTS}
+            for name, address in [*_LISTS.items()] * _PAGES:
+                began = time.process_time()
+                page = await browser.get(address)
+                seconds[name].append(time.process_time() - began)
+                if page.text.count("data-row") != 50:
+                    raise CourtError("The benchmark's list does not have a page of trials.")
+    finally:
+        await docket.close()
+    return {name: statistics.median(each) for name, each in seconds.items()}
+
+
+def _short_trial(number: int) -> list[AnyEvent]:
+    trial_id = f"trial-{number:08d}"
+    at = datetime(2026, 1, 2, tzinfo=UTC) + timedelta(seconds=number)
+    harmful = number % 4 > 0
+    # One in fifty waits for review, for its score.
+    sure = 0.55 if number % 50 == 0 else 0.62 + (number * 7919 % 370) / 1000
+    label = Label.HARMFUL if harmful else Label.NOT_HARMFUL
+    strengths = (Strength.STRONG, Strength.WEAK) if harmful else (Strength.WEAK, Strength.STRONG)
+    verdict = Verdict(
+        label=label,
+        strengths=Strengths(harmful=strengths[0], benign=strengths[1]),
+        harm_score=sure if harmful else 1 - sure,
+        harm_score_meaning=ScoreMeaning.LABEL_PROBABILITY,
+        rationale=_SENTENCE,
+    )
+    return [
+        _opened(trial_id, at, pixels_sha256=f"{number:064x}"),
+        TextRead(trial_id=trial_id, seq=1, at=at, text=f"Soup for everybody {number}", source=TextSource.OCR),
+        VerdictGiven(trial_id=trial_id, seq=2, at=at, verdict=verdict, call=_CALL),
+    ]
 
 
 def _alter(place: Path, number: int) -> None:

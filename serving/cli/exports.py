@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from serving.settings import Settings
 
 _OF_ONE = ("html", "json", "dsa")
-_OF_MANY = ("jsonl", "parquet")
+_OF_MANY = ("csv", "jsonl", "parquet")
 _WHO = "command line"
 """Who looked, where the docket notes that a picture was shown: it does not know who sits there."""
 _MOST_NAMED = 20
@@ -71,7 +71,7 @@ selection_options = with_options(
     "form",
     type=click.Choice([*_OF_ONE, *_OF_MANY]),
     required=True,
-    help="Format: html, json and dsa hold one trial; jsonl and parquet a selection.",
+    help="Format: html, json and dsa hold one trial; csv, jsonl and parquet a selection.",
 )
 @click.option(
     "-o",
@@ -121,6 +121,7 @@ async def export(
       html     one page that needs nothing else, to be read or printed
       json     the record as it is kept, to be read back
       dsa      draft of a statement of reasons for the EU's transparency database
+      csv      a selection, one row per trial, without events
       jsonl    a selection, one record per line
       parquet  a selection, one record per row, with columns to count by
 

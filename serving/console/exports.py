@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 
@@ -11,15 +12,13 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from court.errors import BadRequest
-from court.record import TrialState
-from court.verdict import Label
-from serving.console.pages.trials import filter_of
+from serving.console.pages.trials import search_of
 from serving.console.pictures import record_shown
-from serving.console.registry import Page, console_of, form_of, trial_of
-from serving.console.rendering import render
+from serving.console.registry import Page, console_of, form_of, trial_of, visitor_of
 from serving.console.review.parts import mark_shown, mark_verdict_shown
 from serving.console.visitors import Role
 from serving.docket.errors import TrialUnknown
+from serving.docket.store.listing import DocketLine
 from serving.export.source import Pictures, gather
 from serving.export.trial_file import TrialForm, file_name, write_trial
 
@@ -27,6 +26,7 @@ _TYPES: Mapping[str, str] = {
     "html": "text/html; charset=utf-8",
     "json": "application/json",
     "dsa": "application/json",
+    "csv": "text/csv; charset=utf-8",
     "jsonl": "application/x-ndjson",
     "parquet": "application/vnd.apache.parquet",
 }
@@ -73,23 +73,40 @@ async def _file(request: Request, pictures: Pictures) -> Response:
     return Response(data, media_type=_TYPES[form], headers=_attached(name))
 
 
-async def export_form(request: Request) -> Response:
-    """Shows the form for a selection."""
-    return render(request, "export/choose.html", labels=list(Label), states=list(TrialState))
-
-
 async def many(request: Request) -> Response:
-    """Exports a selection of any size, streamed while it is read."""
+    """Exports what a search finds, streamed while it is read; each trial counts as viewed."""
     from serving.export.tables import Form, Selection
 
     named = request.path_params["form"]
     if named not in list(Form):
         raise TrialUnknown(f"A selection can be downloaded as {', '.join(Form)}.", field="form")
-    console = console_of(request)
-    selection = Selection(console.docket.index, console.docket.trials, filter_of(request), partial(mark_shown, request))
+    console, which = console_of(request), (await search_of(request)).which
+    selection = Selection(console.docket.index, console.docket.trials, which, partial(_record_export, request, named))
     chunks = selection.chunks(Form(named))
+    # Before the answer begins: it can still be refused.
+    first = await anext(chunks, b"")
+
+    async def whole() -> AsyncIterator[bytes]:
+        yield first
+        async for chunk in chunks:
+            yield chunk
+
     name = f"trials-{datetime.now(UTC):%Y%m%d-%H%M%S}.{named}"
-    return StreamingResponse(chunks, media_type=_TYPES[named], headers=_attached(name))
+    return StreamingResponse(whole(), media_type=_TYPES[named], headers=_attached(name))
+
+
+async def _record_export(request: Request, form: str, lines: Sequence[DocketLine]) -> None:
+    """Logs that trials are exported; raises if that can't be stored, so that nothing goes out."""
+
+    async def record(trial_id: str) -> None:
+        with suppress(TrialUnknown):  # it has just been erased, and is passed over
+            await console_of(request).docket.reviews.record_access(
+                trial_id, who=visitor_of(request).name, what=f"export as {form}", at=datetime.now(UTC)
+            )
+
+    # Concurrently, so that many share one commit.
+    await asyncio.gather(*(record(line.trial_id) for line in lines))
+    await mark_shown(request, [line.trial_id for line in lines if line.label])
 
 
 async def bundle(request: Request) -> Response:
@@ -113,7 +130,6 @@ def _attached(name: str) -> dict[str, str]:
 PAGES = (
     Page("/trials/{trial_id}/export/{form}", one, role=Role.VIEWER, name="export"),
     Page("/trials/{trial_id}/export/{form}", one_sharp, role=Role.VIEWER, methods=("POST",)),
-    Page("/export", export_form, role=Role.VIEWER, name="export_many", nav="Export"),
     Page("/export/{form}", many, role=Role.VIEWER),
     Page("/trials/{trial_id}/bundle", bundle, role=Role.VIEWER, name="bundle"),
 )

@@ -1,11 +1,12 @@
-"""A selection of trials as JSON Lines or Parquet: as many as there are, page by page, in memory that stays the same.
+"""A selection of trials as a table: as many as there are, page by page, in memory that stays the same.
 
-Both hold the whole record of each trial. A line of JSON is one (:mod:`serving.export.document`); a row of Parquet has
-what is counted and filtered by in columns of its own, and the events as JSON beside it.
+A line of JSON is a whole record (:mod:`serving.export.document`); a row of Parquet has what is counted and filtered by
+in columns of its own, and the events as JSON beside it; a row of CSV has those columns alone.
 """
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -17,7 +18,7 @@ from court.errors import NotLoaded
 from court.record import TrialRecord
 from serving.docket.errors import TrialErased
 from serving.docket.ports import TrialReader
-from serving.docket.store.listing import TrialFilter, TrialIndex
+from serving.docket.store.listing import DocketLine, TrialFilter, TrialIndex
 from serving.export.document import document
 from serving.export.source import ExportSource
 
@@ -39,11 +40,12 @@ _GROUP_ROWS, _GROUP_BYTES = 1000, 16 * 1024 * 1024
 class Form(StrEnum):
     """File format of a selection."""
 
+    CSV = "csv"
     JSONL = "jsonl"
     PARQUET = "parquet"
 
 
-async def _ignore(_: Sequence[str]) -> None:
+async def _ignore(_: Sequence[DocketLine]) -> None:
     """Is told of what is given where nobody has to know."""
 
 
@@ -60,12 +62,12 @@ class Selection:
         index: TrialIndex,
         trials: TrialReader,
         which: TrialFilter = _ALL,
-        noted: Callable[[Sequence[str]], Awaitable[None]] = _ignore,
+        noted: Callable[[Sequence[DocketLine]], Awaitable[None]] = _ignore,
     ) -> None:
         """Has read nothing yet.
 
         Args:
-            noted: Is told the ids of trials with a verdict, some at a time, before any of these is given.
+            noted: Is told the trials, some at a time, before any of these is given.
         """
         self._index = index
         self._trials = trials
@@ -84,7 +86,7 @@ class Selection:
         after: tuple[datetime, str] | None = None
         while True:
             lines = await self._index.list(limit=_PAGE, after=after, which=self._which, oldest_first=True)
-            await self._noted([line.trial_id for line in lines if line.label and not line.erased])
+            await self._noted([line for line in lines if not line.erased])
             for line in lines:
                 # Moved on before the record is read: one that is erased is passed over, and must not come again.
                 after = (line.opened_at, line.trial_id)
@@ -101,7 +103,19 @@ class Selection:
 
     def chunks(self, form: Form) -> AsyncIterator[bytes]:
         """The file, piece by piece. Raises NotLoaded if what writes Parquet is not installed."""
-        return self._parquet() if form is Form.PARQUET else self._jsonl()
+        return {Form.CSV: self._csv, Form.JSONL: self._jsonl, Form.PARQUET: self._parquet}[form]()
+
+    async def _csv(self) -> AsyncIterator[bytes]:
+        names = [name for name in _COLUMNS.split() if name != "events"]
+        row = io.StringIO()
+        table = csv.DictWriter(row, names, extrasaction="ignore", lineterminator="\n")
+        table.writeheader()
+        async for record in self.records():
+            table.writerow({name: _cell(value) for name, value in row_of(record).items()})
+            yield row.getvalue().encode("utf-8", "replace")
+            row.seek(0)
+            row.truncate()
+        yield row.getvalue().encode()  # without a trial, the heading alone
 
     async def _jsonl(self) -> AsyncIterator[bytes]:
         async for record in self.records():
@@ -178,6 +192,13 @@ def row_of(record: TrialRecord) -> dict[str, Any]:
         "pixels_sha256": opened.meme.pixels_sha256,
         "events": "[" + ",".join(event.model_dump_json() for event in record.events) + "]",
     }
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, list):
+        return "; ".join(value)
+    # A spreadsheet would run a text that begins like a formula.
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
 
 
 def schema_of(pa: Any) -> pyarrow.Schema:

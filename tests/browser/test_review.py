@@ -239,12 +239,12 @@ def test_review_by_keyboard_alone(served, person):
     assert page.get_by_label("Uphold: undecided").is_checked()
     press("x")  # gives the case back
     page.wait_for_url("**/desk")
-    press("g", "f")
-    page.wait_for_url("**/desk/find")
+    press("g", "t")
+    page.wait_for_url("**/trials")
     press("/")
     page.keyboard.type("case two")
     press("Enter")
-    page.wait_for_url("**text=case+two**")
+    page.wait_for_url("**q=case+two**")
     expect(page.locator("[data-row]")).to_have_count(1)
 
 
@@ -267,9 +267,9 @@ def test_review_without_scripts(served, person):
     page.goto("/desk/cases/one")
     click_through(page, "Similar trials", "link")
     assert "No other trial" in text_of(page)
-    page.goto("/desk/find")
-    page.get_by_label("Words in the text").fill("one")
-    click_through(page, "Find")
+    page.goto("/trials")
+    page.get_by_role("searchbox").fill("one")
+    click_through(page, "Search")
     assert page.locator("a[href*='/trials/one']").count() >= 1
     assert not page.get_by_role("button", name="Keys").is_visible()  # controls that need scripts are hidden
 
@@ -323,7 +323,7 @@ def test_desk_pages_are_accessible_and_fit_a_phone(served, person, scheme):
     for reviewer, label in (("bea", N), ("cy", H)):
         served.run(served.it.reviewed("two", reviewer, label, again=True))
     page = person("root", color_scheme=scheme, viewport={"width": 390, "height": 800})
-    reading = ["/desk", "/desk/find?text=case", "/desk/agreement", "/desk/cases/one/similar", "/desk/cases/one"]
+    reading = ["/desk", "/trials?q=case", "/desk/agreement", "/desk/cases/one/similar", "/desk/cases/one"]
     for path in [*(reading if scheme == "light" else reading[-1:]), "take", "/desk/cases/two", "keys"]:
         if path == "take":
             page.get_by_role("button", name="Take this case").click()

@@ -11,10 +11,13 @@ from court.verdict import Label, ReviewReason, Strength
 from serving.console.app import PAGES
 from serving.docket.review.locks import verdict_was_shown
 from serving.docket.review.projection import ReviewPriority
+from serving.docket.review.search import CHOICES
 from serving.docket.store import review_tables as desk_tables
+from serving.docket.store.listing import SORTS
 from tests.support.desk_pages import PICTURE, form_of, page_text, with_desk_pages
 from tests.support.desks import trial, verdict
 from tests.support.dockets import NOON
+from tests.support.stable_pages import stable_page
 
 H, N, U = Label.HARMFUL, Label.NOT_HARMFUL, Label.UNDECIDED
 MODERATE, WEAK, STRONG = Strength.MODERATE, Strength.WEAK, Strength.STRONG
@@ -32,17 +35,16 @@ GIVEN_AWAY = ("zebra", "quagga", "0.55", "0.46", "because of near_duplicate", "I
 DECIDING = {("/desk/cases/{trial_id}/review", "POST"), ("/sign-out", "POST")}
 """Pages that decide the case or end the session."""
 QUERIES = {
-    "/": [
-        *(f"?label={label}" for label in Label), "?look=1", *(f"?label={label}&look=1" for label in Label),
-        *(f"?state={state}" for state in ("OPEN", "DECIDED", "FAILED")),
-    ],
     "/desk": [f"?why={why}" for why in ReviewPriority],
-    "/desk/find": [
-        *(f"?label={label}" for label in Label), *(f"?why={why}" for why in ReviewPriority),
-        *(f"?text={word}" for word in ("monday", "zebra", "quagga")), "?category=nationality",
-        "?label=HARMFUL&text=monday",
-        "?reviewer=bea",
+    "/trials": [
+        *(f"?q={key}:{value}" for key, values in CHOICES.items() for value in values),
+        *(f"?q={word}" for word in ("monday", "zebra", "quagga", "category:nationality", "label:harmful+monday",
+                                    "label:harmful+is:waiting", "reviewer:bea", "id:a", "content:a")),
+        *(f"?sort={sign}{sort}" for sort in SORTS for sign in ("", "-")), "?sort=-harm&after=a",
+        "?sort=-reason&after=a",
+        "?" + "&".join(f"col={name}" for name in ("label", "decision", "reason", "category", "models", "trial")),
     ],
+    "/export/{form}": ["?q=label:harmful", "?q=reason:low-score"],
     "/desk/agreement": ["?blind=yes"],
     "/trials/{trial_id}/news": ["?from=0", "?from=1"],
     "/trials/{trial_id}/compare": ["?with=a", "?with=twin", "?with=near"],
@@ -88,7 +90,7 @@ async def visit_all_pages(pages, ended):
         options = {}
         if method == "POST":
             fields = {"why": "" if path.endswith("/next") else "Is it?", "of": "meme", "pictures": "sharp", "name": "n"}
-            options = form_of((await ada.get("/export")).text, fields)
+            options = form_of((await ada.get("/trials")).text, fields)
         answer = await ada.client.request(method, path, **options)
         if answer.status_code == 303:
             answer = await ada.get(answer.headers["location"])
@@ -143,6 +145,49 @@ def test_each_page_that_shows_a_verdict_records_it(worlds):
     } <= recorded
 
 
+CAUSES = {
+    "appeal": verdict(H, reasons=[ReviewReason.TEXT_UNSURE]),
+    "disagree": verdict(H, reasons=[ReviewReason.VOTE_DISAGREES]),
+    "court-asks": verdict(H, reasons=[ReviewReason.TEXT_UNSURE]),
+    "low-score": verdict(H, score=0.55),
+    "undecided": verdict(U),
+}
+"""A case that waits for each of these reasons."""
+
+
+@pytest.mark.slow
+def test_no_filter_order_or_count_of_the_list_tells_why_a_case_waits(tmp_path):
+    """For each reason a reviewer gets the same lists, for administrators the filter finds the case."""
+
+    async def visit(pages, cause):
+        await pages.tried("other", verdict(N, score=0.04), pixels="2" * 64, words="another")
+        await pages.tried("case", CAUSES[cause], pixels="1" * 64, words="Monday people")
+        if cause == "appeal":
+            await pages.docket.reviews.open_appeal("case", by="uploader", statement="No.", reference="1", at=NOON)
+        ada, root = await pages.person("ada"), await pages.person("root")
+        lists = {query: stable_page((await ada.get(f"/trials{query}")).text) for query in ("", *QUERIES["/trials"])}
+        reasons = {
+            reason: 'href="/desk/cases/case"' in (await root.get(f"/trials?q=reason:{reason}")).text
+            for reason in CAUSES
+        }
+        assert "1 trial<" in (await root.get(f"/trials?q=reason:{cause}")).text
+        return lists, reasons
+
+    found = {}
+    for cause in CAUSES:
+        place = tmp_path / cause
+        place.mkdir()
+        found[cause] = with_desk_pages(place, lambda pages, cause=cause: visit(pages, cause), library=False)
+    first, _ = found["disagree"]
+    assert "waiting for review" in first[""] and "2 trials<" in first[""]
+    for cause, (lists, reasons) in found.items():
+        assert [query for query in lists if lists[query] != first[query]] == [], cause
+        assert reasons[cause] and [reason for reason in reasons if reasons[reason]] in (
+            [cause],
+            ["appeal", "court-asks"],
+        )
+
+
 def test_seeing_the_verdict_of_another_trial_of_the_meme_ends_blindness(tmp_path):
     """Verdicts of other trials are hidden while this one waits; a reviewer who has read one anyway is not blind."""
 
@@ -152,7 +197,7 @@ def test_seeing_the_verdict_of_another_trial_of_the_meme_ends_blindness(tmp_path
         await pages.tried("twin", verdict(H, rationale="zebra"), **same)
         await pages.tried("caption", verdict(H), **{**same, "words": "other words"})  # other words, so another meme
         ada, bea = await pages.person("ada"), await pages.person("bea")
-        listed = (await ada.get("/desk/find")).text
+        listed = (await ada.get("/trials")).text
         await bea.get("/trials/twin")
         case = page_text(await bea.get("/desk/cases/a"))
         return (
@@ -175,8 +220,8 @@ def test_labels_shown_in_lists_count_when_the_case_comes_up_later(tmp_path):
         for name in ("seen", "unseen"):
             await pages.tried(name, verdict(H), words=f"{name} words", pixels=name[0] * 64)
         ada, bea, cy = [await pages.person(name) for name in ("ada", "bea", "cy")]
-        await ada.get("/desk/find?text=unseen")
-        await bea.get("/desk/find?text=nothing")
+        await ada.get("/trials?q=unseen")
+        await bea.get("/trials?q=nothing")
         await cy.get("/")
         return [(await pages.reviewed("unseen", who, N, again=True)).blind for who in ("ada", "bea", "cy")]
 
@@ -192,8 +237,10 @@ def test_the_end_of_a_list_reveals_no_hidden_trial(tmp_path):
         for number in range(60):
             await pages.tried(f"w{number:02}", verdict(H, score=0.55), pixels=f"{100 + number:064x}")
         ada = await pages.person("ada")
-        page = (await ada.get("/?label=HARMFUL")).text
-        next_page = (await ada.get(re.search(r'href="(/\?[^"]*after=[^"]*)"', page)[1].replace("&amp;", "&"))).text
+        page = (await ada.get("/trials?q=label:harmful")).text
+        next_page = (
+            await ada.get(re.search(r'href="(/trials\?[^"]*after=[^"]*)"', page)[1].replace("&amp;", "&"))
+        ).text
         return page, next_page
 
     page, next_page = with_desk_pages(tmp_path, work, library=False)

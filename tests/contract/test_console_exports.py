@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import csv
 import io
 import json
 
@@ -94,8 +95,8 @@ def test_exports_contain_no_trial_of_other_namespaces(place, tmp_path):
             assert visit.get(f"/trials/{HIDDEN}/export/{form}").status_code == 404
         lines = visit.get("/export/jsonl").text.splitlines()
         assert {json.loads(line)["trial_id"] for line in lines} == set()
-        named = visit.get("/export/jsonl?namespace=closed").text
-        assert named == ""
+        named = visit.get("/export/jsonl?q=namespace:closed")
+        assert named.status_code == 403
     finally:
         asyncio.run(docket.close())
 
@@ -104,16 +105,45 @@ def test_an_export_contains_every_selected_trial(console):
     visit = console("vera")
     lines = visit.get("/export/jsonl").text.splitlines()
     assert {read_document(line).trial_id for line in lines} == {ONE, HIDDEN, "s"}
-    rows = visit.get("/export/parquet?namespace=closed")
+    rows = visit.get("/export/parquet?q=namespace:closed")
     assert rows.headers["content-disposition"].endswith('.parquet"')
     assert pq.read_table(io.BytesIO(rows.content)).column("trial_id").to_pylist() == [HIDDEN]
-    none = visit.get("/export/jsonl?state=FAILED")
+    none = visit.get("/export/jsonl?q=is:failed")
     assert none.status_code == 200 and none.text == ""
-    for query in ("label=GOOD", "since=yesterday", "state=x"):
-        assert visit.get(f"/export/jsonl?{query}").status_code == 400
+    for query in ("label:GOOD", "since:yesterday", "lable:x"):
+        assert visit.get(f"/export/jsonl?q={query}").status_code == 400
     assert visit.get("/export/xlsx").status_code == 404 and visit.get(f"/trials/{ONE}/export/docx").status_code == 404
-    page = visit.get("/export").text
-    assert "/export/parquet" in page and TEXT.split(",")[0] not in page
+    page = visit.get("/trials?q=is:decided+namespace:closed").text
+    for form in ("csv", "jsonl", "parquet"):
+        assert f'href="/export/{form}?q=is%3Adecided+namespace%3Aclosed"' in page, "an export acts on what is shown"
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
+def test_an_export_counts_as_a_view_of_each_trial(console, form):
+    visit = console("vera")
+    exported = visit.get(f"/export/{form}?q=is:decided+namespace:closed")
+    assert exported.status_code == 200 and len(exported.content) > 300
+    recorded = [(each["trial_id"], each["who"], each["what"]) for each in recorded_views(console)]
+    assert recorded == [(HIDDEN, "vera", f"export as {form}")]
+    console.docket.reviews.looked.clear()
+    console.docket.reviews.refuses = Unavailable("full")
+    try:
+        refused = visit.get(f"/export/{form}?q=is:decided")
+    finally:
+        console.docket.reviews.refuses = None
+    assert refused.status_code == 503 and TEXT.split(",")[0] not in refused.text, "what can't be logged is not shown"
+    assert not recorded_views(console)
+
+
+def test_a_spreadsheet_runs_no_text_as_a_formula(tmp_path):
+    tokens, picture = tokens_for(tmp_path), drawn_picture()
+    trials = [full_trial(f"t{sign}", picture=picture, text=f"{sign}1+1") for sign in "=+-@'"]
+    docket = open_recording_docket(create_docket(tmp_path / "d.sqlite", trials, [picture]))
+    table = ConsoleVisitor(app_of(docket, tmp_path), tokens["vera"]).get("/export/csv").text
+    asyncio.run(docket.close())
+    rows = {row["trial_id"]: row for row in csv.DictReader(io.StringIO(table))}
+    assert {row["text"] for row in rows.values()} == {"'=1+1", "'+1+1", "'-1+1", "'@1+1", "'1+1"}
+    assert rows["t="]["label"] == "NOT_HARMFUL" and "starter-014; " in rows["t="]["precedents"]
 
 
 def test_a_trial_s_page_links_to_its_exports(console):

@@ -7,6 +7,7 @@ import pytest
 
 from court.verdict import Label
 from serving.console.app import PAGES
+from serving.docket.review.search import KEYS
 from tests.support.desk_pages import PICTURE, form_of, with_desk_pages
 from tests.support.desks import verdict
 from tests.support.dockets import parse_place
@@ -18,13 +19,9 @@ ODD = (
 )  # fmt: skip
 """Percent-encoded values for addresses."""
 QUERIES = {
-    "/": ("after", "label", "state", "look"),
+    "/trials": ("q", "q=label:harmful&after", "sort", "col", *(f"q={key}:" for key in KEYS)),
     "/sign-in": ("next",),
     "/desk": ("why", "urgency=1&opened", "urgency=1&opened=x&after", "after=a&urgency"),
-    "/desk/find": (
-        "text", "label", "since", "until", "namespace", "model", "category", "reviewer", "why", "after",
-        "after=a&opened",
-    ),
     "/desk/agreement": ("since", "until", "blind"),
     "/desk/cases/{trial_id}": ("shown", "precedent"),
     "/trials/{trial_id}": ("shown",),
@@ -32,7 +29,7 @@ QUERIES = {
     "/trials/{trial_id}/compare": ("with",),
     "/trials/{trial_id}/picture": ("of", "frame"),
     "/trials/{trial_id}/hide": ("of", "back"),
-    "/export/{form}": ("label", "state", "since", "until", "namespace", "reviewed"),
+    "/export/{form}": ("q", *(f"q={key}:" for key in KEYS)),
 }  # fmt: skip
 FIELDS = ("of", "back", "again", "label", "clause", "other_clause", "reason", "why", "back_why", "precedent", "name",
           "text", "since", "token", "next", "pictures")  # fmt: skip
@@ -50,7 +47,11 @@ def odd_addresses():
             for value in ODD:
                 yield re.sub(r"\{(\w+)\}", lambda found, own={**usual, odd: value}: own[found[1]], page.path)
         path = re.sub(r"\{(\w+)\}", lambda found, own={**usual, "form": "jsonl"}: own[found[1]], page.path)
-        yield from (f"{path}?{name}={value}" for name in QUERIES.get(page.path, ()) for value in ODD)
+        yield from (
+            f"{path}?{name}{'' if name[-1] == ':' else '='}{value}"
+            for name in QUERIES.get(page.path, ())
+            for value in ODD
+        )
 
 
 def test_no_address_breaks_a_page(tmp_path, place):
@@ -78,7 +79,7 @@ def test_no_field_breaks_a_page(tmp_path, place):
                     r"\{(\w+)(?::\w+)?\}", lambda found: {"trial_id": "a", "form": "html"}[found[1]], page.path
                 )
                 await root.post("/desk/cases/a/take", {"again": "yes"})
-                form = form_of((await root.get("/export")).text, {})
+                form = form_of((await root.get("/trials")).text, {})
                 body = urlencode(dict.fromkeys(FIELDS, odd), errors="surrogatepass")
                 answer = await root.client.post(path, **{**form, "content": f"{form['content']}&{body}"})
                 if answer.status_code >= 500:

@@ -7,7 +7,6 @@ import pytest
 from court.verdict import Label, Strength
 from serving.docket.open import Docket
 from serving.docket.review.locks import CaseTaken
-from serving.docket.review.queue import Search
 from serving.docket.store import review_tables as desk_tables
 from tests.support.desks import verdict, with_desk
 from tests.support.dockets import parse_place
@@ -37,7 +36,7 @@ def test_two_servers_share_queue_locks_and_index(place):
             with pytest.raises(CaseTaken):
                 await theirs.take(mine, "somebody else")
             await it.desk.review(mine, f"r{holder}", label=H, clause="4", reason="I looked.")
-            found = await theirs.find(Search(text="go home", model="vl", namespace="ea\0st"), limit=50)
+            found = await it.found('"go home" model:vl', queue=theirs, namespace="ea\0st")
             return (
                 names,
                 mine,
@@ -45,7 +44,7 @@ def test_two_servers_share_queue_locks_and_index(place):
                 len(found),
                 (await theirs.case(mine)).holds,
                 (await theirs.agreement()).judgements,
-                [case.trial_id for case, *_ in await theirs.same_memes(found[0], limit=50)],
+                [case.trial_id for case, *_ in await theirs.same_memes(await theirs.case(found[0]), limit=50)],
             )
         finally:
             await other.close()
@@ -64,7 +63,7 @@ def test_erased_trials_vanish_from_the_review_queue(place):
         await it.desk.take("b", "ada")
         for trial_id in ("a", "b"):
             await it.docket.eraser.erase(trial_id, who="root", why="asked", at=it.clock())
-        found = await it.desk.find(Search(), limit=9), await it.waiting("bea"), await it.desk.agreement()
+        found = await it.found("particular"), await it.waiting("bea"), await it.desk.agreement()
         with it.docket.transactions.database.reading() as connection:
             left = [connection.execute(table.select()).all() for table in
                     (desk_tables.reviews, desk_tables.locks, desk_tables.cases)]  # fmt: skip

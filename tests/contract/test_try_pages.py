@@ -111,9 +111,9 @@ def test_a_try_is_tried_without_a_trace_and_erased_after_a_day(tmp_path):
         record = await it.docket.trials.record(first)
         page = page_text(await ada.get(f"/trials/{first}"))
         assert "Review this trial" not in page_text(await ruth.get(f"/trials/{first}"))
-        lists = [page_text(await ruth.get(path)) for path in ("/", "/desk", "/desk/find", "/export")]
+        lists = [page_text(await ruth.get(path)) for path in ("/trials", "/desk")]
         exported = (await ruth.get("/export/jsonl")).text
-        asked_for = page_text(await ruth.get("/?namespace=sandbox"))
+        asked_for = page_text(await ruth.get("/trials?q=namespace:sandbox"))
         refused = await it.refusal(first)
         waiting = (await it.docket.reviews.awaiting_review()).count
         periods = retention_periods(Settings(namespaces={SANDBOX: {"retention_days": "unlimited"}}))
@@ -174,7 +174,7 @@ def test_a_try_needs_scope_namespace_and_a_form_of_this_console(tmp_path):
         found = {}
         for name in ("vic", "forum"):
             person = await it.person(name)
-            found[name] = page_text(await person.get("/try")), (await it.tries(person, page="/export")).status_code
+            found[name] = page_text(await person.get("/try")), (await it.tries(person, page="/trials")).status_code
         ada = await it.person("ada")
         files = {"picture": ("meme.png", IMAGE, "image/png")}
         forged = await ada.client.post("/try", data={"procedure": "SUMMARY"}, files=files)
@@ -198,7 +198,7 @@ def test_a_try_needs_scope_namespace_and_a_form_of_this_console(tmp_path):
 def test_a_console_without_a_court_says_so_and_offers_drawn_examples(tmp_path):
     async def work(it):
         ada = await it.person("ada")
-        page, code = await ada.get("/try"), (await it.tries(ada, page="/export")).status_code
+        page, code = await ada.get("/try"), (await it.tries(ada, page="/trials")).status_code
         pictures = [await ada.get(path) for path in re.findall(r'src="(/try/examples/\w+)"', page.text)]
         return page_text(page), code, pictures, (await ada.get("/try/examples/dog")).status_code
 

@@ -59,7 +59,7 @@ class Person:
         """Returns a page."""
         return await self.client.get(path, **options)
 
-    async def post(self, path: str, fields: Mapping[str, str] = {}, *, page: str = "/export") -> httpx2.Response:
+    async def post(self, path: str, fields: Mapping[str, str] = {}, *, page: str = "/try") -> httpx2.Response:
         """Sends a form of a page."""
         return await self.client.post(path, **form_of((await self.client.get(page)).text, fields))
 

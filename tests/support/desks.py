@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,6 +29,7 @@ from retrieval.library.postgres.address import Address
 from serving.docket.open import Docket
 from serving.docket.review.projection import Rules
 from serving.docket.review.queue import ReviewQueue
+from serving.docket.review.search import parse_search
 from tests.support.dockets import NOON
 
 T = TypeVar("T")
@@ -147,6 +149,14 @@ class ReviewDesk:
         """Takes a case and reviews it."""
         await self.desk.take(trial_id, who, reopen=again)
         return await self.desk.review(trial_id, who, label=label, clause="4", reason="I looked.")
+
+    async def found(self, text: str = "", *, queue: ReviewQueue | None = None, **limits: Any) -> list[str]:
+        """Returns the ids of the trials that a search finds; the other arguments are fields of the filter."""
+        await (queue or self.desk).catch_up()
+        which = replace(parse_search(text).which, **limits)
+        lines = await self.docket.index.search(which, limit=99)
+        assert await self.docket.index.count(which) == len(lines)
+        return [line.trial_id for line in lines]
 
     async def waiting(self, who: str = "ada", **options: Any) -> list[str]:
         """Returns the ids of waiting cases."""

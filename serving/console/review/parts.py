@@ -13,6 +13,7 @@ from serving.console.registry import Reviewing, console_of, visitor_of
 from serving.console.visitors import Role
 from serving.docket.review.projection import ReviewPriority
 from serving.docket.review.queue import Case
+from serving.docket.store.listing import BlindReviewer
 
 PRIORITY_WORDS = {
     ReviewPriority.APPEAL: "appeal",
@@ -47,20 +48,22 @@ async def behind(request: Request) -> int:
     return 0 if await reviews.catch_up() else await reviews.behind()
 
 
-def blinded_ids(request: Request) -> str:
-    """Returns the reviewer from whom undecided verdicts are hidden: the visitor, if they review; else empty."""
+def blind_reviewer(request: Request) -> BlindReviewer | None:
+    """Returns the visitor, if undecided verdicts are hidden from them; administrators know why cases wait."""
     visitor = visitor_of(request)
     reviewing = console_of(request).reviewing
     # Somebody who can't review may see every verdict: there is no judgement of theirs to keep unbiased.
-    return visitor.name if reviewing and reviewing.blind_first and visitor.role >= Role.REVIEWER else ""
+    if reviewing is None or not reviewing.blind_first or visitor.role < Role.REVIEWER:
+        return None
+    return BlindReviewer(visitor.name, told_why=visitor.role >= Role.ADMIN)
 
 
 async def hidden_ids(request: Request, trial_ids: Collection[str]) -> frozenset[str]:
     """Returns those of the trials whose verdict is hidden from this visitor."""
-    who = blinded_ids(request)
-    if not who:
+    blind = blind_reviewer(request)
+    if blind is None:
         return frozenset()
-    return await reviewing_of(request).queue.hidden_from(who, trial_ids, visitor_of(request).namespaces)
+    return await reviewing_of(request).queue.hidden_from(blind.name, trial_ids, visitor_of(request).namespaces)
 
 
 async def hidden_and_marked(request: Request, trial_ids: Collection[str]) -> frozenset[str]:

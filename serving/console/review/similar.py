@@ -11,7 +11,7 @@ from court.record import TrialRecord
 from serving.access.callers import SANDBOX
 from serving.console.registry import Page, console_of, trial_of, visitor_of
 from serving.console.rendering import render
-from serving.console.review.parts import blinded_ids, hidden_and_marked, reviewing_of
+from serving.console.review.parts import blind_reviewer, hidden_and_marked, reviewing_of
 from serving.console.visitors import Role
 from serving.docket.review.queue import Case
 from serving.docket.store.pictures import picture_of
@@ -39,7 +39,8 @@ async def similar(request: Request) -> Response:
     found = await similar_to(request, record)
     template = "review/similar_list.html" if request.headers.get("hx-request") == "true" else "review/similar.html"
     ended = [one.case.trial_id for one in found if one.case.label is not None]
-    if (who := blinded_ids(request)) and not await reviewing_of(request).queue.knows_verdict(record.trial_id, who):
+    blind = blind_reviewer(request)
+    if blind and not await reviewing_of(request).queue.knows_verdict(record.trial_id, blind.name):
         # Before deciding, the outcomes of similar trials are hidden too: most are of the same picture.
         names = frozenset(ended)
     else:

@@ -3,7 +3,7 @@
 "use strict";
 
 const HOME = document.querySelector(".bar .name").getAttribute("href"); // the console may stand under a path
-const GO = { d: "desk", f: "desk/find", a: "desk/agreement", t: "" };
+const GO = { d: "desk", a: "desk/agreement", t: "trials" };
 const MARK = "at-row";
 let going = false;
 
@@ -110,7 +110,7 @@ function showKeys() {
   const told = new Map([
     ...(rows().length ? [["j  k", "next row, row before"], ["o", "open the row"]] : []),
     ...[...document.querySelectorAll("[data-key]")].filter(usable).reverse().map((one) => [one.dataset.key.replace(" ", "  "), one.dataset.does || NAMES[one.dataset.key] || one.textContent.trim()]),
-    ["g d  g f  g a  g t", "to the review queue, find, agreement, all trials"],
+    ["g d  g a  g t", "to the review queue, agreement, trials"],
     ["Ctrl Enter", "send the form"],
     ["Esc", "leave a field, close this"],
     ["?", "this list"],

@@ -13,21 +13,19 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, and_, delete, exists, func, or_, select, text, true, tuple_, update
+from sqlalchemy import ColumnElement, Connection, and_, delete, exists, func, select, text, tuple_, update
 
 from court.errors import BadRequest
 from court.events import Look, ReviewOutcome, ReviewWithdrawn, SecondOpinionAsked, VerdictReviewed
 from court.meme import is_text_digest
 from court.record import TrialState
 from court.verdict import Label
-from retrieval.text import text_key
-from serving.access.callers import SANDBOX
 from serving.docket.errors import NotDecided
 from serving.docket.log.entries import Entry
 from serving.docket.ports import TrialReader
 from serving.docket.review import locks
 from serving.docket.review.agreement import Agreement, agreement
-from serving.docket.review.locks import AnotherWanted, CaseClosed, CaseTaken, Lock, LockedReview, Withdrawal, is_blinded
+from serving.docket.review.locks import AnotherWanted, CaseClosed, CaseTaken, Lock, LockedReview, Withdrawal
 from serving.docket.review.projection import (
     KINDS,
     USUAL,
@@ -52,8 +50,6 @@ _PAGE: Final = 500
 """Log entries that are projected in one transaction."""
 OBJECTION_EVERY: Final = 4
 """Cases given out, of which one is an objection by the link of a notice."""
-_MAX_WORDS: Final = 50
-"""Maximum number of words in a search: each is a condition, and databases limit their number."""
 
 _case = t.cases.c
 # The id makes the order total, so that paging neither skips nor repeats cases.
@@ -112,27 +108,6 @@ class SampledReview:
     trial_id: str
     opened_at: datetime
     found: Label | None
-
-
-@dataclass(frozen=True, slots=True)
-class Search:
-    """Search for trials that meet all conditions. Empty means no condition.
-
-    Attributes:
-        namespace: Namespace of the content; None for all, the empty one is a namespace too.
-        decided_under_s: Reviewed by somebody who took less time from the look to the decision.
-    """
-
-    text: str = ""
-    label: Label | None = None
-    since: datetime | None = None
-    until: datetime | None = None
-    namespace: str | None = None
-    model: str = ""
-    category: str = ""
-    reviewer: str = ""
-    why: ReviewPriority | None = None
-    decided_under_s: float | None = None
 
 
 class ReviewQueue:
@@ -240,32 +215,6 @@ class ReviewQueue:
         found = {urgency: count for urgency, count in rows}
         return {why: found[why.urgency] for why in ReviewPriority if why.urgency in found}
 
-    async def find(
-        self,
-        which: Search,
-        *,
-        limit: int,
-        after: tuple[str, str] | None = None,
-        namespaces: frozenset[str] | None = None,
-        blind: str = "",
-    ) -> Sequence[Case]:
-        """Searches trials, the most recently opened first.
-
-        Args:
-            after: Cursor: stored ``opened_at`` and ``trial_id`` of the last case of the previous page.
-            blind: Reviewer who must stay blind: trials that wait for them are not found by the court's output.
-
-        Raises:
-            BadRequest: The query has too many words.
-        """
-        await self.catch_up()
-        position = (_case.opened_at, _case.trial_id)
-        visible = ~is_blinded(blind, namespaces) if blind else true()
-        query = select(t.cases).where(*_conditions(which, visible), *_saw_verdict(namespaces), ~_case.erased)
-        if after is not None:
-            query = query.where(tuple_(*position) < tuple_(*after))
-        return await self._cases(query.order_by(position[0].desc(), position[1].desc()).limit(limit))
-
     async def case(self, trial_id: str) -> Case:
         """Returns one case. Raises TrialUnknown."""
         await self.catch_up()
@@ -304,26 +253,6 @@ class ReviewQueue:
             )
             for other in found
         ]
-
-    async def known(self, column: str, namespaces: frozenset[str] | None = None, *, blind: str = "") -> Sequence[str]:
-        """Lists the values of ``namespace``, ``category``, ``models`` or ``reviewer`` to choose from.
-
-        Args:
-            blind: Reviewer to keep blind, as for :meth:`find`.
-        """
-        await self.catch_up()
-        query = select(t.reviews.c.reviewer if column == "reviewer" else _case[column]).distinct().limit(1000)
-        if column == "reviewer":
-            query = query.join(t.cases, _case.trial_id == t.reviews.c.trial_id)
-        values = await self._transactions.read(
-            lambda c: c.execute(query.where(*_saw_verdict(namespaces))).scalars().all()
-        )
-        # The list of categories would reveal verdicts that must stay hidden from this reviewer.
-        if column == "category" and blind:
-            values = [value for value in values if await self._may_know(value, blind, namespaces)]
-        if column == "models":
-            values = [model for value in values for model in value.strip("\n").split("\n")]
-        return sorted({value for value in values if value})
 
     # Locking a case
 
@@ -400,7 +329,7 @@ class ReviewQueue:
         See :mod:`serving.docket.review.locks`.
         """
         await self.catch_up()
-        query = select(_case.trial_id).where(_case.trial_id.in_(trial_ids), is_blinded(who, namespaces))
+        query = select(_case.trial_id).where(_case.trial_id.in_(trial_ids), t.is_blinded(who, namespaces))
         return await self._transactions.read(lambda c: frozenset(c.execute(query).scalars()))
 
     async def knows_verdict(self, trial_id: str, who: str) -> bool:
@@ -602,7 +531,7 @@ class ReviewQueue:
         court: dict[tuple[str, str], dict[str, str]] = {}
         first: set[tuple[tuple[str, str], str]] = set()
         for trial_id, pixels, same, reviewer, label, verdict, was_blind, at, was_drawn in found:
-            # The same meme as for is_blinded (locks.py); a trial without digest equals no other.
+            # The same meme as for is_blinded (review_tables.py); a trial without digest equals no other.
             key = (pixels, same) if pixels else ("", trial_id)
             # Before the filters: if a reviewer's first review does not count, no later one replaces it.
             if (key, reviewer) in first:
@@ -617,13 +546,6 @@ class ReviewQueue:
         return agreement(labels, court, undecided=str(Label.UNDECIDED))
 
     # The database
-
-    async def _may_know(self, category: str, who: str, namespaces: frozenset[str] | None) -> bool:
-        """True if the reviewer may know the verdict of a case with a category."""
-        # One query per category: usually the first case answers it, while a joint query would scan all cases.
-        knowable = (_case.category == category, ~is_blinded(who, namespaces), *_saw_verdict(namespaces))
-        query = select(_case.trial_id).where(*knowable).limit(1)
-        return await self._transactions.read(lambda connection: connection.execute(query).first()) is not None
 
     async def _cases(self, query: Any) -> Sequence[Case]:
         now = stamp(self._clock())
@@ -656,47 +578,8 @@ def _next(connection: Connection) -> int:
     return int(connection.execute(select(t.progress.c.next)).scalar_one_or_none() or 0)
 
 
-def _conditions(which: Search, known: ColumnElement[bool]) -> list[ColumnElement[bool]]:
-    """Converts a search to SQL conditions; the court's output only matches where the verdict may be known."""
-    words = sorted(set(text_key(which.text).split()))
-    if len(words) > _MAX_WORDS:
-        raise BadRequest(f"Search for at most {_MAX_WORDS} words at once.", reason="TOO_LONG", field="text")
-    # autoescape: % and _ in user input are literal.
-    conditions: list[ColumnElement[bool]] = [
-        or_(_case.letters.contains(word, autoescape=True), and_(_case.rationale.contains(word, autoescape=True), known))
-        for word in words
-    ]
-    # A match by label or category would reveal the verdict to a reviewer who must stay blind.
-    if which.label is not None or which.category:
-        conditions.append(known)
-    if which.label is not None:
-        conditions.append(_case.holds == str(which.label))
-    if which.since is not None:
-        conditions.append(_case.opened_at >= stamp(which.since))
-    if which.until is not None:
-        conditions.append(_case.opened_at < stamp(which.until))
-    if which.namespace is not None:
-        conditions.append(_case.namespace == which.namespace)
-    else:
-        conditions.append(_case.namespace != SANDBOX)
-    if which.model:
-        # Including the line breaks around it, so that a part of a model's name does not match.
-        conditions.append(_case.models.contains(f"\n{which.model}\n", autoescape=True))
-    if which.category:
-        conditions.append(_case.category == which.category)
-    if which.reviewer:
-        conditions.append(
-            exists().where(t.reviews.c.trial_id == _case.trial_id, t.reviews.c.reviewer == which.reviewer)
-        )
-    if which.decided_under_s is not None:
-        quick = t.reviews.c.look_s < which.decided_under_s
-        conditions.append(exists().where(t.reviews.c.trial_id == _case.trial_id, quick))
-    return [*conditions, *_for(which.why)]
-
-
 def _for(why: ReviewPriority | None) -> list[ColumnElement[bool]]:
-    # A sentence can't be mistaken for a kind, since its quotes are escaped in JSON.
-    return [] if why is None else [_case.reasons.contains(f'["{why}", ', autoescape=True)]
+    return [] if why is None else [t.has_reason(why)]
 
 
 def _saw_verdict(namespaces: frozenset[str] | None) -> list[ColumnElement[bool]]:

@@ -17,14 +17,18 @@ from sqlalchemy import (
     and_,
     bindparam,
     delete,
+    exists,
     func,
     insert,
     not_,
+    or_,
     select,
+    true,
     tuple_,
     update,
 )
 
+from court.errors import BadRequest
 from court.events import (
     AnyEvent,
     AppealOpened,
@@ -54,12 +58,14 @@ from court.in_force import (
 from court.meme import is_text_digest
 from court.record import TrialState
 from court.verdict import Decision, Label
+from retrieval.text import text_key
+from serving.docket.store import review_tables
 from serving.docket.store import tables as t
 from serving.docket.store.bodies import event_in, unpacked
 from serving.docket.store.database import no_record
 from serving.docket.store.transactions import SqlStore, Transactions
 
-_row, _entry = t.trials.c, t.entries.c
+_row, _entry, _case = t.trials.c, t.entries.c, review_tables.cases.c
 HEARD: Final = frozenset(
     {kind.__name__ for kind in (VerdictReviewed, ReviewWithdrawn, SecondOpinionAsked, AppealOpened)}
 )
@@ -96,10 +102,32 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
+class BlindReviewer:
+    """Reviewer who may learn neither the verdicts that wait for them, nor why they wait.
+
+    Attributes:
+        told_why: True for one who may know the reasons.
+    """
+
+    name: str
+    told_why: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class TrialFilter:
     """Filter of trials that must meet all conditions. Empty or None means no condition.
 
+    Conditions on words, reasons, models, categories, reviewers and waiting are met by what the review queue has read.
+
     Attributes:
+        labels: Labels that the court gave.
+        holds: Labels in force: the last reviewer's, or else the court's.
+        words: Each must occur in the text, the description or the rationale, or be an id of the trial.
+        waiting: True for cases of the review queue, False for others.
+        reasons: Members of ``ReviewPriority``.
+        trial_id: Beginning of the id.
+        decided_under_s: Seconds from the look to the decision, of which a reviewer took less.
+        blind: Reviewer who finds nothing by what is hidden from them.
         reviewed: True for reviewed verdicts, False for others.
         needs_review: True for verdicts that need human review, False for others.
         namespaces: Namespaces that the caller may see. An empty set matches no trial.
@@ -120,6 +148,25 @@ class TrialFilter:
     erased: bool | None = None
     other_than: frozenset[str] = frozenset()
     content_id: str | None = None
+    request_id: str | None = None
+    trial_id: str = ""
+    holds: frozenset[Label] = frozenset()
+    outcomes: frozenset[ReviewOutcome] = frozenset()
+    waiting: bool | None = None
+    words: tuple[str, ...] = ()
+    reasons: frozenset[str] = frozenset()
+    model: str = ""
+    category: str = ""
+    reviewer: str = ""
+    decided_under_s: float | None = None
+    blind: BlindReviewer | None = None
+
+    @property
+    def tells(self) -> bool:
+        """True if a match gives away what is hidden from a blind reviewer."""
+        why = bool(self.reasons) and not (self.blind and self.blind.told_why)
+        sets = self.labels or self.holds or self.outcomes or self.category or self.reviewer
+        return bool(sets) or why or {self.reviewed, self.needs_review, self.decided_under_s} != {None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +234,7 @@ LISTED = select(t.trials, *COLUMNS).select_from(t.trials.outerjoin(t.findings, S
 # Timestamps are texts of a fixed format (tables.stamp); this prefix identifies the minute.
 _MINUTE_CHARS = len("2026-01-31T23:59")
 _AT_ONCE = 1024  # ids in one query
+_ORDER: Final = (_row.opened_at, _row.trial_id)
 
 # Used by every trial and built once: building a statement takes longer than running it.
 _FAILED = (
@@ -234,35 +282,65 @@ class TrialIndex(SqlStore):
         """
 
         def lines(connection: Connection) -> Sequence[DocketLine]:
-            position = tuple_(_row.opened_at, _row.trial_id)
-            # Applied to each of the cases below: at most a page of any of them can be on the page.
-            query = LISTED.limit(limit)
-            if oldest_first:
-                query = query.order_by(_row.opened_at, _row.trial_id)
-            else:
-                query = query.order_by(_row.opened_at.desc(), _row.trial_id.desc())
-            if after is not None:
-                last = tuple_(t.stamp(after[0]), after[1])
-                query = query.where(position > last if oldest_first else position < last)
-            if which.opened_from is not None:
-                query = query.where(_row.opened_at >= t.stamp(which.opened_from))
-            if which.opened_until is not None:
-                query = query.where(_row.opened_at < t.stamp(which.opened_until))
-            if which.erased is not None:
-                query = query.where(_row.erased if which.erased else not_(_row.erased))
-            if which.content_id is not None:
-                query = query.where(_row.content_id == which.content_id)
-            if which.other_than:
-                query = query.where(_row.namespace.not_in(sorted(which.other_than)))
-            # Reviews are rare, which SQLite can't know. likely() keeps it from using an index for the wrapped
-            # condition.
-            led = which.reviewed is True and connection.dialect.name == "sqlite"
-            wrapped = func.likely if led else None
-            pages = [connection.execute(query.where(*way)) for way in _ways(which, wrapped)]
-            merged = heapq.merge(*pages, key=lambda row: (row.opened_at, row.trial_id), reverse=not oldest_first)
-            return [line_in(row, self._rules) for row in islice(merged, limit)]
+            last = None if after is None else (t.stamp(after[0]), after[1])
+            return self._page(connection, which, _ORDER, limit=limit, last=last, descending=not oldest_first)
 
         return await self._transactions.read(lines)
+
+    async def search(
+        self, which: TrialFilter, *, limit: int, sort: str = "opened", descending: bool = True, after: str = ""
+    ) -> Sequence[DocketLine]:
+        """Lists trials in one of :data:`SORTS`.
+
+        Args:
+            after: Id of the last trial of the previous page.
+
+        Raises:
+            BadRequest: There is no such trial to go on after.
+        """
+        columns = [*_sorted_by(sort, which), *_ORDER]
+
+        def lines(connection: Connection) -> Sequence[DocketLine]:
+            last = None
+            if after:
+                # By its id alone, so that an address holds no value that is hidden from its reader.
+                seen = [] if which.namespaces is None else [_row.namespace.in_(sorted(which.namespaces))]
+                last = connection.execute(select(*columns).where(_row.trial_id == after, *seen)).one_or_none()
+                if last is None:
+                    raise BadRequest("That is no place in the list of trials.", field="after")
+            return self._page(connection, which, columns, limit=limit, last=last, descending=descending)
+
+        return await self._transactions.read(lines)
+
+    async def count(self, which: TrialFilter) -> int:
+        """Counts the trials that meet a filter."""
+        query = select(func.count()).select_from(t.trials).where(*_conditions(which))
+        return await self._transactions.read(
+            lambda connection: sum(connection.execute(query.where(*way)).scalar_one() for way in _ways(which, None))
+        )
+
+    def _page(
+        self,
+        connection: Connection,
+        which: TrialFilter,
+        columns: Sequence[Any],
+        *,
+        limit: int,
+        last: Sequence[Any] | None,
+        descending: bool,
+    ) -> Sequence[DocketLine]:
+        # Applied to each of the cases below: at most a page of any of them can be on the page.
+        keys = [column.label(f"key_{number}") for number, column in enumerate(columns)]
+        query = LISTED.add_columns(*keys).where(*_conditions(which)).limit(limit)
+        query = query.order_by(*(key.desc() if descending else key for key in keys))
+        if last is not None:
+            position, end = tuple_(*columns), tuple_(*last)
+            query = query.where(position < end if descending else position > end)
+        # Reviews are rare, which SQLite can't know. likely() keeps it from using an index for the wrapped condition.
+        led = which.reviewed is True and connection.dialect.name == "sqlite"
+        pages = [connection.execute(query.where(*way)) for way in _ways(which, func.likely if led else None)]
+        merged = heapq.merge(*pages, key=lambda row: tuple(row[-len(keys) :]), reverse=descending)
+        return [line_in(row, self._rules) for row in islice(merged, limit)]
 
     async def labels(self, trial_ids: Sequence[str]) -> Mapping[str, Label]:
         """Returns the labels in force, by trial: the Judge's, or the reviewer's if overruled.
@@ -289,6 +367,82 @@ class TrialIndex(SqlStore):
         return await self._transactions.read(_requests)
 
 
+SORTS: Final = ("opened", "harm", "reason", "content", "procedure")
+"""Orders of :meth:`TrialIndex.search`."""
+
+
+def _sorted_by(sort: str, which: TrialFilter) -> Sequence[Any]:
+    """Returns the columns that decide before the time; what is hidden from a reviewer sorts as if it were missing."""
+    known, own = _known(which), _case.trial_id == _row.trial_id
+    if sort == "harm":
+        return [func.coalesce(select(_case.score).where(own, known).scalar_subquery(), -1.0)]
+    if sort == "reason":
+        told = true() if which.blind and which.blind.told_why else known
+        urgency = select(-_case.urgency).where(own, told, _case.reasons != "[]").scalar_subquery()
+        return [func.coalesce(urgency, -99)]
+    return {"content": [_row.namespace, _row.content_id], "procedure": [_row.procedure]}.get(sort, [])
+
+
+def _conditions(which: TrialFilter) -> Iterator[ColumnElement[bool]]:
+    """Yields the conditions that no index has in the order of a listing."""
+    if which.opened_from is not None:
+        yield _row.opened_at >= t.stamp(which.opened_from)
+    if which.opened_until is not None:
+        yield _row.opened_at < t.stamp(which.opened_until)
+    if which.erased is not None:
+        yield _row.erased if which.erased else not_(_row.erased)
+    if which.content_id is not None:
+        yield _row.content_id == which.content_id
+    if which.request_id is not None:
+        yield _row.request_id == which.request_id
+    if which.trial_id:
+        yield _row.trial_id.startswith(which.trial_id, autoescape=True)
+    if which.other_than:
+        yield _row.namespace.not_in(sorted(which.other_than))
+    if which.waiting is not None:
+        waits = _of_case(_case.waiting)
+        yield waits if which.waiting else not_(waits)
+    for word in which.words:
+        ids = (_row.content_id == word, _row.request_id == word, _row.trial_id.startswith(word, autoescape=True))
+        # autoescape: % and _ in user input are literal. The court's words only match where they may be known.
+        letters, rationale = (
+            each.contains(text_key(word), autoescape=True) for each in (_case.letters, _case.rationale)
+        )
+        yield or_(*ids, _of_case(or_(letters, and_(rationale, _known(which)))))
+    if which.reasons:
+        yield _of_case(or_(*map(review_tables.has_reason, sorted(which.reasons))))
+    if which.model:
+        # Including the line breaks around it, so that a part of a model's name does not match.
+        yield _of_case(_case.models.contains(f"\n{which.model}\n", autoescape=True))
+    if which.category:
+        yield _of_case(_case.category == which.category)
+    review = review_tables.reviews.c
+    if which.reviewer:
+        yield exists().where(review.trial_id == _row.trial_id, review.reviewer == which.reviewer)
+    if which.decided_under_s is not None:
+        yield exists().where(review.trial_id == _row.trial_id, review.look_s < which.decided_under_s)
+    if which.blind and which.tells:
+        yield _known(which)
+
+
+def _of_case(condition: ColumnElement[bool]) -> ColumnElement[bool]:
+    return exists().where(_case.trial_id == _row.trial_id, condition)
+
+
+def _known(which: TrialFilter) -> ColumnElement[bool]:
+    return _row.trial_id.not_in(review_tables.hidden_ids(which.blind.name, which.namespaces)) if which.blind else true()
+
+
+def _in_force(label: Label) -> Sequence[ColumnElement[bool]]:
+    """Returns the ways in which a label is in force."""
+    # A reviewer's words can't be mistaken for the field, since their quotes are escaped in JSON.
+    overruled = _row.review.contains(f'"label":"{label}"')
+    return [
+        and_(_row.label == label, _row.outcome != ReviewOutcome.OVERRULED),
+        and_(_row.outcome == ReviewOutcome.OVERRULED, overruled),
+    ]
+
+
 def _ways(which: TrialFilter, wrapped: Callable[..., Any] | None) -> Iterator[Sequence[ColumnElement[bool]]]:
     """Splits a filter into mutually exclusive cases that only test for equality.
 
@@ -296,13 +450,15 @@ def _ways(which: TrialFilter, wrapped: Callable[..., Any] | None) -> Iterator[Se
     have to be sorted first.
     """
     labels, states = which.labels, which.states
-    decided = bool(labels) or which.reviewed is True or which.needs_review is True
+    decided = bool(labels or which.holds or which.outcomes) or which.reviewed is True or which.needs_review is True
     if decided:
         # Only a verdict has a label, a review or a need for one.
         if states and TrialState.DECIDED not in states:
             return
         states = frozenset()
-    outcomes = {None: None, False: [""], True: list(ReviewOutcome)}[which.reviewed]
+    outcomes = sorted(which.outcomes) or {None: None, False: [""], True: list(ReviewOutcome)}[which.reviewed]
+    if which.outcomes and which.reviewed is False:
+        return
     namespaces = which.namespaces
     if which.namespace is not None:
         if namespaces is not None and which.namespace not in namespaces:
@@ -321,11 +477,13 @@ def _ways(which: TrialFilter, wrapped: Callable[..., Any] | None) -> Iterator[Se
         (_row.namespace, None if namespaces is None else sorted(namespaces)),
     ]
     filters = [(column, values) for column, values in choices if values is not None]
-    for values in product(*(values for _, values in filters)):
-        yield [
-            column == value if wrapped is None or column is _row.outcome else wrapped(column == value)
-            for (column, _), value in zip(filters, values, strict=True)
-        ]
+    alternatives: list[list[ColumnElement[bool]]] = [
+        [column == value if wrapped is None or column is _row.outcome else wrapped(column == value) for value in values]
+        for column, values in filters
+    ]
+    if which.holds:
+        alternatives.append([way for label in sorted(which.holds) for way in _in_force(label)])
+    yield from product(*alternatives)
 
 
 def _requests(connection: Connection) -> Mapping[str, Sequence[str]]:

@@ -5,19 +5,27 @@ Cases and reviews are projected from the log and can be rebuilt at any time. The
 
 from __future__ import annotations
 
+from typing import Any
+
 from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
+    ColumnElement,
     Connection,
     Float,
     Index,
     Integer,
     MetaData,
+    Select,
     Table,
     Text,
     TypeDecorator,
+    and_,
     delete,
+    exists,
+    or_,
+    select,
     update,
 )
 from sqlalchemy.engine import Dialect
@@ -118,6 +126,53 @@ seen = Table(
     Column("who", Name, primary_key=True),
     Column("at", WORD, nullable=False),
 )
+
+_case, _same_meme_case = cases.c, cases.alias("twin").c
+
+
+def is_blinded(who: str, namespaces: frozenset[str] | None = None) -> ColumnElement[bool]:
+    """Builds the SQL condition that a case's verdict is hidden from a reviewer; see the review queue's locks."""
+    # Other trials of the meme that still wait for this reviewer: this verdict would give theirs away.
+    waits_too = [_same_meme(), _same_meme_case.waiting, ~_saw_verdict(who, _same_meme_case)]
+    if namespaces is not None:
+        # A trial that they may not review never gets their review, and would hide this verdict for ever.
+        waits_too.append(_same_meme_case.namespace.in_(sorted(namespaces)))
+    return and_(~_saw_verdict(who), or_(_case.waiting, exists().where(*waits_too)))
+
+
+def hidden_ids(who: str, namespaces: frozenset[str] | None = None) -> Select[tuple[str]]:
+    """Builds the query of the trials whose verdict is hidden from a reviewer, for a condition of another query."""
+    # Found from the cases that wait, which are few: to ask of each trial takes as long as the rest of a search.
+    waiting = select(_same_meme_case.pixels_sha256).where(_same_meme_case.waiting).correlate(None)
+    some = or_(_case.waiting, _case.pixels_sha256.in_(waiting))
+    return select(_case.trial_id).where(some, is_blinded(who, namespaces)).correlate(None)
+
+
+def has_reason(why: str) -> ColumnElement[bool]:
+    """Builds the SQL condition that a case was queued for a reason, a member of ``ReviewPriority``."""
+    # A sentence can't be mistaken for a kind, since its quotes are escaped in JSON.
+    return _case.reasons.contains(f'["{why}", ', autoescape=True)
+
+
+def saw_any(who: str) -> ColumnElement[bool]:
+    """Builds the SQL condition that a reviewer saw the verdict of a case, or of another of the same meme."""
+    return or_(_saw_verdict(who), exists().where(_same_meme(), _saw_verdict(who, _same_meme_case)))
+
+
+def _saw_verdict(who: str, case: Any = _case) -> ColumnElement[bool]:
+    shown = exists().where(seen.c.trial_id == case.trial_id, seen.c.who == who)
+    reviewed = exists().where(reviews.c.trial_id == case.trial_id, reviews.c.reviewer == who)
+    return or_(shown, reviewed)
+
+
+def _same_meme() -> ColumnElement[bool]:
+    # An erased trial has no meme.
+    return and_(
+        _same_meme_case.pixels_sha256 == _case.pixels_sha256,
+        _case.pixels_sha256 != "",
+        _same_meme_case.same == _case.same,
+    )
+
 
 _BLANK = {
     "namespace": "",

@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections import Counter
 from datetime import timedelta
+from itertools import product
 
 import pytest
 from sqlalchemy import text
@@ -15,9 +16,10 @@ from retrieval.text import text_key
 from serving.docket.errors import NotDecided, TrialUnknown
 from serving.docket.review.locks import LOCK_MINUTES, AnotherWanted, CaseClosed, CaseTaken, NotLocked
 from serving.docket.review.projection import ReviewPriority, Rules, is_sampled, reasons_of
-from serving.docket.review.queue import Search, cursor_of
+from serving.docket.review.queue import cursor_of
 from serving.docket.store import review_tables as desk_tables
 from serving.docket.store.bodies import packed
+from serving.docket.store.listing import SORTS, BlindReviewer, TrialFilter
 from tests.support.desks import NO_SAMPLING, verdict, with_desk
 from tests.support.dockets import NOON, Intercepted
 from tests.support.sizes import FULL
@@ -473,51 +475,58 @@ def test_search_results_meet_all_criteria(path):
         await court.tried("c", verdict(U), at=NOON + 2 * day, words="")
         await court.reviewed("b", "ada", H, again=True)
 
-        async def ids(**criteria):
-            found = await court.desk.find(Search(**criteria), limit=10, namespaces=None)
-            return [case.trial_id for case in found]
-
+        ids = court.found
         found = {
             "all": await ids(),
-            "words in any order": await ids(text="home blueland"),
-            "description": await ids(text="BOAT"),
-            "rationale": await ids(text="shuts them"),
-            "percent is no wildcard": await ids(text="100 %"),
-            "underscore is none": await ids(text="_"),
-            "none": await ids(text="nothing of the kind"),
-            "label that holds": await ids(label=H),
-            "since": await ids(since=NOON + day),
-            "until": await ids(until=NOON + day),
-            "namespace": await ids(namespace="forum"),
-            "no namespace": await ids(namespace=""),
-            "model": await ids(model="vl-7b"),
-            "no part of a model": await ids(model="vl-7"),
-            "category": await ids(category="nationality"),
-            "reviewer": await ids(reviewer="ada"),
-            "why": await ids(why=ReviewPriority.UNDECIDED),
-            "both": await ids(text="monday", model="vl-72b", reviewer="ada"),
+            "words in any order": await ids("home blueland"),
+            "description": await ids("BOAT"),
+            "rationale": await ids("shuts them"),
+            "a phrase": await ids('"go home"'),
+            "no phrase": await ids('"home go"'),
+            "percent is no wildcard": await ids("100 %"),
+            "underscore is none": await ids("_"),
+            "none": await ids("nothing of the kind"),
+            "current label": await ids("label:harmful"),
+            "either label": await ids("label:not-harmful label:undecided"),
+            "label of the court": await ids("court:not-harmful"),
+            "since": await ids("since:2026-01-03"),
+            "until": await ids("until:2026-01-02"),
+            "namespace": await ids("namespace:forum"),
+            "no namespace": await ids('namespace:""'),
+            "model": await ids("model:vl-7b"),
+            "no part of a model": await ids("model:vl-7"),
+            "category": await ids("category:nationality"),
+            "reviewer": await ids("reviewer:ada"),
+            "reason": await ids("reason:undecided"),
+            "waiting": await ids("is:waiting"),
+            "overruled": await ids("is:overruled"),
+            "upheld": await ids("is:upheld"),
+            "unreviewed": await ids("is:unreviewed"),
+            "no contradiction": await ids("is:unreviewed is:overruled"),
+            "running": await ids("is:running"),
+            "content id": await ids('"content of a"'),
+            "content id by its filter": await ids('content:"content of b"'),
+            "request id": await ids('"r c"'),
+            "beginning of a trial id": [await ids("id:a"), await ids("a"), await ids("id:%")],
+            "both": await ids("monday model:vl-72b reviewer:ada"),
         }
-        page = await court.desk.find(Search(), limit=2)
-        last = page[-1]
-        following = await court.desk.find(
-            Search(), limit=2, after=(last.opened_at.isoformat(timespec="microseconds"), last.trial_id)
-        )
-        visible = await court.desk.find(Search(), limit=9, namespaces=frozenset({"forum"}))
-        names = ("namespace", "category", "models", "reviewer")
-        choices = {name: await court.desk.known(name) for name in names}
-        choices["of the forum"] = [await court.desk.known(name, frozenset({"forum"})) for name in names]
-        return found, [case.trial_id for case in (*page, *following)], [case.trial_id for case in visible], choices
+        visible = await ids(namespaces=frozenset({"forum"}))
+        return found, visible, await ids("label:harmful", namespaces=frozenset({""}))
 
-    found, pages, visible, choices = with_desk(path, scenario)
+    found, visible, overruled = with_desk(path, scenario)
     assert found == {
         "all": ["c", "b", "a"],
         "words in any order": ["a"],
         "description": ["a"],
         "rationale": ["a"],
+        "a phrase": ["a"],
+        "no phrase": [],
         "percent is no wildcard": ["b"],
         "underscore is none": ["b"],
         "none": [],
-        "label that holds": ["b", "a"],
+        "current label": ["b", "a"],
+        "either label": ["c"],
+        "label of the court": ["b"],
         "since": ["c", "b"],
         "until": ["a"],
         "namespace": ["a"],
@@ -526,17 +535,20 @@ def test_search_results_meet_all_criteria(path):
         "no part of a model": [],
         "category": ["a"],
         "reviewer": ["b"],
-        "why": ["c"],
+        "reason": ["c"],
+        "waiting": ["c"],
+        "overruled": ["b"],
+        "upheld": [],
+        "unreviewed": ["c", "a"],
+        "no contradiction": [],
+        "running": [],
+        "content id": ["a"],
+        "content id by its filter": ["b"],
+        "request id": ["c"],
+        "beginning of a trial id": [["a"], ["c", "b", "a"], []],
         "both": ["b"],
     }
-    assert pages == ["c", "b", "a"] and visible == ["a"]
-    assert choices == {
-        "namespace": ["forum"],
-        "category": ["nationality"],
-        "models": ["vl-72b", "vl-7b"],
-        "reviewer": ["ada"],
-        "of the forum": [["forum"], ["nationality"], ["vl-7b"], []],
-    }
+    assert visible == ["a"] and overruled == ["b"]
 
 
 def test_text_search_matches_a_full_scan(path):
@@ -547,7 +559,7 @@ def test_text_search_matches_a_full_scan(path):
     async def scenario(court):
         for name, content in texts.items():
             await court.tried(name, verdict(H, rationale="r"), words=content)
-        return {q: {c.trial_id for c in await court.desk.find(Search(text=q), limit=99)} for q in queries}
+        return {q: {*await court.found(q)} for q in queries}
 
     queries = [" ".join(rng.sample(["blue", "home", "MON", "oat", "cafÉ", "fish", "so"], k=2)) for _ in range(30)]
     found = with_desk(path, scenario)
@@ -563,24 +575,61 @@ def test_blinded_reviewer_cannot_search_by_verdict(path):
             "waits", verdict(H, score=0.55, rationale="zebra", category="c"), words="stripes", pixels="1" * 64
         )
         await court.tried("fine", verdict(H, rationale="zebra stripes", category="c"), words="spots", pixels="2" * 64)
-        searches = [Search(text="zebra"), Search(text="stripes"), Search(text="zebra stripes"), Search(label=H),
-                 Search(category="c"), Search(why=ReviewPriority.LOW_SCORE)]  # fmt: skip
+        searches = ("zebra", "stripes", "zebra stripes", "label:harmful", "category:c", "reason:low-score",
+                    "is:waiting", "is:unreviewed", "court:harmful")  # fmt: skip
 
-        async def found(**options):
-            return [[case.trial_id for case in await court.desk.find(one, limit=9, **options)] for one in searches]
+        async def found(blind=None):
+            return [await court.found(one, blind=blind) for one in searches]
 
-        everything, before = await found(), await found(blind="ada")
-        known = await court.desk.known("category", blind="ada"), await court.desk.hidden_from("ada", ["waits", "fine"])
+        ada, root = BlindReviewer("ada"), BlindReviewer("ada", told_why=True)
+        everything, before, told = await found(), await found(ada), await found(root)
+        hidden = await court.desk.hidden_from("ada", ["waits", "fine"])
         elsewhere = await court.desk.hidden_from("ada", ["waits"], frozenset({"forum"}))
         await court.reviewed("waits", "ada", N)
-        return everything, before, known, elsewhere, await found(blind="ada")
+        return everything, before, told, hidden, elsewhere, await found(ada)
 
-    everything, before, known, elsewhere, after = with_desk(path, scenario)
-    both, fine, waits = ["waits", "fine"], ["fine"], ["waits"]
-    assert everything == [both, both, both, both, both, waits]
-    assert before == [fine, both, fine, fine, fine, waits]
-    assert known == (["c"], {"waits"}) and elsewhere == {"waits"}
-    assert after == [both, both, both, fine, both, waits], "the label in force has changed"
+    everything, before, told, hidden, elsewhere, after = with_desk(path, scenario)
+    both, fine, waits, none = ["waits", "fine"], ["fine"], ["waits"], []
+    assert everything == [both, both, both, both, both, waits, waits, both, both]
+    assert before == [fine, both, fine, fine, fine, none, waits, fine, fine]
+    assert told == [fine, both, fine, fine, fine, waits, waits, fine, fine], "administrators know why cases wait"
+    assert hidden == {"waits"} and elsewhere == {"waits"}
+    assert after == [both, both, both, fine, both, waits, none, fine, both], "the label in force has changed"
+
+
+def test_sorted_lists_continue_after_a_trial_and_give_away_nothing(path):
+    """Each order and its reverse, page by page of two; what a reviewer may not know sorts as if it were missing."""
+
+    async def scenario(court):
+        scores = {"t0": 0.2, "t1": 0.9, "t2": 0.55, "t3": None, "t4": 0.7}
+        for number, (name, score) in enumerate(scores.items()):
+            end = verdict(U) if score is None else verdict(H if score > 0.5 else N, score=score)
+            at = NOON + timedelta(minutes=number)
+            await court.tried(name, end, namespace=f"n{number % 2}", pixels=name[1] * 64, words=name, at=at)
+        await court.desk.catch_up()
+        found = {}
+        for sort, descending, blind in product(SORTS, (True, False), (None, BlindReviewer("ada"))):
+            which, ids, after = TrialFilter(blind=blind), [], ""
+            while page := await court.docket.index.search(
+                which, limit=2, sort=sort, descending=descending, after=after
+            ):
+                ids += [line.trial_id for line in page]
+                after = ids[-1]
+            found[sort, descending, blind is not None] = " ".join(ids)
+        with pytest.raises(BadRequest):
+            await court.docket.index.search(TrialFilter(namespaces=frozenset({"n0"})), limit=2, after="t1")
+        return found
+
+    found = with_desk(path, scenario)
+    assert found["opened", True, False] == "t4 t3 t2 t1 t0"
+    assert found["harm", True, False] == "t1 t4 t2 t0 t3"
+    assert found["harm", True, True] == "t1 t4 t0 t3 t2", "t2 waits for the reviewer, and t3 as well"
+    assert found["reason", True, False] == "t3 t2 t4 t1 t0"
+    assert found["reason", True, True] == "t4 t3 t2 t1 t0"
+    assert found["content", False, False] == "t0 t2 t4 t1 t3"
+    for (sort, descending, blind), ids in found.items():
+        if descending:
+            assert found[sort, False, blind].split() == ids.split()[::-1]
 
 
 def test_trials_with_the_same_picture_or_text_are_found(path):
@@ -648,13 +697,14 @@ def test_agreement_counts_each_reviewer_once_and_no_erased_trials(path):
             await court.reviewed("b", who, H, again=True)
         before = await court.desk.agreement()
         await court.docket.eraser.erase("b", who="root", why="asked for", at=NOON)
-        return again.blind, before, await court.desk.agreement(), await court.desk.known("reviewer")
+        reviewed = [await court.found(f"reviewer:{who}") for who in ("ada", "bea")]
+        return again.blind, before, await court.desk.agreement(), reviewed
 
     blind, before, after, reviewers = with_desk(path, scenario)
     assert not blind, "a reviewer knows the verdict, however the review was made"
     assert (before.reviewed, before.judgements, before.court["ada"].observed) == (2, 3, 0.5)
     assert (after.reviewed, after.judgements, after.court["ada"].observed) == (1, 1, 0.0)
-    assert reviewers == ["ada"]
+    assert reviewers == [["a"], []]
 
 
 def test_agreement_counts_only_the_first_review_of_a_repeated_meme(path):
@@ -685,7 +735,7 @@ def test_erased_trials_leave_the_queue_for_good(path):
         with court.docket.transactions.database.writing() as connection:
             desk_tables.forget(connection, "a")
             desk_tables.forget(connection, "later")
-        found = await court.desk.find(Search(text="particular"), limit=9), await court.waiting("bea")
+        found = await court.found("particular"), await court.waiting("bea")
         with pytest.raises(TrialUnknown, match="erased"):
             await court.desk.take("a", "bea", reopen=True)
         return found, await court.desk.case("a"), (await court.desk.agreement()).judgements
