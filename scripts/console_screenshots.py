@@ -54,7 +54,9 @@ TAKEN, SHOWN = ("t", "#decide"), ("b", "#meme-picture img.sharp")
 SHOTS = (
     Shot("console-queue", "/desk"),
     Shot("console-case", CASE, keys=(TAKEN, SHOWN, ("n", "#reason"))),
-    Shot("console-trials", "/trials", who="vera", keys=(("i", ":root[data-texts=shown]"),), sizes=(WIDE,), scheme="dark"),
+    Shot(
+        "console-trials", "/trials", who="vera", keys=(("i", ":root[data-texts=shown]"),), sizes=(WIDE,), scheme="dark"
+    ),
     Shot("console-trial", TRIAL, who="vera"),
     Shot("console-exhibits", TRIAL, who="vera", keys=(SHOWN,), sizes=(WIDE,), scheme="dark", at="#exhibits"),
 )

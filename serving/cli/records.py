@@ -6,6 +6,7 @@ import csv
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,6 +63,7 @@ records.add_command(export)
 
 
 @records.command("list")
+@click.argument("search", nargs=-1)
 @click.option("--limit", default=20, show_default=True, type=click.IntRange(min=1), help="Number of trials to list.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line and trial.")
 @click.option("--as", "form", type=click.Choice(["csv"]), help="Print a table with all columns instead.")
@@ -69,12 +71,33 @@ records.add_command(export)
 @docket_option
 @awaited
 async def list_records(
-    limit: int, as_json: bool, form: str | None, docket: Path | Address | None, **selection: Any
+    search: tuple[str, ...],
+    limit: int,
+    as_json: bool,
+    form: str | None,
+    docket: Path | Address | None,
+    **selection: Any,
 ) -> None:
-    """Lists trials, newest first."""
-    async with docket_in(settings_of(docket=docket)) as store:
+    """Lists trials, newest first.
+
+    SEARCH is what the console's search bar takes: words, ids and filters such as label:harmful or since:7d.
+    """
+    from serving.docket.review.search import parse_search
+    from serving.wiring import rules_of
+
+    settings, which = settings_of(docket=docket), filter_of(selection)
+    async with docket_in(settings) as store:
+        if search:
+            found = parse_search(" ".join(search)).which
+            chosen = {each.name: getattr(which, each.name) for each in fields(which)}
+            which = replace(
+                found, **{name: value for name, value in chosen.items() if value not in (None, "", frozenset(), ())}
+            )
+            queue = store.review_queue(rules_of(settings))
+            while await queue.behind():
+                await queue.catch_up()
         # No docket holds more, and no database takes a larger number.
-        lines = await store.index.list(limit=min(limit, sys.maxsize), which=filter_of(selection))
+        lines = await store.index.list(limit=min(limit, sys.maxsize), which=which)
     if form == "csv":
         rows = [_line_cells(line) for line in lines]
         table = csv.DictWriter(sys.stdout, rows[0] if rows else ["trial_id"], lineterminator="\n")

@@ -42,7 +42,7 @@ def place(docket_place):
 
 def odd_addresses():
     for page in (page for page in PAGES if "GET" in page.methods):
-        usual = {"trial_id": "a", "form": "json", "seq": "0", "frame": "0", "key": "x"}
+        usual = {"trial_id": "a", "form": "json", "seq": "0", "frame": "0", "key": "x", "name": "x"}
         for odd in re.findall(r"\{(\w+)", page.path):
             for value in ODD:
                 yield re.sub(r"\{(\w+)\}", lambda found, own={**usual, odd: value}: own[found[1]], page.path)

@@ -92,6 +92,8 @@ def test_all_addresses_of_the_console_lie_under_its_path(visitor):
                 whole = urljoin(str(answer.url), named)
                 assert urlsplit(whole).path.startswith(f"{PATH}/"), (address, named)
             whole = [urljoin(str(answer.url), each).partition("#")[0] for each in links.followed]
+            # Filters add up without end: one at a time, and apart from an order.
+            whole = [each for each in whole if each.count("%3A") + each.count("sort=") < 2]
             ahead += [each.removeprefix(str(visitor.base_url).rstrip("/")) for each in whole]
     pages = {urlsplit(address).path.removeprefix(PATH) for address in seen}
     expected = {"/", "/desk", "/trials", "/trials/one", "/desk/cases/a%20b", "/static/console.css", "/export/csv"}

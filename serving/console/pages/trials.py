@@ -45,6 +45,9 @@ class _Address:
     sort: str
     columns: tuple[str, ...]
 
+    def export(self, form: str) -> str:
+        return self.at(f"/export/{form}", sort="")
+
     def at(self, path: str = "/trials", **more: str) -> str:
         chosen = () if self.columns == _USUAL else self.columns
         query = {"q": " ".join(self.terms), "sort": self.sort if self.sort != "-opened" else "", **more}

@@ -373,7 +373,8 @@ SORTS: Final = ("opened", "harm", "reason", "content", "procedure")
 
 def _sorted_by(sort: str, which: TrialFilter) -> Sequence[Any]:
     """Returns the columns that decide before the time; what is hidden from a reviewer sorts as if it were missing."""
-    known, own = _known(which), _case.trial_id == _row.trial_id
+    # Of what tells something, hidden trials are left out anyway.
+    known, own = true() if which.tells else _known(which), _case.trial_id == _row.trial_id
     if sort == "harm":
         return [func.coalesce(select(_case.score).where(own, known).scalar_subquery(), -1.0)]
     if sort == "reason":

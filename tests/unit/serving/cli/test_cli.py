@@ -48,7 +48,7 @@ def test_shells_complete_commands_options_and_values():
 
 
 def test_lists_have_the_same_filters_over_http_and_on_the_command_line():
-    other = {"limit", "as_json", "form", "docket"}
+    other = {"search", "limit", "as_json", "form", "docket"}
     names = {"since": "opened_from", "until": "opened_until"}
     options = {names.get(each.name, each.name) for each in list_records.params if each.name not in other}
     assert options == set(wire.TrialFilter.DESCRIPTOR.fields_by_name)
@@ -126,6 +126,10 @@ def test_records_are_listed_and_shown_as_text_or_json(tmp_path):
     head, row = listed.output.splitlines()
     assert head.index("decision") == row.index("block") and head.index("verdict") == row.index("HARMFUL")
     assert invoke("records", "list", "--docket", path, "--label", "NOT_HARMFUL").output == ""
+    search = ["label:harmful", "since:2020-01-01", "is:decided"]
+    assert invoke("records", "list", "--docket", path, *search).output == listed.output
+    assert invoke("records", "list", "--docket", path, *search, "--reviewed").output == ""
+    assert "unknown filter `lable:`; known: label" in invoke("records", "list", "--docket", path, "lable:x").output
     (row,) = csv.DictReader(invoke("records", "list", "--docket", path, "--as", "csv").output.splitlines())
     assert (row["trial_id"], row["decision"], row["review"]) == ("t", "block", "")
     assert (row["in_force"], row["finding"]) == ("COURT", "HARMFUL")
