@@ -120,7 +120,9 @@ def test_no_page_tells_the_verdict_to_a_reviewer_who_can_decide_blind(worlds):
         status_too, text_too, still_blind_too = other[address]
         if still_blind or still_blind_too:
             assert still_blind is still_blind_too and status == status_too and text == text_too, address
-            assert not [word for word in GIVEN_AWAY if word in text and word not in address[1]], address
+            # Drawn examples of another court have scores of their own.
+            given = GIVEN_AWAY if address[1] != "/try" else GIVEN_AWAY[:2]
+            assert not [word for word in given if word in text and word not in address[1]], address
             blind += 1
     assert blind > 60, "most pages do not reveal the verdict"
     pages_of_the_desk = [address for address in one if address[1].startswith("/desk")]
