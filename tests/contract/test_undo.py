@@ -11,7 +11,6 @@ from serving.docket.log.notes import VerifierKey
 from serving.docket.log.verify import verify
 from serving.docket.review.locks import AlreadyReviewed, UndoOver
 from serving.docket.review.projection import ReviewPriority
-from serving.docket.review.queue import Search
 from serving.docket.store.reviews import UNDO, settled_at
 from tests.support.desks import verdict, with_desk
 from tests.support.dockets import NOON, parse_place, review_trial
@@ -158,9 +157,6 @@ def test_review_time_is_stored_and_searchable(docket_place):
             await it.tried(name, DOUBTFUL, pixels=name * 64)
             look_at = None if seconds is None else it.clock.now - timedelta(seconds=seconds)
             await decide(it, name, "ada", N, look_at=look_at)
-        found = await it.desk.find(Search(decided_under_s=2.0), limit=9)
-        return [case.trial_id for case in found], [
-            (await it.docket.trials.record(name)).review.look_s for name in "abc"
-        ]
+        return await it.found("under:2s"), [(await it.docket.trials.record(name)).review.look_s for name in "abc"]
 
     assert play(docket_place, work) == (["a"], [1.5, 30.0, None])

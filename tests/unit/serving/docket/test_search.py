@@ -44,6 +44,7 @@ def test_terms_are_read_and_written_alike(text, terms):
         ("since:yesterday", "`since:` takes a day such as"),
         ("until:2026-02-30", "`until:` takes a day such as"),
         ("since:\u0667d", "`since:` takes a day such as"),
+        ("under:2", "`under:` takes the seconds"),
         ("x " * 51, "at most 50"),
         ("x" * 1001, "at most 1,000"),
         ("a\0b", "NUL"),
