@@ -50,7 +50,7 @@ def visit(tmp_path, chromium):
             context = chromium.new_context(base_url=console.url, **{"viewport": WIDE, **options})
             stack.callback(context.close)
             page = context.new_page()
-            page.on("console", lambda said: said.type in ("error", "warning") and complaints.append(said.text))
+            page.on("console", lambda message: message.type in ("error", "warning") and complaints.append(message.text))
             page.on("pageerror", lambda error: complaints.append(str(error)))
             page.goto("/sign-in?next=/trials")
             page.get_by_label("Token").fill(tokens[who])

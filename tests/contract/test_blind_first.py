@@ -121,8 +121,8 @@ def test_no_page_tells_the_verdict_to_a_reviewer_who_can_decide_blind(worlds):
         if still_blind or still_blind_too:
             assert still_blind is still_blind_too and status == status_too and text == text_too, address
             # Drawn examples of another court have scores of their own.
-            given = GIVEN_AWAY if address[1] != "/try" else GIVEN_AWAY[:2]
-            assert not [word for word in given if word in text and word not in address[1]], address
+            words = GIVEN_AWAY if address[1] != "/try" else GIVEN_AWAY[:2]
+            assert not [word for word in words if word in text and word not in address[1]], address
             blind += 1
     assert blind > 60, "most pages do not reveal the verdict"
     pages_of_the_desk = [address for address in one if address[1].startswith("/desk")]
@@ -159,7 +159,7 @@ CAUSES = {
 
 @pytest.mark.slow
 def test_no_filter_order_or_count_of_the_list_tells_why_a_case_waits(tmp_path):
-    """For each reason a reviewer gets the same lists, for administrators the filter finds the case."""
+    """A reviewer gets the same lists for each reason; for administrators the filter finds the case."""
 
     async def visit(pages, cause):
         await pages.tried("other", verdict(N, score=0.04), pixels="2" * 64, words="another")

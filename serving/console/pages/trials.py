@@ -124,8 +124,8 @@ async def search_of(request: Request) -> Search:
     """Returns the search in the address, limited to what the visitor may see.
 
     Raises:
-        BadRequest: It can't be read.
-        NotAllowed: It names a namespace that is not for the visitor.
+        BadRequest: The search can't be read.
+        NotAllowed: The search names a namespace that is not for the visitor.
     """
     found, visitor = parse_search(request.query_params.get("q", "")), visitor_of(request)
     which = found.which

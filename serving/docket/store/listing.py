@@ -378,8 +378,8 @@ def _sorted_by(sort: str, which: TrialFilter) -> Sequence[Any]:
     if sort == "harm":
         return [func.coalesce(select(_case.score).where(own, known).scalar_subquery(), -1.0)]
     if sort == "reason":
-        told = true() if which.blind and which.blind.told_why else known
-        urgency = select(-_case.urgency).where(own, told, _case.reasons != "[]").scalar_subquery()
+        readable = true() if which.blind and which.blind.told_why else known
+        urgency = select(-_case.urgency).where(own, readable, _case.reasons != "[]").scalar_subquery()
         return [func.coalesce(urgency, -99)]
     return {"content": [_row.namespace, _row.content_id], "procedure": [_row.procedure]}.get(sort, [])
 

@@ -582,23 +582,23 @@ def test_blinded_reviewer_cannot_search_by_verdict(path):
             return [await court.found(one, blind=blind) for one in searches]
 
         ada, root = BlindReviewer("ada"), BlindReviewer("ada", told_why=True)
-        everything, before, told = await found(), await found(ada), await found(root)
+        everything, before, admin = await found(), await found(ada), await found(root)
         hidden = await court.desk.hidden_from("ada", ["waits", "fine"])
         elsewhere = await court.desk.hidden_from("ada", ["waits"], frozenset({"forum"}))
         await court.reviewed("waits", "ada", N)
-        return everything, before, told, hidden, elsewhere, await found(ada)
+        return everything, before, admin, hidden, elsewhere, await found(ada)
 
-    everything, before, told, hidden, elsewhere, after = with_desk(path, scenario)
+    everything, before, admin, hidden, elsewhere, after = with_desk(path, scenario)
     both, fine, waits, none = ["waits", "fine"], ["fine"], ["waits"], []
     assert everything == [both, both, both, both, both, waits, waits, both, both]
     assert before == [fine, both, fine, fine, fine, none, waits, fine, fine]
-    assert told == [fine, both, fine, fine, fine, waits, waits, fine, fine], "administrators know why cases wait"
+    assert admin == [fine, both, fine, fine, fine, waits, waits, fine, fine], "administrators know why cases wait"
     assert hidden == {"waits"} and elsewhere == {"waits"}
     assert after == [both, both, both, fine, both, waits, none, fine, both], "the label in force has changed"
 
 
 def test_sorted_lists_continue_after_a_trial_and_give_away_nothing(path):
-    """Each order and its reverse, page by page of two; what a reviewer may not know sorts as if it were missing."""
+    """Lists in each order and its reverse, page by page; hidden values sort as if they were missing."""
 
     async def scenario(court):
         scores = {"t0": 0.2, "t1": 0.9, "t2": 0.55, "t3": None, "t4": 0.7}

@@ -21,7 +21,7 @@ from serving.docket.review.search import CHOICES, KEYS, parse_search
         ('"an open quotation', (r'"\"an"', "open", "quotation")),
     ],
 )
-def test_terms_are_read_and_written_alike(text, terms):
+def test_written_terms_are_parsed_to_the_same_search(text, terms):
     if terms is None:
         with pytest.raises(BadRequest):
             parse_search(text)
@@ -33,7 +33,7 @@ def test_terms_are_read_and_written_alike(text, terms):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("lable:harmful", f"unknown filter `lable:`; known: {', '.join(KEYS)}."),
         ("https://example.org", "Put words with a colon between quotation marks."),
@@ -51,10 +51,10 @@ def test_terms_are_read_and_written_alike(text, terms):
         ("a\ud800", "UTF-8"),
     ],
 )
-def test_refusals_say_what_is_wrong_and_what_is_known(text, said):
+def test_refusals_say_what_is_wrong_and_what_is_known(text, message):
     with pytest.raises(BadRequest) as refusal:
         parse_search(text)
-    assert said in refusal.value.message and refusal.value.field == "q"
+    assert message in refusal.value.message and refusal.value.field == "q"
 
 
 def test_values_of_one_filter_are_alternatives_and_filters_add_up():
