@@ -429,7 +429,7 @@ class AnswerGiven(RoundEvent):
 class Summarised(RoundEvent):
     """A side summarised what it has so far."""
 
-    parts = ("rounds", "sides", "cases")
+    parts = ("rounds", "cases")
     step_name = "{Side} sums up, round {round}"
     kind: Literal["Summarised"] = "Summarised"
     round: int = Field(ge=0)
@@ -469,7 +469,7 @@ class SummarisedAhead(RoundEvent):
 class SideRested(SideEvent):
     """A side stopped asking."""
 
-    parts = ("sides", "cases")
+    parts = ("cases",)
     kind: Literal["SideRested"] = "SideRested"
     rounds: int = Field(ge=0)
     reason: QuestioningEnd

@@ -8,9 +8,11 @@ from datetime import timedelta
 
 from markupsafe import Markup
 
+from court.checks import in_words
 from court.display import word
 from court.events import (
     CheckableClaim,
+    CheckFailed,
     ClaimSettled,
     DocumentWeighed,
     Event,
@@ -22,14 +24,16 @@ from court.events import (
     Side,
     SideRested,
     SteeringFound,
+    TrialChecked,
     TrialResumed,
     VerdictGiven,
     VerdictReviewed,
 )
 from court.expert.findings import ClaimRecord
 from court.record import TrialRecord, TrialState
+from court.settings import TrialSettings
 from court.transcript import Transcript, transcript
-from court.verdict import Label
+from court.verdict import Label, ReviewReason
 from serving.views.charts import Point, bar, curve
 from serving.views.recheck import Difference, differences
 
@@ -65,6 +69,16 @@ _TELLS: Mapping[Label, str] = {
     Label.NOT_HARMFUL: "Not harmful",
     Label.UNDECIDED: "Undecided",
 }
+
+_CHECKS: Mapping[ReviewReason, tuple[str, bool]] = {
+    ReviewReason.SIDE_CHANGED: ("sides kept their side", True),
+    ReviewReason.SIDES_ALIKE: ("sides differ", True),
+    ReviewReason.POLICY_ECHOED: ("arguments rest on the meme", True),
+    ReviewReason.RATIONALE_COPIED: ("rationale is the Judge’s own", True),
+    ReviewReason.RATIONALE_UNGROUNDED: ("rationale names evidence", False),
+    ReviewReason.REPLY_CUT: ("no text cut off", False),
+}
+"""Checks of a full trial: words where it passed, and whether it is of the sides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,9 +200,41 @@ class TrialView:
             parts.append(f"the Judge found the evidence of harm {harm} and the benign evidence {benign}")
         if not parts:
             return ""
-        sentence = " and ".join(parts)
-        ends = "a close call" if verdict.close_call else _TELLS[verdict.label].lower()
+        sentence = ", and ".join(parts)
+        label = _TELLS[verdict.label].lower()
+        ends = label if verdict.strengths is None else "a close call" if verdict.close_call else f"found {label}"
         return f"{sentence[0].upper()}{sentence[1:]}: {ends}."
+
+    @property
+    def checks(self) -> Sequence[tuple[str, bool]]:
+        """Checks of a trial with a verdict, in words, and whether each passed; failed ones first."""
+        if self.verdict_event is None:
+            return ()
+        same = "worked out again: the same" if not self.differences else "worked out again: not the same"
+        failed: Sequence[CheckFailed] = ()
+        passed: Sequence[str] = ()
+        if self.transcript.ruling is not None:
+            checked = self.record.last(TrialChecked)
+            failed = checked.failed if checked else ()
+            wanting = {one.check for one in failed}
+            debated = all(self.transcript.arguments.values())
+            passed = [
+                words
+                for check, (words, of_sides) in _CHECKS.items()
+                if check not in wanting and (debated or not of_sides)
+            ]
+        return [
+            *((in_words(one), False) for one in failed),
+            (same, not self.differences),
+            *((words, True) for words in passed),
+        ]
+
+    @property
+    def chosen_settings(self) -> Sequence[tuple[str, object, object]]:
+        """Name, value and default of each setting that differs from its default."""
+        default = TrialSettings().model_dump(mode="json")
+        settings = sorted(self.record.opened.settings.items())
+        return [(name, value, default[name]) for name, value in settings if name in default and value != default[name]]
 
     @property
     def examined(self) -> bool:

@@ -105,7 +105,6 @@ def test_trial_is_listed_and_shows_its_rounds(opened):
     page.wait_for_load_state("networkidle")
     assert page.locator("h1").inner_text() == "Not harmful"
     assert page.locator(".round").count() == 3
-    page.locator("#round-1 summary").first.click()
     left, right = (page.locator(f"#round-1 .side.{side}").bounding_box() for side in ("accuser", "defender"))
     assert left["y"] == right["y"] and left["x"] + left["width"] <= right["x"], "the sides stand next to each other"
     page.locator("#round-1 .call summary").first.click()
@@ -118,7 +117,8 @@ def test_trial_is_listed_and_shows_its_rounds(opened):
 
 def test_trial_page_puts_the_verdict_first_and_technical_details_last(opened):
     page = opened().go(f"/trials/{ONE}")
-    order = ["h1", ".rationale", "#evidence", ".look", "#exhibits", "#examination", "#round-1", "#machinery", "#log"]
+    order = ["h1", ".in-short", ".rationale", "#evidence", ".checks", ".look"]
+    order += ["#exhibits", "#examination", "#round-1", "#machinery", "#log"]
     tops = [page.locator(selector).bounding_box()["y"] for selector in order]
     assert tops == sorted(tops)
     assert tops[order.index("#exhibits")] < 900, "everything before the exhibits fits on one screen"
@@ -127,21 +127,60 @@ def test_trial_page_puts_the_verdict_first_and_technical_details_last(opened):
     assert "Benign evidence · strong" in evidence[1] and "The cat looks just woken" in evidence[1]
     assert "The nearest precedent was found harmful" in page.locator(".look").inner_text()
     exhibits = page.locator("#exhibits")
-    assert [exhibits.locator(selector).count() for selector in ("#meme", "#description", "#precedents")] == [1, 1, 1]
-    folded = "#round-1 .question", "#costs table", "#versions dl", "#log li"
+    assert [exhibits.locator(selector).count() for selector in ("#description", "#precedents")] == [1, 1]
+    folded = "#round-1 .summing p", "#costs table", "#versions dl", "#log li"
     assert [selector for selector in folded if page.locator(selector).first.is_visible()] == []
-    page.locator("#round-2 summary").first.click()
-    assert page.locator("#round-2 .question").first.is_visible()
-    assert not page.locator("#round-1 .question").first.is_visible(), "rounds unfold one by one"
+    decision = page.locator("h1 + .decision")
+    assert (
+        decision.inner_text() == "Review" and decision.bounding_box()["y"] < page.locator("h1").bounding_box()["y"] + 40
+    )
+    assert "sides kept their side" in page.locator(".checks").inner_text()
+
+
+def test_the_meme_stays_beside_the_story(opened):
+    page = opened().go(f"/trials/{ONE}")
+    page.locator("#round-3").scroll_into_view_if_needed()
+    meme, story = page.locator("#meme-picture").bounding_box(), page.locator("#round-3").bounding_box()
+    assert meme["y"] > 0 and meme["y"] + meme["height"] <= 900 and meme["x"] + meme["width"] <= story["x"]
+    page.locator("#meme-picture").get_by_role("button", name="Show the picture", exact=True).click()
+    page.locator("#meme-picture img.sharp").wait_for()
+    page.get_by_role("button", name="Larger").click()
+    at = page.evaluate("document.elementFromPoint(innerWidth / 2, 20).closest('#meme-picture') !== null")
+    assert at, "a picture that is made larger covers the bar too"
+
+
+def test_debate_reads_as_a_conversation(opened):
+    page = opened().go(f"/trials/{ONE}")
+    turn = page.locator("#accuser-1")
+    question, answer = turn.locator(".question"), turn.locator(".answer")
+    assert question.is_visible() and answer.locator("h5").inner_text() == "Proposer"
+    assert question.bounding_box()["y"] < answer.bounding_box()["y"]
+    assert question.bounding_box()["x"] < answer.bounding_box()["x"], "answers are indented"
+    assert page.locator("#round-3 #defender-3").inner_text().endswith("It had rested.")
+
+
+def test_settings_table_lists_those_that_differ_from_the_default(opened):
+    page = opened().go(f"/trials/{ONE}#versions-fold")
+    rows = page.locator(".settings tbody tr").all_inner_texts()
+    assert rows == ["rounds_max\t6\t10"]
+    assert not page.locator("#settings dl").is_visible()
+
+
+def test_empty_parts_are_hidden(opened, console):
+    console.append(full_trial("begun", picture=drawn_picture())[:1])
+    page = opened().go("/trials/begun")
+    headings = page.locator("main :is(h2, h3):visible").all_inner_texts()
+    assert [one.split("\n")[0] for one in headings][:1] == ["Meme"]
+    assert not {"Description", "Precedents", "Arguments", "How the Judge ruled", "Debate", "Exhibits"} & set(headings)
 
 
 def test_target_of_a_link_is_unfolded(opened):
     page = opened().go(f"/trials/{ONE}")
     page.locator("#description-part a", has_text="event").first.click()
     expect(page.locator("#event-3")).to_be_in_viewport()
-    page.goto(f"{page.url.partition('#')[0]}#round-fold-2")
+    page.goto(f"{page.url.partition('#')[0]}#settings")
     page.reload()
-    expect(page.locator("#round-2 .question").first).to_be_visible()
+    expect(page.locator("#settings dl")).to_be_visible()
 
 
 def test_picture_stays_blurred_until_requested_and_the_view_is_logged(opened):
@@ -248,8 +287,7 @@ def test_console_can_be_used_without_javascript(opened, console):
     for text in ("Monday people,", "A drawn grey cat", "stopped gaining", "starter-014", "Benign evidence is strong"):
         assert page.get_by_text(text).first.is_visible(), text
     expect(page.locator(".needs-script:visible")).to_have_count(0)
-    page.locator("#round-1 summary").first.click()
-    page.locator("#round-1 .summing summary").first.click()
+    page.locator("#round-1 .summing > summary").first.click()
     assert page.get_by_text("A cat is shown under words").first.is_visible()
     page.get_by_role("button", name="Show the picture", exact=True).click()
     page.locator("#meme-picture img.sharp").wait_for()

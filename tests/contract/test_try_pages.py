@@ -204,7 +204,10 @@ def test_a_console_without_a_court_says_so_and_offers_drawn_examples(tmp_path):
 
     page, code, pictures, unknown = play(tmp_path, work, trying=False)
     assert "This console has no court" in page and code == 400 and unknown == 404
-    assert "Drawn examples to read" in page and "6 of the 25 nearest labelled memes were harmful: not harmful." in page
+    assert (
+        "Drawn examples to read" in page
+        and "6 of the 25 nearest labelled memes were harmful: found not harmful." in page
+    )
     assert "No labelled meme is near enough to compare it with: undecided." in page
     assert [answer.headers["content-type"] for answer in pictures] == ["image/png"] * 3
 

@@ -10,9 +10,11 @@ from xml.etree import ElementTree
 import pytest
 
 from court.display import split_hidden
-from court.events import Side
+from court.events import CheckFailed, Side, TrialChecked
 from court.record import TrialRecord
+from court.verdict import ReviewReason
 from serving.access.callers import Caller, Scope
+from serving.console.pages.trying import _examples
 from serving.console.visitors import Role, Sessions, role_of
 from serving.views.charts import Point, bar, curve, gauge
 from serving.views.compare import ComparedRow
@@ -24,6 +26,39 @@ from tests.support.shown_trials import drawn_picture, full_trial
 
 def record(**changes):
     return TrialRecord.of(full_trial(picture=drawn_picture(), **changes))
+
+
+# The finding in one sentence, and the checks.
+
+
+def changed(events, kind, **values):
+    return [event.model_copy(update=values) if event.kind == kind else event for event in events]
+
+
+def test_close_call_of_the_precedents_is_one_plain_sentence():
+    known = _examples()["crowd"]
+    vote = known.precedents.vote.model_copy(update={"voters": 100, "harmful": 57})
+    verdict = known.verdict.model_copy(update={"risk": 0.48})
+    events = changed(changed(known.events, "PrecedentsCited", vote=vote), "VerdictGiven", verdict=verdict)
+    sentence = view_of(TrialRecord.of(events)).in_short
+    assert sentence == "57 of the 100 nearest labelled memes were harmful: a close call."
+    assert view_of(TrialRecord.of(known.events[:2])).in_short == ""
+
+
+def test_failed_checks_come_first_and_passed_ones_are_named():
+    events = full_trial(picture=drawn_picture())
+    failed = (CheckFailed(check=ReviewReason.SIDE_CHANGED, side=Side.ACCUSER),)
+    at = next(event for event in events if event.kind == "VerdictGiven")
+    checked = TrialChecked(trial_id=at.trial_id, seq=at.seq, at=at.at, failed=failed)
+    later = [event.model_copy(update={"seq": event.seq + 1}) for event in events[at.seq :]]
+    found = view_of(TrialRecord.of([*events[: at.seq], checked, *later])).checks
+    assert found[0] == ("the Accuser argued for the other side", False)
+    assert ("rationale is the Judge’s own", True) in found and "sides kept their side" not in dict(found)
+    assert ("sides kept their side", True) in view_of(record()).checks
+
+
+def test_summary_trial_has_no_checks_of_a_debate():
+    assert view_of(_examples()["crowd"]).checks == [("worked out again: the same", True)]
 
 
 # Hidden characters.
