@@ -127,7 +127,7 @@ def arena(context: click.Context, /, **options: Any) -> None:
         return
     board = leaderboard(out, humans)
     groups = groups_in(out, _keys(options["by"]))
-    page = _page(board, out)
+    page = _page(board, out, grouped=bool(groups))
     sections = _group_page(board, groups, out) if groups else []
     if options["as_json"]:
         more = {"by": [plain_groups(one) for one in groups]} if groups else {}
@@ -209,7 +209,7 @@ def _group_page(board: Leaderboard, groups: Sequence[BoardsBy], out: Path) -> li
 
     sections = group_sections(groups, [row.model for row in board.board("overall").rows])
     title = f"Boards by group: {board.manifest.name}"
-    write_page(out / GROUP_PAGE, as_page(title, [], sections, command=command_line()))
+    write_page(out / GROUP_PAGE, as_page(title, [], sections, command=command_line(), links=_links(out, GROUP_PAGE)))
     return sections
 
 
@@ -223,7 +223,8 @@ def _print_repeats(boards: Sequence[Leaderboard], out: Path, *, as_json: bool) -
     figures = {**asdict(repeated), "repeats": [figures_of(board) for board in boards]} if as_json else None
     lead = repeat_lead(repeated.seeds, finished=repeated.finished)
     page = out / PAGE
-    show_sections("Leaderboard over repeats", lead, [repeat_section(repeated)], page=page, figures=figures)
+    sections, links = [repeat_section(repeated)], _links(out, PAGE)
+    show_sections("Leaderboard over repeats", lead, sections, page=page, figures=figures, links=links)
     if not as_json:
         click.echo(f"{page} shows it, and {PAGE} in each repeat's folder the repeat.")
 
@@ -304,11 +305,24 @@ def _options_of(options: dict[str, Any]) -> Ask:
     )
 
 
-def _page(board: Leaderboard, out: Path) -> Path:
+def _links(out: Path, own: str, *, grouped: bool = False) -> list[tuple[str, str]]:
+    """Words and addresses of the arena's other pages."""
+    repeats = [] if own != PAGE else sorted(folder.name for folder in out.glob("repeat-*") if (folder / PAGE).exists())
+    return [
+        *([("All repeats", f"../{PAGE}")] if out.name.startswith("repeat-") else []),
+        *([("Leaderboard", PAGE)] if own != PAGE else []),
+        # The page of groups is written after the leaderboard.
+        *([("Boards by group", GROUP_PAGE)] if own == PAGE and (grouped or (out / GROUP_PAGE).exists()) else []),
+        *((name, f"{name}/{PAGE}") for name in repeats),
+    ]
+
+
+def _page(board: Leaderboard, out: Path, *, grouped: bool = False) -> Path:
     from eval.arena.board_sections import board_lead, board_sections, board_title
     from eval.reports.sections import as_page
 
     page = out / PAGE
     sections = board_sections(board, page=True)
-    write_page(page, as_page(board_title(board), board_lead(board), sections, command=board.manifest.command))
+    command, links = board.manifest.command, _links(out, PAGE, grouped=grouped)
+    write_page(page, as_page(board_title(board), board_lead(board), sections, command=command, links=links))
     return page

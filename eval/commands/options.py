@@ -55,12 +55,14 @@ def show_sections(
     page: Path | None,
     figures: Mapping[str, Any] | None,
     command: str = "",
+    links: Sequence[tuple[str, str]] = (),
 ) -> None:
     """Writes sections as a page, and shows them in the terminal, or figures as JSON in their place.
 
     Args:
         figures: Figures for other programs; the sections are shown where they are None.
         command: Command line that the page names; none is named where it is empty.
+        links: Words and relative addresses of the pages beside it.
 
     Raises:
         NotLoaded: jinja2 or matplotlib is not installed, which a page needs.
@@ -68,7 +70,7 @@ def show_sections(
     from eval.reports.sections import as_page, as_text
 
     if page is not None:
-        write_page(page, as_page(title, lead, sections, command=command))
+        write_page(page, as_page(title, lead, sections, command=command, links=links))
     click.echo(as_text(lead, sections) if figures is None else json.dumps(figures))
 
 

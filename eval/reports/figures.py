@@ -12,74 +12,73 @@ from typing import TYPE_CHECKING
 
 from court.events import Side
 from eval.reports.gather import EntropyAt, Rounds
-from eval.reports.svg import Ink, drawing, themed
+from eval.reports.svg import TIP, Ink, drawing, themed
 from eval.scores.bootstrap import Figure as Estimate
-from eval.scores.metrics import Bin, Card
+from eval.scores.metrics import Bin
+from eval.solvers.question import Prediction
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-OUTCOME_WORDS = ("not harmful", "harmful", "undecided", "failed")
-"""The columns of a confusion matrix, in the order of :data:`eval.scores.metrics.OUTCOMES`."""
 GOLD_WORDS = ("not harmful", "harmful")
+_FEWEST = 10
+"""Fewest memes of a bin that is drawn."""
+_TIPS = 30
+"""Points of a curve that tell their values, roughly."""
 _INKS = {Side.ACCUSER: Ink.ACCUSER, Side.DEFENDER: Ink.DEFENDER}
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A run's bar in the figures that compare runs."""
+    """A run in the figure that sets cost against accuracy."""
 
     label: str
     accuracy: Estimate
-    macro_f1: Estimate
-    """Strict macro-F1 with its interval."""
     calls: float
     tokens: float
 
 
-def confusion(card: Card, name: str) -> str:
-    """Gold label against outcome: counts, and their share of the row."""
-    counts = card.confusion
-    with drawing(name):
-        figure, (axes,) = _sheet(4.6, 2.2)
-        for row, line in enumerate(counts):
-            # Shares are 0 for a class without memes.
-            total = max(sum(line), 1)
-            for column, count in enumerate(line):
-                ink = Ink.DOUBT if column > 1 else Ink.GOOD if row == column else Ink.BAD
-                share = count / total
-                _cell(axes, row, column=column, ink=ink, alpha=0.06 + 0.5 * share)
-                axes.text(column, row - 0.1, f"{count:,}", ha="center", va="center", fontsize=12, color=Ink.TEXT)
-                axes.text(column, row + 0.26, f"{share:.0%}", ha="center", va="center", fontsize=8, color=Ink.MUTED)
-        # Downwards, like the rows of a matrix.
-        axes.set(xlim=(-0.5, 3.5), ylim=(1.5, -0.5))
-        axes.set_xticks(range(4), OUTCOME_WORDS)
-        axes.set_yticks(range(2), GOLD_WORDS)
-        axes.set_xlabel("said")
-        axes.set_ylabel("gold")
-        axes.tick_params(length=0)
-        for spine in axes.spines.values():
-            spine.set_visible(False)
-        words = "; ".join(
-            f"gold {gold}: "
-            + ", ".join(f"{count} {outcome}" for count, outcome in zip(line, OUTCOME_WORDS, strict=True))
-            for gold, line in zip(GOLD_WORDS, counts, strict=True)
-        )
-        return themed(figure, name, f"Confusion matrix. {words}.")
+def at_least(bins: Sequence[Bin], memes: int) -> list[Bin]:
+    """Joins neighbouring bins until each has so many memes, or all are one."""
+    joined: list[Bin] = []
+    for one in bins:
+        if joined and joined[-1].n < memes:
+            one = _joined(joined.pop(), one)
+        joined.append(one)
+    if len(joined) > 1 and joined[-1].n < memes:
+        last = joined.pop()
+        joined.append(_joined(joined.pop(), last))
+    return joined
+
+
+def _joined(one: Bin, other: Bin) -> Bin:
+    n = one.n + other.n
+    return Bin(
+        low=one.low,
+        high=other.high,
+        n=n,
+        mean_score=(one.n * one.mean_score + other.n * other.mean_score) / n,
+        share_harmful=(one.n * one.share_harmful + other.n * other.share_harmful) / n,
+    )
 
 
 def calibration(bins: Sequence[Bin], name: str) -> str | None:
     """Share of harmful memes against mean score, bin by bin, with the range of each bin and its number of memes."""
     if not bins:
         return None
+    bins = at_least(bins, _FEWEST)
     with drawing(name):
         figure, (axes,) = _sheet(3.4, 3.3)
         axes.plot([0, 1], [0, 1], color=Ink.MUTED, linestyle=(0, (4, 3)), linewidth=1)
         scores, shares = [one.mean_score for one in bins], [one.share_harmful for one in bins]
         axes.hlines(shares, [one.low for one in bins], [one.high for one in bins], color=Ink.DEFENDER, alpha=0.4)
-        axes.plot(scores, shares, color=Ink.DEFENDER, marker="o", markersize=5, linewidth=1.6)
+        axes.plot(scores, shares, color=Ink.DEFENDER, linewidth=1.6)
         for one in bins:
+            tip = f"{one.n:,} memes, scores {one.low:.2f} to {one.high:.2f}: {one.share_harmful:.0%} harmful"
+            axes.plot(
+                one.mean_score, one.share_harmful, color=Ink.DEFENDER, marker="o", markersize=5, gid=f"{TIP}{tip}"
+            )
             axes.annotate(
                 f"{one.n:,}",
                 (one.mean_score, one.share_harmful),
@@ -168,45 +167,56 @@ def entropies(found: Mapping[Side, Sequence[EntropyAt]], name: str) -> str | Non
         return themed(figure, name, f"Median entropy by round. {words}.")
 
 
-def side_by_side(bars: Sequence[Bar], majority: float, majority_macro_f1: float, name: str) -> str:
-    """Accuracy and macro-F1 of several runs with intervals, and the baseline of the most frequent label."""
-    from matplotlib.ticker import PercentFormatter
+def curves(gold: Sequence[bool], predictions: Sequence[Prediction], name: str) -> list[tuple[str, str]]:
+    """Name and figure of ROC, precision-recall and risk-coverage curve; none without scores of both classes."""
+    from sklearn.metrics import precision_recall_curve, roc_curve
 
+    scored = [(harmful, one) for harmful, one in zip(gold, predictions, strict=True) if one.score is not None]
+    labels, scores = [harmful for harmful, _ in scored], [one.score for _, one in scored]
+    if len(set(labels)) < 2:
+        return []
+    false, true, at = roc_curve(labels, scores, drop_intermediate=True)
+    precision, recall, cuts = precision_recall_curve(labels, scores, drop_intermediate=True)
+    # The surest first: the risk of deciding only the memes whose score is far from one half.
+    sure = sorted(
+        (
+            (abs(one.score - 0.5), one.outcome.harmful is not harmful)
+            for harmful, one in scored
+            if one.score is not None
+        ),
+        reverse=True,
+    )
+    wrong = [sum(fault for _, fault in sure[:count]) / count for count in range(1, len(sure) + 1)]
+    share = [count / len(gold) for count in range(1, len(sure) + 1)]
+    return [
+        ("ROC", _curve(false, true, at, f"{name}-roc", ("false alarms", "harmful memes found", "from score"))),
+        (
+            "Precision and recall",
+            _curve(recall[:-1], precision[:-1], cuts, f"{name}-pr", ("harmful memes found", "precision", "from score")),
+        ),
+        (
+            "Risk and coverage",
+            _curve(share, wrong, [one for one, _ in sure], f"{name}-risk", ("coverage", "risk", "distance from 0.5")),
+        ),
+    ]
+
+
+def _curve(x: Sequence[float], y: Sequence[float], at: Sequence[float], name: str, words: tuple[str, str, str]) -> str:
+    """A curve whose points tell their values."""
+    across, up, what = words
     with drawing(name):
-        figure, sheets = _sheet(7.6, 0.9 + 0.34 * len(bars), columns=2, sharey=True)
-        places = range(len(bars))
-        for axes, title, floor, estimates in (
-            (sheets[0], "Accuracy, strict", majority, [bar.accuracy for bar in bars]),
-            (sheets[1], "Macro-F1, strict", majority_macro_f1, [bar.macro_f1 for bar in bars]),
-        ):
-            axes.barh(places, [one.value for one in estimates], height=0.6, color=Ink.DEFENDER, alpha=0.3)
-            axes.errorbar(
-                [one.value for one in estimates],
-                places,
-                xerr=[
-                    [max(0.0, one.value - one.low) for one in estimates],
-                    [max(0.0, one.high - one.value) for one in estimates],
-                ],
-                fmt="none",
-                ecolor=Ink.DEFENDER,
-                capsize=3,
-                linewidth=1.4,
-            )
-            for place, one in zip(places, estimates, strict=True):
-                axes.text(0.015, place, f"{100 * one.value:.1f}", va="center", fontsize=8, color=Ink.TEXT)
-            axes.axvline(floor, color=Ink.BAD, linestyle=(0, (4, 3)), linewidth=1)
-            axes.set_xlim(0, 1)
-            axes.xaxis.set_major_formatter(PercentFormatter(1))
-            axes.set_title(title)
-            axes.tick_params(axis="y", length=0)
-        sheets[0].set_yticks(places, [_short(bar.label) for bar in bars])
-        # The first run on top, as in the tables.
-        sheets[0].invert_yaxis()
-        words = "; ".join(
-            f"{bar.label}: accuracy {100 * bar.accuracy.value:.1f}, macro-F1 {100 * bar.macro_f1.value:.1f}"
-            for bar in bars
-        )
-        return themed(figure, name, f"Runs side by side; the dashed line is the majority baseline. {words}.")
+        figure, (axes,) = _sheet(3.4, 3.3)
+        axes.plot(x, y, color=Ink.DEFENDER, linewidth=1.6)
+        for index in range(0, len(x), max(1, len(x) // _TIPS)):
+            tip = f"{across} {x[index]:.2f}, {up} {y[index]:.2f}, {what} {at[index]:.2f}"
+            axes.plot(x[index], y[index], color=Ink.DEFENDER, marker="o", markersize=4, gid=f"{TIP}{tip}")
+        axes.set(xlim=(-0.04, 1.04), ylim=(-0.06, 1.04), xlabel=across, ylabel=up)
+        axes.grid(visible=True)
+        return themed(figure, name, f"{up} by {across}: {', '.join(f'{b:.2f} at {a:.2f}' for a, b in _few(x, y))}.")
+
+
+def _few(x: Sequence[float], y: Sequence[float]) -> list[tuple[float, float]]:
+    return list(zip(x, y, strict=True))[:: max(1, len(x) // 5)]
 
 
 def costs(bars: Sequence[Bar], name: str) -> str | None:

@@ -214,12 +214,12 @@ class WrongMeme:
         """Worst fault, which decides where the meme is listed."""
         return min(verdict.fault for verdict in self.verdicts)
 
-    @property
-    def gold_words(self) -> str:
-        """Gold label in our words, and in the data set's own if they say more."""
-        ours = "harmful" if self.meme.harmful else "not harmful"
-        own = self.meme.source_label
-        return ours if own.replace("_", " ").lower() == ours else f"{ours} ({own})"
+
+def gold_words(meme: JudgedMeme) -> str:
+    """Gold label in our words, and in the data set's own if they say more."""
+    ours = "harmful" if meme.harmful else "not harmful"
+    own = meme.source_label
+    return ours if own.replace("_", " ").lower() == ours else f"{ours} ({own})"
 
 
 @dataclass(frozen=True, slots=True)

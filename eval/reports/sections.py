@@ -7,10 +7,12 @@ import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from court.display import split_hidden, word
+from court.display import word
 from court.errors import NotLoaded
+from eval.scores.bootstrap import Figure as Estimate
 from eval.scores.tables import NOTHING, figure, plain, table
 
 if TYPE_CHECKING:
@@ -28,6 +30,15 @@ class Drawn:
     svg: str
     """SVG of the figure; empty if there is nothing to draw."""
     caption: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A figure at the top of a page, of one run or of several, with a bar for each interval."""
+
+    title: str
+    bars: tuple[tuple[str, Estimate], ...]
+    """Name of each run, and its figure from 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +68,8 @@ class MemeEntry:
     """Name and content of texts, which are hidden like the pictures."""
     folded: tuple[tuple[str, str], ...] = ()
     statements: tuple[Statement, ...] = ()
+    score: float | None = None
+    """Score that the entries are sorted by; None for one without."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +104,13 @@ class Section:
     """Memes, on the page alone."""
     filters: tuple[Filter, ...] = ()
     """One or two filters of the entries, in the order of the parts of their keys."""
+    tiles: tuple[Tile, ...] = ()
+    """Figures with their intervals, on the page alone."""
+
+    @property
+    def sorted(self) -> bool:
+        """True if the entries can be sorted."""
+        return any(entry.score is not None for entry in self.entries)
 
 
 def as_text(lead: Sequence[str], sections: Sequence[Section]) -> str:
@@ -159,44 +179,50 @@ def need_page() -> None:
         ) from None
 
 
-def as_page(title: str, lead: Sequence[str], sections: Sequence[Section], *, command: str = "") -> str:
+def as_page(
+    title: str,
+    lead: Sequence[str],
+    sections: Sequence[Section],
+    *,
+    command: str = "",
+    links: Sequence[tuple[str, str]] = (),
+) -> str:
     """The sections as a page that needs no network, no other file and no script; the same for the same sections.
 
-    Untrusted text is escaped by the template engine; in addition, the page's content security policy allows only the
-    script and the style with the listed digests, and no requests.
+    It looks like the console, whose style sheet it holds. Untrusted text is escaped by the template engine; in
+    addition, the page's content security policy allows only the script and the style with the listed digests, and no
+    requests.
 
     Args:
         command: Command line that the figures come from; empty to show none.
+        links: Words and relative address of the pages beside it.
 
     Raises:
         NotLoaded: jinja2 or matplotlib is not installed.
     """
     need_page()
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
     from court.transcript import transcript
+    from serving.views.text import environment
 
-    loader = PackageLoader("eval.reports")
-    # Autoescape covers the template: whatever strangers, models or users wrote stays text. StrictUndefined makes a
-    # misspelt name fail instead of leaving a figure out.
-    environment = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters.update(
-        seen=_visible_text,
+    own = environment("eval.reports")
+    own.filters.update(
         plain=plain,
         data_uri=lambda jpeg: f"data:image/jpeg;base64,{base64.b64encode(jpeg).decode()}",
         places=figure,
         lower=word,
     )
-    style, script = (loader.get_source(environment, name)[0] for name in ("page.css", "page.js"))
+    templates = files("eval.reports") / "templates"
+    look = (files("serving.console") / "static" / "base.css").read_text("utf-8")
+    style, script = look + (templates / "page.css").read_text("utf-8"), (templates / "page.js").read_text("utf-8")
     return (
-        environment.get_template("page.html")
+        own.get_template("page.html")
         .render(
             title=title,
             lead=lead,
-            sections=sections,
+            # A page has no empty boxes: what there is none of is told in a terminal and in Markdown.
+            sections=[one for one in sections if one.rows or not one.detail or one.level == 2],
             command=command,
+            links=links,
             nothing=NOTHING,
             transcript=transcript,
             style=_own(style),
@@ -205,17 +231,6 @@ def as_page(title: str, lead: Sequence[str], sections: Sequence[Section], *, com
             script_digest=_digest(script),
         )
         .lstrip()
-    )
-
-
-def _visible_text(text: object) -> Any:
-    """Untrusted text, escaped, with invisible characters made visible."""
-    from markupsafe import Markup
-
-    # Markup's join and format escape what they are given: only the element around it is ours.
-    return Markup("").join(
-        Markup('<span class="invisible" title="an invisible character">{}</span>').format(piece) if hidden else piece
-        for piece, hidden in split_hidden(str(text))
     )
 
 

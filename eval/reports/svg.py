@@ -35,6 +35,8 @@ class Ink:
 
 _NAMES = {value: name.lower() for name, value in vars(Ink).items() if not name.startswith("_")}
 _SVG, _XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
+TIP = "tip:"
+"""Beginning of a group id (matplotlib's gid) that holds the words to show over it."""
 _SCALE = 1.3
 """Pixels of the page per point of a figure."""
 _COPIED_PROPERTIES = frozenset(
@@ -113,8 +115,12 @@ def themed(figure: Figure, name: str, label: str) -> str:
     used = set(
         re.findall(r"#([\w-]+)", " ".join(value for element in root.iter() for value in element.attrib.values()))
     )
-    for element in root.iter():
+    for element in list(root.iter()):
         _unstyle(element)
+        if (own := element.get("id", "")).startswith(TIP):
+            tip = ElementTree.Element(f"{{{_SVG}}}title")
+            tip.text = own.removeprefix(TIP)
+            element.insert(0, tip)
         _rename(element, name, used)
     # The height follows from width and viewBox.
     for size in ("height", "version"):

@@ -10,7 +10,7 @@ import numpy as np
 
 from court.errors import BadRequest
 from eval.datasets.card import CardPublished, SplitRole
-from eval.reports.sections import Section
+from eval.reports.sections import Section, Tile
 from eval.runs.results import Results, card_of_results
 from eval.scores import metrics
 from eval.scores.bootstrap import Figure
@@ -258,7 +258,20 @@ def _figures(group: TaskGroup, number: int) -> Iterator[Section]:
             title=title,
             rows=tuple(map(tuple, rows)),
             notes=_notes(group) if last else (),
+            tiles=_tiles(columns),
         )
+
+
+def _tiles(runs: Sequence[tuple[Results, TaskCard]]) -> tuple[Tile, ...]:
+    """Accuracy, macro-F1 and coverage of finished runs, as far as the question has them."""
+    found = []
+    for title, names in (("Accuracy", ("accuracy", "exact")), ("Macro-F1", ("macro-f1",)), ("Coverage", ("coverage",))):
+        values = (
+            (one.name, next(filter(None, map(card.figures.get, names)), None)) for one, card in runs if one.finished
+        )
+        bars = tuple((name, value) for name, value in values if value is not None)
+        found += [Tile(title, bars)] if bars else []
+    return tuple(found)
 
 
 def _published(group: TaskGroup, number: int) -> Iterator[Section]:

@@ -18,14 +18,23 @@ from eval.reports.gather import (
     VerdictFault,
     WrongMeme,
     WrongVerdict,
+    gold_words,
+    judged_of,
 )
-from eval.reports.sections import Drawn, Filter, MemeEntry, Rows, Section, Statement, need_page
+from eval.reports.sections import Drawn, Filter, MemeEntry, Rows, Section, Statement, Tile, need_page
+from eval.runs.results import Judged
 from eval.scores.tables import NOTHING, cards_rows, confusion_rows, figure, listed, notes_in_words, plain
 
 _BESIDE = 3
 """Largest number of runs side by side, so that a line fits a terminal."""
+_WRONG = "Wrong verdicts"
 _EXCERPT = 300
 """Longest excerpt of a rationale in a table, in characters."""
+_CURVES = {
+    "ROC": "Of the memes with a score.",
+    "Precision and recall": "Of the memes with a score.",
+    "Risk and coverage": "Share of wrong verdicts if only the memes with the surest scores are decided.",
+}
 _NO_ROUNDS = "No side examined the Proposer in this run, so there are no rounds."
 _NO_SCORES = "No meme has a score, so there is nothing to calibrate."
 
@@ -65,7 +74,7 @@ def verdicts_sections(report: Report, *, page: bool = False) -> list[Section]:
     for run in report.runs:
         sections += _run(run, page=page)
     for group in report.groups:
-        title = "Wrong verdicts" if len(report.groups) == 1 else f"Wrong verdicts: {group.title}, {group.split}"
+        title = _WRONG if len(report.groups) == 1 else f"{_WRONG}: {group.title}, {group.split}"
         sections += _wrong(group, title, page=page)
     return sections
 
@@ -85,7 +94,8 @@ def _group(group: Group, *, page: bool) -> Iterator[Section]:
                     [_name(row.run) for row in rows if not row.run.finished],
                 ),
                 notes=table.remarks if last else (),
-                drawn=_side_by_side(table) if page and last else (),
+                drawn=_costs(table) if page and last else (),
+                tiles=_tiles(table) if page and not first else (),
                 level=3,
             )
         for row in table.rows:
@@ -108,11 +118,13 @@ def _run_under(table: Table, row: TableRow, *, page: bool) -> Iterator[Section]:
     if page:
         curve = figures.calibration(bins, f"{key}-curve")
         caption = (
-            f"{row.card.scored:,} memes with a score, in bins of nearly equal numbers. On the dashed line a score is "
-            "the share of harmful memes among those that have it."
+            f"{row.card.scored:,} memes with a score, in bins of nearly equal numbers, ten or more each. On the dashed "
+            "line a score is the share of harmful memes among those that have it."
         )
-        drawn.append(Drawn("Confusion matrix", figures.confusion(row.card, f"{key}-matrix"), "Counts, and shares."))
-        drawn.append(Drawn("Calibration", curve or "", caption if curve else _NO_SCORES))
+        drawn.append(Drawn("Calibration", curve or "", caption))
+        judged = [(gold, one) for one in row.run.results.judged if (gold := one.meme.gold(table.protocol)) is not None]
+        lines = figures.curves([gold for gold, _ in judged], [one.prediction for _, one in judged], key)
+        drawn += [Drawn(title, svg, _CURVES[title]) for title, svg in lines]
     rows = confusion_rows(row.card)
     yield Section(
         f"{key}-confusion", f"Confusion, {row.run.label}, {table.protocol}", rows, drawn=tuple(drawn), level=3
@@ -157,35 +169,33 @@ def _run_under(table: Table, row: TableRow, *, page: bool) -> Iterator[Section]:
     )
 
 
-def _side_by_side(table: Table) -> tuple[Drawn, ...]:
-    """Figures over all runs of a table."""
+def _tiles(table: Table) -> tuple[Tile, ...]:
+    """Accuracy, macro-F1 and coverage of the finished runs; others have no strict figures."""
+    finished = [(row.run.label, row.card) for row in table.rows if row.run.finished]
+    if not finished:
+        return ()
+    return (
+        Tile("Accuracy", tuple((label, card.strict.accuracy) for label, card in finished)),
+        Tile("Macro-F1", tuple((label, card.strict.macro_f1) for label, card in finished)),
+        Tile("Coverage", tuple((label, card.coverage) for label, card in finished)),
+    )
+
+
+def _costs(table: Table) -> tuple[Drawn, ...]:
+    """Cost against accuracy of several finished runs."""
     bars = [
         figures.Bar(
             label=plain(row.run.label),
             accuracy=row.card.strict.accuracy,
-            macro_f1=row.card.strict.macro_f1,
             calls=row.run.cost.calls if row.run.cost else 0.0,
             tokens=row.run.cost.tokens if row.run.cost else 0.0,
         )
         for row in table.rows
-        # An unfinished run has no strict figures, and so no bar.
         if row.run.finished
     ]
-    if len(bars) < 2:
-        single = "One finished run alone can't be set beside another. What it cost stands below, with the run."
-        return (Drawn("Runs side by side", "", single),)
-    first = table.rows[0].card
-    caption = "Strict figures with 95 % intervals. Dashed: always saying the more frequent class."
-    if len({(row.card.n, row.card.harmful) for row in table.rows}) > 1:
-        caption += f" The runs judged different memes; the dashed line is that of {table.rows[0].run.label}."
-    drawn = figures.side_by_side(bars, first.majority, first.majority_macro_f1, f"{table.key}-bars")
-    cost = figures.costs(bars, f"{table.key}-costs")
-    words = (
-        "What a trial takes, whether or not its calls came out of the store."
-        if cost
-        else "No model was asked, so there is no cost to be set against accuracy."
-    )
-    return Drawn("Runs side by side", drawn, caption), Drawn("Cost against accuracy", cost or "", words)
+    cost = figures.costs(bars, f"{table.key}-costs") if len(bars) > 1 else None
+    words = "What a trial takes, whether or not its calls came out of the store."
+    return (Drawn("Cost against accuracy", cost, words),) if cost else ()
 
 
 def _contrasts(table: Table) -> Section:
@@ -241,8 +251,8 @@ def _run(run: RunView, *, page: bool) -> Iterator[Section]:
             "side that has rested writes no more."
         )
         drawn = (
-            Drawn("Rounds per side by gold label", chart or "", "Share of the memes." if chart else _NO_ROUNDS),
-            Drawn("Entropy by round", course or "", band if course else _NO_ROUNDS),
+            Drawn("Rounds per side by gold label", chart or "", "Share of the memes."),
+            Drawn("Entropy by round", course or "", band),
         )
     facts = tuple((name, value) for name, value in _facts(run) if value)
     rows = (("run", run.label), *facts)
@@ -323,15 +333,18 @@ def _wrong(group: Group, title: str, *, page: bool) -> Iterator[Section]:
             )
         return
     lead.append(
-        "The surest first. Pictures and the words on memes are hidden until asked for, since they can be offensive."
+        "The surest faults first. Pictures and the words on memes are hidden until asked for, since they can be "
+        "offensive."
     )
     yield Section(
         key,
-        title,
+        "Memes" if title == _WRONG else f"Memes: {group.title}, {group.split}",
         lead=tuple(lead),
-        entries=tuple(_entry(one, group) for one in group.wrong),
+        entries=(*(_entry(one, group) for one in group.wrong), *_right_entries(group)),
         filters=(
-            Filter("Fault", tuple((str(fault.value), fault.title.lower()) for fault in VerdictFault)),
+            Filter(
+                "Verdict", (*((str(fault.value), fault.title.lower()) for fault in VerdictFault), ("right", "right"))
+            ),
             *([Filter("Run", tuple((run.key, run.label) for run in group.runs))] if len(group.runs) > 1 else []),
         ),
     )
@@ -343,7 +356,7 @@ def _wrong_rows(wrong: Sequence[WrongMeme]) -> Rows:
         *(
             (
                 one.meme.id,
-                one.gold_words,
+                gold_words(one.meme),
                 each.run.label,
                 _label_of(each),
                 figure(each.prediction.score),
@@ -363,7 +376,7 @@ def _label_of(verdict: WrongVerdict) -> str:
 
 
 def _entry(wrong: WrongMeme, group: Group) -> MemeEntry:
-    facts = [f"gold {wrong.gold_words}"]
+    facts = [f"gold {gold_words(wrong.meme)}"]
     if wrong.meme.targets:
         facts.append(f"at {', '.join(wrong.meme.targets)}")
     if len(group.runs) > 1:
@@ -374,13 +387,38 @@ def _entry(wrong: WrongMeme, group: Group) -> MemeEntry:
     return MemeEntry(
         key=wrong.key,
         meme=wrong.meme.id,
-        filters=tuple(f"{one.fault.value}:{one.run.key}" for one in wrong.verdicts),
+        filters=(
+            *(f"{one.fault.value}:{one.run.key}" for one in wrong.verdicts),
+            *(f"right:{run.key}" for run in wrong.right),
+        ),
+        score=wrong.verdicts[0].prediction.score,
         tags=(("bad" if surely else "doubt", wrong.worst.title),),
         facts=tuple(facts),
         pictures=wrong.pictures,
         texts=(("text", wrong.meme.text),),
         statements=tuple(_statement(one, len(group.runs) > 1) for one in wrong.verdicts),
     )
+
+
+def _right_entries(group: Group) -> Iterator[MemeEntry]:
+    """Memes that no run judged wrong, without pictures and records."""
+    wrong = {one.meme.id for one in group.wrong}
+    right: dict[str, list[tuple[RunView, Judged]]] = {}
+    for run in group.runs:
+        for one in judged_of(run.results):
+            if one.meme.id not in wrong:
+                right.setdefault(one.meme.id, []).append((run, one))
+    for number, (id_, judged) in enumerate(right.items(), 1):
+        meme, prediction = judged[0][1].meme, judged[0][1].prediction
+        yield MemeEntry(
+            key=f"{group.key}-right-{number}",
+            meme=id_,
+            filters=tuple(f"right:{run.key}" for run, _ in judged),
+            tags=(("good", "Right"),),
+            facts=(f"gold {gold_words(meme)}", f"score {figure(prediction.score)}"),
+            texts=(("text", meme.text),),
+            score=prediction.score,
+        )
 
 
 def _statement(verdict: WrongVerdict, several: bool) -> Statement:

@@ -119,17 +119,15 @@ def test_markup_in_texts_does_not_run(opened, hostile):
     assert browser.page.evaluate("window.hacked === undefined") and browser.complaints == []
     shown = browser.page.locator(".entry", has_text="window.hacked").first
     assert "<script>window.hacked = 1</script>" in shown.text_content()
-    assert browser.page.locator(".entry .invisible").first.text_content() == "U+202E"
+    assert browser.page.locator(".entry .unseen").first.text_content() == "U+202E"
 
 
 def test_pictures_and_texts_are_hidden_at_first(opened, one_run):
     browser = opened(one_run)
     filters = browser.filters()
     assert len(filters) == 13 and all("blur(" in one and "grayscale(1)" in one for one in filters)
-    hidden = browser.page.eval_on_selector_all(
-        ".veil > span", "all => all.map(one => getComputedStyle(one).visibility)"
-    )
-    assert hidden and set(hidden) == {"hidden"}
+    hidden = browser.page.eval_on_selector_all(".veil", "all => all.map(one => getComputedStyle(one).color)")
+    assert hidden and set(hidden) == {"rgba(0, 0, 0, 0)"}
 
 
 def test_key_shows_only_the_current_entry_and_hides_it_again(opened, one_run):
@@ -146,9 +144,9 @@ def test_key_shows_only_the_current_entry_and_hides_it_again(opened, one_run):
     assert set(entries[1]) == {"none"}
     assert all("blur(" in one for entry in (entries[0], entries[2], entries[3]) for one in entry)
     visible = browser.page.eval_on_selector_all(
-        ".entry:nth-of-type(2) .veil > span", "all => all.map(one => getComputedStyle(one).visibility)"
+        ".entry:nth-of-type(2) .veil", "all => all.map(one => getComputedStyle(one).color)"
     )
-    assert set(visible) == {"visible"}
+    assert visible and "rgba(0, 0, 0, 0)" not in visible
     after = browser.picture(".entry:nth-of-type(2) .picture")
     assert ImageStat.Stat(ImageChops.difference(before, after)).sum != [0, 0, 0]
     assert _saturation(before) < 5 < _saturation(after), "the picture is grey before and coloured after"
@@ -184,7 +182,7 @@ def test_report_can_be_read_and_unblurred_without_scripts(opened, one_run):
     assert browser.page.locator("table").first.is_visible()
     browser.reach()
     browser.page.locator(".entry .record > summary").first.click()
-    assert browser.page.locator(".entry .record .sides").first.is_visible()
+    assert browser.page.locator(".entry .record .pair").first.is_visible()
     box = browser.page.locator(".entry .picture").first
     before = box.screenshot()
     box.click()
@@ -195,10 +193,13 @@ def test_keys_step_through_the_wrong_verdicts(opened, one_run):
     browser = opened(one_run)
     ids = browser.page.eval_on_selector_all(".entry", "all => all.map(one => one.id)")
     walked = []
-    for key in "jjjjjkkkkk":
+    for key in "jjjjjjkkkk":
         browser.page.keyboard.press(key)
         walked.append(focused_id(browser.page))
-    assert walked == [ids[at] for at in (0, 1, 2, 3, 3, 2, 1, 0, 0, 0)]
+    assert walked == [ids[at] for at in (0, 1, 2, 3, 4, 5, 4, 3, 2, 1)]
+    top = browser.page.evaluate("document.activeElement.getBoundingClientRect().top")
+    for _ in range(3):
+        browser.page.keyboard.press("k")
     top = browser.page.evaluate("document.activeElement.getBoundingClientRect().top")
     bar = browser.page.evaluate("document.querySelector('.bar').getBoundingClientRect().bottom")
     assert bar <= top < 300, "the sticky bar does not cover the entry"
@@ -228,6 +229,25 @@ def test_filters_show_only_matching_entries(opened, hostile):
     assert shown.count() > 0
     run.select_option(value="")
     assert shown.count() == everything
+
+
+def test_memes_are_sorted_by_score_and_all_are_there(opened, one_run):
+    page = opened(one_run).page
+    assert page.locator(".entry").count() == len(USUAL_MEMES)
+    page.locator("[data-sort]").select_option("down")
+    scores = page.eval_on_selector_all(".entry[data-score]", "all => all.map(one => +one.dataset.score)")
+    assert len(scores) > 3 and scores == sorted(scores, reverse=True)
+    page.locator(".filters select").first.select_option("right")
+    assert set(page.locator(".entry:not([hidden]) .entry-head .tag").all_text_contents()) == {"Right"}
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_report_cuts_nothing_and_has_no_empty_box(opened, hostile, width):
+    page = opened(hostile, viewport={"width": width, "height": 844}).page
+    cut = "all => all.filter(one => one.offsetParent && one.scrollWidth > one.clientWidth + 1).map(one => one.id)"
+    assert page.eval_on_selector_all(".scroll, .card, .tile, figure", cut) == []
+    empty = "all => all.filter(one => !one.querySelector(':not(h1, h2, h3, h4)')).map(one => one.outerHTML)"
+    assert page.eval_on_selector_all(".card, .tile, figure", empty) == []
 
 
 def test_light_and_dark_follow_the_system_and_the_switch(opened, one_run):
@@ -261,7 +281,7 @@ def test_text_has_enough_contrast(opened, hostile, scheme):
             const found = new Map();
             for (const one of document.querySelectorAll("body *:not(script, option, svg, svg *)")) {
                 const own = [...one.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
-                if (!own || getComputedStyle(one).visibility === "hidden") continue;
+                if (!own || getComputedStyle(one).color === "rgba(0, 0, 0, 0)") continue;
                 found.set(`${getComputedStyle(one).color} on ${ground(one)}`, one.outerHTML.slice(0, 80));
             }
             return [...found];

@@ -24,7 +24,7 @@
     const entries = [...filters.closest("section").querySelectorAll(".entry")];
     const told = filters.querySelector("output");
     const apply = () => {
-      const wanted = [...filters.querySelectorAll("select")].map((select) => select.value);
+      const wanted = [...filters.querySelectorAll("select:not([data-sort])")].map((select) => select.value);
       let shown = 0;
       for (const entry of entries) {
         const fits = entry.dataset.filters.split(" ").some((keys) =>
@@ -34,6 +34,13 @@
       }
       told.value = shown === entries.length ? "" : `${shown} of ${entries.length} shown`;
     };
+    const sort = filters.querySelector("[data-sort]");
+    const keys = {
+      up: (one, other) => (one.dataset.score ?? 2) - (other.dataset.score ?? 2),
+      down: (one, other) => (other.dataset.score ?? -1) - (one.dataset.score ?? -1),
+      name: (one, other) => one.querySelector("h3").textContent.localeCompare(other.querySelector("h3").textContent),
+    };
+    sort?.addEventListener("change", () => filters.closest("section").append(...(sort.value ? entries.toSorted(keys[sort.value]) : entries)));
     filters.addEventListener("change", apply);
     apply();  // a browser may bring a choice back with the page
   }
