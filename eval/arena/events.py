@@ -103,7 +103,6 @@ class Answered(_Event):
     """One, or one for each round."""
     style: Style
     calls: tuple[ReplyCost, ...]
-    # Has a default, like every field added later: older records lack it and must still load.
     forgotten: int = Field(default=0, ge=0)
     """Rounds that the last question was asked without, as the history was too long."""
 

@@ -71,11 +71,10 @@ def key_of(
             "options": None if options is None else list(options),
             # At temperature 0 the seed has no effect, and all runs share the reply.
             "seed": seed if request.temperature > 0 else None,
-            # Left out at its default, so that the keys of earlier caches stay valid.
-            **({"thought_tokens": request.thought_tokens} if request.thought_tokens else {}),
-            **({"avoid_repetition": True} if request.avoid_repetition else {}),
-            # Several rulings by one model are separate draws; left out for one, so that earlier keys stay valid.
-            **({"judge": request.call_id.judge} if request.call_id and request.call_id.judge > 1 else {}),
+            "thought_tokens": request.thought_tokens,
+            "avoid_repetition": request.avoid_repetition,
+            # Several rulings by one model are separate draws.
+            "judge": request.call_id.judge if request.call_id else 1,
         }
     )
 
@@ -197,7 +196,7 @@ def _known_of(role_model: RoleModel, server: str) -> dict[str, Any]:
         "name": server or urls,
         "json_schema": getattr(able, "json_schema", None),
         "log_probs": str(getattr(able, "log_probs", "")),
-        **({"thoughts": list(role_model.thoughts_by)} if role_model.thoughts_by else {}),
+        "thoughts": list(role_model.thoughts_by),
     }
 
 

@@ -19,9 +19,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
@@ -51,8 +51,8 @@ LEAKS = "with leaks"
 """Part of the name of a library that keeps precedents too similar to a judged meme, and so of every such record."""
 
 
-class _Prepared(BaseModel):
-    """Description stored beside a prepared library, so that a resumed run finds the same one."""
+class PreparedCheck(BaseModel):
+    """Outcome of the check for leaks, stored beside a prepared library, so that a resumed run finds the same one."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -64,18 +64,6 @@ class _Prepared(BaseModel):
     notes: tuple[str, ...]
     excluded: tuple[Excluded, ...]
     templates: dict[str, str] = Field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A library checked for leaks against the judged memes."""
-
-    library: Library
-    excluded: tuple[Excluded, ...]
-    nearness: LeakThresholds
-    notes: tuple[str, ...] = ()
-    dropped_labels: tuple[str, ...] = ()
-    templates: Mapping[str, str] = field(default_factory=dict)
     """Template of each judged meme that shares one with another judged meme, by id; empty if templates are not
     separated."""
 
@@ -85,9 +73,16 @@ class Prepared:
         return _counts(self.excluded)
 
     @property
-    def checked(self) -> dict[str, JsonValue]:
-        """Returns the outcome of the check for the manifest."""
+    def thresholds(self) -> dict[str, JsonValue]:
+        """Thresholds of the check, for the manifest."""
         return self.nearness.model_dump(mode="json", exclude_none=True)
+
+
+class Prepared(NamedTuple):
+    """A library checked for leaks against the judged memes."""
+
+    library: Library
+    check: PreparedCheck
 
 
 async def prepare_precedents(
@@ -133,14 +128,12 @@ async def prepare_precedents(
         {
             "train": made_of,
             "judged": looked_at,
-            # Unset fields are left out, so that libraries prepared earlier keep their keys.
-            "nearness": nearness.model_dump(mode="json", exclude_none=True),
+            "nearness": nearness.model_dump(mode="json"),
             "shuffled": shuffled_labels,
+            "dropped": list(dropped_labels),
+            "leaks kept": keep_leaks,
+            "compared by": by.identity.digest,
         }
-        # Only if given: libraries prepared without them keep their keys.
-        | ({"dropped": list(dropped_labels)} if dropped_labels else {})
-        | ({"leaks kept": True} if keep_leaks else {})
-        | ({} if by is encoder else {"compared by": by.identity.digest})
     )
     # The file beside the library is written last: without it, the library is a leftover of a crash and is rebuilt.
     if (place / CURRENT).exists() and _prepared_file(place).exists():
@@ -214,7 +207,7 @@ async def prepare_precedents(
         notes += (f"{number:,} memes of the train split that are {' or '.join(dropped_labels)} are no precedents.",)
     if keep_leaks:
         notes += (f"{len(leaks):,} precedents too near to a judged meme were kept (a control){_by_why(leaks)}.",)
-    prepared = _Prepared(
+    check = PreparedCheck(
         key=key,
         nearness=nearness,
         shuffled_labels=shuffled_labels,
@@ -225,8 +218,8 @@ async def prepare_precedents(
         templates=dict(found.templates),
     )
     # Atomic, and after the library: see above.
-    replace_file(_prepared_file(place), prepared.model_dump_json(indent=1) + "\n")
-    return _of(library, prepared)
+    replace_file(_prepared_file(place), check.model_dump_json(indent=1) + "\n")
+    return Prepared(library, check)
 
 
 def read_prepared(place: Path, encoder: Encoder) -> Prepared:
@@ -236,21 +229,7 @@ def read_prepared(place: Path, encoder: Encoder) -> Prepared:
         BadLibrary: The library is missing, damaged or built with another encoder.
         BadRequest: The library was not built by :func:`prepare_precedents`, so that its check is unknown.
     """
-    library = Library.open(place, encoder.identity)
-    stored = _read(place)
-    return _of(library, stored)
-
-
-def _of(library: Library, prepared: _Prepared) -> Prepared:
-    # Libraries prepared by earlier versions have no templates: confidence intervals then resample memes, as before.
-    return Prepared(
-        library,
-        prepared.excluded,
-        prepared.nearness,
-        prepared.notes,
-        dropped_labels=prepared.dropped_labels,
-        templates=prepared.templates,
-    )
+    return Prepared(Library.open(place, encoder.identity), _read(place))
 
 
 def comparing(encoder: Encoder) -> Encoder:
@@ -291,9 +270,9 @@ def _prepared_file(place: Path) -> Path:
     return place.with_name(f"{place.name}.json")
 
 
-def _read(place: Path) -> _Prepared:
+def _read(place: Path) -> PreparedCheck:
     try:
-        return _Prepared.model_validate_json(_prepared_file(place).read_bytes())
+        return PreparedCheck.model_validate_json(_prepared_file(place).read_bytes())
     except (OSError, ValidationError):
         raise BadRequest(
             f"{_prepared_file(place)} is missing or can't be read, so that it is not known whether the library beside "
@@ -303,9 +282,8 @@ def _read(place: Path) -> _Prepared:
 
 
 def _as_it_was(place: Path, key: str, encoder: Encoder) -> Prepared:
-    stored = _read(place)
     # Precedents checked against other memes may contain copies of those judged now.
-    if stored.key != key:
+    if _read(place).key != key:
         raise BadRequest(
             f"{place} holds precedents that were prepared for other memes, another train split or other thresholds. "
             "Name another directory for the run, or remove the library.",
@@ -323,9 +301,7 @@ def _made_of(train: Sequence[Source], encoder: Encoder) -> str:
         paths = source.files or [path for path in (source.path, source.labels) if path is not None]
         # A tree of pictures has no file: its recipe identifies it, and its pictures are hashed below.
         files: list[JsonValue] = [sha256_of(path) for path in paths if not path.is_dir()]
-        # Left out if empty, so that libraries built before the field existed are still found.
-        recipe: dict[str, JsonValue] = {"recipe": source.recipe} if source.recipe else {}
-        sources.append({"files": files, "name": source.label, "pictures": pictures, **recipe})
+        sources.append({"files": files, "name": source.label, "pictures": pictures, "recipe": source.recipe})
     built = {"format": FORMAT, "safeguards": USUAL.model_dump(mode="json")}
     return digest({"sources": sources, "encoder": encoder.identity.digest, **built})
 

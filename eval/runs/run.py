@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,7 +42,7 @@ from serving.settings import RoleName
 from serving.wiring import open_court
 
 if TYPE_CHECKING:
-    from eval.runs.precedents import Prepared
+    from eval.runs.precedents import Prepared, PreparedCheck
     from eval.runs.ray_cluster import Cluster
     from retrieval.embed.encoder import Encoder
 
@@ -101,7 +101,7 @@ async def run(plan: Plan, progress: Progress) -> RunFolder:
                 # Opened before the court, so closed after it: replies that arrive during shutdown are still stored.
                 calls = SqliteCallCache.open(plan.calls or plan.out / CALLS)
                 stack.push_async_callback(calls.close)
-            checked = _Checked() if begun else await _prepare(plan, folder, material, progress)
+            check = None if begun else await _prepare(plan, folder, material, progress)
             # After preparing the precedents, which takes long and needs no model, so that no GPU idles meanwhile.
             plan = await _served(plan, stack, progress)
             # Each meme of a benchmark is tried as if it were the first: near-duplicates of earlier trials are not
@@ -120,11 +120,15 @@ async def run(plan: Plan, progress: Progress) -> RunFolder:
                 executor = replace(executor, court=with_control(executor.court, plan.control, plan.seed))
             solver = await _solver(plan, executor, calls, progress)
             manifest = _manifest(
-                plan, material, court=executor.court, excluded=folder.excluded(), checked=dict(checked.nearness)
+                plan,
+                material,
+                court=executor.court,
+                excluded=folder.excluded(),
+                checked=check.thresholds if check else {},
             )
             if begun is None:
                 # The manifest comes after the memes: if it exists, the run's memes can be read.
-                folder.write_memes([on_template(meme, checked.templates) for meme in material.memes])
+                folder.write_memes([on_template(meme, check.templates if check else {}) for meme in material.memes])
                 folder.write_manifest(manifest)
                 (plan.out / STARTING).unlink(missing_ok=True)
             else:
@@ -218,35 +222,28 @@ def _blind_roles(question: Question | None) -> tuple[RoleName, ...]:
     return ("judge",) if "description" in question.inputs else ("proposer", "judge")
 
 
-@dataclass(frozen=True, slots=True)
-class _Checked:
-    """Outcome of comparing the precedents with the judged memes."""
-
-    nearness: Mapping[str, JsonValue] = field(default_factory=dict)
-    templates: Mapping[str, str] = field(default_factory=dict)
-    """Templates that judged memes share, as in :attr:`eval.runs.precedents.Prepared.templates`."""
-
-
-async def _prepare(plan: Plan, folder: RunFolder, material: Material, progress: Progress) -> _Checked:
-    """Prepares the precedents: the train split without leaks. Returns the thresholds and templates used."""
+async def _prepare(plan: Plan, folder: RunFolder, material: Material, progress: Progress) -> PreparedCheck | None:
+    """Prepares the precedents: the train split without leaks. Returns the check; None if there is no library."""
     from eval.runs.precedents import read_prepared
     from retrieval.open import load_encoder_for
 
     if plan.without_library:
         folder.write_excluded(())
-        return _Checked()
+        return None
     encoder = await asyncio.to_thread(load_encoder_for, plan.library, plan.settings.encoder)
     if plan.library is not None:
         prepared = await asyncio.to_thread(read_prepared, plan.library, encoder)
         require_examples(prepared.library.manifest.name, plan.labelled_examples)
-        if prepared.dropped_labels != plan.dropped_labels:
-            had, wanted = (", ".join(labels) or "none" for labels in (prepared.dropped_labels, plan.dropped_labels))
+        if prepared.check.dropped_labels != plan.dropped_labels:
+            had, wanted = (
+                ", ".join(labels) or "none" for labels in (prepared.check.dropped_labels, plan.dropped_labels)
+            )
             raise BadRequest(
                 f"Of the precedents in {plan.library} these labels were dropped: {had}; in this run they are to be: "
                 f"{wanted}. Give --drop-precedents for both or for neither.",
                 reason="LIBRARY_FOR_OTHERS",
             )
-        if plan.templates_apart and prepared.nearness.template is None:
+        if plan.templates_apart and prepared.check.nearness.template is None:
             raise BadRequest(
                 f"The precedents in {plan.library} may be on templates of judged memes. Have them prepared for this "
                 "run, or leave templates together.",
@@ -255,14 +252,15 @@ async def _prepare(plan: Plan, folder: RunFolder, material: Material, progress: 
     else:
         progress.tell("Preparing the precedents …")
         prepared = await prepare_library(plan, plan.out / LIBRARY, material, encoder=encoder, progress=progress)
-    for note in prepared.notes:
+    check = prepared.check
+    for note in check.notes:
         progress.tell(note)
-    size, out = len(prepared.library.memes), len(prepared.excluded)
-    counts = ", ".join(f"{count:,} {why}" for why, count in prepared.counts.items())
+    size, out = len(prepared.library.memes), len(check.excluded)
+    counts = ", ".join(f"{count:,} {why}" for why, count in check.counts.items())
     why = f" ({counts})" if counts else ""
     progress.tell(f"{size:,} precedents; {out:,} were left out as too near to what is judged{why}.")
-    folder.write_excluded(prepared.excluded)
-    return _Checked(prepared.checked, prepared.templates)
+    folder.write_excluded(check.excluded)
+    return check
 
 
 async def prepare_library(plan: Plan, root: Path, material: Material, encoder: Encoder, progress: Progress) -> Prepared:

@@ -26,7 +26,7 @@ from eval.models.call_cache import SqliteCallCache
 from eval.models.open import ModelSpec
 from eval.probe import folder as probe_folder
 from eval.probe.agents import Category
-from eval.runs.precedents import _Prepared
+from eval.runs.precedents import PreparedCheck
 from eval.runs.results import Excluded, RunManifest
 from eval.solvers.question import Prediction
 from eval.studies.arms import StudyManifest
@@ -67,7 +67,7 @@ SCHEMAS = {
         "excluded": Excluded,
         "meme": JudgedMeme,
         "prediction": Prediction,
-        "prepared precedents": _Prepared,
+        "prepared precedents": PreparedCheck,
         "study.json": StudyManifest,
         "cached reply": ChatReply,
         "cached odds": Odds,

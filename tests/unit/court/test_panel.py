@@ -294,7 +294,7 @@ def test_samples_have_separate_keys_in_the_call_cache():
     assert len(rulings) == len(keys) == 2
     alone = next(request for request in run_panel(RULING)[1].requests("judge"))
     plain = replace(alone, call_id=None)
-    assert key_of("m", {}, alone) == key_of("m", {}, plain)  # keys of earlier caches stay valid
+    assert key_of("m", {}, alone) == key_of("m", {}, plain)  # who sits alone is the first judge
 
 
 # The vote as a prior in a cascade

@@ -64,15 +64,15 @@ def test_leaks_are_found_by_one_encoder_and_precedents_searched_by_another(tmp_p
         (tmp_path / name).mkdir()
     alone = prepare(tmp_path / "one", encoder=COMPARING, compared_by=COMPARING)
     both = prepare(tmp_path / "two", encoder=SEARCHING, compared_by=COMPARING)
-    assert [excluded.why for excluded in alone.excluded] == ["near-duplicate"]
-    assert both.excluded == alone.excluded
+    assert [excluded.why for excluded in alone.check.excluded] == ["near-duplicate"]
+    assert both.check.excluded == alone.check.excluded
     assert [meme.id for meme in both.library.memes] == ["far", "further"]
     assert both.library.manifest.encoder == SEARCHING.identity
-    assert not alone.notes
-    assert [str(COMPARING.identity) in note and str(SEARCHING.identity) in note for note in both.notes] == [True]
+    assert not alone.check.notes
+    assert [str(COMPARING.identity) in note and str(SEARCHING.identity) in note for note in both.check.notes] == [True]
 
-    assert prepare(tmp_path / "two", encoder=SEARCHING, compared_by=COMPARING).excluded == both.excluded
-    assert read_prepared(tmp_path / "two" / "library", SEARCHING).notes == both.notes
+    assert prepare(tmp_path / "two", encoder=SEARCHING, compared_by=COMPARING).check.excluded == both.check.excluded
+    assert read_prepared(tmp_path / "two" / "library", SEARCHING).check.notes == both.check.notes
     # Another comparing encoder may exclude other precedents, which makes another library.
     with pytest.raises(BadRequest) as other:
         prepare(tmp_path / "two", encoder=SEARCHING)

@@ -67,7 +67,7 @@ def picture(root: Path, name: str, data: bytes) -> str:
 
 
 def reasons(prepared: Prepared) -> dict[str, tuple[str, str]]:
-    return {excluded.precedent: (excluded.meme, excluded.why) for excluded in prepared.excluded}
+    return {excluded.precedent: (excluded.meme, excluded.why) for excluded in prepared.check.excluded}
 
 
 @pytest.mark.slow
@@ -98,10 +98,10 @@ def test_exactly_the_planted_leaks_are_found(tmp_path: Path, layout: Layout) -> 
     assert safeguards == USUAL.model_copy(update={"sources": safeguards.sources})
     planted = {meme.id: (meme.of, meme.planted) for meme in data.memes if meme.planted}
     assert reasons(found) == planted
-    assert Counter(kind for _, kind in planted.values()) == found.counts
+    assert Counter(kind for _, kind in planted.values()) == found.check.counts
     assert {meme.id for meme in found.library.memes}.isdisjoint(planted)
     assert len(found.library.memes) == 60
-    assert not found.notes
+    assert not found.check.notes
 
 
 def test_first_reason_is_recorded_with_the_similarities(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_first_reason_is_recorded_with_the_similarities(tmp_path: Path) -> None:
     train = rows(("j1", same, "one two"), ("t2", same, "three four"), ("t3", other, "one two"), ("t4", other, "x y z"))
     found = prepare(tmp_path, train, judged_memes(("j0", "", "other words"), ("j1", same, "One  two")))
     assert reasons(found) == {"j1": ("j1", "same id"), "t2": ("j1", "same file"), "t3": ("j1", "same text")}
-    first, second, third = found.excluded
+    first, second, third = found.check.excluded
     assert (first.text_similarity, first.picture_similarity) == (1, 1)
     assert second.picture_similarity == 1 and second.text_similarity < 0.8
     assert third.text_similarity == 1 and third.picture_similarity < 0.7
@@ -135,11 +135,11 @@ def test_near_duplicate_must_match_in_picture_and_text(tmp_path: Path) -> None:
     )
     found = prepare(tmp_path, train, judged_memes(("j1", retouched, long)))
     assert reasons(found) == {"both": ("j1", "near-duplicate")}
-    assert found.excluded[0].text_similarity > 0.8 and found.excluded[0].picture_similarity > 0.7
+    assert found.check.excluded[0].text_similarity > 0.8 and found.check.excluded[0].picture_similarity > 0.7
     stricter = prepare(
         tmp_path, train, judged_memes(("j1", retouched, long)), place="stricter", nearness=LeakThresholds(text=0.999)
     )
-    assert not stricter.excluded and stricter.checked["text"] == 0.999
+    assert not stricter.check.excluded and stricter.check.thresholds["text"] == 0.999
 
 
 def test_memes_on_the_same_template_are_excluded_when_requested(tmp_path: Path) -> None:
@@ -156,7 +156,8 @@ def test_memes_on_the_same_template_are_excluded_when_requested(tmp_path: Path) 
     apart = prepare(tmp_path, train, memes, place="apart", nearness=LeakThresholds(template=TEMPLATE))
     assert reasons(apart) == {"copy": ("j1", "near-duplicate"), "look": ("j1", "same template")}
     assert {meme.id for meme in apart.library.memes} == {"far", "mute"}
-    assert apart.counts == {"near-duplicate": 1, "same template": 1} and apart.checked["template"] == TEMPLATE
+    assert apart.check.counts == {"near-duplicate": 1, "same template": 1}
+    assert apart.check.thresholds["template"] == TEMPLATE
     with pytest.raises(BadRequest, match="other thresholds"):
         prepare(tmp_path, train, memes, place="apart")
 
@@ -164,7 +165,7 @@ def test_memes_on_the_same_template_are_excluded_when_requested(tmp_path: Path) 
 def test_unused_thresholds_are_not_recorded(tmp_path: Path) -> None:
     """Libraries and manifests of earlier versions have exactly these three keys."""
     found = prepare(tmp_path, rows(("t1", "", "one"), ("t2", "", "two")), judged_memes(("j1", "", "one")))
-    assert found.checked == {"picture": 0.7, "text": 0.8, "same_text": True}
+    assert found.check.thresholds == {"picture": 0.7, "text": 0.8, "same_text": True}
 
 
 def test_pictures_without_text_are_compared_alone(tmp_path: Path) -> None:
@@ -182,7 +183,7 @@ def test_similar_texts_without_pictures_are_reported_but_not_excluded(tmp_path: 
     found = prepare(tmp_path, train, judged_memes(("j1", "", long), ("j2", "", "")))
     assert reasons(found) == {"same": ("j1", "same text")}
     assert {meme.id for meme in found.library.memes} == {"near", "far"}
-    notes = " ".join(found.notes)
+    notes = " ".join(found.check.notes)
     assert "1 precedents are near a judged meme by their text" in notes
     assert "2 of 2 judged memes were compared with the precedents without their picture" in notes
     assert "1 of the 4 rows of the train split can't be used" in notes
@@ -191,15 +192,15 @@ def test_similar_texts_without_pictures_are_reported_but_not_excluded(tmp_path: 
 def test_equal_texts_can_be_allowed(tmp_path: Path) -> None:
     train = rows(("t1", "", "one two"), ("t2", "", "three"))
     found = prepare(tmp_path, train, judged_memes(("j1", "", "one two")), nearness=LeakThresholds(same_text=False))
-    assert not found.excluded and found.checked["same_text"] is False
+    assert not found.check.excluded and found.check.thresholds["same_text"] is False
 
 
 def test_prepared_library_is_reused_and_refused_for_other_memes(tmp_path: Path) -> None:
     train, memes = rows(("t1", "", "one"), ("t2", "", "two")), judged_memes(("j1", "", "one"))
     first = prepare(tmp_path, train, memes)
     second = prepare(tmp_path, train, memes)
-    assert second.library.digest == first.library.digest and second.excluded == first.excluded
-    assert read_prepared(tmp_path / "library", ENCODER).excluded == first.excluded
+    assert second.library.digest == first.library.digest and second.check.excluded == first.check.excluded
+    assert read_prepared(tmp_path / "library", ENCODER).check.excluded == first.check.excluded
     with pytest.raises(BadRequest) as refused:
         prepare(tmp_path, train, judged_memes(("j1", "", "two")))
     assert refused.value.reason == "LIBRARY_FOR_OTHERS"
@@ -208,7 +209,7 @@ def test_prepared_library_is_reused_and_refused_for_other_memes(tmp_path: Path) 
         read_prepared(tmp_path / "library", ENCODER)
     assert unknown.value.reason == "LIBRARY_UNCHECKED"
     # An interrupted start, before the file that describes the library was written.
-    assert prepare(tmp_path, train, memes).excluded == first.excluded
+    assert prepare(tmp_path, train, memes).check.excluded == first.check.excluded
 
 
 def test_train_split_is_embedded_once_through_the_cache(tmp_path: Path) -> None:
@@ -269,9 +270,9 @@ def test_leaks_stay_in_when_requested_and_the_library_says_so(tmp_path: Path) ->
     train = rows(("t1", "", "one two"), ("t2", "", "three four"))
     memes = judged_memes(("j1", "", "One  two"))
     with_leaks = prepare(tmp_path, train, memes, keep_leaks=True)
-    assert [meme.id for meme in with_leaks.library.memes] == ["t1", "t2"] and not with_leaks.excluded
+    assert [meme.id for meme in with_leaks.library.memes] == ["t1", "t2"] and not with_leaks.check.excluded
     assert with_leaks.library.manifest.name.endswith(", with leaks")
-    assert "1 precedents too near to a judged meme were kept (a control): 1 same text." in with_leaks.notes
+    assert "1 precedents too near to a judged meme were kept (a control): 1 same text." in with_leaks.check.notes
     assert prepare(tmp_path, train, memes, keep_leaks=True).library.digest == with_leaks.library.digest
     # The same folder is refused to a run that must not have leaks.
     with pytest.raises(BadRequest) as refused:
@@ -296,5 +297,5 @@ def test_harmeme_validation_split_has_the_known_leaks_by_text(tmp_path: Path, fo
             reader=PlainPictureReader(),
         )
     )
-    assert found.counts == {"same text": same_text}
+    assert found.check.counts == {"same text": same_text}
     assert len(found.library.memes) > 2500
