@@ -65,12 +65,9 @@ class LoadOutcome:
     """Seconds from the first request to the last answer."""
     p50_ms: float
     p99_ms: float
-    p95_ms: float
     answer_bytes: int
     cpu_s: float
     """CPU time of the clients in seconds, including the warm-up."""
-    first_ms: float
-    """Longest latency during the warm-up, in milliseconds: over new connections."""
 
     @property
     def answered(self) -> int:
@@ -183,12 +180,10 @@ async def do(job: Job, messages: Sequence[bytes]) -> LoadOutcome:
     # Without serialisers: messages are bytes on both sides, at the same cost for a service and an echo.
     calls: list[Any] = [channel.unary_unary(JUDGE, None, None) for channel in channels]
     clients = _Clients(job, calls, messages)
-    first = 0.0
     try:
         if job.warm_s:
             await clients.asks(job.warm_s)
-            first = max(clients.took, default=0.0)
-        # By now each client has its connection: the time to open it is in `first_ms` and nowhere else.
+        # By now each client has its connection: the time to open it is in no figure.
         clients.codes.clear()
         clients.took.clear()
         began = time.perf_counter()
@@ -202,10 +197,8 @@ async def do(job: Job, messages: Sequence[bytes]) -> LoadOutcome:
         seconds=seconds,
         p50_ms=1000 * percentile(took, 0.5),
         p99_ms=1000 * percentile(took, 0.99),
-        p95_ms=1000 * percentile(took, 0.95),
         answer_bytes=clients.answer_bytes,
         cpu_s=time.process_time(),
-        first_ms=1000 * first,
     )
 
 

@@ -169,7 +169,6 @@ class Bar:
 
     court: Court
     model: ChatCompletions
-    load: Load
 
 
 @asynccontextmanager
@@ -178,7 +177,7 @@ async def bar(address: str, *, concurrency: int = 1024, finder: KnownFinder | No
     load = Load(concurrency)
     async with http_client() as http:
         model = ChatCompletions(base_url=f"{address}/v1", model="stand-in", capabilities=CAN, http=http, load=load)
-        yield Bar(court_of(model, TrialSettings(), finder=finder), model, load)
+        yield Bar(court_of(model, TrialSettings(), finder=finder), model)
 
 
 def court_of(
