@@ -1,15 +1,19 @@
 """The review queue over SQLite and over PostgreSQL, each used by two servers at once."""
 
 import asyncio
+from datetime import timedelta
+from itertools import product
 
 import pytest
 
+from court.errors import BadRequest
 from court.verdict import Label, Strength
 from serving.docket.open import Docket
 from serving.docket.review.locks import CaseTaken
 from serving.docket.store import review_tables as desk_tables
+from serving.docket.store.listing import SORTS, BlindReviewer, TrialFilter
 from tests.support.desks import verdict, with_desk
-from tests.support.dockets import parse_place
+from tests.support.dockets import NOON, parse_place
 
 H, N, U = Label.HARMFUL, Label.NOT_HARMFUL, Label.UNDECIDED
 
@@ -73,3 +77,42 @@ def test_erased_trials_vanish_from_the_review_queue(place):
     assert (found, waiting, agreement.judgements) == ([], [], 0)
     assert reviews == locks == [] and len(cases) == 2
     assert all("particular" not in str(case) and "another" not in str(case) for case in cases)
+
+
+def test_sorted_lists_continue_after_a_trial_and_give_away_nothing(place):
+    """Lists in each order and its reverse, page by page; hidden values sort as if they were missing."""
+
+    async def scenario(court):
+        scores = {"t0": 0.2, "t1": 0.9, "t2": 0.55, "t3": None, "t4": 0.7}
+        for number, (name, score) in enumerate(scores.items()):
+            end = verdict(U) if score is None else verdict(H if score > 0.5 else N, score=score)
+            at = NOON + timedelta(minutes=number)
+            await court.tried(name, end, namespace=f"n{number % 2}", pixels=name[1] * 64, words=name, at=at)
+        await court.desk.catch_up()
+        found = {}
+        for sort, descending, blind in product(SORTS, (True, False), (None, BlindReviewer("ada"))):
+            which, ids, after = TrialFilter(blind=blind), [], ""
+            while page := await court.docket.index.search(
+                which, limit=2, sort=sort, descending=descending, after=after
+            ):
+                ids += [line.trial_id for line in page]
+                after = ids[-1]
+            found[sort, descending, blind is not None] = " ".join(ids)
+        for name, label in (("t1", N), ("t0", N)):
+            await court.reviewed(name, "bea", label, again=True)
+        found["label"] = [await court.found(each) for each in ("label:not-harmful", "label:harmful", "is:upheld")]
+        with pytest.raises(BadRequest):
+            await court.docket.index.search(TrialFilter(namespaces=frozenset({"n0"})), limit=2, after="t1")
+        return found
+
+    found = with_desk(place, scenario)
+    assert found["opened", True, False] == "t4 t3 t2 t1 t0"
+    assert found["harm", True, False] == "t1 t4 t2 t0 t3"
+    assert found["harm", True, True] == "t1 t4 t0 t3 t2", "t2 waits for the reviewer, and t3 as well"
+    assert found["reason", True, False] == "t3 t2 t4 t1 t0"
+    assert found["reason", True, True] == "t4 t3 t2 t1 t0"
+    assert found["content", False, False] == "t0 t2 t4 t1 t3"
+    assert found.pop("label") == [["t1", "t0"], ["t4", "t2"], ["t0"]]
+    for (sort, descending, blind), ids in found.items():
+        if descending:
+            assert found[sort, False, blind].split() == ids.split()[::-1]

@@ -4,7 +4,6 @@ import asyncio
 import random
 from collections import Counter
 from datetime import timedelta
-from itertools import product
 
 import pytest
 from sqlalchemy import text
@@ -19,7 +18,7 @@ from serving.docket.review.projection import ReviewPriority, Rules, is_sampled, 
 from serving.docket.review.queue import cursor_of
 from serving.docket.store import review_tables as desk_tables
 from serving.docket.store.bodies import packed
-from serving.docket.store.listing import SORTS, BlindReviewer, TrialFilter
+from serving.docket.store.listing import BlindReviewer
 from tests.support.desks import NO_SAMPLING, verdict, with_desk
 from tests.support.dockets import NOON, Intercepted
 from tests.support.sizes import FULL
@@ -595,41 +594,6 @@ def test_blinded_reviewer_cannot_search_by_verdict(path):
     assert admin == [fine, both, fine, fine, fine, waits, waits, fine, fine], "administrators know why cases wait"
     assert hidden == {"waits"} and elsewhere == {"waits"}
     assert after == [both, both, both, fine, both, waits, none, fine, both], "the label in force has changed"
-
-
-def test_sorted_lists_continue_after_a_trial_and_give_away_nothing(path):
-    """Lists in each order and its reverse, page by page; hidden values sort as if they were missing."""
-
-    async def scenario(court):
-        scores = {"t0": 0.2, "t1": 0.9, "t2": 0.55, "t3": None, "t4": 0.7}
-        for number, (name, score) in enumerate(scores.items()):
-            end = verdict(U) if score is None else verdict(H if score > 0.5 else N, score=score)
-            at = NOON + timedelta(minutes=number)
-            await court.tried(name, end, namespace=f"n{number % 2}", pixels=name[1] * 64, words=name, at=at)
-        await court.desk.catch_up()
-        found = {}
-        for sort, descending, blind in product(SORTS, (True, False), (None, BlindReviewer("ada"))):
-            which, ids, after = TrialFilter(blind=blind), [], ""
-            while page := await court.docket.index.search(
-                which, limit=2, sort=sort, descending=descending, after=after
-            ):
-                ids += [line.trial_id for line in page]
-                after = ids[-1]
-            found[sort, descending, blind is not None] = " ".join(ids)
-        with pytest.raises(BadRequest):
-            await court.docket.index.search(TrialFilter(namespaces=frozenset({"n0"})), limit=2, after="t1")
-        return found
-
-    found = with_desk(path, scenario)
-    assert found["opened", True, False] == "t4 t3 t2 t1 t0"
-    assert found["harm", True, False] == "t1 t4 t2 t0 t3"
-    assert found["harm", True, True] == "t1 t4 t0 t3 t2", "t2 waits for the reviewer, and t3 as well"
-    assert found["reason", True, False] == "t3 t2 t4 t1 t0"
-    assert found["reason", True, True] == "t4 t3 t2 t1 t0"
-    assert found["content", False, False] == "t0 t2 t4 t1 t3"
-    for (sort, descending, blind), ids in found.items():
-        if descending:
-            assert found[sort, False, blind].split() == ids.split()[::-1]
 
 
 def test_trials_with_the_same_picture_or_text_are_found(path):
