@@ -188,22 +188,19 @@ def curves(gold: Sequence[bool], predictions: Sequence[Prediction], name: str) -
     )
     wrong = [sum(fault for _, fault in sure[:count]) / count for count in range(1, len(sure) + 1)]
     share = [count / len(gold) for count in range(1, len(sure) + 1)]
-    return [
-        ("ROC", _curve(false, true, at, f"{name}-roc", ("false alarms", "harmful memes found", "from score"))),
-        (
-            "Precision and recall",
-            _curve(recall[:-1], precision[:-1], cuts, f"{name}-pr", ("harmful memes found", "precision", "from score")),
-        ),
-        (
-            "Risk and coverage",
-            _curve(share, wrong, [one for one, _ in sure], f"{name}-risk", ("coverage", "risk", "distance from 0.5")),
-        ),
-    ]
+    found, scored_by = "harmful memes found", "from score"
+    of_sure = [one for one, _ in sure]
+    drawn = {
+        "ROC": (("false alarms", false), (found, true), (scored_by, at)),
+        "Precision and recall": ((found, recall[:-1]), ("precision", precision[:-1]), (scored_by, cuts)),
+        "Risk and coverage": (("coverage", share), ("risk", wrong), ("distance from 0.5", of_sure)),
+    }
+    return [(title, _curve(f"{name}-{number}", axes)) for number, (title, axes) in enumerate(drawn.items())]
 
 
-def _curve(x: Sequence[float], y: Sequence[float], at: Sequence[float], name: str, words: tuple[str, str, str]) -> str:
+def _curve(name: str, named: Sequence[tuple[str, Sequence[float]]]) -> str:
     """A curve whose points tell their values."""
-    across, up, what = words
+    (across, x), (up, y), (what, at) = named
     with drawing(name):
         figure, (axes,) = _sheet(3.4, 3.3)
         axes.plot(x, y, color=Ink.DEFENDER, linewidth=1.6)
