@@ -36,11 +36,12 @@ from eval.arena.settings import ArenaSettings, arena_settings, read_criteria
 from eval.arena.speakers import ROLES, prompt_of, style_of
 from eval.arena.words import Relevance, Setting, Verdict, words_of
 from eval.cli import cli
-from eval.commands.arena import figures_of
+from eval.commands.arena import GROUP_PAGE, PAGE, _links, figures_of
 from eval.datasets.card import card_of
 from eval.datasets.known import find_card
 from eval.models.metered import BudgetSpent, Limit
 from eval.models.samples import one_set
+from eval.reports.sections import as_page
 from eval.session.directory import json_line
 from tests.support.arena import THREE, on_disk
 from tests.support.arena import data as data
@@ -804,3 +805,14 @@ def test_unreadable_criteria_are_refused_with_the_file_name(tmp_path, content, w
     with pytest.raises(BadRequest) as caught:
         read_criteria("own.toml", tmp_path)
     assert words in caught.value.message and "own.toml" in caught.value.message
+
+
+def test_pages_of_one_arena_link_to_each_other(tmp_path):
+    repeat = tmp_path / "repeat-1"
+    repeat.mkdir()
+    (repeat / PAGE).write_text("")
+    assert _links(tmp_path, PAGE) == [("repeat-1", f"repeat-1/{PAGE}")]
+    assert _links(repeat, PAGE, grouped=True) == [("All repeats", f"../{PAGE}"), ("Boards by group", GROUP_PAGE)]
+    assert ("Leaderboard", PAGE) in _links(repeat, GROUP_PAGE)
+    shown = as_page("Board", [], [], links=_links(tmp_path, PAGE))
+    assert f'<a href="repeat-1/{PAGE}">repeat-1</a>' in shown
