@@ -431,8 +431,8 @@ async def _listing(place: Path, trials: int) -> dict[str, float]:
         for first in range(0, trials, _AT_ONCE):
             await _appended(docket, [_short_trial(number) for number in range(first, min(first + _AT_ONCE, trials))])
         queue = docket.review_queue()
-        while await queue.behind():
-            await queue.catch_up()
+        while not await queue.catch_up():
+            pass
         app = create_app(docket, tokens=None, reviewing=Reviewing(queue))
         transport = httpx2.ASGITransport(app=app)
         async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as browser:

@@ -18,7 +18,7 @@ from serving.cli.main import cli
 from serving.cli.records import list_records, render
 from serving.settings import Settings
 from tests.support.cli import assert_matches_golden
-from tests.support.dockets import append_all, events_of, review_trial, with_docket
+from tests.support.dockets import NOON, append_all, events_of, review_trial, with_docket
 from tests.support.fakes import FakeReader, H, N, RecordingSink, a_meme, findings
 from tests.support.trial import a_court, hear
 
@@ -126,6 +126,9 @@ def test_records_are_listed_and_shown_as_text_or_json(tmp_path):
     head, row = listed.output.splitlines()
     assert head.index("decision") == row.index("block") and head.index("verdict") == row.index("HARMFUL")
     assert invoke("records", "list", "--docket", path, "--label", "NOT_HARMFUL").output == ""
+    # The last entry of the log is none that the review queue reads.
+    access = {"who": "vera", "what": "meme", "at": NOON}
+    with_docket(path, lambda docket: docket.reviews.record_access("t", **access))
     search = ["label:harmful", "since:2020-01-01", "is:decided"]
     assert invoke("records", "list", "--docket", path, *search).output == listed.output
     assert invoke("records", "list", "--docket", path, *search, "--reviewed").output == ""
