@@ -18,6 +18,7 @@ COMMANDS = {
     "export": ("eval.commands.export", "Export a run for other tools."),
     "ablate": ("eval.commands.ablate", "Judge a split once per arm, each with one part of the procedure changed."),
     "sweep": ("eval.commands.sweep", "Judge a validation split with each combination of settings."),
+    "audition": ("eval.commands.audition", "Say what models are fit for, and calibrate their verdicts."),
     "vote": ("eval.commands.vote", "Measure the vote of a library of precedents on labelled memes."),
     "reproduce": ("eval.commands.reproduce", "Reproduce a paper: its tables and figures, its claims as tests."),
     "datasets": ("eval.commands.datasets", "List, check and describe data sets by their cards."),

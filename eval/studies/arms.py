@@ -85,6 +85,8 @@ class Arm(BaseModel):
     """Value of :class:`eval.runs.controls.Control`; empty for none."""
     comparator: str = ""
     """Value of :class:`eval.solvers.comparator.Comparator` if the arm holds no trials; empty if it does."""
+    temperature: float | None = None
+    """Temperature of all models; None for that of the settings."""
 
 
 def _arm(name: str, what: str, control: str = "", comparator: str = "", **overlay: JsonValue) -> Arm:
@@ -206,7 +208,7 @@ class StudyManifest(JudgingSpec, SessionManifest):
     """Description of a study; arms may be added later."""
 
     kind: str
-    """``ablate``, ``sweep`` or ``reproduce``."""
+    """``ablate``, ``sweep``, ``reproduce`` or ``audition``."""
     settings: dict[str, JsonValue]
     """Trial settings before the changes of an arm."""
     models: dict[str, str] = Field(default_factory=dict)
@@ -241,7 +243,7 @@ class Study:
     """Plan of a study."""
 
     kind: str
-    """``ablate``, ``sweep`` or ``reproduce``."""
+    """``ablate``, ``sweep``, ``reproduce`` or ``audition``."""
     plan: Plan
     """Plan that each arm changes, in the study's folder. A server that it has started plays all roles; for arms with
     another model, a server with that model is started in turn."""
@@ -384,6 +386,10 @@ def settings_of(settings: Settings, arm: Arm) -> Settings:
     for other in arm.models:
         # Applied in turn, so that an arm may name a model for each of several roles.
         llm = _with_model(llm, other)
+    if arm.temperature is not None:
+        warmer = {"temperature": arm.temperature}
+        roles = {name: own.model_copy(update=warmer) for name, own in llm.roles.items()}
+        llm = llm.model_copy(update={**warmer, "roles": roles})
     return settings.model_copy(update={"trial": trial, "llm": llm})
 
 

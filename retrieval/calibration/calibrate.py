@@ -223,30 +223,32 @@ def _calibrate(
         regression=_regression(
             x_of[best.alpha], memes, text_dim=text_dim, alpha=best.alpha, scale=scales[None], safeguards=guarded
         ),
-        risk=risk_curve(p, predicted != labels),
+        risk=risk_curve(np.minimum(p, 1 - p), predicted != labels),
     )
 
 
-def risk_curve(p: NDArray[np.float64], wrong: NDArray[np.bool_]) -> RiskCurve:
+def risk_curve(risk: NDArray[np.float64], wrong: NDArray[np.bool_]) -> RiskCurve:
     """Error rate of the remaining memes by the share of the riskiest ones that go to a person.
 
     Args:
-        p: Probabilities of harm, shape (n,).
-        wrong: True where the label derived from ``p`` is wrong, shape (n,).
+        risk: Estimated probability that each label is wrong, shape (n,).
+        wrong: True where it is, shape (n,).
     """
-    risk = np.minimum(p, 1 - p)
     order = np.argsort(risk, kind="stable")
-    # Rounded down, so that no more memes are reviewed than the rate allows.
-    counts = [len(p) - int(rate * len(p)) for rate in _RATES]
+    ranked = risk[order]
+    # Rounded down, so that no more memes are reviewed than the rate allows; unless risks are equal, which no cutoff
+    # tells apart: then all of them are reviewed, or none.
+    counts = [len(risk) - int(rate * len(risk)) for rate in _RATES]
+    counts = [n if n == len(risk) else int(np.searchsorted(ranked, ranked[n])) for n in counts]
     missed = [int(wrong[order[:n]].sum()) for n in counts]
     return RiskCurve(
-        n=len(p),
+        n=len(risk),
         points=tuple(
             RiskPoint(
                 rate=rate,
-                cutoff=float(risk[order[n - 1]]),
+                cutoff=float(ranked[n - 1]) if n else 0.0,
                 # One more than observed, as if the next meme were wrong too (court.precedents.RiskCurve).
-                risk=(errors + 1) / (len(p) + 1),
+                risk=(errors + 1) / (len(risk) + 1),
                 error=min((errors + 1) / (n + 1), 1.0),
             )
             for rate, n, errors in zip(_RATES.tolist(), counts, missed, strict=True)

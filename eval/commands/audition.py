@@ -1,0 +1,82 @@
+"""``memecourt-eval audition``: what models are fit for in a court, and how far their verdicts can be trusted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from eval.commands.options import command_line, dataset_of, patience_option, run_watched, write_page
+from eval.commands.plans import CourtOptions, TableWords, plan_of, with_table
+from eval.runs.spec import Circumstances, JudgingSpec
+from eval.session.spec import flags_of, spec_options
+
+_JUDGING = ("dataset", "split", "limit", "text_only", "language")
+_FILE = click.Path(path_type=Path, dir_okay=False)
+
+
+@click.command()
+@spec_options(Circumstances, "data", "out", "concurrency", out={"required": True})
+@spec_options(JudgingSpec, *_JUDGING)
+@spec_options(CourtOptions)
+@spec_options(TableWords)
+@click.option(
+    "--memes",
+    type=click.IntRange(4, 60),
+    default=60,
+    show_default=True,
+    help="Drawn memes to try, where --data names none.",
+)
+@click.option(
+    "--calibrate",
+    type=_FILE,
+    metavar="FILE",
+    help="Write the calibration of full verdicts, for `memecourt serve --audition`; needs --data, with 200 memes.",
+)
+@click.option("--html", type=_FILE, help="Write an HTML page to this file.")
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as one JSON object.")
+@patience_option
+def audition(memes: int, calibrate: Path | None, html: Path | None, as_json: bool, **options: Any) -> None:
+    """Tries memes whose truth is known in full, and says what the models are fit for and which procedure to run.
+
+    Without --data it tries drawn memes, by the full procedure twice, by one call, and by as many calls as the debate
+    costs. With --data it tries labelled memes of yours in full alone, and --calibrate fits what serving weighs them by.
+    Precedents are the train split's, in OUT/study/library. The same command continues what was interrupted, and
+    repeats no call.
+    """
+    from eval.reports.audition import audition_sections, gather_audition
+    from eval.reports.sections import as_page, as_text, need_page
+    from eval.studies.arms import run_study
+    from eval.studies.audition import audition_of, audition_study, draw_memes
+
+    labelled = options["data"] is not None
+    if calibrate is not None and not labelled:
+        raise click.UsageError(
+            "--calibrate needs labelled memes of yours: drawn ones decide fitness alone. Give --data."
+        )
+    if not labelled and (named := [flag for name, flag in flags_of(JudgingSpec).items() if options.get(name)]):
+        raise click.UsageError(f"{named[0]} goes with --data.")
+    if labelled and options["dataset"] is None and options["data"].is_dir():
+        raise click.UsageError("Missing option --dataset: a data set or card; or name a table with --data FILE.")
+    if html is not None:
+        need_page()  # before hours of trials
+    if labelled:
+        own = with_table(options)
+    else:
+        own = {"data": draw_memes(options["out"], memes), "dataset": dataset_of("synthetic-harmeme")}
+    study = audition_study(plan_of({**options, "procedure": "full"}, **own), labelled=labelled)
+    runs = run_watched(lambda progress: run_study(study, progress))
+    found = asyncio.run(gather_audition(runs))
+    lead, sections = audition_sections(found)
+    if calibrate is not None:
+        calibrated = audition_of(found.weighed(), found.bound, found.calibrated_figures())
+        calibrate.write_text(calibrated.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        library = study.plan.out / "library"
+        click.echo(f"Written: {calibrate}. Serve with --audition {calibrate} --library {library}.", err=True)
+    click.echo(json.dumps(found.as_json()) if as_json else as_text(lead, sections))
+    if html is not None:
+        write_page(html, as_page("Audition", lead, sections, command=command_line()))
+        click.echo(f"Written: {html}", err=True)

@@ -1,0 +1,201 @@
+"""Weights of the evidence of full trials: a small logistic regression on labelled memes, measured by cross-validation.
+
+Inputs are the log-odds of the Judge before and after it heard the sides and of the precedents' vote; failed checks
+count against the label of their trial. No weight is negative. Inputs are scaled to unit variance, so that odds between
+.47 and .55 that rank memes well get the weight that they earn; an input stays only if the cross-validated likelihood
+is better with it by more than chance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+
+from court.audition import INPUTS, evidence_of
+from court.errors import BadRequest
+from court.precedents import RiskCurve
+from retrieval.calibration.calibrate import FEWEST_OF_A_LABEL, risk_curve
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+FEWEST = 200
+"""Labelled memes without which nothing is calibrated."""
+CHECKS = "checks"
+_OFTEN_MISSING = 0.1
+"""Share of memes without an input, above which the input is left out instead of the memes."""
+_FOLDS = 5
+_PENALTY = 1.0
+"""Weight of the squared, scaled coefficients against the likelihood of the memes: worth a few memes."""
+_BY_CHANCE = 1.645
+"""Standard errors by which an input has to improve the likelihood: one chance in twenty for one without information."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Evidence of one full trial, and the truth."""
+
+    meme: str
+    harmful: bool
+    """Label of people."""
+    ruled: bool | None
+    """True if the trial found it harmful; None without a label."""
+    before: float | None = None
+    after: float | None = None
+    vote: float | None = None
+    failed: int = 0
+    """Number of kinds of checks that failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weighing:
+    """Fitted weights, and the cross-validated probability of each meme."""
+
+    memes: tuple[str, ...]
+    """Memes that could be used, in order."""
+    intercept: float
+    weights: dict[str, float]
+    """Weight of each input with information."""
+    doubt: float
+    probabilities: Floats
+    """Cross-validated probability of harm of each meme, shape (memes,)."""
+    risk: RiskCurve
+    likelihood: float
+    """Mean log-likelihood, cross-validated."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Data:
+    x: Floats
+    """Log-odds of the inputs, shape (memes, inputs), and in the last column the failed checks against the label."""
+    y: Bools
+    names: tuple[str, ...]
+
+    def at(self, rows: NDArray[np.generic]) -> _Data:
+        return _Data(self.x[rows], self.y[rows], self.names)
+
+    def of(self, names: Sequence[str]) -> _Data:
+        return _Data(self.x[:, [self.names.index(name) for name in names]], self.y, tuple(names))
+
+
+def weigh(evidence: Sequence[Evidence], *, seed: int = 0, fewest: int = FEWEST) -> Weighing:
+    """Fits the weights and measures them.
+
+    Args:
+        fewest: Memes that it takes, of which a quarter have to be of either label.
+
+    Raises:
+        BadRequest: Too few memes have evidence.
+    """
+    ruled = [each for each in evidence if each.ruled is not None]
+    inputs = [
+        name
+        for name in INPUTS
+        if ruled and sum(getattr(each, name) is None for each in ruled) <= _OFTEN_MISSING * len(ruled)
+    ]
+    used = [each for each in ruled if all(getattr(each, name) is not None for name in inputs)]
+    rare = min(sum(each.harmful for each in used), sum(not each.harmful for each in used))
+    least = FEWEST_OF_A_LABEL if fewest == FEWEST else fewest // 4
+    if len(used) < fewest or rare < least:
+        raise BadRequest(
+            f"A calibration takes {fewest} labelled memes whose trials gave all evidence, and {least} of either label; "
+            f"there are {len(used)}, and {rare} of the rarer label.",
+            reason="TOO_FEW_LABELLED",
+        )
+    x = [[evidence_of(getattr(each, name)) for name in inputs] for each in used]
+    against = [-each.failed if each.ruled else each.failed for each in used]
+    data = _Data(np.column_stack([np.array(x), against]).astype(float), _gold(used), (*inputs, CHECKS))
+    folds = _folds(data.y, seed)
+    # Chosen anew without each fold: a choice that has seen a meme looks better on it than it is.
+    log_odds, evident = np.zeros(len(used)), np.zeros(len(used))
+    for fold in range(_FOLDS):
+        out = folds == fold
+        chosen, beta = _chosen(data.at(~out), seed)
+        shown = data.at(out).of(chosen)
+        log_odds[out] = beta[0] + shown.x @ beta[1:]
+        evident[out] = beta[0] + shown.x @ np.where([name == CHECKS for name in chosen], 0.0, beta[1:])
+    said_harmful = np.array([bool(each.ruled) for each in used])
+    # As a court decides: failed checks keep from an acquittal, and never from a block.
+    risk = _sigmoid(np.where(said_harmful, -evident, log_odds))
+    chosen, beta = _chosen(data, seed)
+    weights = dict(zip(chosen, beta[1:].tolist(), strict=True))
+    doubt = weights.pop(CHECKS, 0.0)
+    return Weighing(
+        memes=tuple(each.meme for each in used),
+        intercept=float(beta[0]),
+        weights=weights,
+        doubt=doubt,
+        probabilities=_sigmoid(evident),
+        risk=risk_curve(risk, said_harmful != data.y),
+        likelihood=-float(_losses(log_odds, data.y).mean()),
+    )
+
+
+def _gold(used: Sequence[Evidence]) -> Bools:
+    return np.array([each.harmful for each in used], dtype=np.bool_)
+
+
+def _folds(y: Bools, seed: int) -> NDArray[np.int64]:
+    """Draws the fold of each meme; folds have the same share of harm."""
+    rng, folds = np.random.default_rng(seed), np.zeros(len(y), dtype=np.int64)
+    for label in (True, False):
+        rows = rng.permutation(np.flatnonzero(y == label))
+        folds[rows] = np.arange(len(rows)) % _FOLDS
+    return folds
+
+
+def _chosen(data: _Data, seed: int) -> tuple[tuple[str, ...], Floats]:
+    """Drops inputs, the least useful first, that improve the likelihood by no more than chance; returns the fit."""
+    names = tuple(name for name in data.names if data.of([name]).x.std() > 1e-9)
+    losses = _held_out_losses(data.of(names), seed)
+    while names:
+        without = {name: tuple(other for other in names if other != name) for name in names}
+        each = {name: _held_out_losses(data.of(rest), seed) for name, rest in without.items()}
+        least = min(names, key=lambda name: float(each[name].mean()))
+        gain = each[least] - losses
+        if gain.mean() > _BY_CHANCE * gain.std() / np.sqrt(len(gain)):
+            break
+        names, losses = without[least], each[least]
+    beta = _fit(data.of(names))
+    # A weight that is held at 0 is none.
+    kept = [place for place, value in enumerate(beta[1:]) if value > 1e-9]
+    return tuple(names[place] for place in kept), beta[[0, *(place + 1 for place in kept)]]
+
+
+def _held_out_losses(data: _Data, seed: int) -> Floats:
+    folds, losses = _folds(data.y, seed), np.zeros(len(data.y))
+    for fold in range(_FOLDS):
+        out = folds == fold
+        beta = _fit(data.at(~out))
+        losses[out] = _losses(beta[0] + data.x[out] @ beta[1:], data.y[out])
+    return losses
+
+
+def _fit(data: _Data) -> Floats:
+    """Intercept and coefficients, none of them negative, by penalised likelihood."""
+    scale = np.where((sd := data.x.std(axis=0)) > 1e-9, sd, 1.0)
+    # Failed checks are not centred: none is no evidence.
+    centre = np.where([name == CHECKS for name in data.names], 0.0, data.x.mean(axis=0))
+    z, sign = (data.x - centre) / scale, np.where(data.y, 1.0, -1.0)
+
+    def loss(beta: Floats) -> tuple[float, Floats]:
+        margin = sign * (beta[0] + z @ beta[1:])
+        slope = -sign * _sigmoid(-margin)
+        gradient = np.concatenate([[slope.sum()], z.T @ slope + 2 * _PENALTY * beta[1:]])
+        return float(np.logaddexp(0, -margin).sum() + _PENALTY * (beta[1:] ** 2).sum()), gradient
+
+    bounds = [(None, None), *[(0.0, None)] * z.shape[1]]
+    found = minimize(loss, np.zeros(z.shape[1] + 1), jac=True, bounds=bounds, method="L-BFGS-B").x
+    return np.concatenate([[found[0] - (found[1:] / scale) @ centre], found[1:] / scale])
+
+
+def _losses(log_odds: Floats, y: Bools) -> Floats:
+    return np.asarray(np.logaddexp(0, np.where(y, -log_odds, log_odds)))
+
+
+def _sigmoid(z: Floats) -> Floats:
+    return np.asarray(0.5 * (1 + np.tanh(0.5 * z)))
