@@ -75,12 +75,12 @@ class AuditionResult:
 
     @cached_property
     def bound(self) -> Bound:
-        """What a calibration by these trials is bound to."""
+        """Everything that a calibration by these trials is bound to."""
         return bound_to([record.opened for record in self.records.values()])
 
     def weighed(self, fewest: int | None = None) -> Weighing:
         """Returns the weights that these memes give. Raises BadRequest if there are too few."""
-        return weigh(self.evidence) if fewest is None else weigh(self.evidence, fewest=fewest)
+        return weigh(self.evidence, fewest=fewest)
 
     @cached_property
     def _together(self) -> Weighing | None:
@@ -244,7 +244,7 @@ class AuditionResult:
 
     @property
     def lacks(self) -> tuple[str, ...]:
-        """What the servers lack, as the trials met it."""
+        """Features that the servers lack, as the trials met it."""
         openings = [record.opened for record in self.records.values()]
         found = {
             "log-probabilities: the odds of the Judge are not known": not any(map(odds_in, self.records.values())),
@@ -363,7 +363,7 @@ def audition_sections(found: AuditionResult) -> tuple[list[str], list[Section]]:
     )
     weights = found._together
     notes = [] if weights is None else [_in_words(weights)]
-    measured: Rows = (("figure", "value"), *((name, figure(value, ".2f")) for name, value in found.measures()))
+    measured: Rows = (("figure", "value"), *((name, figure(value, _form(value))) for name, value in found.measures()))
     roles: Rows = (("role", "judgement"), *((word(role), why or "fit") for role, why in found.fit.items()))
     lacks = found.lacks or ("nothing that a trial uses",)
     return lead, [
@@ -372,6 +372,10 @@ def audition_sections(found: AuditionResult) -> tuple[list[str], list[Section]]:
         Section("roles", "Roles", roles, words=True),
         Section("lacks", "What the server lacks", lead=tuple(f"{one.capitalize()}." for one in lacks)),
     ]
+
+
+def _form(value: Figure | float | None) -> str:
+    return ",.0f" if isinstance(value, float) and value >= 10 else ".2f"
 
 
 def _in_words(weighing: Weighing) -> str:

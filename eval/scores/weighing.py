@@ -82,11 +82,11 @@ class _Data:
         return _Data(self.x[:, [self.names.index(name) for name in names]], self.y, tuple(names))
 
 
-def weigh(evidence: Sequence[Evidence], *, seed: int = 0, fewest: int = FEWEST) -> Weighing:
+def weigh(evidence: Sequence[Evidence], *, seed: int = 0, fewest: int | None = None) -> Weighing:
     """Fits the weights and measures them.
 
     Args:
-        fewest: Memes that it takes, of which a quarter have to be of either label.
+        fewest: Memes that it takes, of which a quarter have to be of either label; None for :data:`FEWEST`.
 
     Raises:
         BadRequest: Too few memes have evidence.
@@ -99,7 +99,8 @@ def weigh(evidence: Sequence[Evidence], *, seed: int = 0, fewest: int = FEWEST) 
     ]
     used = [each for each in ruled if all(getattr(each, name) is not None for name in inputs)]
     rare = min(sum(each.harmful for each in used), sum(not each.harmful for each in used))
-    least = FEWEST_OF_A_LABEL if fewest == FEWEST else fewest // 4
+    fewest = fewest or FEWEST
+    least = min(FEWEST_OF_A_LABEL, fewest // 4)
     if len(used) < fewest or rare < least:
         raise BadRequest(
             f"A calibration takes {fewest} labelled memes whose trials gave all evidence, and {least} of either label; "
@@ -151,10 +152,10 @@ def _folds(y: Bools, seed: int) -> NDArray[np.int64]:
 def _chosen(data: _Data, seed: int) -> tuple[tuple[str, ...], Floats]:
     """Drops inputs, the least useful first, that improve the likelihood by no more than chance; returns the fit."""
     names = tuple(name for name in data.names if data.of([name]).x.std() > 1e-9)
-    losses = _held_out_losses(data.of(names), seed)
+    losses = _validated_losses(data.of(names), seed)
     while names:
         without = {name: tuple(other for other in names if other != name) for name in names}
-        each = {name: _held_out_losses(data.of(rest), seed) for name, rest in without.items()}
+        each = {name: _validated_losses(data.of(rest), seed) for name, rest in without.items()}
         least = min(names, key=lambda name: float(each[name].mean()))
         gain = each[least] - losses
         if gain.mean() > _BY_CHANCE * gain.std() / np.sqrt(len(gain)):
@@ -162,11 +163,11 @@ def _chosen(data: _Data, seed: int) -> tuple[tuple[str, ...], Floats]:
         names, losses = without[least], each[least]
     beta = _fit(data.of(names))
     # A weight that is held at 0 is none.
-    kept = [place for place, value in enumerate(beta[1:]) if value > 1e-9]
-    return tuple(names[place] for place in kept), beta[[0, *(place + 1 for place in kept)]]
+    positive = [place for place, value in enumerate(beta[1:]) if value > 1e-9]
+    return tuple(names[place] for place in positive), beta[[0, *(place + 1 for place in positive)]]
 
 
-def _held_out_losses(data: _Data, seed: int) -> Floats:
+def _validated_losses(data: _Data, seed: int) -> Floats:
     folds, losses = _folds(data.y, seed), np.zeros(len(data.y))
     for fold in range(_FOLDS):
         out = folds == fold

@@ -61,8 +61,8 @@ def checked_in(record: TrialRecord) -> tuple[CheckFailed, ...]:
 def odds_in(record: TrialRecord) -> tuple[OddsGiven, ...]:
     """Returns the odds of the Judge, or of each judge, after the sides were heard."""
     ruled = record.verdict_event
-    given = [ruled.odds if ruled else None, *(each.odds for each in record.all(JudgeRuled))]
-    return tuple(odds for odds in given if odds is not None)
+    odds = [ruled.odds if ruled else None, *(each.odds for each in record.all(JudgeRuled))]
+    return tuple(each for each in odds if each is not None)
 
 
 def evidence_in(meme: str, gold: bool, record: TrialRecord) -> Evidence:

@@ -29,11 +29,11 @@ def planted(n=240, *, seed=0, failing=0.0, **information):
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("told", [("before",), ("after",), ("vote",), ("before", "vote")])
-def test_weight_goes_where_the_information_is(told, seed):
-    found = weigh(planted(seed=seed, **dict.fromkeys(told, 2.5)))
-    assert set(told) <= set(found.weights) and all(weight > 0 for weight in found.weights.values())
-    noise = {name: weight for name, weight in found.weights.items() if name not in told}
+@pytest.mark.parametrize("knowing", [("before",), ("after",), ("vote",), ("before", "vote")])
+def test_weight_goes_where_the_information_is(knowing, seed):
+    found = weigh(planted(seed=seed, **dict.fromkeys(knowing, 2.5)))
+    assert set(knowing) <= set(found.weights) and all(weight > 0 for weight in found.weights.values())
+    noise = {name: weight for name, weight in found.weights.items() if name not in knowing}
     assert sum(noise.values()) < 0.2 * sum(found.weights.values())
     gold = np.arange(240) % 2 == 1
     assert ((found.probabilities > 0.5) == gold).mean() > 0.8
