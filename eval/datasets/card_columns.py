@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
+from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
 from court.meme import LIMITS
@@ -45,6 +47,8 @@ class MemeBlock:
     fields: Mapping[str, Sequence[str]]
     """Texts by field of a meme, for the fields that the card fills."""
     golds: Sequence[RowGold]
+    cells: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    """Cells of further columns that the reader was asked for."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -52,6 +56,12 @@ class MemeBlock:
     def texts(self, name: str) -> Sequence[str]:
         """Values of a field, empty ones if the card does not fill it."""
         return self.fields.get(name) or ("",) * len(self)
+
+    def values(self, name: str) -> Iterable[Any]:
+        """Values of any field of a meme."""
+        if name == "split":
+            return repeat(self.split, len(self))
+        return map(attrgetter(name), self.golds) if name in RowGold.__slots__ else self.texts(name)
 
     def pictures(self) -> Iterator[tuple[str, dict[str, str]]]:
         """Names of the pictures, as :attr:`~eval.datasets.items.JudgedMeme.picture` of each meme."""

@@ -61,10 +61,9 @@ class CardReader:
 
     Args:
         doubles: True to yield memes with duplicate ids too, which are refused otherwise.
-        columns: Columns whose cells are collected beside the memes.
+        columns: Columns whose cells stand beside the memes of a block.
 
     Attributes:
-        cells: Cells of those columns, of each meme yielded so far.
         problems: Rows refused so far, and unusable lines of other files.
         rows: Rows read from the files so far: accepted, excluded, refused, and of other splits.
         elsewhere: Rows of other splits so far.
@@ -77,7 +76,7 @@ class CardReader:
         self, card: DatasetCard, data: Path, split: str, *, doubles: bool = False, columns: Collection[str] = ()
     ) -> None:
         self.card, self.data, self.split = card, data, card.split(split)
-        self._columns, self.cells = tuple(columns), list[tuple[Any, ...]]()
+        self._columns = tuple(columns)
         self._doubles = doubles
         if not data.is_dir():
             raise BadRequest(f"{data} is no directory. Name the one that {card.title} was unpacked in.")
@@ -194,7 +193,6 @@ class CardReader:
         """The memes by columns, many at once."""
         # Counters restart with each iteration.
         self.excluded.clear()
-        self.cells.clear()
         self.rows = self.elsewhere = self.refused = 0
         seen = set[str]()
         listed = self._joins.ids()
@@ -212,15 +210,18 @@ class CardReader:
                     unseen = {name: columns for name, columns in unseen.items() if not columns & block.columns.keys()}
                 try:
                     # Nearly all rows of large tables are without fault, and of a simple card.
-                    lines, ids, fields, golds = self._by_columns(block, language, start, wanted)
+                    lines, ids, fields, golds, cells = self._by_columns(block, language, start, wanted)
                 except (BadCell, KeyError):
                     rows = self._by_rows(block, path, language, start=start, wanted=wanted)
-                    lines, ids, values, golds = zip(*rows, strict=True) if rows else ((), (), (), ())
-                    fields = tuple(zip(*values, strict=True))
+                    lines, ids, values, golds, others = zip(*rows, strict=True) if rows else ((),) * 5
+                    fields, cells = tuple(zip(*values, strict=True)), tuple(zip(*others, strict=True))
                 if ids:
                     name = path.relative_to(self.data).as_posix()
                     named = dict(zip(self._rules.names, fields, strict=True))
-                    yield MemeBlock(self.split.name, name, lines=lines, ids=ids, fields=named, golds=golds)
+                    beside = dict(zip(self._columns, cells, strict=True))
+                    yield MemeBlock(
+                        self.split.name, name, lines=lines, ids=ids, fields=named, golds=golds, cells=beside
+                    )
         for language, path in self._files:
             self._joins.check_rows(counted[language], path)
         # Without rows there is nothing to report about columns.
@@ -243,8 +244,8 @@ class CardReader:
 
     def _by_columns(
         self, block: Block, language: str, start: int, wanted: _RowsOfSplit
-    ) -> tuple[Sequence[int], Sequence[str], Sequence[Sequence[str]], Sequence[RowGold]]:
-        """Lines, ids, fields and gold of the memes in a block, each as a column.
+    ) -> tuple[Sequence[int], Sequence[str], Sequence[Sequence[str]], Sequence[RowGold], Sequence[Sequence[Any]]]:
+        """Lines, ids, fields, gold and further cells of the memes in a block, each as a column.
 
         Raises:
             BadCell: The block has to be read row by row; nothing has been counted.
@@ -266,14 +267,12 @@ class CardReader:
         fields, golds = self._rules.columns_of(columns, len(ids)) if ids else ((), [])
         self.elsewhere += len(block.numbers) - len(ids)
         wanted.seen.update(ids)
-        if self._columns:
-            self.cells += zip(*(columns.get(name, (None,) * len(ids)) for name in self._columns), strict=True)
-        return lines, ids, fields, golds
+        return lines, ids, fields, golds, [columns.get(name, (None,) * len(ids)) for name in self._columns]
 
     def _by_rows(
         self, block: Block, path: Path, language: str, *, start: int, wanted: _RowsOfSplit
-    ) -> list[tuple[int, str, tuple[str, ...], RowGold]]:
-        """Line, id, fields and gold of each meme in a block; other rows are counted and noted."""
+    ) -> list[tuple[int, str, tuple[str, ...], RowGold, tuple[Any, ...]]]:
+        """Line, id, fields, gold and further cells of each meme in a block; other rows are counted and noted."""
         found = []
         for row, (number, record) in enumerate(block, start + 1):
             id_ = ""
@@ -306,9 +305,7 @@ class CardReader:
                 continue
             # Added after the row was accepted: a refused row leaves its id free for another.
             wanted.seen.add(id_)
-            if self._columns:
-                self.cells.append(tuple(record.get(name) for name in self._columns))
-            found.append((number, id_, *values))
+            found.append((number, id_, *values, tuple(map(record.get, self._columns))))
         return found
 
     def _field_columns(self) -> dict[str, set[str]]:

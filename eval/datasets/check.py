@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import chain, repeat
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from court.digests import sha256_of
 from court.errors import BadPicture, BadRequest, CourtError
 from court.ports import PictureReader
 from eval.datasets.card import CardSplit, DatasetCard
-from eval.datasets.card_columns import MemeBlock
+from eval.datasets.card_columns import MemeBlock, RowGold
 from eval.datasets.card_split import CardReader, first_blocks
 from eval.datasets.known import is_own
 from eval.datasets.recognise import mistaken_for, recognised
@@ -27,6 +27,7 @@ _AT_ONCE = 4
 """Maximum number of pictures decoded concurrently: the number of the reader's processes."""
 _PAGE = 1000
 Progress = Callable[[int, int], None]
+Visit = Callable[[CardReader, MemeBlock], None]
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 
@@ -62,23 +63,43 @@ class DatasetFault:
     """Positions of the fault: lines of files, or ids that belong together."""
 
 
-class FoundMeme(NamedTuple):
-    """A meme as it is compared with the others."""
+@dataclass(frozen=True, slots=True)
+class _FoundMemes:
+    """Memes of all splits as they are compared with each other, by columns."""
 
-    split: str
-    line: int
-    id: str
-    label: str
-    """Labels of the task on which conflicts are reported; empty if there are none."""
-    text: int | None
-    """Hash of its text but for case and spacing, as texts may be long; None without a text."""
-    path: Path | None
-    """File of its picture; None if missing."""
+    splits: list[str] = field(default_factory=list)
+    lines: list[int] = field(default_factory=list)
+    ids: list[str] = field(default_factory=list)
+    golds: list[RowGold] = field(default_factory=list)
+    texts: list[int | None] = field(default_factory=list)
+    """Hashes of texts but for case and spacing, as texts may be long; None without a text."""
+    paths: list[Path | None] = field(default_factory=list)
+    """Files of their pictures; None if missing."""
 
-    @property
-    def name(self) -> str:
-        """Position and id."""
-        return f"{self.split}:{self.line} ({self.id})"
+    def add(self, block: MemeBlock, paths: Iterable[Path | None]) -> None:
+        """Adds the memes of a block, with the files of their pictures."""
+        self.splits.extend(repeat(block.split, len(block)))
+        self.lines.extend(block.lines)
+        self.ids.extend(block.ids)
+        self.golds.extend(block.golds)
+        self.texts.extend(hash(text) if text else None for text in text_keys(block.texts("text")))
+        self.paths.extend(paths)
+
+    def name_of(self, place: int) -> str:
+        """Position and id of a meme."""
+        return f"{self.splits[place]}:{self.lines[place]} ({self.ids[place]})"
+
+    def names_of(self, group: Sequence[int]) -> str:
+        """Names of memes that belong together."""
+        return " = ".join(map(self.name_of, group))
+
+    def splits_of(self, group: Sequence[int]) -> str:
+        """Splits of memes that belong together, joined by ``+``."""
+        return "+".join(dict.fromkeys(self.splits[place] for place in group))
+
+    def labels_differ(self, group: Sequence[int], task: str) -> bool:
+        """True if at least two of these memes have different labels; a meme without a label contradicts none."""
+        return len({labels for place in group if (labels := self.golds[place].tasks.get(task))}) > 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +146,13 @@ class DatasetCheck:
 
 
 async def check(
-    card: DatasetCard, data: Path, *, reader: PictureReader | None = None, progress: Progress = lambda *_: None
+    card: DatasetCard,
+    data: Path,
+    *,
+    reader: PictureReader | None = None,
+    progress: Progress = lambda *_: None,
+    columns: Collection[str] = (),
+    visit: Visit = lambda *_: None,
 ) -> DatasetCheck:
     """Checks all splits that are present, each by itself and against the others.
 
@@ -134,6 +161,8 @@ async def check(
         reader: Sandboxed decoder for every picture, which also detects equal pixels in different files; None to check
             only that pictures exist and whether files are identical byte for byte.
         progress: Callback with the number of decoded pictures and the total.
+        columns: Columns whose cells ``visit`` gets beside the memes.
+        visit: Callback with memes as they are read, and their reader, for work on the same rows.
 
     Raises:
         BadRequest: A file can't be read at all.
@@ -142,18 +171,20 @@ async def check(
     findings: list[DatasetFault] = []
     if other := _other(card, data):
         findings.append(other)
-    found: list[FoundMeme] = []
+    found = _FoundMemes()
     # Includes splits that are missing on disk: a missing file is a finding.
-    splits = [_split(card, data, split, found=found, findings=findings) for split in card.splits]
+    splits = [
+        _split(card, data, split, found=found, findings=findings, columns=columns, visit=visit) for split in card.splits
+    ]
+    # Labels of other tasks are counted too; conflicts are reported on this one.
+    task = (card.court_task or card.all_tasks()[0]).id
     # Comes first: by the digests, equal pictures and conflicting labels are found.
     digests = await _pictures(found, reader, findings, progress)
-    findings += _twice(_sharing(found, [one.id for one in found]), DatasetFaultKind.ID_TWICE, "an id")
-    findings += _twice(
-        _sharing(found, [one.text for one in found]), DatasetFaultKind.TEXT_TWICE, "a text (but for case and spacing)"
-    )
+    findings += _twice(found, task, found.ids, DatasetFaultKind.ID_TWICE, "an id")
+    findings += _twice(found, task, found.texts, DatasetFaultKind.TEXT_TWICE, "a text (but for case and spacing)")
     same = "a picture, by its pixels," if reader else "a picture, by its bytes,"
-    findings += _twice(_sharing(found, digests), DatasetFaultKind.PICTURE_TWICE, same)
-    findings += _conflicts(found, digests)
+    findings += _twice(found, task, digests, DatasetFaultKind.PICTURE_TWICE, same)
+    findings += _conflicts(found, task, digests)
     return DatasetCheck(
         dataset=card.id,
         splits=tuple(splits),
@@ -188,32 +219,31 @@ def _other(card: DatasetCard, data: Path) -> DatasetFault | None:
 
 
 def _split(
-    card: DatasetCard, data: Path, split: CardSplit, *, found: list[FoundMeme], findings: list[DatasetFault]
+    card: DatasetCard,
+    data: Path,
+    split: CardSplit,
+    *,
+    found: _FoundMemes,
+    findings: list[DatasetFault],
+    columns: Collection[str],
+    visit: Visit,
 ) -> SplitCheck:
-    # Labels of other tasks are counted too; conflicts are reported on this one.
-    task = card.court_task or card.all_tasks()[0]
     counts: dict[str, Counter[str]] = {known.id: Counter() for known in card.all_tasks()}
-    number = 0
+    start = len(found.ids)
     try:
         # Keeps duplicates, which are among the faults searched for; a run would refuse them.
-        reader = CardReader(card, data, split.name, doubles=True)
+        reader = CardReader(card, data, split.name, doubles=True, columns=columns)
         blocks = reader.blocks()
         first = first_blocks(blocks)
         pictures = _PictureSearch(reader, first)
         for block in chain(first, blocks):
-            number += len(block)
             # Rows with equal labels share them.
-            golds = Counter(block.golds)
-            labels = {gold: ", ".join(gold.tasks.get(task.id, ())) for gold in golds}
-            for gold, count in golds.items():
+            for gold, count in Counter(block.golds).items():
                 for task_id, ours in gold.tasks.items():
                     for label in ours:
                         counts[task_id][label] += count
-            texts, paths = text_keys(block.texts("text")), pictures.find_all(block)
-            # Hashes in place of the texts, which may be long.
-            keys = [hash(text) if text else None for text in texts]
-            rows = (repeat(split.name), block.lines, block.ids, map(labels.__getitem__, block.golds), keys, paths)
-            found += map(FoundMeme._make, zip(*rows, strict=False))
+            found.add(block, pictures.find_all(block))
+            visit(reader, block)
     except BadRequest as error:
         # A missing file is a finding; any other error stops the check.
         if error.reason != "DATA_MISSING":
@@ -221,7 +251,7 @@ def _split(
         findings.append(DatasetFault(DatasetFaultKind.FILE_MISSING, split.name, error.message))
         return SplitCheck(split.name)
     _problems(split.name, reader.problems, findings)
-    findings += pictures.faults(found[len(found) - number :])
+    findings += pictures.faults(found, range(start, len(found.ids)))
     # In the task's order, without labels that no row has.
     ordered = {
         known.id: {label: counts[known.id][label] for label in known.labels if label in counts[known.id]}
@@ -232,8 +262,8 @@ def _split(
         split=split.name,
         file=", ".join(path.relative_to(data).as_posix() for path in reader.paths),
         rows=reader.rows - reader.elsewhere,
-        memes=number,
-        classes=ordered[task.id],
+        memes=len(found.ids) - start,
+        classes=ordered[(card.court_task or card.all_tasks()[0]).id],
         pictures=pictures.found,
         sha256=digests.get(reader.paths[0].relative_to(data).as_posix(), ""),
         refused=reader.refused,
@@ -283,8 +313,8 @@ class _PictureSearch:
             self._doubt, self._pictures = error.message, None
             return None
 
-    def faults(self, memes: Sequence[FoundMeme]) -> list[DatasetFault]:
-        """Lists the faults of the pictures of all memes of the split."""
+    def faults(self, found: _FoundMemes, memes: Sequence[int]) -> list[DatasetFault]:
+        """Lists the faults of the pictures of all memes of the split, given by their places."""
         # If the folder is ambiguous, it is unknown which pictures exist.
         if self._doubt:
             what = f"{self._doubt} The pictures of later rows were not looked for."
@@ -300,7 +330,7 @@ class _PictureSearch:
             )
             return [DatasetFault(kind, self._split, what, len(memes))]
         if self.found < len(memes):
-            missing = tuple(one.name for one in memes if one.path is None)
+            missing = tuple(found.name_of(place) for place in memes if found.paths[place] is None)
             what = "pictures named in the file are not in the folder of the others"
             return [DatasetFault(kind=kind, split=self._split, what=what, count=len(missing), where=missing)]
         return []
@@ -352,19 +382,19 @@ def _in_words(classes: Mapping[str, int]) -> str:
 
 
 async def _pictures(
-    found: list[FoundMeme], reader: PictureReader | None, findings: list[DatasetFault], progress: Progress
+    found: _FoundMemes, reader: PictureReader | None, findings: list[DatasetFault], progress: Progress
 ) -> list[str | None]:
     """Computes the digest by which each picture is compared, None if unknown; reports pictures that can't be read."""
-    digests: list[str | None] = [None] * len(found)
+    digests: list[str | None] = [None] * len(found.paths)
+    pictured = [(place, path) for place, path in enumerate(found.paths) if path is not None]
     if reader is None:
-        await asyncio.to_thread(_equal_digests, found, digests)
+        await asyncio.to_thread(_equal_digests, pictured, digests)
         return digests
     # More tasks than reader processes would only hold more files in memory.
     gate, done = asyncio.Semaphore(_AT_ONCE), 0
-    pictured = [(place, one, one.path) for place, one in enumerate(found) if one.path is not None]
-    refused: list[tuple[FoundMeme, str]] = []
+    refused: list[tuple[int, str]] = []
 
-    async def decode(place: int, one: FoundMeme, path: Path) -> None:
+    async def decode(place: int, path: Path) -> None:
         nonlocal done
         async with gate:
             try:
@@ -374,11 +404,11 @@ async def _pictures(
                 digests[place] = picture.pixels_sha256
                 # An incomplete picture is judged all the same, so its digest counts, and the fault is reported too.
                 if picture.incomplete:
-                    refused.append((one, "the file was cut short; what there is of it is judged"))
+                    refused.append((place, "the file was cut short; what there is of it is judged"))
             except OSError:
-                refused.append((one, "the file can't be read"))
+                refused.append((place, "the file can't be read"))
             except BadPicture as bad:
-                refused.append((one, bad.message))
+                refused.append((place, bad.message))
         done += 1
         progress(done, len(pictured))
 
@@ -390,9 +420,9 @@ async def _pictures(
                     group.create_task(decode(*each))
     except ExceptionGroup as errors:  # failures unrelated to the pictures: no process, no time
         raise next((e for e in errors.exceptions if isinstance(e, CourtError)), errors.exceptions[0]) from None
-    for (split, reason), group_ in _grouped(refused, lambda pair: (pair[0].split, pair[1])).items():
-        # Tasks finish in any order; findings are listed in that of the file.
-        where = tuple(one.name for one, _ in sorted(group_, key=lambda pair: pair[0].line))
+    # Tasks finish in any order; findings are listed in that of the file.
+    for (split, reason), group_ in _grouped(sorted(refused), lambda pair: (found.splits[pair[0]], pair[1])).items():
+        where = tuple(found.name_of(place) for place, _ in group_)
         findings.append(
             DatasetFault(
                 kind=DatasetFaultKind.PICTURE_UNREADABLE, split=split, what=reason, count=len(where), where=where
@@ -401,72 +431,61 @@ async def _pictures(
     return digests
 
 
-def _equal_digests(found: list[FoundMeme], digests: list[str | None]) -> None:
+def _equal_digests(pictured: Sequence[tuple[int, Path]], digests: list[str | None]) -> None:
     """Hashes the pictures that share a file size with another: only those can be identical."""
     # Sizes are known without reading the files, and most are unique.
-    pictured = [(place, one.path) for place, one in enumerate(found) if one.path is not None]
     for _, alike in _grouped(pictured, lambda pair: pair[1].stat().st_size).items():
         for place, path in alike if len(alike) > 1 else ():
             digests[place] = sha256_of(path)
 
 
-def _sharing(found: Sequence[FoundMeme], values: Sequence[Hashable | None]) -> list[list[FoundMeme]]:
-    """Groups of memes that share a value, in order of their first memes; memes with None are in none."""
-    # Counted first, as nearly all values are those of one meme.
-    times = Counter(values)
-    times.pop(None, None)
-    if len(times) == sum(times.values()):
+def _sharing(values: Sequence[Hashable | None]) -> list[list[int]]:
+    """Groups of places that share a value, in order of their first places; those with None are in none."""
+    # Nearly all values are those of one meme, which a set says fastest.
+    if len(set(values)) + max(values.count(None) - 1, 0) == len(values):
         return []
-    groups: defaultdict[Hashable, list[FoundMeme]] = defaultdict(list)
-    for one, value in zip(found, values, strict=True):
-        if times[value] > 1:
-            groups[value].append(one)
+    times, groups = Counter(values), defaultdict[Hashable, list[int]](list)
+    for place, value in enumerate(values):
+        if value is not None and times[value] > 1:
+            groups[value].append(place)
     return list(groups.values())
 
 
-def _twice(groups: Iterable[Sequence[FoundMeme]], kind: DatasetFaultKind, what: str) -> list[DatasetFault]:
+def _twice(
+    found: _FoundMemes, task: str, values: Sequence[Hashable | None], kind: DatasetFaultKind, what: str
+) -> list[DatasetFault]:
     """Reports values that occur more than once, grouped by the splits in which they occur."""
-    found = []
+    faults = []
     # Grouped by splits: a leak from train to test is another finding than a duplicate within train.
-    for splits, cases in _grouped(groups, _splits_of).items():
-        differ = sum(_labels_differ(group) for group in cases)
+    for splits, cases in _grouped(_sharing(values), found.splits_of).items():
+        differ = sum(found.labels_differ(group, task) for group in cases)
         words = f"{what} stands in several rows, {sum(map(len, cases)):,} in all"
         if "+" in splits:
             words += f", of the splits {splits.replace('+', ', ')}"
         # A duplicate id may belong to two different memes, whose labels need not agree.
         if differ and kind is not DatasetFaultKind.ID_TWICE:
             words += f"; under different labels in {differ:,} of the {len(cases):,} cases"
-        where = tuple(" = ".join(one.name for one in group) for group in cases)
-        found.append(DatasetFault(kind=kind, split=splits, what=words, count=len(cases), where=where))
-    return found
+        faults.append(DatasetFault(kind, splits, words, count=len(cases), where=tuple(map(found.names_of, cases))))
+    return faults
 
 
-def _splits_of(group: Sequence[FoundMeme]) -> str:
-    return "+".join(dict.fromkeys(one.split for one in group))
-
-
-def _labels_differ(group: Sequence[FoundMeme]) -> bool:
-    """True if at least two of these memes have different labels; a meme without a label contradicts none."""
-    return len({one.label for one in group if one.label}) > 1
-
-
-def _conflicts(found: list[FoundMeme], digests: Sequence[str | None]) -> list[DatasetFault]:
+def _conflicts(found: _FoundMemes, task: str, digests: Sequence[str | None]) -> list[DatasetFault]:
     """Reports memes with equal picture and text but different labels: one of the labels must be wrong.
 
     The same text on another picture is no conflict: FHM contains such pairs on purpose.
     """
-    whole = [picture and (picture, one.text) for one, picture in zip(found, digests, strict=True)]
-    same = _sharing(found, whole)
-    differ = (group for group in same if _labels_differ(group))
+    whole = [picture and (picture, text) for text, picture in zip(found.texts, digests, strict=True)]
+    differ = (group for group in _sharing(whole) if found.labels_differ(group, task))
+    what = "memes of the same picture and text are labelled differently"
     return [
         DatasetFault(
             kind=DatasetFaultKind.LABELS_CONFLICT,
             split=splits,
-            what="memes of the same picture and text are labelled differently",
+            what=what,
             count=len(cases),
-            where=tuple(" = ".join(one.name for one in group) for group in cases),
+            where=tuple(map(found.names_of, cases)),
         )
-        for splits, cases in _grouped(differ, _splits_of).items()
+        for splits, cases in _grouped(differ, found.splits_of).items()
     ]
 
 

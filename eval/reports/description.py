@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,9 @@ import numpy as np
 
 from court.errors import BadRequest
 from eval.datasets.card import DatasetCard
+from eval.datasets.card_columns import MemeBlock
 from eval.datasets.card_split import CardReader
 from eval.datasets.check import DatasetCheck, check
-from eval.datasets.items import JudgedMeme
 from eval.datasets.language import DETECT, language_of
 from eval.datasets.read import row_of
 from eval.reports.figures import bars, shares
@@ -25,10 +26,12 @@ from eval.runs.held_out import duplicate_groups
 from eval.scores import description as tables
 from eval.scores.bootstrap import Figure
 from eval.scores.description import MONTH, Cells, Facet, Tabled, are_groups, facet_of, month_of
-from eval.scores.subgroups import AXES, UNKNOWN, groups_by
+from eval.scores.subgroups import AXES, UNKNOWN, axis_rule
 from eval.scores.tables import NOTHING, figure
 from eval.session.progress import Progress
 from retrieval.library.cells import BadCell, is_missing, word_of
+from retrieval.library.picture_finder import DatasetPictures
+from retrieval.library.sources import Row
 
 _DATES = ("date", "created_at", "created_utc", "timestamp", "published", "Published Date", "posted_at")
 """Columns that a date is looked for in, in any case."""
@@ -53,42 +56,35 @@ class DescriptionRequest:
     """True to look for near-duplicates."""
 
 
-@dataclass(frozen=True, slots=True)
 class _Material:
-    """Memes of all splits, cells of columns beside them, and the folder of each split's pictures."""
+    """Memes of all splits with cells of columns beside them, as blocks of columns.
 
-    card: DatasetCard
-    wanted: DescriptionRequest
-    in_parts: bool
-    """True if labels may stand in one cell, with semicolons between them."""
-    memes: list[JudgedMeme] = field(default_factory=list)
-    cells: dict[str, list[Any]] = field(default_factory=dict)
-    pictures: dict[str, Path | None] = field(default_factory=dict)
+    Args:
+        in_parts: True if labels may stand in one cell, with semicolons between them.
+    """
 
-    def read(self, data: Path) -> None:
-        known = {*(task.id for task in self.card.all_tasks()), *AXES, MONTH}
-        names = (*self.wanted.tasks, *self.wanted.by)
-        columns = [one for name in names if name not in known for one in name.rpartition("=")[2].split(",")]
-        self.cells.update({name: [] for name in (*columns, *([self.wanted.date] if self.wanted.date else _DATES))})
-        for split in self.card.splits:
-            try:
-                # Doubled ids are described like all others, and stand among the findings.
-                reader = CardReader(self.card, data, split.name, doubles=True, columns=tuple(self.cells))
-                memes = list(reader.with_pictures() if self.wanted.near else reader)
-            except BadRequest as error:
-                # The check names missing files, and splits without usable rows.
-                if error.reason not in ("DATA_MISSING", "DATA_UNUSABLE"):
-                    raise
-                continue
-            for column, cells in zip(self.cells.values(), zip(*reader.cells, strict=True), strict=False):
-                column += cells
-            named = ((one, reader.pictures.name_of(*one.picture) if self.wanted.near else one.image) for one in memes)
-            self.memes.extend(
-                one if one.image == name else one.model_copy(update={"image": name}) for one, name in named
-            )
-            self.pictures[split.name] = reader.pictures.folder
-        if not self.memes:
-            raise BadRequest(f"No split of {self.card.title} has a row that can be used.", reason="DATA_UNUSABLE")
+    def __init__(self, card: DatasetCard, wanted: DescriptionRequest, *, in_parts: bool) -> None:
+        self.card, self.wanted, self._in_parts = card, wanted, in_parts
+        known = {*(task.id for task in card.all_tasks()), *AXES, MONTH}
+        names = (*wanted.tasks, *wanted.by)
+        named = [one for name in names if name not in known for one in name.rpartition("=")[2].split(",")]
+        self.columns = (*named, *([wanted.date] if wanted.date else _DATES))
+        self._blocks: list[MemeBlock] = []
+        self.pictures: dict[str, DatasetPictures] = {}
+
+    def add(self, reader: CardReader, block: MemeBlock) -> None:
+        """Adds memes of a split."""
+        self._blocks.append(block)
+        self.pictures[block.split] = reader.pictures
+
+    def values(self, name: str) -> list[Any]:
+        """Values of a field, of each meme."""
+        return [value for block in self._blocks for value in block.values(name)]
+
+    def rows(self, split: str) -> list[Row]:
+        """Memes of a split with the names by which their pictures are found."""
+        memes = [meme for block in self._blocks if block.split == split for meme in block.memes()]
+        return [replace(row_of(one), image=self.pictures[split].name_of(*one.picture)) for one in memes]
 
     def facets(self, names: Sequence[str]) -> list[Facet]:
         tasks = {task.id: task.labels for task in self.card.all_tasks()}
@@ -96,8 +92,8 @@ class _Material:
 
     def _cells_of(self, name: str, is_task: bool) -> Cells:
         if is_task:
-            found = [meme.tasks.get(name) for meme in self.memes]
-            return [one and _parts(list(one), name) for one in found] if self.in_parts else found
+            found = [tasks.get(name) for tasks in self.values("tasks")]
+            return _applied(lambda one: one and _parts(list(one), name), found) if self._in_parts else found
         if several := dict(one.split("=", 1) for one in self.wanted.tasks if "=" in one).get(name):
             labels = several.split(",")
             rows = zip(*(self._column(label) for label in labels), strict=True)
@@ -106,37 +102,37 @@ class _Material:
                 for row in rows
             ]
         if name == MONTH:
-            months = self.months()
-            if not any(months):
+            if not self.months:
                 raise BadRequest("No column of dates is known by its name: name it with --date COLUMN.", field="date")
-            return [(month,) if month else None for month in months]
+            return [(month,) if month else None for month in self.months]
         if name in AXES:
-            # Under keys of their own, as ids may be doubled.
-            keyed = [one.model_copy(update={"id": str(place)}) for place, one in enumerate(self.memes)]
-            return list(groups_by(keyed, name).values())
+            names, group = axis_rule(name)
+            return _applied(lambda values: group(*values), list(zip(*map(self.values, names), strict=True)))
         return self._column(name)
 
+    def _cells(self, column: str) -> list[Any]:
+        return [cell for block in self._blocks for cell in block.cells[column]]
+
+    @cached_property
     def months(self) -> list[str]:
         """Month of each meme, of the first column that has any."""
-        found = (
-            [month_of(cell) for cell in cells]
-            for name, cells in self.cells.items()
-            if name in (self.wanted.date, *_DATES)
-        )
-        return next((months for months in found if any(months)), [""] * len(self.memes))
+        dates = (self._cells(name) for name in self.columns if name in (self.wanted.date, *_DATES))
+        found = (list(map(month_of, cells)) for cells in dates if any(cells))
+        return next((months for months in found if any(months)), [])
 
     def _column(self, name: str) -> Cells:
-        if all(cell is None for cell in self.cells[name]):
+        cells = self._cells(name)
+        if all(cell is None for cell in cells):
             known = ", ".join((*(task.id for task in self.card.all_tasks()), *AXES, MONTH))
             raise BadRequest(f"There is no column {name}, and no such task or property; there are {known}.", field="by")
-        return [_parts(cell, name) for cell in self.cells[name]]
+        return _applied(lambda cell: _parts(cell, name), cells)
 
     def axes(self) -> list[str]:
-        groups = {meme.group for meme in self.memes}
+        groups = self.values("group")
         known = {
-            "group": any(groups) and are_groups(groups, len(self.memes)),
-            MONTH: any(self.months()),
-            "language": any(meme.language for meme in self.memes),
+            "group": any(groups) and are_groups(set(groups), len(groups)),
+            MONTH: bool(self.months),
+            "language": any(self.values("language")),
         }
         by = self.wanted.by or [name for name, there in known.items() if there]
         return list(dict.fromkeys([*(["split"] if len(self.pictures) > 1 else []), *by]))
@@ -154,6 +150,14 @@ def _parts(cell: Any, column: str) -> tuple[str, ...] | None:
     return tuple(dict.fromkeys(part for part in parts if part))
 
 
+def _applied(rule: Callable[[Any], tuple[str, ...] | None], cells: Sequence[Any]) -> Cells:
+    """Applies a rule to cells, once to equal ones where equal ones mean the same."""
+    if not set(map(type, cells)) <= {str, tuple, type(None)}:
+        return list(map(rule, cells))
+    found = {cell: rule(cell) for cell in set(cells)}
+    return list(map(found.__getitem__, cells))
+
+
 async def describe(
     card: DatasetCard, data: Path, wanted: DescriptionRequest, progress: Progress, *, in_parts: bool = False
 ) -> list[Tabled]:
@@ -165,9 +169,11 @@ async def describe(
     Raises:
         BadRequest: A file can't be read, or there is no such task, property or column.
     """
-    checked = await check(card, data)
-    material = _Material(card, wanted, in_parts)
-    await asyncio.to_thread(material.read, data)
+    material = _Material(card, wanted, in_parts=in_parts)
+    # Doubled ids are described like all others, and stand among the findings.
+    checked = await check(card, data, columns=material.columns, visit=material.add)
+    if not material.pictures:
+        raise BadRequest(f"No split of {card.title} has a row that can be used.", reason="DATA_UNUSABLE")
     near = await _count_duplicates(material, progress) if wanted.near else []
     return await asyncio.to_thread(lambda: list(_tables(checked, material, near)))
 
@@ -189,7 +195,8 @@ def _tables(checked: DatasetCheck, material: _Material, near: list[tuple[str, st
     names = [one.partition("=")[0] for one in material.wanted.tasks]
     tasks = material.facets(names or [task.id for task in material.card.all_tasks()])
     axes = material.facets(material.axes())
-    words = np.array([len(meme.text.split()) for meme in material.memes], dtype=np.int64)
+    texts = material.values("text")
+    words = np.array([len(text.split()) for text in texts], dtype=np.int64)
     for task in tasks:
         yield tables.labels_table(task)
         if not task.exclusive:
@@ -200,8 +207,8 @@ def _tables(checked: DatasetCheck, material: _Material, near: list[tuple[str, st
     counts = np.histogram(words, (*_BINS, np.inf))[0].tolist()
     rows = [(f"from {low}", count, count / len(words)) for low, count in zip(_BINS, counts, strict=True)]
     yield Tabled("words", "Words of the texts", ("words", "memes", "share"), rows=tuple(rows), plot="bars")
-    texts = [meme.text for meme in material.memes if meme.text]
-    languages = Counter(meme.language for meme in material.memes if meme.language)
+    texts = list(filter(None, texts))
+    languages = Counter(filter(None, material.values("language")))
     notes = []
     if not languages:
         texts = texts[:: -(-len(texts) // _DETECTED) or 1]
@@ -213,16 +220,16 @@ def _tables(checked: DatasetCheck, material: _Material, near: list[tuple[str, st
 
 async def _count_duplicates(material: _Material, progress: Progress) -> list[tuple[str, str, int]]:
     """Counts near-duplicates by picture and text: groups of them, and memes of a split with one in another split."""
-    splits = {name: [one for one in material.memes if one.split == name] for name in material.pictures}
-    parts = [(list(map(row_of, memes)), material.pictures[name]) for name, memes in splits.items()]
-    numbers = iter(await duplicate_groups(parts, progress))
-    of_split = {name: Counter(next(numbers) for _ in memes) for name, memes in splits.items()}
+    parts = {name: await asyncio.to_thread(material.rows, name) for name in material.pictures}
+    folders = [one.folder for one in material.pictures.values()]
+    numbers = iter(await duplicate_groups(list(zip(parts.values(), folders, strict=True)), progress))
+    of_split = {name: Counter(next(numbers) for _ in rows) for name, rows in parts.items()}
     sizes, kind = sum(of_split.values(), Counter[int]()), "near-duplicates"
     between = [
         (f"{kind}: memes of {b} with one in {a}", f"{a} + {b}", sum(of_split[b][one] for one in of_split[a]))
-        for a, b in combinations(splits, 2)
+        for a, b in combinations(parts, 2)
     ]
-    return [(f"{kind}: groups", " + ".join(splits), sum(size > 1 for size in sizes.values())), *between]
+    return [(f"{kind}: groups", " + ".join(parts), sum(size > 1 for size in sizes.values())), *between]
 
 
 def description_sections(found: Sequence[Tabled], *, page: bool = False) -> list[Section]:

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import coo_array
 from scipy.stats import chi2_contingency, fisher_exact, mannwhitneyu
 
 from court.errors import BadRequest
@@ -27,6 +28,7 @@ from eval.scores.subgroups import wilson
 Cells = Sequence[tuple[str, ...] | None]
 """Values of each meme; None if they are unknown."""
 MONTH = "month"
+_MONTH, _SECONDS = re.compile(r"(\d{4})[-/.](0?[1-9]|1[0-2])(?!\d)"), re.compile(r"\d{9,10}(\.\d*)?")
 FEW = 10
 """Memes of a value below which it is tested together with others."""
 _SHOWN = 12
@@ -54,15 +56,25 @@ class Facet:
 
     name: str
     values: tuple[str, ...]
-    has: NDArray[np.int64]
-    """1 where a meme has a value; shape (memes, values)."""
-    known: NDArray[np.bool_]
-    """True for memes whose values are known; shape (memes,)."""
+    kinds: NDArray[np.int64]
+    """1 where a kind of cell has a value; shape (kinds, values). Large tables have few different cells."""
+    of: NDArray[np.int64]
+    """Kind of each meme's cell, -1 if it is unknown; shape (memes,)."""
+
+    @property
+    def known(self) -> NDArray[np.bool_]:
+        """True for memes whose values are known; shape (memes,)."""
+        return self.of >= 0
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """Memes of each kind; shape (kinds,)."""
+        return np.bincount(self.of[self.known], minlength=len(self.kinds))
 
     @property
     def exclusive(self) -> bool:
         """True if no meme has several values."""
-        return bool((self.has.sum(axis=1) <= 1).all())
+        return bool((self.kinds.sum(axis=1) <= 1).all())
 
 
 def are_groups(values: Collection[str], memes: int) -> bool:
@@ -80,30 +92,39 @@ def facet_of(name: str, cells: Cells, order: Sequence[str] = ()) -> Facet:
     Raises:
         BadRequest: The values are too many or too long for groups.
     """
-    counted = Counter(value for cell in cells for value in cell or ())
+    kinds, counted = Counter(cells), Counter[str]()
+    for cell, count in kinds.items():
+        counted.update(dict.fromkeys(cell or (), count))
     if not order and name != MONTH and not are_groups(counted, len(cells)):
         raise BadRequest(f"{name} has {len(counted):,} different values: these are texts, and no groups.", field="by")
     values = dict.fromkeys(one for one in (*order, *(one for one, _ in counted.most_common())) if one in counted)
     places = {value: place for place, value in enumerate(sorted(values) if name == MONTH else values)}
-    has = np.zeros((len(cells), len(places)), dtype=np.int64)
-    for row, cell in enumerate(cells):
+    kinds.pop(None, None)
+    rows: dict[tuple[str, ...] | None, int] = {cell: row for row, cell in enumerate(kinds)}
+    has = np.zeros((len(rows), len(places)), dtype=np.int64)
+    for cell, row in rows.items():
         has[row, [places[value] for value in cell or ()]] = 1
-    return Facet(name, tuple(places), has, np.array([cell is not None for cell in cells], dtype=np.bool_))
+    rows[None] = -1
+    return Facet(name, tuple(places), has, np.fromiter(map(rows.__getitem__, cells), np.int64, len(cells)))
 
 
 def month_of(cell: object) -> str:
     """The month of a date, ``2024-05``: of ISO 8601, or of seconds since 1970; empty if it is neither."""
     text = str(cell or "").strip()
-    if found := re.match(r"(\d{4})[-/.](0?[1-9]|1[0-2])(?!\d)", text):
-        return f"{found[1]}-{int(found[2]):02}"
-    return datetime.fromtimestamp(float(text), UTC).strftime("%Y-%m") if re.fullmatch(r"\d{9,10}(\.\d*)?", text) else ""
+    if found := _MONTH.match(text):
+        return f"{found[1]}-{found[2]:0>2}"
+    if not _SECONDS.fullmatch(text):
+        return ""
+    date = datetime.fromtimestamp(float(text), UTC)
+    return f"{date.year}-{date.month:02}"
 
 
 def labels_table(task: Facet) -> Tabled:
     """Memes of each label, and their share with Wilson's interval."""
-    n, none = int(task.known.sum()), int((task.known & ~task.has.any(axis=1)).sum())
-    counts = zip(task.values, task.has.sum(axis=0).tolist(), strict=True)
-    notes = [f"{n:,} memes have a gold label, {len(task.known) - n:,} have none."]
+    sizes = task.sizes
+    n, none = int(sizes.sum()), int(sizes[~task.kinds.any(axis=1)].sum())
+    counts = zip(task.values, (sizes @ task.kinds).tolist(), strict=True)
+    notes = [f"{n:,} memes have a gold label, {len(task.of) - n:,} have none."]
     if none:
         notes.append(f"{none:,} were labelled as having none of the labels.")
     return Tabled(
@@ -118,8 +139,8 @@ def labels_table(task: Facet) -> Tabled:
 
 def pairs_table(task: Facet) -> Tabled:
     """Tests every two labels of a task for co-occurrence, by Fisher's exact test; the surest first."""
-    has = task.has[task.known]
-    n, both = len(has), (has.T @ has).tolist()
+    sizes = task.sizes
+    n, both = int(sizes.sum()), (task.kinds.T @ (sizes[:, None] * task.kinds)).tolist()
     found: list[tuple[Any, ...]] = []
     for a, b in combinations(range(len(task.values)), 2):
         of_a, of_b, together = both[a][a], both[b][b], both[a][b]
@@ -142,23 +163,28 @@ def pairs_table(task: Facet) -> Tabled:
 def by_table(task: Facet, axis: Facet) -> Tabled:
     """Labels of a task by the values of another property, with a test of each label."""
     known = task.known & axis.known
-    has, groups, names = task.has[known], axis.has[known], axis.values
+    # Memes of each two kinds; most pairs of many have none.
+    pairs = coo_array(
+        (known[known].astype(np.int64), (axis.of[known], task.of[known])), (len(axis.kinds), len(task.kinds))
+    )
+    groups, names, n = axis.kinds, axis.values, int(known.sum())
     if axis.name != MONTH and len(names) > _SHOWN:
         groups = np.column_stack([groups[:, :_SHOWN], groups[:, _SHOWN:].max(axis=1)])
         names = (*names[:_SHOWN], f"{len(names) - _SHOWN} others")
-    sizes, counts = groups.sum(axis=0), groups.T @ has
+    sizes, counts = pairs.sum(axis=1) @ groups, groups.T @ (pairs @ task.kinds)
+    totals = pairs.sum(axis=0) @ task.kinds
     # Values of few memes stand together in a test, or its approximation would not hold.
     few = sizes < FEW
     tested = np.vstack([counts[~few], counts[few].sum(axis=0)])
     of = np.append(sizes[~few], sizes[few].sum())[:, None]
-    every = None if axis.exclusive else np.array([has.sum(axis=0), len(has) - has.sum(axis=0)])
+    every = None if axis.exclusive else np.array([totals, n - totals])
     ps = [
         _p_of(np.hstack([own[:, None], of - own[:, None]])[of[:, 0] > 0].T, None if every is None else every[:, place])
         for place, own in enumerate(tested.T)
     ]
     corrected = iter(holm([one for one in ps if one is not None]))
     notes = [
-        f"{len(known) - len(has):,} of {len(known):,} memes are left out, as one of the two is unknown. Each label is "
+        f"{len(known) - n:,} of {len(known):,} memes are left out, as one of the two is unknown. Each label is "
         f"tested against all values; those of fewer than {FEW} memes stand together in the tests."
     ]
     square = tested[:, tested.any(axis=0)][tested.any(axis=1)]
@@ -206,8 +232,9 @@ def lengths_table(task: Facet, words: NDArray[np.int64]) -> Tabled:
         words: Number of words of each meme's text, of shape (memes,).
     """
     found: list[tuple[Any, ...]] = []
-    for label, has in zip(task.values, task.has.T.astype(np.bool_), strict=True):
-        own, others = words[has], words[task.known & ~has]
+    words, of = words[task.known], task.of[task.known]
+    for label, kinds in zip(task.values, task.kinds.T.astype(np.bool_), strict=True):
+        own, others = words[kinds[of]], words[~kinds[of]]
         p = float(mannwhitneyu(own, others).pvalue) if len(others) else None
         found.append((label, len(own), *np.percentile(own, (25, 50, 75)).tolist(), p))
     corrected = iter(holm([one[-1] for one in found if one[-1] is not None]))

@@ -29,7 +29,15 @@ NO_LABEL = "no label"
 """Name of the group of memes whose gold label for a task is that they have none of its labels."""
 UNKNOWN = "unknown"
 """Name of the group of memes whose language can't be detected."""
-AXES = ("label", "language", "script", "split", "target", "group")
+_RULES: dict[str, tuple[tuple[str, ...], Callable[..., tuple[str, ...]]]] = {
+    "label": (("source_label",), lambda label: (label,)),
+    "language": (("language", "text"), lambda given, text: (given or language_of(text, DETECT) or UNKNOWN,)),
+    "script": (("text",), lambda text: (script_of(text).lower() or NONE,)),
+    "split": (("split",), lambda split: (split,)),
+    "target": (("targets",), lambda targets: targets or (NONE,)),
+    "group": (("group",), lambda group: (group or NONE,)),
+}
+AXES = tuple(_RULES)
 """Properties of memes that they can be grouped by."""
 
 
@@ -105,17 +113,19 @@ def groups_by(memes: Sequence[JudgedMeme], axis: str) -> dict[str, tuple[str, ..
         BadRequest: There is no such property.
         NotLoaded: Languages are to be detected, and py3langid is not installed.
     """
+    names, group = axis_rule(axis)
+    return {meme.id: group(*(getattr(meme, name) for name in names)) for meme in memes}
+
+
+def axis_rule(axis: str) -> tuple[tuple[str, ...], Callable[..., tuple[str, ...]]]:
+    """Names of the fields of a meme that its groups follow from, and the function of their values.
+
+    Raises:
+        BadRequest: There is no such property.
+    """
     if axis not in AXES:
         raise BadRequest(f"Memes can't be grouped by {axis!r}; there are: {', '.join(AXES)}.", field="by")
-    named: dict[str, Callable[[JudgedMeme], tuple[str, ...]]] = {
-        "group": lambda meme: (meme.group or NONE,),
-        "label": lambda meme: (meme.source_label,),
-        "language": lambda meme: (meme.language or language_of(meme.text, DETECT) or UNKNOWN,),
-        "script": lambda meme: (script_of(meme.text).lower() or NONE,),
-        "split": lambda meme: (meme.split,),
-        "target": lambda meme: meme.targets or (NONE,),
-    }
-    return {meme.id: named[axis](meme) for meme in memes}
+    return _RULES[axis]
 
 
 def groups_of(results: Results, by: str) -> tuple[dict[str, tuple[str, ...]], tuple[str, ...]]:
