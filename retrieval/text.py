@@ -59,12 +59,26 @@ def text_key(text: str) -> str:
 
 def text_keys(texts: Sequence[str]) -> list[str]:
     """Returns :func:`text_key` of each text."""
+    joined = _even_lines(texts)
+    return list(map(text_key, texts)) if joined is None else joined.lower().split("\n")
+
+
+def word_counts(texts: Sequence[str]) -> list[int]:
+    """Returns the number of words of each text, parted by any white space."""
+    if _even_lines(texts) is None:
+        return [len(text.split()) for text in texts]
+    return [text.count(" ") + 1 if text else 0 for text in texts]
+
+
+def _even_lines(texts: Sequence[str]) -> str | None:
+    """The texts as lines if all are ASCII with single spaces only, as nearly all of large tables; else None.
+
+    Then all of them can be changed by one call.
+    """
     joined = "\n".join(texts)
-    # Nearly all texts of large tables are as simple as this, and then all are changed in one call.
-    lines = joined.count("\n") + 1 == len(texts) and joined.isascii() and joined[:1] != " " != joined[-1:]
-    if lines and not any(sign in joined for sign in _UNEVEN):
-        return joined.lower().split("\n")
-    return list(map(text_key, texts))
+    if not joined.isascii() or joined[:1] == " " or joined[-1:] == " " or joined.count("\n") + 1 != len(texts):
+        return None
+    return None if any(sign in joined for sign in _UNEVEN) else joined
 
 
 def letters_of(text: str) -> str:

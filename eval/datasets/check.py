@@ -71,8 +71,8 @@ class _FoundMemes:
     lines: list[int] = field(default_factory=list)
     ids: list[str] = field(default_factory=list)
     golds: list[RowGold] = field(default_factory=list)
-    texts: list[int | None] = field(default_factory=list)
-    """Hashes of texts but for case and spacing, as texts may be long; None without a text."""
+    texts: list[int] = field(default_factory=list)
+    """Hashes of texts but for case and spacing, as texts may be long; 0 without a text."""
     paths: list[Path | None] = field(default_factory=list)
     """Files of their pictures; None if missing."""
 
@@ -82,7 +82,7 @@ class _FoundMemes:
         self.lines.extend(block.lines)
         self.ids.extend(block.ids)
         self.golds.extend(block.golds)
-        self.texts.extend(hash(text) if text else None for text in text_keys(block.texts("text")))
+        self.texts.extend(map(hash, text_keys(block.texts("text"))))
         self.paths.extend(paths)
 
     def name_of(self, place: int) -> str:
@@ -440,13 +440,13 @@ def _equal_digests(pictured: Sequence[tuple[int, Path]], digests: list[str | Non
 
 
 def _sharing(values: Sequence[Hashable | None]) -> list[list[int]]:
-    """Groups of places that share a value, in order of their first places; those with None are in none."""
+    """Groups of places that share a value, in order of their first places; those with None or 0 are in none."""
     # Nearly all values are those of one meme, which a set says fastest.
-    if len(set(values)) + max(values.count(None) - 1, 0) == len(values):
+    if len(set(values)) == len(values) or not any(values):
         return []
     times, groups = Counter(values), defaultdict[Hashable, list[int]](list)
     for place, value in enumerate(values):
-        if value is not None and times[value] > 1:
+        if value and times[value] > 1:
             groups[value].append(place)
     return list(groups.values())
 

@@ -12,6 +12,8 @@ from itertools import compress, groupby, islice, repeat
 from pathlib import Path
 from typing import Any, TextIO
 
+import numpy as np
+
 from court.errors import BadRequest
 from eval.datasets.card import FileKind
 from eval.datasets.json_lines import parse_object
@@ -230,9 +232,66 @@ def _cells(file: RecordFile) -> Iterator[Cells]:
         # Strict: faulty quotes must be reported rather than guessed at.
         cells = _by_length(csv_blocks(csv.reader(lines, delimiter=delimiter, strict=True)))
         if tables is not None and file.path.stat().st_size <= _SMALL:
-            tables[file.path] = list(cells)
+            tables[file.path] = _faultless_cells(file.path, delimiter) or list(cells)
             cells = iter(tables[file.path])
         yield from cells
+
+
+def _faultless_cells(path: Path, delimiter: str) -> list[Cells]:
+    """Cells of a table that has a line for each row and no doubtful quote, by pyarrow; else none.
+
+    It takes half the time of csv, but forgives quotes that csv refuses, and counts no lines.
+    """
+    try:
+        import pyarrow as arrow
+        from pyarrow import csv as arrow_csv
+    except ImportError:
+        return []
+    data = path.read_bytes()
+    signs = np.frombuffer(data, np.uint8)
+    lines, quotes, end = (np.flatnonzero(signs == ord(sign)) for sign in '\n"\r')
+    opening, closing = quotes[::2], quotes[1::2]
+    between = np.isin(np.arange(256), list(map(ord, f"{delimiter}\r\n")))
+    if (
+        data[-1:] != b"\n"
+        or b'""' in data
+        or len(opening) != len(closing)
+        or not between[signs[opening - 1]].all()
+        or not between[signs[closing + 1]].all()
+        or (np.searchsorted(lines, opening) != np.searchsorted(lines, closing)).any()
+        or not (signs[end + 1] == ord("\n")).all()
+    ):
+        return []
+    names = [f"f{place}" for place in range(data.count(delimiter.encode(), 0, int(lines[0])) + 1)]
+    try:
+        table = arrow_csv.read_csv(
+            arrow.BufferReader(data),
+            arrow_csv.ReadOptions(autogenerate_column_names=True, use_threads=False),
+            arrow_csv.ParseOptions(delimiter=delimiter),
+            arrow_csv.ConvertOptions(column_types=dict.fromkeys(names, arrow.string())),
+        )
+    except arrow.ArrowException:
+        return []
+    columns = [_shared(column) for column in table.columns]
+    # pyarrow leaves out blank lines.
+    if table.num_rows != len(lines) or not all(map(str.strip, columns[0])):
+        return []
+    return [
+        (
+            range(start + 1, min(start + _BATCH, len(lines)) + 1),
+            [tuple(cells[start : start + _BATCH]) for cells in columns],
+        )
+        for start in range(0, len(lines), _BATCH)
+    ]
+
+
+def _shared(column: Any) -> list[str]:
+    """Cells of a column of texts; equal ones are one object if there are few different ones."""
+    if len(column.slice(0, _BATCH).unique()) * 10 > min(len(column), _BATCH):
+        return list(column.to_pylist())
+    coded = column.combine_chunks().dictionary_encode()
+    words = np.array(coded.dictionary.to_pylist(), dtype=object)
+    return list(words[coded.indices.to_numpy()])
 
 
 def _by_length(blocks: Iterable[tuple[Sequence[int], list[list[str]] | str]]) -> Iterator[Cells]:

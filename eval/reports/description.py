@@ -32,10 +32,11 @@ from eval.session.progress import Progress
 from retrieval.library.cells import BadCell, is_missing, word_of
 from retrieval.library.picture_finder import DatasetPictures
 from retrieval.library.sources import Row
+from retrieval.text import word_counts
 
 _DATES = ("date", "created_at", "created_utc", "timestamp", "published", "Published Date", "posted_at")
 """Columns that a date is looked for in, in any case."""
-_DETECTED = 2_000
+_DETECTED = 500
 """Texts whose language is detected if no card names it, evenly spread over the data set."""
 _YES = frozenset({"1", "true", "yes", "y"})
 _BINS = (0, 1, 5, 10, 20, 40, 80, 160)
@@ -196,7 +197,7 @@ def _tables(checked: DatasetCheck, material: _Material, near: list[tuple[str, st
     tasks = material.facets(names or [task.id for task in material.card.all_tasks()])
     axes = material.facets(material.axes())
     texts = material.values("text")
-    words = np.array([len(text.split()) for text in texts], dtype=np.int64)
+    words = np.array(word_counts(texts), dtype=np.int64)
     for task in tasks:
         yield tables.labels_table(task)
         if not task.exclusive:
