@@ -12,6 +12,9 @@ import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 VERSION = "text-1"
 """Part of the encoder's identity; change it whenever the rules change."""
 
@@ -59,26 +62,34 @@ def text_key(text: str) -> str:
 
 def text_keys(texts: Sequence[str]) -> list[str]:
     """Returns :func:`text_key` of each text."""
-    joined = _even_lines(texts)
-    return list(map(text_key, texts)) if joined is None else joined.lower().split("\n")
+    kinds = _white_space(texts)
+    if kinds is None or kinds.max() > _LINE_END:
+        return list(map(text_key, texts))
+    # Spaces beside white space; nearly all large tables have none, and then all texts are changed in one call.
+    beside = kinds[1:] * kinds[:-1]
+    if ((beside > 0) & (beside < _LINE_END * _LINE_END)).any():
+        return list(map(text_key, texts))
+    return "\n".join(texts).lower().split("\n") if texts else []
 
 
 def word_counts(texts: Sequence[str]) -> list[int]:
     """Returns the number of words of each text, parted by any white space."""
-    if _even_lines(texts) is None:
+    kinds = _white_space(texts)
+    if kinds is None:
         return [len(text.split()) for text in texts]
-    return [text.count(" ") + 1 if text else 0 for text in texts]
+    words = np.flatnonzero((kinds[1:] == 0) & (kinds[:-1] > 0))
+    return list(np.diff(np.searchsorted(words, np.flatnonzero(kinds == _LINE_END))).tolist())
 
 
-def _even_lines(texts: Sequence[str]) -> str | None:
-    """The texts as lines if all are ASCII with single spaces only, as nearly all of large tables; else None.
+def _white_space(texts: Sequence[str]) -> NDArray[np.uint8] | None:
+    """Kinds of the characters of texts with a line end before each and behind the last: 0 for all but white space.
 
-    Then all of them can be changed by one call.
+    None if they are not ASCII, or have line ends of their own: then each has to be read by itself.
     """
-    joined = "\n".join(texts)
-    if not joined.isascii() or joined[:1] == " " or joined[-1:] == " " or joined.count("\n") + 1 != len(texts):
+    lines = "\n".join(("", *texts, ""))
+    if not lines.isascii() or lines.count("\n") != len(texts) + 1:
         return None
-    return None if any(sign in joined for sign in _UNEVEN) else joined
+    return np.frombuffer(lines.encode().translate(_WHITE_SPACE), np.uint8)
 
 
 def letters_of(text: str) -> str:
@@ -100,5 +111,7 @@ def script_of(text: str) -> str:
 
 
 _QUOTES = str.maketrans({"\N{RIGHT SINGLE QUOTATION MARK}": "'", **dict.fromkeys("“”", '"')})
-_UNEVEN = ("  ", " \n", "\n ", *"\t\v\f\r\x1c\x1d\x1e\x1f")
+_LINE_END = 2
+_WHITE_SPACE = bytes({" ": 1, "\n": _LINE_END}.get(chr(n), 3 * chr(n).isspace()) for n in range(256))
+"""Kind of each byte: a space, a line end, other white space, or 0."""
 _SIMILAR_LETTERS = str.maketrans({"0": "o", "1": "l", "i": "l", "|": "l", "5": "s", "8": "b", "ı": "l"})

@@ -10,7 +10,7 @@ from itertools import chain, compress
 from pathlib import Path
 from typing import Any
 
-from court.digests import digest
+from court.digests import digest, sha256_of
 from court.errors import BadRequest
 from eval.datasets.card import DatasetCard, FileKind
 from eval.datasets.card_columns import CellRule, Columns, MemeBlock, RowGold
@@ -137,8 +137,13 @@ class CardReader:
             named = CardReader(self.card, self.data, self.split.name).blocks()
         self.pictures.find_folder(one for block in named for one in block.pictures())
 
-    def digests(self) -> dict[str, str]:
-        """SHA-256 of every file read, in hex, by its name below the directory; for a tree, of its file names."""
+    def digests(self, known: dict[Path, str] | None = None) -> dict[str, str]:
+        """SHA-256 of every file read, in hex, by its name below the directory; for a tree, of its file names.
+
+        Args:
+            known: Digests of files that several splits share; those of this split are added.
+        """
+        known = {} if known is None else known
         found: dict[str, str] = {}
         # Excludes files for single memes: there may be one for each row.
         for path in (*self.paths, *self._joins.paths):
@@ -147,8 +152,7 @@ class CardReader:
                 # File names need not be UTF-8 and must be hashed as they are.
                 sha256 = hashlib.sha256(names.encode(errors="surrogateescape")).hexdigest()
             else:
-                with path.open("rb") as file:
-                    sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+                sha256 = known[path] = known.get(path) or sha256_of(path)
             found[path.relative_to(self.data).as_posix()] = sha256
         return found
 

@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from itertools import chain, repeat
 from pathlib import Path
 from typing import TypeVar
@@ -173,9 +174,8 @@ async def check(
         findings.append(other)
     found = _FoundMemes()
     # Includes splits that are missing on disk: a missing file is a finding.
-    splits = [
-        _split(card, data, split, found=found, findings=findings, columns=columns, visit=visit) for split in card.splits
-    ]
+    one = partial(_split, found=found, findings=findings, columns=columns, visit=visit, known={})
+    splits = [one(card, data, split) for split in card.splits]
     # Labels of other tasks are counted too; conflicts are reported on this one.
     task = (card.court_task or card.all_tasks()[0]).id
     # Comes first: by the digests, equal pictures and conflicting labels are found.
@@ -227,6 +227,7 @@ def _split(
     findings: list[DatasetFault],
     columns: Collection[str],
     visit: Visit,
+    known: dict[Path, str],
 ) -> SplitCheck:
     counts: dict[str, Counter[str]] = {known.id: Counter() for known in card.all_tasks()}
     start = len(found.ids)
@@ -257,7 +258,7 @@ def _split(
         known.id: {label: counts[known.id][label] for label in known.labels if label in counts[known.id]}
         for known in card.all_tasks()
     }
-    digests = reader.digests()
+    digests = reader.digests(known)
     checked = SplitCheck(
         split=split.name,
         file=", ".join(path.relative_to(data).as_posix() for path in reader.paths),
@@ -441,13 +442,12 @@ def _equal_digests(pictured: Sequence[tuple[int, Path]], digests: list[str | Non
 
 def _sharing(values: Sequence[Hashable | None]) -> list[list[int]]:
     """Groups of places that share a value, in order of their first places; those with None or 0 are in none."""
-    # Nearly all values are those of one meme, which a set says fastest.
-    if len(set(values)) == len(values) or not any(values):
+    if not any(values) or len(times := Counter(values)) == len(values):
         return []
-    times, groups = Counter(values), defaultdict[Hashable, list[int]](list)
-    for place, value in enumerate(values):
-        if value and times[value] > 1:
-            groups[value].append(place)
+    shared = {value for value, count in times.items() if count > 1 and value}
+    groups = defaultdict[Hashable, list[int]](list)
+    for place in [place for place, value in enumerate(values) if value in shared]:
+        groups[values[place]].append(place)
     return list(groups.values())
 
 

@@ -249,17 +249,16 @@ def _faultless_cells(path: Path, delimiter: str) -> list[Cells]:
         return []
     data = path.read_bytes()
     signs = np.frombuffer(data, np.uint8)
-    lines, quotes, end = (np.flatnonzero(signs == ord(sign)) for sign in '\n"\r')
-    opening, closing = quotes[::2], quotes[1::2]
+    lines, quotes = (np.flatnonzero(signs == ord(sign)) for sign in '\n"')
     between = np.isin(np.arange(256), list(map(ord, f"{delimiter}\r\n")))
     if (
         data[-1:] != b"\n"
-        or b'""' in data
-        or len(opening) != len(closing)
-        or not between[signs[opening - 1]].all()
-        or not between[signs[closing + 1]].all()
-        or (np.searchsorted(lines, opening) != np.searchsorted(lines, closing)).any()
-        or not (signs[end + 1] == ord("\n")).all()
+        or data.count(b"\r") != data.count(b"\r\n")
+        # Quotes open and close cells in turn, none has one within, and none a line end.
+        or (np.diff(quotes) == 1).any()
+        or not between[signs[quotes[::2] - 1]].all()
+        or not between[signs[quotes[1::2] + 1]].all()
+        or (np.searchsorted(quotes, lines) % 2).any()
     ):
         return []
     names = [f"f{place}" for place in range(data.count(delimiter.encode(), 0, int(lines[0])) + 1)]

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import combinations
+from itertools import chain, combinations
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +80,11 @@ class _Material:
 
     def values(self, name: str) -> list[Any]:
         """Values of a field, of each meme."""
-        return [value for block in self._blocks for value in block.values(name)]
+        return list(chain.from_iterable(block.values(name) for block in self._blocks))
+
+    def words(self) -> list[int]:
+        """Number of words of each text."""
+        return list(chain.from_iterable(word_counts(block.texts("text")) for block in self._blocks))
 
     def rows(self, split: str) -> list[Row]:
         """Memes of a split with the names by which their pictures are found."""
@@ -112,7 +116,7 @@ class _Material:
         return self._column(name)
 
     def _cells(self, column: str) -> list[Any]:
-        return [cell for block in self._blocks for cell in block.cells[column]]
+        return list(chain.from_iterable(block.cells[column] for block in self._blocks))
 
     @cached_property
     def months(self) -> list[str]:
@@ -196,8 +200,7 @@ def _tables(checked: DatasetCheck, material: _Material, near: list[tuple[str, st
     names = [one.partition("=")[0] for one in material.wanted.tasks]
     tasks = material.facets(names or [task.id for task in material.card.all_tasks()])
     axes = material.facets(material.axes())
-    texts = material.values("text")
-    words = np.array(word_counts(texts), dtype=np.int64)
+    words = np.array(material.words(), dtype=np.int64)
     for task in tasks:
         yield tables.labels_table(task)
         if not task.exclusive:
@@ -208,7 +211,7 @@ def _tables(checked: DatasetCheck, material: _Material, near: list[tuple[str, st
     counts = np.histogram(words, (*_BINS, np.inf))[0].tolist()
     rows = [(f"from {low}", count, count / len(words)) for low, count in zip(_BINS, counts, strict=True)]
     yield Tabled("words", "Words of the texts", ("words", "memes", "share"), rows=tuple(rows), plot="bars")
-    texts = list(filter(None, texts))
+    texts = list(filter(None, material.values("text")))
     languages = Counter(filter(None, material.values("language")))
     notes = []
     if not languages:
