@@ -11,6 +11,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,7 +63,7 @@ def text_key(text: str) -> str:
 
 def text_keys(texts: Sequence[str]) -> list[str]:
     """Returns :func:`text_key` of each text."""
-    kinds = _white_space(texts)
+    kinds = _white_space(tuple(texts))
     if kinds is None or kinds.max() > _LINE_END:
         return list(map(text_key, texts))
     # Spaces beside white space; nearly all large tables have none, and then all texts are changed in one call.
@@ -74,14 +75,16 @@ def text_keys(texts: Sequence[str]) -> list[str]:
 
 def word_counts(texts: Sequence[str]) -> list[int]:
     """Returns the number of words of each text, parted by any white space."""
-    kinds = _white_space(texts)
+    kinds = _white_space(tuple(texts))
     if kinds is None:
         return [len(text.split()) for text in texts]
     words = np.flatnonzero((kinds[1:] == 0) & (kinds[:-1] > 0))
     return list(np.diff(np.searchsorted(words, np.flatnonzero(kinds == _LINE_END))).tolist())
 
 
-def _white_space(texts: Sequence[str]) -> NDArray[np.uint8] | None:
+# The last ones are kept: keys and words of the same texts are asked for one after the other.
+@lru_cache(maxsize=1)
+def _white_space(texts: tuple[str, ...]) -> NDArray[np.uint8] | None:
     """Kinds of the characters of texts with a line end before each and behind the last: 0 for all but white space.
 
     None if they are not ASCII, or have line ends of their own: then each has to be read by itself.

@@ -157,11 +157,14 @@ def describe(
     of a meme is shown.
     """
     from eval.commands.options import command_line, recognised_in, run_watched, show_sections, write_page
+    from eval.datasets.record_files import keep_tables
     from eval.reports.description import DescriptionRequest, describe, description_sections
     from eval.reports.sections import as_markdown
 
     wanted = DescriptionRequest(**words)
     plain = id_ is None and data.is_file()
+    # Ends with the command, as the context does.
+    click.get_current_context().with_resource(keep_tables())
     if plain:
         # The first task is the column of labels, unless that is named.
         named = any(one.startswith("label=") for one in columns) or not wanted.tasks

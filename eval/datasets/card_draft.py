@@ -14,7 +14,7 @@ from typing import Any
 
 from court.errors import BadRequest
 from eval.datasets.card import FORMAT, FileKind, SplitRole
-from eval.datasets.record_files import RecordFile, class_names, delimiter_in, delimiter_of, kind_of, picture_columns
+from eval.datasets.record_files import RecordFile, class_names, delimiter_in, header_line, kind_of, picture_columns
 from eval.datasets.verbs import take
 from retrieval.library.cells import BadCell, is_missing, word_of
 from retrieval.library.label_words import classes_of, label_counts
@@ -230,7 +230,7 @@ def inspect_files(paths: Sequence[Path]) -> TableColumns:
         raise BadRequest(f"{largest.name} has no row that can be read as {kind}.", reason="DATA_UNUSABLE")
     # Sorted by name again, since the largest file was inspected first.
     delimiter = "tabs" if kind is FileKind.TSV else ""
-    if kind is FileKind.CSV and delimiter_of(largest) == ";":
+    if kind is FileKind.CSV and delimiter_in(header_line(largest)) == ";":
         delimiter = "semicolons"
     return TableColumns(
         kind, tuple(sorted(similar)), rows, columns, classes=class_names(largest, kind), delimiter=delimiter
@@ -248,9 +248,8 @@ def content_kind(path: Path) -> FileKind:
     # A file that the user named explicitly may have any ending.
     kind = kind_of(path) or FileKind.CSV
     if kind in (FileKind.CSV, FileKind.TSV):
-        text = read_text(path, "memes")
-        tabs, others = header_of(text, "\t"), header_of(text, delimiter_in(text))
-        return FileKind.TSV if len(tabs) > len(others) else FileKind.CSV
+        line = header_line(path)
+        return FileKind.TSV if len(header_of(line, "\t")) > len(header_of(line, delimiter_in(line))) else FileKind.CSV
     if kind is FileKind.JSON:
         text = read_text(path, "memes").lstrip()
         if text.startswith("["):

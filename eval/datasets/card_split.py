@@ -270,7 +270,8 @@ class CardReader:
             raise BadCell(DOUBLED, self._rules.id_column)
         fields, golds = self._rules.columns_of(columns, len(ids)) if ids else ((), [])
         self.elsewhere += len(block.numbers) - len(ids)
-        wanted.seen.update(ids)
+        if not self._doubles or wanted.listed is not None:
+            wanted.seen.update(ids)
         return lines, ids, fields, golds, [columns.get(name, (None,) * len(ids)) for name in self._columns]
 
     def _by_rows(

@@ -228,7 +228,7 @@ def _cells(file: RecordFile) -> Iterator[Cells]:
         return
     # Line ends are preserved: one within quotes belongs to the cell.
     with _opened(file.path, newline="") as lines:
-        delimiter = "\t" if file.kind is FileKind.TSV else "," if file.header else delimiter_of(file.path)
+        delimiter = "\t" if file.kind is FileKind.TSV else "," if file.header else delimiter_in(header_line(file.path))
         # Strict: faulty quotes must be reported rather than guessed at.
         cells = _by_length(csv_blocks(csv.reader(lines, delimiter=delimiter, strict=True)))
         if tables is not None and file.path.stat().st_size <= _SMALL:
@@ -310,10 +310,10 @@ def _by_length(blocks: Iterable[tuple[Sequence[int], list[list[str]] | str]]) ->
             yield some, list(zip(*cells, strict=True))
 
 
-def delimiter_of(path: Path) -> str:
-    """Delimiter of a file that is called CSV. Raises BadRequest if it can't be read."""
+def header_line(path: Path) -> str:
+    """First line of a table that is not blank. Raises BadRequest if it can't be read."""
     with _opened(path, newline="") as lines:
-        return delimiter_in(next((line for line in lines if line.strip(_BLANK)), ""))
+        return next((line for line in lines if line.strip(_BLANK)), "")
 
 
 def delimiter_in(header: str) -> str:

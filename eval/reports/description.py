@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain, combinations
+from itertools import chain, combinations, compress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from court.errors import BadRequest
 from eval.datasets.card import DatasetCard
-from eval.datasets.card_columns import MemeBlock
+from eval.datasets.card_columns import MemeBlock, RowGold
 from eval.datasets.card_split import CardReader
 from eval.datasets.check import DatasetCheck, check
 from eval.datasets.language import DETECT, language_of
@@ -25,7 +25,7 @@ from eval.reports.sections import Drawn, Section
 from eval.runs.held_out import duplicate_groups
 from eval.scores import description as tables
 from eval.scores.bootstrap import Figure
-from eval.scores.description import MONTH, Cells, Facet, Tabled, are_groups, facet_of, month_of
+from eval.scores.description import MONTH, Facet, Tabled, are_groups, facet_of, month_of
 from eval.scores.subgroups import AXES, UNKNOWN, axis_rule
 from eval.scores.tables import NOTHING, figure
 from eval.session.progress import Progress
@@ -71,49 +71,50 @@ class _Material:
         named = [one for name in names if name not in known for one in name.rpartition("=")[2].split(",")]
         self.columns = (*named, *([wanted.date] if wanted.date else _DATES))
         self._blocks: list[MemeBlock] = []
+        self.words: list[int] = []
+        """Number of words of each text."""
         self.pictures: dict[str, DatasetPictures] = {}
 
     def add(self, reader: CardReader, block: MemeBlock) -> None:
         """Adds memes of a split."""
         self._blocks.append(block)
+        self.words += word_counts(block.texts("text"))
         self.pictures[block.split] = reader.pictures
 
     def values(self, name: str) -> list[Any]:
         """Values of a field, of each meme."""
         return list(chain.from_iterable(block.values(name) for block in self._blocks))
 
-    def words(self) -> list[int]:
-        """Number of words of each text."""
-        return list(chain.from_iterable(word_counts(block.texts("text")) for block in self._blocks))
-
     def rows(self, split: str) -> list[Row]:
         """Memes of a split with the names by which their pictures are found."""
         memes = [meme for block in self._blocks if block.split == split for meme in block.memes()]
         return [replace(row_of(one), image=self.pictures[split].name_of(*one.picture)) for one in memes]
 
-    def facets(self, names: Sequence[str]) -> list[Facet]:
-        tasks = {task.id: task.labels for task in self.card.all_tasks()}
-        return [facet_of(name, self._cells_of(name, name in tasks), tasks.get(name, ())) for name in names]
-
-    def _cells_of(self, name: str, is_task: bool) -> Cells:
-        if is_task:
-            found = [tasks.get(name) for tasks in self.values("tasks")]
-            return _applied(lambda one: one and _parts(list(one), name), found) if self._in_parts else found
+    def facet(self, name: str) -> Facet:
+        """The facet of a task, column, property of memes, or month."""
+        task = next((task for task in self.card.all_tasks() if task.id == name), None)
+        if task is not None:
+            golds = list(chain.from_iterable(block.golds for block in self._blocks))
+            return facet_of(name, golds, self._labels_of(name), task.labels)
         if several := dict(one.split("=", 1) for one in self.wanted.tasks if "=" in one).get(name):
             labels = several.split(",")
-            rows = zip(*(self._column(label) for label in labels), strict=True)
-            return [
-                tuple(label for label, cell in zip(labels, row, strict=True) if cell and cell[0].lower() in _YES)
-                for row in rows
-            ]
+            cells = list(zip(*map(self._column, labels), strict=True))
+            return facet_of(name, cells, lambda row: tuple(compress(labels, map(_is_yes, row))))
         if name == MONTH:
             if not self.months:
                 raise BadRequest("No column of dates is known by its name: name it with --date COLUMN.", field="date")
-            return [(month,) if month else None for month in self.months]
+            return facet_of(name, self.months, lambda month: (month,) if month else None)
         if name in AXES:
             names, group = axis_rule(name)
-            return _applied(lambda values: group(*values), list(zip(*map(self.values, names), strict=True)))
-        return self._column(name)
+            return facet_of(name, list(zip(*map(self.values, names), strict=True)), lambda values: group(*values))
+        return facet_of(name, self._column(name), lambda cell: _parts(cell, name))
+
+    def _labels_of(self, task: str) -> Callable[[RowGold], tuple[str, ...] | None]:
+        def labels(gold: RowGold) -> tuple[str, ...] | None:
+            found = gold.tasks.get(task)
+            return _parts(list(found), task) if found and self._in_parts else found
+
+        return labels
 
     def _cells(self, column: str) -> list[Any]:
         return list(chain.from_iterable(block.cells[column] for block in self._blocks))
@@ -125,12 +126,12 @@ class _Material:
         found = (list(map(month_of, cells)) for cells in dates if any(cells))
         return next((months for months in found if any(months)), [])
 
-    def _column(self, name: str) -> Cells:
+    def _column(self, name: str) -> list[Any]:
         cells = self._cells(name)
         if all(cell is None for cell in cells):
             known = ", ".join((*(task.id for task in self.card.all_tasks()), *AXES, MONTH))
             raise BadRequest(f"There is no column {name}, and no such task or property; there are {known}.", field="by")
-        return _applied(lambda cell: _parts(cell, name), cells)
+        return cells
 
     def axes(self) -> list[str]:
         groups = self.values("group")
@@ -155,12 +156,9 @@ def _parts(cell: Any, column: str) -> tuple[str, ...] | None:
     return tuple(dict.fromkeys(part for part in parts if part))
 
 
-def _applied(rule: Callable[[Any], tuple[str, ...] | None], cells: Sequence[Any]) -> Cells:
-    """Applies a rule to cells, once to equal ones where equal ones mean the same."""
-    if not set(map(type, cells)) <= {str, tuple, type(None)}:
-        return list(map(rule, cells))
-    found = {cell: rule(cell) for cell in set(cells)}
-    return list(map(found.__getitem__, cells))
+def _is_yes(cell: Any) -> bool:
+    parts = _parts(cell, "labels")
+    return bool(parts) and parts[0].lower() in _YES
 
 
 async def describe(
@@ -198,9 +196,9 @@ def _tables(checked: DatasetCheck, material: _Material, near: list[tuple[str, st
         ),
     )
     names = [one.partition("=")[0] for one in material.wanted.tasks]
-    tasks = material.facets(names or [task.id for task in material.card.all_tasks()])
-    axes = material.facets(material.axes())
-    words = np.array(material.words(), dtype=np.int64)
+    tasks = [material.facet(name) for name in names or [task.id for task in material.card.all_tasks()]]
+    axes = [material.facet(name) for name in material.axes()]
+    words = np.array(material.words, dtype=np.int64)
     for task in tasks:
         yield tables.labels_table(task)
         if not task.exclusive:

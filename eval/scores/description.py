@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import combinations
@@ -21,13 +21,14 @@ from scipy.sparse import coo_array
 from scipy.stats import chi2_contingency, fisher_exact, mannwhitneyu
 
 from court.errors import BadRequest
+from eval.datasets.card_columns import RowGold
 from eval.scores.bootstrap import Figure
 from eval.scores.compare import holm
 from eval.scores.subgroups import wilson
 
-Cells = Sequence[tuple[str, ...] | None]
-"""Values of each meme; None if they are unknown."""
 MONTH = "month"
+_ALIKE = {str, tuple, type(None), RowGold}
+"""Types of cells that mean the same if they are equal."""
 _MONTH, _SECONDS = re.compile(r"(\d{4})[-/.](0?[1-9]|1[0-2])(?!\d)"), re.compile(r"\d{9,10}(\.\d*)?")
 FEW = 10
 """Memes of a value below which it is tested together with others."""
@@ -83,29 +84,40 @@ def are_groups(values: Collection[str], memes: int) -> bool:
     return few and all(len(value) <= _LONGEST for value in values)
 
 
-def facet_of(name: str, cells: Cells, order: Sequence[str] = ()) -> Facet:
+def facet_of(
+    name: str,
+    cells: Sequence[Any],
+    rule: Callable[[Any], tuple[str, ...] | None] = lambda cell: cell,
+    order: Sequence[str] = (),
+) -> Facet:
     """The facet of cells, with its values in an order, months by time, and others by frequency.
 
     Args:
+        rule: Function from a cell to its values, None if they are unknown; applied once to equal cells.
         order: Labels of a task, which stand first and need no test whether they are groups.
 
     Raises:
         BadRequest: The values are too many or too long for groups.
     """
-    kinds, counted = Counter(cells), Counter[str]()
-    for cell, count in kinds.items():
-        counted.update(dict.fromkeys(cell or (), count))
+    # Equal numbers may be different cells, as 1 and true.
+    if not set(map(type, cells)) <= _ALIKE:
+        cells, rule = list(map(rule, cells)), lambda cell: cell
+    found = {cell: rule(cell) for cell in dict.fromkeys(cells)}
+    codes = dict(zip(found, range(len(found)), strict=True))
+    of = np.fromiter(map(codes.__getitem__, cells), np.int64, len(cells))
+    counted = Counter[str]()
+    for several, count in zip(found.values(), np.bincount(of).tolist(), strict=True):
+        counted.update(dict.fromkeys(several or (), count))
     if not order and name != MONTH and not are_groups(counted, len(cells)):
         raise BadRequest(f"{name} has {len(counted):,} different values: these are texts, and no groups.", field="by")
     values = dict.fromkeys(one for one in (*order, *(one for one, _ in counted.most_common())) if one in counted)
     places = {value: place for place, value in enumerate(sorted(values) if name == MONTH else values)}
-    kinds.pop(None, None)
-    rows: dict[tuple[str, ...] | None, int] = {cell: row for row, cell in enumerate(kinds)}
-    has = np.zeros((len(rows), len(places)), dtype=np.int64)
-    for cell, row in rows.items():
-        has[row, [places[value] for value in cell or ()]] = 1
-    rows[None] = -1
-    return Facet(name, tuple(places), has, np.fromiter(map(rows.__getitem__, cells), np.int64, len(cells)))
+    kinds = [one for one in dict.fromkeys(found.values()) if one is not None]
+    rows: dict[tuple[str, ...] | None, int] = {one: row for row, one in enumerate(kinds)} | {None: -1}
+    has = np.zeros((len(kinds), len(places)), dtype=np.int64)
+    for row, one in enumerate(kinds):
+        has[row, [places[value] for value in one]] = 1
+    return Facet(name, tuple(places), has, np.array([rows[one] for one in found.values()], dtype=np.int64)[of])
 
 
 def month_of(cell: object) -> str:

@@ -61,8 +61,10 @@ def card_for(kind, name, missing):
 
 def outcome(card, folder, split, **options):
     reader = CardReader(card, folder, split, columns=("img", "absent"), **options)
-    memes = list(reader)
-    return memes, reader.cells, reader.problems, reader.excluded, (reader.rows, reader.elsewhere, reader.refused)
+    blocks = list(reader.blocks())
+    memes = [meme for block in blocks for meme in block.memes()]
+    cells = [row for block in blocks for row in zip(*map(block.cells.get, ("img", "absent")), strict=True)]
+    return memes, cells, reader.problems, reader.excluded, (reader.rows, reader.elsewhere, reader.refused)
 
 
 @pytest.mark.parametrize("seed", range(12))
