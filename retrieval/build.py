@@ -62,6 +62,11 @@ class BuildReport:
         """Returns the number of skipped rows per reason, most frequent first."""
         return dict(Counter(problem.reason for problem in self.problems if not problem.kept).most_common())
 
+    def sentences(self, sources: Sequence[Source]) -> tuple[str, ...]:
+        """What the library's manifest says of its rows: notes on the sources, and rows left out by reason."""
+        left_out = (f"{count:,} rows were left out: {reason}." for reason, count in self.reasons.items())
+        return *(note for source in sources for note in source.notes), *self.notes, *left_out
+
 
 @dataclass(frozen=True, slots=True)
 class _Gathered:
@@ -131,6 +136,7 @@ async def build_library(
         tuning=tuning,
         pictures=gathered.pictures,
         replace=replace,
+        notes=gathered.report.sentences(sources),
     )
     # Discarded only now, as an interrupted build resumes from it until the library is written.
     await asyncio.to_thread(remembered.discard)
@@ -182,7 +188,12 @@ async def add_to_library(
         progress=progress,
     )
     larger = await asyncio.to_thread(
-        library.add, gathered.memes, gathered.rows, tuning=tuning, pictures=gathered.pictures
+        library.add,
+        gathered.memes,
+        gathered.rows,
+        tuning=tuning,
+        pictures=gathered.pictures,
+        notes=gathered.report.sentences(sources),
     )
     await asyncio.to_thread(remembered.discard)
     return larger, gathered.report

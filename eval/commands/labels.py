@@ -111,7 +111,7 @@ def labels() -> None:
     "columns",
     multiple=True,
     metavar="FIELD=NAME",
-    help="Column of VOTES that is id, annotator or label, such as annotator=rater. Repeatable.",
+    help="Column of VOTES that is id, annotator or label, such as annotator=who. Repeatable.",
 )
 @click.option("--harmful", metavar="LABEL,…", help="Labels that count as harmful, if their names do not say so.")
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of the bootstrap.")
@@ -128,13 +128,13 @@ def annotators(
 ) -> None:
     """Measures how far annotators agree, and compares each RUN with their votes.
 
-    VOTES is CSV with a header or JSON a line, with id (of the meme), annotator and label, one line per vote, such as a
-    table of memes that several people labelled (--column id=filename --column annotator=rater); or the folder of a run
-    whose data set's card keeps votes, which is then compared with them too. Agreement is measured by Krippendorff's
-    alpha (nominal labels), by the shares of pairs and of memes that agree, and by an annotator's accuracy against the
-    rest. A run's scores are compared with the share of annotators who found a meme harmful (Brier score,
-    cross-entropy), and its labels with the majority, separately for unanimous memes and for the others. Intervals are
-    95 %, by bootstrap over memes.
+    VOTES is CSV with a header or JSON a line, with id (of the meme), annotator (or rater) and label, one line per vote,
+    such as a table of memes that several people labelled (--column id=filename --column annotator=who); or the folder
+    of a run whose data set's card keeps votes, which is then compared with them too. Agreement is measured by
+    Krippendorff's alpha (nominal labels), by the shares of pairs and of memes that agree, and by an annotator's
+    accuracy against the rest. A run's scores are compared with the share of annotators who found a meme harmful (Brier
+    score, cross-entropy), and its labels with the majority, separately for unanimous memes and for the others.
+    Intervals are 95 %, by bootstrap over memes.
     """
     from eval.commands.options import command_line, show_sections, unfinished_in_words
     from eval.reports.gather import runs_below
@@ -142,7 +142,7 @@ def annotators(
     from eval.runs.results import dataset_of, read_results, require_verdicts
     from eval.scores import annotators as scored
     from eval.scores.annotators import annotator_agreement, harm_shares, soft_labels, soft_scores
-    from eval.scores.meme_rows import read_meme_rows
+    from eval.scores.meme_rows import column_named, read_meme_rows
 
     named = [word.strip() for word in (harmful or "").split(",") if word.strip()]
     lead: list[str] = []
@@ -159,9 +159,11 @@ def annotators(
     else:
         # Names of a header are read in lower case.
         by_field = {field: name.lower() for field, _, name in (one.partition("=") for one in columns)}
-        wanted = {field: by_field.pop(field, field) for field in ("id", "annotator", "label")}
+        annotator = column_named(votes, scored.ANNOTATOR_COLUMNS, "votes of annotators")
+        fields = {"id": "id", "annotator": annotator, "label": "label"}
+        wanted = {field: by_field.pop(field, usual) for field, usual in fields.items()}
         if by_field:
-            raise click.UsageError("--column maps id, annotator or label to a column, as in annotator=rater.")
+            raise click.UsageError("--column maps id, annotator or label to a column, as in annotator=who.")
         rows, missing = read_meme_rows(votes, tuple(wanted.values()), "votes of annotators")
         cast = scored.same_spelling([scored.AnnotatorVote(*row) for row in rows])
         if missing:

@@ -132,6 +132,10 @@ _SMALLEST = 1e-6
 """Smallest distance of a probability from 0 and 1, since the logarithm of 0 is undefined."""
 
 
+ANNOTATOR_COLUMNS = ("annotator", "rater", "annotator_id", "rater_id", "worker_id", "coder")
+"""Names of the column that says who cast a vote, the usual one first."""
+
+
 @dataclass(frozen=True, slots=True)
 class AnnotatorVote:
     """Label that one annotator gave to one meme."""

@@ -230,6 +230,7 @@ class Library:
         tuning: Tuning,
         pictures: ThumbnailStore | None = None,
         replace: bool = False,
+        notes: Sequence[str] = (),
     ) -> Self:
         """Writes a library and opens it.
 
@@ -253,7 +254,16 @@ class Library:
             # The previous library stays for current readers until the next write.
             before = _generation_or_none(root)
             shelved = ((meme, pictures) for meme in memes)
-            return cls._write(root, before, name=name, encoder=encoder, shelved=shelved, blocks=[rows], tuning=tuning)
+            return cls._write(
+                root,
+                before,
+                name=name,
+                encoder=encoder,
+                shelved=shelved,
+                blocks=[rows],
+                tuning=tuning,
+                notes=notes,
+            )
 
     @classmethod
     def open(
@@ -338,6 +348,8 @@ class Library:
         rows: NDArray[np.float32],
         tuning: Tuning | None = None,
         pictures: ThumbnailStore | None = None,
+        *,
+        notes: Sequence[str] = (),
     ) -> Self:
         """Writes and opens a new generation with memes appended. Everything is rewritten, so add many at once.
 
@@ -363,7 +375,7 @@ class Library:
             # This object is written plus the new memes, so changes by others since then would be lost.
             if storage.read_pointer(self.root) != self.pointer:
                 raise BadRequest("The precedent library was changed since it was opened. Open it and add again.")
-            return self.rewritten([(meme, pictures) for meme in memes], rows, tuning)
+            return self.rewritten([(meme, pictures) for meme in memes], rows, tuning, notes=notes)
 
     def rewritten(
         self,
@@ -372,6 +384,7 @@ class Library:
         tuning: Tuning | None = None,
         *,
         forget: bool = False,
+        notes: Sequence[str] = (),
     ) -> Self:
         """Writes a new generation of the visible memes and more; requires the lock and the current library.
 
@@ -403,6 +416,7 @@ class Library:
             history=self._stored_history(forget),
             changes=self.manifest.changes + len(self.overlay.changes),
             lineage=self.manifest.lineage,
+            notes=tuple(dict.fromkeys((*self.manifest.notes, *notes))),
         )
 
     @classmethod
@@ -418,6 +432,7 @@ class Library:
         history: Iterable[StoredChange] = (),
         changes: int = 0,
         lineage: str = "",
+        notes: Sequence[str] = (),
     ) -> Self:
         def fill(directory: Path) -> None:
             # Pictures are written in a single pass, in the order of the memes, which also collects the data of the
@@ -443,6 +458,7 @@ class Library:
                 counts=Counts.of(flags, writer.kept_bytes),
                 tuning=tuning,
                 sources=dict(sorted(writer.sources.items())),
+                notes=tuple(notes),
                 files={file: FileEntry(sha256=sha256, size=size) for file, (sha256, size) in sorted(files.items())},
                 lineage=lineage or uuid.uuid4().hex,
                 changes=changes,

@@ -345,6 +345,8 @@ class Manifest(Value):
     tuning: Tuning
     sources: dict[str, int]
     """Number of memes per source."""
+    notes: tuple[str, ...] = ()
+    """Sentences on how the rows of the sources were read, and why some were left out."""
     lineage: str = Field(pattern=r"^[0-9a-f]{32}$")
     """Random id created when the library is built and kept across changes: within one lineage, an id is never reused
     for another meme."""

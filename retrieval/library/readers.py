@@ -15,7 +15,7 @@ from typing import Any
 from court.errors import BadRequest
 from court.precedents import PrecedentLabel
 from court.verdict import Label
-from retrieval.library.cells import BadCell, label_of, plain_word, require_text
+from retrieval.library.cells import BadCell, label_of, require_text
 from retrieval.library.label_words import LABEL_WORDS
 from retrieval.library.sources import NOT_FOR_LIBRARIES, Problem, Row, Rows, Source, SourceFormat
 from retrieval.library.tables import (
@@ -120,7 +120,7 @@ def is_plain_table(path: Path) -> bool:
         return layout is None and bool(content.strip()) and NOT_FOR_LIBRARIES not in content
     delimiter = _delimiter(layout, content)
     records = csv_records(content, delimiter) if delimiter else json_records(content)
-    words = [plain_word(record.get("label")) for _, record in records if isinstance(record, dict)]
+    words = [_word(record.get("label")) for _, record in records if isinstance(record, dict)]
     unknown = sum(bool(word) and word not in LABEL_WORDS for word in words)
     # A few unknown words are faults of rows.
     return unknown > _FAULTY * len(words)
@@ -253,18 +253,17 @@ def _parse_harmeme(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parse_fhm(record: Mapping[str, Any]) -> dict[str, Any]:
-    label = record.get("label")
-    if label is None:
-        # Never guessed: a precedent whose label nobody gave would be evidence without a source.
+    # Never guessed: a precedent whose label nobody gave would be evidence without a source.
+    if (word := _word(record.get("label"))) is None:
         raise BadCell("it has no label, as in a test split")
-    if (word := plain_word(label)) not in ("0", "1"):
+    if word not in ("0", "1"):
         raise BadCell("the label is neither 0 nor 1")
     return {"label": _label(word), "source_label": word, "image": _name(record.get("img"))}
 
 
 def _parse_plain(record: Mapping[str, Any]) -> dict[str, Any]:
     label, categories = record.get("label"), record.get("categories") or ()
-    word = label_of(label) if isinstance(label, str | int | float | None) else None
+    word = _word(label)
     if word is None or word not in LABEL_WORDS:
         raise BadCell(
             "the label is empty"
@@ -294,8 +293,7 @@ def _parse_plain(record: Mapping[str, Any]) -> dict[str, Any]:
 def _parse_mami(record: Mapping[str, Any]) -> dict[str, Any]:
     if "misogynous" not in record:
         raise BadCell("it has no label, as in the test split without its file of labels")
-    word = plain_word(record["misogynous"])
-    if word not in ("0", "1"):
+    if (word := _word(record["misogynous"])) not in ("0", "1"):
         raise BadCell("the label is neither 0 nor 1" if word else "the label is empty")
     return {
         "label": _label(word),
@@ -303,6 +301,11 @@ def _parse_mami(record: Mapping[str, Any]) -> dict[str, Any]:
         "categories": tuple(kind for kind in _MAMI_KINDS if record.get(kind, "").strip() == "1"),
         "image": _name(record["file_name"]),
     }
+
+
+def _word(value: Any) -> str | None:
+    """A label in plain words; None for a missing one, and for lists and objects."""
+    return label_of(value) if isinstance(value, str | int | float | None) else None
 
 
 def _label(word: str) -> PrecedentLabel:

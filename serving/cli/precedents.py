@@ -599,6 +599,8 @@ def _describe(library: Library) -> None:
     click.echo(f"pictures     {counts.kept_pictures:,} kept to be shown, {counts.kept_bytes:,} bytes")
     for source, number in sorted(manifest.sources.items()):
         click.echo(f"  {number:>8,}  {printable(source)}")
+    for note in manifest.notes:
+        click.echo(f"  note       {printable(note)}")
     click.echo(
         f"vote         k {vote.k}, tau {vote.tau:g}, prior {vote.prior:.3f}, intercept {vote.intercept:.3f}, "
         f"slope {vote.slope:.3f}, threshold {vote.threshold:.3f}, weight of the text {tuning.alpha:.2f}"

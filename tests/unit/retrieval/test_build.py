@@ -114,6 +114,7 @@ def test_fhm_source_is_built(tmp_path: Path) -> None:
         {"id": 8, "img": "img/03.png", "text": "three"},
         {"id": 9, "img": "img/04.png", "label": 2, "text": "four"},
         {"id": True, "img": "img/04.png", "label": 1, "text": "four"},
+        {"id": 10, "img": "img/04.png", "label": "nan", "text": "five"},
     )
     library, report = build(tmp_path, Source(source, pictures=tmp_path), picture_reader=PlainPictureReader())
     assert [(m.id, m.label, m.source_label, m.has_picture) for m in library.memes] == [
@@ -124,7 +125,13 @@ def test_fhm_source_is_built(tmp_path: Path) -> None:
         (3, "8", "it has no label, as in a test split"),
         (4, "9", "the label is neither 0 nor 1"),
         (5, "", "it has no id"),
+        (6, "10", "it has no label, as in a test split"),
     ]
+    assert library.manifest.notes == (
+        "2 rows were left out: it has no label, as in a test split.",
+        "1 rows were left out: the label is neither 0 nor 1.",
+        "1 rows were left out: it has no id.",
+    )
 
 
 def test_csv_source_is_built(tmp_path: Path) -> None:

@@ -5,13 +5,13 @@ import random
 
 import pytest
 
-from eval.datasets.card import card_of
+from eval.datasets.card import FileKind, card_of
 from eval.datasets.card_columns import CellRule
 from eval.datasets.card_split import CardReader
-from eval.datasets.record_files import keep_tables
+from eval.datasets.record_files import RecordFile, keep_tables
 from retrieval.library import tables
 from retrieval.library.cells import BadCell
-from retrieval.text import text_key, text_keys
+from retrieval.text import text_key, text_keys, word_counts
 from tests.support.cards import write_table
 
 LABELS = ("bad", "Bad", "good", "good ", "1", "0", "", "none", "ugly")
@@ -97,6 +97,40 @@ def test_rows_read_at_once_are_those_read_one_by_one(tmp_path, monkeypatch, seed
 )
 def test_keys_of_many_texts_are_those_of_each(texts):
     assert text_keys(texts) == list(map(text_key, texts))
+    assert word_counts(texts) == [len(text.split()) for text in texts]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        'a,b\n1,"x, y"\n,z\n',
+        'a,b\n1,x\n2,"y"\n',
+        'a,b\r\n1,"x"\r\n',
+        'a,b\n1,"x\ny"\n',
+        'a,b\n1,"x""y"\n',
+        'a,b\n1,"x"y\n2,z\n',
+        'a,b\n1,"x""y"z\n',
+        'a,b\n1,x"y"\n',
+        'a,b\n1,"x\n2,y\n',
+        'a,b\n"x\ny",b"\n',
+        'a,"x\ny",b"\n1,2\n',
+        "a,b\n\n1,x\n",
+        "a,b\n1\n2,x,y\n",
+        "a,b\n1,x",
+        "a,b\n,\n1,x\n",
+        "\ufeffa,b\n1,\u00e9\n",
+        "a,b\n1,01\n2,NaN\n3,true\n4,\n",
+        '"a","b,c"\n1,2\n',
+        "a,b\r1,x\r",
+        "a,b\n1,x\ry\n",
+    ],
+)
+def test_tables_that_are_kept_have_the_cells_and_faults_of_csv(tmp_path, lines):
+    path = tmp_path / "rows.csv"
+    path.write_bytes(lines.encode())
+    with keep_tables():
+        kept = list(RecordFile(path, FileKind.CSV))
+    assert kept == list(RecordFile(path, FileKind.CSV))
 
 
 def test_a_column_of_numbers_and_truth_values_is_read_row_by_row():

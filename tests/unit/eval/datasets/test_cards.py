@@ -114,6 +114,24 @@ def test_multi3hate_has_a_label_by_each_of_five_juries(tmp_path):
     assert [row.label.value for row in read_source(source).good] == ["NOT_HARMFUL", "HARMFUL"] * 2
 
 
+def test_figmemes_have_figures_of_speech_and_texts_in_files_of_their_own(tmp_path):
+    figures, splits = ("allusion", "exaggeration", "irony", "anthrop", "metaphor", "contrast"), ("train", "test")
+    names = [f"0{n}.png" for n in range(6)]
+    rows = [(name, splits[n % 2]) for n, name in enumerate(names)]
+    write_table(tmp_path / "standard_split.tsv", ("img_name", "split"), rows, delimiter="\t")
+    labels = [(name, *(int(n % 6 == place) for place in range(6)), "art") for n, name in enumerate(names)]
+    header = ("img_name", *figures, "style")
+    write_table(tmp_path / "figmemes_annotations.tsv", header, labels[::-1], delimiter="\t")
+    texts = [(name, f"pond {name}") for name in names]
+    write_table(tmp_path / "figmemes_ocrs.tsv", ("img_name", "text"), texts, delimiter="\t")
+    read = read_by_card(find_card("figmemes"), tmp_path, "train")
+    assert [one.tasks["figures"] for one in read.memes] == [("allusion",), ("irony",), ("metaphor",)]
+    assert (read.memes[1].id, read.memes[1].text) == ("02.png", "pond 02.png") and read.problems == ()
+    (tmp_path / "figmemes_annotations.tsv").unlink()
+    with pytest.raises(BadRequest, match=r"figmemes_annotations\.tsv"):
+        read_by_card(find_card("figmemes"), tmp_path, "train")
+
+
 def languages_card(tmp_path, **changes):
     """Writes a card with two languages and two juries, and rows of each; returns its path."""
     for split in ("train", "test"):

@@ -149,7 +149,7 @@ def test_votes_are_read_and_compared_with_a_run(tmp_path):
     # A table of memes with a row for each rater holds the same votes under other names.
     table = tmp_path / "memes.csv"
     table.write_text("Filename,Rater,Toxicity,text\n" + "".join(f"{line},a pond\n" for line in lines))
-    named = [f"--column={one}" for one in ("id=Filename", "annotator=rater", "label=toxicity")]
+    named = [f"--column={one}" for one in ("id=Filename", "label=toxicity")]
     assert json.loads(invoke("labels", "annotators", table, *named, "--json"))["agreement"] == found["agreement"]
     assert found["runs"][0]["unanimous"]["value"] == 1.0
 
