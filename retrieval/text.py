@@ -63,20 +63,18 @@ def text_key(text: str) -> str:
 
 def text_keys(texts: Sequence[str]) -> list[str]:
     """Returns :func:`text_key` of each text."""
-    kinds = _white_space(tuple(texts))
-    if kinds is None or kinds.max() > _LINE_END:
-        return list(map(text_key, texts))
+    lines, kinds = _white_space(tuple(texts))
     # Spaces beside white space; nearly all large tables have none, and then all texts are changed in one call.
     beside = kinds[1:] * kinds[:-1]
-    if ((beside > 0) & (beside < _LINE_END * _LINE_END)).any():
+    if not lines or kinds.max() > _LINE_END or (beside - np.uint8(1) < _LINE_END * _LINE_END - 1).any():
         return list(map(text_key, texts))
-    return "\n".join(texts).lower().split("\n") if texts else []
+    return lines.lower().split("\n")[1:-1]
 
 
 def word_counts(texts: Sequence[str]) -> list[int]:
     """Returns the number of words of each text, parted by any white space."""
-    kinds = _white_space(tuple(texts))
-    if kinds is None:
+    lines, kinds = _white_space(tuple(texts))
+    if not lines:
         return [len(text.split()) for text in texts]
     words = np.flatnonzero((kinds[1:] == 0) & (kinds[:-1] > 0))
     return list(np.diff(np.searchsorted(words, np.flatnonzero(kinds == _LINE_END))).tolist())
@@ -84,15 +82,15 @@ def word_counts(texts: Sequence[str]) -> list[int]:
 
 # The last ones are kept: keys and words of the same texts are asked for one after the other.
 @lru_cache(maxsize=1)
-def _white_space(texts: tuple[str, ...]) -> NDArray[np.uint8] | None:
-    """Kinds of the characters of texts with a line end before each and behind the last: 0 for all but white space.
+def _white_space(texts: tuple[str, ...]) -> tuple[str, NDArray[np.uint8]]:
+    """Texts with a line end before each and behind the last, and the kind of each character: 0 but for white space.
 
-    None if they are not ASCII, or have line ends of their own: then each has to be read by itself.
+    Both are empty if they are not ASCII, or have line ends of their own: then each has to be read by itself.
     """
     lines = "\n".join(("", *texts, ""))
     if not lines.isascii() or lines.count("\n") != len(texts) + 1:
-        return None
-    return np.frombuffer(lines.encode().translate(_WHITE_SPACE), np.uint8)
+        lines = ""
+    return lines, np.frombuffer(lines.encode().translate(_WHITE_SPACE), np.uint8)
 
 
 def letters_of(text: str) -> str:

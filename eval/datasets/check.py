@@ -180,10 +180,11 @@ async def check(
     task = (card.court_task or card.all_tasks()[0]).id
     # Comes first: by the digests, equal pictures and conflicting labels are found.
     digests = await _pictures(found, reader, findings, progress)
-    findings += _twice(found, task, found.ids, DatasetFaultKind.ID_TWICE, "an id")
-    findings += _twice(found, task, found.texts, DatasetFaultKind.TEXT_TWICE, "a text (but for case and spacing)")
+    twice = partial(_twice, found, task)
+    findings += twice(found.ids, DatasetFaultKind.ID_TWICE, "an id")
+    findings += twice(found.texts, DatasetFaultKind.TEXT_TWICE, "a text (but for case and spacing)")
     same = "a picture, by its pixels," if reader else "a picture, by its bytes,"
-    findings += _twice(found, task, digests, DatasetFaultKind.PICTURE_TWICE, same)
+    findings += twice(digests, DatasetFaultKind.PICTURE_TWICE, same)
     findings += _conflicts(found, task, digests)
     return DatasetCheck(
         dataset=card.id,

@@ -127,6 +127,8 @@ def read_plain_table(path: Path, options: TableOptions = TableOptions()) -> Plai
     read = ", ".join(f"{name} from {column}" for name, column in columns.items() if column)
     if delimiter := found.delimiter:
         read += f"; cells are parted by {delimiter}"
+    if unread := [name for name in found.columns if name not in columns.values()]:
+        read += f"; not read: {', '.join(unread[:_SHOWN])}{', …' if len(unread) > _SHOWN else ''}"
     words = (
         f"{side} = {counted({label: counts[label] for label in labels})}"
         for side, labels in (("harmful", harmful), ("benign", benign))

@@ -106,6 +106,9 @@ class _Material:
             return facet_of(name, self.months, lambda month: (month,) if month else None)
         if name in AXES:
             names, group = axis_rule(name)
+            # One field is looked up by its values, without a row for each meme.
+            if len(names) == 1:
+                return facet_of(name, self.values(*names), group)
             return facet_of(name, list(zip(*map(self.values, names), strict=True)), lambda values: group(*values))
         return facet_of(name, self._column(name), lambda cell: _parts(cell, name))
 

@@ -245,9 +245,11 @@ def lengths_table(task: Facet, words: NDArray[np.int64]) -> Tabled:
     """
     found: list[tuple[Any, ...]] = []
     words, of = words[task.known], task.of[task.known]
+    # Two labels of which each meme has one are a single test.
+    single = len(task.values) == 2 and bool((task.kinds.sum(axis=1) == 1).all())
     for label, kinds in zip(task.values, task.kinds.T.astype(np.bool_), strict=True):
         own, others = words[kinds[of]], words[~kinds[of]]
-        p = float(mannwhitneyu(own, others).pvalue) if len(others) else None
+        p = found[0][-1] if found and single else float(mannwhitneyu(own, others).pvalue) if len(others) else None
         found.append((label, len(own), *np.percentile(own, (25, 50, 75)).tolist(), p))
     corrected = iter(holm([one[-1] for one in found if one[-1] is not None]))
     return Tabled(

@@ -46,6 +46,11 @@ def read_text(path: Path, what: str) -> str:
         data = path.read_bytes()
     except OSError:
         raise BadRequest(f"The file of {what}, {path.name}, can't be read.", reason="SOURCE_UNREADABLE") from None
+    if data.startswith(b"PK\x03\x04"):
+        raise BadRequest(
+            f"{path.name} is a workbook of a spreadsheet or another archive, whatever its name. Save its table as CSV.",
+            reason="SOURCE_UNREADABLE",
+        )
     marked = data[:2] in (b"\xff\xfe", b"\xfe\xff")
     if b"\x00" in data and not marked:
         raise BadRequest(

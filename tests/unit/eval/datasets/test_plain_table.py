@@ -123,6 +123,16 @@ def test_precedents_are_built_of_a_plain_table(tmp_path):
     assert refused.exit_code == 1 and "The labels are: harmless (12), odd (12)" in refused.output
 
 
+def test_columns_that_are_not_read_are_named_and_workbooks_are_no_tables(tmp_path):
+    rows = [(n // 2, f"{n}.png", f"pond {n}", ("hateful", "none")[n % 2]) for n in range(12)]
+    write_table(tmp_path / "memes.csv", ("id", "pic", "words", "verdict"), rows)
+    found = read_plain_table(tmp_path / "memes.csv")
+    assert found.notes[0] == ("memes.csv: id from pic, picture from pic, label from verdict; not read: id, words.")
+    (tmp_path / "book.csv").write_bytes(b"PK\x03\x04" + bytes(range(200)))
+    with pytest.raises(BadRequest, match=r"workbook of a spreadsheet.*Save its table as CSV"):
+        read_plain_table(tmp_path / "book.csv")
+
+
 def test_tables_of_figures_of_speech_say_that_no_label_means_harm(tmp_path):
     # The layout of FigMemes: names, splits and figures of speech, parted by tabs.
     figures = ("irony", "metaphor", "none", "allusion")
