@@ -48,7 +48,7 @@ BENCHMARKS = {
     ),
     "ranking": (
         "eval.perf.ranking",
-        "CPU time of ranking 10^6 battles over evalica's, and of checking and describing 150,000 rows over pandas reading them",
+        "CPU time of ranking 10^6 battles over evalica's; of checking and describing a table over pandas reading it",
     ),
     "prefix-cache": ("eval.perf.vllm.prefix_cache", "share of prompts from a real vLLM's cache over what could be"),
 }
