@@ -63,7 +63,7 @@ class BuildReport:
         return dict(Counter(problem.reason for problem in self.problems if not problem.kept).most_common())
 
     def sentences(self, sources: Sequence[Source]) -> tuple[str, ...]:
-        """What the library's manifest says of its rows: notes on the sources, and rows left out by reason."""
+        """Notes on the sources and rows left out by reason, for the manifest of the library."""
         left_out = (f"{count:,} rows were left out: {reason}." for reason, count in self.reasons.items())
         return *(note for source in sources for note in source.notes), *self.notes, *left_out
 

@@ -125,12 +125,12 @@ def test_keys_of_many_texts_are_those_of_each(texts):
         "a,b\n1,x\ry\n",
     ],
 )
-def test_tables_that_are_kept_have_the_cells_and_faults_of_csv(tmp_path, lines):
+def test_tables_read_by_pyarrow_have_the_cells_and_faults_of_csv(tmp_path, lines):
     path = tmp_path / "rows.csv"
     path.write_bytes(lines.encode())
     with keep_tables():
-        kept = list(RecordFile(path, FileKind.CSV))
-    assert kept == list(RecordFile(path, FileKind.CSV))
+        at_once = list(RecordFile(path, FileKind.CSV))
+    assert at_once == list(RecordFile(path, FileKind.CSV))
 
 
 def test_a_column_of_numbers_and_truth_values_is_read_row_by_row():
