@@ -260,6 +260,7 @@ class Event(Value):
     Attributes:
         state: State of the trial from this event on; None if it stays as it is.
         after_end: True if the event may follow the end of a trial.
+        for_reviewers: True if platforms that only ask for verdicts are not sent the event.
         metric: Metric that times the step, if it asks no model; empty if none does.
         parts: Parts of a trial's page that the event changes, apart from those that every event changes.
         step_name: The step that the event ends, in words, with its fields in braces; empty if it took no time.
@@ -270,6 +271,7 @@ class Event(Value):
 
     state: ClassVar[TrialState | None] = None
     after_end: ClassVar[bool] = False
+    for_reviewers: ClassVar[bool] = False
     metric: ClassVar[str] = ""
     parts: ClassVar[tuple[str, ...]] = ()
     step_name: ClassVar[str] = ""
@@ -794,7 +796,7 @@ class VerdictGiven(Event):
     """The verdict. The last event of a trial, apart from further questions and reviews."""
 
     state = TrialState.DECIDED
-    parts = ("precedents", "expert", "judge", "review")
+    parts = ("precedents", "expert", "judge", "flips", "review")
     step_name = "Judge rules"
     step_owner = "judge"
     kind: Literal["VerdictGiven"] = "VerdictGiven"
@@ -874,6 +876,135 @@ class QuestionRuled(Event):
         if self.chosen is not None and not self.question.several and len(self.chosen) != 1:
             raise ValueError("one option answers this question")
         return self
+
+
+class PieceKind(StrEnum):
+    """Kind of a piece of a case."""
+
+    PRECEDENT = "PRECEDENT"
+    ACCUSER = "ACCUSER"
+    """The argument that the Judge was shown as the accuser's."""
+    DEFENDER = "DEFENDER"
+    EXPERT = "EXPERT"
+    """The findings of the expert witness."""
+    DESCRIPTION = "DESCRIPTION"
+    TEXT = "TEXT"
+    PICTURE = "PICTURE"
+    CLAUSE = "CLAUSE"
+
+
+class Piece(Value):
+    """A piece of a case that can be left out."""
+
+    kind: PieceKind
+    id: str = ""
+    """Id of the precedent, or number of the clause."""
+
+    @property
+    def in_words(self) -> str:
+        """The piece, for people."""
+        match self.kind:
+            case PieceKind.PRECEDENT | PieceKind.CLAUSE:
+                return f"{self.kind.lower()} {self.id}"
+            case PieceKind.ACCUSER | PieceKind.DEFENDER:
+                return f"the {self.kind.lower()}'s argument"
+            case PieceKind.EXPERT:
+                return "the expert's findings"
+        return f"the {self.kind.lower()}"
+
+
+class TriedWithout(Value):
+    """The label that a case gets without some of its pieces."""
+
+    without: tuple[Piece, ...] = Field(min_length=1)
+    label: Label | None = None
+    """``None`` if the model gave no usable answer."""
+    score: float | None = Field(default=None, ge=0, le=1)
+    """Probability of harm; ``None`` if the basis gives none."""
+    call: ModelCall | None = None
+    """``None`` if no model was asked."""
+
+
+class FlipBasis(StrEnum):
+    """Means by which a case is decided without some of its pieces."""
+
+    VOTE = "VOTE"
+    """The vote of the other precedents."""
+    ODDS = "ODDS"
+    """One token of the Judge's model, in one order of the options."""
+    RULING = "RULING"
+    """A whole ruling, where the odds are unknown or contradict the label."""
+
+
+class Flips(Value):
+    """The label without each piece of a case, and without the smallest set whose loss changes it."""
+
+    basis: FlipBasis
+    label: Label
+    """Label with every piece."""
+    score: float | None = Field(default=None, ge=0, le=1)
+    """Probability of harm with every piece, by the same means."""
+    harmful_first: bool = True
+    """Order of the options, for odds."""
+    tried: tuple[TriedWithout, ...]
+
+    def flips(self, tried: TriedWithout) -> bool:
+        """True if the label is another one without those pieces."""
+        return tried.label is not None and tried.label is not self.label
+
+    @property
+    def smallest(self) -> TriedWithout | None:
+        """The smallest set whose loss changes the label; None if none was found."""
+        # min() keeps the first of several, so that the order in which pieces were tried decides.
+        return min(filter(self.flips, self.tried), key=lambda each: len(each.without), default=None)
+
+    @property
+    def singles(self) -> tuple[TriedWithout, ...]:
+        """Outcomes without a single piece."""
+        return tuple(each for each in self.tried if len(each.without) == 1)
+
+    @property
+    def in_words(self) -> str:
+        """The smallest set in a sentence, for reviewers."""
+        found = self.smallest
+        if found is None:
+            return "No piece and no set of pieces that was tried changes the verdict by its loss."
+        pieces = [each.in_words for each in found.without]
+        named = ", ".join(pieces[:-1]) + " and " + pieces[-1] if pieces[1:] else pieces[0]
+        would = {Label.HARMFUL: "found harmful", Label.NOT_HARMFUL: "allowed"}.get(
+            found.label or self.label, "undecided"
+        )
+        return f"Without {named} it would have been {would}."
+
+    @property
+    def cached_share(self) -> float:
+        """Share of prompt tokens that the model's server had in its cache; 0 without calls."""
+        calls = [each.call for each in self.tried if each.call]
+        read = sum(call.tokens_in for call in calls)
+        return sum(call.tokens_cached for call in calls) / read if read else 0.0
+
+
+class FlipsSought(Event):
+    """The label without pieces of the case was sought, after the verdict, which stays as it is."""
+
+    after_end = True
+    for_reviewers = True
+    parts = ("flips",)
+    step_name = "Judge asked again, pieces left out"
+    step_owner = "judge"
+    kind: Literal["FlipsSought"] = "FlipsSought"
+    flips: Flips
+    failure: str = ""
+    """Code of the reason why the search ended early; empty if it did not."""
+    fence_mark: str = ""
+    """Mark of the fences around untrusted text in these calls."""
+    unused: Unused | None = None
+    """As in ``VerdictGiven``, for this search alone."""
+
+    @property
+    @override
+    def reported_calls(self) -> tuple[ReportedCall, ...]:
+        return tuple(ReportedCall(each.call, "without", 1) for each in self.flips.tried if each.call)
 
 
 class TrialFailed(Event):
@@ -998,6 +1129,7 @@ AnyEvent: TypeAlias = Annotated[
     | TrialChecked
     | VerdictGiven
     | QuestionRuled
+    | FlipsSought
     | TrialFailed
     | TrialResumed
     | VerdictReviewed

@@ -307,6 +307,13 @@ def probability(share: float, settings: VoteSettings) -> float:
     return sigmoid(log_odds(share, settings))
 
 
+def joint_probability(share: float, settings: VoteSettings, regression: float | None) -> float:
+    """P(harmful) by a vote's share and, if there is one, the regression's log-odds."""
+    z = log_odds(share, settings)
+    # The mean of both log-odds, as in the calibration (retrieval.calibration).
+    return sigmoid(z if regression is None else (z + regression) / 2)
+
+
 def vote(tally: Sequence[TallyEntry], settings: VoteSettings, regression: float | None = None) -> Vote:
     """Returns the vote of a tally.
 
@@ -319,13 +326,11 @@ def vote(tally: Sequence[TallyEntry], settings: VoteSettings, regression: float 
     voters = tally[: settings.k]
     harmful = [entry.label is Label.HARMFUL for entry in voters]
     weighed = share([entry.similarity for entry in voters], harmful, settings)
-    z = log_odds(weighed, settings)
     return Vote(
         voters=len(voters),
         harmful=sum(harmful),
         share=weighed,
-        # The mean of both log-odds, as in the calibration (retrieval.calibration).
-        probability=sigmoid(z if regression is None else (z + regression) / 2),
+        probability=joint_probability(weighed, settings, regression),
         settings=settings,
         regression=regression,
     )

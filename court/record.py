@@ -12,6 +12,7 @@ from court.events import (
     ClaimsFound,
     Described,
     Event,
+    FlipsSought,
     GuardHeard,
     NearDuplicatesFound,
     PrecedentsCited,
@@ -94,9 +95,9 @@ class TrialRecord:
                 ended = None
             elif ended and not event.after_end:
                 raise ValueError(f"event {position} ({event.kind}) stands after the end of the trial")
-            # Such a ruling rests on the whole trial, and a trial without a verdict may still be resumed.
-            if isinstance(event, QuestionRuled) and not isinstance(ended, VerdictGiven):
-                raise ValueError(f"event {position} rules on a question before there is a verdict")
+            # Both rest on the whole trial, and a trial without a verdict may still be resumed.
+            if isinstance(event, QuestionRuled | FlipsSought) and not isinstance(ended, VerdictGiven):
+                raise ValueError(f"event {position} ({event.kind}) stands before there is a verdict")
             if isinstance(event, VerdictGiven | TrialFailed):
                 ended = event
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from court.deadline import UsageMeter
 from court.errors import CourtError, ReplyUnusable, Unavailable
-from court.events import AnyEvent, Event, QuestionRuled, Summarised, SummarisedAhead, TrialFailed, VerdictGiven
+from court.events import AnyEvent, Event, Summarised, SummarisedAhead, TrialFailed
 from court.ports import EventSink
 from court.record import TrialRecord, TrialState
 
@@ -106,7 +106,7 @@ class Recorder:
         if not isinstance(draft, EventDraft):
             draft = draft(before)
         values = draft.values | {"trial_id": self._trial_id, "seq": len(before), "at": self._now()}
-        if issubclass(draft.kind, VerdictGiven | TrialFailed | QuestionRuled):
+        if "unused" in draft.kind.model_fields:
             # Events of this write are not counted yet, including this one: it is first built without `unused`, so
             # that its own call does not count as unused.
             unreported = [event for event in written if not self._reported_before(event)]

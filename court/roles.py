@@ -60,6 +60,7 @@ _OPTIONS = ("A", "B")
 _CUT = "a text in it was cut off at its limit; be shorter, and end every sentence"
 PROBE_STEPS: Mapping[Side | None, int] = {None: 1, Side.ACCUSER: 2, Side.DEFENDER: 3}
 """Steps by which requests for odds are told apart from those of the ruling, which are step 0."""
+_ASKED_AGAIN = len(PROBE_STEPS) + 1
 _REPEATS = "it said the same over and over; say each thing once"
 _MOST_THOUGHT = 20_000
 """Characters of a thought that are recorded."""
@@ -364,7 +365,7 @@ class Speaker:
         return RoleReply(value, _figures(role, [conversation, repair], [first, second], fault=why, quoted=quoted))
 
     async def say_once(
-        self, role: Role, conversation: Messages[Frame], parse: Callable[[str], T], *, share: float
+        self, role: Role, conversation: Messages[Frame], parse: Callable[[str], T], *, share: float = 1.0
     ) -> RoleReply[T]:
         """Makes a single call without repair, within a share of the time left.
 
@@ -614,9 +615,23 @@ class Judge:
             # Optional: a trial does not fail for it.
             return None
 
-    async def _odds(self, conversations: tuple[Messages[Frame], Messages[Frame]], step: int) -> OddsGiven | None:
+    async def odds_in_one_order(self, conversation: Messages[Frame], *, harmful_first: bool) -> OddsGiven | None:
+        """Requests the probability of both labels with a single call. Returns and raises as :meth:`odds`."""
+        return await self._odds((conversation,), _ASKED_AGAIN, orders=(harmful_first,))
+
+    async def rule_once(self, brief: JudgeBrief[Frame]) -> RoleReply[RulingReply]:
+        """Rules with a single call: nothing is repaired. Raises as :meth:`Speaker.say`."""
+
+        def parse(text: str) -> RulingReply:
+            return replies.parse_ruling(text, brief.policy, len(brief.exhibits))
+
+        return await self.speaker.say_once(Role.JUDGE, brief.rule(self.speaker.reply_chars), parse)
+
+    async def _odds(
+        self, conversations: Sequence[Messages[Frame]], step: int, orders: Sequence[bool] = (True, False)
+    ) -> OddsGiven | None:
         harmful, benign, answered = [], [], []
-        for each, harmful_first in zip(conversations, (True, False), strict=True):
+        for each, harmful_first in zip(conversations, orders, strict=True):
             odds = await self.speaker.odds(Role.JUDGE, each, judge=self.number, step=step, progress=_JUDGMENT_PROGRESS)
             # Invalid probabilities count as missing.
             if odds is None or not odds.masses or not all(0 <= mass <= 1 for mass in odds.masses):

@@ -69,38 +69,15 @@ async def rule_on_question(
             nothing is recorded.
         CourtError: The precedents' pictures could not be read, or the event could not be stored.
     """
-    role_models = court.role_models
-    # Checked before any call: an invalid request leaves no event behind.
-    if record.state is not TrialState.DECIDED:
-        raise BadRequest(
-            "The trial has no verdict: a further question rests on a whole trial.", reason="TRIAL_NOT_DECIDED"
-        )
-    # A summary has no Judge who has seen the meme.
+    # Checked before any call: an invalid request leaves no event behind. A summary has no Judge who has seen the meme.
+    require_verdict(record)
     if not record.opened.versions.models:
         raise BadRequest(
             "No model was asked in this trial: a further question needs the Judge of a full one.",
             reason="PROCEDURE_NOT_LOADED",
         )
-    if role_models is None:
-        raise BadRequest(
-            "No chat models are loaded: a further question goes to the Judge of the trial. Load its models and its "
-            "library, with the procedure full.",
-            reason="PROCEDURE_NOT_LOADED",
-        )
-    # As for a resumed trial: a ruling by another model or library would rest on other evidence.
-    court.require_same_versions(record)
-    if ("" if picture is None else picture.pixels_sha256) != record.opened.meme.pixels_sha256:
-        raise CantResume("The picture is not the one that was on trial.", reason="PICTURE_DIFFERS")
-    fence, settings = Fence(court.fence_mark), court.settings
-    # A separate recorder, which counts only the calls for this question.
-    recorder = Recorder(record.trial_id, keep, court.now, record.events)
-    deadline = Deadline(within_s, court.call_s, recorder.usage)
-    try:
-        brief = await _brief_of(
-            court, record, picture.frames if picture and settings.pictures_shown else (), fence=fence, deadline=deadline
-        )
-    except NotOnRecord as missing:
-        raise CantResume(str(missing)) from None
+    reopened = await reopen(court, record, picture, keep=keep, within_s=within_s, batch=batch)
+    recorder, brief, judge, settings = reopened.recorder, reopened.brief, reopened.judge, court.settings
     # Labels of precedents that the Judge was not shown would refer to numbers that it does not know.
     shown = {exhibit.precedent.id for exhibit in brief.exhibits}
     values: dict[str, Any] = {
@@ -111,19 +88,8 @@ async def rule_on_question(
         # As with the precedents' vote on harm: if the tally is hidden from the Judge, this vote is too.
         "vote": dict(further_question.vote) if settings.tally_shown and not settings.dull_judge else {},
         # Recorded because it differs from the trial's own mark: messages are rebuilt with this one.
-        "fence_mark": fence.mark,
+        "fence_mark": brief.fence.mark,
     }
-    judge = Judge(
-        Speaker(
-            # Keyed by the meme, like its trial: that server has the beginning of the brief in its cache.
-            model=role_models.pinned(record.opened.meme.digest).judge,
-            fence=fence,
-            deadline=deadline,
-            reply_chars=settings.reply_chars,
-            batch=batch,
-            prompts=court.prompts,
-        )
-    )
     messages = brief.question(
         further_question.question,
         settings.reply_chars,
@@ -152,6 +118,80 @@ async def rule_on_question(
         rationale=ruling.rationale,
         call=reply.call,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class ReopenedCase:
+    """A decided case before its Judge again.
+
+    Attributes:
+        recorder: A recorder of its own, which counts only the calls from here on.
+    """
+
+    recorder: Recorder
+    brief: JudgeBrief[Frame]
+    judge: Judge
+
+
+def require_verdict(record: TrialRecord) -> None:
+    """Raises BadRequest if a trial has no verdict."""
+    if record.state is not TrialState.DECIDED:
+        raise BadRequest(
+            "The trial has no verdict: what is asked after it rests on a whole trial.", reason="TRIAL_NOT_DECIDED"
+        )
+
+
+def require_same(court: Court, record: TrialRecord, picture: Picture | None) -> None:
+    """Raises CantResume if a trial was begun with other versions than are loaded now, or with another picture."""
+    # As for a resumed trial: an answer by another model or library would rest on other evidence.
+    court.require_same_versions(record)
+    if ("" if picture is None else picture.pixels_sha256) != record.opened.meme.pixels_sha256:
+        raise CantResume("The picture is not the one that was on trial.", reason="PICTURE_DIFFERS")
+
+
+async def reopen(
+    court: Court,
+    record: TrialRecord,
+    picture: Picture | None,
+    *,
+    keep: EventSink,
+    within_s: float | None = None,
+    batch: bool = False,
+    judge: int = 1,
+) -> ReopenedCase:
+    """Brings a decided case before its Judge again.
+
+    Args:
+        judge: Number of the judge on the panel.
+
+    Raises:
+        BadRequest, CantResume, CourtError: The reasons of :func:`rule_on_question`.
+    """
+    if court.role_models is None:
+        raise BadRequest(
+            "No chat models are loaded: the Judge of the trial is asked. Load its models and its library, with the "
+            "procedure full.",
+            reason="PROCEDURE_NOT_LOADED",
+        )
+    require_same(court, record, picture)
+    fence, settings = Fence(court.fence_mark), court.settings
+    recorder = Recorder(record.trial_id, keep, court.now, record.events)
+    deadline = Deadline(within_s, court.call_s, recorder.usage)
+    frames = picture.frames if picture and settings.pictures_shown else ()
+    try:
+        brief = await _brief_of(court, record, frames, fence=fence, deadline=deadline)
+    except NotOnRecord as missing:
+        raise CantResume(str(missing)) from None
+    speaker = Speaker(
+        # Keyed by the meme, like its trial: that server has the beginning of the brief in its cache.
+        model=court.role_models.pinned(record.opened.meme.digest).panel(settings.judges)[judge - 1],
+        fence=fence,
+        deadline=deadline,
+        reply_chars=settings.reply_chars,
+        batch=batch,
+        prompts=court.prompts,
+    )
+    return ReopenedCase(recorder, brief, Judge(speaker, judge))
 
 
 async def _brief_of(

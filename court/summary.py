@@ -153,7 +153,7 @@ def weigh(findings: Findings, vote: Vote | None, text: TextRead, settings: Trial
                 *unsure_text(text, settings),
             ),
         )
-    threshold = _threshold(vote, settings)
+    threshold = threshold_of(vote, settings)
     strengths = _strengths(vote.probability, threshold)
     label = rule(strengths.harmful, strengths.benign)
     # Only for "not harmful": anyone able to add one precedent must not get memes acquitted unseen (docs/security.md).
@@ -195,7 +195,7 @@ def weigh(findings: Findings, vote: Vote | None, text: TextRead, settings: Trial
     )
 
 
-def _threshold(vote: Vote, settings: TrialSettings) -> float:
+def threshold_of(vote: Vote, settings: TrialSettings) -> float:
     """Returns the probability of harm from which the label is harmful: where both errors have equal expected cost."""
     # With harm_cost 1 this stays the library's threshold; a threshold of 0.5 becomes 1 / (1 + harm_cost).
     threshold = vote.settings.threshold

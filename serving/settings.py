@@ -493,6 +493,9 @@ class Settings(BaseSettings):
     """Probability of a verdict's own label, according to its score, below which it goes to review."""
     review_share: float = Field(default=0.01, ge=0, le=1)
     """Share of all verdicts that are randomly sampled for review: they measure how good verdicts are."""
+    flip_share: float = Field(default=0.0, ge=0, le=1)
+    """Share of full trials, drawn by their ids, whose Judge is asked again with pieces left out, within the caller's
+    time and before the answer (docs/trials.md)."""
     binding: Literal["exact", "off"] = "exact"
     """Which memes are settled by a precedent whose label a named person answers for: ``exact`` copies of it, or none
     (``off``)."""

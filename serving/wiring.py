@@ -169,7 +169,9 @@ async def open_court(
         # Before the first request, which would otherwise wait for it.
         if index is not None:
             await index.catch_up()
-        yield TrialExecutor(court=court, pictures=pictures, docket=docket, near=index, courts=courts)
+        yield TrialExecutor(
+            court=court, pictures=pictures, docket=docket, near=index, courts=courts, flip_share=settings.flip_share
+        )
 
 
 def _probing(settings: Settings) -> TrialSettings:

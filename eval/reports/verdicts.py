@@ -23,6 +23,7 @@ from eval.reports.gather import (
 )
 from eval.reports.sections import Drawn, Filter, MemeEntry, Rows, Section, Statement, Tile, need_page
 from eval.runs.results import Judged
+from eval.scores.bootstrap import share_of
 from eval.scores.tables import NOTHING, cards_rows, confusion_rows, figure, listed, notes_in_words, plain
 
 _BESIDE = 3
@@ -311,6 +312,10 @@ def _facts(run: RunView) -> Iterator[tuple[str, str]]:
         yield "continued", f"{manifest.interruptions} times" if manifest.interruptions else ""
         yield "software", f"{manifest.software} {manifest.commit}, Python {manifest.python}, {manifest.machine}"
         yield "command", manifest.command
+    predictions = (one.prediction for one in run.results.judged if one.prediction is not None)
+    known = [(one.meme, float(one.determined)) for one in predictions if one.determined is not None]
+    if share := share_of(known):
+        yield "verdicts that their stated reasons determine", f"{figure(share)} of the {len(known):,} where it is known"
     yield "failed", ", ".join(f"{count} {reason}" for reason, count in sorted(run.failures.items()))
     if cost := run.cost:
         yield (

@@ -109,6 +109,9 @@ class Prediction(BaseModel):
     checks: tuple[str, ...] = ()
     """Checks of the trial that failed, values of ``court.verdict.ReviewReason``."""
     mistrial: bool = False
+    determined: bool | None = None
+    """True if the verdict's stated reasons determine it (:func:`court.flips.determined_by_reasons`); None if it is not
+    known."""
     said: dict[str, TaskAnswer] = Field(default_factory=dict)
     """Answers by task; empty in a run of trials."""
 

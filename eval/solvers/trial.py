@@ -31,6 +31,7 @@ from court.events import (
     TrialResumed,
     Unused,
 )
+from court.flips import determined_by_reasons
 from court.precedents import vote
 from court.record import TrialAborted, TrialRecord, TrialState
 from court.replies import Reply, Words
@@ -87,6 +88,7 @@ def prediction_of(meme: JudgedMeme, record: TrialRecord, *, stored: int = 0) -> 
         sides=_sides(record),
         checks=tuple(dict.fromkeys(str(failed.check) for failed in checked.failed)) if checked else (),
         mistrial=checked is not None and checked.mistrial,
+        determined=determined_by_reasons(record),
     )
 
 

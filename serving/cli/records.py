@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from court.record import TrialRecord
     from retrieval.library.postgres.address import Address
     from serving.docket.store.listing import DocketLine
+    from serving.views.event_text import Piece
 
 
 _INDENT = " " * 5
@@ -219,6 +220,43 @@ async def ask_record(
         sys.exit(1)
 
 
+@records.command("flips")
+@trial_argument
+@click.option("--ask", is_flag=True, help="Ask the Judge again, or search again with half of the meme, and record it.")
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as one JSON object.")
+@settled_trial_options
+@library_option
+@docket_option
+@awaited
+async def flips_of_record(
+    trial_id: str, ask: bool, as_json: bool, library: Path | None, docket: Path | Address | None, **options: Any
+) -> None:
+    """Shows what would have flipped a verdict: the label without each piece, and the smallest set that changes it.
+
+    For a verdict by precedents alone it follows from the record; otherwise it is what was recorded last. With --ask,
+    settings, models, precedents and policy must be those of the trial. The verdict stays as it is.
+    """
+    from court.errors import BadRequest
+    from court.flips import flips_of
+    from serving.views.event_text import flip_pieces
+    from serving.wiring import open_court
+
+    settings = settings_of(library=library, docket=docket, **trial_settings(**options))
+    record = await _record(settings.docket, trial_id)
+    if ask:
+        async with open_court(settings, tell=tell) as executor:
+            record = await executor.seek_flips(record, await executor.picture_of_trial(record))
+    flips = flips_of(record)
+    if flips is None:
+        raise BadRequest(
+            "What would have flipped this verdict was not sought: --ask asks its Judge again.", reason="FLIPS_UNKNOWN"
+        )
+    if as_json:
+        click.echo(json.dumps({"trial_id": record.trial_id, **flips.model_dump(mode="json")}, indent=2))
+    else:
+        click.echo("\n".join(_lines_of(flip_pieces(flips))))
+
+
 @records.command("appeal")
 @trial_argument
 @click.option("--by", required=True, callback=require_text(MOST_WHO), help="Person who files the appeal; recorded.")
@@ -268,10 +306,16 @@ def render(record: TrialRecord) -> str:
 
 def _event_lines(event: AnyEvent) -> Iterator[str]:
     """The body of one event, indented."""
-    from court.precedents import Precedent
-    from serving.views.event_text import Fact, Headline, Speech, pieces_of, similarities
+    from serving.views.event_text import pieces_of
 
-    for piece in pieces_of(event):
+    return _lines_of(pieces_of(event))
+
+
+def _lines_of(pieces: Iterable[Piece]) -> Iterator[str]:
+    from court.precedents import Precedent
+    from serving.views.event_text import Fact, Headline, Speech, similarities
+
+    for piece in pieces:
         match piece:
             case Headline(text=text):
                 yield f"{_INDENT}{click.style(text, bold=True)}"

@@ -6,12 +6,13 @@ import asyncio
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import Context
 from dataclasses import dataclass, field
 
 from court.errors import CantResume, CourtError
 from court.events import AnyEvent, PrecedentsCited, TextRead, TrialOpened, VerdictGiven
+from court.flips import seek_flips
 from court.meme import Meme, Picture
 from court.ports import EventListener, EventSink, PictureReader
 from court.record import TrialRecord, TrialState
@@ -19,6 +20,7 @@ from court.second_question import QuestionBrief, rule_on_question
 from court.trial import Court, TrialCase
 from serving.access.callers import SANDBOX, in_force
 from serving.docket.open import Docket
+from serving.docket.review.projection import is_sampled
 from serving.docket.store.bodies import quotes_erased
 from serving.docket.store.log_queries import TransparencyLog
 from serving.docket.store.pictures import picture_of
@@ -139,6 +141,7 @@ class TrialExecutor:
         near: Index of near-duplicates that each tried meme is added to; None if there is none.
         feed: Feed that publishes every event once the docket has stored it.
         courts: Courts of namespaces with their own policy or library.
+        flip_share: Share of full trials whose Judge is asked again, with pieces left out.
     """
 
     court: Court
@@ -147,6 +150,7 @@ class TrialExecutor:
     near: NearDuplicateIndex | None = None
     feed: EventFeed = field(default_factory=EventFeed)
     courts: Mapping[str, Court] = field(default_factory=dict)
+    flip_share: float = 0.0
 
     def court_of(self, namespace: str) -> Court:
         """Returns the court for content of a namespace."""
@@ -204,6 +208,12 @@ class TrialExecutor:
             of_trial=request.of_trial,
         )
         record = await court.run(case, self._storing(picture, request.namespace, request=request))
+        ruled = record.verdict_event
+        if ruled is not None and ruled.ruling and is_sampled(record.trial_id, self.flip_share, "memecourt flips"):
+            left = None if within_s is None else within_s - (time.perf_counter() - began)
+            # The verdict is recorded and stands, whatever becomes of this.
+            with suppress(CourtError):
+                record = await self.seek_flips(record, picture, within_s=left, batch=batch)
         return TrialResult(record, picture_seconds=decoded - began, total_seconds=time.perf_counter() - began)
 
     async def resume(
@@ -254,14 +264,31 @@ class TrialExecutor:
             CantResume: The trial quotes something that was erased since; nothing is recorded.
             CourtError: The reasons of :func:`court.second_question.rule_on_question`.
         """
-        _require_unerased(record)
-        namespace = record.opened.meme.namespace
-        # The same sink as for trials: an event is stored first and then published.
-        storing = self._storing(picture, namespace, text=record.text, opened=record.opened)
-        # The namespace may have its own policy or library, with which its trial was run.
-        court = self.court_of(namespace)
+        court, storing = self._afterwards(record, picture)
         ruled = await rule_on_question(court, record, picture, brief, keep=storing, within_s=within_s, batch=batch)
         return TrialRecord.of((*record.events, ruled))
+
+    async def seek_flips(
+        self, record: TrialRecord, picture: Picture | None, *, within_s: float | None = None, batch: bool = False
+    ) -> TrialRecord:
+        """Seeks what would have flipped the verdict of a trial, and stores it.
+
+        Returns:
+            The record with the event.
+
+        Raises:
+            CantResume: The trial quotes something that was erased since; nothing is recorded.
+            CourtError: The reasons of :func:`court.flips.seek_flips`.
+        """
+        court, storing = self._afterwards(record, picture)
+        sought = await seek_flips(court, record, picture, keep=storing, within_s=within_s, batch=batch)
+        return TrialRecord.of((*record.events, sought))
+
+    def _afterwards(self, record: TrialRecord, picture: Picture | None) -> tuple[Court, EventSink]:
+        """Returns what a decided trial is asked again with: its namespace's court, and the same sink as for trials."""
+        _require_unerased(record)
+        namespace = record.opened.meme.namespace
+        return self.court_of(namespace), self._storing(picture, namespace, text=record.text, opened=record.opened)
 
     async def picture_of_trial(self, record: TrialRecord) -> Picture | None:
         """Returns the decoded picture of a trial; None if its text was sent without one.

@@ -17,7 +17,7 @@ from court.events import (
     VerdictReviewed,
 )
 from memecourt.v1 import court_pb2 as wire
-from serving.access.callers import check_in_force, check_namespace, current
+from serving.access.callers import Scope, check_in_force, check_namespace, current
 from serving.docket.errors import DocketError, TrialUnknown
 from serving.docket.log.entries import Entry
 from serving.docket.ports import TrialReader
@@ -86,7 +86,7 @@ async def watch_trial(
                 has_ended = has_ended if event.state is None else event.state is not TrialState.OPEN
                 seq = event.seq + 1
                 # Earlier events were read only for the check.
-                if event.seq >= request.from_seq:
+                if event.seq >= request.from_seq and (not event.for_reviewers or Scope.REVIEW in current().scopes):
                     yield wire.WatchTrialResponse(event=listings.event_of(event))
                     check_in_force()  # the caller may have taken long to receive it
             if has_ended:

@@ -110,6 +110,10 @@ def pieces_of(event: e.AnyEvent) -> Iterator[Piece]:
             yield from _verdict_pieces(event)
         case e.QuestionRuled():
             yield from _question(event)
+        case e.FlipsSought():
+            yield from flip_pieces(event.flips)
+            yield Fact("ended early", event.failure)
+            yield from _unused(event.unused)
         case e.TrialFailed():
             yield Fact("at step", event.step)
             yield from _unused(event.unused)
@@ -309,6 +313,19 @@ def _question(event: e.QuestionRuled) -> Iterator[Piece]:
     yield from _unused(event.unused)
     if event.rationale:
         yield Speech(event.rationale)
+
+
+def flip_pieces(flips: e.Flips) -> Iterator[Piece]:
+    """Tells what would have flipped a verdict: in a sentence, and piece by piece."""
+    yield Speech(flips.in_words)
+    yield Fact("by", f"the {word(flips.basis)}{'' if flips.score is None else f', {flips.score:.2f} with everything'}")
+    for each in flips.tried:
+        found = "no answer" if each.label is None else word(each.label)
+        score = "" if each.score is None else f", {each.score:.2f}"
+        changed = ": another verdict" if flips.flips(each) else ""
+        yield Fact("without", f"{', '.join(piece.in_words for piece in each.without)}: {found}{score}{changed}")
+    if any(each.call for each in flips.tried):
+        yield Fact("in the cache", f"{flips.cached_share:.0%} of the tokens read")
 
 
 def _unused(unused: e.Unused | None) -> Iterator[Piece]:

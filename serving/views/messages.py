@@ -22,6 +22,7 @@ from court.events import (
     Described,
     DocumentWeighed,
     EvidenceSearched,
+    FlipsSought,
     GuardHeard,
     JudgeRuled,
     ModelCall,
@@ -41,6 +42,7 @@ from court.expert.findings import ClaimRecord, document_of
 from court.expert.messages import ClaimBrief, find_claims
 from court.expert.replies import MOST_NEXT, MOST_QUERIES
 from court.expert.witness import asks_for_claims
+from court.flips import request_without
 from court.guard import GuardAdapter, guard_messages
 from court.messages import AdvocateBrief, Exchange, JudgeBrief, Messages, messages_digest
 from court.precedents import Precedent
@@ -148,8 +150,8 @@ class _RecordedSoFar:
     def _mark(self, event: AnyEvent) -> str:
         """Returns the fence mark at the time of an event's call: a resumed trial has new fences."""
         made = event.seq
-        # A question comes after the trial, with fences of its own.
-        if isinstance(event, QuestionRuled):
+        # What comes after the trial has fences of its own.
+        if isinstance(event, QuestionRuled | FlipsSought):
             return event.fence_mark
         if isinstance(event, Summarised):
             # The call was made when the summary was run ahead, perhaps before the trial was cut off and resumed.
@@ -202,6 +204,11 @@ class _RecordedSoFar:
                 brief, chars = self.judge_brief(), self.settings.reply_chars
                 labels, vote = event.precedent_labels, event.vote
                 return [brief.question(event.question, chars, precedent_labels=labels, vote=vote)]
+            case FlipsSought():
+                gone = next(each.without for each in event.flips.tried if each.call is reported.call)
+                cited, chars = self._record.precedents, self.settings.reply_chars
+                findings = cited.findings if cited else None
+                return [request_without(self.judge_brief(), event.flips, gone, findings, chars)]
             case _:
                 raise NotOnRecord(f"Nothing is known of the messages of {event.kind}.")
 

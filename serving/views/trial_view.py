@@ -17,6 +17,7 @@ from court.events import (
     DocumentWeighed,
     Event,
     EvidenceSearched,
+    Flips,
     ModelCall,
     QuestionRuled,
     ReviewOutcome,
@@ -30,6 +31,7 @@ from court.events import (
     VerdictReviewed,
 )
 from court.expert.findings import ClaimRecord
+from court.flips import flips_of
 from court.record import TrialRecord, TrialState
 from court.settings import TrialSettings
 from court.transcript import Transcript, transcript
@@ -173,6 +175,11 @@ class TrialView:
     def questions(self) -> Sequence[QuestionRuled]:
         """Rulings on further questions, in order."""
         return self.record.all(QuestionRuled)
+
+    @property
+    def flips(self) -> Flips | None:
+        """What would have flipped the verdict, as far as it is known."""
+        return flips_of(self.record)
 
     @property
     def rested(self) -> Mapping[Side, SideRested]:

@@ -10,13 +10,16 @@ import pytest
 from google.rpc import error_details_pb2
 
 from court.errors import Unavailable
-from court.events import ReviewOutcome
+from court.events import FlipsSought, ReviewOutcome
+from court.flips import flips_of
 from court.verdict import Label
 from memecourt.client import judge_request
 from memecourt.v1 import court_pb2 as wire
+from serving.access.callers import Caller, Scope, set_current
 from serving.docket.open import Docket
-from serving.judging.executor import TrialExecutor
+from serving.judging.executor import EventFeed, TrialExecutor
 from serving.judging.request import TrialRequest
+from serving.rpc.watch import watch_trial
 from tests.support.cast import Cast, full_court
 from tests.support.dockets import open_trials
 from tests.support.fakes import FakeReader
@@ -83,6 +86,29 @@ def test_a_trial_can_be_watched_from_any_number(tmp_path):
     for from_seq, events in streamed.items():
         assert matches_record(events, record, from_seq)
     assert matches_record(by_name, record)
+
+
+def test_what_would_have_flipped_a_verdict_is_streamed_to_reviewers_alone(tmp_path):
+    """A platform that asks for verdicts is never told what would free its content."""
+
+    async def work(it):
+        response = await it.stub.Judge(forum_request(text="x"), timeout=60)
+        record = await it.docket.trials.record(response.verdict_id)
+        flips = flips_of(record)
+        assert flips is not None
+        sought = FlipsSought(trial_id=record.trial_id, seq=len(record.events), at=record.events[-1].at, flips=flips)
+        await it.docket.writer.append(sought)
+
+        async def kinds(*scopes):
+            set_current(Caller("platform", frozenset(scopes)))
+            request, feed = wire.WatchTrialRequest(trial_id=record.trial_id), EventFeed()
+            parts = {"trials": it.docket.trials, "log": it.docket.log, "runner": None, "feed": feed}
+            return [each.event.kind async for each in watch_trial(request, **parts)]
+
+        return await kinds(Scope.JUDGE), await kinds(Scope.JUDGE, Scope.REVIEW)
+
+    platform, reviewer = play(work, tmp_path)
+    assert platform[-1] == "VerdictGiven" and reviewer == [*platform, "FlipsSought"]
 
 
 def test_many_watchers_see_a_running_trial_without_gaps(tmp_path):

@@ -86,11 +86,18 @@ class Cast:
     def __init__(
         self, *, rounds: int = 3, delay_s: float = 0.0, judge_delay_s: float | None = None, odds=(0.8, 0.1), **lines
     ) -> None:
-        """Plays that many rounds a side: summaries change until then and stay the same afterwards."""
+        """Plays that many rounds a side: summaries change until then and stay the same afterwards.
+
+        ``odds`` are the masses of both labels, or a function that returns them for a request.
+        """
         self.rounds = rounds
         self.lines = lines
         self.count = {"accuser": itertools.count(1), "defender": itertools.count(1)}
-        masses = None if odds is None else (lambda request, options: _in_order(request, odds))
+        masses = (
+            None
+            if odds is None
+            else (lambda request, options: _in_order(request, odds(request) if callable(odds) else odds))
+        )
         self.models = {
             role: ScriptedModel(
                 self._speaker(role),

@@ -3,7 +3,21 @@
 import asyncio
 import hashlib
 
-from court.events import ModelCall, PrecedentsCited, RawReply, ReviewOutcome, Role, TextRead, VerdictGiven
+from court.events import (
+    FlipBasis,
+    Flips,
+    FlipsSought,
+    ModelCall,
+    Piece,
+    PieceKind,
+    PrecedentsCited,
+    RawReply,
+    ReviewOutcome,
+    Role,
+    TextRead,
+    TriedWithout,
+    VerdictGiven,
+)
 from court.verdict import Label
 from serving.docket.store.requests import RequestName
 from tests.support.dockets import append_all, events_of, review_trial
@@ -43,7 +57,11 @@ class Marked:
             if isinstance(event, VerdictGiven):
                 verdict = event.verdict.model_copy(update={"rationale": f"{self.saying}{self.padding}"})
                 whole[place] = event.model_copy(update={"verdict": verdict, "call": self.call()})
-        return whole
+        # What would have flipped it, with a reply of its own.
+        gone = TriedWithout(without=(Piece(kind=PieceKind.TEXT),), label=Label.NOT_HARMFUL, call=self.call())
+        flips = Flips(basis=FlipBasis.RULING, label=Label.HARMFUL, tried=(gone,))
+        last = whole[-1]
+        return [*whole, FlipsSought(trial_id=self.trial_id, seq=last.seq + 1, at=last.at, flips=flips)]
 
     def call(self):
         """Returns a call whose reply is recorded as it came."""

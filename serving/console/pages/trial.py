@@ -25,7 +25,7 @@ from serving.views.compare import compare
 from serving.views.trial_view import view_of
 
 _PARTS = (
-    *("head", "meme", "description", "cases", "precedents", "expert", "judge", "questions", "review"),
+    *("head", "meme", "description", "cases", "precedents", "expert", "judge", "flips", "questions", "review"),
     *("costs", "log"),
 )
 """Parts of the page, each a template, in the order in which they are sent. Rounds are parts of their own."""

@@ -30,6 +30,7 @@ KINDS = {
     "SecondOpinionAsked",
     "AppealOpened",
     "QuestionRuled",
+    "FlipsSought",
 }
 
 RESTED = (
