@@ -17,6 +17,8 @@ COMMANDS = {
     "subgroups": ("eval.commands.labels", "Show figures by groups of memes, each beside those of all others."),
     "export": ("eval.commands.export", "Export a run for other tools."),
     "ablate": ("eval.commands.ablate", "Judge a split once per arm, each with one part of the procedure changed."),
+    "stability": ("eval.commands.altered", "Say how many verdicts flip where memes, order or seed change."),
+    "counterfactual": ("eval.commands.altered", "Say whether the same memes fare otherwise about another group."),
     "sweep": ("eval.commands.sweep", "Judge a validation split with each combination of settings."),
     "audition": ("eval.commands.audition", "Say what models are fit for, and calibrate their verdicts."),
     "vote": ("eval.commands.vote", "Measure the vote of a library of precedents on labelled memes."),

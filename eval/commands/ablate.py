@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -40,7 +41,7 @@ def _list(context: click.Context, _: click.Parameter, arms: str | None) -> str |
     callback=_list,
     help=(
         "Arms, separated by commas; `list` shows them. [default: all that change anything in the procedure, "
-        "except translate]"
+        "except those that run where they are named]"
     ),
 )
 @click.option(
@@ -60,8 +61,31 @@ def _list(context: click.Context, _: click.Parameter, arms: str | None) -> str |
         "--arms only these are compared. Repeatable."
     ),
 )
+@click.option(
+    "--with-policy",
+    "policies",
+    multiple=True,
+    metavar="FILE",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Add an arm with another policy, such as a paraphrase. Repeatable.",
+)
+@click.option(
+    "--swap-groups",
+    "groups",
+    metavar="GROUP,GROUP…",
+    help="Add an arm for each pair of groups, in which one replaces the other in texts and on badges; `invented` names "
+    "those of `synthetic`.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the table as one JSON object.")
-def ablate(arms: str | None, models: tuple[str, ...], prompts: tuple[str, ...], as_json: bool, **options: Any) -> None:
+def ablate(
+    arms: str | None,
+    models: tuple[str, ...],
+    prompts: tuple[str, ...],
+    policies: tuple[Path, ...],
+    groups: str | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
     """Judges a split once per arm, each with one part of the procedure changed, and compares each arm with `full`.
 
     Arms share one call store and one library of precedents, so that common calls are made once. Running the command
@@ -75,12 +99,15 @@ def ablate(arms: str | None, models: tuple[str, ...], prompts: tuple[str, ...], 
     from eval.commands.plans import plan_of
     from eval.runs.results import read_results
     from eval.studies.arms import ModelOf, Study, arms_named, run_study
+    from eval.synthetic.world import GROUPS
 
     chosen = arms_named(
-        [name.strip() for name in (arms or "").split(",") if name.strip()],
+        _listed(arms),
         [ModelOf.parse(model) for model in models],
         Procedure(options["procedure"].upper()),
         prompts,
+        policies=policies,
+        groups=tuple(GROUPS) if groups == "invented" else _listed(groups),
     )
     study = Study("ablate", plan_of(options), chosen)
     runs = run_watched(lambda progress: run_study(study, progress))
@@ -91,6 +118,10 @@ def ablate(arms: str | None, models: tuple[str, ...], prompts: tuple[str, ...], 
         named=options["protocols"] is not None,
     )
     _print_results(results[0], by_protocol, as_json)
+
+
+def _listed(names: str | None) -> list[str]:
+    return [name.strip() for name in (names or "").split(",") if name.strip()]
 
 
 def _compared(results: Sequence[Results], protocol: Protocol, seed: int) -> list[tuple[Results, Comparison]]:

@@ -11,14 +11,17 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 
 from court.errors import BadRequest
 from court.meme import Frame
+from court.ports import PrecedentFinder
 from court.precedents import Findings, LibraryIdentity
 from court.trial import Court
 from eval.runs import precedents
+from eval.solvers.altered import alteration_of
 from retrieval.precedents.finder import LibraryFinder
 
 
@@ -33,8 +36,33 @@ class Control(StrEnum):
     """The Judge sees each side's justification under the other side's name."""
     LEAKS = precedents.LEAKS
     """Precedents too similar to a judged meme were kept during preparation."""
+    REVERSED = "reversed precedents"
+    """The precedents are shown in the opposite order."""
+    RESEEDED = "another seed"
+    """Models that draw their replies do so with another seed."""
     TRANSLATED = "translated text"
     """The meme's text is translated into English before its trial (:mod:`eval.solvers.trial`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReversedFinder:
+    """Returns precedents in the opposite order."""
+
+    finder: PrecedentFinder
+
+    @property
+    def library(self) -> LibraryIdentity:
+        """Identity of the searched library."""
+        return self.finder.library
+
+    async def find(self, **query: Any) -> Findings:
+        """Finds precedents like :class:`court.ports.PrecedentFinder`."""
+        found = await self.finder.find(**query)
+        return found.model_copy(update={"exhibits": found.exhibits[::-1]})
+
+    async def pictures(self, ids: Sequence[str]) -> Sequence[Frame | None]:
+        """Reads pictures like :class:`court.ports.PrecedentFinder`."""
+        return await self.finder.pictures(ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +149,8 @@ def with_control(court: Court, control: str, seed: int) -> Court:
 
     Raises BadRequest: There is no such control, or the library does not suit it.
     """
-    if control and control not in list(Control):
+    altered = alteration_of(control) is not None
+    if control and not altered and control not in list(Control):
         raise BadRequest(f"There is no control {control!r}. There are: {', '.join(Control)}.")
     for spoilt, why, missing in _SPOILT:
         marked = spoilt in court.finder.library.name
@@ -130,9 +159,12 @@ def with_control(court: Court, control: str, seed: int) -> Court:
             raise BadRequest(f"{why}: it is good for that control and nothing else.")
         if control == spoilt and not marked:
             raise BadRequest(f"{missing} for this control.")
-    # Translation happens before the trial, and a library was changed during preparation.
-    if not control or control in (Control.TRANSLATED, Control.SHUFFLED, Control.LEAKS):
+    # Memes are changed before the trial, and a library was changed during preparation.
+    elsewhere = (Control.TRANSLATED, Control.SHUFFLED, Control.LEAKS, Control.RESEEDED)
+    if not control or altered or control in elsewhere:
         return court
+    if control == Control.REVERSED:
+        return replace(court, finder=ReversedFinder(court.finder))
     if control == Control.RANDOM:
         finder = court.finder
         if not isinstance(finder, LibraryFinder):

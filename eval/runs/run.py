@@ -33,6 +33,7 @@ from eval.runs.plan import Plan, court_settings, models_named, require_models
 from eval.runs.results import LIBRARY, Excluded, RunFolder, RunManifest
 from eval.session.directory import CALLS, STARTING, circumstances
 from eval.session.progress import Progress
+from eval.solvers.altered import ALTERED, AlteredSolver, alteration_of
 from eval.solvers.calls import Solver, StoredCourt
 from eval.solvers.question import Question
 from eval.solvers.trial import TrialSolver
@@ -75,6 +76,8 @@ async def run(plan: Plan, progress: Progress) -> RunFolder:
             "Texts are translated by a model that this process asks: that goes neither with Ray nor with the procedure "
             "summary."
         )
+    if plan.control.startswith(ALTERED) and plan.ray:
+        raise BadRequest("Memes are altered by this process: that does not go with Ray.")
     folder = RunFolder(plan.out)
     # Two processes on one run would try each meme twice and interleave lines in each other's file.
     with folder.locked():
@@ -146,7 +149,7 @@ async def run(plan: Plan, progress: Progress) -> RunFolder:
 
 async def _solver(plan: Plan, executor: TrialExecutor, calls: SqliteCallCache | None, progress: Progress) -> Solver:
     """Returns the way in which the memes of a run are solved; only the modules of that way are loaded."""
-    stored = StoredCourt(executor, calls, plan.server, plan.seed)
+    stored = StoredCourt(executor, calls, plan.server, plan.seed + (plan.control == Control.RESEEDED))
     if plan.comparator:
         from eval.solvers.comparator import Comparator, ComparatorSolver
 
@@ -162,6 +165,8 @@ async def _solver(plan: Plan, executor: TrialExecutor, calls: SqliteCallCache | 
         return await asyncio.to_thread(
             open_question, plan.question, plan.out, trial, examples=examples, progress=progress
         )
+    if alteration := alteration_of(plan.control):
+        return AlteredSolver(trial, alteration, plan.seed)
     if plan.control == Control.TRANSLATED:
         from eval.solvers.trial import ENGLISH, TranslatedSolver
 

@@ -13,6 +13,7 @@ Arms run one after the other. A study can be resumed: finished arms are skipped,
 from __future__ import annotations
 
 import asyncio
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -37,6 +38,7 @@ from eval.runs.run import prepare_library, run
 from eval.runs.spec import JudgingSpec
 from eval.session.directory import CALLS, SessionFolder, SessionManifest, circumstances
 from eval.session.progress import Progress
+from eval.solvers.altered import ALTERATIONS, ALTERED
 from eval.solvers.comparator import Comparator
 from retrieval.open import load_encoder_for
 from serving.models.connect import pictures_per_prompt
@@ -81,8 +83,11 @@ class Arm(BaseModel):
     overlay: dict[str, JsonValue] = Field(default_factory=dict)
     """Trial settings that differ from those of the study."""
     models: tuple[ModelOf, ...] = ()
+    policy: str = ""
+    """File of another policy; empty for the study's."""
     control: str = ""
-    """Value of :class:`eval.runs.controls.Control`; empty for none."""
+    """Value of :class:`eval.runs.controls.Control`, or an alteration of memes (:mod:`eval.solvers.altered`); empty for
+    none."""
     comparator: str = ""
     """Value of :class:`eval.solvers.comparator.Comparator` if the arm holds no trials; empty if it does."""
     temperature: float | None = None
@@ -133,33 +138,49 @@ ARMS: Mapping[str, Arm] = {
             comparator=Comparator.SAMPLES,
         ),
         _arm("mars", "four calls: description, evidence for, evidence against, conclusion", comparator=Comparator.MARS),
+        _arm("other-seed", "models draw their replies with another seed; run where it is named", Control.RESEEDED),
+        _arm(
+            "defender-first", "the Judge hears the defender first; run where it is named", judge_order="defender first"
+        ),
+        _arm("reversed-precedents", "precedents come in the opposite order; run where it is named", Control.REVERSED),
+        *(_arm(name, f"{it.what}; run where it is named", f"{ALTERED}{name}") for name, it in ALTERATIONS.items()),
     )
 }
-"""The ablations of the paper, controls that it lacks, and comparators."""
+"""The ablations of the paper, controls that it lacks, comparators, and what should change no verdict."""
 
-_WITHOUT_MODELS = frozenset({FULL_ARM, "random-precedents", "shuffled-labels", "with-leaks"})
+UNCHANGING = ("other-seed", "defender-first", "reversed-precedents", *ALTERATIONS)
+"""Arms that should change no verdict."""
+_WITHOUT_MODELS = frozenset({FULL_ARM, "random-precedents", "shuffled-labels", "with-leaks", *ALTERATIONS})
 """Arms that make a difference in a procedure without model calls."""
-_ONLY_NAMED = frozenset({Control.TRANSLATED, Control.LEAKS})
-"""Controls of arms that run only if they are named."""
+_ONLY_NAMED = frozenset({"translate", "with-leaks", *UNCHANGING})
+"""Arms that run only if they are named."""
 _LIBRARIES: Mapping[str, str] = {Control.SHUFFLED: f"{LIBRARY}-shuffled", Control.LEAKS: f"{LIBRARY}-with-leaks"}
 """Folders of the libraries of controls that need their own."""
 
 
 def arms_named(
-    names: Sequence[str], models: Sequence[ModelOf], procedure: Procedure, prompts: Sequence[str] = ()
+    names: Sequence[str],
+    models: Sequence[ModelOf],
+    procedure: Procedure,
+    prompts: Sequence[str] = (),
+    *,
+    policies: Sequence[Path] = (),
+    groups: Sequence[str] = (),
 ) -> tuple[Arm, ...]:
     """The arms of a study: the named ones (by default all that make a difference), and one per model or prompt set.
 
     Args:
         prompts: Other sets of prompts: packaged versions, or folders.
+        policies: Files of other policies.
+        groups: Groups each of which replaces each other one in the memes that name it.
 
     Raises:
         BadRequest: There is no such arm, it makes no difference in this procedure, or two have the same name.
     """
     possible = [name for name in ARMS if procedure is not Procedure.SUMMARY or name in _WITHOUT_MODELS]
     # Translating English texts wastes calls, and figures with leaks do not describe the court.
-    usual = [name for name in possible if ARMS[name].control not in _ONLY_NAMED]
-    chosen = list(names) or ([FULL_ARM] if prompts else usual)
+    usual = [name for name in possible if name not in _ONLY_NAMED]
+    chosen = list(names) or ([FULL_ARM] if prompts or policies or groups else usual)
     for name in chosen:
         if name not in ARMS:
             raise BadRequest(f"There is no arm {name!r}. There are: {', '.join(ARMS)}.", field="arms")
@@ -171,14 +192,14 @@ def arms_named(
                 f"{', '.join(possible)}.",
                 field="arms",
             )
-    if (models or prompts) and procedure is Procedure.SUMMARY:
+    if (models or prompts or policies) and procedure is Procedure.SUMMARY:
         raise BadRequest(f"The procedure {procedure} asks no model: another one makes no difference.", field="arms")
     # Always first: the others are compared with it, and equal compute spends as many tokens as it did.
     arms = [ARMS[name] for name in dict.fromkeys((FULL_ARM, *chosen))]
     for model in models:
         role = "" if model.role == "all" else f"{model.role}="
         # Model names contain slashes and other characters that folder names must not.
-        plain = re.sub(r"[^A-Za-z0-9.=_+-]+", "-", f"{role}{model.model}")
+        plain = _plain(f"{role}{model.model}")
         arms.append(
             Arm(
                 name=f"model-{plain}"[:100],
@@ -187,6 +208,14 @@ def arms_named(
             )
         )
     arms += [_arm_of_prompts(place) for place in prompts]
+    arms += [
+        Arm(name=f"policy-{_plain(each.stem)}"[:100], what=f"the policy is {each.name}", policy=str(each.resolve()))
+        for each in policies
+    ]
+    arms += [
+        Arm(name=_plain(f"{old}={new}"), what=f"{old} is replaced by {new}", control=f"{ALTERED}{old}={new}")
+        for old, new in itertools.permutations(groups, 2)
+    ]
     names_given = [arm.name for arm in arms]
     # Two models whose names differ only in such characters would share a folder.
     if twice := sorted({name for name in names_given if names_given.count(name) > 1}):
@@ -194,10 +223,14 @@ def arms_named(
     return tuple(arms)
 
 
+def _plain(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.=_+-]+", "-", name)
+
+
 def _arm_of_prompts(place: str) -> Arm:
     """An arm with another set of prompts. Raises BadRequest if the set is invalid."""
     found = open_set(place)
-    plain = re.sub(r"[^A-Za-z0-9.=_+-]+", "-", found.name)
+    plain = _plain(found.name)
     # An absolute path, as the study may be resumed from another working directory.
     named = place if place.isdecimal() else str(Path(place).expanduser().resolve())
     what = f"models are asked in the words of {found.name} ({found.digest.removeprefix('sha256:')[:12]})"
@@ -390,7 +423,8 @@ def settings_of(settings: Settings, arm: Arm) -> Settings:
         warmer = {"temperature": arm.temperature}
         roles = {name: own.model_copy(update=warmer) for name, own in llm.roles.items()}
         llm = llm.model_copy(update={**warmer, "roles": roles})
-    return settings.model_copy(update={"trial": trial, "llm": llm})
+    policy = {"policy": Path(arm.policy)} if arm.policy else {}
+    return settings.model_copy(update={"trial": trial, "llm": llm, **policy})
 
 
 def _with_model(llm: ModelSettings, other: ModelOf) -> ModelSettings:

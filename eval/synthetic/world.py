@@ -218,12 +218,26 @@ def draw(scene: str, seed: int, badge: str, text: str, *, size: tuple[int, int] 
     The same arguments give the same pixels with the same version of Pillow.
     """
     image = draw_meme(scene, text, size=size, seed=seed)
+    _show_badge(image, badge)
+    return image
+
+
+def _show_badge(image: Image.Image, badge: str) -> None:
     canvas = ImageDraw.Draw(image)
     width, height = image.size
     x, y, radius = width / 2, height / 2, _RADIUS * height
     canvas.ellipse((x - radius, y - radius, x + radius, y + radius), fill=_WHITE, outline=(25, 25, 30), width=3)
     _sign(canvas, GROUPS[badge], x=x, y=y, r=_SIGN * height)
-    return image
+
+
+def badge_swapped(picture: bytes, *, old: str, new: str) -> bytes:
+    """Draws one group's badge over another's; returns a picture without that badge as it is."""
+    if read_badge(picture) != old:
+        return picture
+    with Image.open(io.BytesIO(picture)) as image:
+        changed = image.convert("RGB")
+    _show_badge(changed, new)
+    return png_of(changed)
 
 
 def png_of(image: Image.Image, *, level: int = 6) -> bytes:
