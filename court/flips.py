@@ -214,7 +214,7 @@ def brief_without(brief: JudgeBrief[P], pieces: Collection[Piece], findings: Fin
 
 
 def request_without(
-    brief: JudgeBrief[P], flips: Flips, pieces: Collection[Piece], findings: Findings | None, chars: int
+    brief: JudgeBrief[P], flips: Flips, pieces: Collection[Piece], findings: Findings | None, *, chars: int
 ) -> Messages[P]:
     """Builds the request to a Judge without some pieces."""
     fewer = brief_without(brief, pieces, findings)
@@ -346,7 +346,7 @@ class _JudgeSearch:
         label, score, harm = None, None, 0.0
         try:
             if basis.basis is FlipBasis.ODDS:
-                request = request_without(brief, basis, pieces, self.findings, judge.speaker.reply_chars)
+                request = request_without(brief, basis, pieces, self.findings, chars=judge.speaker.reply_chars)
                 odds = await judge.odds_in_one_order(request, harmful_first=basis.harmful_first)
                 if odds is not None:
                     call, score = odds.call, score_of(odds, self.least_mass)

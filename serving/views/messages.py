@@ -208,7 +208,7 @@ class _RecordedSoFar:
                 gone = next(each.without for each in event.flips.tried if each.call is reported.call)
                 cited, chars = self._record.precedents, self.settings.reply_chars
                 findings = cited.findings if cited else None
-                return [request_without(self.judge_brief(), event.flips, gone, findings, chars)]
+                return [request_without(self.judge_brief(), event.flips, gone, findings, chars=chars)]
             case _:
                 raise NotOnRecord(f"Nothing is known of the messages of {event.kind}.")
 
