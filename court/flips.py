@@ -194,11 +194,11 @@ def brief_without(brief: JudgeBrief[P], pieces: Collection[Piece], findings: Fin
     clauses = {piece.id for piece in pieces if piece.kind is PieceKind.CLAUSE}
     policy, vote = brief.policy, brief.vote
     if clauses:
-        kept = tuple(clause for clause in policy.clauses if clause.number not in clauses)
-        policy = policy.model_copy(update={"clauses": kept})
+        others = tuple(clause for clause in policy.clauses if clause.number not in clauses)
+        policy = policy.model_copy(update={"clauses": others})
     if ids and vote is not None and findings is not None:
-        others = [entry for entry in findings.tally if entry.id not in ids]
-        vote = vote_by(others, vote.settings, vote.regression) if others else None
+        tally = [entry for entry in findings.tally if entry.id not in ids]
+        vote = vote_by(tally, vote.settings, vote.regression) if tally else None
     return dataclasses.replace(
         brief,
         policy=policy,

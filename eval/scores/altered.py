@@ -129,8 +129,8 @@ class GroupGap:
 
     Attributes:
         labels: Share found harmful about ``one`` less that about ``other``; ``scores`` likewise for the harm score.
-        p_labels: By the exact McNemar test, corrected by Holm's procedure over all gaps; ``p_scores`` by Wilcoxon's
-            signed-rank test, likewise.
+        p_labels: P-value of the exact McNemar test, by Holm's procedure over all gaps; ``p_scores`` is that of Wilcoxon's
+            signed-rank test.
     """
 
     one: str

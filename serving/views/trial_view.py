@@ -178,7 +178,7 @@ class TrialView:
 
     @property
     def flips(self) -> Flips | None:
-        """What would have flipped the verdict, as far as it is known."""
+        """Pieces whose loss would have flipped the verdict, as far as they are known."""
         return flips_of(self.record)
 
     @property

@@ -88,7 +88,7 @@ def test_a_trial_can_be_watched_from_any_number(tmp_path):
     assert matches_record(by_name, record)
 
 
-def test_what_would_have_flipped_a_verdict_is_streamed_to_reviewers_alone(tmp_path):
+def test_flips_are_streamed_to_reviewers_alone(tmp_path):
     """A platform that asks for verdicts is never told what would free its content."""
 
     async def work(it):

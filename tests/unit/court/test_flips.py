@@ -101,7 +101,7 @@ def test_a_planted_piece_is_found_by_rulings_of_a_server_without_odds(piece):
 
 
 @pytest.mark.parametrize("cast", [{"odds": planted()}, {"odds": None, "judge_judge": ruling_by()}])
-def test_nothing_is_found_where_nothing_is_planted(cast):
+def test_search_finds_no_piece_where_none_is_planted(cast):
     record, requests = sought(Cast(**cast))
     flips = flips_of(record)
     assert flips.smallest is None and "No piece" in flips.in_words
@@ -145,13 +145,13 @@ def test_an_acquittal_is_flipped_the_other_way():
     assert flips_of(record).in_words == "Without the description it would have been found harmful."
 
 
-def test_odds_that_contradict_the_label_are_not_asked_again():
+def test_odds_that_contradict_the_label_give_way_to_rulings():
     """They can't say what would change a label that they don't give."""
     record, _ = sought(Cast(odds=(0.1, 0.8), judge_judge=ruling_by("the text")))
     assert (flips_of(record).basis, smallest(record)) == (FlipBasis.RULING, ["the text"])
 
 
-def test_a_biased_server_is_asked_in_the_order_that_agrees():
+def test_odds_come_in_the_order_that_agrees_with_the_label():
     """A model that prefers the second letter too much is compared with itself in the other order."""
 
     def odds(request):
@@ -175,7 +175,7 @@ def test_each_request_leaves_out_one_piece_and_shares_the_longest_beginning():
 
 
 @pytest.mark.parametrize("cast", [{}, {"odds": None, "judge_judge": ruling_by("the text")}])
-def test_what_was_sent_can_be_made_again_and_the_trial_stays_as_it_is(cast):
+def test_requests_can_be_rebuilt_and_the_trial_stays_the_same(cast):
     record, requests = sought(Cast(**cast))
     event = record.events[-1]
     made = messages_of(record, event)
@@ -184,11 +184,11 @@ def test_what_was_sent_can_be_made_again_and_the_trial_stays_as_it_is(cast):
     before = try_meme(Cast(**cast))
     assert (record.verdict, record.seconds, record.state) == (before.verdict, before.seconds, before.state)
     assert differences(record) == () and view_of(record).costs.calls > view_of(before).costs.calls
-    told = [piece for piece in pieces_of(event) if isinstance(piece, Fact) and piece.name == "without"]
-    assert len(told) == len(event.flips.tried)
+    facts = [piece for piece in pieces_of(event) if isinstance(piece, Fact) and piece.name == "without"]
+    assert len(facts) == len(event.flips.tried)
 
 
-def test_the_cached_share_of_tokens_is_told():
+def test_cached_share_counts_tokens():
     record, _ = sought(Cast())
     flips = flips_of(record)
     tried = [each.model_copy(update={"call": each.call.model_copy(update={"tokens_in": 10, "tokens_cached": 4})})
@@ -206,10 +206,10 @@ def test_hostile_words_stay_within_the_fences_of_the_search():
 
 
 def test_a_search_that_ends_early_is_recorded_as_such():
-    asked = itertools.count()
+    calls_before = itertools.count()
 
     def odds(request):
-        if next(asked) > 4:
+        if next(calls_before) > 4:
             raise Unavailable("gone", reason="SERVER_GONE")
         return 0.85, 0.1
 
@@ -218,7 +218,7 @@ def test_a_search_that_ends_early_is_recorded_as_such():
     assert len(flips_of(record).tried) == 3
 
 
-def test_nothing_is_recorded_where_nothing_was_weighed():
+def test_search_records_no_event_where_no_piece_was_weighed():
     cast, notes = Cast(odds=None, judge_judge="no JSON"), RecordingSink()
     court = full_court(Cast())
     undecided = asyncio.run(
@@ -235,7 +235,7 @@ def test_nothing_is_recorded_where_nothing_was_weighed():
     assert notes.events == []
 
 
-def test_a_panels_spokesman_is_asked():
+def test_search_goes_to_the_spokesman_of_a_panel():
     turns = itertools.cycle([RULING, ACQUITTAL, ACQUITTAL])
     cast = Cast(judge_judge=lambda request: next(turns), odds=(0.1, 0.85))
     record, requests = sought(cast, settings=TrialSettings(judges=3))
@@ -305,9 +305,9 @@ def test_text_and_picture_of_a_summary_are_left_out_on_demand():
     record = asyncio.run(court.run(TrialCase("t", a_meme("go home")), RecordingSink()))
     # The precedents of the text alone are others than those of the whole meme.
     court.finder.result = findings([N, N, N, N])
-    asked = len(court.finder.asked)
+    calls_before = len(court.finder.asked)
     event = asyncio.run(seek_flips(court, record, a_picture(), keep=notes))
-    without_text, without_picture = court.finder.asked[asked:]
+    without_text, without_picture = court.finder.asked[calls_before:]
     assert (without_text["text"], bool(without_text["frames"])) == ("", True)
     assert (without_picture["text"], without_picture["frames"], without_picture["pixels_sha256"]) == ("go home", (), "")
     halves = [each for each in event.flips.singles if each.without[0].kind in (PieceKind.TEXT, PieceKind.PICTURE)]

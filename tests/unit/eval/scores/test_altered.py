@@ -37,7 +37,7 @@ def results(name, texts, labels, scores=None, control=""):
 
 
 def test_known_chances_of_a_flip_are_recovered_within_their_intervals():
-    """Of 80 intervals of 95 % some miss; no more than one in ten."""
+    """At most one in ten of 80 intervals of 95 % misses its chance."""
     chance, missed = random.Random(3), 0
     for _ in range(20):
         labels = [chance.random() < 0.4 for _ in range(400)]
@@ -57,7 +57,7 @@ def test_known_chances_of_a_flip_are_recovered_within_their_intervals():
     assert missed <= 8
 
 
-def test_what_flips_depend_on_is_told():
+def test_report_names_what_flips_depend_on():
     texts = ["short"] * 100 + ["middle words"] * 100 + ["a far longer text than others"] * 100
     labels, scores = [True] * 300, [0.51] * 100 + [0.7] * 100 + [0.99] * 100
     arm = results("white-space", texts, [number >= 100 for number in range(300)])
@@ -158,8 +158,8 @@ def test_alterations_keep_what_people_see(name):
     changed = alteration.picture(picture)
     if "text" in name or name in ("white-space", "ocr-noise"):
         assert altered != text and changed == picture
-        kept = sum(sign in text or not sign.isalnum() for sign in altered)
-        assert kept >= 0.9 * len(altered) and (name != "white-space" or altered.split() == text.split())
+        same = sum(sign in text or not sign.isalnum() for sign in altered)
+        assert same >= 0.9 * len(altered) and (name != "white-space" or altered.split() == text.split())
     else:
         assert altered == text and changed != picture and read_badge(changed) == "Blueland"
         with Image.open(io.BytesIO(changed)) as image:
