@@ -129,7 +129,7 @@ class GroupGap:
 
     Attributes:
         labels: Share found harmful about ``one`` less that about ``other``; ``scores`` likewise for the harm score.
-        p_labels: P-value of the exact McNemar test, by Holm's procedure over all gaps; ``p_scores`` is that of Wilcoxon's
+        p_labels: P-value of the exact McNemar test, by Holm's procedure over all; ``p_scores`` is that of Wilcoxon's
             signed-rank test.
     """
 
