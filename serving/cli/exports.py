@@ -141,7 +141,7 @@ async def export(
         assert trial_id is not None
         whole, made = await _one(settings, trial_id, form, options)
         to = out or Path(file_name(whole, TrialForm(form)))
-        with _output(to) as file:
+        with output_file(to) as file:
             file.write(made)
     if str(to) != "-":
         click.echo(to)
@@ -245,14 +245,14 @@ async def _many(settings: Settings, form: str, which: TrialFilter, out: Path) ->
 
     async with docket_in(settings) as store:
         selection = Selection(store.index, store.trials, which)
-        with _output(out) as file:
+        with output_file(out) as file:
             async for chunk in selection.chunks(Form(form)):
                 file.write(chunk)
     return selection.given, selection.erased
 
 
 @contextmanager
-def _output(out: Path) -> Iterator[BinaryIO]:
+def output_file(out: Path) -> Iterator[BinaryIO]:
     """A file that has its name once it is whole, standard output, or what is no file, such as a pipe or a device."""
     if not out.name:
         raise click.ClickException("The file to write has no name.")

@@ -24,6 +24,7 @@ COMMANDS = {
     "prompts": ("serving.cli.prompts", "Show, check and compare the words in which models are asked."),
     "docket": ("serving.cli.docket", "Check what is kept, hand trials over with proofs, erase."),
     "rejudge": ("serving.cli.rejudge", "Try memes of stored trials once more, after policy or library have changed."),
+    "report": ("serving.cli.report", "Write figures that a platform has to publish."),
     "drift": ("serving.cli.drift", "Show the error of randomly drawn verdicts, week by week."),
     "settings": ("serving.cli.settings", "Show the settings that are in force."),
     "demo": ("serving.cli.demo", "See it work: a server, three memes drawn for it, three verdicts."),

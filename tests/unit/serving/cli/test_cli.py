@@ -38,7 +38,7 @@ def test_help_lists_every_command():
 
 def test_shells_complete_commands_options_and_values():
     for program, arguments, typed, expected in (
-        (cli, [], "re", {"records", "rejudge"}),
+        (cli, [], "re", {"records", "rejudge", "report"}),
         (cli, ["records", "list"], "--re", {"--reviewed"}),
         (cli, ["records", "list", "--label"], "", {"HARMFUL", "NOT_HARMFUL", "UNDECIDED"}),
         (evaluation, [], "rep", {"replay", "report", "reproduce"}),
