@@ -16,6 +16,7 @@ from court.errors import BadRequest
 from court.events import Procedure
 from court.in_force import Authority
 from court.record import TrialRecord
+from court.verdict import Decision, Label
 from serving.docket.errors import NotDecided
 from serving.export.dsa import clause_of, refuted_claims
 from serving.export.notice_links import NoticeLink
@@ -54,7 +55,9 @@ def write_notice(record: TrialRecord, language: str, link: NoticeLink | None = N
     words, meme = notice_words()[language], record.opened.meme
     name = f" “{meme.content_id}”" if meme.content_id else ""
     about = words["picture" if meme.picture_given else "text"].format(name=name, day=f"{record.opened.at:%Y-%m-%d}")
-    decided = words[finding.label.lower()]
+    # A label that nobody may act on yet is no decision.
+    doubtful = finding.label is Label.HARMFUL and finding.decision is Decision.REVIEW
+    decided = words["review" if doubtful else finding.label.lower()]
     # Of content that a precedent decided it is said above: a person had decided on the same before.
     by = {Authority.PERSON: words["not_automated"], Authority.COURT: words["automated"]}.get(finding.by, "")
     objecting = words["contested" if finding.contested else "object"]
@@ -77,7 +80,7 @@ def write_notice(record: TrialRecord, language: str, link: NoticeLink | None = N
 def _rule(record: TrialRecord, words: Mapping[str, Any]) -> str:
     """Names the clause that was applied, for content that goes against one."""
     finding, policy = record.in_force, record.opened.policy
-    if finding is None or finding.label != "HARMFUL":
+    if finding is None or finding.label is not Label.HARMFUL:
         return ""
     of = {"policy": policy.id, "version": policy.version}
     if clause := clause_of(record):
@@ -88,8 +91,9 @@ def _rule(record: TrialRecord, words: Mapping[str, Any]) -> str:
 
 
 def _counted(record: TrialRecord, words: Mapping[str, Any]) -> Iterator[str]:
-    finding, verdict, cited = record.in_force, record.verdict, record.precedents
-    assert finding is not None and verdict is not None
+    finding, given, cited = record.in_force, record.verdict_event, record.precedents
+    assert finding is not None and given is not None
+    verdict = given.verdict
     if finding.by is Authority.PERSON:
         assert finding.at is not None
         yield words["counted_person"].format(day=f"{finding.at:%Y-%m-%d}")
@@ -102,7 +106,8 @@ def _counted(record: TrialRecord, words: Mapping[str, Any]) -> Iterator[str]:
     yield words["counted_picture" if record.opened.meme.picture_given else "counted_text"]
     if record.opened.procedure is not Procedure.FULL and cited is not None and cited.vote is not None:
         yield words["counted_summary"].format(voters=cited.vote.voters, harmful=cited.vote.harmful)
-    if strengths := verdict.strengths:
+    # A comparison with precedents has strengths too, and no sides.
+    if given.ruling is not None and (strengths := verdict.strengths):
         levels = words["levels"]
         yield words["counted_full"].format(harm=levels[strengths.harmful], none=levels[strengths.benign])
     if refuted := refuted_claims(record):

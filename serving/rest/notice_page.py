@@ -64,7 +64,9 @@ class NoticePage:
                 taken = await self._docket.object_to(record, statement)
                 return _page(200, "received", languages=[language]) if taken else _page(404, "gone")
         text = write_notice(record, language, with_form=True)
-        paragraphs = "".join(f"<p>{escape(part).replace(chr(10), '<br>')}</p>\n" for part in text.split("\n\n")[1:])
+        paragraphs = "".join(
+            f"<p>{escape(part).replace(chr(10), '<br>')}</p>\n" for part in text.strip().split("\n\n")[1:]
+        )
         refused = f"<p><strong>{words['words'].format(most=MOST_WHY)}</strong></p>" * (request.method == "POST")
         form = (
             f'{refused}<form method="post"><p><label>{escape(words["statement"])}<br>'

@@ -10,7 +10,7 @@ from court.errors import BadRequest
 from court.in_force import Authority
 from court.policy import DEFAULT_POLICY
 from court.record import TrialRecord
-from court.verdict import Label
+from court.verdict import Label, ReviewReason
 from serving.cli.main import cli
 from serving.docket.errors import NotDecided
 from serving.export.notice import language_of, notice_words, write_notice
@@ -93,6 +93,14 @@ def test_undecided_and_texts_alone_have_their_own_sentences():
     assert notice_words()["en"]["undecided"] in text and "clause" not in text and "content of t" in text
     with pytest.raises(NotDecided):
         write_notice(TrialRecord.of(trial("t")), "en")
+
+
+def test_summary_names_no_sides_and_a_doubtful_label_is_no_decision():
+    summary = write_notice(TrialRecord.of(trial("t", verdict())), "en")
+    words = notice_words()["en"]
+    assert words["harmful"] in summary and "Two sides" not in summary
+    doubtful = write_notice(TrialRecord.of(trial("t", verdict(reasons=[ReviewReason.TEXT_UNSURE]))), "en")
+    assert words["review"] in doubtful and words["harmful"] not in doubtful
 
 
 def test_language_is_the_wanted_one_else_that_of_the_content():
