@@ -91,9 +91,9 @@ def _rule(record: TrialRecord, words: Mapping[str, Any]) -> str:
 
 
 def _counted(record: TrialRecord, words: Mapping[str, Any]) -> Iterator[str]:
-    finding, given, cited = record.in_force, record.verdict_event, record.precedents
-    assert finding is not None and given is not None
-    verdict = given.verdict
+    finding, ruled, cited = record.in_force, record.verdict_event, record.precedents
+    assert finding is not None and ruled is not None
+    verdict = ruled.verdict
     if finding.by is Authority.PERSON:
         assert finding.at is not None
         yield words["counted_person"].format(day=f"{finding.at:%Y-%m-%d}")
@@ -107,7 +107,7 @@ def _counted(record: TrialRecord, words: Mapping[str, Any]) -> Iterator[str]:
     if record.opened.procedure is not Procedure.FULL and cited is not None and cited.vote is not None:
         yield words["counted_summary"].format(voters=cited.vote.voters, harmful=cited.vote.harmful)
     # A comparison with precedents has strengths too, and no sides.
-    if given.ruling is not None and (strengths := verdict.strengths):
+    if ruled.ruling is not None and (strengths := verdict.strengths):
         levels = words["levels"]
         yield words["counted_full"].format(harm=levels[strengths.harmful], none=levels[strengths.benign])
     if refuted := refuted_claims(record):
