@@ -13,7 +13,7 @@ from pathlib import Path
 from eval.cli import cli
 from eval.reproduce.drawn import arguments, draw_benchmarks, stand_ins
 
-TRAIN, TEST = 48, 32
+TRAIN, TEST = 24, 56
 """Memes of each drawn benchmark."""
 
 

@@ -383,7 +383,9 @@ def _print_outcome(outcome: Reproduced, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(report.as_json(outcome)))
         return
-    rows = [["row", "data", "published", "accuracy", "macro-F1", "beside the published"]]
+    figures = outcome.plan.paper.figures
+    named = figures.removeprefix("is ")
+    rows = [["row", "data", named, "accuracy", "macro-F1", f"beside what {figures}"]]
     for row in outcome.rows:
         ours = row.card.strict if row.card else None
         published = f"{row.target.accuracy:.2f} / {row.target.macro_f1:.2f}" if row.target else "–"

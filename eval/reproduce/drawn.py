@@ -10,16 +10,16 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from eval.datasets.card import SplitRole
 from eval.reproduce.paper import Paper, Target
 from eval.reproduce.study import Benchmark
 from eval.scores.metrics import score
 from eval.standin.server import FakeModelServer, serving
 from eval.standin.settings import Settings
-from eval.synthetic.make import KEY, Layout, SyntheticMeme, make, read_key
+from eval.synthetic.make import KEY, Layout, make, read_key
 from eval.synthetic.oracle import Ability, ServedOracle, expected
 from eval.synthetic.world import SIZE
 
@@ -65,12 +65,19 @@ def arguments(root: Path, urls: dict[str, str]) -> list[str]:
     return ["reproduce", "memecourt", *drawn, "--out", str(root / "study"), *servers, "--balanced", "--resume", "--yes"]
 
 
+_PLANTED = Ability(
+    harmful=1.0, benign=1.0, groups_told=3, unseen=0.3, lead=2, late=0.8,
+)  # fmt: skip
 ABILITIES: Mapping[str, Ability] = {
-    "3b": Ability(harmful=0.8, benign=0.75, eyes=0.1, description=0.1, answers=0.1, precedents=0.1),
-    "7b": Ability(harmful=0.85, benign=0.8, eyes=0.3),
-    "32b": Ability(),
+    "3b": replace(_PLANTED, eyes=0.0, description=0.05, arguments=0.1, answers=0.15, precedents=0.1),
+    "7b": replace(_PLANTED, eyes=0.05, description=0.1, arguments=0.2, answers=0.4, precedents=0.15),
+    "32b": replace(_PLANTED, eyes=0.05, description=0.1, arguments=0.35, answers=0.7, precedents=0.2),
 }
-"""Abilities of the fake models that stand in for the paper's."""
+"""Abilities of the fake models that stand in for the paper's: what the paper claims is true of them by construction.
+
+A description leaves out half of the badges, which questions bring out; precedents help; the side that is right rests
+sooner; a stance that comes late misleads; a larger model sees more.
+"""
 _ALTERED: Mapping[str, dict[str, Any]] = {
     "full": {},
     "no-precedents": {},
@@ -103,27 +110,21 @@ def drawn_paper(paper: Paper, benchmarks: Sequence[Benchmark]) -> Paper:
         rows.append(
             row.model_copy(update={"accuracy": 100 * figures.accuracy.value, "macro_f1": 100 * figures.macro_f1.value})
         )
-    changes = {"paper": "The oracle on drawn memes", "targets": tuple(rows), "baselines": {}}
+    changes = {"paper": "The oracle on drawn memes", "figures": "must be", "targets": tuple(rows), "baselines": {}}
     return paper.model_copy(update=changes)
 
 
 def _expected(benchmark: Benchmark, row: Target) -> tuple[list[bool], list[bool]]:
     key = {meme.id: meme for meme in read_key(benchmark.plan.data)}
-    follow = () if row.arm == "no-precedents" else _shown(benchmark, list(key.values()))
     gold, predicted = [], []
     for meme in benchmark.judged():
         drawn = key[meme.id]
-        opinion = expected(drawn.text, drawn.badge, ABILITIES[row.size], precedents=follow, **_ALTERED[row.arm])
+        # All precedents are labelled by the rule, so that one is as good as any: here the meme itself.
+        shown = () if row.arm == "no-precedents" else ((drawn.text, drawn.badge, drawn.harmful),)
+        opinion = expected(drawn.text, drawn.badge, ABILITIES[row.size], precedents=shown, **_ALTERED[row.arm])
         gold.append(drawn.harmful)
         predicted.append(opinion.harmful)
     return gold, predicted
-
-
-def _shown(benchmark: Benchmark, memes: Sequence[SyntheticMeme]) -> tuple[tuple[str, str, bool], ...]:
-    """An arbitrary precedent: text and badge of each one show its label."""
-    (train,) = benchmark.plan.dataset.of_role(SplitRole.TRAIN)
-    first = next(meme for meme in memes if meme.split == train.name and not meme.planted)
-    return ((first.text, first.badge, first.harmful),)
 
 
 def draw_benchmarks(data: Path, *, train: int, test: int, seed: int = 1, size: tuple[int, int] = SIZE) -> None:
@@ -134,5 +135,7 @@ def draw_benchmarks(data: Path, *, train: int, test: int, seed: int = 1, size: t
     layouts = {"harm-c": Layout.HARMEME, "harm-p": Layout.HARMEME, "fhm": Layout.FHM}
     for number, (name, layout) in enumerate(layouts.items()):
         if not (data / name / KEY).exists():
+            # Claims are tested on the first alone.
+            judged = test if number == 0 else test // 4
             # A seed for each: two data sets with the same layout would otherwise have the same memes.
-            make(data / name, layout, train=train, val=0, test=test, seed=seed + number, size=size)
+            make(data / name, layout, train=train, val=0, test=judged, seed=seed + number, size=size)

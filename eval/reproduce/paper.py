@@ -350,6 +350,8 @@ class Paper(_PaperPart):
 
     paper: str
     preset: str
+    figures: Literal["is published", "must be"] = "is published"
+    """What its figures beside ours are: the oracle must reach those of the drawn benchmarks."""
     models: dict[str, str]
     """Models by size, from the smallest to the largest."""
     controls: tuple[str, ...] = ()

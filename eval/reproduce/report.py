@@ -44,9 +44,11 @@ def reproduction_lead(outcome: Reproduced, preset: Preset | None) -> list[str]:
         f"Settings: {settings}. Seed {seed}; "
         + (f"a sample of {limit:,} memes of each split." if limit else "all memes of each split."),
         "Figures are strict (a meme without a class is wrong), in percent, with 95 % intervals by bootstrap over "
-        "memes. Differences are ours less the published figure, in points. On which memes the published figures were "
-        "measured is not known: a figure is unreachable on a split where no confusion matrix over its classes rounds "
-        "to its accuracy and macro-F1.",
+        f"memes. Differences are ours less what {outcome.plan.paper.figures}, in points.",
+        "On which memes the published figures were measured is not known: a figure is unreachable on a split where no "
+        "confusion matrix over its classes rounds to its accuracy and macro-F1."
+        if outcome.plan.paper.figures == "is published"
+        else "What must be follows from the drawn memes and the abilities of the stand-ins.",
         *(() if outcome.finished else ("Not finished: rows without figures are still to be run.",)),
     ]
 
@@ -126,16 +128,18 @@ def _row_json(row: RowOutcome) -> dict[str, Any]:
 
 def _table(outcome: Reproduced, number: int | None) -> list[Section]:
     rows = [row for row in outcome.rows if row.table == number]
-    heads = ["row", "data", "model", "memes (harmful)", "published acc / F1", "accuracy", "macro-F1", "difference"]
-    heads += ["calls a meme", "tokens a meme", "beside the published"]
-    tables = [_grid("Published figures beside ours", heads, [_cells(row) for row in rows])]
+    figures = outcome.plan.paper.figures
+    named = figures.removeprefix("is ")
+    heads = ["row", "data", "model", "memes (harmful)", f"{named} acc / F1", "accuracy", "macro-F1", "difference"]
+    heads += ["calls a meme", "tokens a meme", f"beside what {figures}"]
+    tables = [_grid(f"Ours beside what {figures}", heads, [_cells(row) for row in rows])]
     balanced = [(row, row.balanced) for row in rows if row.balanced]
     if balanced:
         caption = (
             "Balanced draws, not a public split: all memes of the rarer class and as many of the other, "
             f"{BALANCED_DRAWS} draws, mean and range"
         )
-        heads = ["row", "data", "memes", "published acc / F1", "accuracy", "macro-F1", "published can occur"]
+        heads = ["row", "data", "memes", f"{named} acc / F1", "accuracy", "macro-F1", f"{named} can occur"]
         tables.append(_grid(caption, heads, [_balanced_cells(row, found) for row, found in balanced]))
     key = f"table-{number or 'ours'}"
     return _part(

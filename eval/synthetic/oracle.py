@@ -13,19 +13,21 @@ from __future__ import annotations
 import base64
 import json
 import re
+import string
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from court.backends.chat.scripted import ScriptedModel
+from court.events import Side
 from court.meme import Frame
 from court.ports import ChatRequest
 from court.prompts.sets import packaged, packaged_versions
 from eval.datasets.protocol import Level
 from eval.synthetic.task_oracle import Ability as Ability  # re-exported, because every oracle has one
 from eval.synthetic.task_oracle import chance_of, laid_out, task_odds, task_reply
-from eval.synthetic.world import claim_of, read_badge
+from eval.synthetic.world import GROUPS, claim_of, read_badge
 
 
 class ServedOracle:
@@ -89,8 +91,9 @@ _FOR_HARM, _AGAINST_HARM = (
 )
 _WITNESS = "as the witness answered"
 _SIGHT = "What badge is shown in the middle of the picture?"
+_LATE = "which nobody knew to ask"
 _USUAL = Ability()
-_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+_LETTERS = f"{string.ascii_lowercase}{string.digits}"
 
 
 class Help(StrEnum):
@@ -114,6 +117,8 @@ class JudgeInput:
     """Evidence of the arguments, if they name that badge and are on the right sides."""
     follow: bool = False
     """True if most of the precedents shown are labelled by the rule; False without any."""
+    late: bool = False
+    """True if the sides asked before they knew their stance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +150,14 @@ def judge(shown: JudgeInput, ability: Ability) -> Opinion:
 
     # Rounded: decimal shares that add up to 1 may fall short of it in binary.
     sees_badge = shown.badge is not None and chance("eyes") < round(ability.eyes + helped, 9)
-    # Without recognising the badge, the Judge goes by the words alone.
-    harmful = claim.bad and (not sees_badge or claim.group == shown.badge)
-    if sees_badge and chance("slip") >= (ability.harmful if harmful else ability.benign):
-        harmful = not harmful
+    truth = claim.bad and claim.group == shown.badge
+    if sees_badge:
+        harmful = truth == (chance("slip") < (ability.harmful if truth else ability.benign))
+    else:
+        # Without recognising the badge, the Judge goes by the words alone.
+        harmful = claim.bad if ability.unseen is None else truth == (chance("guess") < ability.unseen)
+    if shown.late and chance("late") < ability.late:
+        harmful = not truth
     sure = (0.8 + 0.19 * chance("sure")) if sees_badge else (0.55 + 0.2 * chance("sure"))
     # Kind words that are called harmful by an error are somewhat harmful.
     level = (claim.level if claim.bad else Level.SOMEWHAT_HARMFUL) if harmful else Level.NOT_HARMFUL
@@ -177,19 +186,42 @@ def expected(
     """
     if dull:
         return judge(JudgeInput(text, badge), ability)
+    described = badge is not None and _is_told(badge, ability)
     argued = Help.NONE
     if advocates and badge is not None:
         # Without a side, an advocate does not know what to ask for.
-        argued = Help.ANSWERS if captioner and stance_from_start else Help.DESCRIPTION
+        argued = Help.ANSWERS if captioner and stance_from_start else Help.DESCRIPTION if described else Help.NONE
     return judge(
-        JudgeInput(text=text, badge=badge, described=badge is not None, argued=argued, follow=_follow(precedents)),
+        JudgeInput(
+            text=text,
+            badge=badge,
+            described=described,
+            argued=argued,
+            follow=_follow(precedents),
+            late=advocates and badge is not None and captioner and not stance_from_start,
+        ),
         ability,
     )
 
 
-def rounds_of(text: str) -> int:
-    """Returns the number of rounds until a summary stays the same, unless settings end the examination earlier."""
-    return 2 + int(4 * chance_of(0, "rounds", text, ""))
+def rounds_of(
+    text: str, badge: str | None = None, side: Side | None = None, ability: Ability = _USUAL, *, late: bool = False
+) -> int:
+    """Returns the number of rounds until a side's summary stays the same, unless settings end the examination earlier.
+
+    Args:
+        badge: Badge that the side knows of; None if it knows of none.
+        late: True if it asked before it knew its stance.
+    """
+    claim = claim_of(text)
+    right = None if badge is None or claim is None else (claim.bad and claim.group == badge) is (side is Side.ACCUSER)
+    behind = ability.lead * ((right is not True) + late)
+    return 2 + int(4 * chance_of(0, "rounds", text, "")) + behind
+
+
+def _is_told(badge: str, ability: Ability) -> bool:
+    """True if a description names this badge."""
+    return list(GROUPS).index(badge) < ability.groups_told
 
 
 def _follow(precedents: Iterable[tuple[str, str | None, bool]]) -> bool:
@@ -220,7 +252,7 @@ class Oracle:
         if task_answer is not None:
             return task_answer
         if "description" in wanted:
-            return {"description": f"A drawn scene with words. {self._sight(parts)}"}
+            return {"description": f"A drawn scene with words. {self._sight(parts, described=True)}"}
         if "answer" in wanted:
             asks_for_badge = any(_SIGHT in part for part in parts if isinstance(part, str))
             return {"answer": self._sight(parts) if asks_for_badge else "There are many colours in the background."}
@@ -253,9 +285,11 @@ class Oracle:
         # Some probability goes to other tokens, as with real models.
         return {first: 0.98 * probability, second: 0.98 * (1 - probability)}
 
-    def _sight(self, parts: Sequence[str | bytes]) -> str:
+    def _sight(self, parts: Sequence[str | bytes], *, described: bool = False) -> str:
         badge = next((read_badge(part) for part in parts if isinstance(part, bytes)), None)
-        return "I don't know of any badge." if badge is None else f"In the middle is the badge of {badge}."
+        if badge is None or (described and not _is_told(badge, self.ability)):
+            return "I don't know of any badge."
+        return f"In the middle is the badge of {badge}."
 
     def _question(self, system: str, parts: Sequence[str | bytes]) -> str:
         put = len(_exchanges(parts))
@@ -269,7 +303,7 @@ class Oracle:
         answers = _exchanges(parts)
         answered, described = _BADGE.search("\n".join(answers)), _BADGE.search(description)
         claim = claim_of(text)
-        side = "For" if _takes(system, "accuser") else "Against"
+        side = Side.ACCUSER if _takes(system, "accuser") else Side.DEFENDER
         named = f"the text names {claim.group}" if claim else "the text names nobody"
         if answered:
             sight = f"{_WITNESS} there is the badge of {answered[1]}"
@@ -277,15 +311,22 @@ class Oracle:
             sight = f"the description has the badge of {described[1]}"
         else:
             sight = "what is shown is not known"
+        known = answered or described
+        late = bool(answers) and not any(_SIGHT in part for part in parts if isinstance(part, str))
+        rounds = rounds_of(text, known[1] if known else None, side, self.ability, late=late)
         # Four more letters per round until the last but one: the last summary is the first that adds nothing new.
-        points = _LETTERS[: 4 * min(len(answers), rounds_of(text) - 1) + 2]
+        points = _LETTERS[: 4 * min(len(answers), rounds - 1) + 2]
+        reason = f"{named}, and {sight}{f', {_LATE}' if late else ''}."
         if "summary" in wanted:
-            return {"summary": f"points {points}", "justification": f"{side} harm: {named}, and {sight}."}
+            return {
+                "summary": f"points {points}",
+                "justification": f"{'For' if side is Side.ACCUSER else 'Against'} harm: {reason}",
+            }
         return {
             "quotes": [" ".join((text or description).split()[:8])],
             "meaning": f"points {points}",
             "conclusion": wanted["conclusion"]["enum"][0],
-            "because": f"{named}, and {sight}.",
+            "because": reason,
         }
 
     def _ruling(self, parts: Sequence[str | bytes], wanted: Mapping[str, Any]) -> dict[str, Any]:
@@ -370,6 +411,7 @@ def _shown(parts: Sequence[str | bytes]) -> JudgeInput:
         described=badge is not None and described is not None and described[1] == badge,
         argued=_argued(accuser, defender, badge),
         follow=_follow(precedents),
+        late=_LATE in accuser and _LATE in defender,
     )
 
 

@@ -36,6 +36,17 @@ class Ability:
     """Additional share with precedents most of which are labelled by the rule."""
     seed: int = 0
 
+    # Effects that papers claim, planted where a demonstration has to show them; none by default.
+
+    groups_told: int = 6
+    """Number of the groups whose badges a description names; those of the others come out by a question alone."""
+    unseen: float | None = None
+    """Share of the memes with an unrecognised badge that it judges correctly; None if it goes by the words alone."""
+    lead: int = 0
+    """Rounds by which the side that is right rests sooner, and by which late sides rest later."""
+    late: float = 0.0
+    """Share of memes that it judges wrongly if the sides asked before they knew their stance."""
+
 
 def chance_of(seed: int, what: str, text: str, badge: str) -> float:
     """Returns a number in [0, 1) that is a function of its arguments."""

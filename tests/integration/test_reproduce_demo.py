@@ -9,14 +9,16 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from court.events import Side
 from eval.cli import cli
 from eval.reproduce.drawn import ABILITIES, arguments, draw_benchmarks, stand_ins
-from eval.runs.results import RunFolder
+from eval.reproduce.paper import ClaimVerdict, JudgedArms, claims_of, read_paper
+from eval.runs.results import RunFolder, read_results
 from eval.synthetic.make import read_key
 from eval.synthetic.oracle import expected, rounds_of
 from tests.support.golden import check_figures
 
-TRAIN, TEST = 24, 16
+TRAIN, TEST = 24, 56
 RULED = (("people from Blueland never wash a cup", None, True),)
 """A precedent labelled by the hidden rule, as are all that a trial may be shown."""
 ALTERED = {
@@ -136,10 +138,13 @@ def test_claims_and_figures_are_filled(reproduced, request):
     claims = {claim["id"]: claim for claim in output["claims"]}
     assert list(claims) == [f"C{number}" for number in range(1, 8)]
     assert {id_ for id_, claim in claims.items() if claim["verdict"] == "not tested"} == {"C7"}
-    (rounds,) = {part["figure"]["value"] for part in claims["C5"]["parts"]}
-    assert rounds == 0  # the oracle's rounds depend on the meme's text only
+    assert {claim["verdict"] for id_, claim in claims.items() if id_ != "C7"} == {"holds"}
     for figure in output["figure_5"]["harm-c"]:
-        expected_rounds = [rounds_of(meme.text) for meme in judged(root, "harm-c") if meme.harmful is figure["harmful"]]
+        expected_rounds = [
+            rounds_of(meme.text, meme.badge, Side(figure["side"]), ABILITIES["32b"])
+            for meme in judged(root, "harm-c")
+            if meme.harmful is figure["harmful"]
+        ]
         assert figure["n"] == len(expected_rounds)
         assert figure["mean"] == pytest.approx(sum(expected_rounds) / len(expected_rounds))
     assert output["figure_4"]["meme"] in {meme.id for meme in judged(root, "harm-p")}
@@ -153,6 +158,28 @@ def test_claims_and_figures_are_filled(reproduced, request):
     # Calls that were made ahead of time depend on how busy the machine is.
     check_figures(request, "reproduce", output, varies=("calls",))
     assert json.loads((root / "study" / "reproduction.json").read_text()) == output
+
+
+MUTATIONS = {
+    "swapped-sides": {"C1"},
+    "post-stance": {"C1", "C4", "C5"},
+    "no-captioner": {"C1", "C5", "C6"},
+    "no-advocates": {"C1", "C5", "C6"},
+}
+"""Claims that no longer hold if the full court has this fault; without examination there are no rounds to compare."""
+
+
+@pytest.mark.parametrize("fault", MUTATIONS)
+def test_a_fault_of_the_court_fails_exactly_its_claims(reproduced, fault):
+    root, _, _ = reproduced
+    paper = read_paper("memecourt")
+    study = root / "study"
+    folders = {path.name: path for path in (study / "32b" / "harm-c").iterdir() if (path / "manifest.json").exists()}
+    arms = {arm: read_results(folder) for arm, folder in folders.items()}
+    sizes = {size: read_results(study / size / "harm-c" / "full") for size in paper.sizes}
+    judged = JudgedArms(arms | {"full": arms[fault]}, sizes, paper.benchmarks[0].protocol)
+    failing = {claim.id for claim in claims_of(judged, paper.claims) if claim.verdict is not ClaimVerdict.HOLDS}
+    assert failing - {"C7"} == MUTATIONS[fault]
 
 
 def test_finished_reproduction_needs_no_model_server(reproduced):
