@@ -100,7 +100,9 @@ def draft(record: TrialRecord, filled: Mapping[str, Any] | None = None) -> dict[
         "decision_facts": _facts(record),
         "automated_detection": "Yes",
         # Whoever reviewed it had a say in it, even by upholding it; so had who labelled the precedent that it follows.
-        "automated_decision": f"AUTOMATED_DECISION_{'PARTIALLY' if review or verdict.binding else 'FULLY'}",
+        "automated_decision": "AUTOMATED_DECISION_PARTIALLY"
+        if review or verdict.binding
+        else "AUTOMATED_DECISION_FULLY",
         "puid": _puid(record.trial_id),
     }
     # The clause first: a reviewer may have found another one than the court.
