@@ -26,7 +26,7 @@ from serving.access.tokens import Tokens
 from serving.console import exports
 from serving.console import pictures as picture_pages
 from serving.console.guard import RequestGuard, guarded
-from serving.console.pages import signin, trial, trials
+from serving.console.pages import overview, signin, trial, trials
 from serving.console.pages import trying as try_pages
 from serving.console.registry import Console, Page, Reviewing, Trying
 from serving.console.rendering import render
@@ -43,7 +43,7 @@ from serving.views.blur import LibraryPictures
 
 PAGES: Sequence[Page] = tuple(
     page
-    for module in (signin, trials, try_pages, trial, picture_pages, queue, case, similar, agreement, exports)
+    for module in (signin, overview, trials, try_pages, trial, picture_pages, queue, case, similar, agreement, exports)
     for page in module.PAGES
 )
 """All pages, in the order of the navigation."""

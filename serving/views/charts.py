@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from markupsafe import Markup
 
@@ -78,6 +79,79 @@ def curve(side: Side, points: Sequence[Point], *, lowest: float, highest: float,
                 title=f"round {point.round}: {point.bits:.3f} bit",
             )
         )
+    return Markup("").join([*parts, Markup("</svg>")])
+
+
+class Column(NamedTuple):
+    """A value of a chart, or None where there is none, with its name and its words for people."""
+
+    name: str
+    value: float | None
+    words: str
+
+
+def columns(label: str, values: Sequence[Column], *, highest: float | None = None) -> Markup:
+    """Values side by side as bars, or as a line where their highest possible value is given.
+
+    Args:
+        highest: Upper end of the scale; None for that of the values.
+    """
+    top = highest or max([each.value or 0.0 for each in values] + [1.0])
+    step = (_WIDTH - _LEFT - _RIGHT) / max(len(values), 1)
+    floor = _HEIGHT - _BOTTOM
+
+    def y(value: float) -> float:
+        return floor - (floor - _TOP) * min(value / top, 1.0)
+
+    described = "; ".join(f"{each.name}: {each.words}" for each in values if each.value) or "nothing yet"
+    parts = [
+        Markup('<svg class="curve chart" viewBox="0 0 {:.0f} {:.0f}" role="img" aria-label="{}">').format(
+            _WIDTH, _HEIGHT, f"{label}. {described}"
+        )
+    ]
+    for value in (top, 0.0):
+        name = f"{value:.0%}" if highest else f"{value:,.0f}"
+        parts.append(
+            Markup('<line class="grid" x1="{}" x2="{}" y1="{:.1f}" y2="{:.1f}"/>').format(
+                _LEFT, _WIDTH - _RIGHT, y(value), y(value)
+            )
+            + Markup('<text class="scale" x="{:.1f}" y="{:.1f}" text-anchor="end">{}</text>').format(
+                _LEFT - 5, y(value) + 3.5, name
+            )
+        )
+    for number, each in enumerate(values):
+        left = _LEFT + number * step
+        # All names where they fit, else the first and the last.
+        if len(values) <= 6 or number in (0, len(values) - 1):
+            anchor = "middle" if len(values) <= 6 else "end" if number else "start"
+            at = left + step * (0.5 if len(values) <= 6 else float(bool(number)))
+            parts.append(
+                Markup('<text class="scale" x="{:.1f}" y="{:.1f}" text-anchor="{}">{}</text>').format(
+                    at, _HEIGHT - 5, anchor, each.name
+                )
+            )
+        if each.value is None:
+            continue
+        title = Markup("<title>{}: {}</title>").format(each.name, each.words)
+        if highest:
+            mark = Markup('<circle class="dot" cx="{:.1f}" cy="{:.1f}" r="3">{}</circle>').format(
+                left + step / 2, y(each.value), title
+            )
+        else:
+            mark = Markup('<rect class="column" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}">{}</rect>').format(
+                left + step * 0.15, y(each.value), step * 0.7, floor - y(each.value), title
+            )
+        parts.append(mark)
+    if highest:
+        # A gap where there is no value: a line through it would make one up.
+        run: list[str] = []
+        for number, each in enumerate([*values, Column("", None, "")]):
+            if each.value is not None:
+                run.append(f"{_LEFT + (number + 0.5) * step:.1f},{y(each.value):.1f}")
+                continue
+            if len(run) > 1:
+                parts.append(Markup('<polyline class="line" points="{}"/>').format(" ".join(run)))
+            run = []
     return Markup("").join([*parts, Markup("</svg>")])
 
 

@@ -70,7 +70,7 @@ def _own(request: Request, address: str) -> str:
     plain = address.startswith(first) and not address.startswith("//") and address.isprintable()
     # Browsers resolve dots, which would lead out of the console's path.
     dots = any(unquote(part) in (".", "..") for part in address.partition("?")[0].split("/"))
-    return address if plain and not dots and "\\" not in address else first
+    return address if plain and address != first and not dots and "\\" not in address else f"{first}overview"
 
 
 PAGES = (

@@ -2,8 +2,8 @@
 // stepped through. Without this file all of it can be done with Tab and Enter.
 "use strict";
 
-const HOME = document.querySelector(".bar .name").getAttribute("href"); // the console may stand under a path
-const GO = { d: "desk", a: "desk/agreement", t: "trials" };
+const HOME = document.querySelector(".bar .name").getAttribute("href").replace("overview", ""); // perhaps under a path
+const GO = { o: "overview", d: "desk", a: "desk/agreement", t: "trials" };
 const MARK = "at-row";
 let going = false;
 

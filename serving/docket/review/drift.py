@@ -117,13 +117,17 @@ async def measure_drift(
     weeks: int = 12,
     wanted: float,
     namespace: str | None = None,
+    namespaces: frozenset[str] | None = None,
 ) -> DriftReport:
     """Reads the random sample of the last weeks and its reviews.
 
     Args:
         wanted: Target for the share of memes whose label is wrong and unreviewed.
+        namespaces: Namespaces that the caller may see; None for all.
     """
-    drawn = await queue.sampled(since=now - timedelta(weeks=weeks), until=now, namespace=namespace)
+    drawn = await queue.sampled(
+        since=now - timedelta(weeks=weeks), until=now, namespace=namespace, namespaces=namespaces
+    )
     # One record at a time: only the reviewed part of a small sample is read, and records may be large.
     reviewed = {each.trial_id: await _verdict_of(each, trials) for each in drawn if each.found is not None}
     known = {trial_id: verdict for trial_id, verdict in reviewed.items() if verdict is not None}

@@ -10,8 +10,8 @@ import itertools
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from typing import Any, Final, TypeVar
+from datetime import UTC, date, datetime, timedelta
+from typing import Any, Final, NamedTuple, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, and_, delete, exists, func, select, text, tuple_, update
 
@@ -42,6 +42,7 @@ from serving.docket.store.tables import stamp
 from serving.docket.store.transactions import Transactions
 
 A = TypeVar("A")
+P = TypeVar("P")
 T = TypeVar("T")
 
 _AGAIN: Final = timedelta(minutes=1)
@@ -476,7 +477,12 @@ class ReviewQueue:
     # Figures
 
     async def sampled(
-        self, *, since: datetime, until: datetime, namespace: str | None = None
+        self,
+        *,
+        since: datetime,
+        until: datetime,
+        namespace: str | None = None,
+        namespaces: frozenset[str] | None = None,
     ) -> Sequence[SampledReview]:
         """Returns randomly sampled verdicts, by opening time of their trials, with the first review of each."""
         await self.catch_up()
@@ -485,6 +491,7 @@ class ReviewQueue:
         query = query.where(_case.opened_at >= stamp(since), _case.opened_at < stamp(until))
         if namespace is not None:
             query = query.where(_case.namespace == namespace)
+        query = query.where(*_saw_verdict(namespaces))
         labels = select(t.reviews.c.trial_id, t.reviews.c.label).order_by(t.reviews.c.number)
         labels = labels.where(t.reviews.c.trial_id.in_(query.with_only_columns(_case.trial_id).order_by(None)))
 
@@ -519,31 +526,45 @@ class ReviewQueue:
             drawn: True for only randomly sampled trials: only these are representative, since the others were reviewed
                 because something was doubtful.
         """
+
+        def counts(word: _FirstWord) -> bool:
+            if (blind and not word.blind) or (drawn and not word.drawn):
+                return False
+            return (since is None or word.at >= stamp(since)) and (until is None or word.at < stamp(until))
+
+        return _agreement([word for word in await self._first_words(namespaces) if counts(word)])
+
+    async def agreement_by(
+        self, period: Callable[[date], P], *, since: datetime, namespaces: frozenset[str] | None = None
+    ) -> Mapping[P, Agreement]:
+        """Computes the agreement for each period, by the day of the review."""
+        found: dict[P, list[_FirstWord]] = {}
+        for each in await self._first_words(namespaces):
+            if each.at >= stamp(since):
+                found.setdefault(period(datetime.fromisoformat(each.at).date()), []).append(each)
+        return {when: _agreement(words) for when, words in found.items()}
+
+    async def read(self, work: Callable[[Connection], T]) -> T:
+        """Reads from the queue's tables, once they have caught up with the log."""
         await self.catch_up()
+        return await self._transactions.read(work)
+
+    async def _first_words(self, namespaces: frozenset[str] | None) -> Sequence[_FirstWord]:
         row = t.reviews.c
         meme = (_case.pixels_sha256, _case.same)
         query = select(row.trial_id, *meme, row.reviewer, row.label, row.verdict, row.blind, row.at, _case.drawn)
         query = (
             query.join(t.cases, _case.trial_id == row.trial_id).where(*_saw_verdict(namespaces)).order_by(row.number)
         )
-        found = await self._transactions.read(lambda connection: connection.execute(query).all())
-        labels: dict[tuple[str, str], dict[str, str]] = {}
-        court: dict[tuple[str, str], dict[str, str]] = {}
-        first: set[tuple[tuple[str, str], str]] = set()
-        for trial_id, pixels, same, reviewer, label, verdict, was_blind, at, was_drawn in found:
+        found = dict[tuple[tuple[str, str], str], _FirstWord]()
+        for trial_id, pixels, same, reviewer, *rest in await self.read(
+            lambda connection: connection.execute(query).all()
+        ):
             # The same meme as for is_blinded (review_tables.py); a trial without digest equals no other.
             key = (pixels, same) if pixels else ("", trial_id)
-            # Before the filters: if a reviewer's first review does not count, no later one replaces it.
-            if (key, reviewer) in first:
-                continue
-            first.add((key, reviewer))
-            if (blind and not was_blind) or (drawn and not was_drawn):
-                continue
-            if (since is not None and at < stamp(since)) or (until is not None and at >= stamp(until)):
-                continue
-            labels.setdefault(key, {})[reviewer] = label
-            court.setdefault(key, {})[reviewer] = verdict
-        return agreement(labels, court, undecided=str(Label.UNDECIDED))
+            # Before any filter: if a reviewer's first review does not count, no later one replaces it.
+            found.setdefault((key, reviewer), _FirstWord(key, reviewer, *rest))
+        return list(found.values())
 
     # The database
 
@@ -562,6 +583,27 @@ class ReviewQueue:
             return [_case_in(found, taken.get(found.trial_id)) for found in rows]
 
         return await self._transactions.read(ask)
+
+
+class _FirstWord(NamedTuple):
+    """The first review of a meme by somebody, in whichever of its trials."""
+
+    meme: tuple[str, str]
+    reviewer: str
+    label: str
+    verdict: str
+    blind: bool
+    at: str
+    drawn: bool
+
+
+def _agreement(words: Sequence[_FirstWord]) -> Agreement:
+    labels: dict[tuple[str, str], dict[str, str]] = {}
+    court: dict[tuple[str, str], dict[str, str]] = {}
+    for word in words:
+        labels.setdefault(word.meme, {})[word.reviewer] = word.label
+        court.setdefault(word.meme, {})[word.reviewer] = word.verdict
+    return agreement(labels, court, undecided=str(Label.UNDECIDED))
 
 
 def _label_found(stored: str | None) -> Label | None:
