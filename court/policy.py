@@ -21,6 +21,8 @@ class Clause(Value):
     text: str = Field(min_length=1, max_length=2000)
     facts: bool = False
     """True if the clause depends on whether something is true, so that the expert witness may have to be called."""
+    reasons: tuple[str, ...] = Field(default=(), max_length=3)
+    """Reasons that reviewers may choose with the clause, instead of writing their own."""
 
 
 class Policy(Value):
@@ -46,9 +48,9 @@ class Policy(Value):
     @property
     def digest(self) -> str:
         """SHA-256 of the policy's content, as ``sha256:…``."""
-        # Excludes `facts`, so that digests from before this field existed, and requests that name them, stay valid. A
-        # trial with a witness lists those clauses among its settings.
-        return digest(self.model_dump(mode="json", exclude={"clauses": {"__all__": {"facts"}}}))
+        # Only the wording: a trial with a witness lists the clauses on facts among its settings, and no role is shown
+        # the reasons.
+        return digest(self.model_dump(mode="json", exclude={"clauses": {"__all__": {"facts", "reasons"}}}))
 
     @property
     def categories(self) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ import pytest
 
 from court.errors import Unavailable
 from court.events import Look, ReviewOutcome, VerdictReviewed
+from court.policy import DEFAULT_POLICY
 from court.verdict import Label, ReviewReason, Strength
 from memecourt.v1 import court_pb2 as wire
 from serving.docket.open import Docket
@@ -23,7 +24,7 @@ from serving.rpc.docket import DocketService
 from serving.rpc.flow_control import ReceiveBudget
 from tests.support.cli import assert_matches_golden
 from tests.support.desk_pages import PICTURE, form_of, page_text, with_desk_pages
-from tests.support.desks import verdict
+from tests.support.desks import trial, verdict
 from tests.support.docket_service import ReviewCounter, a_scene
 from tests.support.dockets import NOON
 from tests.support.stable_pages import stable_page
@@ -82,7 +83,7 @@ def test_the_verdict_is_hidden_until_the_reviewer_has_decided(tmp_path):
         assert RATIONALE not in text and "0.55" not in text, path
         assert "because of" not in text and "tie is harmful" not in text, path
         assert "moderate" not in text, path
-    assert "sides or votes disagree" in before["/desk"]
+    assert "sides or votes disagree" not in before["/desk"] and "DISAGREE" not in before["/desk"]
     assert "shown once you have decided" in before["/trials?q=monday"]
     assert "waiting for review" in before["/trials"]
     # A filter that matches it does not reveal it either.
@@ -652,7 +653,7 @@ def test_the_list_keeps_its_place_while_its_cases_are_reviewed(tmp_path):
         for number in range(60):
             await it.tried(f"u{number:02}", verdict(U), words=f"word{number:02}", at=NOON + timedelta(minutes=number))
         await it.tried("low", verdict(H, score=0.55), words="the low one")
-        ada = await it.person("ada")
+        ada = await it.person("root")
         taken = await ada.post("/desk/next", {"why": "LOW_SCORE"})
         page = (await ada.get(taken.headers["location"])).text
         fields = {"label": "HARMFUL", "other_clause": "4", "reason": "r"}
@@ -662,7 +663,7 @@ def test_the_list_keeps_its_place_while_its_cases_are_reviewed(tmp_path):
         second = (await ada.get(f"/desk{onward}")).text
         link = re.search(r'href="(/desk/cases/u55\?[^"]*)"', second)[1].replace("&amp;", "&")
         neighbour = page_text(await ada.get(link))
-        malformed = await ada.get("/desk/cases/u55?why=NONE&urgency=x&after=y")
+        malformed = await ada.get("/desk/cases/u55?why=NONE&after=none")
         return taken.headers["location"], page, decided.headers["location"], neighbour, malformed
 
     taken, page, decided, neighbour, malformed = play(tmp_path, work)
@@ -670,6 +671,68 @@ def test_the_list_keeps_its_place_while_its_cases_are_reviewed(tmp_path):
     assert "the low one" in page and "word00" not in page and 'name="why" value="LOW_SCORE"' in page
     assert "word55" in neighbour and "word50" in neighbour and "word49" not in neighbour and "First page" in neighbour
     assert malformed.status_code == 200 and "word00" in malformed.text, "a malformed address does not hide the case"
+
+
+def test_reasons_are_shown_to_administrators_alone_before_a_decision(tmp_path):
+    async def work(it):
+        for number in range(52):
+            await it.tried(f"u{number:02}", verdict(U), words=f"word{number:02}", at=NOON + timedelta(minutes=number))
+        await it.tried("low", verdict(H, score=0.55), words="the low one")
+        people = [await it.person(name) for name in ("ada", "root")]
+        pages = [[(await one.get(at)).text for at in ("/desk", "/desk?why=LOW_SCORE")] for one in people]
+        taken = [(await one.post("/desk/next", {"why": "LOW_SCORE"})).headers["location"] for one in people]
+        return pages, taken
+
+    (ada, root), taken = play(tmp_path, work)
+    # Neither list, filter, counters nor the address of the next page.
+    for page in ada:
+        assert not re.search(
+            "low score|undecided|LOW_SCORE|UNDECIDED|urgency", page.split("<main")[1].split("</main")[0]
+        )
+        assert "word00" in page and "53</span> waiting" in page
+    assert "low score" in root[0] and "word00" not in root[1] and "the low one" in root[1]
+    assert taken == ["/desk/cases/u00", "/desk/cases/low?why=LOW_SCORE"]
+
+
+def test_a_skipped_case_goes_back_and_the_next_one_comes(tmp_path):
+    async def work(it):
+        for number in range(3):
+            await it.tried(f"u{number}", verdict(U), at=NOON + timedelta(minutes=number), pixels=str(number) * 64)
+        ada = await it.person("ada")
+        at = (await ada.post("/desk/next")).headers["location"]
+        way = [at]
+        for _ in range(3):
+            at = (await ada.post(f"{at}/skip", page=at)).headers["location"]
+            way.append(at)
+        locked = [(await it.desk.case(f"u{number}")).lock is not None for number in range(3)]
+        return way, locked
+
+    way, locked = play(tmp_path, work)
+    assert way == [f"/desk/cases/u{number}" for number in (0, 1, 2, 0)] and locked == [True, False, False]
+
+
+def test_a_reason_of_the_clause_can_be_chosen(tmp_path):
+    policy = DEFAULT_POLICY.model_copy(
+        update={"clauses": (DEFAULT_POLICY.clauses[0].model_copy(update={"reasons": ("It names a <group>.",)}),)}
+    )
+
+    async def work(it):
+        for name in "ab":
+            events = trial(name, DOUBTFUL)
+            reference = events[0].policy.model_copy(update={"content": policy, "digest": policy.digest})
+            for event in [events[0].model_copy(update={"policy": reference}), *events[1:]]:
+                await it.docket.writer.append(event)
+        ada = await it.person("ada")
+        await ada.post("/desk/cases/a/take")
+        page = (await ada.get("/desk/cases/a")).text
+        refused = await ada.decides("a", "HARMFUL", clause="1", reason="", chosen="Of another clause.")
+        await ada.decides("a", "HARMFUL", clause="1", reason="", chosen="It names a <group>.")
+        return page, refused, (await it.docket.trials.record("a")).review
+
+    page, refused, review = play(tmp_path, work)
+    assert 'value="It names a &lt;group&gt;." data-key="d"' in page
+    assert refused.status_code == 400 and review.reason == "It names a <group>."
+    assert policy.digest == policy.model_copy(update={"clauses": DEFAULT_POLICY.clauses[:1]}).digest
 
 
 def test_rows_show_text_and_reason_and_never_begin_with_an_id(tmp_path):
@@ -807,7 +870,7 @@ def test_malformed_requests_are_client_errors(tmp_path):
         await it.tried("open")
         root = await it.person("root")
         paths = (
-            "/desk?why=NONE", "/desk?after=a&urgency=x", "/desk?after=a&urgency=99999", "/desk/cases/none",
+            "/desk?why=NONE", "/desk?after=none", "/desk/cases/none",
             "/desk/cases/..%2f..%2fetc", "/trials?after=zz", "/desk/agreement?since=x", "/desk/cases/open",
             "/desk/cases/none/similar",
         )  # fmt: skip

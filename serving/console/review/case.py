@@ -24,10 +24,11 @@ from serving.console.review.parts import (
     mark_shown,
     reviewing_of,
 )
-from serving.console.review.queue import list_query, listing, why_of
+from serving.console.review.queue import list_query, listing, why_in
 from serving.console.visitors import Role
 from serving.docket.review.corrections import Overrulings, policy_of
 from serving.docket.review.locks import LOCK_MINUTES, AlreadyReviewed, CaseError
+from serving.docket.review.queue import cursor_of
 from serving.views.trial_view import view_of
 
 _log = logging.getLogger("memecourt.console")
@@ -36,7 +37,7 @@ NO_CLAUSE = "none"
 """Value of a review's clause if no clause applies."""
 _BESIDE = ("look", "label", "clause", "reason", "why")
 """Fields that have a place for their error beside them."""
-_WRITTEN = ("label", "clause", "other_clause", "reason", "precedent", "why")
+_WRITTEN = ("label", "clause", "other_clause", "reason", "chosen", "precedent", "why")
 """Fields of the forms that a reviewer fills in."""
 
 
@@ -79,6 +80,19 @@ async def release(request: Request) -> Response:
     return redirect(request, f"/desk{list_query(request)}")
 
 
+async def skip(request: Request) -> Response:
+    """Releases a case and takes the next one in the queue's order; after the last, the first."""
+    record, visitor, queue = await trial_of(request), visitor_of(request), reviewing_of(request).queue
+    why = why_in(request, request.query_params.get("why", ""))
+    await queue.release(record.trial_id, visitor.name)
+    at = cursor_of(await queue.case(record.trial_id))
+    found = await queue.take_next(visitor.name, why=why, namespaces=visitor.namespaces, after=at)
+    found = found or await queue.take_next(visitor.name, why=why, namespaces=visitor.namespaces)
+    if found is None:
+        return redirect(request, f"/desk{list_query(request) or '?none='}")
+    return redirect(request, f"{case_path(found.trial_id)}{list_query(request)}")
+
+
 async def see(request: Request) -> Response:
     """Shows the verdict to a visitor who has not decided, and logs that."""
     record = await trial_of(request)
@@ -107,7 +121,7 @@ async def review(request: Request) -> Response:
             visitor.name,
             label=Label(label),
             clause=clause,
-            reason=form.get("reason", ""),
+            reason=_reason(form, record, clause),
             look=views.for_record,
             look_at=views.since,
             precedent=bool(rulings and rulings.wanted(chosen=form.get("precedent") == "yes")),
@@ -121,6 +135,13 @@ async def review(request: Request) -> Response:
     # Only once it is stored: metrics count what is in the records.
     reviewing_of(request).on_reviewed(event)
     return await _next(request, record)
+
+
+def _reason(form: Mapping[str, str], record: TrialRecord, number: str) -> str:
+    """Returns the written reason, or else the one that was chosen of the clause's own."""
+    own = [reason for clause in clauses_of(record) if clause.number == number for reason in clause.reasons]
+    chosen = form.get("chosen", "")
+    return form.get("reason", "").strip() or (chosen if chosen in own else "")
 
 
 async def undo(request: Request) -> Response:
@@ -143,7 +164,7 @@ async def _next(request: Request, record: TrialRecord) -> Response:
     """Takes and opens the next case after a review; without any, the reviewed one."""
     visitor, found = visitor_of(request), None
     try:
-        why = why_of(request.query_params.get("why", ""))
+        why = why_in(request, request.query_params.get("why", ""))
         found = await reviewing_of(request).queue.take_next(visitor.name, why=why, namespaces=visitor.namespaces)
     except (BadRequest, Unavailable) as error:
         _log.warning("no next case after trial=%s reason=%s", record.trial_id, error.reason)
@@ -294,6 +315,7 @@ PAGES = (
     Page("/desk/cases/{trial_id}/take", take, role=Role.REVIEWER, methods=("POST",)),
     Page("/desk/cases/{trial_id}/renew", renew, role=Role.REVIEWER, methods=("POST",)),
     Page("/desk/cases/{trial_id}/release", release, role=Role.REVIEWER, methods=("POST",)),
+    Page("/desk/cases/{trial_id}/skip", skip, role=Role.REVIEWER, methods=("POST",)),
     Page("/desk/cases/{trial_id}/see", see, role=Role.REVIEWER, methods=("POST",)),
     Page("/desk/cases/{trial_id}/review", review, role=Role.REVIEWER, methods=("POST",)),
     Page("/desk/cases/{trial_id}/undo", undo, role=Role.REVIEWER, methods=("POST",)),

@@ -13,6 +13,7 @@ from serving.console.registry import Page, form_of, redirect, visitor_of
 from serving.console.rendering import render
 from serving.console.review.parts import PRIORITY_WORDS, behind, case_path, hidden_and_marked, reviewing_of
 from serving.console.visitors import Role
+from serving.docket.errors import TrialUnknown
 from serving.docket.review.projection import ReviewPriority
 from serving.docket.review.queue import cursor_of
 
@@ -29,7 +30,7 @@ async def listing(request: Request, *, at_case: str = "") -> dict[str, Any]:
     visitor, reviews = visitor_of(request), reviewing_of(request).queue
     params = request.query_params
     try:
-        why, after = why_of(params.get("why", "")), _after(request)
+        why, after = why_in(request, params.get("why", "")), await _after(request)
     except BadRequest:
         if not at_case:
             raise
@@ -41,8 +42,7 @@ async def listing(request: Request, *, at_case: str = "") -> dict[str, Any]:
     more = ""
     if len(cases) > _PAGE:
         cases = cases[:_PAGE]
-        urgency, opened, trial_id = cursor_of(cases[-1])
-        more = urlencode({"why": why or "", "urgency": urgency, "opened": opened, "after": trial_id})
+        more = urlencode({"why": why or "", "after": cases[-1].trial_id})
     return {
         "at_case": at_case,
         "cases": cases,
@@ -51,6 +51,7 @@ async def listing(request: Request, *, at_case: str = "") -> dict[str, Any]:
         "first": after is None,
         "place": list_query(request),
         "counts": await reviews.counts(visitor.namespaces),
+        "told_why": sees_reasons(request),
         "why": why,
         "words": PRIORITY_WORDS,
         "hidden": await hidden_and_marked(request, [case.trial_id for case in cases]),
@@ -60,21 +61,28 @@ async def listing(request: Request, *, at_case: str = "") -> dict[str, Any]:
 
 def list_query(request: Request) -> str:
     """Returns the part of an address that keeps the list where it is when a case of it is opened; empty at its top."""
-    query = {
-        name: request.query_params[name]
-        for name in ("why", "urgency", "opened", "after")
-        if request.query_params.get(name)
-    }
+    names = ("why", "after") if sees_reasons(request) else ("after",)
+    query = {name: request.query_params[name] for name in names if request.query_params.get(name)}
     return f"?{urlencode(query)}" if query else ""
 
 
 async def take_next(request: Request) -> Response:
     """Takes the most urgent case that nobody has, and opens it."""
     visitor = visitor_of(request)
-    why = why_of(form_of(request).get("why", ""))
+    why = why_in(request, form_of(request).get("why", ""))
     case = await reviewing_of(request).queue.take_next(visitor.name, why=why, namespaces=visitor.namespaces)
     query = f"?why={why}" if why else ""  # keep the reviewer's filter
     return redirect(request, "/desk?none=" if case is None else f"{case_path(case.trial_id)}{query}")
+
+
+def sees_reasons(request: Request) -> bool:
+    """True if the visitor may know why cases wait before they decide: a reason may tell the verdict."""
+    return visitor_of(request).role >= Role.ADMIN or not reviewing_of(request).blind_first
+
+
+def why_in(request: Request, value: str) -> ReviewPriority | None:
+    """Returns the reason that a page asks for; None for visitors who are not told it. Raises BadRequest."""
+    return why_of(value) if sees_reasons(request) else None
 
 
 def why_of(value: str) -> ReviewPriority | None:
@@ -86,15 +94,15 @@ def why_of(value: str) -> ReviewPriority | None:
     return ReviewPriority(value)
 
 
-def _after(request: Request) -> tuple[int, str, str] | None:
-    params = request.query_params
-    if not params.get("after"):
+async def _after(request: Request) -> tuple[int, str, str] | None:
+    """Returns the position behind the case in the address, which does not tell how urgent it is."""
+    if not (trial_id := request.query_params.get("after", "")):
         return None
-    urgency = params.get("urgency", "")
-    # The address is anyone's to write; isdecimal alone is true of the digits of any script.
-    if not urgency.isascii() or not urgency.isdecimal() or len(urgency) > 3:
-        raise BadRequest("That page of the queue can't be found. Begin with the first.", field="urgency")
-    return int(urgency), params.get("opened", ""), params["after"]
+    try:
+        case = await reviewing_of(request).queue.case(trial_id)
+    except TrialUnknown:
+        raise BadRequest("That page of the queue can't be found. Begin with the first.", field="after") from None
+    return cursor_of(case)
 
 
 PAGES = (

@@ -94,7 +94,12 @@ class ReviewPriority(StrEnum):
         return _URGENCY[self]
 
 
-_BY_PEOPLE = {ReviewPriority.APPEAL, ReviewPriority.REVIEWERS_DISAGREE, ReviewPriority.SECOND_OPINION}
+_BY_PEOPLE = {
+    ReviewPriority.APPEAL,
+    ReviewPriority.OBJECTION,
+    ReviewPriority.REVIEWERS_DISAGREE,
+    ReviewPriority.SECOND_OPINION,
+}
 # Numbers are stored in dockets; appeals were added later and start at 0.
 _URGENCY = {why: urgency for urgency, why in enumerate(ReviewPriority)}
 

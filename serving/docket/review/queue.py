@@ -277,18 +277,22 @@ class ReviewQueue:
         )
 
     async def take_next(
-        self, who: str, *, why: ReviewPriority | None = None, namespaces: frozenset[str] | None = None
+        self,
+        who: str,
+        *,
+        why: ReviewPriority | None = None,
+        namespaces: frozenset[str] | None = None,
+        after: tuple[int, str, str] | None = None,
     ) -> Case | None:
-        """Locks the most urgent free case; None if there is none.
+        """Locks the most urgent free case, or the first behind a cursor; None if there is none.
 
         One in :data:`OBJECTION_EVERY` is an objection by the link of a notice, if there is one: a flood of them buries
         neither the other cases nor the oldest of its own kind.
         """
-        if why is None and next(self._turns) % OBJECTION_EVERY == 0:
+        if why is None and after is None and next(self._turns) % OBJECTION_EVERY == 0:
             objection = await self.take_next(who, why=ReviewPriority.OBJECTION, namespaces=namespaces)
             if objection is not None:
                 return objection
-        after = None
         # Page by page: many taken cases may precede a free one.
         while page := await self.queue(who, limit=20, after=after, why=why, namespaces=namespaces):
             for case in page:
