@@ -336,3 +336,31 @@ def test_desk_pages_are_accessible_and_fit_a_phone(served, person, scheme):
         assert results.violations_count == 0, f"{path}: {results.generate_report()}"
         wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
         assert wide == 0, path
+
+
+def test_a_decision_is_undone_and_a_case_skipped_by_keyboard_alone(served, person):
+    served.tried("one", verdict(H, strengths=TIE), words="Monday people")
+    served.tried("two", verdict(H, strengths=TIE), words="Tuesday people", pixels="2" * 64)
+    page = person("ada")
+    page.goto(f"{served.address}/desk")
+    page.keyboard.press("t")
+    page.wait_for_url("**/desk/cases/one")
+    page.keyboard.press("q")
+    page.wait_for_url("**/desk/cases/two")
+    page.keyboard.press("q")
+    page.wait_for_url("**/desk/cases/one")
+    page.keyboard.press("b")
+    page.locator("#meme-picture img.sharp").wait_for()
+    page.keyboard.press("n")
+    page.keyboard.press("w")
+    page.keyboard.type("A joke.")
+    page.locator("#clause").fill("4")
+    page.keyboard.press("Control+Enter")
+    page.wait_for_url("**/desk/cases/two?last=one")
+    assert served.record("one").review.label is N
+    page.keyboard.press("z")
+    page.wait_for_url("**/desk/cases/one")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Your case")
+    record = served.record("one")
+    assert record.review is None and record.last(VerdictReviewed).look_s < 60
+    assert record.in_force.by == "COURT"
