@@ -364,3 +364,25 @@ def test_a_decision_is_undone_and_a_case_skipped_by_keyboard_alone(served, perso
     record = served.record("one")
     assert record.review is None and record.last(VerdictReviewed).look_s < 60
     assert record.in_force.by == "COURT"
+
+
+def test_a_reviewer_sees_grey_pictures_and_is_warned_at_their_budget(served, person):
+    for number in range(2):
+        served.tried(f"t{number}", verdict(H, strengths=TIE))
+    page = person("ada")
+    page.locator("details.menu summary").click()
+    page.get_by_label("Shown pictures in grey").check()
+    page.get_by_label("Blur more strongly").check()
+    page.get_by_label("Warn after").fill("2")
+    page.get_by_label("Warn after").press("Tab")
+    style = "(one) => getComputedStyle(one).filter"
+    for number in range(2):
+        page.goto(f"{served.address}/desk/cases/t{number}")
+        assert page.locator("#meme-picture img.veiled").evaluate(style) == "blur(8px)"
+        assert page.locator("#over-budget").count() == 0
+        page.keyboard.press("b")
+        page.locator("#meme-picture img.sharp").wait_for()
+        assert page.locator("#meme-picture img.sharp").evaluate(style) == "grayscale(1)"
+    expect(page.locator("#over-budget")).to_contain_text("2 pictures were shown to you today")
+    page.goto(f"{served.address}/desk")
+    expect(page.locator("#over-budget")).to_be_visible()

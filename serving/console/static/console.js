@@ -11,6 +11,38 @@ document.addEventListener("click", (event) => {
 
 const texts = kept("texts", logText);
 const hover = kept("hover");
+kept("grey");
+kept("blur");
+
+// Pictures that this person was shown today in this browser, and how many they want to be warned after.
+const budget = document.getElementById("budget");
+if (budget) {
+  const stored = (name) => { try { return localStorage.getItem(name); } catch { return null; } };
+  const store = (name, value) => { try { localStorage.setItem(name, value); } catch { /* then nobody is warned */ } };
+  budget.value = stored("budget") || "";
+  budget.addEventListener("change", () => { store("budget", budget.value); warn(); });
+  const today = new Date().toDateString();
+  const [day, before] = (stored("shown") || "").split("|");
+  let shown = day === today ? Number(before) : 0;
+  const warn = () => {
+    document.getElementById("over-budget")?.remove();
+    if (!Number(budget.value) || shown < Number(budget.value)) return;
+    const notice = document.createElement("p");
+    notice.id = "over-budget";
+    notice.className = "notice";
+    notice.setAttribute("role", "status");
+    notice.textContent = `${shown} pictures were shown to you today; you wanted to stop at ${budget.value}. Take a break.`;
+    document.getElementById("main").prepend(notice);
+  };
+  // Images tell of their loading only where they stand, so listen on the way there.
+  document.addEventListener("load", (event) => {
+    if (!event.target.matches?.("img.sharp")) return;
+    shown += 1;
+    store("shown", `${today}|${shown}`);
+    warn();
+  }, true);
+  warn();
+}
 
 // A choice of this browser, which holds for all pages (theme.js reads it first).
 function kept(name, then = () => {}) {

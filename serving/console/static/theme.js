@@ -6,5 +6,5 @@
   const theme = kept("theme");
   if (theme === "light" || theme === "dark") root.dataset.theme = theme;
   // Texts are blurred until somebody asks for them in this browser.
-  for (const name of ["texts", "hover"]) if (kept(name) === "shown") root.dataset[name] = "shown";
+  for (const name of ["texts", "hover", "grey", "blur"]) if (kept(name) === "shown") root.dataset[name] = "shown";
 }
