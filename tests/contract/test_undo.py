@@ -160,3 +160,22 @@ def test_review_time_is_stored_and_searchable(docket_place):
         return await it.found("under:2s"), [(await it.docket.trials.record(name)).review.look_s for name in "abc"]
 
     assert play(docket_place, work) == (["a"], [1.5, 30.0, None])
+
+
+def test_undoing_a_review_restores_the_finding_of_an_expired_trial(docket_place):
+    async def work(it):
+        for name in "ab":
+            await it.tried(name, DOUBTFUL)
+        await decide(it, "a", "bea", N, look=Look.UNKNOWN)
+        await it.docket.eraser.erase_all({"a": ()}, who="r", why="old", at=NOON, keep_findings_days=36_500)
+        key = (await it.docket.trials.record("b")).content
+        found = [await it.docket.findings.get(key)]
+        it.clock.turn(minutes=1)
+        review = await decide(it, "b", "ada", H)
+        found.append(await it.docket.findings.get(key))
+        await it.desk.withdraw("b", "ada", review.seq)
+        return [*found, await it.docket.findings.get(key)], await faults(it.docket)
+
+    (before, during, after), wrong = play(docket_place, work)
+    assert before.until is not None and (before.label, during.label) == (N, H)
+    assert after == before and wrong == []
