@@ -138,8 +138,15 @@ def columns(label: str, values: Sequence[Column], *, highest: float | None = Non
                 left + step / 2, y(each.value), title
             )
         else:
-            mark = Markup('<rect class="column" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}">{}</rect>').format(
-                left + step * 0.15, y(each.value), step * 0.7, floor - y(each.value), title
+            mark = Markup(
+                '<rect class="column" x="{left:.1f}" y="{top:.1f}" width="{width:.1f}" height="{height:.1f}">'
+                "{title}</rect>"
+            ).format(
+                left=left + step * 0.15,
+                top=y(each.value),
+                width=step * 0.7,
+                height=floor - y(each.value),
+                title=title,
             )
         parts.append(mark)
     if highest:

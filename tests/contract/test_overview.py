@@ -76,7 +76,7 @@ def test_the_first_page_is_the_overview_and_tells_reasons_and_reviewers_to_admin
     assert "Overview" not in re.findall("<h1[^>]*>(.*?)</h1>", empty.text)
     text = page_text(page)
     assert "Waiting for a person 2 oldest since" in text and "Reviewed, 28 days 66.7 % 4 of 6 verdicts" in text
-    assert "Overruled, 28 days 50.0 % 2 of 4 reviewed verdicts" in text
+    assert ("Overruled, 28 days 50.0 % 2 of 4 reviewed verdicts" in text) is (name == "root")
     assert page.text.count('<svg class="curve chart"') == 6 and " style=" not in page.text
     searches = {parse_qs(urlsplit(link).query)["q"][0].split(" since:")[0] for link in lists}
     assert {"is:waiting", "is:decided", "is:reviewed", "is:overruled"} - searches <= {"is:waiting"}

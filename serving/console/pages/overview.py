@@ -29,13 +29,16 @@ async def overview(request: Request) -> Response:
     if not any(week.decided for week in found.weeks) and not found.waiting:
         return redirect(request, "/trials")
     chief = visitor.role >= Role.ADMIN
+    # Others could tell a hidden verdict from a share of one or two.
+    fewest = 1 if chief else FEWEST
     return render(
         request,
         "overview.html",
         overview=found,
         today=found.days[-1],
         recent=_sum(found.days),
-        charts=_charts(request, found, chief=chief),
+        charts=_charts(request, found, fewest=fewest),
+        fewest=fewest,
         # They would tell a reviewer why the next case is there.
         reasons=await queue.counts(visitor.namespaces) if chief else {},
         reviewers=found.reviewers if chief else (),
@@ -47,9 +50,7 @@ async def overview(request: Request) -> Response:
     )
 
 
-def _charts(request: Request, found: Overview, *, chief: bool) -> Sequence[Mapping[str, Any]]:
-    # Others could tell a hidden verdict from a share of one or two.
-    fewest = 1 if chief else FEWEST
+def _charts(request: Request, found: Overview, *, fewest: int) -> Sequence[Mapping[str, Any]]:
     weeks = f"since:{found.weeks[0].start}"
 
     def share(of: int, n: int) -> tuple[float | None, str]:
