@@ -25,6 +25,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,9 @@ FORMAT = "memecourt-bundle/1"
 """Format identifier in each bundle."""
 COUNT = "memecourt-count/1"
 """First line of the signed note with the number of entries of a trial."""
-OWN_KINDS = frozenset({"PictureShown", "Erased", "Part", "PrecedentChanged", "KeyRotated"})
+SAMPLE = "memecourt-sample/1"
+"""Format identifier in each random sample of trials."""
+OWN_KINDS = frozenset({"PictureShown", "Erased", "Part", "PrecedentChanged", "KeyRotated", "SampleCommitted"})
 """Kinds of entries that are not events of a trial."""
 
 _NOT_WHOLE = "This file is not what it has to be: "
@@ -181,6 +184,79 @@ def verify_receipt(
     if logged.kind != "VerdictGiven" or (trial_id and logged.trial_id != trial_id):
         raise Violated("The receipt is of another entry than of this verdict.")
     return logged
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A verified random sample.
+
+    Attributes:
+        entry: Number of the entry that committed to it.
+        commitment: Content of that entry: ``checkpoint``, ``count``, ``beacon``, ``round``, ``due``.
+        drawn_from: The log that it was drawn from.
+        trials: Ids of the drawn trials, in the order of the draw.
+    """
+
+    entry: int
+    commitment: Mapping[str, Any]
+    drawn_from: Checkpoint
+    trials: tuple[str, ...]
+
+
+def sample_numbers(commitment: Mapping[str, Any], size: int, value: str) -> Iterator[int]:
+    """Yields numbers of entries in the order of the draw, each once; those that are no verdicts are passed over.
+
+    Args:
+        size: Size of the log that is drawn from.
+        value: The beacon's value for the round, in hex.
+    """
+    bound = [commitment[name] for name in ("checkpoint", "count", "beacon", "round", "due")]
+    seed = hashlib.sha256(json.dumps([SAMPLE, *bound, value.lower()], separators=(",", ":")).encode()).digest()
+    seen: set[int] = set()
+    turn = 0
+    while len(seen) < size:
+        # 256 bits over at most 63: no number is favoured to any degree that matters.
+        number = int.from_bytes(hashlib.sha256(seed + turn.to_bytes(8, "big")).digest(), "big") % size
+        turn += 1
+        if number not in seen:
+            seen.add(number)
+            yield number
+
+
+def verify_sample(text: str, keys: Sequence[str], *, expected: Mapping[str, Any], value: str) -> Sample:
+    """Verifies that a sample is the one that the docket had committed to, drawn by the beacon's value.
+
+    Args:
+        expected: The commitment as it was received before the round: ``entry`` with its number, and its content.
+        value: The beacon's value for that round, in hex, from the beacon.
+
+    Raises:
+        Violated: The sample is another one, or not from that log.
+        CantCheck: The file or a key is invalid.
+    """
+    file = _object(text)
+    if file.get("format") != SAMPLE:
+        raise CantCheck(_NOT_WHOLE + "it is no sample.")
+    checkpoint = open_checkpoint(_text(file, "checkpoint"), keys)
+    logged = _logged(file.get("commitment"), checkpoint)
+    body = logged.body
+    if logged.kind != "SampleCommitted" or body is None or {"entry": logged.number, **body} != dict(expected):
+        raise Violated("The sample follows another commitment than the one that was received before.")
+    if datetime.fromisoformat(_text(body, "at")) >= datetime.fromisoformat(_text(body, "due")):
+        raise Violated("The docket committed to the sample when the beacon's value was known already.")
+    continued = {"checkpoint": body["checkpoint"], "proof": _list(file, "consistency")}
+    drawn_from = _continued(continued, checkpoint, keys)
+    numbers, trials = sample_numbers(body, drawn_from.size, value), list[str]()
+    for one in _list(file, "draws"):
+        number = next(numbers, None) if len(trials) < body["count"] else None
+        entry = _logged(one, drawn_from)
+        if entry.number != number:
+            raise Violated(f"Entry {entry.number} was not the next one to be drawn by this value.")
+        if entry.kind == "VerdictGiven":
+            trials.append(entry.trial_id)
+    if len(trials) < body["count"] and next(numbers, None) is not None:
+        raise Violated("The sample ends before all of its trials were drawn.")
+    return Sample(logged.number, body, drawn_from, tuple(trials))
 
 
 def open_checkpoint(note: str, keys: Sequence[str]) -> Checkpoint:
@@ -627,15 +703,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Checks a file; returns 0 if it is right, 1 if it is not, 2 if it could not be checked."""
     parser = argparse.ArgumentParser(
         prog="python -m memecourt.verify",
-        description="Checks a bundle (memecourt docket bundle) or a receipt (of a JudgeResponse, as JSON) offline.",
+        description="Checks a bundle, a receipt (of a JudgeResponse, as JSON) or a sample of the docket offline.",
         epilog="Exit status: 0 it is right, 1 it is not, 2 it could not be checked.",
     )
-    parser.add_argument("file", help="a bundle, or JSON that holds a receipt")
+    parser.add_argument("file", help="a bundle, a sample, or JSON that holds a receipt")
     parser.add_argument("--key", required=True, metavar="FILE", help="public keys of the docket, one a line")
     parser.add_argument("--receipt", metavar="FILE", help="JSON of receipts that the bundle must agree with")
     parser.add_argument(
         "--anchor", metavar="FILE", help="checkpoints kept elsewhere that the bundle's log must continue"
     )
+    parser.add_argument("--commitment", metavar="FILE", help="of a sample: the commitment as it was received before")
+    parser.add_argument("--value", metavar="HEX", help="of a sample: the beacon's value in the round")
     options = parser.parse_args(arguments)
     try:
         keys = [line for line in _read(options.key).splitlines() if line.strip()]
@@ -649,6 +727,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(f"receipts  {agreed} agree")
             if options.anchor:
                 print(f"anchors   {_against_anchor(trial, _read(options.anchor), keys)} agree")
+        elif options.commitment and options.value:
+            expected = _object(_read(options.commitment))
+            sample = verify_sample(text, keys, expected=expected, value=options.value)
+            print(
+                f"{len(sample.trials)} trials, drawn from {sample.drawn_from.size} entries as entry {sample.entry} says"
+            )
         elif options.receipt or options.anchor:
             raise CantCheck("--receipt and --anchor are what a bundle is held against, and this file is none.")
         else:

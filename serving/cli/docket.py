@@ -29,6 +29,7 @@ from serving.cli.common import (
 from serving.cli.hashes import hashes
 from serving.cli.retention import expire
 from serving.cli.rotation import rotate_key
+from serving.cli.sample import audit, commit, sample
 
 if TYPE_CHECKING:
     from retrieval.library.postgres.address import Address
@@ -69,6 +70,9 @@ def docket() -> None:
     """
 
 
+docket.add_command(commit)
+docket.add_command(sample)
+docket.add_command(audit)
 docket.add_command(hashes)
 
 

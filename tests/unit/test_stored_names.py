@@ -36,7 +36,7 @@ from retrieval.library.manifest import Counts, LabelledMeme, Manifest
 from retrieval.library.meme_table import MemeWriter
 from retrieval.library.postgres.schema import About
 from serving.access.tokens import _File
-from serving.docket.log.entries import Erased, KeyRotated, PictureShown, PrecedentChanged
+from serving.docket.log.entries import Erased, KeyRotated, PictureShown, PrecedentChanged, SampleCommitted
 from serving.docket.open import Docket
 from serving.models.vllm import VllmSettings
 from serving.settings import Settings
@@ -53,6 +53,7 @@ SCHEMAS = {
         "entry Erased": Erased,
         "entry PrecedentChanged": PrecedentChanged,
         "entry KeyRotated": KeyRotated,
+        "entry SampleCommitted": SampleCommitted,
     },
     "library": {
         "manifest.json": Manifest,

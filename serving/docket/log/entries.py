@@ -132,7 +132,24 @@ class KeyRotated(_OwnEntry):
     """Statement of the rotation, signed by both keys."""
 
 
-OWN_KINDS = frozenset({"PictureShown", "Erased", "Part", "PrecedentChanged", "KeyRotated"})
+class SampleCommitted(_OwnEntry):
+    """A sample of trials is to be drawn by the value that a public beacon gives later, and by nothing else."""
+
+    kind: Literal["SampleCommitted"] = "SampleCommitted"
+    trial_id: Literal[""] = ""
+    who: str = Field(min_length=1)
+    checkpoint: str
+    """Signed checkpoint of the log that is drawn from."""
+    count: int = Field(ge=1)
+    """Number of trials to draw."""
+    beacon: str = Field(min_length=1)
+    """Name or address of the beacon."""
+    round: int = Field(ge=0)
+    due: AwareDatetime
+    """Time before which nobody knows the round's value."""
+
+
+OWN_KINDS = frozenset({"PictureShown", "Erased", "Part", "PrecedentChanged", "KeyRotated", "SampleCommitted"})
 """Kinds of entries that are not events of a trial."""
 
 

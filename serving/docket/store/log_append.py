@@ -17,7 +17,16 @@ from weakref import WeakKeyDictionary
 from sqlalchemy import Connection, LargeBinary, bindparam, cast, insert, select, update
 
 from serving.docket.errors import DocketError
-from serving.docket.log.entries import NO_SEQ, Entry, Erased, KeyRotated, PictureShown, PrecedentChanged, body_of
+from serving.docket.log.entries import (
+    NO_SEQ,
+    Entry,
+    Erased,
+    KeyRotated,
+    PictureShown,
+    PrecedentChanged,
+    SampleCommitted,
+    body_of,
+)
 from serving.docket.log.errors import BadNote
 from serving.docket.log.merkle import Frontier, Node, tile_updates
 from serving.docket.log.notes import SigningKey, sign_checkpoint
@@ -40,7 +49,7 @@ class EntryDraft:
     body: bytes
 
     @classmethod
-    def of(cls, own: PictureShown | Erased | PrecedentChanged | KeyRotated) -> EntryDraft:
+    def of(cls, own: PictureShown | Erased | PrecedentChanged | KeyRotated | SampleCommitted) -> EntryDraft:
         """Drafts an entry that is no event of a trial."""
         return cls(own.kind, own.trial_id, seq=NO_SEQ, at=t.stamp(own.at), body=body_of(own).encode())
 

@@ -1,0 +1,160 @@
+"""``memecourt docket commit``, ``sample`` and ``audit``: a random sample that nobody could choose, judged blind."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from serving.cli.common import MOST_WHO, awaited, docket_in, docket_option, require_text, settings_of, tell
+from serving.cli.exports import output_file, utc
+
+if TYPE_CHECKING:
+    from court.verdict import Label
+    from retrieval.library.postgres.address import Address
+
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_OUT = click.Path(dir_okay=False, path_type=Path)
+_MOST = 10_000
+
+
+@click.command()
+@click.option("--who", required=True, callback=require_text(MOST_WHO), help="Auditor; recorded.")
+@click.option("--count", required=True, type=click.IntRange(1, _MOST), help="Number of trials to draw.")
+@click.option("--beacon", required=True, callback=require_text(200), help="Public beacon, such as a chain of drand.")
+@click.option("--round", "round_", required=True, type=click.IntRange(min=0), help="Round of the beacon.")
+@click.option("--due", required=True, type=click.DateTime(), help="Time of that round (UTC), in the future.")
+@docket_option
+@awaited
+async def commit(who: str, count: int, beacon: str, round_: int, due: datetime, docket: Path | Address | None) -> None:
+    """Commits the log to a random sample of trials, and prints the commitment as JSON.
+
+    It names the newest checkpoint, the number of trials, a beacon and a future round: whoever keeps it until then can
+    verify that nobody chose the sample.
+    """
+    from serving.docket.audit.sample import commit_sample
+
+    at_due = utc(due)
+    assert at_due is not None
+    async with docket_in(settings_of(docket=docket)) as store:
+        commitment = await commit_sample(
+            store.transactions, store.log, who=who, count=count, beacon=beacon, round_=round_, due=at_due,
+            at=datetime.now(UTC),
+        )  # fmt: skip
+    click.echo(json.dumps(commitment, indent=1))
+
+
+@click.command()
+@click.argument("commitment", type=_FILE)
+@click.option("--value", required=True, help="Value of the beacon in that round, in hex.")
+@click.option("--out", "-o", type=_OUT, default="sample.json", show_default=True, help="File with the proofs.")
+@click.option(
+    "--sheet", type=_OUT, default="sheet.csv", show_default=True, help="Sheet to be judged by, without labels."
+)
+@docket_option
+@awaited
+async def sample(commitment: Path, value: str, out: Path, sheet: Path, docket: Path | Address | None) -> None:
+    """Draws the sample of a COMMITMENT by the beacon's value: proofs for the auditor, and a sheet to judge blind.
+
+    `python -m memecourt.verify SAMPLE --key KEY --commitment COMMITMENT --value VALUE` checks it without the docket.
+    """
+    from memecourt.verify import verify_sample
+    from serving.docket.audit.sample import draw_sample, sheet_row
+    from serving.docket.errors import TrialUnknown
+
+    expected, rows = _read(commitment), list[Mapping[str, str]]()
+    async with docket_in(settings_of(docket=docket)) as store:
+        text = await draw_sample(store.transactions, store.log, int(expected.get("entry", -1)), value)
+        keys = [str(key) for key in await store.log_keys.keys()]
+        drawn = _verified(verify_sample, text, keys, expected=expected, value=value)
+        for trial_id in drawn.trials:
+            try:
+                rows.append(sheet_row(await store.trials.record(trial_id)))
+            except TrialUnknown:
+                tell(f"{trial_id} is erased; it counts as not judged.")
+    for path, content in ((out, text), (sheet, _table(rows))):
+        with output_file(path) as file:
+            file.write(content.encode())
+    tell(f"{len(drawn.trials)} trials drawn: {out}, {sheet}")
+
+
+@click.command()
+@click.argument("sample_file", metavar="SAMPLE", type=_FILE)
+@click.argument("sheet", type=_FILE)
+@click.option("--commitment", type=_FILE, required=True, help="Commitment as it was kept.")
+@click.option("--value", required=True, help="Value of the beacon in that round, in hex.")
+@docket_option
+@awaited
+async def audit(sample_file: Path, sheet: Path, commitment: Path, value: str, docket: Path | Address | None) -> None:
+    """Compares the labels of a filled SHEET with the court's, and prints the error with its interval, signed.
+
+    A label is harmful or not_harmful; rows without one count as not judged.
+    """
+    from court.verdict import Label
+    from memecourt.verify import verify_sample
+    from serving.docket.audit.sample import sign_result
+
+    expected, labels = _read(commitment), _labels(sheet)
+    async with docket_in(settings_of(docket=docket)) as store:
+        keys = [str(key) for key in await store.log_keys.keys()]
+        drawn = _verified(verify_sample, _text(sample_file), keys, expected=expected, value=value)
+        pairs = dict[str, tuple[Label, Label]]()
+        for trial_id, found in labels.items():
+            if trial_id not in drawn.trials:
+                raise click.ClickException(f"{sheet}: a row is of a trial that was not drawn.")
+            verdict = (await store.trials.record(trial_id)).verdict
+            assert verdict is not None, "verdicts are drawn"
+            pairs[trial_id] = (verdict.label, found)
+        key = store.signer(await store.log.vkey())
+    click.echo(sign_result(expected, drawn.trials, pairs, key), nl=False)
+
+
+def _verified(verify: Any, text: str, keys: Sequence[str], **bound: Any) -> Any:
+    from memecourt.verify import CantCheck, Violated
+
+    try:
+        return verify(text, keys, **bound)
+    except (CantCheck, Violated) as error:
+        raise click.ClickException(str(error)) from None
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    try:
+        value = json.loads(_text(path))
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise click.ClickException(f"{path} is no commitment (memecourt docket commit).")
+    return value
+
+
+def _text(path: Path) -> str:
+    return path.read_text("utf-8", errors="replace")
+
+
+def _labels(sheet: Path) -> Mapping[str, Label]:
+    from court.verdict import Label
+
+    found = {}
+    for row in csv.DictReader(_text(sheet).splitlines(keepends=True)):
+        label = (row.get("label") or "").strip().upper().replace(" ", "_")
+        if label not in ("", Label.HARMFUL, Label.NOT_HARMFUL):
+            raise click.ClickException(f"{sheet}: a label is harmful or not_harmful.")
+        if label:
+            found[row.get("trial_id") or ""] = Label(label)
+    return found
+
+
+def _table(rows: Sequence[Mapping[str, str]]) -> str:
+    from io import StringIO
+
+    out = StringIO()
+    table = csv.DictWriter(out, ["trial_id", "content_id", "text", "label"], lineterminator="\n")
+    table.writeheader()
+    table.writerows(rows)
+    return out.getvalue()
