@@ -433,7 +433,8 @@ def test_a_second_opinion_goes_to_another_reviewer_with_its_reason_hidden(tmp_pa
 
     empty, lists, refused, own, before, after = play(tmp_path, work)
     assert empty == 400
-    assert "No case is waiting" in lists[0] and "second opinion asked" in lists[1]
+    assert "No case is waiting" in lists[0] and "1 waiting" in lists[1]
+    assert "second opinion asked" not in lists[1], "it tells why the case is here"
     assert refused.status_code == 409 and "another person" in page_text(refused)
     assert "ada asked for a second opinion" in before and "why is shown once you have decided" in before
     assert "Is the costume meant?" not in before, "it could reveal ada's label"
@@ -452,7 +453,7 @@ def test_an_appeal_is_announced_but_its_statement_is_hidden_until_decided(tmp_pa
         return queue, before, page_text(await bea.decides("a", "NOT_HARMFUL"))
 
     queue, before, after = play(tmp_path, work)
-    assert "appeal 1" in queue and "forum handed in an appeal" in before
+    assert "1 waiting" in queue and "forum handed in an appeal" in before
     assert "what it says is shown once you have decided" in before
     assert "habit" not in queue + before and "appeal 12" not in queue + before
     assert "(appeal 12): It mocks our own habit." in after
