@@ -39,6 +39,7 @@ _FREE = frozenset(
 
 def evidence_of(probability: float) -> float:
     """Returns a probability of harm as log-odds, bounded."""
+    # Without a bound, one probability of 1 would outweigh everything else.
     bounded = min(max(probability, _SUREST), 1 - _SUREST)
     return math.log(bounded / (1 - bounded))
 
@@ -77,6 +78,7 @@ class Weighed(Value):
 
         A meme can provoke a failed check, which therefore keeps it from being allowed, and never from being blocked.
         """
+        # No doubt for a block: whoever provokes a failed check must not gain a review by it.
         risk = sigmoid(-self._for(label)) if label is Label.HARMFUL else self.risk(label)
         return risk <= self.cutoff
 
@@ -106,6 +108,7 @@ class Calibration(Value):
         """
         log_odds = self.intercept
         for name, weight in self.weights.items():
+            # A missing input is no evidence of .5: the weights were measured with it.
             if (probability := inputs[name]) is None:
                 return None
             log_odds += weight * evidence_of(probability)
@@ -134,6 +137,7 @@ class Bound(Value):
     @classmethod
     def to(cls, *, settings: Mapping[str, Any], **bound: Any) -> Self:
         """Binds to these things, and to all settings of a record that change the evidence."""
+        # Settings that an operator tunes afterwards, such as the accepted risk, keep a calibration.
         bearing = {name: value for name, value in settings.items() if name not in _FREE}
         return cls(settings=digest(bearing), **bound)
 
@@ -163,6 +167,7 @@ class Audition(Value):
         except OSError as error:
             why = f"{error.strerror}"
         except ValidationError as error:
+            # The first fault with its place, without the value, which may be long.
             fault = error.errors(include_input=False, include_url=False)[0]
             why = f"{'.'.join(map(str, fault['loc'])) or 'content'}: {fault['msg']}"
         raise BadRequest(

@@ -63,6 +63,7 @@ def flips_by_vote(record: TrialRecord, *, singles: bool = True) -> Flips | None:
     event, cited = record.verdict_event, record.precedents
     if event is None or cited is None or cited.vote is None or event.ruling is not None or event.copies:
         return None
+    # Other scores rest on more than the vote, whose loss would not be told by it.
     if event.verdict.harm_score_meaning is not ScoreMeaning.PRECEDENT_VOTE:
         return None
     try:
@@ -131,6 +132,7 @@ class _Without:
 
 
 def _left(tally: Sequence[TallyEntry], gone: Sequence[TallyEntry]) -> list[TallyEntry]:
+    # By id, since entries of one vote may be equal in everything else.
     ids = {entry.id for entry in gone}
     return [entry for entry in tally if entry.id not in ids]
 
@@ -146,6 +148,7 @@ def _smallest(by_vote: _Without, tally: Sequence[TallyEntry], label: Label) -> l
         return list(tally)
     best: list[TallyEntry] = []
     for first in range(len(tally)):
+        # A set that leaves this entry as the nearest is at least as large as the best so far.
         if best and first >= len(best):
             break
         own = [entry for entry in tally[first + 1 :] if entry.label is label]
@@ -193,6 +196,7 @@ def brief_without(brief: JudgeBrief[P], pieces: Collection[Piece], findings: Fin
     ids = {piece.id for piece in pieces if piece.kind is PieceKind.PRECEDENT}
     clauses = {piece.id for piece in pieces if piece.kind is PieceKind.CLAUSE}
     policy, vote = brief.policy, brief.vote
+    # The Judge sees a policy without the clause, not one that says that something is missing.
     if clauses:
         others = tuple(clause for clause in policy.clauses if clause.number not in clauses)
         policy = policy.model_copy(update={"clauses": others})
@@ -276,6 +280,7 @@ def _basis(record: TrialRecord, least_mass: float) -> Flips:
     label = event.verdict.label
     panel = next((each for each in record.all(JudgeRuled) if each.judge == event.judge), None)
     odds = panel.odds if panel else event.odds
+    # One order costs half as many calls as two, and the difference to the base is within one order.
     for place, harmful_first in enumerate((True, False)):
         score = score_of(_one_order(odds, place), least_mass) if odds else None
         # Odds that contradict the label can't say what would change it.
@@ -355,6 +360,7 @@ class _JudgeSearch:
             else:
                 reply = await judge.rule_once(brief_without(brief, pieces, self.findings))
                 call, label, harm = reply.call, _label_of(reply.value), _evidence_of_harm(reply.value)
+        # Recorded as tried without an outcome: a call was made, and repeating it could fail again.
         except ReplyUnusable:
             pass
         self.tried.append(TriedWithout(without=tuple(pieces), label=label, score=score, call=call))
@@ -376,6 +382,7 @@ async def _searched_again(court: Court, record: TrialRecord, picture: Picture | 
     if exact is None or text is None:
         raise BadRequest("This record has no vote that gives its verdict.", reason="NOTHING_WEIGHED")
     settings, tried = court.settings, list(exact.tried)
+    # With the same settings as the trial, since only the piece may differ.
     halves = {PieceKind.TEXT: ("", picture), PieceKind.PICTURE: (text.text, None)}
     for kind, (words, shown) in halves.items() if picture and text.text.strip() else ():
         finding = court.finder.find(

@@ -131,8 +131,8 @@ async def serve(
         bound(address if address.startswith("unix") else f"{host}:{port}")
         if settings.http:
             keys = [signer.public_key for receiver in receivers for signer in receiver.signers if signer.public_key]
-            opening = _http(methods, health, settings, keys, docket=services[1], stopping=stopping)
-            tell(f"http on {await stack.enter_async_context(opening)}")
+            listening = _http(methods, health, settings, keys, docket=services[1], stopping=stopping)
+            tell(f"http on {await stack.enter_async_context(listening)}")
         if settings.insecure and not only_here(host):
             lifted = ", ".join(settings.insecure)
             _log.warning("others than this machine can connect, and this was not asked for: %s", lifted)

@@ -383,9 +383,8 @@ def _print_outcome(outcome: Reproduced, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(report.as_json(outcome)))
         return
-    figures = outcome.plan.paper.figures
-    named = figures.removeprefix("is ")
-    rows = [["row", "data", named, "accuracy", "macro-F1", f"beside what {figures}"]]
+    named = outcome.plan.paper.figures
+    rows = [["row", "data", named.removeprefix("is "), "accuracy", "macro-F1", f"beside what {named}"]]
     for row in outcome.rows:
         ours = row.card.strict if row.card else None
         published = f"{row.target.accuracy:.2f} / {row.target.macro_f1:.2f}" if row.target else "–"

@@ -121,6 +121,7 @@ class AuditionResult:
     def gain(self, one: str, other: str) -> Figure | None:
         """Returns the AUROC of one way to judge minus another's, on the memes that both scored, paired."""
         memes = [meme for meme in self.scores.get(one, {}) if meme in self.scores.get(other, {})]
+        # With one class there is nothing to rank.
         if len({self.judged[meme][0] for meme in memes}) < 2:
             return None
         systems = [self._arrays(name, memes) for name in (one, other)]
@@ -133,6 +134,7 @@ class AuditionResult:
     @cached_property
     def best(self) -> str:
         """Cheapest way to judge, with roles that are played, that no dearer one beats by more than chance."""
+        # Where a side is not played there is no debate to recommend.
         debates = not any(why for role, why in self.fit.items() if role is not Role.JUDGE)
         ways = [name for name in _JUDGES if name in self.aurocs and (debates or name != "after")]
         best = ways[0] if ways else "vote"
@@ -178,6 +180,7 @@ class AuditionResult:
         for role, checks in _OF_ROLE.items():
             side = {Role.ACCUSER: Side.ACCUSER, Role.DEFENDER: Side.DEFENDER}.get(role)
             usable, failed = self.usable(role), self.failing(checks, side)
+            # A role that never spoke, such as the sides of a dull Judge, is neither fit nor unfit.
             if usable is None:
                 continue
             why = []
@@ -194,12 +197,14 @@ class AuditionResult:
     def _judge_knows(self) -> bool:
         aurocs = [self.aurocs.get(name) for name in ("before", "after")]
         strict = card(self.full, self.protocol)
+        # Saying the more frequent class always is knowing nothing.
         return strict.strict.accuracy.low > strict.majority or any(one and one.low > 0.5 for one in aurocs)
 
     @property
     def unmoved(self) -> bool:
         """True if the odds of the Judge hardly differ between memes."""
         scores = list(self.scores.get("after", {}).values())
+        # Percentiles, so that one odd meme does not count as moving.
         return len(scores) > 1 and float(np.subtract(*np.percentile(scores, [95, 5]))) < _STILL
 
     @cached_property
@@ -227,6 +232,7 @@ class AuditionResult:
                 else "changes the AUROC within noise"
             )
             reasons.append(f"For this model the debate {words} ({figure(gain, '.2f')}).")
+        # The vote asks no model.
         way = "vote" if verdict == "unfit" or self.fit.get(Role.JUDGE) else self.best
         name, procedure = _JUDGES[way]
         reasons.append(f"Run: {procedure} ({name}); nothing dearer is better by more than chance.")
@@ -238,7 +244,9 @@ class AuditionResult:
         calls = [call for call in self.replies if not call.fault and call.latency_s > 0]
         if len(calls) < 3:
             return None, None
+        # Cached tokens cost no reading.
         tokens = [[call.tokens_in - call.tokens_cached, call.tokens_out] for call in calls]
+        # Seconds a token are never negative, which least squares alone would allow.
         read, written = nnls(np.array(tokens, dtype=float), np.array([call.latency_s for call in calls]))[0]
         return (1 / read if read > 0 else None), (1 / written if written > 0 else None)
 

@@ -160,8 +160,7 @@ def _parts(cell: Any, column: str) -> tuple[str, ...] | None:
 
 
 def _is_yes(cell: Any) -> bool:
-    parts = _parts(cell, "labels")
-    return bool(parts) and parts[0].lower() in _YES
+    return (_parts(cell, "labels") or ("",))[0].lower() in _YES
 
 
 async def describe(

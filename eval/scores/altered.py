@@ -63,6 +63,7 @@ def stability(base: Results, arms: Sequence[Results], *, resamples: int = RESAMP
     for arm in arms:
         pairs = [(one, known[one.meme.id]) for one in arm.judged]
         labels = [(one.meme.id, label(one), label(other)) for one, other in pairs]
+        # A verdict that failed in one run is no flip; it is counted apart.
         both = [(meme, new is not old) for meme, new, old in labels if new is not None and old is not None]
         for meme, flipped in both:
             flips[meme].append(flipped)
@@ -70,6 +71,7 @@ def stability(base: Results, arms: Sequence[Results], *, resamples: int = RESAMP
         rates.append(FlipRate(arm.name, len(both), wilson(sum(flipped for _, flipped in both), len(both)), silent))
     gold = {meme: one.meme.harmful for meme, one in known.items() if one.meme.harmful is not None and meme in flips}
     right = {meme: label(known[meme]) is harmful for meme, harmful in gold.items()}
+    # Right by luck does not count: right under every alteration that was tried.
     always = [right[meme] and not any(flips[meme]) for meme in right]
     most = sorted(((meme, sum(each), len(each)) for meme, each in flips.items() if any(each)), key=lambda it: -it[1])
     return Stability(
@@ -112,7 +114,9 @@ def _divided(judged: Sequence[Judged]) -> Iterator[tuple[str, Mapping[str, Seque
 
 def _thirds(values: Sequence[tuple[float, str]]) -> Mapping[str, Sequence[str]]:
     parts = np.array_split(np.array([meme for _, meme in sorted(values)], dtype=object), _PARTS)
-    return dict(zip(("lowest third", "middle third", "highest third"), parts, strict=True))
+    return {
+        name: list(part) for name, part in zip(("lowest third", "middle third", "highest third"), parts, strict=True)
+    }
 
 
 def _rates(
@@ -156,6 +160,7 @@ def group_gaps(base: Results, arms: Sequence[Results], *, resamples: int = RESAM
             continue
         old, new = groups
         pair = (min(groups), max(groups))
+        # Both directions of a swap count for the same pair.
         sign = 1 if old == pair[0] else -1
         for swapped in arm.judged:
             # Memes that name both are about neither alone.
@@ -172,6 +177,7 @@ def group_gaps(base: Results, arms: Sequence[Results], *, resamples: int = RESAM
     found = [(pair, values, scores[pair]) for pair, values in sorted(labels.items())]
     p_labels = [mcnemar(sum(d > 0 for _, d in each), sum(d < 0 for _, d in each)) for _, each, _ in found]
     p_scores = [_signed_ranks([d for _, d in each]) for _, _, each in found]
+    # Labels and scores of all pairs are one family of tests.
     corrected = holm([*p_labels, *p_scores])
     gaps = []
     for place, (pair, each, scored) in enumerate(found):

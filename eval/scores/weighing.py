@@ -108,6 +108,7 @@ def weigh(evidence: Sequence[Evidence], *, seed: int = 0, fewest: int | None = N
             reason="TOO_FEW_LABELLED",
         )
     x = [[evidence_of(getattr(each, name)) for name in inputs] for each in used]
+    # Against whichever label was given: a failed check speaks for neither.
     against = [-each.failed if each.ruled else each.failed for each in used]
     data = _Data(np.column_stack([np.array(x), against]).astype(float), _gold(used), (*inputs, CHECKS))
     folds = _folds(data.y, seed)
@@ -151,6 +152,7 @@ def _folds(y: Bools, seed: int) -> NDArray[np.int64]:
 
 def _chosen(data: _Data, seed: int) -> tuple[tuple[str, ...], Floats]:
     """Drops inputs, the least useful first, that improve the likelihood by no more than chance; returns the fit."""
+    # A column that never varies can't be told from the intercept.
     names = tuple(name for name in data.names if data.of([name]).x.std() > 1e-9)
     losses = _validated_losses(data.of(names), seed)
     while names:

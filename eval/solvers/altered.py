@@ -129,6 +129,7 @@ class AlteredSolver:
 
     async def solve(self, item: MemeItem, record: TrialRecord | None) -> Tried[Prediction, TrialRecord]:
         """Alters a meme and tries it; see :class:`eval.solvers.calls.Solver`."""
+        # Seeded by the meme, so that a run that is resumed alters it in the same way.
         text = self.alteration.text(item.meme.text, random.Random(f"{self.seed} {item.meme.id}"))
         changed = MemeItem(item.meme.model_copy(update={"text": text}), partial(self._picture, item.picture))
         return await self.trial.solve(changed, record)

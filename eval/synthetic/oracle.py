@@ -186,7 +186,7 @@ def expected(
     """
     if dull:
         return judge(JudgeInput(text, badge), ability)
-    described = badge is not None and _is_told(badge, ability)
+    described = badge is not None and _names_badge(badge, ability)
     argued = Help.NONE
     if advocates and badge is not None:
         # Without a side, an advocate does not know what to ask for.
@@ -219,7 +219,7 @@ def rounds_of(
     return 2 + int(4 * chance_of(0, "rounds", text, "")) + behind
 
 
-def _is_told(badge: str, ability: Ability) -> bool:
+def _names_badge(badge: str, ability: Ability) -> bool:
     """True if a description names this badge."""
     return list(GROUPS).index(badge) < ability.groups_told
 
@@ -287,7 +287,7 @@ class Oracle:
 
     def _sight(self, parts: Sequence[str | bytes], *, described: bool = False) -> str:
         badge = next((read_badge(part) for part in parts if isinstance(part, bytes)), None)
-        if badge is None or (described and not _is_told(badge, self.ability)):
+        if badge is None or (described and not _names_badge(badge, self.ability)):
             return "I don't know of any badge."
         return f"In the middle is the badge of {badge}."
 

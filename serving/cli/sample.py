@@ -71,10 +71,12 @@ async def sample(commitment: Path, value: str, out: Path, sheet: Path, docket: P
     async with docket_in(settings_of(docket=docket)) as store:
         text = await draw_sample(store.transactions, store.log, int(expected.get("entry", -1)), value)
         keys = [str(key) for key in await store.log_keys.keys()]
+        # Checked as the auditor will, so that a sheet is never of a sample that does not verify.
         drawn = _verified(verify_sample, text, keys, expected=expected, value=value)
         for trial_id in drawn.trials:
             try:
                 rows.append(sheet_row(await store.trials.record(trial_id)))
+            # An erased trial stays in the sample: else erasing would be a way to choose it.
             except TrialUnknown:
                 tell(f"{trial_id} is erased; it counts as not judged.")
     for path, content in ((out, text), (sheet, _table(rows))):
@@ -105,6 +107,7 @@ async def audit(sample_file: Path, sheet: Path, commitment: Path, value: str, do
         drawn = _verified(verify_sample, _text(sample_file), keys, expected=expected, value=value)
         pairs = dict[str, tuple[Label, Label]]()
         for trial_id, found in labels.items():
+            # A label for another trial would move the error towards what somebody wished for.
             if trial_id not in drawn.trials:
                 raise click.ClickException(f"{sheet}: a row is of a trial that was not drawn.")
             verdict = (await store.trials.record(trial_id)).verdict
@@ -124,6 +127,7 @@ def _verified(verify: Any, text: str, keys: Sequence[str], **bound: Any) -> Any:
 
 
 def _read(path: Path) -> Mapping[str, Any]:
+    # RecursionError: a file of brackets is not worth a traceback.
     try:
         value = json.loads(_text(path))
     except (ValueError, RecursionError):

@@ -77,6 +77,7 @@ class Figures:
             self.counts[f"Texts in language: {text.language or 'unknown'}"] += 1
         if record.verdict is None:
             return
+        # Failed trials have no time to a decision.
         self.seconds.append(record.seconds)
         self.counts["Verdicts without a label"] += record.verdict.label is Label.UNDECIDED
         if record.review is not None:
@@ -88,6 +89,7 @@ class Figures:
         clause = clause_of(record)
         category = clause.category if clause else record.verdict.finding.category if record.verdict.finding else ""
         self.counts[f"Blocked by clause: {f'{clause.number} ({clause.category})' if clause else 'none named'}"] += 1
+        # A category of the platform's own policy has no counterpart here.
         name = CATEGORIES.get(category, ("", ""))[0]
         self.blocked[name] += 1
         # Whoever reviewed it had a part in it, even by upholding it; so had whoever verified a binding precedent.
@@ -96,6 +98,7 @@ class Figures:
     def add_appeal(self, record: TrialRecord, appeal: AppealOpened) -> None:
         """Counts an appeal with its outcome: the next review by somebody who had not reviewed before it."""
         reviews = [event for event in standing(record.events) if isinstance(event, VerdictReviewed)]
+        # By position in the record: clocks of two servers may differ by more than a quick review takes.
         before = [event for event in reviews if event.seq < appeal.seq]
         after = [event for event in reviews if event.seq > appeal.seq]
         decided = next((one for one in after if one.reviewer not in {each.reviewer for each in before}), None)
@@ -103,6 +106,7 @@ class Figures:
             self.appeals["waiting"] += 1
             return
         verdict = record.verdict
+        # What an appeal is against: the last label before it, be it a person's or the court's.
         contested = before[-1].label if before else verdict.label if verdict else None
         self.appeals["upheld" if decided.label is contested else "reversed"] += 1
         self.appeal_hours.append((decided.at - appeal.at) / timedelta(hours=1))
@@ -120,6 +124,7 @@ async def measure(
     which = TrialFilter(opened_from=since, opened_until=until, namespace=namespace)
     selection = Selection(docket.index, docket.trials, which)
     async for record in selection.records():
+        # Tries of the console are nobody's content.
         if record.opened.meme.namespace != SANDBOX:
             figures.add(record)
             if record.verdict is not None:
@@ -128,6 +133,7 @@ async def measure(
     async for trial_id in _appealed(docket):
         try:
             record = await docket.trials.record(trial_id)
+        # Erased since: its appeal is in no figure either.
         except TrialUnknown:
             continue
         if namespace in (None, record.opened.meme.namespace):
@@ -154,12 +160,14 @@ async def _appealed(docket: Docket) -> Any:
 def parts(figures: Figures, service: str = "") -> Mapping[str, Sequence[Sequence[object]]]:
     """Returns the tables of a report, by file name, each with its head."""
     rows = template()
+    # The templates name the last day of a period, not the first one after it.
     last = figures.until - timedelta(microseconds=1)
     period = f"{figures.since:%Y-%m-%d}/{last:%Y-%m-%d}"
     six, seven, eight = rows["part_6"], rows["part_7"], rows["part_8"]
     table = [six["head"]]
     table.append(["All", service, period, "TOTAL", figures.blocked.total(), figures.automated.total(), _DECIDED])
     for name in six["categories"]:
+        # Blank and not 0 where nothing happened, as the templates ask.
         counts = (figures.blocked[name] or "", figures.automated[name] if figures.blocked[name] else "")
         table.append(["All", service, period, f"STATEMENT_CATEGORY_{name}", *counts, ""])
     times = round(median(figures.appeal_hours), 2) if figures.appeal_hours else ""
@@ -190,6 +198,7 @@ def _accuracy(sample: Counter[tuple[Label, Label]]) -> Iterator[tuple[object, st
     hits = sample[harmful, harmful]
     called = sum(count for (label, _), count in sample.items() if label is harmful)
     found = sum(count for (_, label), count in sample.items() if label is harmful)
+    # The random sample alone: reviews of doubtful cases would make the court look worse than it is.
     for part, whole in ((right, sample.total()), (hits, called), (hits, found)):
         if not whole:
             yield "", "No verdict that was drawn at random was reviewed."

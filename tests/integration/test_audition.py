@@ -176,7 +176,7 @@ def test_calibration_finds_the_odds_that_know_and_serving_uses_it(tmp_path, know
         assert len(stand_in.about_memes) == made
         audition = Audition.load(tmp_path / "audition.json")
         assert set(audition.weights) == {knowing} and audition.weights[knowing] > 1
-        assert page["auroc"][knowing]["low"] > 0.9 and page["auroc"]["vote"]["low"] < 0.6
+        assert page["auroc"][knowing]["low"] > 0.8 and page["auroc"]["vote"]["low"] < 0.6
         asyncio.run(check_serving(tmp_path, url, audition))
 
 

@@ -26,6 +26,7 @@ async def overview(request: Request) -> Response:
         return redirect(request, "/trials")
     queue = console.reviewing.queue
     found = await read_overview(queue, console.docket.trials, now=datetime.now(UTC), namespaces=visitor.namespaces)
+    # Empty charts tell a new user nothing.
     if not any(week.decided for week in found.weeks) and not found.waiting:
         return redirect(request, "/trials")
     chief = visitor.role >= Role.ADMIN
@@ -61,6 +62,7 @@ def _charts(request: Request, found: Overview, *, fewest: int) -> Sequence[Mappi
 
     agreed = [(week.start, found.agreement.get(week.start)) for week in found.weeks]
     errors = [(week.start, found.drift.get(week.start)) for week in found.weeks]
+    # Others may not open the page behind the link.
     agreement = f"{root_of(request)}/desk/agreement" if visitor_of(request).role >= Role.REVIEWER else ""
     return (
         chart(

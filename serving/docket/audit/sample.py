@@ -54,8 +54,10 @@ async def commit_sample(
         BadRequest: The round is not in the future.
         Unavailable: The entry can't be stored now.
     """
+    # A past round is known already: whoever commits could choose a round whose draw suits them.
     if due <= at:
         raise BadRequest("The round has to be in the future: its value must be unknown now.", field="due")
+    # The checkpoint fixes the entries that can be drawn, so that none can be added for the draw.
     own = SampleCommitted(
         at=at, who=who, checkpoint=await log.checkpoint(), count=count, beacon=beacon, round=round_, due=due
     )
@@ -70,10 +72,12 @@ async def draw_sample(transactions: Transactions, log: TransparencyLog, number: 
         BadRequest: The entry commits to no sample, or the value is no hex.
     """
     try:
+        # As letters the value would be hashed as well, and two spellings of it would draw two samples.
         bytes.fromhex(value)
     except ValueError:
         raise BadRequest("The beacon's value is written in hex.", field="value") from None
 
+    # In one transaction, so that all proofs are of the same tree.
     def made(connection: Connection) -> str | None:
         note = log_queries.checkpoint(connection)
         if note is None:
@@ -83,9 +87,11 @@ async def draw_sample(transactions: Transactions, log: TransparencyLog, number: 
         if found is None or found.kind != "SampleCommitted" or found.body is None:
             raise BadRequest(f"Entry {number} commits to no sample.", field="entry")
         body = parse(found.body)
+        # The tree of the commitment: later entries are outside of the draw.
         old = read_checkpoint(split_note(body["checkpoint"])[0]).size
 
         def shown(entry: Entry, tree: int, *, whole: bool = False) -> Mapping[str, Any]:
+            # Without body and salt an entry is proven to stand there and tells nothing.
             salt = base64.b64encode(entry.salt or b"").decode()
             content = {"body": entry.body, "salt": salt} if whole else {"body": None, "salt": None}
             proof = _encoded(inclusion_proof(entry.number, tree, read))
@@ -95,6 +101,7 @@ async def draw_sample(transactions: Transactions, log: TransparencyLog, number: 
         for each in _numbers(body, old, value):
             drawn = _entry(connection, each)
             assert drawn is not None, "the log has no gaps"
+            # Also entries that are no verdicts, so that an auditor sees that none was passed over.
             draws.append(shown(drawn, old))
             left -= drawn.kind == "VerdictGiven"
             if not left:
@@ -108,6 +115,7 @@ async def draw_sample(transactions: Transactions, log: TransparencyLog, number: 
         }
         return json.dumps(file, ensure_ascii=False, indent=1) + "\n"
 
+    # A log that was never signed has no checkpoint to prove against.
     while (text := await transactions.read(made)) is None:
         await log.sign()
     return text
@@ -122,9 +130,11 @@ def sign_result(
         trials: All drawn trials.
         pairs: Label of the court and of the auditor for each trial that was judged.
     """
+    # Undecided is no label: it agrees with nothing, and is counted apart.
     decided = {name: pair for name, pair in pairs.items() if Label.UNDECIDED not in pair}
     wrong = sum(court is not found for court, found in decided.values())
     low, high = wilson(wrong, len(decided)) if decided else (0.0, 1.0)
+    # A digest commits to the labels without telling them to everyone who sees the result.
     judged = json.dumps({name: [*map(str, pairs[name])] for name in sorted(pairs)}).encode()
     lines = [
         RESULT,
@@ -154,12 +164,14 @@ def sheet_row(record: TrialRecord) -> Mapping[str, str]:
 
 def _numbers(commitment: Mapping[str, Any], size: int, value: str) -> Iterator[int]:
     """Yields the entries in the order of the draw; memecourt.verify has the same rule for auditors."""
+    # Everything that was committed to: another size or round gives another draw.
     bound = [commitment[name] for name in ("checkpoint", "count", "beacon", "round", "due")]
     seed = hashlib.sha256(json.dumps([SAMPLE, *bound, value.lower()], separators=(",", ":")).encode()).digest()
     seen = set[int]()
     for turn in itertools.count():
         if len(seen) == size:
             return
+        # 256 bits: the bias of the remainder is far below what a log could show.
         number = int.from_bytes(hashlib.sha256(seed + turn.to_bytes(8)).digest()) % size
         if number not in seen:
             seen.add(number)

@@ -89,6 +89,7 @@ async def read_overview(
 ) -> Overview:
     """Reads the figures of the namespaces that somebody may see. Raises Unavailable."""
     since = now - timedelta(weeks=WEEKS)
+    # Tries are no work, and erased content is no figure.
     visible = [_case.namespace != SANDBOX, ~_case.erased]
     if namespaces is not None:
         visible.append(_case.namespace.in_(sorted(namespaces)))
@@ -98,6 +99,7 @@ async def read_overview(
         own = [day for day in days if _monday(day.start) == monday]
         sums = (sum(getattr(day, name) for day in own) for name in ("decided", "reviewed", "overruled"))
         weeks[monday] = Period(monday, *sums)
+    # One review suffices for a point of the chart; its interval tells how little that is.
     drift = await measure_drift(queue, trials, now=now, weeks=WEEKS, wanted=1, namespaces=namespaces)
     return Overview(
         ages=ages,
@@ -130,6 +132,7 @@ def _figures(connection: Connection, visible: Sequence[ColumnElement[bool]], now
     }
     days = [first + timedelta(days=number) for number in range((now.date() - first).days + 1)]
 
+    # Trials and not reviews: who corrects a review of theirs has still judged one trial.
     number = func.count(func.distinct(_review.trial_id))
     quick, differs = _review.look_s < QUICK_S, _review.outcome == ReviewOutcome.OVERRULED
     by = select(_review.reviewer, number, _number(differs), _number(quick)).group_by(_review.reviewer)

@@ -74,6 +74,7 @@ def parse_search(text: str) -> Search:
             continue
         for name, new in _fields(key, value, quoted=not bare).items():
             old = fields.get(name)
+            # Values of one filter are alternatives: label:harmful label:undecided finds both.
             if isinstance(old, frozenset):
                 new |= old
             elif name in fields and old != new:
@@ -93,6 +94,7 @@ def _terms(text: str) -> Iterator[tuple[str | None, str, bool]]:
 
 
 def _written(key: str | None, value: str) -> str:
+    # Written back so that reading it gives the same term again.
     plain = value and not re.search(r'[\s"\\]', value) and (key is not None or not re.match("[A-Za-z]+:", value))
     shown = value if plain else '"' + re.sub(r'(["\\])', r"\\\1", value) + '"'
     return shown if key is None else f"{key}:{shown}"
