@@ -51,6 +51,7 @@ class Shot:
 TAKEN, SHOWN = ("t", "#decide"), ("b", "#meme-picture img.sharp")
 
 SHOTS = (
+    Shot("console-overview", "/overview"),
     Shot("console-queue", "/desk"),
     Shot("console-case", CASE, keys=(TAKEN, SHOWN, ("n", "#reason"))),
     Shot("console-trials", "/trials", who="vera", keys=(("i", ":root[data-texts=shown]"),)),
