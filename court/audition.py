@@ -44,6 +44,15 @@ def evidence_of(probability: float) -> float:
     return math.log(bounded / (1 - bounded))
 
 
+def _as_stored(value: Any) -> Any:
+    """Returns a value with the numbers that a record has once it was stored: 60 for 60.0."""
+    if isinstance(value, dict):
+        return {name: _as_stored(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_stored(each) for each in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 class Weighed(Value):
     """A calibration applied to one trial: its inputs, and what they come to."""
 
@@ -139,7 +148,7 @@ class Bound(Value):
         """Binds to these things, and to all settings of a record that change the evidence."""
         # Settings that an operator tunes afterwards, such as the accepted risk, keep a calibration.
         bearing = {name: value for name, value in settings.items() if name not in _FREE}
-        return cls(settings=digest(bearing), **bound)
+        return cls(settings=digest(_as_stored(bearing)), **bound)
 
     def changed(self, now: Bound) -> list[str]:
         """Names what differs."""
