@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from court.events import AppealOpened, VerdictGiven, VerdictReviewed
+from court.events import AppealOpened
 from court.record import TrialRecord
 from court.verdict import Label
 from serving.access.callers import SANDBOX
@@ -112,8 +112,8 @@ def notice_links(docket: Docket, settings: Settings) -> NoticeLinks | None:
 
 
 def _decision(record: TrialRecord) -> int:
-    """Number of the event that decided last."""
-    return max(event.seq for event in record.events if isinstance(event, VerdictGiven | VerdictReviewed))
+    """Number of the event that decides: the verdict, or the last review that was not withdrawn."""
+    return max(event.seq for event in (record.verdict_event, *record.reviews) if event is not None)
 
 
 def _is_open(record: TrialRecord) -> bool:

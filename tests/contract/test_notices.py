@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from court.events import AppealOpened, ReviewOutcome
+from court.events import AppealOpened, ReviewOutcome, ReviewWithdrawn
 from court.verdict import Label
 from serving.access import tokens as token_file
 from serving.access.callers import Scope
@@ -16,7 +16,7 @@ from serving.export.notice import notice_words
 from serving.export.notice_links import NoticeLinks
 from serving.rest import notice_page
 from tests.support.desks import trial, verdict, with_desk
-from tests.support.dockets import NOON, append_all, parse_place
+from tests.support.dockets import NOON, append_all, parse_place, review_trial
 from tests.support.http import an_api, reason, with_api
 
 WHY = "It mocks our own habit."
@@ -145,6 +145,20 @@ def test_every_link_that_opens_nothing_gets_the_same_page(tmp_path):
         assert pages[0][0] == 404 and all(words["gone"] in pages[0][1].decode() for words in notice_words().values())
         assert not await appeals(court, "late") and not await appeals(court, "decided")
         assert (await client.get(good)).status_code == 200
+
+    with_api(tmp_path, scene, notice_link_days=7)
+
+
+def test_a_link_belongs_to_the_decision_that_stands(tmp_path):
+    async def scene(court, client):
+        await tried(court)
+        before = await link_of(client)
+        review = await review_trial(court.docket, "t", ReviewOutcome.UPHELD, Label.HARMFUL)
+        upheld = await link_of(client)
+        undone = ReviewWithdrawn(trial_id="t", seq=review.seq + 1, at=NOON, by=review.reviewer, of=review.seq)
+        await append_all(court.docket, [undone])
+        assert await link_of(client) == before != upheld
+        assert [(await client.get(link)).status_code for link in (before, upheld)] == [200, 404]
 
     with_api(tmp_path, scene, notice_link_days=7)
 
