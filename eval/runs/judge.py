@@ -129,10 +129,13 @@ def _with_pictures(plan: Plan, material: Material) -> Material:
     missing = [meme for meme in memes if material.picture(meme) is None]
     if missing and not plan.allow_missing:
         examples = ", ".join(meme.image or f"that of {meme.id}" for meme in missing[:3])
+        # A plain table has no authors to get pictures from.
+        source = plan.dataset.source_url
+        instead = f"Get them from {source}" if source else "Name their folder with --pictures FOLDER"
         raise BadRequest(
             f"{len(missing):,} of {len(memes):,} pictures are missing in {plan.data} ({examples}"
-            f"{' …' if len(missing) > 3 else ''}). Get them from {plan.dataset.source_url}, or give --allow-missing: "
-            "then those memes count as failed.",
+            f"{' …' if len(missing) > 3 else ''}). {instead}, or give --allow-missing: then those "
+            "memes count as failed.",
             reason=PICTURE_MISSING,
         )
     return material
