@@ -29,7 +29,7 @@ def test_console_works_under_a_path(chromium, tmp_path):
             expect(page.locator("#meme-picture img.sharp")).to_be_visible()
             page.keyboard.press("g")
             page.keyboard.press("t")
-            page.wait_for_url(f"{url}/")
+            page.wait_for_url(f"{url}/trials")
             page.locator('form[action$="/sign-out"]').evaluate("form => form.requestSubmit()")
             page.wait_for_url(f"{url}/sign-in")
             context.close()

@@ -471,7 +471,7 @@ def test_signing_in_never_redirects_to_another_site(scene, onward):
     page = visit.client.get("/sign-in", params={"next": onward})
     data = {"proof": form_proof_in(page.text), "token": scene.tokens["vera"], "next": onward}
     answer = visit.client.post("/sign-in", data=data, follow_redirects=False)
-    assert answer.headers["location"] == "/"
+    assert answer.headers["location"] == "/overview"
 
 
 def test_a_link_from_another_site_is_followed_by_a_second_request(scene):

@@ -4,6 +4,7 @@ Messages, file formats and types of webhooks are enumerated: one that is added w
 """
 
 import asyncio
+import csv
 import io
 import json
 import typing
@@ -95,6 +96,7 @@ def test_files_commands_and_webhooks_tell_the_decision_of_a_person(tmp_path):
     assert all(json.loads(files[form])["in_force"].items() >= by.items() for form in (TrialForm.JSON, TrialForm.DSA))
     assert "a person found it harmful" in files[TrialForm.HTML].decode()
     rows = {
+        Form.CSV: lambda data: [row["decision"] for row in csv.DictReader(io.StringIO(data.decode()))],
         Form.JSONL: lambda data: [json.loads(line)["decision"] for line in data.splitlines()],
         Form.PARQUET: lambda data: pq.read_table(io.BytesIO(data)).column("decision").to_pylist(),
     }
