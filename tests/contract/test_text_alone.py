@@ -315,7 +315,6 @@ def test_pages_report_the_missing_picture_and_show_no_broken_image(tmp_path):
     for path in (f"/trials/{trial_id}", f"/desk/cases/{trial_id}"):
         assert "No picture was sent: the text was judged alone." in page_text(pages[path])
         assert "of=meme" not in pages[path].text and "0×0" not in pages[path].text
-    assert "None: no picture was sent that could be described." in page_text(pages[f"/trials/{trial_id}"])
     assert "No other trial of this text is kept here." in page_text(pages[f"/trials/{trial_id}/compare"])
     for path in ("/", "/desk"):
         assert f"/trials/{trial_id}/picture" not in pages[path].text and "no picture" in page_text(pages[path])

@@ -123,10 +123,10 @@ def test_the_cookie_goes_to_the_path_alone(site, visitor):
     (cookie,) = visitor.cookies.jar
     assert cookie.path == PATH
     page = visitor.get(f"{PATH}/sign-in?next=/elsewhere", follow_redirects=False)
-    assert page.headers["location"] == f"{PATH}/", "nobody is sent to another application of the site"
+    assert page.headers["location"] == f"{PATH}/overview", "nobody is sent to another application of the site"
     for outside in ("/courtyard", f"{PATH}/../elsewhere", f"{PATH}/%2e%2E/elsewhere", f"//evil.example{PATH}/"):
         page = visitor.get(f"{PATH}/sign-in", params={"next": outside}, follow_redirects=False)
-        assert page.headers["location"] == f"{PATH}/"
+        assert page.headers["location"] == f"{PATH}/overview"
     other = visitor.post(f"{PATH}/desk/next", headers={"origin": "http://evil.example"}, follow_redirects=False)
     assert other.status_code == 403
 
