@@ -164,6 +164,6 @@ def test_library_finds_pictures_whatever_their_accents_and_folders(tmp_path, sto
 def test_names_that_exist_nowhere_are_missing_pictures(tmp_path, name):
     named_table(tmp_path, [f"{n}.png" for n in range(8)])
     code, output = outcome_of(tmp_path, name)
-    said = ("none of 8 pictures is there", "its picture is missing (8)", "4 of 4 pictures are missing")
-    assert code and any(each in output for each in said), output
+    messages = ("none of 8 pictures is there", "its picture is missing (8)", "4 of 4 pictures are missing")
+    assert code and any(each in output for each in messages), output
     assert "--pictures FOLDER" in output or name != "run"
