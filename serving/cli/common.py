@@ -251,7 +251,7 @@ def settled_trial_options(command: F) -> F:
         click.option("--policy", type=click.Path(path_type=Path), help="Policy file (TOML)."),
         click.option(
             "--audition",
-            type=click.Path(path_type=Path),
+            type=click.Path(exists=True, dir_okay=False, path_type=Path),
             help="Calibration of full verdicts (`memecourt-eval audition --calibrate`).",
         ),
         click.option(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from serving.cli.common import awaited, docket_in, docket_option, settings_of
+from serving.cli.common import MOST_WHO, awaited, docket_in, docket_option, require_text, settings_of
 from serving.cli.exports import output_file, utc
 
 if TYPE_CHECKING:
@@ -27,7 +27,12 @@ def report() -> None:
 @click.option("--from", "since", type=_DAY, required=True, help="First day of the period (UTC).")
 @click.option("--to", "last", type=_DAY, required=True, help="Last day of the period (UTC).")
 @click.option("--namespace", help="Only content of this namespace.")
-@click.option("--service", default="", help="Name of the service, for the templates' column.")
+@click.option(
+    "--service",
+    default="",
+    callback=require_text(MOST_WHO, needed=False),
+    help="Name of the service, for the templates' column.",
+)
 @click.option(
     "-o", "--out", type=click.Path(file_okay=False, path_type=Path), required=True, help="Folder to write to."
 )
@@ -43,8 +48,6 @@ async def transparency(
     """
     from importlib.resources import files
 
-    from markupsafe import Markup
-
     from serving.export.transparency import as_csv, measure, parts
     from serving.views.text import environment
     from serving.wiring import rules_of
@@ -59,7 +62,7 @@ async def transparency(
         while not await queue.catch_up():
             pass  # of a large docket it takes longer than one call waits for
         tables = parts(await measure(store, queue, since=begin, until=end, namespace=namespace), service)
-    style = Markup(files("serving.export").joinpath("templates/page.css").read_text("utf-8"))
+    style = files("serving.export").joinpath("templates/page.css").read_text("utf-8")
     page = environment("serving.export").get_template("transparency.html")
     written = {name: as_csv(table) for name, table in tables.items()}
     period = f"{since:%Y-%m-%d} to {last:%Y-%m-%d}"
