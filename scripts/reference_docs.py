@@ -41,7 +41,8 @@ def pages() -> dict[str, str]:
 def _commands() -> Iterator[str]:
     yield "# Commands\n\nEach as it helps itself with `--help`.\n"
     for name, command in (("memecourt", cli), ("memecourt-eval", eval_cli), ("memecourt-queue", queue_cli)):
-        yield from _command(command, click.Context(command, info_name=name, terminal_width=_WIDTH))
+        context = click.Context(command, info_name=name, terminal_width=_WIDTH, **command.context_settings)
+        yield from _command(command, context)
 
 
 def _command(command: click.Command, context: click.Context) -> Iterator[str]:

@@ -91,7 +91,7 @@ def test_site_has_no_broken_links(site):
 def test_reference_pages_are_complete_and_machine_independent(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     made = pages()
-    with click.Context(cli) as context:
+    with click.Context(cli, **cli.context_settings) as context:
         for name in cli.list_commands(context):
             assert f"\n## memecourt {name}\n" in made["commands.md"]
     assert "\n## memecourt-queue\n" in made["commands.md"]
@@ -135,7 +135,7 @@ def test_commands_and_options_in_the_docs_exist():
                 for word in words[1].split(" -- ")[0].split():
                     value, before = before.startswith("--"), word
                     if isinstance(known, click.Group) and not word.startswith("-") and word != "…":
-                        subcommand = known.get_command(click.Context(known), word)
+                        subcommand = known.get_command(click.Context(known, **cli.context_settings), word)
                         if subcommand is None and value:
                             continue  # the value of an option
                         assert subcommand is not None, f"{command.page}: {command.line}"

@@ -35,7 +35,7 @@ def commands(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[st
         yield " ".join(path), command
     if not isinstance(command, click.Group):
         return
-    context = click.Context(command)
+    context = click.Context(command, **command.context_settings)
     for name in command.list_commands(context):
         subcommand = command.get_command(context, name)
         assert subcommand is not None
