@@ -61,11 +61,9 @@ _OF_TRIAL: ContextVar[UsageMeter | None] = ContextVar("tally of the trial", defa
 
 
 def broke_off(times: int) -> None:
-    """Counts how many times servers disconnected during a call that ended without an answer.
-
-    Reported to the current trial, if any, in addition to the call's error: a call that is cancelled, or preceded by
-    another failure, can't raise its error to anyone, and a request that kills servers must not go unnoticed.
-    """
+    """Counts how many times servers disconnected during a call that ended without an answer."""
+    # Reported to the current trial, if any, in addition to the call's error: a call that is cancelled, or preceded by
+    # another failure, can't raise its error to anyone, and a request that kills servers must not go unnoticed.
     if (meter := _OF_TRIAL.get()) is not None:
         # The maximum, not the sum: one crash ends all concurrent calls, and an unanswered call ends the trial.
         meter.broke_off = max(meter.broke_off, times)
@@ -167,11 +165,10 @@ async def gather_or_cancel(first: Coroutine[Any, Any, T1], second: Coroutine[Any
 @overload
 async def gather_or_cancel(*steps: Coroutine[Any, Any, T]) -> tuple[T, ...]: ...
 async def gather_or_cancel(*steps: Coroutine[Any, Any, Any]) -> tuple[Any, ...]:
-    """Runs the steps concurrently and returns their results in order.
-
-    When one fails, or the whole is cancelled, the others are cancelled and awaited, so that no task outlives its trial.
-    Unlike in a TaskGroup, the first error is raised as it is, so that callers need not unpack an exception group.
-    """
+    """Runs the steps concurrently and returns their results in order."""
+    # When one fails, or the whole is cancelled, the others are cancelled and awaited, so that no task outlives its
+    # trial. Unlike in a TaskGroup, the first error is raised as it is, so that callers need not unpack an exception
+    # group.
     tasks = [asyncio.ensure_future(step) for step in steps]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)

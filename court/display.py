@@ -18,11 +18,9 @@ def word(value: object) -> str:
 
 
 def split_hidden(text: str) -> Iterator[tuple[str, bool]]:
-    """Splits text at invisible characters; yields each piece and True if it represents such a character.
-
-    Control, bidirectional and other invisible characters become code points (``U+202E``). Line breaks and tabs stay,
-    and so does one variation selector after a symbol, which makes it an emoji.
-    """
+    """Splits text at invisible characters; yields each piece and True if it represents such a character."""
+    # Control, bidirectional and other invisible characters become code points (``U+202E``). Line breaks and tabs stay,
+    # and so does one variation selector after a symbol, which makes it an emoji.
     plain: list[str] = []
     before = ""
     for character in text:

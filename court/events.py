@@ -117,7 +117,6 @@ class ModelCall(Value):
     tokens_cached: int = Field(default=0, ge=0)
     """Number of ``tokens_in`` found in the server's prefix cache."""
     latency_s: float = Field(ge=0, allow_inf_nan=False)
-    # Fields that were added later have defaults, so that older records can still be read.
     server: str = ""
     """Address of the server that answered, without a key; empty if unknown."""
     fault: str = ""
@@ -125,8 +124,7 @@ class ModelCall(Value):
     quoted: str = ""
     """Part of that first reply that was quoted in the repair request."""
     messages_digest: str = ""
-    """SHA-256 of all messages sent (:func:`court.messages.messages_digest`), which can be rebuilt from the record;
-    empty in older records."""
+    """SHA-256 of all messages sent (:func:`court.messages.messages_digest`), which can be rebuilt from the record."""
     schema_in_words: bool = False
     """True if the reply schema was described in the message because the server does not enforce schemas."""
     unknown: tuple[str, ...] = ()
@@ -136,7 +134,7 @@ class ModelCall(Value):
     summary."""
     replies: tuple[RawReply, ...] = ()
     """Raw replies: the usable one last, after an unusable first one, if any. They allow comparing today's parsing with
-    that of the time. Empty for a call for odds and in older records."""
+    that of the time. Empty for a call for odds."""
 
 
 class UnusableReplies(Value):
@@ -154,10 +152,7 @@ class UnusableReplies(Value):
 
 
 class Unused(Value):
-    """Cost of model calls that no other event reports.
-
-    These are replies that arrived after their step had ended, unusable replies of a failed trial, and unusable odds.
-    """
+    """Cost of model calls that no other event reports."""
 
     calls: int = Field(default=0, ge=0)
     """Number of calls that were answered."""
@@ -169,10 +164,7 @@ class Unused(Value):
 
 
 class MemeIdentity(Value):
-    """Identity of the meme on trial; the picture itself is stored outside the record.
-
-    If only a text was sent, ``picture_given`` is False and fields that describe a picture are empty or 0.
-    """
+    """Identity of the meme on trial; without a picture, fields that describe one are empty or 0."""
 
     bytes_sha256: str
     pixels_sha256: str
@@ -242,12 +234,7 @@ class TextLine(Value):
 
 
 class ReportedCall(NamedTuple):
-    """A model call that an event reports.
-
-    Attributes:
-        task: Task of the call: the last part of the prompt's id, or ``odds``.
-        requests: Number of requests: two if the first reply was unusable, one for each order of the options for odds.
-    """
+    """A model call that an event reports; two requests if the first reply was unusable, or for odds."""
 
     call: ModelCall
     task: str
@@ -258,15 +245,12 @@ class Event(Value):
     """Common fields of all events, and what readers need to know about a kind.
 
     Attributes:
-        state: State of the trial from this event on; None if it stays as it is.
         after_end: True if the event may follow the end of a trial.
         for_reviewers: True if platforms that only ask for verdicts are not sent the event.
         metric: Metric that times the step, if it asks no model; empty if none does.
         parts: Parts of a trial's page that the event changes, apart from those that every event changes.
         step_name: The step that the event ends, in words, with its fields in braces; empty if it took no time.
         step_owner: Owner of that step: the court, a role, or the ``side`` of the event.
-        seq: Sequence number in the record, counted from 0 without gaps.
-        at: Time of the event, UTC.
     """
 
     state: ClassVar[TrialState | None] = None
@@ -811,7 +795,7 @@ class VerdictGiven(Event):
     steering: tuple[SteeringFound, ...] = ()
     """Evidence for reviewers; it does not affect the label."""
     unused: Unused | None = None
-    """Usage since the trial was opened or last resumed; ``None`` if no model was asked, and in older records."""
+    """Usage since the trial was opened or last resumed; ``None`` if no model was asked."""
     weighed: Weighed | None = None
     """Evidence as the audition of the Judge's model weighs it; ``None`` where none holds."""
     copies: tuple[VerifiedCopy, ...] = ()
@@ -1020,8 +1004,7 @@ class TrialFailed(Event):
     unused: Unused | None = None
     """As in ``VerdictGiven``."""
     unusable: UnusableReplies | None = None
-    """Unusable replies that ended the trial; ``None`` if it ended otherwise, if a reply leaked the model's
-    instructions, and in older records."""
+    """Unusable replies that ended the trial; ``None`` if it ended otherwise, or by a reply that leaked instructions."""
     broke_off: int = Field(default=0, ge=0)
     """Number of times a model server disconnected while processing a call that remained unanswered, which may have
     crashed it; since the trial was opened or last resumed."""

@@ -72,11 +72,10 @@ class Evidence:
     async def near_duplicates(self, text: TextRead) -> list[EventDraft]:
         """Drafts the event about earlier memes that are near-duplicates of this one; empty where none are found.
 
-        It affects only the reasons for review.
-
         Raises:
             Overrun, Unavailable: They were not searched in time, or could not be.
         """
+        # It affects only the reasons for review.
         if self.duplicates is None or self.recorder.find(NearDuplicatesFound):
             return []
         began = time.perf_counter()

@@ -61,7 +61,6 @@ class Examination:
     """One side's examination.
 
     Attributes:
-        proposer: Proposer who answers them; None without a picture, when no questions are asked.
         models: Models of the trial; no speculative call is made while one of them has no spare capacity.
         claimed: Called when a summary that counts rests on a claim of fact; None if sides are not asked for claims.
     """
@@ -269,10 +268,7 @@ def _progress(number: int, needed_rounds: Sequence[asyncio.Event]) -> int:
 
 
 def entropy(text: str) -> float:
-    """Shannon entropy of the characters of ``text``, in bits: ``-sum (n_i / N) log2 (n_i / N)``; 0 for an empty text.
-
-    Used by the stopping rule of the examination (ChatCaptioner procedure; docs/trials.md).
-    """
+    """Shannon entropy of the characters of ``text``, in bits, ``-sum (n_i / N) log2 (n_i / N)``; 0 for none."""
     total = len(text)
     # max(): a text of one repeated character gives -0.0.
     return max(0.0, -sum(n / total * math.log2(n / total) for n in Counter(text).values()))

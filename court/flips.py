@@ -53,13 +53,8 @@ def flips_of(record: TrialRecord) -> Flips | None:
 
 
 def flips_by_vote(record: TrialRecord, *, singles: bool = True) -> Flips | None:
-    """Computes which precedents decide a verdict by precedents alone; None for any other.
-
-    Precedents are left out of the vote of those that were found. A regression over the whole library stays as it is.
-
-    Args:
-        singles: False for the smallest set alone, which takes a fifth of the time.
-    """
+    """Computes which precedents decide a verdict by precedents alone; None for any other."""
+    # Precedents are left out of the vote of those that were found. A regression over the whole library stays as it is.
     event, cited = record.verdict_event, record.precedents
     if event is None or cited is None or cited.vote is None or event.ruling is not None or event.copies:
         return None
@@ -85,11 +80,9 @@ def flips_by_vote(record: TrialRecord, *, singles: bool = True) -> Flips | None:
 
 
 def determined_by_reasons(record: TrialRecord) -> bool | None:
-    """True if the smallest set whose loss flips a verdict stands among its stated reasons; None if it is not known.
-
-    A verdict by precedents states those that its side cites. A ruling states the argument of its side, the precedents
-    that it reads that way, its clause, and the expert's findings.
-    """
+    """True if the smallest set whose loss flips a verdict stands among its stated reasons; None if it is not known."""
+    # A verdict by precedents states those that its side cites. A ruling states the argument of its side, the precedents
+    # that it reads that way, its clause, and the expert's findings.
     sought, event = record.last(FlipsSought), record.verdict_event
     flips = sought.flips if sought else flips_by_vote(record, singles=False)
     if flips is None or event is None:
@@ -138,12 +131,10 @@ def _left(tally: Sequence[TallyEntry], gone: Sequence[TallyEntry]) -> list[Tally
 
 
 def _smallest(by_vote: _Without, tally: Sequence[TallyEntry], label: Label) -> list[TallyEntry]:
-    """Returns a smallest set of entries whose loss changes the label; empty if only the loss of all does.
-
-    Given the nearest entry that stays, weights are fixed, and the loss of the nearest others with the verdict's label
-    moves the share farthest: so for each entry that could be the nearest, the fewest such losses are found by
-    bisection.
-    """
+    """Returns a smallest set of entries whose loss changes the label; empty if only the loss of all does."""
+    # Given the nearest entry that stays, weights are fixed, and the loss of the nearest others with the verdict's label
+    # moves the share farthest: so for each entry that could be the nearest, the fewest such losses are found by
+    # bisection.
     if len(tally) == 1:
         return list(tally)
     best: list[TallyEntry] = []
@@ -167,10 +158,8 @@ def _smallest(by_vote: _Without, tally: Sequence[TallyEntry], label: Label) -> l
 
 
 def pieces_of(brief: JudgeBrief[P], verdict: Verdict) -> tuple[Piece, ...]:
-    """Returns the pieces that a Judge was shown and can do without, those that stand last in its prompt first.
-
-    So each request shares the longest beginning with the one before it, which the server has in its cache.
-    """
+    """Returns the pieces that a Judge was shown and can do without, those that stand last in its prompt first."""
+    # So each request shares the longest beginning with the one before it, which the server has in its cache.
     clause = verdict.finding.clause if verdict.finding else ""
     numbers = [each.number for each in brief.policy.clauses]
     ruled_by = clause if clause in numbers and len(numbers) > 1 else ""

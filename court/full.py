@@ -56,11 +56,7 @@ _GRACE_S = 0.15  # after the deadline: later than a model's own, which says bett
 
 @dataclass(frozen=True, slots=True)
 class _Expert:
-    """Handle by which the rest of a trial uses the expert witness.
-
-    Attributes:
-        due: Ends the witness's work and returns its testimony, or None without a witness.
-    """
+    """Handle by which the rest of a trial uses the expert witness."""
 
     called: asyncio.Event
     due: Callable[[], Awaitable[Testimony | None]]
@@ -80,10 +76,7 @@ class FullTrial:
     calibration: Calibration | None = None
 
     async def run(self, text: TextRead | None = None) -> None:
-        """Tries the meme, up to the recorded verdict.
-
-        Args:
-            text: Text of the meme if a cascade has already read it and searched for near-duplicates; otherwise None.
+        """Tries the meme, up to the recorded verdict; ``text`` if a cascade has already read it.
 
         Raises:
             CourtError: A step failed or the deadline passed; no task of the trial is left running.

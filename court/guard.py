@@ -153,11 +153,9 @@ def pictures_for(adapter: GuardAdapter, pictures: Sequence[P]) -> tuple[P, ...]:
 def guard_messages(
     adapter: GuardAdapter, pictures: Sequence[P], *, policy: Policy, fence: Fence, text: str, description: str | None
 ) -> Messages[P]:
-    """Builds the request to a guard.
-
-    Families with a format of their own get no fence around the text, as it would be part of what they classify; control
-    tokens are broken up for all.
-    """
+    """Builds the request to a guard."""
+    # Families with a format of their own get no fence around the text, as it would be part of what they classify;
+    # control tokens are broken up for all.
     prompt = prompts.load("guard")
     shown = pictures_for(adapter, pictures)
     if adapter is GuardAdapter.GPT_OSS_SAFEGUARD:

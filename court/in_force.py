@@ -26,12 +26,7 @@ _HEX = 32
 
 
 class ContentKey(NamedTuple):
-    """Key of content.
-
-    Attributes:
-        meme: Digest of namespace, policy id and the meme's digest, in hex.
-        text: Digest of the text that was sent, in hex; empty if it is read off the picture, whose pixels determine it.
-    """
+    """Key of content: digests of the meme under namespace and policy, and of the text, if it was sent."""
 
     meme: str
     text: str
@@ -79,9 +74,6 @@ class PersonFinding:
     """State of the case about content, by what people said of it.
 
     Attributes:
-        label: Label that the last person found; None if nobody has, but the case is open again.
-        at: Time of that finding, or of the last event without one.
-        trial_id: Trial whose review it was, or that was contested last.
         contested: True while the case is open again: an appeal, a second opinion, or two people who disagree.
         acquitters: Number of people whose last word is that it is not harmful.
         policy: Digest of the policy that the trial applied; empty if unknown.
@@ -116,11 +108,7 @@ class CaseNotes(BaseModel):
     policy: str = ""
 
     def then(self, event: AnyEvent, policy: str = "") -> CaseNotes:
-        """Returns the state after the next event.
-
-        Args:
-            policy: Digest of the policy that the event's trial applied.
-        """
+        """Returns the state after the next event."""
         here = {"at": event.at, "trial_id": event.trial_id, "policy": policy}
         match event:
             case SecondOpinionAsked():
@@ -164,11 +152,7 @@ def standing(events: Iterable[AnyEvent]) -> list[AnyEvent]:
 
 
 def case_of(events: Iterable[AnyEvent], policies: Mapping[str, str] = MappingProxyType({})) -> CaseNotes:
-    """Folds the events of one or several trials of the same content, in the order of the log.
-
-    Args:
-        policies: Digest of the policy that each trial applied, by trial.
-    """
+    """Folds the events of one or several trials of the same content, in the order of the log."""
     notes = CaseNotes()
     for event in standing(events):
         notes = notes.then(event, policies.get(event.trial_id, ""))
@@ -185,10 +169,8 @@ class InForce:
     """The finding in force on content, and the decision that follows from it.
 
     Attributes:
-        at: Time of the finding; None if only a listing of the verdict was read.
         id: Trial that was reviewed or that gave the verdict, or precedent.
         contested: True while the case is open again.
-        older_policy: True if the finding was made under an older version of the policy.
         local: True if the server knows no callers, so that anybody on its machine may have signed the finding.
     """
 
@@ -238,11 +220,7 @@ def in_force(
     """Returns the finding in force on the content of a verdict.
 
     Args:
-        label: Label of the verdict.
-        needs_review: True if the verdict needs human review.
         at: Time of the verdict, or of the label of the precedent that it follows.
-        policy: Digest of the policy that applies now; empty if unknown.
-        precedent: Id of the precedent that settled the trial; empty without one.
     """
     found = None if rules.authority == "none" else found
     contested = found is not None and found.contested

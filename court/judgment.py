@@ -85,11 +85,7 @@ class Opinion:
 
 
 def median_strengths(opinions: Sequence[Opinion]) -> Strengths:
-    """Returns the median strength of each side; of two middle values, the one worse for the meme.
-
-    Args:
-        opinions: At least one.
-    """
+    """Returns the median strength of each side; of two middle values, the one worse for the meme."""
     by_level = {strength.level: strength for strength in Strength}
     harmful = sorted(opinion.ruling.harmful_strength.level for opinion in opinions)
     benign = sorted(opinion.ruling.harmless_strength.level for opinion in opinions)
@@ -100,14 +96,9 @@ def median_strengths(opinions: Sequence[Opinion]) -> Strengths:
 
 
 def spokesman_of(opinions: Sequence[Opinion]) -> int:
-    """Returns the index of the judge who explains the panel's label: of those that agree, the nearest to the median.
-
-    At least one judge agrees: if the median benign evidence is strong and the median harmful evidence is not, more than
-    half of the judges have the first and at least half the second.
-
-    Args:
-        opinions: At least one.
-    """
+    """Returns the index of the judge who explains the panel's label: of those that agree, the nearest to the median."""
+    # At least one judge agrees: if the median benign evidence is strong and the median harmful evidence is not, more
+    # than half of the judges have the first and at least half the second.
     median = median_strengths(opinions)
     label = rule(median.harmful, median.benign)
 
@@ -146,13 +137,7 @@ def verdict_of(
     failed: Sequence[CheckFailed] = (),
     weighed: Weighed | None = None,
 ) -> Verdict:
-    """Returns the verdict of a full trial.
-
-    Args:
-        weighed: Evidence as an audition weighs it; None where none holds.
-        prior: Vote of the summary from which a cascade went on to the full trial; None otherwise.
-        unseen: True if there is a picture that no model was shown.
-    """
+    """Returns the verdict of a full trial; ``unseen`` if there is a picture that no model was shown."""
     strengths = median_strengths(opinions)
     label = rule(strengths.harmful, strengths.benign)
     # From a judge who gave the panel's label: a rationale for the other label would contradict the verdict.
@@ -226,13 +211,8 @@ def _blocks(label: Label, alone: Verdict | None, weighed: Weighed | None) -> boo
 def _not_sure(
     label: Label, alone: Verdict | None, weighed: Weighed | None, settings: TrialSettings
 ) -> tuple[Review, ...]:
-    """A reason for review unless an audition has shown that such a label may be decided without.
-
-    A block of the precedents alone needs no audition; without one, nor does their acquittal.
-
-    Args:
-        alone: Verdict of the precedents alone; None without precedents.
-    """
+    """A reason for review unless an audition has shown that such a label may be decided without."""
+    # A block of the precedents alone needs no audition; without one, nor does their acquittal.
     agreed = alone is not None and alone.label is label and not alone.needs_human_review
     if not settings.audition or (agreed and (weighed is None or label is Label.HARMFUL)):
         return ()
@@ -256,17 +236,8 @@ def _check_reasons(failed: Sequence[CheckFailed]) -> tuple[Review, ...]:
 
 
 def score_of(odds: OddsGiven | None, least_mass: float) -> float | None:
-    """P(harmful) from the masses of the two options, computed per order and then averaged.
-
-    Mass on other tokens is ignored; averaging over both orders cancels a preference for the first letter.
-
-    Args:
-        least_mass: Minimum total mass of the two options in each order, in [0, 1]: the ratio of two tiny masses is
-            noise.
-
-    Returns:
-        Probability in [0, 1]; None without odds, or if the options have too little mass.
-    """
+    """P(harmful) from the masses of the two options, computed per order and then averaged."""
+    # Mass on other tokens is ignored; averaging over both orders cancels a preference for the first letter.
     if odds is None:
         return None
     pairs = list(zip(odds.harmful, odds.not_harmful, strict=True))
@@ -286,11 +257,7 @@ def mean_score(opinions: Sequence[Opinion], least_mass: float) -> float | None:
 def _estimate(
     score: float | None, label: Label, prior: Vote | None, weight: float, *, doubts: int = 0
 ) -> dict[str, Any]:
-    """Returns the score and its meaning; in a cascade with a vote weight also the risk that the label is wrong.
-
-    Args:
-        doubts: Number of failed checks, each of which halves the distance of a risk from a coin's.
-    """
+    """Returns the score and its meaning, and in a cascade a risk, from which each failed check (``doubts``) takes."""
     if prior is None or weight == 0:
         return {
             "harm_score": score,
@@ -308,11 +275,7 @@ def _estimate(
 
 
 def joined_odds(score: float, vote: float, weight: float) -> float:
-    """Combines the probabilities of Judge and vote by the weighted mean of their log-odds.
-
-    Args:
-        weight: Weight of the vote, in [0, 1].
-    """
+    """Combines the probabilities of Judge and vote by the weighted mean of their log-odds."""
 
     def log_odds(p: float) -> float:
         # A model may give exactly 0 or 1; clipping keeps the log-odds finite, so the other probability still counts.
@@ -437,11 +400,9 @@ def with_harmful_duplicates(verdict: Verdict, found: NearDuplicatesFound | None)
 
 
 def with_parts_not_judged(verdict: Verdict, meme: MemeIdentity | None) -> Verdict:
-    """Adds the parts of a meme that were not judged to its verdict.
-
-    A missing picture is a signal, as a verdict on the text alone may be right. Frames or parts of the picture that were
-    not judged are reasons for review of a verdict that is not harmful.
-    """
+    """Adds the parts of a meme that were not judged to its verdict."""
+    # A missing picture is a signal, as a verdict on the text alone may be right. Frames or parts of the picture that
+    # were not judged are reasons for review of a verdict that is not harmful.
     if meme is not None and not meme.picture_given:
         detail = "No picture was sent: the verdict is on the text alone."
         signal = Review(reason=ReviewReason.PICTURE_NOT_SENT, detail=detail)
@@ -494,15 +455,7 @@ async def give_verdict(
     copies: Sequence[VerifiedCopy] = (),
     **values: Any,
 ) -> None:
-    """Records a verdict, with the signs of steering found in all untrusted texts, the description included.
-
-    Args:
-        verdict: Verdict of the procedure. Reasons for review are added for signs of steering, for precedents of the
-            starter library, and, if it is not harmful, for a harmful near-duplicate or parts that were not judged.
-            Label, strengths and score stay.
-        copies: Binding precedents that are the meme and gave the verdict. What else is noticed about the very meme that
-            a person has labelled then calls nobody; parts that were not judged do.
-    """
+    """Records a verdict, with the signs of steering found in all untrusted texts, the description included."""
 
     def draft(events: Sequence[AnyEvent]) -> EventDraft:
         # A callable draft: the recorder passes all earlier events, those of the same write included, so that signs of

@@ -30,15 +30,10 @@ class Limits:
     Pixel limits are what protects the decoder: the size in bytes says little about the work.
 
     Attributes:
-        max_bytes: Size of the uploaded file, in bytes.
         max_pixels: Width x height of one frame, in pixels.
         max_jpeg_pixels: The same for a JPEG in one scan, as cameras write them, which is scaled down while decoding.
         max_scaled_pixels: The same for a PNG that is not interlaced and an opaque lossy WebP, which are scaled down
             too.
-        max_side: Width or height, in pixels.
-        max_total_pixels: Frames x width x height, in pixels.
-        max_png_chunks: Chunks of a PNG file, counted before a decoder runs.
-        max_jpeg_scans: Scans of a JPEG file, counted before a decoder runs.
         outgoing_side: Longest side of the pictures passed to encoders and models, in pixels.
         long_ratio: Ratio of longer to shorter side from which a scaled-down picture gets a second, larger copy for
             reading its text.
@@ -75,8 +70,6 @@ class Frame:
     """One normalised still of a picture: opaque upright RGB, no metadata, at most ``outgoing_side`` pixels long.
 
     Attributes:
-        png: Pixels, losslessly re-encoded by us; deterministic for the same upload.
-        index: Index of the frame in the file, counted from 0.
         legible_png: Larger copy for reading text, with at most ``outgoing_side`` squared pixels; only for a picture so
             long that letters would be lost at ``outgoing_side``. It is not stored with the trial.
     """
@@ -93,14 +86,12 @@ class Picture:
     """A decoded picture.
 
     Attributes:
-        bytes_sha256: SHA-256 of the uploaded bytes, in hex.
         pixels_sha256: SHA-256 of the normalised pixels of all representative frames, in hex; equal for copies that were
             losslessly re-encoded or re-tagged.
         width: Width of the upright upload before any scaling down, in pixels.
         height: Height of the upright upload before any scaling down, in pixels.
         frames: Representative frames, at least one, in file order; for an animated file the first, and then those that
             differ most from the ones already chosen.
-        frames_unlike: Number of other frames that differ visibly from all representative ones.
         shown_otherwise: True if the file's colour instructions are so unusual that only some viewers show the picture
             as it is here, as browsers show it.
     """
@@ -126,7 +117,6 @@ class Meme:
     """The meme on trial.
 
     Attributes:
-        picture: ``G``; None if the caller sent only a text.
         text: ``T`` as given by the caller; ``None`` to read it off the picture; ``""`` if the caller says that there is
             none.
         language: BCP 47 tag of the text; None if unknown.
@@ -171,10 +161,8 @@ def is_text_digest(digest: str) -> bool:
 
 
 def is_language_tag(tag: str) -> bool:
-    """True if a text has the form of a BCP 47 tag.
-
-    Language subtags with more than three letters are reserved by RFC 5646 (2.2.1), and none is registered.
-    """
+    """True if a text has the form of a BCP 47 tag."""
+    # Language subtags with more than three letters are reserved by RFC 5646 (2.2.1), and none is registered.
     return len(tag) <= _MOST_LANGUAGE_TAG and _LANGUAGE_TAG.fullmatch(tag) is not None
 
 

@@ -51,11 +51,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Messages(Generic[P]):
-    """One system message and one user message.
-
-    Attributes:
-        parts: Parts of the user message: texts, each followed by an empty line, and pictures.
-    """
+    """One system message and one user message of texts, each followed by an empty line, and pictures."""
 
     prompt: Prompt
     task: str
@@ -65,10 +61,8 @@ class Messages(Generic[P]):
     prompts: PromptSet = field(default_factory=packaged)
 
     def repair(self, fence: Fence, quoted: str, fault: str) -> Messages[P]:
-        """Builds the repair request.
-
-        It contains the messages, the unusable reply (see :func:`quotable`) and the fault.
-        """
+        """Builds the repair request."""
+        # It contains the messages, the unusable reply (see :func:`quotable`) and the fault.
         # Appended to what was sent before, so that the server's prefix cache covers it. The reply is fenced as
         # untrusted: a model may have been manipulated into writing instructions.
         correction = (fence.around(quoted), self.prompts.repair.task("repair", fault=fault))
@@ -84,10 +78,8 @@ class Exhibit(Generic[P]):
 
 
 def quotable(reply: str) -> str:
-    """Returns the part of an unusable reply that the repair request quotes.
-
-    Lone surrogates, which a record can't store, become word joiners; fences remove both.
-    """
+    """Returns the part of an unusable reply that the repair request quotes."""
+    # Lone surrogates, which a record can't store, become word joiners; fences remove both.
     return "".join("\u2060" if "\ud800" <= character <= "\udfff" else character for character in reply[:_MAX_QUOTED])
 
 
@@ -126,11 +118,7 @@ def _to_proposer(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvocateBrief:
-    """Everything that an Advocate is shown before its first question: no picture.
-
-    Attributes:
-        precedents: Precedents shown as text and label; empty unless the settings ask for them.
-    """
+    """Everything that an Advocate is shown before its first question: no picture."""
 
     policy: Policy
     fence: Fence
@@ -142,11 +130,7 @@ class AdvocateBrief:
     language: str = ""
 
     def ask(self, stance: str, history: Sequence[Exchange], chars: int) -> Messages[Any]:
-        """Builds the request for one question.
-
-        Args:
-            stance: ``accuser``, ``defender`` or ``none``.
-        """
+        """Builds the request for one question; ``stance`` is ``accuser``, ``defender`` or ``none``."""
         return self._messages("ask", stance, history, replies.schema_of(replies.Question, chars))
 
     def summarise(self, stance: str, history: Sequence[Exchange], chars: int) -> Messages[Any]:
@@ -208,7 +192,6 @@ class JudgeBrief(Generic[P]):
     """Everything that the Judge is shown.
 
     Attributes:
-        meme_only: True to show only the meme (ablation).
         original_labels: True to show the data set's own labels of precedents, if they are in :data:`ORIGINAL_LABELS`.
     """
 
@@ -245,11 +228,7 @@ class JudgeBrief(Generic[P]):
         precedent_labels: Mapping[str, Sequence[str]],
         vote: Mapping[str, float],
     ) -> Messages[P]:
-        """Builds the request for a ruling on a further question, from the same material.
-
-        Args:
-            precedent_labels: Options that people gave to precedents, by id; only those of shown precedents are used.
-        """
+        """Builds the request for a ruling on a further question, from the same material."""
         # System message and parts are those of the ruling on harm, so that the server's prefix cache is used.
         words, ruling = load("question"), self._judge_messages("judge", None)
         further = [
@@ -379,10 +358,8 @@ class JudgeBrief(Generic[P]):
 
 
 def _language_sentence(language: str) -> list[str]:
-    """Returns the sentence about a text's language; empty if unknown.
-
-    It is not fenced, so invalid tags and extension subtags, which may contain arbitrary words, are dropped.
-    """
+    """Returns the sentence about a text's language; empty if unknown."""
+    # It is not fenced, so invalid tags and extension subtags, which may contain arbitrary words, are dropped.
     named = _EXTENSIONS.sub("", language) if is_language_tag(language) else ""
     return [load("language").task("text_language", language=named)] if named else []
 
@@ -405,11 +382,7 @@ def in_words(schema: Mapping[str, Any]) -> str:
 
 
 def messages_digest(requests: Sequence[Messages[P]], sha256: Callable[[P], str], *, schema_in_words: bool) -> str:
-    """SHA-256 over the messages of one call, in the order in which they were sent, as ``sha256:…``.
-
-    Args:
-        requests: One; two with a repair request, or for odds.
-    """
+    """SHA-256 over the one or two requests of a call, in the order in which they were sent, as ``sha256:…``."""
     return digest([_messages(each, sha256, schema_in_words) for each in requests])
 
 

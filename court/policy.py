@@ -26,11 +26,7 @@ class Clause(Value):
 
 
 class Policy(Value):
-    """A versioned statement of what counts as harm.
-
-    Attributes:
-        version: Version, to be changed with the wording; the digest reveals a forgotten change.
-    """
+    """A versioned statement of what counts as harm; the digest reveals a forgotten change of version."""
 
     id: str = Field(min_length=1, max_length=128)
     version: str = Field(min_length=1, max_length=64)

@@ -21,10 +21,7 @@ class EventSink(Protocol):
     anything acts on them."""  # noqa: D205, D209
 
     async def __call__(self, *events: AnyEvent) -> None:
-        """Stores one event, or several in order and atomically: all of them or none.
-
-        Any exception ends the trial without a verdict.
-        """
+        """Stores one event, or several in order and all or none. Any exception ends the trial without a verdict."""
 
 
 class EventListener(Protocol):
@@ -48,11 +45,7 @@ class PictureReader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Text read off a picture.
-
-    Attributes:
-        lines: Lines in reading order, frame by frame.
-    """
+    """Text read off a picture: lines in reading order, frame by frame."""
 
     lines: tuple[TextLine, ...]
 
@@ -84,7 +77,6 @@ class BindingFinder(Protocol):
         """Finds the copies of a meme: the same pixels and text, or the same text where neither has a picture.
 
         Args:
-            pixels_sha256: Digest of its normalised pixels; empty without a picture.
             text: Text of the meme; None for copies of the picture with any text.
 
         Raises:
@@ -112,10 +104,7 @@ class PrecedentFinder(Protocol):
         """Finds the most similar precedents.
 
         Args:
-            pixels_sha256: Digest of its normalised pixels, to tell the same picture from a similar one; empty without
-                one.
             tally: Minimum number of precedents to count; the library's own vote settings may require more.
-            alpha: Weight of the text against the picture, in [0, 1]; None for the library's calibrated value.
 
         Raises:
             Unavailable: The search can't be made now.
@@ -123,9 +112,6 @@ class PrecedentFinder(Protocol):
 
     async def pictures(self, ids: Sequence[str]) -> Sequence[Frame | None]:
         """Reads the pictures of precedents; None for those without a picture.
-
-        Args:
-            ids: Ids from :meth:`find`. A precedent removed from the library since has no picture.
 
         Raises:
             BadLibrary: A picture has changed since the library was written.
@@ -144,7 +130,6 @@ class DuplicateFinder(Protocol):
         Args:
             picture: Picture of the meme; None if only a text was sent, which is compared by its letters with other such
                 texts.
-            text_read: True if the text was read off the picture and may contain misread letters.
 
         Raises:
             Unavailable: The search can't be made now.
@@ -153,11 +138,7 @@ class DuplicateFinder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CallId:
-    """Identity of a call in its trial.
-
-    Attributes:
-        attempt: 1, or 2 for a repair request.
-    """
+    """Identity of a call in its trial; ``attempt`` is 2 for a repair request."""
 
     role: Role
     task: str
@@ -181,13 +162,10 @@ class ChatRequest:
     """Request to a chat model: one system message and one user message.
 
     Attributes:
-        system: System message, constant for a role; it never contains anything of a meme.
         parts: Texts and pictures of the user message, in order. Parts shared by several calls come first, so that a
             server's prefix cache can be used.
         thought_tokens: Largest number of tokens of a thought before the reply, in addition to ``max_tokens``; 0 to turn
             thinking off, if the model allows that.
-        priority: Priority at the server, if it supports priorities; lower values go first.
-        avoid_repetition: True to sample in a way that prevents repetition loops.
     """
 
     system: str
@@ -207,9 +185,7 @@ class ChatReply:
     """Reply of a chat model, with the server's own figures.
 
     Attributes:
-        text: Reply, possibly empty; truncated if ``finish`` is LENGTH or REPETITION.
         tokens_cached: Number of the prompt's tokens found in the server's prefix cache; 0 if it does not say.
-        latency_s: Seconds from sending the request to the end of the reply, retries included.
         unknown: Names of figures that the server omitted or gave as invalid values; they are 0 or empty here.
     """
 
@@ -278,10 +254,6 @@ class ChatModel(Protocol):
 
         Returns None without a call for a server known to give none, and for an answer that can't be parsed; an
         :class:`Odds` without masses for an answer that lacked them, to account for its cost.
-
-        Args:
-            request: Request to send; its schema and ``max_tokens`` are ignored.
-            options: Words, each of which must be a single token for the model, e.g. ``("A", "B")``.
 
         Raises:
             As :meth:`reply`.

@@ -30,10 +30,7 @@ class Relation(StrEnum):
 
 
 class Precedent(Value):
-    """A labelled meme that is shown as an exhibit.
-
-    Similarities are cosines in [-1, 1]; ``None`` where either meme lacks that half.
-    """
+    """A labelled meme shown as an exhibit; similarities are cosines, ``None`` where a meme lacks that half."""
 
     id: str
     label: PrecedentLabel
@@ -47,7 +44,7 @@ class Precedent(Value):
     source: str = ""
     """Data set and split, or person, that it came from."""
     source_label: str = ""
-    """Label in the source's own words; empty if unknown to the library, and in older records."""
+    """Label in the source's own words; empty if unknown to the library."""
 
 
 class VerifiedCopy(Value):
@@ -159,12 +156,7 @@ class RiskCurve(Value):
         return self._between(after, risk, "risk")
 
     def cutoff(self, *, risk: float, rate: float | None) -> float:
-        """Returns the risk of a label above which a person must look.
-
-        Args:
-            risk: Accepted share of wrong labels that nobody looks at.
-            rate: Share of memes that a person looks at, in place of that.
-        """
+        """Returns the risk above which a person must look, for an accepted ``risk`` or ``rate`` of memes to look at."""
         if rate == 0:
             return 1.0
         return (self.at_risk(risk) if rate is None else self.at_rate(rate)).cutoff
@@ -270,15 +262,11 @@ class Findings(Value):
 def share(similarities: Sequence[float], harmful: Sequence[bool], settings: VoteSettings) -> float:
     """Weighted share of harm among the nearest ``settings.k`` precedents, in (0, 1).
 
-    Weights fall off exponentially from the nearest, ``exp((s_i - s_1) / tau)``, so that they do not depend on where
-    an encoder's similarities happen to lie; the prior counts as ``prior_weight`` voters as near as the nearest.
-
-    Args:
-        harmful: True for each precedent that is labelled harmful, in the same order.
-
     Raises:
         ValueError: There is no precedent, or the two sequences differ in length.
     """
+    # Weights fall off exponentially from the nearest, ``exp((s_i - s_1) / tau)``, so that they do not depend on where
+    # an encoder's similarities happen to lie; the prior counts as ``prior_weight`` voters as near as the nearest.
     if len(similarities) != len(harmful) or not similarities:
         raise ValueError("a vote needs at least one precedent, and a label for each")
     nearest = similarities[0]
@@ -316,9 +304,6 @@ def joint_probability(share: float, settings: VoteSettings, regression: float | 
 
 def vote(tally: Sequence[TallyEntry], settings: VoteSettings, regression: float | None = None) -> Vote:
     """Returns the vote of a tally.
-
-    Args:
-        regression: Calibrated log-odds of harm by the library's regression, to be averaged with the vote's.
 
     Raises:
         ValueError: The tally is empty.

@@ -18,10 +18,9 @@ _Bounds = tuple[float, float, float, float]
 
 
 def reading_confidence(text: TextRead) -> float:
-    """Mean confidence of the reading, in [0, 1].
-
-    Lines of stacked letters count as confidence 0: each letter may be certain, but in reading order they make no words.
-    """
+    """Mean confidence of the reading, in [0, 1]."""
+    # Lines of stacked letters count as confidence 0: each letter may be certain, but in reading order they make no
+    # words.
     # By identity: of two equal lines, only one may be in a stack.
     stacked = {id(line) for line in stacked_letters(text.lines)}
     # Weighted by characters: a misread long line matters more than a stray mark.

@@ -111,12 +111,7 @@ class RecordedCase:
     def judge_brief(
         self, pictures: tuple[P, ...], precedent_pictures: Mapping[str, P], *, fence: Fence, prompts: PromptSet
     ) -> JudgeBrief[P]:
-        """Builds the Judge's brief.
-
-        Args:
-            pictures: Frames of the meme, or stand-ins such as digests.
-            precedent_pictures: Pictures of precedents, or stand-ins, by id; precedents without one are absent.
-        """
+        """Builds the Judge's brief; pictures are frames or stand-ins such as digests, those of precedents by id."""
         settings, cited = self.settings, self._cited
         accuser, defender = (self.justification(side) for side in Side)
         # In the swap_sides experiment the Judge sees each argument under the other side's name.

@@ -38,11 +38,7 @@ class Recorder:
     def __init__(
         self, trial_id: str, keep: EventSink, now: Callable[[], datetime], before: Sequence[AnyEvent] = ()
     ) -> None:
-        """Begins or continues a record.
-
-        Args:
-            now: Clock; returns the current time in UTC.
-        """
+        """Begins or continues a record."""
         self._trial_id = trial_id
         self._keep = keep
         self._now = now
@@ -69,29 +65,21 @@ class Recorder:
         return bool(self._events)
 
     def find(self, kind: type[E], **values: Any) -> E | None:
-        """Returns the recorded event of that kind with those field values, or None.
-
-        A resumed trial uses it instead of repeating a call that was made before the interruption.
-        """
+        """Returns the recorded event of that kind with those field values, or None."""
+        # A resumed trial uses it instead of repeating a call that was made before the interruption.
         for event in self._events:
             if isinstance(event, kind) and all(getattr(event, name) == value for name, value in values.items()):
                 return event
         return None
 
     async def record(self, kind: type[E], /, **values: Any) -> E:
-        """Stores an event; safe to call concurrently, as events are stored one after the other.
-
-        Raises whatever the sink raises.
-        """
+        """Stores an event, one after the other. Raises whatever the sink raises."""
         (event,) = await self.record_all(EventDraft(kind, values))
         assert isinstance(event, kind)
         return event
 
     async def record_all(self, *drafts: Drafted) -> Sequence[AnyEvent]:
-        """Stores several events in order and in one atomic write: all of them or none.
-
-        Raises whatever the sink raises.
-        """
+        """Stores several events in order, all or none. Raises whatever the sink raises."""
         async with self._writing:
             events: list[AnyEvent] = []
             for draft in drafts:

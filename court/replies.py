@@ -47,12 +47,7 @@ _MIN_LOOP = 200
 
 
 class UnusableReply(Exception):
-    """A reply that can't be used.
-
-    Attributes:
-        reason: Code for machines: REPLY_EMPTY, REPLY_CUT, REPLY_LOOPS, THOUGHT_CUT, REPLY_REFUSED, REPLY_MALFORMED.
-        what: Description of the fault, for the repair request and the record; quotes nothing of the reply.
-    """
+    """A reply that can't be used: a code for machines, and the fault in words that quote nothing of the reply."""
 
     def __init__(self, reason: str, what: str) -> None:
         super().__init__(what)
@@ -77,12 +72,7 @@ Words = Annotated[str, AfterValidator(_check_content)]
 
 @dataclass(frozen=True, slots=True)
 class TextBounds:
-    """Mark of a text field: the lengths that a reply's schema asks for; parsing allows more.
-
-    Attributes:
-        share: Part of the trial's ``reply_chars`` that the text may have: 1 over this.
-        least: Minimum length; 0 for a text that may be empty.
-    """
+    """Lengths that a reply's schema asks for, ``reply_chars`` over ``share`` and ``least``; parsing allows more."""
 
     share: int = 1
     least: int = 1
@@ -196,11 +186,7 @@ def _type_hints(kind: type[Reply]) -> dict[str, Any]:
 
 
 def schema_of(kind: type[Reply], chars: int, **overrides: dict[str, Any]) -> dict[str, Any]:
-    """JSON schema of a reply, in the order of its fields; texts are bounded, as unbounded ones may never end.
-
-    Args:
-        chars: Longest text that is asked for, of which some fields have a share.
-    """
+    """JSON schema of a reply, in the order of its fields; texts are bounded, as unbounded ones may never end."""
     fields = _type_hints(kind)
     bounds = {name: info.metadata for name, info in kind.model_fields.items()}
     return object_schema(
@@ -235,11 +221,7 @@ def array_schema(items: dict[str, Any], most: int) -> dict[str, Any]:
 
 
 def argument_schema(opening: str, chars: int, *, on_claim: bool) -> dict[str, Any]:
-    """JSON schema of an argument.
-
-    Args:
-        opening: Beginning of the side's conclusion, which then has parts; empty for a summary and a justification.
-    """
+    """JSON schema of an argument; in parts if its conclusion has an ``opening``."""
     if not opening:
         return schema_of(ArgumentOnClaim if on_claim else Argument, chars)
     kind = QuotingArgumentOnClaim if on_claim else QuotingArgument
@@ -247,13 +229,7 @@ def argument_schema(opening: str, chars: int, *, on_claim: bool) -> dict[str, An
 
 
 def ruling_schema(policy: Policy, precedents: int, chars: int, *, label_last: bool = False) -> dict[str, Any]:
-    """JSON schema of a ruling: evidence before strengths before the label, as a model writes in order.
-
-    Args:
-        precedents: Number of precedents shown; each is a property of its own in the schema, so that none can be
-            omitted.
-        label_last: True to have the rationale before strengths and label.
-    """
+    """JSON schema of a ruling: evidence before strengths before the label, as a model writes in order."""
     support = _schema(Support, (), chars)
     schema = schema_of(
         RulingReply,
@@ -336,9 +312,6 @@ def parse_quoting_argument(
     text: str, opening: str, shown: Sequence[str], chars: int, *, on_claim: bool, quotes_needed: bool
 ) -> StatedArgument:
     """Parses an argument in parts and puts it together, with the quotes that stand in what was shown.
-
-    Args:
-        chars: Longest text that was asked for, of which some fields have a share.
 
     Raises:
         UnusableReply: The reply is malformed, its conclusion is not the side's, or it lacks a quote that is needed.
@@ -473,11 +446,9 @@ def _object(text: str) -> dict[str, Any]:
 
 
 def _unwrapped(text: str) -> str:
-    """Returns the reply without a byte order mark, one leading thought block and one surrounding code fence.
-
-    Servers that do not enforce schemas or parse reasoning pass these on. Nothing else is removed: with two objects in a
-    reply, it is unclear which one is meant.
-    """
+    """Returns the reply without a byte order mark, one leading thought block and one surrounding code fence."""
+    # Servers that do not enforce schemas or parse reasoning pass these on. Nothing else is removed: with two objects in
+    # a reply, it is unclear which one is meant.
     bare = _THOUGHTS.sub("", text.lstrip("\ufeff").strip(), count=1)
     fenced = _FENCED.fullmatch(bare)
     return fenced["inside"] if fenced else bare
@@ -526,11 +497,7 @@ def _malformed(what: str) -> NoReturn:
 
 
 def find_loop(text: str) -> int | None:
-    """Returns the index from which a text only repeats the phrase before it, up to its end; None without a loop.
-
-    Args:
-        text: Text of a reply, possibly truncated; the last repetition may be incomplete.
-    """
+    """Returns the index from which a text only repeats the phrase before it, up to its end; None without a loop."""
     end = text[-_LOOP_END:]
     index = len(text) - len(end)
     # Searches for earlier occurrences of the text's end; most texts have none. Each search ends one character, not one
@@ -551,11 +518,9 @@ def find_loop(text: str) -> int | None:
 
 
 def find_loop_in_reply(reply: str) -> int | None:
-    """Returns the index in a reply at which a loop begins; None without a loop.
-
-    Under a schema, a looping string ends at its maximum length and the reply continues. So each part between quotation
-    marks is checked, in addition to the end of the reply.
-    """
+    """Returns the index in a reply at which a loop begins; None without a loop."""
+    # Under a schema, a looping string ends at its maximum length and the reply continues. So each part between
+    # quotation marks is checked, in addition to the end of the reply.
     start = 0
     for piece in reply.split('"'):
         if (found := find_loop(piece)) is not None:

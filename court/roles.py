@@ -84,10 +84,7 @@ and up to twelve pieces of evidence of a quarter of that; up to six statements w
 
 
 def most_tokens(role: Role, chars: int) -> int:
-    """Returns the token limit of a role's reply; in some scripts each character is one token or more.
-
-    This is only an upper bound; the schema sets the intended length.
-    """
+    """Returns the token limit of a role's reply, an upper bound; in some scripts a character is a token or more."""
     longest = _LENGTHS[role] * chars
     # A quarter and 200 more: escapes, names of fields and brackets of the JSON around the texts.
     return longest + longest // 4 + 200
@@ -103,13 +100,10 @@ class RoleModel:
     """A role's model with its call settings.
 
     Attributes:
-        max_tokens: Largest number of tokens of a reply; None for enough in any script.
         servers: The model at all its servers, if each trial is pinned to one of them; None to call ``model`` directly.
         thinking: Switch that turns off thinking before the reply, as found by probing; ``ALWAYS`` if it can't be turned
             off, empty if the model does not think.
-        thought_tokens: Largest number of tokens of a thought before a reply; 0 to reply without one.
         thoughts_by: Switch that turns on thinking, and the field that limits the thought; empty if it is not to think.
-        weights: Digest of what its servers list about its weights; empty if they list nothing.
     """
 
     model: ChatModel
@@ -224,10 +218,8 @@ class RoleModels:
         return min(speeds, key=lambda speed: speed.write, default=None)
 
     def longest_call_s(self, chars: int) -> float:
-        """Returns the time that the longest reply may take; 0 if no speed is known.
-
-        Twice its time alone, since the two sides share a server.
-        """
+        """Returns the time that the longest reply may take; 0 if no speed is known."""
+        # Twice its time alone, since the two sides share a server.
         longest = fewest_tokens(Role.JUDGE, chars)
         return 2 * self.speed.seconds(_LONG_PROMPT, longest) if self.speed else 0.0
 
@@ -237,14 +229,8 @@ class RoleModels:
         return self.speed.seconds(*_TRIAL) if self.speed else 0.0
 
     def pinned(self, key: str) -> RoleModels:
-        """Returns the models for the trial of one picture, each pinned to one of its servers.
-
-        Roles that share servers are pinned to the same one.
-
-        Args:
-            key: Tie-breaker between equally loaded servers: a digest of the picture, so that a picture goes to a server
-                that has it cached.
-        """
+        """Returns the models for the trial of one picture, each pinned to one of its servers."""
+        # Roles that share servers are pinned to the same one.
         # By identity: roles with the same servers share the object. No id is reused while `self` refers to all of them.
         pinned: dict[int, ReplicatedModel] = {}
 
@@ -287,13 +273,7 @@ class RoleReply(Generic[T]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speaker:
-    """One role's model within one trial.
-
-    Attributes:
-        reply_chars: Longest requested description, summary, justification or rationale, in characters; see
-            :mod:`court.replies`.
-        repairs: True to ask once more for a usable reply that fails a check (:mod:`court.checks`).
-    """
+    """One role's model within one trial; ``repairs`` to ask once more for a reply that fails a check."""
 
     model: RoleModel
     fence: Fence
@@ -320,8 +300,6 @@ class Speaker:
         """Makes a call, and a repair call that names the fault if the first reply is unusable.
 
         Args:
-            parse: Parses a reply; its second argument is True for the last attempt.
-            missing: Value of a reply that is empty or refused both times; None to raise then.
             progress: Number of rounds reached; of two waiting requests, that of the more advanced trial goes first.
 
         Raises:
@@ -367,10 +345,7 @@ class Speaker:
     async def say_once(
         self, role: Role, conversation: Messages[Frame], parse: Callable[[str], T], *, share: float = 1.0
     ) -> RoleReply[T]:
-        """Makes a single call without repair, within a share of the time left.
-
-        Raises as :meth:`say`.
-        """
+        """Makes a single call without repair, within a share of the time left. Raises as :meth:`say`."""
         call_id = CallId(role, conversation.task, conversation.prompt.digest)
         # Same priority as the Judge, whose ruling waits for this opinion.
         reply = await self._call(conversation, call_id, self._priority(_JUDGMENT_PROGRESS), share=share)
@@ -474,10 +449,7 @@ class Proposer:
     async def answer(
         self, question: str, *, side: Side | None = None, number: int = 0, progress: int = 0
     ) -> RoleReply[str]:
-        """``a = Proposer.answer(q, G)``; the prompt names neither side nor round.
-
-        Raises as :meth:`Speaker.say`.
-        """
+        """``a = Proposer.answer(q, G)``; the prompt names neither side nor round. Raises as :meth:`Speaker.say`."""
         conversation = messages.answer(
             self.frames, self.speaker.fence, question, self.speaker.reply_chars, prompts=self.speaker.prompts
         )
@@ -567,11 +539,9 @@ class Judge:
     number: int = 1
 
     async def rule(self, brief: JudgeBrief[Frame]) -> RoleReply[RulingReply]:
-        """Evidence, precedents, strengths, label and rationale. Raises as :meth:`Speaker.say`.
-
-        If the label contradicts the strengths, the Judge is asked once more; if it still does, the ruling is returned
-        as it is, with the contradiction.
-        """
+        """Evidence, precedents, strengths, label and rationale. Raises as :meth:`Speaker.say`."""
+        # If the label contradicts the strengths, the Judge is asked once more; if it still does, the ruling is returned
+        # as it is, with the contradiction.
 
         def parse(text: str, last: bool) -> RulingReply:
             ruling = replies.parse_ruling(text, brief.policy, len(brief.exhibits))

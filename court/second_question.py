@@ -28,12 +28,7 @@ from court.untrusted import Fence
 
 @dataclass(frozen=True, slots=True)
 class QuestionBrief:
-    """A question, with what labelled memes say about it.
-
-    Attributes:
-        precedent_labels: Options that people gave to memes of the library, by id; the Judge is shown those of its
-            precedents.
-    """
+    """A question, with the options that people gave to memes of the library, by id."""
 
     question: CourtQuestion
     precedent_labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -56,12 +51,6 @@ async def rule_on_question(
     batch: bool = False,
 ) -> QuestionRuled:
     """Puts a question to the Judge of a trial and records its ruling, or why there is none.
-
-    Args:
-        record: Record of a trial that asked models and has a verdict.
-
-    Returns:
-        The event. Its ``failure`` says why there is no answer, if so.
 
     Raises:
         BadRequest: The trial has no verdict or asked no model, or no model is loaded; nothing is recorded.
@@ -122,11 +111,7 @@ async def rule_on_question(
 
 @dataclass(frozen=True, slots=True)
 class ReopenedCase:
-    """A decided case before its Judge again.
-
-    Attributes:
-        recorder: A recorder of its own, which counts only the calls from here on.
-    """
+    """A decided case before its Judge again, with a recorder that counts only the calls from here on."""
 
     recorder: Recorder
     brief: JudgeBrief[Frame]
@@ -160,9 +145,6 @@ async def reopen(
     judge: int = 1,
 ) -> ReopenedCase:
     """Brings a decided case before its Judge again.
-
-    Args:
-        judge: Number of the judge on the panel.
 
     Raises:
         BadRequest, CantResume, CourtError: The reasons of :func:`rule_on_question`.

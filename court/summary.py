@@ -38,13 +38,7 @@ _WORDS = {Label.HARMFUL: "harmful", Label.NOT_HARMFUL: "not harmful", Label.UNDE
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """Similarity of the nearest precedents, and the halves of the meme for which they are close enough to count.
-
-    Attributes:
-        enough: True if the halves above their minimum similarity carry at least half of the weight. A half below it
-            still takes part in the ranking, as noise; if that half has most of the weight, the nearest precedents are
-            near only by chance.
-    """
+    """Similarity of the nearest precedents; ``enough`` if halves near enough to count carry half of the weight."""
 
     text: float | None
     picture: float | None
@@ -133,11 +127,7 @@ def settled_by(copies: Sequence[VerifiedCopy]) -> Verdict:
 
 
 def weigh(findings: Findings, vote: Vote | None, text: TextRead, settings: TrialSettings, *, policy: Policy) -> Verdict:
-    """Returns the verdict of the summary procedure: the more likely label, its risk, and reasons for human review.
-
-    Args:
-        policy: Policy of the trial, whose clauses name the categories of precedents.
-    """
+    """Returns the verdict of the summary procedure: the more likely label, its risk, and reasons for review."""
     coverage = Coverage.of(findings)
     # With no precedent near enough, only the base rate of the labels is left, which is no verdict.
     if vote is None:
@@ -203,12 +193,10 @@ def threshold_of(vote: Vote, settings: TrialSettings) -> float:
 
 
 def _risk(vote: Vote, label: Label, threshold: float, *, sole: str | None, confidence: float) -> float:
-    """Estimated probability that the label is wrong, in [0, 1].
-
-    If the text may have been misread, the probability of harm is the mean of vote and base rate, weighted by the
-    confidence in the reading. If the label depends on one precedent, it is at least the threshold: whoever added that
-    precedent would otherwise decide alone.
-    """
+    """Estimated probability that the label is wrong, in [0, 1]."""
+    # If the text may have been misread, the probability of harm is the mean of vote and base rate, weighted by the
+    # confidence in the reading. If the label depends on one precedent, it is at least the threshold: whoever added that
+    # precedent would otherwise decide alone.
     p = confidence * vote.probability + (1 - confidence) * vote.settings.prior
     if sole is not None:
         p = max(p, threshold)
@@ -216,10 +204,8 @@ def _risk(vote: Vote, label: Label, threshold: float, *, sole: str | None, confi
 
 
 def _sole_precedent(findings: Findings, vote: Vote, threshold: float) -> str | None:
-    """Returns the id of the one precedent that the label "not harmful" depends on; None if it depends on no single one.
-
-    Only the nearest benign precedent needs to be tried, as it has the largest weight.
-    """
+    """Returns the id of the one precedent that the label "not harmful" depends on; None if there is no such one."""
+    # Only the nearest benign precedent needs to be tried, as it has the largest weight.
     first = next((entry for entry in findings.tally if entry.label is Label.NOT_HARMFUL), None)
     if first is None:
         return None
@@ -239,11 +225,9 @@ def _at_hand(findings: Findings) -> Sequence[Precedent]:
 
 
 def _strengths(p: float, threshold: float) -> Strengths:
-    """Returns strengths for which the rule gives "not harmful" exactly below the threshold.
-
-    Benign evidence is strong exactly below it. Above it, both are moderate up to the midpoint between threshold and 1,
-    from which harm is strong.
-    """
+    """Returns strengths for which the rule gives "not harmful" exactly below the threshold."""
+    # Benign evidence is strong exactly below it. Above it, both are moderate up to the midpoint between threshold and
+    # 1, from which harm is strong.
     # Never below the threshold, so harm is never strong where benign evidence is, and rule() acquits exactly below it.
     sure = threshold + (1 - threshold) / 2
     harmful = Strength.STRONG if p >= sure else Strength.MODERATE if p >= threshold / 2 else Strength.WEAK

@@ -26,8 +26,6 @@ class Turn:
     """One round of one side.
 
     Attributes:
-        entropy: Entropy of the summary, in bits; None without a summary.
-        change: Absolute change of entropy from the previous summary, in bits; None for the first.
         ahead: True for a speculative round after the one at which the side stopped; the verdict doesn't rest on it.
     """
 

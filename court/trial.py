@@ -65,7 +65,6 @@ class TrialCase:
     """One meme to be tried.
 
     Attributes:
-        trace_id: W3C trace id, 32 hex digits, or empty.
         within_s: Seconds until the caller's deadline, or None. When time runs short, the sides stop asking early.
         batch: True for a trial of a batch, whose single results nobody waits for: model servers serve other trials
             first.
@@ -88,8 +87,6 @@ class Court:
     """Everything that trials are run with.
 
     Attributes:
-        text_reader: Reads the text off the picture if the caller gives none; None if callers must give it.
-        bindings: Finds the precedents that settle a trial, being the same meme; None if none does.
         audition: Audition of the models, which counts while it fits; a replay has the calibration of its record.
         fence_mark: Mark of the fences around untrusted text; None for a fresh mark in each trial. Set it only to
             compare messages.
@@ -122,10 +119,7 @@ class Court:
         return frozenset({Procedure.SUMMARY} if self.role_models is None else Procedure)
 
     def require(self, procedure: Procedure, *, text_given: bool = True, picture_given: bool = False) -> None:
-        """Raises NotLoaded if this court can't run that procedure, or has to read the text and can't.
-
-        Raises BadRequest for a picture in a court for texts alone.
-        """
+        """Raises NotLoaded if it can't run that procedure or read the text, BadRequest for a picture too many."""
         if picture_given and self.settings.input == "texts":
             raise BadRequest(
                 "This court judges texts alone, and a picture was sent. Send its text without it.",
@@ -154,10 +148,7 @@ class Court:
             raise text_reader_off()
 
     async def run(self, case: TrialCase, keep: EventSink) -> TrialRecord:
-        """Tries a meme.
-
-        Returns:
-            The record, which ends in a verdict.
+        """Tries a meme, and returns the record, which ends in a verdict.
 
         Raises:
             NotLoaded: This court can't run that procedure; nothing was recorded.
@@ -288,12 +279,7 @@ class Court:
         await give_verdict(recorder, *unrecorded, verdict=verdict)
 
     async def copies(self, meme_digest: str, text: str | None, namespace: str) -> Sequence[VerifiedCopy]:
-        """Returns the binding precedents that are a meme, a few of either label.
-
-        Args:
-            meme_digest: Digest of the meme (:attr:`court.meme.Meme.digest`).
-            text: Its text; None for any, if it has a picture.
-            namespace: Namespace of the content.
+        """Returns the binding precedents that are a meme, a few of either label; ``text`` is None for any.
 
         Raises:
             Unavailable: The library can't be read now.

@@ -38,10 +38,7 @@ _BETWEEN = re.compile(r"[\W_]+")
 
 
 def secrets_in(text: str) -> set[str]:
-    """Finds strings in the form of a prompt's secret in a text.
-
-    They may be spaced out, escaped, in capitals or in other letters.
-    """
+    """Finds strings in the form of a prompt's secret in a text, also spaced out, escaped or in other letters."""
     return {bare(match[0]) for match in _SECRET.finditer(_spelled(text))}
 
 
@@ -55,12 +52,10 @@ def _spelled(text: str) -> str:
 
 
 def neutralise(text: str) -> str:
-    """Returns the text with everything broken up that could become a control token.
-
-    Opening angle brackets become ``‹``, square brackets around a single word round ones, and invisible characters
-    (which could hide either from us but not from a tokeniser) and lone surrogates are removed. So is anything like a
-    prompt's secret, so that an author who knows it can't make a model appear to leak it.
-    """
+    """Returns the text with everything broken up that could become a control token."""
+    # Opening angle brackets become ``‹``, square brackets around a single word round ones, and invisible characters
+    # (which could hide either from us but not from a tokeniser) and lone surrogates are removed. So is anything like a
+    # prompt's secret, so that an author who knows it can't make a model appear to leak it.
     safe = _without_control(text)
     # Repeated, as the unescaped text may contain further escapes with another secret.
     while _SECRET.search(spelled := _spelled(safe)):
@@ -81,11 +76,7 @@ class Fence:
     """Fence around the untrusted text of one trial."""
 
     def __init__(self, mark: str | None = None) -> None:
-        """Makes a fence.
-
-        Args:
-            mark: Mark of the fence; None for a fresh random one. Set it only to compare messages.
-        """
+        """Makes a fence; ``mark`` is None for a fresh random one, and set only to compare messages."""
         self._mark = mark or secrets.token_hex(8)
 
     @property
@@ -94,10 +85,8 @@ class Fence:
         return self._mark
 
     def around(self, text: str) -> str:
-        """Returns the neutralised text between begin and end lines, with the mark removed so that it can't fake them.
-
-        Authors of memes can't know the mark, but a model that was shown it may repeat it.
-        """
+        """Returns the neutralised text between begin and end lines, without the mark, so that it can't fake them."""
+        # Authors of memes can't know the mark, but a model that was shown it may repeat it.
         inside = neutralise(text)
         # A mark in full-width letters would be read as the mark too. The search uses no regex: it could not be reused
         # in the next trial, and compiling takes longer than it saves.

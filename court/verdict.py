@@ -34,8 +34,6 @@ def decision(
     """Returns the decision on content. A meme that needs review, is undecided or has no verdict is never allowed.
 
     Args:
-        label: Label of the verdict; None if the trial failed.
-        reviewed: Label that a person has decided since, which counts instead.
         on_hold: True if a person must look before it is allowed. A block stays one: nobody frees content by appealing.
     """
     if reviewed is not None:
@@ -53,12 +51,7 @@ CLOSE_CALL = 0.35
 
 
 def shown_score(score: float | None, risk: float | None, *, harmful: bool) -> float | None:
-    """Returns the probability of harm to show people: that of the risk, which knows how far the precedents are.
-
-    Args:
-        score: Recorded harm score.
-        harmful: True if the label is harmful.
-    """
+    """Returns the probability of harm to show people: that of the risk, which knows how far the precedents are."""
     if score is None or risk is None:
         return score
     p = 1 - risk if harmful else risk
@@ -86,10 +79,7 @@ RULE = "strengths/1"
 
 
 def rule(harmful: Strength, benign: Strength) -> Label:
-    """Returns the label that follows from two strengths.
-
-    NOT_HARMFUL only if the benign evidence is strong and stronger than the harmful evidence; otherwise HARMFUL.
-    """
+    """Returns NOT_HARMFUL if the benign evidence is strong, and stronger than the harmful; otherwise HARMFUL."""
     if benign is Strength.STRONG and benign.level > harmful.level:
         return Label.NOT_HARMFUL
     return Label.HARMFUL

@@ -38,12 +38,7 @@ def _trim_borders(a: Array, box: Box) -> Box:
 
 
 def peeled(a: Array, box: Box) -> Box:
-    """Returns the box without plain borders: one colour on at least 98 % of every line, at most 45 % of a side.
-
-    Args:
-        a: int16 of shape (height, width, 3).
-        box: Part of the picture to examine.
-    """
+    """Returns the box without plain borders: one colour on 98 % of every line, at most 45 % of a side."""
     x0, y0, x1, y1 = box
     for side in range(4):
         if x1 <= x0 or y1 <= y0:
@@ -105,14 +100,7 @@ def _trim_caption_bars(a: Array, box: Box) -> Box:
 
 
 def boxes(a: Array) -> tuple[Box, Box]:
-    """Finds the picture without its borders, as (left, top, right, bottom), in two strengths.
-
-    Args:
-        a: int16 of shape (height, width, 3).
-
-    Returns:
-        Box without plain borders, and box without caption bars either; the whole picture if too little would remain.
-    """
+    """Finds the picture within its plain borders, and within caption bars too, as (left, top, right, bottom)."""
     h, w = a.shape[:2]
     all_of_it = (0, 0, w, h)
     if min(h, w) < 16:

@@ -43,12 +43,7 @@ _AMBIGUOUS = "another meme before it has its id"
 
 @dataclass(frozen=True, slots=True)
 class BuildReport:
-    """Report on the rows of all sources.
-
-    Attributes:
-        problems: Rows that were skipped, or added by their text alone, in order.
-        text_cut: Ids of memes whose text is longer than the encoder reads.
-    """
+    """Report on the rows of all sources: problems, and ids of texts longer than the encoder reads."""
 
     rows: int
     added: int
@@ -92,8 +87,6 @@ async def build_library(
     """Builds a library: reads, decodes, embeds, calibrates and writes.
 
     Args:
-        picture_reader: Decodes pictures; None to use only the texts.
-        progress: Progress callback, called in the event loop's thread or a worker's.
         settle_error: Accepted share of wrong labels if the vote alone decides, in (0, 1).
         max_lost: Maximum share of rows, in [0, 1], that are unusable or lack a picture that they name; otherwise
             nothing is built.
@@ -231,12 +224,7 @@ def tune(
     safeguards: Safeguards,
     progress: Progress | None,
 ) -> Tuning:
-    """Chooses a library's settings of search and vote on its own memes, minimum similarities first.
-
-    Args:
-        rows: float32 of shape (n, text_dim + picture_dim).
-        error: Accepted share of wrong labels if the vote alone decides, in (0, 1).
-    """
+    """Chooses a library's settings of search and vote on its own memes, minimum similarities first."""
     text_dim = encoder.identity.text_dim
     return calibrate(
         rows,

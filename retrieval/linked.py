@@ -9,11 +9,7 @@ from numpy.typing import NDArray
 
 
 def number_linked(n: int, pairs: Iterable[tuple[int, int]]) -> NDArray[np.int64]:
-    """Returns the component number of each of n items, from 0 in the order of first occurrence.
-
-    Args:
-        pairs: Indices of two linked items each.
-    """
+    """Returns the component number of each of n items, from 0 in the order of first occurrence."""
     root = list(range(n))
 
     def root_of(index: int) -> int:

@@ -33,7 +33,6 @@ def load_encoder(name: str = BUILTIN, *, texts: TextChoice = "auto") -> Encoder:
     Args:
         name: ``builtin``; ``onnx:FOLDER`` with a sentence encoder as ONNX; or a CLIP model as
             :mod:`retrieval.embed.clip_names` has them.
-        texts: Encoder of the texts beside a CLIP model.
 
     Raises:
         BadRequest: The name is unknown, or the weights can't be used.
@@ -65,16 +64,11 @@ def load_encoder_for(library: Path | Address | None, requested: str | None = Non
 def choose_encoder(library: Path | Address | None, requested: str | None = None) -> Callable[[], Encoder]:
     """Chooses the encoder of a library, and returns a function that loads it; nothing heavy happens before.
 
-    The exact identity is checked when the library is opened.
-
-    Args:
-        library: Directory of the library, or address of its database; None if there is none yet.
-        requested: Name of an encoder, or None; a library with another encoder is rejected before anything is loaded.
-
     Raises:
         BadLibrary: The library is missing or damaged, or was built with another encoder or with local weights.
         BadRequest: The name is unknown.
     """
+    # The exact identity is checked when the library is opened.
     if library is None:
         name_of(requested or BUILTIN)
         return partial(load_encoder, requested or BUILTIN)
@@ -101,9 +95,6 @@ def choose_encoder(library: Path | Address | None, requested: str | None = None)
 
 def open_facts(place: Path, name: str | None = None, *, at_hand: Encoder | None = None) -> FactCorpus:
     """Opens a corpus of facts with its encoder, which is loaded unless already at hand.
-
-    Args:
-        name: Name of the encoder; None for the built-in one.
 
     Raises:
         BadLibrary: The corpus is missing or damaged, or was built with another encoder.

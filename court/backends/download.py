@@ -16,11 +16,9 @@ _TIMEOUT = httpx2.Timeout(30.0)
 
 @contextmanager
 def download_client() -> Iterator[httpx2.Client]:
-    """Yields an HTTP client for downloads and closes it.
-
-    Not the service's client of :mod:`court.backends.http`: files are large, hosts redirect, and there may be a proxy.
-    It is safe because every file is verified.
-    """
+    """Yields an HTTP client for downloads and closes it."""
+    # Not the service's client of :mod:`court.backends.http`: files are large, hosts redirect, and there may be a proxy.
+    # It is safe because every file is verified.
     headers = {"Accept-Encoding": "identity"}
     with httpx2.Client(timeout=_TIMEOUT, follow_redirects=True, headers=headers) as client:
         yield client

@@ -156,7 +156,6 @@ def http_client(
 
     Args:
         connections: Maximum number of concurrent connections; up to 31 more if they can't be divided evenly.
-        ca_file: PEM file of certificate authorities to trust instead of the default ones.
     """
     # Imported lazily, as its dependencies are not needed without HTTP.
     from court.backends.http import BoundedTransport
@@ -299,12 +298,7 @@ class Load:
     """
 
     def __init__(self, concurrency: int) -> None:
-        """Starts with no call in flight.
-
-        Args:
-            concurrency: Number of calls that the server processes concurrently without queueing (vLLM:
-                ``--max-num-seqs`` or what fits into its cache); this process's share if several share a server.
-        """
+        """Starts with no call in flight; ``concurrency`` calls are processed without queueing."""
         if concurrency < 1:
             raise ValueError("a server works on at least one call")
         self._concurrency = concurrency

@@ -28,11 +28,7 @@ SOURCE_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class BoundedSource:
-    """A source of evidence limited by a trial's deadline, whose results fit into a record.
-
-    Each text is scanned for signs of steering when it arrives, in at most about 10 ms, and the result is cached:
-    scanning all texts at once for the verdict would block the event loop.
-    """
+    """A source of evidence limited by a trial's deadline; each text is scanned for steering as it arrives."""
 
     source: EvidenceSource
     deadline: Deadline

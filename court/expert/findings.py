@@ -12,11 +12,7 @@ from court.verdict import ClaimBasis, ClaimFinding, ClaimLabel, Label, QuotedPas
 
 @dataclass(frozen=True, slots=True)
 class Testimony:
-    """Testimony of the expert witness.
-
-    Attributes:
-        failure: Code of the reason why the meme's claims are unknown; empty if they are known.
-    """
+    """Testimony of the expert witness."""
 
     findings: tuple[ClaimFinding, ...] = ()
     failure: str = ""
@@ -71,11 +67,7 @@ def review_of(testimony: Testimony, label: Label, *, facts: bool) -> list[Review
 
 @dataclass(frozen=True, slots=True)
 class ClaimRecord:
-    """The recorded events about one claim.
-
-    Attributes:
-        weighed: Documents, in order; one that was weighed twice is listed twice.
-    """
+    """The recorded events about one claim; a document that was weighed twice is listed twice."""
 
     searches: tuple[EvidenceSearched, ...]
     weighed: tuple[DocumentWeighed, ...]
@@ -123,11 +115,7 @@ class ClaimRecord:
         dropped: int = 0,
         failure: str = "",
     ) -> dict[str, object]:
-        """Returns the fields of the event that settles the claim.
-
-        Args:
-            quotes: Quotations, each with the index of its document in the evidence; None for all found while weighing.
-        """
+        """Returns the fields of the event that settles the claim; without ``quotes``, all found while weighing."""
         helpful = self.helpful
         if label is None:
             # The latest label, which took all evidence so far into account.

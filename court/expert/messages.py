@@ -26,11 +26,7 @@ IN_WORDS = {
 def find_claims(
     fence: Fence, *, text: str, description: str | None, most: int, chars: int, prompts: PromptSet | None = None
 ) -> Messages[Any]:
-    """Builds the request for the meme's claims of fact.
-
-    Args:
-        chars: Longest requested text, in characters; a claim has a quarter of it.
-    """
+    """Builds the request for the meme's claims of fact."""
     prompt = load("claim_finder")
     described = prompt.task("no_description") if description is None else fence.around(description)
     return Messages(
@@ -45,11 +41,7 @@ def find_claims(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimBrief:
-    """Everything shown to the witness about one claim.
-
-    Attributes:
-        evidence: Documents found helpful so far, in order.
-    """
+    """Everything shown to the witness about one claim."""
 
     fence: Fence
     claim: str
@@ -70,11 +62,7 @@ class ClaimBrief:
         return self._messages("rank", replies.order_schema(len(hits)), *shown, query=self.fence.around(query))
 
     def ask_about(self, task: str, document: EvidenceDocument) -> Messages[Any]:
-        """Builds the request to weigh a new document.
-
-        Args:
-            task: ``weigh`` for all questions in one, or ``comprehensible`` or ``helpful``.
-        """
+        """Builds the request to weigh a new document: ``weigh``, ``comprehensible`` or ``helpful``."""
         words = self._prompt.task("document", document=self.fence.around(document_text(document)))
         return self._messages(task, replies.weighing_schema(task, self.chars), *self._evidence(), words)
 

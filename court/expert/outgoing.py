@@ -49,11 +49,9 @@ class OutgoingQuery:
 
 
 def names_of_picture(text: str, description: str | None) -> frozenset[str]:
-    """Returns case-folded words of a picture's description that may be names and are absent from the meme's text.
-
-    Words that also occur in lower case, and words that commonly begin sentences, are not names; any other first word of
-    a sentence may be one.
-    """
+    """Returns case-folded words of a picture's description that may be names and are absent from the meme's text."""
+    # Words that also occur in lower case, and words that commonly begin sentences, are not names; any other first word
+    # of a sentence may be one.
     if description is None:
         return frozenset()
     # Normalised, as the same letter may be encoded as one character or two.

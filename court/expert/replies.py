@@ -116,11 +116,7 @@ class Weighing:
 
 @dataclass(frozen=True, slots=True)
 class Classification:
-    """A final answer about a claim.
-
-    Attributes:
-        quotes: Verified passages, each with the index of its document in the evidence.
-    """
+    """A final answer about a claim; each verified passage has the index of its document."""
 
     label: ClaimLabel
     quotes: tuple[tuple[int, str], ...]
@@ -149,12 +145,7 @@ def order_schema(hits: int) -> dict[str, Any]:
 
 
 def weighing_schema(task: str, chars: int) -> dict[str, Any]:
-    """JSON schema of the answers about a document.
-
-    Args:
-        task: ``weigh``, ``comprehensible``, ``helpful`` or ``sufficient``.
-        chars: Longest text that is asked for; a quotation has a quarter of it.
-    """
+    """JSON schema of the answers about a document: ``weigh``, ``comprehensible``, ``helpful``, ``sufficient``."""
     return replies.schema_of(_ABOUT_DOCUMENT[task], chars)
 
 
@@ -227,12 +218,11 @@ def parse_weighing(task: str, reply: str) -> Weighing:
 def parse_classification(reply: str, texts: Sequence[str], *, last: bool) -> Classification:
     """Parses a finding and verifies its quotations.
 
-    If no quotation occurs in its document, the finding is requested again; if there still is none, the label becomes
-    "not enough".
-
     Raises:
         UnusableReply: The reply can't be parsed, or has no verified quotation.
     """
+    # If no quotation occurs in its document, the finding is requested again; if there still is none, the label becomes
+    # "not enough".
     parsed = replies.parse(_Classified, reply)
     # Checked before use as an index, where 0 would mean the last document.
     if not all(1 <= quoted.document <= len(texts) for quoted in parsed.quotes):

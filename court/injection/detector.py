@@ -61,11 +61,7 @@ class Signal(Value):
 
 
 def find_injection_signals(text: str) -> tuple[Signal, ...]:
-    """Finds signs in a text, at most one of each kind, ordered by position.
-
-    Args:
-        text: Untrusted text of any length; it may contain lone surrogates.
-    """
+    """Finds signs in a text, at most one of each kind, ordered by position."""
     # Strict UTF-8 rejects lone surrogates, which a hostile text may contain.
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
     known = _known.get(digest)
@@ -96,13 +92,7 @@ _Found = tuple[SignalKind, int, int]
 
 @dataclass(frozen=True, slots=True)
 class _TextVariant:
-    """One reading of a text.
-
-    Attributes:
-        start: Index in the original of the source of each character.
-        end: Index in the original after the source of each character.
-        glued: True if the spaces between its words are lost.
-    """
+    """One reading of a text, with the source of each character in the original; ``glued`` without spaces."""
 
     text: str
     start: Sequence[int]

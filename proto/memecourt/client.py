@@ -79,12 +79,10 @@ class Client:
 
         Args:
             address: ``host:port``, or ``unix:PATH``.
-            credentials: Credentials of gRPC, if ``tls`` is not enough.
             tls: TLS options; without these and ``credentials``, nothing is encrypted.
             token: Token of the caller, sent with each call; or a function that returns it, called before each.
             allow_plain_token: True to send the token to another machine without TLS, because something else encrypts.
             metadata: Function that returns further metadata, such as ``traceparent``; called before each call.
-            options: Options of gRPC's channel, which override the client's own.
 
         Raises:
             ValueError: Arguments contradict each other.
@@ -164,7 +162,6 @@ class Client:
         Args:
             trial_id: Id of the trial; empty to name it by its request.
             namespace: Namespace of that request's content.
-            from_seq: Number of the first event to yield.
 
         Raises:
             CallError: There is no such trial (NOT_FOUND), or it can't be watched.
@@ -185,7 +182,6 @@ class Client:
         Args:
             trial_id: Id of the trial; empty to name it by its request.
             namespace: Namespace of that request's content.
-            timeout: Seconds that the call may take.
 
         Raises:
             CallError: There is no such trial, or it has not begun (NOT_FOUND).

@@ -101,11 +101,10 @@ class Connection:
     def metadata(self) -> Metadata:
         """Returns the metadata of a call.
 
-        A token function is called for each, because tokens change.
-
         Raises:
             ValueError: The token can't be sent. gRPC's own error could be mistaken for a broken connection.
         """
+        # A token function is called for each, because tokens change.
         token = self.token() if callable(self.token) else self.token
         if token is not None and not (token.isascii() and token.isprintable()):
             raise ValueError("the token holds a character that no header may hold, such as a line break at its end")

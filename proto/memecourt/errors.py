@@ -22,10 +22,7 @@ class CallError(Exception):
     """The service gave no answer.
 
     Attributes:
-        code: Status code of gRPC.
-        message: Fault and remedy, in words.
         reason: Stable code of the fault; empty if the error did not come from MemeCourt (without a connection, say).
-        field: Field of the request at fault; may be empty.
         retry_after: Seconds to wait before a retry; None if a retry will not help, or the time is unknown.
         metadata: Further facts, for example the ``trial_id`` of a trial that failed.
     """

@@ -105,11 +105,9 @@ class Book:
 
     @property
     def all_sent(self) -> bool:
-        """True if nothing is left to be sent, so that our side of a stream may be closed.
-
-        This happens at once, because a server reserves memory for further messages. Requests that fail for a transient
-        reason later are sent again in another stream.
-        """
+        """True if nothing is left to be sent, so that our side of a stream may be closed."""
+        # This happens at once, because a server reserves memory for further messages. Requests that fail for a
+        # transient reason later are sent again in another stream.
         return self.closed and all(pending.sent for pending in self._pending.values())
 
     def room(self) -> bool:
@@ -122,10 +120,9 @@ class Book:
         self._bound = _FIRST_BOUND
 
     def set_limit_from(self, metadata: Iterable[tuple[str, str | bytes]] | None) -> None:
-        """Sets the number of requests that a server works on at once, by its metadata at the beginning of a stream.
-
-        More in flight would queue there while their timeouts run. A server that sends no limit leaves it to the caller.
-        """
+        """Sets the number of requests that a server works on at once, by its metadata at the beginning of a stream."""
+        # More in flight would queue there while their timeouts run. A server that sends no limit leaves it to the
+        # caller.
         limit = next((value for key, value in metadata or () if key == AT_ONCE), "")
         self._bound = int(limit) if isinstance(limit, str) and limit.isdecimal() and int(limit) > 0 else self._at_once
 
@@ -227,11 +224,7 @@ class Book:
         self._finish(name, error)
 
     def cut(self, stream: int, error: CallError | None) -> None:
-        """Processes the end of a stream: unanswered requests in it are sent again, if that can help.
-
-        Args:
-            error: Error that ended the stream; None for a regular end.
-        """
+        """Processes the end of a stream by an error, or None: unanswered requests are sent again, if that can help."""
         self.given_up.discard(stream)
         again = [name for name, pending in self._pending.items() if pending.sent == stream]
         if error is None:

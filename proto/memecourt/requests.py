@@ -47,10 +47,7 @@ def judge_request(
     Args:
         image: The picture file; None to have the text judged alone.
         language: BCP 47 tag of the text.
-        procedure: Procedure of the trial; the server's default if not given.
         request_id: Caller's id of the request; if empty, the client generates one when it sends the request.
-        content_id: Caller's id of the content.
-        client_token: Bytes that the response returns unchanged.
         try_anew: True to demand a trial of its own even if an earlier verdict could be reused.
 
     Raises:

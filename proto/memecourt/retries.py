@@ -64,14 +64,7 @@ class Retries:
     def wait_s(
         self, attempt: int, server_s: float | None, left: float | None, chance: Callable[[], float]
     ) -> float | None:
-        """Returns the seconds to wait after an attempt; None if there is no time for another.
-
-        Args:
-            attempt: Number of the failed attempt, counted from 1.
-            server_s: Seconds after which the server accepts a retry, if it said so.
-            left: Seconds until the caller's deadline, if there is one.
-            chance: Uniform in [0, 1).
-        """
+        """Returns the seconds to wait after the attempt of a number, from 1; None if there is no time for another."""
         # Bounded, because doubling a float without end raises OverflowError.
         spread = min(self.most_s, self.first_s * 2.0 ** min(attempt - 1, 60))
         if server_s is not None:
@@ -185,11 +178,8 @@ class Attempts:
         """Starts with no attempt.
 
         Args:
-            timeout: Seconds for all of them together; None for as long as it takes.
             changes: True if the call changes something, as for :func:`passing`.
             stream: True if the answer is a stream that resumes where it was cut: see :func:`is_cut`.
-            clock: Tells seconds.
-            chance: Uniform in [0, 1).
         """
         self._retries = retries
         self._budget = budget
@@ -227,7 +217,6 @@ class Attempts:
         """Returns the seconds to wait before the next attempt.
 
         Args:
-            error: Error of the last one.
             unreached: True if there was no connection: such retries cost no server anything and do not count in the
                 client's budget.
 

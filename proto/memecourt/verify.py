@@ -51,11 +51,7 @@ class CantCheck(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Signed checkpoint of a docket's log.
-
-    Attributes:
-        root: Root hash of the tree over them (RFC 6962), 32 bytes.
-    """
+    """Signed checkpoint of a docket's log, with the root hash of the tree (RFC 6962), 32 bytes."""
 
     origin: str
     size: int
@@ -68,8 +64,6 @@ class Logged:
 
     Attributes:
         number: Index in the log, from 0.
-        kind: Kind of the event, or one of :data:`OWN_KINDS`.
-        trial_id: Id of the trial it belongs to; may be empty.
         seq: Sequence number among the events of the trial, from 0; -1 if it is not an event.
         at: Time of the event, ISO 8601, UTC.
         header: Data of the Merkle tree's leaf.
@@ -129,10 +123,6 @@ class Trial:
 def verify_bundle(text: str, keys: Sequence[str]) -> Trial:
     """Checks a bundle.
 
-    Args:
-        text: The file's content.
-        keys: Public keys of the docket, as ``memecourt docket key`` prints them.
-
     Raises:
         Violated: Something in it was altered or left out, or is not signed by these keys.
         CantCheck: The file is not a bundle, a key is invalid, or signatures can't be checked here.
@@ -173,9 +163,6 @@ def verify_receipt(
 ) -> Logged:
     """Checks the receipt of a verdict: the fields of ``memecourt.v1.Receipt``.
 
-    Args:
-        trial_id: ``verdict_id`` of the response; empty if it is not known.
-
     Raises:
         Violated: The receipt does not prove that the verdict is in the log.
         CantCheck: A key is invalid, or signatures can't be checked here.
@@ -192,9 +179,7 @@ class Sample:
 
     Attributes:
         entry: Number of the entry that committed to it.
-        commitment: Content of that entry: ``checkpoint``, ``count``, ``beacon``, ``round``, ``due``.
         drawn_from: The log that it was drawn from.
-        trials: Ids of the drawn trials, in the order of the draw.
     """
 
     entry: int
@@ -204,12 +189,7 @@ class Sample:
 
 
 def sample_numbers(commitment: Mapping[str, Any], size: int, value: str) -> Iterator[int]:
-    """Yields numbers of entries in the order of the draw, each once; those that are no verdicts are passed over.
-
-    Args:
-        size: Size of the log that is drawn from.
-        value: The beacon's value for the round, in hex.
-    """
+    """Yields numbers of entries in the order of the draw, each once; those that are no verdicts are passed over."""
     bound = [commitment[name] for name in ("checkpoint", "count", "beacon", "round", "due")]
     seed = hashlib.sha256(json.dumps([SAMPLE, *bound, value.lower()], separators=(",", ":")).encode()).digest()
     seen: set[int] = set()

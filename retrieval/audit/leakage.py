@@ -69,11 +69,7 @@ class LeakThresholds(Value):
 
 @dataclass(frozen=True, slots=True)
 class Leak:
-    """A precedent that is too near to a judged meme.
-
-    Attributes:
-        why: One of :data:`WHYS`.
-    """
+    """A precedent that is too near to a judged meme, for one of :data:`WHYS`."""
 
     precedent: str
     meme: str
@@ -88,7 +84,6 @@ class Leaks:
 
     Attributes:
         text_alone: Number of precedents that would be near-duplicates by their text if no picture were missing.
-        unseen: Judged memes that were compared without their picture.
         templates: Template of each judged meme that shares one with another, by id, named by the id of the first of
             them; empty if templates are not separated.
     """
@@ -111,9 +106,6 @@ async def find_leaks(
 ) -> Leaks:
     """Every precedent beside every judged meme.
 
-    Args:
-        scratch: Directory for temporary thumbnails during the comparison; created if missing.
-
     Raises:
         OSError: The disk is full or can't be written to.
     """
@@ -129,11 +121,7 @@ async def embed_rows(
     scratch: Path,
     tell: Progress,
 ) -> tuple[Mapping[int, ImportedPicture], NDArray[np.float32]]:
-    """Embeds memes to compare them, as for :func:`find_leaks`.
-
-    Returns:
-        Pictures by index, without those that can't be imported; and float32 of shape (judged, text_dim + picture_dim).
-    """
+    """Embeds memes to compare them: pictures by index, without unusable ones, and rows as in a library."""
     await asyncio.to_thread(scratch.mkdir, parents=True, exist_ok=True)
     imported, _ = await embed_pictures_of(
         [Wanted(row, pictures) for row in judged],
@@ -160,14 +148,7 @@ def duplicate_numbers(
     vectors: NDArray[np.float32],
     text_dim: int,
 ) -> NDArray[np.int64]:
-    """Numbers groups of memes such that none is a leak of one in another group.
-
-    Args:
-        pictures: Embedded pictures by index, from :func:`embed_rows` like ``vectors``.
-
-    Returns:
-        int64 of shape (memes,), numbered from 0 in the order of each group's first meme.
-    """
+    """Numbers groups of memes from 0, such that none is a leak of one in another group."""
     nearness = LeakThresholds()
     has_text, has_picture = (np.asarray(half.any(axis=1)) for half in (vectors[:, :text_dim], vectors[:, text_dim:]))
 
@@ -199,11 +180,7 @@ def _find_copies(
     vectors: NDArray[np.float32],
     nearness: LeakThresholds,
 ) -> Leaks:
-    """Every precedent beside every judged meme.
-
-    Args:
-        vectors: float32 of shape (judged, text_dim + picture_dim).
-    """
+    """Every precedent beside every judged meme."""
     dim = whole.manifest.encoder.text_dim
     same: tuple[tuple[dict[str, int], Callable[[LabelledMeme], str]], ...] = (
         (_first((meme.id, index) for index, meme in enumerate(judged)), lambda meme: meme.id),
@@ -282,15 +259,7 @@ def _shared_templates(judged: Sequence[Row], pictures: NDArray[np.float32], near
 
 
 def template_numbers(pictures: NDArray[np.float32], threshold: float) -> NDArray[np.int64]:
-    """Numbers the template of each meme: memes connected by a chain of near pictures share one.
-
-    Args:
-        pictures: Embedded pictures, float32 of shape (memes, picture_dim); zeros for none, which is near to no other.
-        threshold: Minimum cosine of two pictures on one template, above 0.
-
-    Returns:
-        int64 of shape (memes,), numbered from 0 in the order of each template's first meme.
-    """
+    """Numbers the template of each meme from 0; memes connected by a chain of near pictures share one."""
 
     def pairs_on_one_template() -> Iterator[tuple[int, int]]:
         for start in range(0, len(pictures), _BLOCK):

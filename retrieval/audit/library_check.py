@@ -32,11 +32,7 @@ SURE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """Two precedents that contradict each other.
-
-    Attributes:
-        same: True if they are the same, word for word and pixel for pixel.
-    """
+    """Two precedents that contradict each other; ``same`` if word for word and pixel for pixel."""
 
     harmful: str
     not_harmful: str
@@ -45,11 +41,7 @@ class Conflict:
 
 @dataclass(frozen=True, slots=True)
 class Suspicion:
-    """A label that its neighbours contradict.
-
-    Attributes:
-        probability: Probability of harm by the vote of its neighbours, in [0, 1].
-    """
+    """A label that its neighbours contradict, with the probability of harm by their vote."""
 
     id: str
     harmful: bool
@@ -58,13 +50,7 @@ class Suspicion:
 
 @dataclass(frozen=True, slots=True)
 class LibraryCheck:
-    """Result of a check of a library.
-
-    Attributes:
-        duplicates: Groups of identical precedents with the same label, in order.
-        suspicious: Labels that the neighbours contradict, the clearest first.
-        leaks: Precedents too near to judged memes; None if there were no memes to compare with.
-    """
+    """Result of a check of a library; ``leaks`` is None if there were no memes to compare with."""
 
     memes: int
     duplicates: tuple[tuple[str, ...], ...]
@@ -85,10 +71,7 @@ def check_library(
     leaks: Leaks | None = None,
     sure: float = SURE,
 ) -> LibraryCheck:
-    """Compares all precedents with each other, in time quadratic in their number.
-
-    Args:
-        sure: Highest probability of a precedent's own label at which the label is suspicious, in (0, 0.5).
+    """Compares all precedents with each other, in quadratic time; ``sure`` is in (0, 0.5).
 
     Raises:
         BadLibrary: The table of memes can't be read.

@@ -61,12 +61,7 @@ class _FittedVote:
 
 @dataclass(frozen=True, slots=True)
 class _LeftOut:
-    """Held-out log-odds of harm of the judged memes, for one alpha.
-
-    Attributes:
-        fold: int64 of shape (q,): fold of each.
-        regression: Log-odds by the regression, shape (strengths, q); without rows if there are too few memes to fit.
-    """
+    """Held-out log-odds of harm of q judged memes for one alpha; by regression of shape (strengths, q), or (0, q)."""
 
     neighbours: Neighbours
     fold: NDArray[np.int64]
@@ -88,10 +83,8 @@ def calibrate(
     """Tunes a library; if it has pictures and texts, also for memes without a picture.
 
     Args:
-        rows: float32 of shape (n, text_dim + picture_dim).
         groups: int64 of shape (n,): memes of a group, such as a template, are left out together and share a fold; None
             to group adjacent memes of the library.
-        progress: Called with the number of finished alphas and their total.
     """
     calibrated = partial(
         _calibrate, text_dim=text_dim, floors=floors, text_floors=text_floors, error=error, safeguards=safeguards
@@ -228,12 +221,7 @@ def _calibrate(
 
 
 def risk_curve(risk: NDArray[np.float64], wrong: NDArray[np.bool_]) -> RiskCurve:
-    """Error rate of the remaining memes by the share of the riskiest ones that go to a person.
-
-    Args:
-        risk: Estimated probability that each label is wrong, shape (n,).
-        wrong: True where it is, shape (n,).
-    """
+    """Error rate of the remaining memes by the share of the riskiest ones that go to a person; shapes (n,)."""
     order = np.argsort(risk, kind="stable")
     ranked = risk[order]
     # Rounded down, so that no more memes are reviewed than the rate allows; unless risks are equal, which no cutoff
@@ -356,15 +344,9 @@ def shares(
 def safeguarded_votes(
     similarities: NDArray[np.float64], harmful: NDArray[np.bool_], settings: VoteSettings, safeguards: Safeguards
 ) -> NDArray[np.float64]:
-    """The vote's probabilities of harm as a search would compute them, shape (q,).
-
-    If sole acquittals are excluded (:func:`retrieval.precedents.search.search_library`), a vote for acquittal only
-    counts if it holds without any one of its voters; else the result is the vote without the most decisive one.
-
-    Args:
-        similarities: Shape (q, depth), nearest first, padded with -inf; one more than the voters, if available.
-        harmful: Labels of the neighbours, same shape.
-    """
+    """The vote's probabilities of harm as a search would compute them, shape (q,)."""
+    # If sole acquittals are excluded (:func:`retrieval.precedents.search.search_library`), a vote for acquittal only
+    # counts if it holds without any one of its voters; else the result is the vote without the most decisive one.
     p = probabilities_of(shares(similarities, harmful, settings), settings)
     acquitted = np.flatnonzero(p < settings.threshold)
     if not safeguards.no_sole_acquittal or not acquitted.size:
@@ -467,10 +449,8 @@ def _best(
 
 
 def _likelihood(p: NDArray[np.float64], y: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Mean log-likelihood of each row of p, shape (m, q).
-
-    Rounded, so that values that differ only in the last bits are ties, and the first is taken.
-    """
+    """Mean log-likelihood of each row of p, shape (m, q)."""
+    # Rounded, so that values that differ only in the last bits are ties, and the first is taken.
     likelihood: NDArray[np.float64] = np.where(y, np.log(p), np.log1p(-p)).mean(axis=1).round(9)
     return likelihood
 
@@ -478,11 +458,9 @@ def _likelihood(p: NDArray[np.float64], y: NDArray[np.bool_]) -> NDArray[np.floa
 def fit_logistic(
     x: NDArray[np.float64], y: NDArray[np.bool_], *, l2: float = 2.0
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Fits m logistic regressions of y, shape (q,), each on a row of x, shape (m, q): intercepts and slopes, (m,) each.
-
-    Newton's method on all at once. An L2 penalty towards intercept 0 and slope 1, worth a few memes, keeps the fit of
-    small or separable data moderate; the slope is kept positive, since more harm nearby must never lower the result.
-    """
+    """Fits m logistic regressions of y, shape (q,), each on a row of x, (m, q): intercepts and slopes, (m,) each."""
+    # Newton's method on all at once. An L2 penalty towards intercept 0 and slope 1, worth a few memes, keeps the fit of
+    # small or separable data moderate; the slope is kept positive, since more harm nearby must never lower the result.
     a, b = np.zeros(len(x)), np.ones(len(x))
     for _ in range(50):
         p = _sigmoid(a[:, None] + b[:, None] * x)

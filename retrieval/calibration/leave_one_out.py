@@ -32,8 +32,6 @@ class Neighbours:
     Attributes:
         similarities: float64 of shape (q, depth), nearest first, padded with -inf.
         harmful: Boolean of shape (q, depth): labels of the neighbours.
-        labels: Boolean of shape (q,): labels of the memes themselves.
-        rows: int64 of shape (q,): their rows in the library.
     """
 
     similarities: NDArray[np.float64]
@@ -62,8 +60,6 @@ def leave_one_out_neighbours(
     except that for sole acquittals, which only a search can apply. Memes without any neighbour are not returned.
 
     Args:
-        rows: float32 of shape (n, text_dim + picture_dim).
-        twins_too: True to leave out, together with a meme, others that share its picture or its words.
         apart: True to also leave out near-duplicates (:data:`NEARLY`) and memes in the same block of :data:`GROUP`,
             which a data set often collected from one place.
         template: Minimum cosine of pictures on one template, which are left out together; None to keep them.
@@ -125,12 +121,7 @@ def leave_one_out_neighbours(
 
 
 def repeated_memes(rows: NDArray[np.float32], memes: Sequence[LabelledMeme], text_dim: int, limit: int) -> float:
-    """Share of memes, in [0, 1], that have a twin (same picture or words) or a near-duplicate.
-
-    Args:
-        rows: float32 of shape (n, text_dim + picture_dim).
-        limit: Largest number of memes to check; more are sampled evenly, as for calibration.
-    """
+    """Share of memes with a twin (same picture or words) or near-duplicate; of more than ``limit``, a sample."""
     n, count = len(memes), 0
     tried = _even_sample(n, limit)
     texts = group_numbers(text_key(normalise_text(meme.text)) for meme in memes)

@@ -18,12 +18,7 @@ _STEPS = 30
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """A regression before calibration.
-
-    Attributes:
-        weights: float64 of shape (dim,).
-        intercept: Log-odds of a meme of zeros.
-    """
+    """A regression before calibration."""
 
     weights: NDArray[np.float64]
     intercept: float
@@ -34,12 +29,7 @@ class Fitted:
 
 
 def fit(x: NDArray[np.float64], y: NDArray[np.bool_], strength: float) -> Fitted:
-    """Fits by Newton's method, the intercept without a penalty.
-
-    Args:
-        x: Vectors, shape (n, dim).
-        strength: Inverse strength of the L2 penalty (C).
-    """
+    """Fits by Newton's method, the intercept without a penalty; ``strength`` is that of L2 inverted (C)."""
     n, dim = x.shape
     if n < dim:
         # The weights are a sum of the vectors, so a basis of those has fewer unknowns and the same solution.
@@ -72,16 +62,8 @@ def cross_validated_log_odds(
     folds: NDArray[np.int64],
     learnable: NDArray[np.bool_],
 ) -> NDArray[np.float64]:
-    """Log-odds of each meme by regressions trained without its fold and its near-duplicates, shape (``STRENGTHS``, n).
-
-    A fold without which only one label is left gets the log-odds of that label's share.
-
-    Args:
-        x: Vectors, shape (n, dim); near-duplicates are found by their cosine.
-        y: Labels, shape (n,).
-        folds: Fold of each meme, shape (n,).
-        learnable: Mask of memes usable for training, shape (n,), which excludes clones of others.
-    """
+    """Log-odds of memes, shape (``STRENGTHS``, n), by regressions without their fold and near-duplicates."""
+    # A fold without which only one label is left gets the log-odds of that label's share.
     z = np.zeros((len(STRENGTHS), len(y)))
     length = np.linalg.norm(x, axis=1, keepdims=True)
     unit = np.divide(x, length, out=np.zeros_like(x), where=length > 0)

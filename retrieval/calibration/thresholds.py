@@ -28,17 +28,10 @@ the first few would end the search."""
 def choose_sure_range(
     probabilities: NDArray[np.float64], labels: NDArray[np.bool_], threshold: float, error: float
 ) -> SureRange | None:
-    """Returns the widest reliable bounds; None if neither side has any.
-
-    Each side is widened from its far end in steps of 0.01 while the upper end of the Clopper-Pearson interval of its
-    error rate is at most ``error``; it stops at the first step that fails. Taking the widest of all steps that pass
-    would be multiple testing that reports the luckiest.
-
-    Args:
-        probabilities: Held-out probabilities of harm, shape (q,).
-        labels: True for harmful memes, shape (q,).
-        threshold: Probability from which the vote is harmful: no side crosses it.
-    """
+    """Returns the widest reliable bounds; None if neither side has any."""
+    # Each side is widened from its far end in steps of 0.01 while the upper end of the Clopper-Pearson interval of its
+    # error rate is at most ``error``; it stops at the first step that fails. Taking the widest of all steps that pass
+    # would be multiple testing that reports the luckiest.
     low = [(bound, probabilities <= bound) for bound in _HUNDREDTHS if bound < threshold]
     high = [(bound, probabilities >= bound) for bound in reversed(_HUNDREDTHS) if bound >= threshold]
     below, above = _widest(low, labels, error), _widest(high, ~labels, error)
@@ -79,10 +72,8 @@ def settled(probabilities: NDArray[np.float64], settles: SureRange | None) -> ND
 
 
 def within(wrong: int, n: int, error: float) -> bool:
-    """True if the upper end of the one-sided Clopper-Pearson interval of ``wrong`` in ``n`` is at most ``error``.
-
-    Equivalently, if ``error`` were the true rate, so few errors would have probability ``1 - CONFIDENCE`` or less.
-    """
+    """True if the upper end of the one-sided Clopper-Pearson interval of ``wrong`` in ``n`` is at most ``error``."""
+    # Equivalently, if ``error`` were the true rate, so few errors would have probability ``1 - CONFIDENCE`` or less.
     if wrong >= n * error:
         return False  # avoids the sum: about half of the probability lies below
     # In logarithms, as factorials of thousands overflow.
@@ -109,14 +100,9 @@ NO_PAIR = 0.99
 def measure_min_similarity(
     rows: NDArray[np.float32], memes: Sequence[LabelledMeme], text_dim: int, known: KnownMinSimilarity
 ) -> MinSimilarity:
-    """Minimum similarities of a library: those known to the encoder, and the others measured on pairs of its memes.
-
-    The pairs are drawn with a fixed seed, so the same library gives the same values. Of memes with the same words or
-    picture only one is used, as twins are not unrelated.
-
-    Args:
-        rows: float32 of shape (n, text_dim + picture_dim).
-    """
+    """Minimum similarities of a library: those known to the encoder, and the others measured on pairs of its memes."""
+    # The pairs are drawn with a fixed seed, so the same library gives the same values. Of memes with the same words or
+    # picture only one is used, as twins are not unrelated.
     text, picture = known.text, known.picture
     if text is None:
         indices = _first_of_each([text_key(normalise_text(meme.text)) if meme.has_text else "" for meme in memes])
@@ -137,12 +123,7 @@ _KNOWN_SCRIPT = "LATIN"
 def measure_text_floors(
     rows: NDArray[np.float32], memes: Sequence[LabelledMeme], text_dim: int, known: KnownMinSimilarity
 ) -> dict[str, float]:
-    """Measures the minimum similarity of texts for each script with enough distinct memes.
-
-    Args:
-        rows: float32 of shape (n, text_dim + picture_dim).
-        known: Minimum similarities that the encoder knows; that of texts is for Latin script.
-    """
+    """Measures the minimum similarity of texts for each script with enough distinct memes."""
     by_script: dict[str, dict[str, int]] = {}
     for index, meme in enumerate(memes):
         if meme.has_text:

@@ -54,16 +54,10 @@ class BuiltinEncoder(DescribedPictures):
     depends on nothing else: equal texts get bit-identical vectors. Passes of several texts and callers run in parallel
     on a fixed number of threads; batching would save a quarter of the time for texts of 16 tokens, a tenth for 32 and
     nothing for longer ones. Pictures are described in the caller's thread.
-
-    Attributes:
-        text_digest: Digest of everything that affects the text half, for encoders that reuse it.
     """
 
     def __init__(self, *, threads: int | None = None) -> None:
         """Loads the model.
-
-        Args:
-            threads: Number of texts embedded in parallel, each on one processor; None for at most four.
 
         Raises:
             NotLoaded: The weights, or the packages that run them, are not installed.
@@ -85,11 +79,9 @@ class BuiltinEncoder(DescribedPictures):
 
     @property
     def floors(self) -> MinSimilarity:
-        """Similarities below which a meme is no evidence about another.
-
-        Text: on the HarMeme train splits 5 % of the memes have no neighbour nearer than this, and votes on those gained
-        4 points on the prior (Harm-C, 180 memes) or nothing (Harm-P). Picture: see the descriptor.
-        """
+        """Similarities below which a meme is no evidence about another."""
+        # Text: on the HarMeme train splits 5 % of the memes have no neighbour nearer than this, and votes on those
+        # gained 4 points on the prior (Harm-C, 180 memes) or nothing (Harm-P). Picture: see the descriptor.
         return MinSimilarity(text=0.385, picture=descriptor.MIN_SIMILARITY)
 
     def embed_texts(self, texts: Sequence[str]) -> TextEmbeddings:
@@ -116,16 +108,10 @@ class BuiltinEncoder(DescribedPictures):
 
 
 def _share_read(text: str, ids: Sequence[int], places: Sequence[tuple[int, int]], unknown: int) -> float:
-    """Share of a text's characters, in [0, 1], that its tokens represent; 0 if it has no token.
-
-    A text of invisible characters has no token: all such texts would share the vector of an empty one. Characters in
-    unknown tokens don't count, nor do letters outside ASCII that are single tokens: such a script can only be spelled
-    out.
-
-    Args:
-        text: Not blank.
-        places: Start and end of each token in the text; empty spans for special tokens.
-    """
+    """Share of a text's characters, in [0, 1], that its tokens represent; 0 if it has no token."""
+    # A text of invisible characters has no token: all such texts would share the vector of an empty one. Characters in
+    # unknown tokens don't count, nor do letters outside ASCII that are single tokens: such a script can only be spelled
+    # out.
     read = total = 0
     for token, (begin, end) in zip(ids, places, strict=True):
         piece = text[begin:end]

@@ -55,11 +55,7 @@ _LONGEST = 32
 
 @dataclass(frozen=True, slots=True)
 class TextHalf:
-    """Encoder of texts beside a CLIP model.
-
-    Attributes:
-        tokens: Maximum number of tokens that it reads of a text.
-    """
+    """Encoder of texts beside a CLIP model."""
 
     name: str
     digest: str
@@ -70,21 +66,12 @@ class TextHalf:
 
 
 class OpenClipEncoder(Halves):
-    """A CLIP model for pictures, on a GPU if available; in float32, so that the device hardly affects results.
-
-    Runs one pass of the model at a time; meanwhile, pictures are decoded and scaled in worker threads.
-    """
+    """A CLIP model for pictures, on a GPU if available; in float32, so that the device hardly affects results."""
 
     def __init__(
         self, clip: LoadedClip, *, texts: TextChoice = "auto", device: str = "auto", threads: int | None = None
     ) -> None:
         """Moves the model to its device and computes the digest of its weights.
-
-        Args:
-            clip: The model; its text half is released if it is not used.
-            device: ``cuda``, ``mps``, ``cpu``, or ``auto`` for the first available of them.
-            threads: CPU threads that models may use; None for all that the process has. PyTorch applies this to the
-                whole process.
 
         Raises:
             BadRequest: A weight is not finite, or CLIP's own text half is used and its tokenizer is of no known kind.
@@ -165,10 +152,8 @@ class OpenClipEncoder(Halves):
         return self._normalised([self._scaled(png) for png in pngs])
 
     def _scaled(self, png: bytes) -> NDArray[np.uint8]:
-        """Scales a picture to the model's size, shape (height, width, 3).
-
-        Uses only Pillow: PyTorch would start further threads in each worker thread, for one picture at a time.
-        """
+        """Scales a picture to the model's size, shape (height, width, 3)."""
+        # Uses only Pillow: PyTorch would start further threads in each worker thread, for one picture at a time.
         return np.array(self._scale(_opened(png)), dtype=np.uint8)
 
     def _normalised(self, scaled: Sequence[NDArray[np.uint8]]) -> torch.Tensor:

@@ -30,7 +30,6 @@ class ClipSource:
 
     Attributes:
         model: Model name of open_clip, such as ``ViT-B-32``; ``hf-hub:ORG/NAME``; or ``local-dir``.
-        tag: Name of weights in open_clip's spelling; empty if they are located otherwise.
         path: The checkpoint, or for ``local-dir`` the directory; None if the weights are not located by a path.
     """
 

@@ -28,12 +28,7 @@ _LONGEST_REASON = 300
 
 @dataclass(frozen=True, slots=True)
 class LoadedClip:
-    """A model that is ready to run.
-
-    Attributes:
-        model: The model in float32, on the CPU, in inference mode.
-        known_as: Name under which open_clip finds its tokenizer.
-    """
+    """A model in inference mode, in float32 on the CPU; ``known_as`` is the name of its tokenizer."""
 
     name: str
     model: torch.nn.Module
@@ -71,11 +66,10 @@ def load_clip(source: ClipSource) -> LoadedClip:
 def weights_digest(modules: Mapping[str, torch.nn.Module]) -> str:
     """SHA-256 of names, shapes, types and values of all tensors of these modules, as ``sha256:…``.
 
-    The same weights have the same digest regardless of file format and device.
-
     Raises:
         BadRequest: A value is not finite, as only in damaged weights.
     """
+    # The same weights have the same digest regardless of file format and device.
     import torch
 
     sha256 = hashlib.sha256()
@@ -202,10 +196,8 @@ def _three(value: float | Iterable[float]) -> tuple[float, float, float]:
 
 
 def _published(open_clip: Any, model: str) -> dict[str, Any]:
-    """Returns the preprocessing of a model's published weights if they all agree; else open_clip's default.
-
-    A checkpoint file does not contain it, and a SigLIP checkpoint would give nonsense with open_clip's default.
-    """
+    """Returns the preprocessing of a model's published weights if they all agree; else open_clip's default."""
+    # A checkpoint file does not contain it, and a SigLIP checkpoint would give nonsense with open_clip's default.
     known = [open_clip.get_pretrained_cfg(model, tag) for tag in open_clip.list_pretrained_tags_by_model(model)]
     agreed = {}
     for key in ("mean", "std", "interpolation", "resize_mode"):

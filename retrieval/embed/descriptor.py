@@ -56,10 +56,7 @@ def _damped(v: Array, floor: float) -> Array:
 
 
 def _shape(luma: Array) -> Array:
-    """Histograms of gradient orientation in 8 x 8 cells, each cell normalised, centred over the cells.
-
-    Takes float64 of shape (64, 64), gives (8, 8, 6).
-    """
+    """Histograms, (8, 8, 6), of gradient orientation in cells of a float64 image, (64, 64); centred over the cells."""
     gx, gy = np.zeros_like(luma), np.zeros_like(luma)
     gx[:, 1:-1] = luma[:, 2:] - luma[:, :-2]
     gy[1:-1] = luma[2:] - luma[:-2]
@@ -104,15 +101,10 @@ def _chroma(ycc: Array) -> Array:
 
 
 def describe(rgb: Image.Image) -> NDArray[np.float32]:
-    """The descriptor of a picture: float32 of shape (DIM,), length 1; compare by inner product.
-
-    Copies and edits come out near 1, the same scene with another caption in between, unrelated pictures near 0. A
-    picture without gradients puts the share of each shape part on a separate coordinate, so that plain pictures
-    resemble each other by colour and nothing else. Deterministic for the same pixels.
-
-    Args:
-        rgb: At least one pixel; the caller must have composed any transparency.
-    """
+    """The descriptor of a picture: float32 of shape (DIM,), length 1; compare by inner product."""
+    # Copies and edits come out near 1, the same scene with another caption in between, unrelated pictures near 0. A
+    # picture without gradients puts the share of each shape part on a separate coordinate, so that plain pictures
+    # resemble each other by colour and nothing else. Deterministic for the same pixels.
     rgb = rgb if rgb.mode == "RGB" else rgb.convert("RGB")
     scale = _WORK_SIDE / max(rgb.size)
     if scale < 1:

@@ -67,7 +67,6 @@ class TextEmbeddings:
     Attributes:
         vectors: float32 of shape (n, text_dim); rows of length 1, or zeros if there is no text or the encoder
             understands too little of it.
-        cut: True for each text that is longer than the encoder reads.
     """
 
     vectors: NDArray[np.float32]
@@ -76,10 +75,7 @@ class TextEmbeddings:
 
 @dataclass(frozen=True, slots=True)
 class PartialMinSimilarity:
-    """Minimum similarities known for one half, or for none; the other is measured on the library.
-
-    See :mod:`retrieval.calibration.thresholds`.
-    """
+    """Minimum similarities known for one half, or for none; the other is measured on the library."""
 
     text: float | None = None
     picture: float | None = None
@@ -106,9 +102,6 @@ class Encoder(Protocol):
     def embed_pictures(self, pictures: Sequence[Sequence[bytes]]) -> NDArray[np.float32]:
         """Embeds pictures, in order.
 
-        Args:
-            pictures: Representative frames of each picture as PNG, at least one.
-
         Returns:
             float32 of shape (n, picture_dim): for each picture the direction of the mean of its frames.
 
@@ -117,14 +110,7 @@ class Encoder(Protocol):
         """
 
     def embed_meme(self, text: str, frames: Sequence[bytes]) -> tuple[TextEmbeddings, NDArray[np.float32] | None]:
-        """Embeds the two halves of one meme.
-
-        Args:
-            text: Its text, perhaps empty.
-
-        Returns:
-            The result of :meth:`embed_texts` for the text, and of :meth:`embed_pictures` for the picture, if any.
-        """
+        """Embeds the text of a meme, perhaps empty, and its picture, if any."""
 
 
 class Halves:

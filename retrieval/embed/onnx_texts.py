@@ -38,19 +38,10 @@ _LEAST_KNOWN = 0.5
 
 
 class OnnxTextEncoder(DescribedPictures):
-    """A sentence encoder in onnxruntime, and the descriptor of :mod:`retrieval.embed.descriptor`.
-
-    Each text is a separate pass on one thread, without padding, so that equal texts get equal vectors.
-
-    Attributes:
-        identity: Identity of the encoder; its digest covers model, tokenizer, pooling and our own rules for texts.
-    """
+    """A sentence encoder in onnxruntime, one text a pass so that equal texts get equal vectors; and the descriptor."""
 
     def __init__(self, folder: Path, *, threads: int | None = None) -> None:
         """Loads the model and embeds a word with it.
-
-        Args:
-            threads: Number of texts embedded in parallel, each on one processor; None for at most four.
 
         Raises:
             NotLoaded: A package that runs it is not installed.

@@ -84,9 +84,7 @@ class EncoderProcess:
         """Starts the process and waits until the encoder is loaded, which takes seconds.
 
         Args:
-            load: Loads the encoder; pickled and called in the child process.
             call_cpu_s: CPU time limit of a call for each text or picture in it, in seconds.
-            call_s: Wall-clock limit of a call for each text or picture in it, in seconds.
 
         Raises:
             Unavailable: The process ended before the encoder was loaded.

@@ -63,9 +63,6 @@ def find_weights() -> Path:
 def fetch_weights() -> Path:
     """Fetches the encoder's files from the Hugging Face Hub, or from HF_ENDPOINT, and checks each.
 
-    Returns:
-        The folder, created atomically with all files.
-
     Raises:
         Unavailable: The hub can't be reached, or sent other files than expected.
     """

@@ -59,12 +59,7 @@ class CorpusManifest(Value):
 
 @dataclass(frozen=True, slots=True)
 class PassageHit:
-    """A passage that a search found.
-
-    Attributes:
-        id: Id of the document, a number sign, and the passage's number within the document, from 1.
-        score: Sum of reciprocal ranks, for comparison within one search.
-    """
+    """A passage that a search found, as ``DOCUMENT#NUMBER``; scores compare within one search."""
 
     id: str
     document: FactDocument
@@ -74,11 +69,7 @@ class PassageHit:
 
 
 class FactCorpus:
-    """An open corpus; searches are thread-safe.
-
-    Attributes:
-        digest: SHA-256 of the manifest, in hex, which vouches for all other files.
-    """
+    """An open corpus, whose digest is that of its manifest; searches are thread-safe."""
 
     def __init__(
         self,
@@ -109,11 +100,10 @@ class FactCorpus:
     def search(self, query: str, most: int) -> list[PassageHit]:
         """The best passages for a query by both rankings together, then sorted by trust in their source.
 
-        Of adjacent passages only the better is returned: :meth:`read` gives both.
-
         Raises:
             Unavailable: The encoder is not available now.
         """
+        # Of adjacent passages only the better is returned: :meth:`read` gives both.
         scores: dict[int, float] = {}
         for ranking in (self._words.search(query, _RANKED), self._by_meaning(query)):
             for rank, place in enumerate(ranking, 1):
@@ -191,7 +181,6 @@ def open_corpus(root: Path, encoder: Encoder | None = None, *, search: bool = Tr
 
     Args:
         encoder: Encoder that it was built with; None if it was built without.
-        search: False to open it only for reading, which needs no encoder.
 
     Raises:
         BadLibrary: The corpus is missing, damaged, or of another encoder or a later version.

@@ -59,12 +59,7 @@ def is_date(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """A part of a document.
-
-    Attributes:
-        start: Offset of its first character in the document's text.
-        end: Offset after its last character.
-    """
+    """A part of a document, by its offsets in the text."""
 
     document: int
     start: int
@@ -72,11 +67,9 @@ class Passage:
 
 
 def passages_of(text: str, document: int = 0) -> Iterator[Passage]:
-    """Cuts a text into passages of at most :data:`PASSAGE` characters, at paragraph borders where it has them.
-
-    The passages cover all but white space. Without a paragraph border, sentences, lines or words are kept whole, in
-    this order of preference.
-    """
+    """Cuts a text into passages of at most :data:`PASSAGE` characters, at paragraph borders where it has them."""
+    # The passages cover all but white space. Without a paragraph border, sentences, lines or words are kept whole, in
+    # this order of preference.
     start = _after_space(text, 0)
     while start < len(text):
         end = _end_of_passage(text, start)

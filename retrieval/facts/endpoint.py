@@ -34,11 +34,7 @@ _MAX_URL, _MAX_WORDS = 2000, 1000
 
 @dataclass(frozen=True, slots=True)
 class ResultPaths:
-    """Dotted paths to the results in an endpoint's JSON answer; numbers are list indexes from 0.
-
-    Attributes:
-        date: Path of the date in a result; empty for none.
-    """
+    """Dotted paths to the results in an endpoint's JSON answer, with indexes from 0; an empty date for none."""
 
     results: str = "results"
     url: str = "url"
@@ -56,11 +52,7 @@ _PATHS: Mapping[Shape, ResultPaths] = {
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A search endpoint.
-
-    Attributes:
-        key: API key; None for none.
-    """
+    """A search endpoint."""
 
     url: str
     shape: Shape = "searxng"
@@ -73,11 +65,7 @@ class EndpointEvidence:
     """An :class:`~court.ports.EvidenceSource` that queries a search endpoint; safe to call concurrently."""
 
     def __init__(self, endpoint: Endpoint, pages: PageFetcher | None = None) -> None:
-        """Opens no connection yet.
-
-        Args:
-            pages: Fetches the pages that it finds; None to use only its snippets.
-        """
+        """Opens no connection yet; without ``pages``, snippets are all there is."""
         self._endpoint = endpoint
         self._paths = endpoint.paths if endpoint.shape == "json" else _PATHS[endpoint.shape]
         self._pages = pages

@@ -33,13 +33,7 @@ _FAULTS = {
 
 @dataclass(frozen=True, slots=True)
 class ExtractedText:
-    """Text and metadata of a file.
-
-    Attributes:
-        title: Its title; empty if it has none.
-        date: Its date in ISO 8601; empty if it names none.
-        url: Its canonical address; empty if it names none.
-    """
+    """Text and metadata of a file, empty where it names none; the date in ISO 8601."""
 
     text: str
     title: str
@@ -68,10 +62,6 @@ class TextExtractor:
         self, data: bytes, kind: Literal["pdf", "html"], *, charset: str = "", strict: bool = True
     ) -> ExtractedText:
         """Extracts the text of a file.
-
-        Args:
-            charset: Encoding named by the server, for a page.
-            strict: True to refuse a page that is not valid in its declared encoding.
 
         Raises:
             BadRequest: The file can't be read or exceeds the limits; a retry would fail again.

@@ -33,21 +33,13 @@ class PageFetcher:
     """Fetches pages and extracts their text in a sandboxed process; safe to call concurrently."""
 
     def __init__(self, *, ca_file: str | None = None) -> None:
-        """Connects to nothing yet.
-
-        Args:
-            ca_file: PEM file of certificate authorities to trust instead of the default ones.
-        """
+        """Connects to nothing yet."""
         # BO-1 and BO-8: authors of pages control both the address that a name resolves to and the answer.
         self._client = http_client(_CONNECTIONS, public_only=True, ca_file=ca_file, max_answer_bytes=MAX_PAGE_BYTES)
         self._extractor = TextExtractor(workers=2, guard=_GUARD)
 
     async def fetch(self, url: str, *, within_s: float) -> str:
-        """The text of a page.
-
-        Args:
-            url: Address of the page, ``https://HOST/…`` at the default port.
-            within_s: Timeout in seconds; fetching alone never takes more than :data:`FETCH_S`.
+        """The text of the page at ``https://HOST/…``; fetching alone never takes more than :data:`FETCH_S`.
 
         Raises:
             Overrun: Fetching or extraction timed out.

@@ -63,7 +63,6 @@ class Origin:
 
     Attributes:
         source: Publisher of the documents; empty for the host of their address, or else the file name.
-        date: Day, month or year of the documents.
     """
 
     source: str = ""
@@ -72,11 +71,7 @@ class Origin:
 
 @dataclass(slots=True)
 class ReadDocuments:
-    """Documents read from files, and problems.
-
-    Attributes:
-        problems: A problem for each file or line without a document.
-    """
+    """Documents read from files, and a problem for each file or line without one."""
 
     good: list[FactDocument] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
@@ -86,9 +81,6 @@ async def read_documents(
     files: Sequence[Path], extractor: TextExtractor, *, origin: Origin = Origin()
 ) -> ReadDocuments:
     """Reads documents from files; each gets a unique id, and unreadable files or lines become problems.
-
-    Args:
-        origin: Origin of documents whose files do not specify it.
 
     Raises:
         NotLoaded: There is a PDF, and the library that reads them is not installed.

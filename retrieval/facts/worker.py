@@ -91,10 +91,7 @@ def _edge(character: str) -> str:
 
 
 def html_text(data: bytes, charset: str = "", *, strict: bool = True) -> dict[str, str]:
-    """Text, title, date and address of a page; each empty if the page has none.
-
-    Args:
-        strict: True to raise on bytes that are invalid in the encoding; False to insert replacement characters.
+    """Text, title, date and address of a page, empty if missing; ``strict`` to raise on invalid bytes.
 
     Raises:
         UnicodeDecodeError: Bytes are invalid in the encoding named by the page, or in UTF-8 if it names none.
@@ -132,15 +129,7 @@ MAX_PAGES = 3000
 
 
 def answer(job: Mapping[str, Any], payloads: list[bytes]) -> tuple[dict[str, Any], list[bytes]]:
-    """Extracts the text of the file in the payload.
-
-    Args:
-        job: ``kind``, ``pdf`` or ``html``; ``most``, the maximum length of the text in characters; for a page
-            ``charset`` and ``strict``, as for :func:`retrieval.facts.worker.html_text`.
-
-    Returns:
-        ``title``, ``date`` and ``url``, and the text as payload; or ``fault``, a reason code.
-    """
+    """Extracts the text of the payload, with ``title``, ``date`` and ``url``; or a ``fault``, a reason code."""
     try:
         if job["kind"] == "pdf":
             found = _pdf_text(payloads[0], job["most"])

@@ -41,12 +41,7 @@ def write_corpus(
     demonstration: bool = False,
     replace: bool = False,
 ) -> CorpusManifest:
-    """Writes a corpus atomically.
-
-    Args:
-        root: Directory of the corpus; new, empty, or with a corpus to replace.
-        documents: Its documents, at least one, with unique ids.
-        encoder: Embeds passages; None to search by words alone.
+    """Writes a corpus of documents with unique ids atomically; without an encoder it is searched by words alone.
 
     Raises:
         BadRequest: The directory has other content, or there are no documents.

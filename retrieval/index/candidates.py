@@ -77,11 +77,7 @@ class _Sidecar(Value):
 
 
 class CandidateIndex:
-    """Approximate scores of all rows of one library; immutable and thread-safe.
-
-    Attributes:
-        text_dim: Width of the text half of a row.
-    """
+    """Approximate scores of all rows of one library; immutable and thread-safe."""
 
     def __init__(self, index: Any, dim: int, text_dim: int) -> None:
         self._index = index
@@ -97,7 +93,6 @@ class CandidateIndex:
 
         Args:
             rows: float32 of shape (n, dim), n at least 1; may be memory-mapped, is read in blocks.
-            progress: Called with the number of encoded rows and the total.
 
         Raises:
             ValueError: There are no rows, or ``text_dim`` does not fit them.
@@ -124,12 +119,11 @@ class CandidateIndex:
     def save(self, path: Path, vectors_digest: str) -> None:
         """Writes the file and its sidecar.
 
-        Each is written atomically. If two processes write concurrently, file and sidecar may not match, and the next
-        process to open them rebuilds both.
-
         Raises:
             OSError: The file can't be written.
         """
+        # Each is written atomically. If two processes write concurrently, file and sidecar may not match, and the next
+        # process to open them rebuilds both.
         import faiss
 
         # Invalidates the old file first.
@@ -156,9 +150,6 @@ class CandidateIndex:
     @classmethod
     def open(cls, path: Path, expected_digest: str) -> Self:
         """Reads what :meth:`save` wrote.
-
-        Args:
-            expected_digest: Digest of the vectors that will be searched.
 
         Raises:
             UnfitCandidateIndex: The file is missing, altered, or belongs to other vectors.
@@ -188,15 +179,7 @@ class CandidateIndex:
         return cls(index, sidecar.dim, sidecar.text_dim)
 
     def candidates(self, query: NDArray[np.float32], n: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Returns the best rows by approximate score.
-
-        Args:
-            query: Finite query, shape (dim,), weighted as for the exact scan.
-            n: Number of candidates; fewer come back if there are fewer.
-
-        Returns:
-            Rows and their approximate scores, both of shape (found,), best first.
-        """
+        """Returns the best ``n`` rows and their approximate scores, for a query weighted as for the exact scan."""
         laid_out = _laid_out(query[np.newaxis, :], self.text_dim, guard=True)
         laid_out[0, -_PART] = self._guard(laid_out[0, :-_PART])
         with one_thread():
@@ -221,9 +204,6 @@ def load_or_build(
 ) -> CandidateIndex:
     """Loads the candidate index of these rows, or builds and saves it if there is no matching file.
 
-    Args:
-        progress: Called with the number of encoded rows and the total, if it is built.
-
     Raises:
         RuntimeError: FAISS failed.
     """
@@ -247,10 +227,8 @@ def load_or_build(
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Limits FAISS to the calling thread within the context; other threads are not affected.
-
-    For a single query, further OpenMP threads would only spin, at the expense of concurrent searches.
-    """
+    """Limits FAISS to the calling thread within the context; other threads are not affected."""
+    # For a single query, further OpenMP threads would only spin, at the expense of concurrent searches.
     import faiss
 
     before = faiss.omp_get_max_threads()

@@ -39,7 +39,6 @@ class ScanPolicy:
     """Policy for choosing between a scan of all rows and candidates; both find the same rows.
 
     Attributes:
-        few: Number of allowed rows up to which they are scored exactly at once.
         scanned_share: Share of allowed rows up to which they are scanned: candidates are no faster then, because their
             index can't filter and has to return many times as many.
         candidates: Numbers of candidates to try in sequence, until they suffice.
@@ -56,12 +55,7 @@ class ScanPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Hits:
-    """Rows found, best first, ties by row. All arrays have shape (found,), possibly fewer than requested.
-
-    Attributes:
-        text: Cosines of the text halves; 0 if either is missing.
-        picture: Cosines of the picture halves; 0 if either is missing.
-    """
+    """Rows found, best first, ties by row, with cosines of their halves, 0 if either is missing; shapes (found,)."""
 
     rows: NDArray[np.int64]
     scores: NDArray[np.float64]
@@ -92,9 +86,7 @@ class FusedIndex:
     """Exact search over rows, which are neither copied nor changed.
 
     Attributes:
-        rows: float32 of shape (n, text_dim + picture_dim), contiguous; each half of a row has length 1 or 0.
         fast: Index that selects candidates; None to scan all rows.
-        plan: Policy for choosing between the two.
     """
 
     def __init__(
@@ -132,7 +124,6 @@ class FusedIndex:
         """Returns the best ``k`` rows.
 
         Args:
-            text: Text half of the query, shape (text_dim,), length 1 or 0; None for none.
             alpha: Weight of the text, in [0, 1].
             among: Boolean mask of shape (n,) of the rows that may be found; None for all.
 
@@ -163,14 +154,9 @@ class FusedIndex:
         return hits.first(k)
 
     def warm(self, progress: Callable[[int, int], None] | None = None) -> None:
-        """Reads all rows once, so that the first search does not wait for the disk.
-
-        A search by candidates reads scattered rows, and an exact one reads all: on a disk with slow seeks, either may
-        take a minute if the memory-mapped rows are not cached yet.
-
-        Args:
-            progress: Called with the number of bytes read and the total.
-        """
+        """Reads all rows once, so that the first search does not wait for the disk."""
+        # A search by candidates reads scattered rows, and an exact one reads all: on a disk with slow seeks, either may
+        # take a minute if the memory-mapped rows are not cached yet.
         values = np.asarray(self.rows).reshape(-1)
         step = _PAGE // values.itemsize
         for start in range(0, values.size, _TOUCHED // values.itemsize):
@@ -277,11 +263,7 @@ def rounding_slack(query: NDArray[np.float32]) -> float:
 
 
 def merged(parts: Sequence[tuple[int, Hits]], k: int) -> Hits:
-    """Merges several searches into the best ``k``, as if all rows had been searched at once.
-
-    Args:
-        parts: Number of the first row of each part among all rows, and the best ``k`` of that part.
-    """
+    """Merges searches of parts, each by the number of its first row, into the best ``k`` of all rows."""
     together = Hits(
         np.concatenate([first + hits.rows for first, hits in parts]),
         *(np.concatenate([getattr(hits, name) for _, hits in parts]) for name in ("scores", "text", "picture")),
@@ -295,10 +277,7 @@ def _none() -> Hits:
 
 
 class SegmentedIndex:
-    """The concatenated rows of several indexes, such as a generation's rows and those added since, some of them hidden.
-
-    Results and their order are those of a single index of all rows, as scores don't depend on the segment.
-    """
+    """Concatenated rows of several indexes, some hidden; results are those of one index of all rows."""
 
     def __init__(self, segments: Collection[FusedIndex], hidden: Collection[int] = ()) -> None:
         """``hidden`` are rows that are never found, numbered across all segments."""

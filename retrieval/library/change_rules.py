@@ -34,7 +34,6 @@ class PlannedChange:
     Attributes:
         vector: float32 of shape (text_dim + picture_dim,) if a meme is added or restored from the history; otherwise
             None.
-        picture: JPEG of that meme, if it has one.
     """
 
     change: Change
@@ -89,7 +88,6 @@ def plan_add(
     Args:
         meme: Meme with an id that was never used in the library, as records of trials refer to precedents by id.
         vector: float32 of shape (text_dim + picture_dim,), each half of length 1, or 0 if missing.
-        picture: Small picture to store, a JPEG; None for none.
 
     Raises:
         PrecedentExists: The id is or was in use.
@@ -144,9 +142,6 @@ def plan_relabel(
     now: CurrentLibrary, id_: str, label: PrecedentLabel, *, who: str, why: str, binding: bool = True
 ) -> PlannedChange:
     """Plans to relabel a meme; the label counts as verified, and the source's own label stays.
-
-    Args:
-        binding: True if the label settles exact copies.
 
     Raises:
         NoSuchPrecedent: The precedent does not exist.

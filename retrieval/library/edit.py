@@ -38,15 +38,7 @@ def add_precedent(
     verified: bool = True,
     binding: bool = True,
 ) -> tuple[Change, bool]:
-    """Embeds a meme and adds it; takes as long as the encoder.
-
-    Args:
-        categories: Categories, in the words of the person who decided.
-        verified: True if the label counts as verified, as one given by a person does.
-        binding: True if a verified label settles exact copies.
-
-    Returns:
-        The change, and True if the text is longer than the encoder reads.
+    """Embeds a meme and adds it; returns the change, and True if the encoder reads only a part of the text.
 
     Raises:
         As :meth:`retrieval.library.ports.Writer.add`; BadText if the text is invalid.
@@ -139,13 +131,7 @@ async def add_meme(
     image: bytes | None,
     **known: Any,
 ) -> tuple[Change, bool]:
-    """Decodes a meme's picture in a sandbox, embeds the meme and adds it to a library.
-
-    Args:
-        known: Further arguments of :func:`retrieval.library.edit.add_precedent`.
-
-    Returns:
-        The change, and True if the text is longer than the encoder reads.
+    """Decodes a meme's picture in a sandbox and adds the meme, as :func:`add_precedent`.
 
     Raises:
         BadPicture: The picture can't be read or exceeds the limits. As :func:`changed` and

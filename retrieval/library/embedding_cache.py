@@ -32,12 +32,7 @@ CREATE TABLE IF NOT EXISTS texts (key BLOB PRIMARY KEY, vector BLOB, cut INTEGER
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedPicture:
-    """Cached embedding of a picture.
-
-    Attributes:
-        pixels_sha256: SHA-256 of the normalised pixels, in hex.
-        vector: float32 of shape (picture_dim,).
-    """
+    """Cached embedding of a picture."""
 
     bytes_sha256: str
     pixels_sha256: str
@@ -46,10 +41,7 @@ class EmbeddedPicture:
 
 
 class EmbeddingCache:
-    """Cache of embeddings by one encoder; thread-safe.
-
-    Best effort: anything that can't be read or written is embedded again.
-    """
+    """Cache of embeddings by one encoder; thread-safe. Anything that can't be read or written is embedded again."""
 
     def __init__(self, root: Path, encoder: EncoderIdentity) -> None:
         """Uses the directory of the library; creates no file before there is something to store."""

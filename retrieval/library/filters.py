@@ -14,9 +14,6 @@ class Filter:
     """Conditions that a precedent must all meet to be found. An empty tuple imposes none.
 
     Attributes:
-        sources: Data sets or people that precedents came from.
-        languages: Languages of the texts, as BCP 47 tags.
-        since: Earliest time of addition to the library; None for no bound.
         until: Exclusive latest time of addition to the library; None for no bound.
         verified: True if a person must have confirmed the label.
 

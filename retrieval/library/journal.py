@@ -37,12 +37,7 @@ _BUFFER = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class JournalEntry:
-    """One entry.
-
-    Attributes:
-        vector: float32 of shape (text_dim + picture_dim,) if a meme was added; otherwise None.
-        kept: Location of its picture in the journal; None if it has none.
-    """
+    """One entry, with the vector of a meme that goes in, and the location of its picture in the journal."""
 
     change: Change
     vector: NDArray[np.float32] | None = None

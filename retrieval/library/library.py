@@ -65,7 +65,6 @@ class Library:
 
     Attributes:
         pointer: Generation and committed part of its journal.
-        manifest: Manifest of the generation, without later changes.
         overlay: Changes after the generation was written.
     """
 
@@ -134,10 +133,7 @@ class Library:
 
     @cached_property
     def rows(self) -> NDArray[np.float32]:
-        """Rows by place: float32 of shape (memes, text_dim + picture_dim), ``[t|g]``, read-only.
-
-        Memory-mapped, but a full copy after a change: for tools, not for searches.
-        """
+        """Rows ``[t|g]`` by place, float32, read-only; a full copy after a change: for tools, not for searches."""
         if not self.overlay.changes:
             return self.base.rows
         rows = np.concatenate(list(self._blocks()))
@@ -235,9 +231,7 @@ class Library:
         """Writes a library and opens it.
 
         Args:
-            memes: Memes, at least one; iterated once.
             rows: float32 of shape (memes, text_dim + picture_dim), each half of length 1, or 0 if missing.
-            pictures: Store of the memes' pictures; None if they have none.
 
         Raises:
             BadRequest: The directory has a library or other files already, or an id is duplicated.
@@ -283,7 +277,6 @@ class Library:
         Args:
             encoder: Encoder to search with; None to read the library only.
             check: ``LATER`` to return at once and call :meth:`check` later.
-            progress: Called with the number of bytes checked and the total.
 
         Raises:
             BadLibrary: The library is missing, damaged, of another format, or was built with another encoder.
@@ -353,11 +346,6 @@ class Library:
     ) -> Self:
         """Writes and opens a new generation with memes appended. Everything is rewritten, so add many at once.
 
-        Args:
-            memes: Memes with new ids, at least one.
-            rows: Rows of the memes, as for :meth:`create`.
-            pictures: Store of the pictures, as for :meth:`create`.
-
         Raises:
             BadLibrary: A stored picture was altered.
             BadRequest: An id is in use, or the library was changed since it was opened.
@@ -389,7 +377,6 @@ class Library:
         """Writes a new generation of the visible memes and more; requires the lock and the current library.
 
         Args:
-            tuning: Settings; None to keep the current ones.
             forget: True to delete removed memes permanently; otherwise the history keeps them, so that they can be
                 restored.
 

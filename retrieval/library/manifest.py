@@ -17,10 +17,7 @@ from retrieval.embed.encoder import EncoderIdentity
 from retrieval.text import normalise_text, text_key
 
 FORMAT = 3
-"""Version of the format on disk; only this one can be read.
-
-1 kept no pictures; 2 kept labels and texts as JSON lines, all of which had to be in memory. No release wrote either.
-"""
+"""Version of the format on disk; only this one can be read."""
 
 VECTORS = "vectors.npy"
 FLAGS = "flags.npy"
@@ -106,11 +103,10 @@ class LabelledMeme(Value):
 
     @property
     def duplicate_key(self) -> DuplicateKey | None:
-        """Key shared by duplicate precedents: text, pixels and label; None if there is nothing to compare.
-
-        The text is normalised as for embedding, so that spacing or a watermark makes no difference. Without pictures,
-        only texts distinguish memes. A meme with both labels counts once for each, as the disagreement is informative.
-        """
+        """Key shared by duplicate precedents: text, pixels and label; None if there is nothing to compare."""
+        # The text is normalised as for embedding, so that spacing or a watermark makes no difference. Without pictures,
+        # only texts distinguish memes. A meme with both labels counts once for each, as the disagreement is
+        # informative.
         if self.has_picture and not self.pixels_sha256:
             return None  # the digest of its picture is unknown
         words = text_key(normalise_text(self.text))
@@ -220,11 +216,7 @@ class Calibration(Value):
 
 
 class Safeguards(Value):
-    """Safeguards against a few precedents deciding alone; chosen when a library is built, and part of its calibration.
-
-    Duplicates always count once. Settings that a library lacks were off when it was built; new libraries use
-    :data:`USUAL`.
-    """
+    """Safeguards against a few precedents deciding alone, part of a calibration; duplicates always count once."""
 
     per_source: int | None = Field(default=None, ge=1)
     """Maximum number of precedents per source in a result; None for no limit. Off if there is only one source."""
@@ -299,27 +291,20 @@ class Tuning(Value):
     settles: SureRange | None = None
     """Range in which the vote alone decides; None if it never does."""
     settle_error: float = Field(default=0.05, gt=0, lt=1)
-    """Accepted share of wrong labels there; older libraries all used the default."""
+    """Accepted share of wrong labels there."""
     safeguards: Safeguards = Safeguards()
-    """Safeguards; older libraries have none."""
     regression: Regression | None = None
     """Regression combined with the vote; None if there were too few memes to fit one."""
     risk: RiskCurve | None = None
     """Error rates of verdicts by the share of memes sent to review; None if not measured."""
     text_alone: TextTuning | None = None
     """Settings for memes without a picture, chosen and measured on texts alone; None if no meme of the library has a
-    picture, as the main settings then are just that, and in older libraries."""
+    picture, as the main settings then are just that."""
 
     def for_query(self, *, text: bool, picture: bool) -> Tuning:
-        """Returns the tuning of searches for a meme with these halves.
-
-        Settings chosen with pictures are overconfident for a text alone. Without text-only settings, the vote is used,
-        but it is never conclusive and its error rate is unknown.
-
-        Args:
-            text: True if the meme has a text to compare.
-            picture: True if it has a picture to compare.
-        """
+        """Returns the tuning of searches for a meme with these halves."""
+        # Settings chosen with pictures are overconfident for a text alone. Without text-only settings, the vote is
+        # used, but it is never conclusive and its error rate is unknown.
         # With all weight on the text, this tuning was already chosen on texts alone.
         if picture or not text or self.alpha == 1:
             return self

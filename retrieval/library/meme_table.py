@@ -274,10 +274,7 @@ class MemeTable:
         return chosen
 
     def check(self, flags: NDArray[np.uint8], pictures_size: int) -> str | None:
-        """Describes the first contradiction between the table and these flags; None if there is none.
-
-        Raises BadLibrary.
-        """
+        """Describes the first contradiction between the table and these flags; None without. Raises BadLibrary."""
         # The digest proves that the bytes are unchanged, not that this program wrote them.
         ((integrity,),) = self.ask("PRAGMA quick_check(1)")
         if integrity != "ok":

@@ -41,14 +41,10 @@ class Delta:
     """The changes of a generation up to some point of its journal.
 
     Attributes:
-        rows: float32 of shape (added, text_dim + picture_dim): vectors of the added memes.
         memes: The added memes, with the offsets of their thumbnails in the journal.
         flags: uint8 of shape (base + added,); None if they are the base's own.
         places: Row of each added meme by id, without hidden ones.
         hidden: Rows that searches don't find.
-        edited: Changed meme by row of the base.
-        changes: All changes in order, numbered without a gap.
-        by_meme: The same changes by id of the meme.
         bytes_added: Size in bytes of the added thumbnails, less that of hidden ones.
     """
 

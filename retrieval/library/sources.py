@@ -40,9 +40,6 @@ class Provenance:
     """Properties of the origin of memes, by which searches can be filtered.
 
     Attributes:
-        split: Split of their data set; empty if it has none.
-        language: BCP 47 tag of their texts; empty if it is not known.
-        policy: Name of the policy that they were labelled by.
         verified: True if people have confirmed the labels for this court; the labels of a data set are not.
         binding_by: Person who answers for each label, which then settles exact copies; empty if nobody does.
         verified_by_row: True to believe the rows that name who has confirmed them; a stranger's file may name anybody.
@@ -62,11 +59,8 @@ class Source:
     """Source of labelled memes.
 
     Attributes:
-        name: Source name of its precedents; the file's own name if empty.
         pictures: Directory that image names are relative to; None to go by the texts alone.
-        format: Layout of the file; None to detect it from the content.
         labels: Separate file with the labels, as MAMI's test split has; else None.
-        provenance: Further properties of its memes.
         rows: Reads the rows of a source of format ``card``; None for the others.
         files: All files that the rows are read from, if these are not ``path`` and ``labels``.
         notes: Sentences on how its rows are read, to be said before they are.
@@ -95,10 +89,7 @@ class Row:
     """One meme as given by its source.
 
     Attributes:
-        line: Line number, counted from 1.
-        text: Text of the meme; empty if it has none.
         verified_by: Person who has confirmed the label of this row; empty for none.
-        verified_on: Midnight UTC of that day; None without a person.
     """
 
     line: int
@@ -115,12 +106,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Fault of a row.
-
-    Attributes:
-        reason: Description of the fault, which quotes nothing of the meme.
-        kept: True if the meme was imported all the same, by its text alone.
-    """
+    """Fault of a row, quoting nothing of the meme; ``kept`` if it was imported by its text alone."""
 
     source: str
     line: int

@@ -46,7 +46,6 @@ class Pointer:
     Attributes:
         manifest_sha256: SHA-256 of its manifest, in hex. The manifest vouches for the other files, and only this digest
             for the manifest.
-        journal_size: Committed bytes of its journal.
         head: SHA-256, in hex, over these bytes and the manifest's digest (:mod:`retrieval.library.journal`), which
             identifies the state of the library. Equal to the manifest's digest if nothing was changed since.
     """
@@ -137,7 +136,6 @@ def publish(root: Path, fill: Callable[[Path], None], manifest_name: str) -> Poi
 
     Args:
         fill: Writes the files into the given directory, each by :func:`write_synced`.
-        manifest_name: Name of the file whose digest ``CURRENT`` holds.
 
     Raises:
         OSError: The disk is full or can't be written to. The previous generation stays current.

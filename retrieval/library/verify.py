@@ -106,7 +106,6 @@ class Base:
     Attributes:
         rows: float32 of shape (memes, text_dim + picture_dim), ``[t|g]``, memory-mapped, read-only.
         flags: uint8 of shape (memes,): see :mod:`retrieval.library.manifest`.
-        table: All other data of the memes.
     """
 
     rows: NDArray[np.float32]
@@ -139,12 +138,11 @@ class Base:
 def read_base(directory: Path, manifest: Manifest, check: Check, progress: Progress | None = None) -> Base:
     """Opens the files of a generation, with the vectors memory-mapped.
 
-    Of the thumbnails only the file size and the offsets are checked: they take ten times as many bytes as all else, and
-    each is checked against its own digest when it is read.
-
     Raises:
         BadLibrary: The generation was altered.
     """
+    # Of the thumbnails only the file size and the offsets are checked: they take ten times as many bytes as all else,
+    # and each is checked against its own digest when it is read.
     # Sizes first: the check is free and finds truncated files before gigabytes of them are hashed.
     for name, entry in manifest.files.items():
         _check_size(directory / name, entry)
@@ -197,13 +195,7 @@ def shape_problem(rows: NDArray[np.float32], size: int, encoder: EncoderIdentity
 def problem_of(
     rows: NDArray[np.float32], flags: NDArray[np.uint8], encoder: EncoderIdentity, first: int = 0
 ) -> str | None:
-    """Describes why rows can't belong to memes with these flags; None if they can.
-
-    Args:
-        rows: Expected to be float32 of shape (n, text_dim + picture_dim).
-        flags: uint8 of shape (n,).
-        first: Number of the first row in messages.
-    """
+    """Describes why rows can't belong to memes with these flags; None if they can."""
     problem = shape_problem(rows, flags.size, encoder)
     if problem:
         return problem

@@ -125,16 +125,11 @@ class LibraryWriter(Writer):
         return None if row is None else library.read([row])[0]
 
     def history(self, meme: str | None = None) -> list[Recorded]:
-        """Returns the history, as :meth:`retrieval.library.library.Library.history`, of the current library.
-
-        Raises BadLibrary.
-        """
+        """Returns the history of the current library, as :meth:`Library.history`. Raises BadLibrary."""
         return self._caught_up().history(meme)
 
     def compact(self, *, forget: bool = False) -> Library:
         """Writes a new generation without hidden rows and with an empty journal.
-
-        Readers continue meanwhile, but no change can be made until it is done.
 
         Args:
             forget: True to delete removed memes for good, with the generation that held them; the history still says
@@ -146,6 +141,7 @@ class LibraryWriter(Writer):
             Unavailable: Another writer holds the lock for too long.
             OSError: The disk is full or can't be written to; the old generation stays current.
         """
+        # Readers continue meanwhile, but no change can be made until it is done.
         with self._changed:
             # The lock on disk keeps other processes out; this waits for threads of this process, without a timeout.
             self._changed.wait_for(lambda: not self._writing)

@@ -46,11 +46,7 @@ class GuardedComparer:
     """
 
     def __init__(self, *, workers: int = 2, cpu_s: float = CPU_S, wall_s: float = 30.0) -> None:
-        """Starts nothing yet.
-
-        Args:
-            workers: Maximum number of processes; each loads numpy and OpenCV.
-        """
+        """Starts nothing yet; each of the ``workers`` loads numpy and OpenCV."""
         guard = Guard(
             cpu_s=cpu_s,
             wall_s=wall_s,
@@ -63,11 +59,7 @@ class GuardedComparer:
         )
 
     async def hashes(self, picture: Picture) -> NDArray[np.uint8]:
-        """Hashes all frames with and without borders, in eight positions.
-
-        Returns:
-            uint8 of shape (n, 8, 32); empty if the picture has too little structure.
-        """
+        """Hashes all frames with and without borders, in eight positions: uint8 of shape (n, 8, 32), perhaps empty."""
         # A job without known frames asks for hashes: the same worker does both.
         reply = await self._run({"known": 0}, [frame.png for frame in picture.frames])
         try:
@@ -80,11 +72,7 @@ class GuardedComparer:
     async def is_same(
         self, known: Sequence[bytes], picture: Picture, nearness: MatchThresholds, agreement: Agreement
     ) -> bool:
-        """True if no tile differs in any frame: see :func:`retrieval.near_duplicates.match.pictures_differ`.
-
-        Args:
-            known: Frames of the known meme, as PNG files of ours.
-        """
+        """True if no tile differs in any frame from the ``known`` ones, our own PNGs (:func:`pictures_differ`)."""
         job = {"known": len(known), "nearness": dataclasses.asdict(nearness), "agreement": agreement.value}
         reply = await self._run(job, [*known, *(frame.png for frame in picture.frames)])
         try:
@@ -134,11 +122,7 @@ class PdqIndex:
     """
 
     def __init__(self, hashes: NDArray[np.uint8], rows: Sequence[int] | NDArray[np.int64]) -> None:
-        """Copies the hashes.
-
-        Args:
-            hashes: Hashes to index, shape (n, 32).
-            rows: n row numbers to return for them; several hashes may share one.
+        """Copies hashes of shape (n, 32) and their n row numbers; several hashes may share one.
 
         Raises:
             ValueError: Their numbers differ.
@@ -171,10 +155,6 @@ class PdqIndex:
 
     def within(self, hashes: NDArray[np.uint8], radius: int) -> dict[int, int]:
         """Returns rows with a hash within ``radius`` bits of one of these, each with its smallest distance.
-
-        Args:
-            hashes: Hashes to search, such as those of one picture in all positions; shape (n, 32).
-            radius: Largest distance, in bits of 256.
 
         Raises:
             ValueError: The hashes or the radius are invalid.

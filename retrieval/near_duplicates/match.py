@@ -51,7 +51,6 @@ class MatchThresholds:
         radius: Maximum Hamming distance of the hashes, of 256 bits. PDQ's authors recommend 31 if only the hash
             decides; here text and tiles decide, and a crop by 2 % has a larger distance.
         misread: Maximum share of differing letters and digits for a text read off a picture.
-        tiles: Tolerated differences of two pictures.
         tiles_if_misread: The same if the texts agree only under tolerance for misreading: then the picture alone must
             show that all letters are equal.
     """
@@ -70,24 +69,14 @@ class MatchThresholds:
 
 @dataclass(frozen=True, slots=True)
 class MemeText:
-    """The text of a meme.
-
-    Attributes:
-        read: True if it was read off the picture and may contain misread letters.
-    """
+    """The text of a meme; ``read`` off a picture, it may contain misread letters."""
 
     text: str
     read: bool
 
 
 class HashedPicture:
-    """A picture, with or without its plain borders, and its hashes.
-
-    Attributes:
-        hashes: Hashes of its eight positions, uint8 of shape (8, 32), in the order of
-            :class:`~retrieval.near_duplicates.pdq.Position`.
-        quality: Quality of the hashes, 0 to 100.
-    """
+    """A picture, with or without its plain borders, its hashes by :class:`Position`, and their quality, 0 to 100."""
 
     __slots__ = ("hashes", "pixels", "quality")
 
@@ -194,11 +183,7 @@ def pictures_differ(
     nearness: MatchThresholds = MatchThresholds(),
     agreement: Agreement = Agreement.SAME,
 ) -> Difference | None:
-    """Returns the reason why two memes look different; None if all frames match in one position.
-
-    Args:
-        agreement: Agreement of their texts; if it relies on misread letters, the tiles are compared more strictly.
-    """
+    """Returns the reason why two memes look different, stricter with a misread text; None if all frames match."""
     # Omitted frames can't be compared, and may contain the difference.
     if len(known.frames) != len(new.frames):
         return Difference.FRAMES_DIFFER
@@ -249,11 +234,9 @@ def _ways(
 
 
 def agreement_of(one: MemeText, other: MemeText, misread: float = MatchThresholds().misread) -> Agreement:
-    """Compares the texts of two memes.
-
-    Given texts must be equal apart from case and spacing. If one was read off a picture, punctuation and accents are
-    ignored, letters that OCR confuses are equated, and short texts may differ in a share of their letters.
-    """
+    """Compares the texts of two memes."""
+    # Given texts must be equal apart from case and spacing. If one was read off a picture, punctuation and accents are
+    # ignored, letters that OCR confuses are equated, and short texts may differ in a share of their letters.
     if text_key(one.text) == text_key(other.text):
         return Agreement.SAME
     # Given texts contain no misreadings: a different letter means a different text.

@@ -67,9 +67,6 @@ def hashes_of(pixels: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], int]:
         pixels: Upright RGB, of shape (height, width, 3). Anything else (CMYK, palette indices, EXIF-rotated pixels)
             gives wrong hashes; decode a :class:`court.meme.Frame`.
 
-    Returns:
-        uint8 of shape (8, 32), in the order of :class:`Position`; the quality, 0 to 100.
-
     Raises:
         NotLoaded: ``pdqhash`` is not installed.
     """

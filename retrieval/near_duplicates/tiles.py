@@ -64,10 +64,8 @@ class Tolerance:
     """Tolerance of the comparison.
 
     Attributes:
-        tile: Maximum root mean square difference within a tile, in levels of 0 to 255.
         cut: Maximum share of height or width of either picture outside the other on one side. Many memes have small
             text at the edge, and cropped parts are not compared.
-        blur: Maximum difference in blur, in pixels.
     """
 
     tile: float = 30.0
@@ -77,12 +75,7 @@ class Tolerance:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Result of comparing two pictures.
-
-    Attributes:
-        worst: Root mean square difference of the worst tile, in levels; None if tiles were not compared.
-        cut: Largest share of height or width outside the other on one side; None if they were not aligned.
-    """
+    """Difference of the worst tile, in levels, and largest share outside the other; None where not compared."""
 
     outcome: TileOutcome
     worst: float | None = None
@@ -204,11 +197,9 @@ def _lacking(over: _Map, known: Pixels, new: Pixels) -> float:
 
 
 def _worst(known: Pixels, laid: Pixels, there: _Array, enough: float) -> tuple[float, float]:
-    """Returns the difference of the worst tile, in levels, and the difference in blur, in pixels.
-
-    Each is predicted from the other's colours and the better prediction counts, if the first is not good enough: a
-    grey copy follows from its original, not the other way round.
-    """
+    """Returns the difference of the worst tile, in levels, and the difference in blur, in pixels."""
+    # Each is predicted from the other's colours and the better prediction counts, if the first is not good enough: a
+    # grey copy follows from its original, not the other way round.
     samples = np.flatnonzero(there.ravel())[::_SPARSE]
     one, other, blur = _equally_blurred(known, laid, samples)
     worst = _worst_tile(one, other, samples, there)
@@ -247,11 +238,9 @@ def _blurred(pixels: Pixels, sigma: float) -> _Array:
 
 
 def _colours(source: _Array, target: _Array, samples: _Array) -> tuple[float, _Array]:
-    """Fits the best change of colours; returns the residual of the samples and the change, shape (7, 3).
-
-    Each channel of the target is a quadratic of those of the source (brightness, contrast, gamma, tints, grey), by
-    least squares, and then once more without what fits worst, so that another caption does not bend it.
-    """
+    """Fits the best change of colours; returns the residual of the samples and the change, shape (7, 3)."""
+    # Each channel of the target is a quadratic of those of the source (brightness, contrast, gamma, tints, grey), by
+    # least squares, and then once more without what fits worst, so that another caption does not bend it.
     flat, wanted = source.reshape(-1, 3)[samples] / 255.0, target.reshape(-1, 3)[samples]
     features = np.concatenate([flat, flat * flat, np.ones((len(flat), 1), np.float32)], axis=1).astype(np.float64)
     # Clipped pixels are ignored unless there are too few others.

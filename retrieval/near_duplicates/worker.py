@@ -21,13 +21,7 @@ _NO_TEXT = MemeText("", read=False)
 
 
 def answer(job: Mapping[str, Any], payloads: list[bytes]) -> tuple[dict[str, Any], list[bytes]]:
-    """Hashes the frames in the payloads, or compares them with frames of a known meme, if there are any.
-
-    Args:
-        job: ``known``, how many of the payloads are frames of the known meme; none to hash. For a comparison
-            ``nearness``, the fields of a :class:`~retrieval.near_duplicates.match.MatchThresholds`, and ``agreement``.
-        payloads: Frames as PNG files, those of the known meme first.
-    """
+    """Hashes the frames in the payloads, or compares them with frames of a known meme, if there are any."""
     known = job["known"]
     if not known:
         frames = fingerprint(payloads, _NO_TEXT).frames

@@ -47,11 +47,7 @@ _MOST_ISSUED, _ISSUED_S = 10_000, 900.0
 
 
 class IndexedMemes:
-    """Search over the vectors of labelled memes, as in a :class:`retrieval.library.ports.LibraryView`.
-
-    Attributes:
-        harmful: True for each harmful row, shape (rows,).
-    """
+    """Search over the vectors of labelled memes, as in a :class:`retrieval.library.ports.LibraryView`."""
 
     library: Library
     index: SegmentedIndex
@@ -239,7 +235,6 @@ class ThreadedFinder(ABC):
         """The most similar precedents: see :class:`court.ports.PrecedentFinder`.
 
         Args:
-            tally: Minimum number of precedents to count.
             leave_out_duplicates: True to exclude the meme itself and its near-duplicates: same picture, same text, or
                 both halves within :data:`retrieval.precedents.search.NEAR`.
 
@@ -298,12 +293,11 @@ class LibraryFinder(ThreadedFinder):
     def swap(self, library: Library) -> None:
         """Switches to another library; searches in progress finish in the old one.
 
-        The new library is warmed first, which takes a while for a large one with other rows, so don't call this on the
-        event loop.
-
         Raises:
             BadLibrary: The library was made with another encoder.
         """
+        # The new library is warmed first, which takes a while for a large one with other rows, so don't call this on
+        # the event loop.
         snapshot = self._ready(library, self._snapshot)
         # Warmed before the switch; meanwhile the old one answers as fast as before.
         snapshot.warm(None)
@@ -312,16 +306,11 @@ class LibraryFinder(ThreadedFinder):
     def warm(self, progress: Progress | None = None) -> None:
         """Makes the first search as fast as later ones; results are the same without it.
 
-        Reads the vectors from disk, and loads the candidate index of a large library, or builds it if it is missing or
-        damaged.
-
-        Args:
-            progress: Called with the rows encoded, if the index has to be built, and then with the bytes of vectors
-                read.
-
         Raises:
             RuntimeError: FAISS failed.
         """
+        # Reads the vectors from disk, and loads the candidate index of a large library, or builds it if it is missing
+        # or damaged.
         self._snapshot.warm(progress)
 
     @override
@@ -352,14 +341,13 @@ class LibraryFinder(ThreadedFinder):
     async def pictures(self, ids: Sequence[str]) -> Sequence[Frame | None]:
         """Reads pictures of precedents: see :class:`court.ports.PrecedentFinder`.
 
-        Each is read from the library in which it was found: within one lineage an id never refers to a second meme, and
-        precedents recently found in a replaced library are still read from that one. An id found in both with different
-        pictures has none, as it is ambiguous.
-
         Raises:
             BadLibrary: A picture has changed since it was written.
             Unavailable: They can't be read now.
         """
+        # Each is read from the library in which it was found: within one lineage an id never refers to a second meme,
+        # and precedents recently found in a replaced library are still read from that one. An id found in both with
+        # different pictures has none, as it is ambiguous.
         snapshot = self._snapshot
 
         def picture(id_: str) -> Frame | None:
@@ -418,14 +406,9 @@ EVERY_S = 1.0
 
 
 async def follow(finder: LibraryFinder, tell: Callable[[str], None], *, every_s: float = EVERY_S) -> None:
-    """Swaps in each newer version of the library, until cancelled.
-
-    The new version is read and checked in a thread while searches continue in the old one. A version that can't be used
-    (damaged, or made by another encoder) is reported once and skipped; the old one stays in use.
-
-    Args:
-        tell: Called with a sentence about each swap or failure.
-    """
+    """Swaps in each newer version of the library, until cancelled."""
+    # The new version is read and checked in a thread while searches continue in the old one. A version that can't be
+    # used (damaged, or made by another encoder) is reported once and skipped; the old one stays in use.
     looked_at: tuple[int, int, int] | None = None
     while True:
         library = finder.searched

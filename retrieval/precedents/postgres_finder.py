@@ -125,13 +125,12 @@ class PgvectorFinder(ThreadedFinder):
     async def pictures(self, ids: Sequence[str]) -> Sequence[Frame | None]:
         """Pictures of precedents: see :class:`court.ports.PrecedentFinder`.
 
-        Each is read from the library in which it was found, as long as that exists: the previous one is kept. An id
-        found in both with different pictures has none.
-
         Raises:
             BadLibrary: A picture has changed since it was stored.
             Unavailable: They can't be read now.
         """
+        # Each is read from the library in which it was found, as long as that exists: the previous one is kept. An id
+        # found in both with different pictures has none.
 
         def read(connection: Connection) -> list[Frame | None]:
             current = read_state(connection, self._state)

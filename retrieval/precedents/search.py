@@ -49,11 +49,8 @@ class Query:
     """Embedded query of a search.
 
     Attributes:
-        text: float32 of shape (text_dim,), or None if there is no text to compare.
-        picture: float32 of shape (picture_dim,), or None if there is no picture to compare.
         text_key: Key that equal texts share.
         pixels_sha256: Digest that equal pictures share.
-        text_cut: True if the text is longer than the encoder reads.
         text_not_understood: True if there is a text and the encoder can't read it, so that ``text`` is None.
         script: Script of the text, which determines its minimum similarity.
     """
@@ -105,10 +102,7 @@ class SearchRequest:
 
 
 def search_library(view: LibraryView, query: Query, wanted: SearchRequest) -> Findings:
-    """Finds the most similar precedents: see :class:`court.ports.PrecedentFinder`.
-
-    Duplicates count once, and the library's safeguards apply (:class:`retrieval.library.manifest.Safeguards`).
-    """
+    """Finds the most similar precedents; duplicates count once, and the library's safeguards apply."""
     findings = _findings(view, query, wanted)
     if not view.tuning.safeguards.no_sole_acquittal or not _acquits(findings):
         return findings

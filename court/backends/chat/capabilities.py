@@ -61,12 +61,7 @@ _GREY = Frame(
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """Result of probing a model server.
-
-    Attributes:
-        sentences: One sentence for each missing capability and its consequence for the court; empty if nothing is
-            missing.
-    """
+    """Capabilities of a model server, and a sentence for each missing one with its consequence."""
 
     capabilities: Capabilities
     sentences: tuple[str, ...]
@@ -86,7 +81,6 @@ async def probe(
     A check that the server is too slow or too busy for leaves its feature unused, and never ends the start.
 
     Args:
-        within_s: Timeout of one request, in seconds; the first may have to wait for the server to warm up.
         budget_s: Seconds from the first answer in which all checks have to be done; later ones are left out.
 
     Raises:
@@ -255,10 +249,8 @@ async def _without_thoughts(model: ChatCompletions, found: Capabilities, _: int,
 
 
 async def _thoughts(model: ChatCompletions, found: Capabilities, _: int, within_s: float) -> Capabilities:
-    """Finds the switch that turns on thinking, and the field that limits it.
-
-    Uses a schema, because a server without a reasoning parser applies it to thoughts too.
-    """
+    """Finds the switch that turns on thinking, and the field that limits it."""
+    # Uses a schema, because a server without a reasoning parser applies it to thoughts too.
     request = replace(_HELLO, reply_schema=_SCHEMA, max_tokens=64, thought_tokens=_THOUGHT)
     thought = ""
 
@@ -287,10 +279,8 @@ async def _thoughts(model: ChatCompletions, found: Capabilities, _: int, within_
 
 
 async def _priorities(model: ChatCompletions, found: Capabilities, _: int, within_s: float) -> Capabilities:
-    """Probes if vLLM accepts priorities. Other servers are not probed, as the highest may come first there.
-
-    Without the priority policy, old versions reject any priority but 0, and later ones ignore it.
-    """
+    """Probes if vLLM accepts priorities. Other servers are not probed, as the highest may come first there."""
+    # Without the priority policy, old versions reject any priority but 0, and later ones ignore it.
     ask = partial(model.answer, replace(_HELLO, priority=_RANK), within_s=within_s)
     return await _first(model, [replace(found, priorities=True)], ask, within_s) or found
 
@@ -354,10 +344,8 @@ async def _log_probs(model: ChatCompletions, found: Capabilities, _: int, within
 
 
 async def _picture_ids(model: ChatCompletions, found: Capabilities, _: int, within_s: float) -> Capabilities:
-    """Probes if the server caches pictures by our ids.
-
-    A server that accepts an unknown id would judge without the picture, so ids are only used if it answers 400.
-    """
+    """Probes if the server caches pictures by our ids."""
+    # A server that accepts an unknown id would judge without the picture, so ids are only used if it answers 400.
     if found.pictures < 1:
         return found
     # A picture with a new digest: bytes after the end of a PNG are ignored.
@@ -382,11 +370,9 @@ async def _picture_ids(model: ChatCompletions, found: Capabilities, _: int, with
 
 
 async def _prefix_cache(model: ChatCompletions, found: Capabilities, _: int, within_s: float) -> Capabilities:
-    """Sends a new prompt twice to probe the prefix cache, and measures the speeds of reading and writing.
-
-    A short prompt first, a longer one only for caches with larger blocks. SGLang only reports cached tokens if there
-    are some; without any report, the result is unknown.
-    """
+    """Sends a new prompt twice to probe the prefix cache, and measures the speeds of reading and writing."""
+    # A short prompt first, a longer one only for caches with larger blocks. SGLang only reports cached tokens if there
+    # are some; without any report, the result is unknown.
     model.capabilities = found
     reported = found.cached_tokens
 

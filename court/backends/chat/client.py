@@ -47,8 +47,6 @@ class ChatServer:
     """A server of one model; safe to call concurrently, within one event loop.
 
     Attributes:
-        url: Configured address of its API; identifies the server among others, and in records.
-        known: Digests of pictures assumed to be cached, in LRU order.
         gone_at: Time at which it was found to be gone, in seconds of the monotonic clock; None while it is available.
         back_at: Time of its first answer after it was gone, by the same clock; minus infinity if it never was gone.
         answered_at: Time of the last answered chat, in seconds of the monotonic clock; minus infinity before the first.
@@ -258,12 +256,7 @@ _log = logging.getLogger(__name__)
 
 
 class ChatCompletions:
-    """A :class:`~court.ports.ReplicatedModel`; safe to call concurrently, within one event loop.
-
-    Attributes:
-        speed: Speed of the server, as measured by the same probe; None if unknown.
-        weights: Digest of what the server lists about the model's weights; empty if nothing.
-    """
+    """A :class:`~court.ports.ReplicatedModel`; safe to call concurrently, within one event loop."""
 
     def __init__(
         self,
@@ -282,9 +275,7 @@ class ChatCompletions:
 
         Args:
             api_key: Key of the API, if the server requires one. It is not read from the environment.
-            pause_s: Maximum backoff before the second attempt, in seconds; doubles with each further one.
             pause_max_s: Maximum backoff before any attempt, in seconds; a server's ``Retry-After`` is added.
-            http: Shared client, which the caller closes; None for one of its own.
         """
         self.capabilities = capabilities or Capabilities()
         self.speed: Speed | None = None
@@ -299,12 +290,7 @@ class ChatCompletions:
 
     @classmethod
     def joined(cls, models: Sequence[Self]) -> Self:
-        """Joins the same model at several servers.
-
-        Args:
-            models: The model at each server, probed separately. The result has the capabilities that all share, and the
-                retry settings of the first.
-        """
+        """Joins a model that was probed at several servers: capabilities that all share, retries of the first."""
         joined = copy.copy(models[0])
         joined._replicas = Replicas([server for model in models for server in model._servers])
         joined.capabilities = weakest([model.capabilities for model in models])
@@ -340,11 +326,9 @@ class ChatCompletions:
         return bound_models
 
     def pinned(self, key: str) -> Self:
-        """Returns the model for a trial, pinned to one server; see :meth:`court.ports.ReplicatedModel.pinned`.
-
-        Servers are ordered by their weights for the key (rendezvous hashing, Thaler and Ravishankar 1998): if one is
-        removed, only its own keys move, evenly, to the others.
-        """
+        """Returns the model for a trial, pinned to one server; see :meth:`court.ports.ReplicatedModel.pinned`."""
+        # Servers are ordered by their weights for the key (rendezvous hashing, Thaler and Ravishankar 1998): if one is
+        # removed, only its own keys move, evenly, to the others.
         # A shallow copy: connections, loads and the state of each server are shared by all trials.
         pinned = copy.copy(self)
         pinned._keeps = True
@@ -367,13 +351,11 @@ class ChatCompletions:
         return replace(reply, schema_in_words=True) if schema_in_words else reply
 
     async def odds(self, request: ChatRequest, options: Sequence[str], *, within_s: float) -> Odds | None:
-        """Requests the probability of each option as first token; see :meth:`court.ports.ChatModel.odds`.
-
-        On vLLM the raw probabilities of exactly these tokens are requested; other tokens are not masked, as a server
-        configured to return processed probabilities would renormalise them. Elsewhere they are looked up among the 20
-        most likely tokens; an option that is not among them has mass 0, which is a lower bound. Thinking is turned off;
-        a model that always thinks has no odds, because its first token belongs to a thought.
-        """
+        """Requests the probability of each option as first token; see :meth:`court.ports.ChatModel.odds`."""
+        # On vLLM the raw probabilities of exactly these tokens are requested; other tokens are not masked, as a server
+        # configured to return processed probabilities would renormalise them. Elsewhere they are looked up among the 20
+        # most likely tokens; an option that is not among them has mass 0, which is a lower bound. Thinking is turned
+        # off; a model that always thinks has no odds, because its first token belongs to a thought.
         if self.capabilities.log_probs is LogProbs.NONE or self.capabilities.thinking is Thinking.ALWAYS:
             return None
         began = time.monotonic()
@@ -478,11 +460,9 @@ class ChatCompletions:
         return token_ids[option]
 
     async def _within(self, within_s: float, call: Callable[[ChatServer], Awaitable[_T]]) -> _T:
-        """Runs a call with retries and failover, within a timeout.
-
-        If a server is gone, this call and later ones of its trial fail over to another; if and how often a call may be
-        retried does not depend on the number of servers.
-        """
+        """Runs a call with retries and failover, within a timeout."""
+        # If a server is gone, this call and later ones of its trial fail over to another; if and how often a call may
+        # be retried does not depend on the number of servers.
         # Sends nothing if there is no time to wait for the answer.
         if within_s <= 0:
             raise overrun()

@@ -35,7 +35,6 @@ class Failure(Exception):
     """A failed call. It never leaves the backend; callers get its ``error``, see :meth:`to_court_error`.
 
     Attributes:
-        after_s: Seconds that the server asked to wait (``Retry-After``); 0 if it did not.
         broke_off: True if the connection broke after the request was sent, so the server may have crashed on it.
         stumbled: True if the server reported an internal error, as vLLM does just after its engine has crashed.
     """
@@ -56,10 +55,8 @@ class Failure(Exception):
         return self.error.reason == _GONE
 
     def to_court_error(self) -> CourtError:
-        """Returns the error to raise instead, and drops the reference to it.
-
-        Otherwise the two would form a reference cycle that keeps the request and its pictures alive.
-        """
+        """Returns the error to raise instead, and drops the reference to it."""
+        # Otherwise the two would form a reference cycle that keeps the request and its pictures alive.
         error = self.error
         del self.error
         return error
@@ -164,9 +161,6 @@ def quotable(detail: str, sent: Sequence[str]) -> str:
 
     Quotations are removed. If the rest may contain an address or a part of the request, all of it is withheld:
     untrusted text must not get into messages or logs.
-
-    Args:
-        sent: Texts of the request; without any, echoes can't be detected, and nothing is shown.
     """
     words = " ".join(_QUOTED.sub("…", detail).split())
     # Truncated first, as an echo in the part that is not shown is harmless.
@@ -192,11 +186,9 @@ _NUMBER = re.compile(r"(?<![\w.])\d{2,9}(?![\w.]*\d)")
 
 
 def context_lengths(detail: str) -> tuple[int | None, int | None] | None:
-    """Extracts a model's context length and a request's tokens from an error; None if it is about something else.
-
-    Wording differs between servers, but the context length is the smallest number, and the size of the request, which
-    exceeded it, the largest.
-    """
+    """Extracts a model's context length and a request's tokens from an error; None if it is about something else."""
+    # Wording differs between servers, but the context length is the smallest number, and the size of the request, which
+    # exceeded it, the largest.
     if not _CONTEXT.search(detail):
         return None
     numbers = sorted(int(number) for number in _NUMBER.findall(detail))

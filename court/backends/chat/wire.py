@@ -80,12 +80,9 @@ class Capabilities:
     """Capabilities of a model server.
 
     Attributes:
-        json_schema: True if the server enforces a JSON schema; otherwise the schema is described at the end of the
-            message.
         pictures: Maximum number of pictures per prompt; a request with more is rejected here instead of dropping some.
         picture_ids: True if the server caches pictures by our id (vLLM's ``uuid``), so that each is sent only once. The
             id must be the SHA-256 of the PNG, as a server uses whatever it has cached under a known id.
-        cached_tokens: True if the server reports prompt tokens found in its prefix cache; otherwise 0 is recorded.
         thinking: Thinking before the reply, and the switch that turns it off. If it can't be turned off, the first
             token belongs to a thought, and there are no odds.
         thinks_by: Switch that turns on thinking before the reply; ALWAYS if the model always thinks, NONE if it can't
@@ -93,10 +90,8 @@ class Capabilities:
         thought_limit: Field that limits a thought in tokens; empty if there is none, so that thought and reply share
             one limit, their sum.
         priorities: True if the server accepts ``priority``, and serves the lowest first if configured so.
-        ends_loops: True if the server stops a reply that repeats itself (vLLM's ``repetition_detection``).
         completion_limit: True if the server requires ``max_completion_tokens`` and rejects ``max_tokens`` (OpenAI's
             own, for reasoning models).
-        temperatures: True if the server accepts any temperature; otherwise only 1.
     """
 
     json_schema: bool = True
@@ -314,10 +309,8 @@ class ServerAnswer(_Strict):
 
     @property
     def split_thought(self) -> tuple[str, str]:
-        """Thought and reply, as separated by the server, otherwise by leading thought tags.
-
-        A truncated thought has no end tag, and there is no reply then.
-        """
+        """Thought and reply, as separated by the server, otherwise by leading thought tags."""
+        # A truncated thought has no end tag, and there is no reply then.
         message = self.choices[0].message
         content = message.content or ""
         if thought := (message.reasoning or message.reasoning_content or "").strip():
@@ -329,10 +322,8 @@ class ServerAnswer(_Strict):
 
     @property
     def thinks(self) -> bool:
-        """True if there is a thought; one opened in the prompt is detected by its end tag.
-
-        A thought that is not returned, as by OpenAI's own server, is detected by its token count.
-        """
+        """True if there is a thought; one opened in the prompt is detected by its end tag."""
+        # A thought that is not returned, as by OpenAI's own server, is detected by its token count.
         thought, content = self.split_thought
         written = self.usage.completion_tokens_details if self.usage else None
         return bool(thought) or "</think>" in content or bool(written and written.reasoning_tokens)

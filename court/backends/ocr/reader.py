@@ -60,9 +60,6 @@ def check_reader_name(name: str) -> str:
 def open_reader(name: str, *, workers: int = 1) -> OpenedTextReader | None:
     """Creates a reader by name; it starts nothing before its first use or warm-up.
 
-    Returns:
-        The reader, or None for ``none``.
-
     Raises:
         NotLoaded: The reader's model was not fetched yet.
     """
@@ -76,9 +73,6 @@ def open_reader(name: str, *, workers: int = 1) -> OpenedTextReader | None:
 
 def rapidocr_reader(language: str = "", *, workers: int = 1, threads: int = 1) -> WorkerTextReader:
     """Creates a reader that runs RapidOCR's models in sandboxed workers.
-
-    Args:
-        language: Key of :data:`~court.backends.ocr.rapidocr_models.LANGUAGES`; empty for the packaged model.
 
     Raises:
         NotLoaded: The language's model was not fetched yet.

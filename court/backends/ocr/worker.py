@@ -68,14 +68,7 @@ class _Rect(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A line of text.
-
-    Attributes:
-        confidence: In [0, 1].
-        box: Corners, beginning with the upper left one of the picture.
-        turned: True if the line was recognised turned by 180 degrees: from right to left, or from the bottom to the
-            top.
-    """
+    """A line of text, its box from the picture's upper left corner; ``turned`` if read turned by 180 degrees."""
 
     text: str
     confidence: float

@@ -30,11 +30,9 @@ _Span = tuple[float, float]
 
 
 def in_reading_order(lines: Iterable[TextLine]) -> list[TextLine]:
-    """The lines in rows from top to bottom, each row left to right, in the orientation of most of the text.
-
-    A line belongs to a row if they overlap by at least half the height of the less tall one. It is compared with the
-    mean of the row and not with the last line; otherwise a staircase of lines would form a single row.
-    """
+    """The lines in rows from top to bottom, each row left to right, in the orientation of most of the text."""
+    # A line belongs to a row if they overlap by at least half the height of the less tall one. It is compared with the
+    # mean of the row and not with the last line; otherwise a staircase of lines would form a single row.
     found = list(lines)
     quarters = _quarters(found)
     upright = [(line, _upright(line, quarters)) for line in found]
@@ -141,11 +139,7 @@ class WorkerTextReader:
         reads_latin: bool = True,
         workers: int = 1,
     ) -> None:
-        """Starts nothing yet.
-
-        Args:
-            reads_latin: True if it should be able to read an English word.
-        """
+        """Starts nothing yet; ``reads_latin`` if it should be able to read an English word."""
         guard = Guard(
             cpu_s=_FRAME_S,
             wall_s=_FRAME_S,

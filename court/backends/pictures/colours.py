@@ -124,10 +124,8 @@ class Colours:
         return converted
 
     def are_strong(self, mode: str) -> bool:
-        """True if pixels of this mode change so much that they must be converted before they are averaged.
-
-        Averaging hides differences between levels that a steep curve would show, such as letters of level 255 on 247.
-        """
+        """True if pixels of this mode change so much that they must be converted before they are averaged."""
+        # Averaging hides differences between levels that a steep curve would show, such as letters of level 255 on 247.
         if mode not in self._strong:
             self._strong[mode] = self._changes_much(mode)
         return self._strong[mode]

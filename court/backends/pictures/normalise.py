@@ -52,11 +52,9 @@ _UP = 2
 def representative(
     opened: Image.Image, structure: Structure, colours: Colours, limits: Limits
 ) -> tuple[list[int], int]:
-    """Selects representative frames, in order, and counts others that differ from all of them. Raises as Pillow.
-
-    Starts with the first frame, and then adds the one that differs most from all chosen ones, until none differs. With
-    fixed positions, an attacker could hide content between them.
-    """
+    """Selects representative frames, in order, and counts others that differ from all of them. Raises as Pillow."""
+    # Starts with the first frame, and then adds the one that differs most from all chosen ones, until none differs.
+    # With fixed positions, an attacker could hide content between them.
     # The usual case: nothing to compare, and the frame is decoded once.
     if structure.frames == 1:
         return [0], 0
@@ -89,11 +87,7 @@ def _change(one: Image.Image, other: Image.Image) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Still:
-    """A representative frame.
-
-    Attributes:
-        legible: Larger copy, if the picture is long and was scaled down; otherwise None.
-    """
+    """A representative frame, with a larger copy for reading if the picture is long and was scaled down."""
 
     index: int
     image: Image.Image
@@ -152,11 +146,9 @@ def is_flat(image: Image.Image) -> bool:
 
 
 def as_png(still: Image.Image) -> bytes:
-    """Encodes RGB pixels as a PNG without metadata; equal pixels give equal bytes.
-
-    All lines use the "up" filter. Pillow tries five filters for each, and takes two to three times as long to save a
-    thirtieth for photographs and a sixth for drawings.
-    """
+    """Encodes RGB pixels as a PNG without metadata; equal pixels give equal bytes."""
+    # All lines use the "up" filter. Pillow tries five filters for each, and takes two to three times as long to save a
+    # thirtieth for photographs and a sixth for drawings.
     width, height = still.size
     # As rows of bytes, three per pixel, which avoids converting between pixels and channels.
     row = (3 * width, height)
@@ -222,12 +214,10 @@ def _normal(upright: Image.Image, colours: Colours, side: int) -> Image.Image:
 
 
 def _ground(still: Image.Image, alpha: Image.Image) -> int:
-    """Chooses the grey background of a transparent picture, so that its content stands out.
-
-    White, as in most viewers; dark if parts of the picture are nearly white, such as the letters of a sticker; in
-    between if others are dark too. Otherwise letters would be invisible, and stickers with different words would be
-    equal.
-    """
+    """Chooses the grey background of a transparent picture, so that its content stands out."""
+    # White, as in most viewers; dark if parts of the picture are nearly white, such as the letters of a sticker; in
+    # between if others are dark too. Otherwise letters would be invisible, and stickers with different words would be
+    # equal.
     # Relative to the visible pixels, as thin letters cover only a small part of a picture.
     opaque = alpha.point([255 if level >= 128 else 0 for level in range(256)])
     levels = still.convert("L").histogram(mask=opaque)

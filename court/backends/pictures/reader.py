@@ -79,8 +79,6 @@ class GuardedPictureReader:
         """Starts nothing yet.
 
         Args:
-            workers: Maximum number of processes; each may use 256 MiB.
-            cpu_s: CPU time for one picture, in seconds.
             wall_s: Wall-clock time for one picture, in seconds. Far above its CPU time, so that it only triggers on a
                 busy machine or a stopped process, when a retry may succeed.
         """

@@ -41,9 +41,6 @@ class Structure:
     """Claims of a file about its content, read without decoding.
 
     Attributes:
-        width: Width of the canvas, in pixels.
-        height: Height of the canvas, in pixels.
-        frames: At least 1.
         cut: True if the file of a still is truncated, as by an interrupted upload.
         streams: True if it can be scaled while decoding: a single picture, stored from top to bottom. Excludes
             progressive JPEG, interlaced PNG, lossless or transparent WebP, and GIF.
@@ -89,11 +86,7 @@ def decoded_whole(kind: PictureFormat, frames: int, limits: Limits) -> int:
 
 
 def check(kind: PictureFormat, size: tuple[int, int], frames: int, limits: Limits, *, streams: bool) -> None:
-    """Raises Refused if a canvas or an animation exceeds the limits.
-
-    Args:
-        size: Width and height, in pixels.
-    """
+    """Raises Refused if a canvas or an animation exceeds the limits."""
     width, height = size
     pixels = width * height
     if pixels == 0:
@@ -302,11 +295,7 @@ def _is(kind: tuple[int, bytes], marker: int, segment: memoryview) -> bool:
 
 
 def _joined(segments: list[bytes]) -> tuple[bytes | None, bool]:
-    """Joins the parts of a JPEG's colour profile, and tells whether viewers may join them differently.
-
-    Args:
-        segments: Parts in the order of the file: two bytes with their number, from 1, and their count, then content.
-    """
+    """Joins a JPEG's colour profile from numbered parts, and tells whether viewers may join them differently."""
     parts: dict[int, bytes] = {}
     expected = None
     for at, (number, count, content) in enumerate(((each[0], each[1], each[2:]) for each in segments if each[2:]), 1):
@@ -321,10 +310,8 @@ def _joined(segments: list[bytes]) -> tuple[bytes | None, bool]:
 
 
 def _orientation(exif: bytes) -> int:
-    """Returns the orientation in a TIFF header of EXIF, 1 to 8; 1 if it is missing or invalid.
-
-    Browsers ignore orientation in other metadata, and in WebP. Parsed by hand, as Pillow would unpack all other tags.
-    """
+    """Returns the orientation in a TIFF header of EXIF, 1 to 8; 1 if it is missing or invalid."""
+    # Browsers ignore orientation in other metadata, and in WebP. Parsed by hand, as Pillow would unpack all other tags.
     # Untrusted bytes: anything but a valid tag at a valid offset is ignored.
     order = {b"II": "<", b"MM": ">"}.get(exif[:2])
     if order is None:

@@ -83,11 +83,9 @@ def _bind(memory_bytes: int | None, open_files: int) -> None:
 
 
 def _allow_cpu(seconds: float) -> None:
-    """Allows the process that much more CPU time, after which the kernel kills it.
-
-    The profiling timer has sub-second resolution, but compromised decoder code could stop it; the resource limit has a
-    resolution of whole seconds and covers that case.
-    """
+    """Allows the process that much more CPU time, after which the kernel kills it."""
+    # The profiling timer has sub-second resolution, but compromised decoder code could stop it; the resource limit has
+    # a resolution of whole seconds and covers that case.
     signal.setitimer(signal.ITIMER_PROF, seconds)
     # Only the soft limit is set, as a hard limit can't be raised again for the next job.
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
@@ -103,10 +101,8 @@ def _cpu_s() -> float:
 
 
 def _peak_bytes() -> int:
-    """Peak resident memory.
-
-    ``ru_maxrss`` includes the parent's memory at the fork, so it is only a fallback.
-    """
+    """Peak resident memory."""
+    # ``ru_maxrss`` includes the parent's memory at the fork, so it is only a fallback.
     with contextlib.suppress(OSError), open("/proc/self/status", "rb") as status:  # noqa: PTH123 - no pathlib in here
         for line in status:
             if line.startswith(b"VmHWM:"):

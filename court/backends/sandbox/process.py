@@ -41,8 +41,6 @@ class Guard:
     Attributes:
         wall_s: Wall-clock time of one job, in seconds, without the wait for a worker.
         max_reply_bytes: Total size of the payloads of one reply, in bytes.
-        start_s: Wall-clock time until a new process is ready, in seconds.
-        jobs_per_process: Number of jobs after which a process is replaced, to limit leaks.
         settings: Further settings of the module; not secret, as they are passed on the command line.
     """
 
@@ -78,13 +76,7 @@ class WorkerDied(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Reply of a worker to one job.
-
-    Attributes:
-        body: JSON object, otherwise unchecked.
-        payloads: Payloads, unchecked except for their size.
-        peak_bytes: Peak resident memory since the process started, in bytes.
-    """
+    """Reply of a worker to one job, unchecked except for the payloads' size."""
 
     body: dict[str, Any]
     payloads: list[bytes]

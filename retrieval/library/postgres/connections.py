@@ -36,12 +36,11 @@ class Connections:
     def reading(self, work: Callable[[Connection], T]) -> T:
         """Runs read-only work on a consistent snapshot.
 
-        A broken connection is replaced and the work retried, once.
-
         Raises:
             BadLibrary: The database has no library or no pgvector.
             Unavailable: The server can't be reached or times out.
         """
+        # A broken connection is replaced and the work retried, once.
         import psycopg
         from psycopg import IsolationLevel
 
@@ -79,7 +78,6 @@ class Connections:
 
         Args:
             work: Work to run once; never retried, as its outcome is unknown if the connection breaks.
-            wait_s: Seconds to wait for another writer.
 
         Raises:
             BadLibrary: The database has no library or no pgvector.

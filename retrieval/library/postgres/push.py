@@ -34,8 +34,6 @@ class Pushed:
     """Result of a push.
 
     Attributes:
-        identity: Identity of the library in the database, with the name and digest of the one on disk.
-        was_there: True if it was already there, and nothing was done.
         replaced: Previous library, if it was another one; otherwise None.
         changes_lost: Number of changes recorded in the previous library but not in this one.
     """
@@ -54,7 +52,6 @@ def push_library(
     Searches continue in the previous library until the commit. If the push fails, nothing has changed.
 
     Args:
-        address: Address of the database, which must have pgvector.
         replace: True to replace an existing library, including all changes made to it there.
 
     Raises:

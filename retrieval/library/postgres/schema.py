@@ -66,7 +66,6 @@ class State:
         head: Hash chain over the content: the digest of the pushed library, in hex, extended by each change since
             (:func:`retrieval.library.journal.next_head`).
         rows: Number of rows ever used; new memes are appended after them, as a removed meme may be restored to its row.
-        changes: Number of the last change.
     """
 
     generation: int
@@ -109,10 +108,7 @@ class State:
 
 
 def read_state(connection: Connection, before: State | None = None) -> State:
-    """Reads the state of the current library.
-
-    Args:
-        before: Last known state, which is returned if it is still current.
+    """Reads the state of the current library; ``before`` itself if that is still current.
 
     Raises:
         BadLibrary: There is no library, or it has another format.

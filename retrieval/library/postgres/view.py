@@ -40,10 +40,7 @@ Found: TypeAlias = "tuple[int, Vector, float]"
 
 
 class PostgresView:
-    """A :class:`~retrieval.library.ports.LibraryView` for the duration of a transaction.
-
-    Raises psycopg's errors.
-    """
+    """A :class:`~retrieval.library.ports.LibraryView` for the duration of a transaction. Raises psycopg's errors."""
 
     def __init__(self, connection: Connection, state: State) -> None:
         """``connection`` must be in a transaction with a snapshot of this state."""

@@ -23,8 +23,6 @@ def judge(*, image_url: str, text: str, namespace: str, content_id: str) -> dict
         image_url: Address of the picture, from a host that the court may fetch from, or a ``data:`` address; empty for
             a text alone.
         text: Text of the meme; empty to have it read off the picture.
-        namespace: Whose content it is.
-        content_id: What the platform calls it.
 
     Raises:
         NoVerdictError: The court refused the meme, is busy, or can't be reached.
@@ -51,10 +49,8 @@ def judge(*, image_url: str, text: str, namespace: str, content_id: str) -> dict
 
 
 def harm_score(verdict: dict[str, Any]) -> float:
-    """Returns the probability of harm; 1 where a person has to look and no harm was found.
-
-    So no threshold lets pass what nobody can call harmless.
-    """
+    """Returns the probability of harm; 1 where a person has to look and no harm was found."""
+    # So no threshold lets pass what nobody can call harmless.
     allowed = verdict["decision"] == "allow"
     if not allowed and verdict["label"] != "LABEL_HARMFUL":
         return 1.0

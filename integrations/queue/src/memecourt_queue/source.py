@@ -45,7 +45,6 @@ class QueuedMeme:
     """A message of a queue.
 
     Attributes:
-        id: Id in its stream; a stream made anew may give it to another message.
         life: Token of the stream's life in which this delivery was made.
         request_id: Id of its request where it names none: of each delivery, and of no other message of any broker.
     """

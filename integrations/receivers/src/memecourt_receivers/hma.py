@@ -30,8 +30,6 @@ class HashBank:
         """Connects when it is used first.
 
         Args:
-            url: Address of the HMA's curator.
-            bank: Name of the bank, which exists.
             token: Bearer token that something in front of it wants; HMA itself knows none.
         """
         self._bank = f"{url.rstrip('/')}/c/bank/{quote(bank, safe='')}"
@@ -92,12 +90,7 @@ class PushedHashes:
 
 
 def reconcile(lines: Iterable[str], bank: HashBank, pushed: PushedHashes) -> tuple[int, int]:
-    """Brings a bank in line, and returns how many were pushed and how many taken out.
-
-    Args:
-        lines: Lines of ``memecourt docket hashes``: all of them, or what lacks is taken out.
-        bank: The bank.
-        pushed: What was pushed before.
+    """Brings a bank in line with all lines of ``memecourt docket hashes``; returns how many were pushed and taken out.
 
     Raises:
         NotPushedError: The HMA did not do something; what was done is noted.

@@ -36,13 +36,7 @@ class NotTakenError(Exception):
 
 
 def event_of(kind: str, data: Mapping[str, Any], label: str) -> dict[str, Any] | None:
-    """Returns the moderation event for a message; None where there is nothing to tell.
-
-    Args:
-        kind: Type of the message.
-        data: Its content.
-        label: Label that stands for "harmful".
-    """
+    """Returns the moderation event for a message, with the label that stands for "harmful"; None without one."""
     verdict = f"MemeCourt, verdict {data.get('verdict_id', '')}"
     if kind == "memecourt.verdict.given" and data["decision"] == "block":
         return _labelled(f"{verdict}: found harmful.", create=[label])
@@ -94,11 +88,8 @@ class OzoneEmitter:
         """Opens no session yet.
 
         Args:
-            pds: Address of the account's server.
             account: Handle or DID of the account, which must be a moderator there.
-            password: App password of the account.
             ozone: DID of the labeler.
-            label: Label that stands for "harmful".
         """
         self._pds = pds.rstrip("/")
         self._credentials = {"identifier": account, "password": password}
