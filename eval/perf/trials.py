@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -58,16 +58,11 @@ class Speed:
     call_s: float = 0.0
     prompt_token_s: float = 0.0
     output_token_s: float = 0.0
-    repairs: bool = False
-    """True to count a repeated call as both; otherwise it is an error."""
 
     def of(self, call: ModelCall, calls: int = 1) -> float:
         """Returns the seconds that the server works on a call, from its settings and its token counts."""
         if call.fault:
-            if not self.repairs:
-                raise ValueError("a call that was made twice: the trial is not the one that was meant")
-            # The tokens are already those of both calls; only the fixed cost of a call counts twice.
-            calls *= 2
+            raise ValueError("a call that was made twice: the trial is not the one that was meant")
         read = call.tokens_in - call.tokens_cached
         return calls * self.call_s + read * self.prompt_token_s + call.tokens_out * self.output_token_s
 
@@ -156,28 +151,13 @@ def _seconds(call: ModelCall | None, speed: Speed) -> float:
     return speed.of(call)
 
 
-def of_tokens(speed: Speed, tokens: Mapping[str, int], rounds: int) -> Times:
-    """Returns the calls of a trial in which prompts cost nothing and every side takes ``rounds`` rounds."""
-    seconds = {task: speed.call_s + count * speed.output_token_s for task, count in tokens.items()}
-    side = Examined((seconds["ask"],) * rounds, (seconds["answer"],) * rounds, (seconds["summarise"],) * rounds)
-    return Times(seconds["describe"], (side, side), seconds["judge"])
-
-
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """A court and its model client."""
-
-    court: Court
-    model: ChatCompletions
-
-
 @asynccontextmanager
-async def bar(address: str, *, concurrency: int = 1024, finder: KnownFinder | None = None) -> AsyncIterator[Bar]:
+async def bar(address: str, *, concurrency: int = 1024, finder: KnownFinder | None = None) -> AsyncIterator[Court]:
     """Yields a court that uses a server."""
     load = Load(concurrency)
     async with http_client() as http:
         model = ChatCompletions(base_url=f"{address}/v1", model="stand-in", capabilities=CAN, http=http, load=load)
-        yield Bar(court_of(model, TrialSettings(), finder=finder), model)
+        yield court_of(model, TrialSettings(), finder=finder)
 
 
 def court_of(
