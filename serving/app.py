@@ -11,6 +11,7 @@ import resource
 import signal
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -109,7 +110,7 @@ async def serve(
         anchor = open_witness(settings.anchor) if settings.anchor else None
         receivers = [Receiver(hook) for hook in settings.webhooks]
         telemetry = await stack.enter_async_context(open_telemetry(settings))
-        state = telemetry.metrics.state
+        metrics = telemetry.metrics
         memory = ReceiveBudget(settings.picture_memory, settings.idle)
         services = (
             CourtService(settings, telemetry, memory=memory),
@@ -118,9 +119,10 @@ async def serve(
         )
         methods = Methods(*services, tokens=tokens, telemetry=telemetry)
         server, health = await make_server(methods, reflect=settings.reflection)
-        state.observe_serving((COURT, DOCKET, PRECEDENTS), lambda name: health.status(name) == SERVING)
+        for name in (COURT, DOCKET, PRECEDENTS):
+            metrics.read("serving", lambda name=name: health.status(name) == SERVING, name)  # type: ignore[misc]
         if certificates is not None:
-            state.observe_certificate(lambda: certificates.expires)
+            metrics.read("certificate_expiry_timestamp_seconds", lambda: certificates.expires.timestamp())
         port = _listen(server, address, certificates)
         stopping = stop_signals()
         # Before the court is opened, which may take long: health checks are answered meanwhile, and an occupied port is
@@ -157,16 +159,16 @@ async def serve(
                     "here, and each answers its own callers."
                 )
             if anchor is not None:
-                state.anchored(0)
-                _in_background(stack, keep_anchored(executor.docket.log, anchor, on_anchored=state.anchored))
+                metrics.anchored(0)
+                _in_background(stack, keep_anchored(executor.docket.log, anchor, on_anchored=metrics.anchored))
             if settings.metrics:
                 # Only when metrics are served: measuring queries the docket repeatedly.
-                executor.docket.transactions.written = state.docket_written
-                _in_background(stack, measure_docket(state, executor.docket.reviews, executor.docket.log))
+                executor.docket.transactions.written = partial(metrics.observe, "docket_write_duration_seconds")
+                _in_background(stack, measure_docket(metrics, executor.docket.reviews, executor.docket.log))
                 queue, wanted = executor.docket.review_queue(rules_of(settings)), settings.trial.review_risk
-                _in_background(stack, measure_sample(state, queue, executor.docket.trials, wanted=wanted))
+                _in_background(stack, measure_sample(metrics, queue, executor.docket.trials, wanted=wanted))
             forget = forget_by(executor)
-            _in_background(stack, keep_retention(executor.docket, settings, forget=forget, report=state.expired))
+            _in_background(stack, keep_retention(executor.docket, settings, forget=forget, report=metrics.expired))
             corrections = corrections_for(executor, settings)
             if corrections is not None:
                 queue = executor.docket.review_queue(rules_of(settings))
@@ -287,9 +289,10 @@ async def _serve_court(
 ) -> None:
     """Accepts trial requests until the server is told to stop, then waits until the last one is answered."""
     court, docket, precedents = services
-    telemetry.metrics.observe(library=lambda: executor.court.finder.library.size)
-    if executor.court.role_models is not None:
-        telemetry.metrics.prefix_cache(executor.court.role_models.models, executor.court.role_models.prefix_cache)
+    telemetry.metrics.read("library_precedents", lambda: executor.court.finder.library.size)
+    if (models := executor.court.role_models) is not None:
+        for role, working in models.prefix_cache.items():
+            telemetry.metrics.set("model_prefix_cache_working", working, role, models.models[role])
     async with AsyncExitStack() as resumption_stack, AsyncExitStack() as stack:
         runner = await stack.enter_async_context(
             TrialRunner(executor, settings, telemetry, memory=court.memory.change_pictures)

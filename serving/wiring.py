@@ -17,11 +17,7 @@ from court.backends.pictures.reader import GuardedPictureReader
 from court.deadline import cancel_all
 from court.digests import digest
 from court.errors import BadRequest, Unavailable
-from court.events import (
-    Procedure,
-    ReviewOutcome,
-    VerdictReviewed,
-)
+from court.events import Procedure, VerdictReviewed
 from court.policy import DEFAULT_POLICY, Policy
 from court.ports import BindingFinder, PictureReader, PrecedentFinder
 from court.prompts.sets import open_set
@@ -47,10 +43,12 @@ from serving.judging.near_duplicates import NearDuplicateIndex
 from serving.models.connect import connect_models
 from serving.rpc.health import COURT, DOCKET, DOCKET_WITHIN_S, OVERALL, PRECEDENTS, ModelProbe, ReadinessCheck
 from serving.settings import RoleName, Settings
+from serving.telemetry import SILENT
 from serving.version import SOFTWARE
 
 if TYPE_CHECKING:
     from serving.console.registry import Reviewing
+    from serving.telemetry.metrics import Metrics
 
 _LARGE_LIBRARY = 10**9
 """Size in bytes from which the check of a library reports its progress."""
@@ -327,7 +325,7 @@ def reviewing_in_court(
 
 @asynccontextmanager
 async def open_reviewing(
-    docket: Docket, settings: Settings, reviewed: Callable[[ReviewOutcome], None] = lambda _: None
+    docket: Docket, settings: Settings, metrics: Metrics = SILENT.metrics
 ) -> AsyncIterator[Reviewing]:
     """Yields them for a console in its own process; the encoder is loaded when the first precedent is made.
 
@@ -357,7 +355,7 @@ async def open_reviewing(
             duplicates=index,
             blind_first=settings.blind_first,
             starter=settings.library is None,
-            on_reviewed=lambda event: reviewed(event.outcome),
+            on_reviewed=lambda event: metrics.count("reviews", event.outcome),
         )
     finally:
         if following is not None:

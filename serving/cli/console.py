@@ -99,7 +99,7 @@ async def console(address: str, server: str | None, token: str | None, tls: Tls 
         stopping = stop_signals()
         # Without traces: no trial runs in this process.
         telemetry = await stack.enter_async_context(open_telemetry(settings.model_copy(update={"traces": False})))
-        reviewing = await stack.enter_async_context(open_reviewing(docket, settings, telemetry.metrics.reviewed))
+        reviewing = await stack.enter_async_context(open_reviewing(docket, settings, telemetry.metrics))
         trying = await _court_at(stack, docket, server, tls=tls, token=token) if server else None
         opening = open_console(
             docket, settings, address, tokens=tokens, pictures=pictures_of(settings), reviewing=reviewing, trying=trying

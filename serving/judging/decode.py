@@ -285,5 +285,5 @@ class DecodingPool:
             raise
         self._quarantine.read(file)
         seconds = time.perf_counter() - began
-        self._telemetry.metrics.decoded(seconds)
+        self._telemetry.metrics.observe("picture_decode_duration_seconds", seconds)
         return DecodedPicture(picture, seconds)

@@ -273,7 +273,7 @@ class DocketService:
 
     def _publish_review(self, event: VerdictReviewed) -> None:
         self._hub.tell_review()
-        self._telemetry.metrics.reviewed(event.outcome)
+        self._telemetry.metrics.count("reviews", event.outcome)
 
     def _require_precedents(self, outcome: ReviewOutcome) -> None:
         """Refuses a review that may not make a precedent, before it is stored."""

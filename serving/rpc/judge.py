@@ -269,7 +269,7 @@ class CourtService:
             "WatchTrial": Method(wire.WatchTrialRequest, self.watch_trial, memory, of=SERVICE),
             "GetVerdict": Method(wire.GetVerdictRequest, self.get_verdict, memory),
         }
-        telemetry.metrics.observe(held_bytes=lambda: memory.bytes_in_use + memory.pictures)
+        telemetry.metrics.read("request_memory_bytes", lambda: memory.bytes_in_use + memory.pictures)
 
     @property
     def memory(self) -> ReceiveBudget:
@@ -280,7 +280,8 @@ class CourtService:
         """Answers calls from now on."""
         self._court = _OpenCourt(executor, runner)
         admission = runner.admission
-        self._telemetry.metrics.observe(running=lambda: admission.running, waiting=lambda: admission.waiting)
+        self._telemetry.metrics.read("running_trials", lambda: admission.running)
+        self._telemetry.metrics.read("waiting_requests", lambda: admission.waiting)
         self._session.open(self._court)
 
     def close(self) -> None:

@@ -205,7 +205,7 @@ class Telemetry:
 
     def reused(self, *, near: bool) -> None:
         """Records a reused verdict, of the same meme or of a near-duplicate."""
-        self.metrics.reused(near=near)
+        self.metrics.count("reused_verdicts", "near" if near else "exact")
         if self._tracing:
             self._tracing.reused(near=near)
 

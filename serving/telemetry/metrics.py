@@ -6,8 +6,9 @@ the court, gRPC methods, reasons in our code) or from the operator's configurati
 
 from __future__ import annotations
 
+import math
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -33,7 +34,6 @@ from court.events import (
 )
 from court.record import TrialState
 from serving.telemetry import ObservedTrial
-from serving.telemetry.state_metrics import StateMetrics
 from serving.version import SOFTWARE
 
 if TYPE_CHECKING:
@@ -42,6 +42,12 @@ if TYPE_CHECKING:
 _WORKERS = ("document reader", "encoder", "picture comparer", "picture reader", "text reader")
 """Workers whose count starts at 0, since alerts can't use missing counters."""
 _WEBHOOK_OUTCOMES = ("delivered", "failed", "given_up")
+_UNKNOWN = (
+    *("sample_reviewed", "sample_error", "sample_error_low", "sample_expected_error", "retention_overdue"),
+    *("docket_entries", "review_queue", "review_queue_oldest_seconds", "anchor_lag_entries"),
+    "certificate_expiry_timestamp_seconds",
+)
+"""Gauges that are unknown at first."""
 
 
 class _WorkerDeaths(Collector):
@@ -67,7 +73,7 @@ class Metrics:
     def __init__(self, settings: Settings) -> None:
         # Disables the extra creation-time series of each counter: process_start_time_seconds suffices.
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
-        self._by_labels: dict[tuple[Any, tuple[str, ...]], Any] = {}
+        self._by_labels: dict[tuple[str, tuple[str, ...]], Any] = {}
         self.registry = registry = CollectorRegistry(auto_describe=True)
         prometheus_client.ProcessCollector(registry=registry)
         prometheus_client.PlatformCollector(registry=registry)
@@ -83,140 +89,130 @@ class Metrics:
         for hook in settings.webhooks:
             for result in _WEBHOOK_OUTCOMES:
                 of["webhook_deliveries"].labels(hook.name, result)
-        self.state = StateMetrics(of)
+        for unknown in _UNKNOWN:
+            # 0 would read as an empty queue and a certificate that expired in 1970.
+            of[unknown].set(math.nan)
+        # Entries that the witnessed checkpoint covers, 0 before the first; None without a witness.
+        self._anchored: int | None = None
         registry.register(_WorkerDeaths())
         of["limit"].labels("running_trials").set(settings.concurrent_trials)
         of["limit"].labels("waiting_requests").set(settings.waiting_trials)
         of["limit"].labels("request_memory_bytes").set(settings.picture_memory)
 
-    def begun(self, service: str, method: str) -> None:
-        """Counts the start of a call."""
-        self._series(self._of["requests_in_progress"], service, method).inc()
+    def count(self, name: str, *labels: str, by: float = 1) -> None:
+        """Adds to the counter or gauge of a name in ``metrics.toml``."""
+        self._series(name, *labels).inc(by)
+
+    def set(self, name: str, value: float | None, *labels: str) -> None:
+        """Sets a gauge; None if the value is unknown or does not exist."""
+        self._series(name, *labels).set(math.nan if value is None else value)
+
+    def observe(self, name: str, value: float, *labels: str) -> None:
+        """Observes a value of a histogram."""
+        self._series(name, *labels).observe(value)
+
+    def read(self, name: str, read: Callable[[], float], *labels: str) -> None:
+        """Reads a gauge at each scrape, from another thread: the function must be fast."""
+        self._series(name, *labels).set_function(read)
+
+    def forget(self, name: str, *labels: str) -> None:
+        """Removes a series, which would otherwise show its last value for ever."""
+        self._by_labels.pop((name, labels), None)
+        with suppress(KeyError):
+            self._of[name].remove(*labels)
 
     def ended(self, service: str, method: str, code: str, seconds: float) -> None:
         """Counts the end of a call, with the name of a gRPC status code."""
-        self._series(self._of["requests_in_progress"], service, method).dec()
-        self._series(self._of["requests"], service, method, code).inc()
-        self._series(self._of["request_duration_seconds"], service, method).observe(seconds)
+        self.count("requests_in_progress", service, method, by=-1)
+        self.count("requests", service, method, code)
+        self.observe("request_duration_seconds", seconds, service, method)
 
-    def _series(self, metric: Any, *labels: str) -> Any:
+    def _series(self, name: str, *labels: str) -> Any:
         """Returns a labelled series from a cache: the library's own lookup would double the cost of a call."""
         try:
             # No lock needed: two threads that both miss get the same series from the library.
-            return self._by_labels[metric, labels]
+            return self._by_labels[name, labels]
         except KeyError:
-            return self._by_labels.setdefault((metric, labels), metric.labels(*labels))
+            metric = self._of[name]
+            return self._by_labels.setdefault((name, labels), metric.labels(*labels) if labels else metric)
 
     def streamed(self, code: int) -> None:
         """Counts an answered request of a stream, with the code with which Judge would have ended."""
-        self._of["stream_responses"].labels(CODES.get(code, "UNKNOWN")).inc()
+        self.count("stream_responses", CODES.get(code, "UNKNOWN"))
 
-    def decoded(self, seconds: float) -> None:
-        """Observes the decoding of a picture."""
-        self._of["picture_decode_duration_seconds"].observe(seconds)
+    def expired(self, erased: int, overdue: int) -> None:
+        """Counts the result of a retention pass."""
+        self.count("retention_erased", by=erased)
+        self.set("retention_overdue", overdue)
 
-    def reused(self, *, near: bool) -> None:
-        """Counts a reused verdict."""
-        self._of["reused_verdicts"].labels("near" if near else "exact").inc()
+    def anchored(self, entries: int) -> None:
+        """Sets the number of entries covered by the witnessed checkpoint."""
+        self._anchored = entries
 
-    def reviewed(self, outcome: ReviewOutcome) -> None:
-        """Counts a review."""
-        self._of["reviews"].labels(outcome.value).inc()
-
-    def prefix_cache(self, models: Mapping[str, str], works: Mapping[str, bool]) -> None:
-        """Sets the gauge for each role for which it is known."""
-        for role, working in works.items():
-            self._of["model_prefix_cache_working"].labels(role, models[role]).set(working)
-
-    def webhook_attempted(self, hook: str, outcome: str) -> None:
-        """Counts a webhook attempt, or a message that was given up."""
-        self._of["webhook_deliveries"].labels(hook, outcome).inc()
-
-    def webhook_waits(self, hook: str, *, lag: int, oldest_s: float) -> None:
-        """Sets the lag of a webhook receiver."""
-        self._of["webhook_lag_entries"].labels(hook).set(lag)
-        self._of["webhook_oldest_pending_seconds"].labels(hook).set(oldest_s)
-
-    def webhook_elsewhere(self, hook: str) -> None:
-        """Removes the lag of a webhook receiver, which another server reports now."""
-        for gauge in (self._of["webhook_lag_entries"], self._of["webhook_oldest_pending_seconds"]):
-            with suppress(KeyError):
-                # Otherwise it would show the last value of this server for ever.
-                gauge.remove(hook)
-
-    def observe(
-        self,
-        *,
-        running: Callable[[], float] | None = None,
-        waiting: Callable[[], float] | None = None,
-        held_bytes: Callable[[], float] | None = None,
-        library: Callable[[], float] | None = None,
-    ) -> None:
-        """Registers sources of current values, which are called from another thread and must be fast."""
-        for gauge, read in (
-            (self._of["running_trials"], running),
-            (self._of["waiting_requests"], waiting),
-            (self._of["request_memory_bytes"], held_bytes),
-            (self._of["library_precedents"], library),
-        ):
-            if read is not None:
-                gauge.set_function(read)
+    def docket_measured(self, *, entries: int, queue: int, oldest_s: float) -> None:
+        """Sets the figures of the docket; ``oldest_s`` is the age of the longest waiting verdict, 0 without any."""
+        self.set("docket_entries", entries)
+        self.set("review_queue", queue)
+        self.set("review_queue_oldest_seconds", oldest_s)
+        if self._anchored is not None:
+            # The two are read at different times, so the checkpoint may already cover more.
+            self.set("anchor_lag_entries", max(0, entries - self._anchored))
 
     def on_event(self, event: AnyEvent, trial: ObservedTrial, calls: Sequence[ReportedCall]) -> None:
         """Counts a stored event of a trial; ``calls`` are the model calls that it reports first."""
         for each in calls:
             self._count_call(each, trial)
         if event.metric and event.took_s is not None:
-            self._of[f"{event.metric}_duration_seconds"].observe(event.took_s)
+            self.observe(f"{event.metric}_duration_seconds", event.took_s)
         if event.state is TrialState.OPEN:
             # The first event of a record opens the trial; later ones open it again.
-            (self._of["trials_resumed"] if event.seq else self._of["trials_opened"]).labels(trial.procedure).inc()
+            self.count("trials_resumed" if event.seq else "trials_opened", trial.procedure)
         match event:
             case TextRead():
-                self._of["texts"].labels(event.source.value).inc()
+                self.count("texts", event.source.value)
             case NearDuplicatesFound():
-                self._of["trials_with_near_duplicates"].inc()
+                self.count("trials_with_near_duplicates")
                 for duplicate in event.duplicates:
-                    self._of["near_duplicates"].labels(duplicate.label.value).inc()
+                    self.count("near_duplicates", duplicate.label.value)
             case SideRested():
-                self._of["sides_rested"].labels(event.side.value, event.reason.value).inc()
+                self.count("sides_rested", event.side.value, event.reason.value)
                 # Without an examination there is no number of rounds to observe.
                 if event.reason is not QuestioningEnd.NO_EXAMINATION:
-                    self._of["side_rounds"].labels(event.side.value).observe(event.rounds)
+                    self.observe("side_rounds", event.rounds, event.side.value)
             case VerdictGiven():
                 self._end(event, trial, TrialState.DECIDED, event.verdict.label.value)
                 if event.verdict.needs_human_review:
-                    self._of["verdicts_for_review"].labels(trial.procedure).inc()
+                    self.count("verdicts_for_review", trial.procedure)
                 # Once each, though a verdict may give a reason several times; in its order, which a set would lose.
                 for reason in dict.fromkeys(review.reason for review in event.verdict.review):
-                    self._of["review_reasons"].labels(reason.value).inc()
+                    self.count("review_reasons", reason.value)
             case TrialFailed():
                 self._end(event, trial, TrialState.FAILED, "")
-                self._of["trial_failures"].labels(trial.procedure, event.step, event.reason).inc()
+                self.count("trial_failures", trial.procedure, event.step, event.reason)
 
     def _count_call(self, model_call: ReportedCall, trial: ObservedTrial) -> None:
         call = model_call.call
         # The configured name: names in servers' replies are unbounded.
         labels = (call.role.value, trial.models.get(call.role.value, "unknown"))
-        self._of["model_calls"].labels(*labels).inc(model_call.requests)
+        self.count("model_calls", *labels, by=model_call.requests)
         if call.fault:
-            self._of["model_repairs"].labels(*labels).inc()
-        self._of["model_call_duration_seconds"].labels(*labels).observe(call.latency_s)
-        self._of["model_input_tokens"].labels(*labels).inc(call.tokens_in)
-        self._of["model_cached_input_tokens"].labels(*labels).inc(call.tokens_cached)
-        self._of["model_output_tokens"].labels(*labels).inc(call.tokens_out)
+            self.count("model_repairs", *labels)
+        self.observe("model_call_duration_seconds", call.latency_s, *labels)
+        self.count("model_input_tokens", *labels, by=call.tokens_in)
+        self.count("model_cached_input_tokens", *labels, by=call.tokens_cached)
+        self.count("model_output_tokens", *labels, by=call.tokens_out)
 
     def _end(self, event: VerdictGiven | TrialFailed, trial: ObservedTrial, outcome: TrialState, label: str) -> None:
-        self._of["trials"].labels(trial.procedure, outcome.value, label).inc()
+        self.count("trials", trial.procedure, outcome.value, label)
         if trial.began is not None:
             seconds = max(0.0, (event.at - trial.began).total_seconds())  # the clock may have been set back
-            self._of["trial_duration_seconds"].labels(trial.procedure, outcome.value).observe(seconds)
+            self.observe("trial_duration_seconds", seconds, trial.procedure, outcome.value)
         if event.unused:
-            self._of["model_unused_calls"].inc(event.unused.calls)
-            self._of["model_unused_input_tokens"].inc(event.unused.tokens_in)
-            self._of["model_unused_cached_input_tokens"].inc(event.unused.tokens_cached)
-            self._of["model_unused_output_tokens"].inc(event.unused.tokens_out)
-            self._of["model_unanswered_calls"].inc(event.unused.unanswered)
+            self.count("model_unused_calls", by=event.unused.calls)
+            self.count("model_unused_input_tokens", by=event.unused.tokens_in)
+            self.count("model_unused_cached_input_tokens", by=event.unused.tokens_cached)
+            self.count("model_unused_output_tokens", by=event.unused.tokens_out)
+            self.count("model_unanswered_calls", by=event.unused.unanswered)
 
 
 CODES = {code.value[0]: code.name for code in grpc.StatusCode}

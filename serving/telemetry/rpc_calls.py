@@ -61,7 +61,7 @@ class CallsInterceptor(grpc.aio.ServerInterceptor):
         if handler is None:
             # Counted here, since there is no handler to wrap.
             if self._metrics:
-                self._metrics.begun(*name)
+                self._metrics.count("requests_in_progress", *name)
                 self._metrics.ended(*name, "UNIMPLEMENTED", 0.0)
             return handler
         # A method's handler is the same each time, unless another interceptor replaces it.
@@ -140,7 +140,7 @@ class MeasuredCall:
     def __enter__(self) -> None:
         self._began = time.perf_counter()
         if self._metrics:
-            self._metrics.begun(*self._name)
+            self._metrics.count("requests_in_progress", *self._name)
         if self._tracing:
             # Binary metadata (keys ending in -bin) has no trace context.
             headers = {key: value for key, value in self._headers.items() if isinstance(value, str)}

@@ -44,6 +44,8 @@ DEAD_AFTER = timedelta(hours=72)
 _MAX_UNSTORED = 1000
 """Number of skipped entries after which a receiver's position is stored even without a message."""
 _NOTHING = Backlog(waiting=0, given_up=0, oldest=None)
+_LAGS = ("webhook_lag_entries", "webhook_oldest_pending_seconds")
+"""Gauges that only the server that sends to a receiver has."""
 _DRAIN_S = 5.0
 """Seconds for running attempts to finish on shutdown."""
 
@@ -124,7 +126,8 @@ class HookSender:
         states = await self._states.get()
         hook = await self._own(states)
         if hook is None:
-            self._metrics.webhook_elsewhere(self.name)
+            for gauge in _LAGS:
+                self._metrics.forget(gauge, self.name)
             return False
         now, size = self._clock(), states.log_size
         backlog = states.backlogs.get(self.name, _NOTHING)
@@ -140,7 +143,8 @@ class HookSender:
         new = await self._docket.log.entries(reached, page, self._kinds) if reached < size else ()
         oldest = [*([backlog.oldest] if backlog.oldest else []), *(_time_of(entry) for entry in new[:1])]
         waits_s = max(0.0, (now - min(oldest)).total_seconds()) if oldest else 0.0
-        self._metrics.webhook_waits(self.name, lag=max(0, size - reached), oldest_s=waits_s)
+        for gauge, value in zip(_LAGS, (max(0, size - reached), waits_s), strict=True):
+            self._metrics.set(gauge, value, self.name)
         if reads:
             # If the page is not full, nothing else up to `size` is for this receiver. `size` was read before the page,
             # so that later entries are not skipped.
@@ -267,12 +271,12 @@ class HookSender:
     ) -> None:
         for answer in answers:
             outcome = "delivered" if answer.outcome is Outcome.DELIVERED else "failed"
-            self._metrics.webhook_attempted(self.name, outcome)
+            self._metrics.count("webhook_deliveries", self.name, outcome)
         for each in waiting:
             what = f"entry={each.entry} attempt={each.attempts}"
             _log.warning("webhook=%s did not take %s: %s", self.name, what, each.error)
         for each in given_up:
-            self._metrics.webhook_attempted(self.name, "given_up")
+            self._metrics.count("webhook_deliveries", self.name, "given_up")
             _log.error("webhook=%s is not sent entry=%d any more: it was given up", self.name, each.entry)
         if hook.disabled_at is not None:
             _log.error(

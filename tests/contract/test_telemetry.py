@@ -617,7 +617,7 @@ async def a_server(path, court):
         services = CourtService(settings, telemetry, memory=memory), DocketService(telemetry, memory=memory)
         services[0].open(executor, reception)
         services[1].open(executor, reception.refresh)
-        telemetry.metrics.observe(library=lambda: executor.court.finder.library.size)
+        telemetry.metrics.read("library_precedents", lambda: executor.court.finder.library.size)
         server, _ = await make_server(Methods(*services, telemetry=telemetry))
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()

@@ -3,6 +3,7 @@
 import asyncio
 import math
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import pytest
 import trustme
@@ -15,7 +16,7 @@ from serving.docket.open import Docket
 from serving.rpc.health import COURT, SERVING, Health
 from serving.settings import Settings
 from serving.telemetry.metrics import Metrics
-from serving.telemetry.state_metrics import StateMetrics, measure_docket
+from serving.telemetry.state_metrics import measure_docket
 from tests.support.dockets import append_all, review_trial
 from tests.support.webhooks import decided
 
@@ -41,7 +42,7 @@ def test_unknown_values_are_nan_so_that_no_alert_fires(metrics):
 def test_serving_metric_follows_the_health_checks(metrics):
     async def scene():
         health = Health()
-        metrics.state.observe_serving((COURT,), lambda name: health.status(name) == SERVING)
+        metrics.read("serving", lambda: health.status(COURT) == SERVING, COURT)
         values = []
         for serving in (False, True, False):
             health.say(COURT, serving)
@@ -63,14 +64,14 @@ def test_certificate_expiry_is_that_of_the_certificate_in_use(metrics, tmp_path)
 
     issue(ends[0])
     certificates = Certificates.of(Settings(tls_certificate=names[0], tls_key=names[1]))
-    metrics.state.observe_certificate(lambda: certificates.expires)
+    metrics.read("certificate_expiry_timestamp_seconds", lambda: certificates.expires.timestamp())
     assert value(metrics, "certificate_expiry_timestamp_seconds") == ends[0].timestamp()
     certificates.use(issue(ends[1]))
     assert value(metrics, "certificate_expiry_timestamp_seconds") == ends[1].timestamp()
 
 
 def test_docket_metrics_follow_the_docket(metrics, tmp_path):
-    class Notifying(StateMetrics):
+    class Notifying(Metrics):
         def docket_measured(self, **found):
             super().docket_measured(**found)
             updated.set()
@@ -79,12 +80,11 @@ def test_docket_metrics_follow_the_docket(metrics, tmp_path):
             super().anchored(entries)
             updated.set()
 
-    state = metrics.state
-    state.__class__, updated = Notifying, asyncio.Event()
+    metrics.__class__, updated = Notifying, asyncio.Event()
 
     async def measure_once(docket):
         updated.clear()
-        task = asyncio.create_task(measure_docket(state, docket.reviews, docket.log, every_s=60))
+        task = asyncio.create_task(measure_docket(metrics, docket.reviews, docket.log, every_s=60))
         await updated.wait()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -92,18 +92,18 @@ def test_docket_metrics_follow_the_docket(metrics, tmp_path):
 
     async def scene():
         docket = Docket.open(tmp_path / "docket.sqlite")
-        docket.transactions.written = state.docket_written
+        docket.transactions.written = partial(metrics.observe, "docket_write_duration_seconds")
         measurements = [await measure_once(docket)]
         hour_ago = datetime.now(UTC) - timedelta(hours=1)
         for trial_id, needs_review in (("a", True), ("b", True), ("c", False)):
             events = [event.model_copy(update={"at": hour_ago}) for event in decided(trial_id, review=needs_review)]
             await append_all(docket, events)
-        state.anchored(0)
+        metrics.anchored(0)
         measurements.append(await measure_once(docket))
         assert value(metrics, "anchor_lag_entries") == await docket.log.size() > 0
         witness = FileWitness(tmp_path / "checkpoints")
         updated.clear()
-        anchoring = asyncio.create_task(keep_anchored(docket.log, witness, every_s=60, on_anchored=state.anchored))
+        anchoring = asyncio.create_task(keep_anchored(docket.log, witness, every_s=60, on_anchored=metrics.anchored))
         await updated.wait()
         await review_trial(docket, "a", ReviewOutcome.UPHELD, Label.HARMFUL)
         await docket.eraser.erase("b", who="Ruth", why="asked", at=datetime.now(UTC))
@@ -142,7 +142,7 @@ def test_measuring_continues_while_the_docket_is_unavailable(metrics):
     away = UnavailableDocket()
 
     async def scene():
-        task = asyncio.create_task(measure_docket(metrics.state, away, away, every_s=0.01))
+        task = asyncio.create_task(measure_docket(metrics, away, away, every_s=0.01))
         await away.called_often.wait()
         assert not task.done()
         task.cancel()
@@ -152,10 +152,11 @@ def test_measuring_continues_while_the_docket_is_unavailable(metrics):
     assert math.isnan(value(metrics, "review_queue"))
 
 
-def test_webhook_metrics_exist_only_on_the_sending_server(metrics):
-    metrics.webhook_waits("queue", lag=7, oldest_s=3.0)
+def test_forgotten_gauge_is_gone_until_it_is_set_again(metrics):
+    metrics.set("webhook_lag_entries", 7, "queue")
     assert value(metrics, "webhook_lag_entries", hook="queue") == 7
-    metrics.webhook_elsewhere("queue")
-    metrics.webhook_elsewhere("queue")
+    metrics.forget("webhook_lag_entries", "queue")
+    metrics.forget("webhook_lag_entries", "queue")
     assert value(metrics, "webhook_lag_entries", hook="queue") is None
-    assert value(metrics, "webhook_oldest_pending_seconds", hook="queue") is None
+    metrics.set("webhook_lag_entries", 2, "queue")
+    assert value(metrics, "webhook_lag_entries", hook="queue") == 2

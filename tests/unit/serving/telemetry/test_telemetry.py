@@ -265,12 +265,13 @@ def test_metrics_outside_trials_follow_their_observations():
     metrics = Metrics(Settings(concurrent_trials=3, waiting_trials=7))
     telemetry = Telemetry(metrics)
     now = {"running": 0}
-    metrics.observe(running=lambda: now["running"], waiting=lambda: 2, held_bytes=lambda: 4096, library=lambda: 100)
+    metrics.read("running_trials", lambda: now["running"])
+    metrics.set("library_precedents", 100)
     telemetry.reused(near=False)
     telemetry.reused(near=False)
     telemetry.reused(near=True)
-    metrics.reviewed(ReviewOutcome.OVERRULED)
-    metrics.decoded(0.02)
+    metrics.count("reviews", ReviewOutcome.OVERRULED)
+    metrics.observe("picture_decode_duration_seconds", 0.02)
     now["running"] = 5
     values = samples(metrics)
     assert values[key("memecourt_reused_verdicts_total", kind="exact")] == 2
@@ -278,22 +279,9 @@ def test_metrics_outside_trials_follow_their_observations():
     assert values[key("memecourt_reviews_total", outcome="OVERRULED")] == 1
     assert values[key("memecourt_picture_decode_duration_seconds_sum")] == 0.02
     assert values[key("memecourt_running_trials")] == 5
-    assert values[key("memecourt_waiting_requests")] == 2
-    assert values[key("memecourt_request_memory_bytes")] == 4096
     assert values[key("memecourt_library_precedents")] == 100
     assert values[key("memecourt_limit", of="running_trials")] == 3
     assert values[key("memecourt_limit", of="waiting_requests")] == 7
-
-
-def test_prefix_cache_metric_exists_only_where_its_state_is_known():
-    metrics = Metrics(Settings())
-    models = {"PROPOSER": "seer", "ACCUSER": "talker", "DEFENDER": "talker", "JUDGE": "seer"}
-    metrics.prefix_cache(models, {"PROPOSER": False, "ACCUSER": True})
-    values = samples(metrics)
-    assert series_of(values, "memecourt_model_prefix_cache_working") == {
-        frozenset({("role", "PROPOSER"), ("model", "seer")}): 0,
-        frozenset({("role", "ACCUSER"), ("model", "talker")}): 1,
-    }
 
 
 def test_near_duplicates_are_counted_by_label():
@@ -331,9 +319,8 @@ def test_silent_telemetry_counts_and_logs_nothing(caplog):
     caplog.set_level(logging.DEBUG)
     asyncio.run(a_court().run(TrialCase("t", a_meme(), Procedure.SUMMARY), forwarding_sink(SILENT.watch)))
     SILENT.reused(near=True)
-    SILENT.metrics.reviewed(ReviewOutcome.UPHELD)
-    SILENT.metrics.state.anchored(3)
-    SILENT.metrics.observe(running=lambda: 1)
+    SILENT.metrics.count("reviews", ReviewOutcome.UPHELD)
+    SILENT.metrics.anchored(3)
     assert (
         not [record for record in caplog.records if record.name != "asyncio"]
         and not SILENT._trials
