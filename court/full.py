@@ -56,8 +56,6 @@ _GRACE_S = 0.15  # after the deadline: later than a model's own, which says bett
 
 @dataclass(frozen=True, slots=True)
 class _Expert:
-    """Handle by which the rest of a trial uses the expert witness."""
-
     called: asyncio.Event
     due: Callable[[], Awaitable[Testimony | None]]
 
@@ -123,7 +121,6 @@ class FullTrial:
         )
 
     async def _verdict(self, text_read: TextRead | None) -> dict[str, Any]:
-        """Returns the fields of the verdict's event."""
         proposer = Proposer(self._speaker(self.models.proposer), self._frames) if self._frames else None
         self._recorder.step = "description"
         # Independent of each other: the Proposer never sees the text.
@@ -252,7 +249,6 @@ class FullTrial:
         return {side: found for side, found in zip(Side, odds, strict=True) if found is not None}
 
     def _brief(self, exhibits: Sequence[Exhibit[Frame]]) -> JudgeBrief[Frame]:
-        """Returns the brief of the Judge from the record, as it is rebuilt for an auditor."""
         return RecordedCase(self._recorder.trial).judge_brief(
             self._frames,
             {exhibit.precedent.id: exhibit.picture for exhibit in exhibits if exhibit.picture is not None},

@@ -38,7 +38,6 @@ class Recorder:
     def __init__(
         self, trial_id: str, keep: EventSink, now: Callable[[], datetime], before: Sequence[AnyEvent] = ()
     ) -> None:
-        """Begins or continues a record."""
         self._trial_id = trial_id
         self._keep = keep
         self._now = now

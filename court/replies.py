@@ -347,7 +347,6 @@ def parse_quoting_argument(
 
 
 def _spoken(text: str) -> str:
-    """Returns the words of a text as they were shown, without signs, for comparison."""
     return " ".join(re.findall(r"\w+", unicodedata.normalize("NFKC", neutralise(text)).casefold()))
 
 

@@ -356,7 +356,6 @@ class Speaker:
         return RoleReply(value, _figures(role, [conversation], [reply]))
 
     def _priority(self, progress: int) -> int:
-        """Returns the priority of a request at the server; lower values go first."""
         # More advanced trials go first, as they free their slot sooner.
         return (BATCH_PRIORITY if self.batch else 0) - progress
 
@@ -690,7 +689,6 @@ def _figures(
 
 
 def _raw(answered: Sequence[ChatReply]) -> tuple[RawReply, ...]:
-    """Converts replies to their recorded form."""
     return tuple(
         RawReply(text=writable(reply.text[:_MOST_REPLY]), finish=reply.finish, thought=bool(reply.thought))
         for reply in answered

@@ -179,7 +179,6 @@ async def reopen(
 async def _brief_of(
     court: Court, record: TrialRecord, frames: tuple[Frame, ...], *, fence: Fence, deadline: Deadline
 ) -> JudgeBrief[Frame]:
-    """Rebuilds the Judge's brief of the trial, including the precedents' pictures."""
     case = RecordedCase(record)
     with_picture = {precedent.id: sha256 for precedent, sha256 in case.exhibits if sha256}
     reading = court.finder.pictures(list(with_picture))

@@ -277,14 +277,12 @@ _HALVES = {
 
 
 def _halves(findings: Findings, coverage: Coverage) -> str:
-    """Returns the sentence about which halves of the meme were weighed."""
     if coverage.text_weighed and not findings.search.has_picture:
         return "Only the text was weighed: the meme has no picture to compare"
     return _HALVES[coverage.text_weighed, coverage.picture_weighed]
 
 
 def _probability(vote: Vote) -> str:
-    """Returns the sentence on how the probability of harm was computed."""
     if vote.by_regression is None:
         return f"Weighed by nearness and calibrated, that puts the probability of harm at {vote.probability:.2f}"
     return (

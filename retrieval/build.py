@@ -248,7 +248,6 @@ async def _gather(
     remembered: EmbeddingCache,
     max_lost: float,
 ) -> _Gathered:
-    """Reads, decodes and embeds all rows."""
     tell: Progress = progress or (lambda step, done, total: None)
     wanted, problems, notes = await asyncio.to_thread(_read_all, sources, reader is not None, taken)
     read = len(wanted) + len(problems)
@@ -348,7 +347,6 @@ def _reasons(problems: Sequence[Problem]) -> str:
 def _read_all(
     sources: Sequence[Source], with_pictures: bool, taken: Collection[str]
 ) -> tuple[list[Wanted], list[Problem], list[str]]:
-    """Reads all sources; returns rows with unique ids, problems of the others, and notes on the sources."""
     wanted: list[Wanted] = []
     problems: list[Problem] = []
     notes: list[str] = []
@@ -391,7 +389,6 @@ async def _embed_texts(
 
 
 def _texts(texts: Sequence[str], encoder: Encoder, remembered: EmbeddingCache) -> TextEmbeddings:
-    """Embeds texts, using the cache."""
     known = remembered.texts(texts)
     new = [text for text, one in zip(texts, known, strict=True) if one is None]
     if new:

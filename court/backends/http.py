@@ -42,8 +42,6 @@ class BoundedTransport(httpx2.AsyncHTTPTransport):
 
 
 class _BoundedBackend(httpcore2.AsyncNetworkBackend):
-    """Opens connections over TCP."""
-
     def __init__(self) -> None:
         self._backend = httpcore2.AnyIOBackend()
 
@@ -298,7 +296,6 @@ class Load:
     """
 
     def __init__(self, concurrency: int) -> None:
-        """Starts with no call in flight; ``concurrency`` calls are processed without queueing."""
         if concurrency < 1:
             raise ValueError("a server works on at least one call")
         self._concurrency = concurrency

@@ -70,8 +70,6 @@ class WitnessOutOfTime(Exception):
 
 @dataclass(slots=True)
 class _Questions:
-    """Answers so far to the questions about one document."""
-
     found: Weighing = field(default_factory=Weighing)
     calls: list[ModelCall] = field(default_factory=list)
 
@@ -272,7 +270,6 @@ class ExpertWitness:
         return await self.recorder.record(EvidenceSearched, **values, hits=ranked, call=reply.call)
 
     async def _weigh(self, claim: CheckableClaim, number: int, found: RankedHit | DocumentWeighed) -> DocumentWeighed:
-        """Weighs a new document, or a deferred one again."""
         if known := self.recorder.find(DocumentWeighed, claim=claim.number, number=number):
             return known
         is_second = isinstance(found, DocumentWeighed)
@@ -355,7 +352,6 @@ class ExpertWitness:
             questions.found = replace(questions.found, queries=more.value)
 
     async def _classified(self, claim: CheckableClaim, because: ClaimBasis) -> dict[str, object]:
-        """Returns the fields of the event that settles a claim."""
         known = self._so_far(claim)
         if not known.helpful:
             return known.settled(because)  # without evidence, a model could only answer from memory

@@ -163,7 +163,6 @@ def _places(text: str, glued: bool) -> dict[int, dict[str, list[tuple[int, int]]
 
 
 def _word_end(text: str, place: int) -> int:
-    """Returns the end of the word whose stem ends at a position."""
     last = min(len(text), place + _ENDING)
     return next((i for i in range(place, last) if text[i] == " " or _runs_on(text[i])), last)
 
@@ -289,7 +288,6 @@ def _code(match: re.Match[str]) -> int:
 
 
 def _words(text: str) -> str:
-    """The words of a text, a single space between them."""
     return _BETWEEN.sub(" ", text.replace("_", " "))
 
 
@@ -449,8 +447,6 @@ _TURNS = tuple(re.compile(rf"(?<![^\W_])(?:{_fold(names)})\s?:") for names in (_
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """Meanings that are a sign where they stand together."""
-
     kind: SignalKind
     within: int
     meanings: tuple[str, ...]

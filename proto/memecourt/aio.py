@@ -49,7 +49,6 @@ class AsyncClient:
         options: Options = (),
         retries: Retries | None = None,
     ) -> None:
-        """See :class:`memecourt.client.Client`."""
         self._connection = Connection.to(
             address,
             credentials=credentials,
@@ -232,7 +231,6 @@ class AsyncClient:
         request: Callable[[], _Request],
         attempts: Attempts,
     ) -> AsyncGenerator[_Answer, None]:
-        """Yields the responses of a stream, which is opened again after it breaks."""
         while True:
             call = method(request(), metadata=self._connection.metadata())
             try:
@@ -247,12 +245,10 @@ class AsyncClient:
             await self._wait_for_next(attempts, failure)
 
     async def _wait_for_next(self, attempts: Attempts, error: CallError) -> None:
-        """See :meth:`memecourt.client.Client._wait_for_next`."""
         unreached = await self._had_to_connect(attempts.connect_within_s(error))
         await asyncio.sleep(attempts.after(error, unreached=unreached))
 
     async def _had_to_connect(self, within_s: float) -> bool:
-        """See :meth:`memecourt.client.Client._had_to_connect`."""
         until = time.monotonic() + within_s
         for waits in itertools.count():
             if (left := until - time.monotonic()) <= 0:
@@ -348,7 +344,6 @@ class _Stream:
                 await self._changed.wait()
 
     def _hold_on(self) -> None:
-        """Starts the task that opens the next stream once there is something to send."""
         self._holding.append(asyncio.ensure_future(self._hold()))
 
     async def _read(self) -> None:

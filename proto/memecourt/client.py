@@ -347,7 +347,6 @@ class Client:
         request: Callable[[], _Request],
         attempts: Attempts,
     ) -> Generator[_Answer, None, None]:
-        """Yields the responses of a stream, which is opened again after it breaks."""
         while True:
             call = method(request(), metadata=self._connection.metadata())
             try:
@@ -457,7 +456,6 @@ class _Stream:
                 thread.join()
 
     def _hold_on(self) -> None:
-        """Starts the thread that opens the next stream once there is something to send."""
         thread = threading.Thread(target=self._hold, daemon=True)
         self._holding.append(thread)
         thread.start()

@@ -41,8 +41,6 @@ _ROOM_FOR_TIMEOUT = 32  # bytes that the timeout adds to a message, at most
 
 @dataclass(slots=True)
 class _PendingRequest:
-    """A request without an outcome so far."""
-
     message: wire.JudgeStreamRequest
     deadline: float  # by the clock
     attempts: int = 0

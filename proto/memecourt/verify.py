@@ -457,7 +457,6 @@ def _open_note(note: str, keys: Sequence[str]) -> str:
 
 
 def _key(text: str) -> tuple[str, bytes, bytes]:
-    """Parses a public key into its name, id and 32 bytes."""
     found = re.fullmatch(r"([^+\s]+)\+([0-9a-f]{8})\+([A-Za-z0-9+/]{44})", text.strip())
     key = base64.b64decode(found[3]) if found else b""
     # The first byte is the signature algorithm: 0x01 is Ed25519 (C2SP signed-note).

@@ -139,7 +139,6 @@ def repeated_memes(rows: NDArray[np.float32], memes: Sequence[LabelledMeme], tex
 
 
 def _even_sample(n: int, limit: int) -> NDArray[np.int64]:
-    """Indexes of all n memes, or of ``limit`` evenly spaced ones."""
     return np.unique(np.linspace(0, n - 1, min(n, limit)).round().astype(np.int64))
 
 

@@ -136,7 +136,6 @@ def measure_text_floors(
 
 
 def _first_of_each(keys: Sequence[str]) -> NDArray[np.int64]:
-    """Indexes of the first occurrence of each key, in order, without blank keys."""
     first: dict[str, int] = {}
     for index, key in enumerate(keys):
         if key:

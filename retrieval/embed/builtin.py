@@ -122,7 +122,6 @@ def _share_read(text: str, ids: Sequence[int], places: Sequence[tuple[int, int]]
 
 
 def _load(folder: Path) -> tuple[Any, Any]:
-    """Loads the tokenizer and the model from the files in a folder."""
     try:
         # Imported by name: they have few type hints, and are only needed where this encoder is used.
         onnxruntime, tokenizers = import_onnxruntime(), import_module("tokenizers")

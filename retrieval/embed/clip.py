@@ -183,7 +183,6 @@ class OpenClipEncoder(Halves):
         return [self._workers.submit(self._scaled, png) for png in pngs]
 
     def _own_texts(self, clip: LoadedClip) -> TextHalf:
-        """The model's own text half."""
         model: Any = clip.model.to(self._device)
         tokenizer, length_of = _tokenizer(clip)
         dim = self._pass(model.encode_text, tokenizer(["word"])).shape[1]

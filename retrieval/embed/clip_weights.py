@@ -143,7 +143,6 @@ def _create(
     force_quick_gelu: bool = False,
     force_preprocess_cfg: Mapping[str, Any] | None = None,
 ) -> LoadedClip:
-    """Creates the model with its weights."""
     known_as = f"local-dir:{source.path}" if source.model == "local-dir" else source.model
     try:
         model = open_clip.create_model(

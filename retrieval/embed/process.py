@@ -170,7 +170,6 @@ class EncoderProcess:
             return self._child
 
     def _restart(self, ended: _Child) -> _RemoteError | None:
-        """Starts the next process; returns the error if that fails."""
         _log.warning("the encoder's process ended (%s); it is started again", ended.how)
         try:
             restarted = self._start()
@@ -196,7 +195,6 @@ class _Ended(Exception):
     """A process ended before it answered; the message says how."""
 
     def unavailable(self) -> Unavailable:
-        """Converts the end of the process to an error for callers."""
         return Unavailable(
             f"The encoder's process ended ({self}) before it had answered. Try again.", reason="ENCODER_ENDED"
         )
@@ -247,7 +245,6 @@ class _Child:
 
     @property
     def how(self) -> str:
-        """Description of how the process ended."""
         return ending(self._process.wait())
 
     def ask(self, method: str, arguments: tuple[object, ...], within_s: float) -> Any:
@@ -350,7 +347,6 @@ class _Answering:
         self._until: dict[int, tuple[int, float]] = {}
 
     def begin(self, load: Callable[[], Encoder]) -> None:
-        """Loads the encoder."""
         try:
             self._encoder = load()
             _go_behind()
@@ -360,7 +356,6 @@ class _Answering:
             self._send((self._encoder.identity, self._encoder.floors))
 
     def answer(self, number: int, method: str, arguments: tuple[object, ...]) -> None:
-        """Makes one call."""
         if hasattr(time, "pthread_getcpuclockid"):  # macOS has none
             items = 1 if method == "embed_meme" else len(arguments[0])  # type: ignore[arg-type]
             # The pool keeps its threads until the process ends, so no clock outlives its thread.
@@ -393,7 +388,6 @@ class _Answering:
 
 
 def _sendable(error: Exception) -> Exception:
-    """The error itself or a substitute that can be pickled, as other errors may hold anything."""
     if isinstance(error, CourtError):
         return error
     for kind in (ValueError, OSError, MemoryError, RuntimeError):

@@ -207,7 +207,6 @@ class EndpointEvidence:
 
 
 def _at(value: Any, path: str) -> Any:
-    """The value at a dotted path; None if there is none."""
     for name in path.split(".") if path else ():
         if isinstance(value, dict):
             value = value.get(name)

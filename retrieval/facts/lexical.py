@@ -72,6 +72,5 @@ def _library() -> Any:
 
 
 def _words(text: str) -> list[str]:
-    """Words of a text in lower case, without English stop words."""
     (words,) = _library().tokenize([text_key(text)], stopwords="en", return_ids=False, show_progress=False)
     return list(words)

@@ -33,7 +33,6 @@ class PageFetcher:
     """Fetches pages and extracts their text in a sandboxed process; safe to call concurrently."""
 
     def __init__(self, *, ca_file: str | None = None) -> None:
-        """Connects to nothing yet."""
         # BO-1 and BO-8: authors of pages control both the address that a name resolves to and the answer.
         self._client = http_client(_CONNECTIONS, public_only=True, ca_file=ca_file, max_answer_bytes=MAX_PAGE_BYTES)
         self._extractor = TextExtractor(workers=2, guard=_GUARD)

@@ -190,7 +190,6 @@ def _document_of(record: dict[str, Any], name: str) -> FactDocument:
 
 
 def _fault(error: ValidationError) -> str:
-    """Describes the first fault of a document."""
     # One fault per document, as the others often follow from it.
     first = error.errors(include_input=False, include_url=False)[0]
     name = ".".join(map(str, first["loc"]))

@@ -56,8 +56,6 @@ class UnfitCandidateIndex(Exception):
 
 
 class _Sidecar(Value):
-    """Sidecar: description of the index file beside it."""
-
     format: int
     faiss: str
     """Version of FAISS that wrote the file."""

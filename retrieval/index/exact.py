@@ -212,7 +212,6 @@ class FusedIndex:
         return None
 
     def _by_scan(self, query: _QueryVector, k: int, allowed: NDArray[np.bool_] | None, available: int) -> Hits:
-        """Returns the best ``k`` rows and more, by scanning."""
         rough = self._rough_scores(query.query, allowed)
         fetch = min(k + _SPARE, available)
         best = np.argpartition(rough, rough.size - fetch)[-fetch:]

@@ -542,7 +542,6 @@ class Library:
         return self.base.table.run(places.start, places.stop)
 
     def _blocks(self) -> Iterator[NDArray[np.float32]]:
-        """Yields all visible rows, in order, in blocks."""
         hidden = np.array(sorted(self.overlay.hidden), dtype=np.int64)
         first = 0
         for rows in (self.base.rows, self.overlay.rows):

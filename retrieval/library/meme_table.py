@@ -335,7 +335,6 @@ class Memes(Sequence[LabelledMeme]):
     """Memes by index, read from disk on access and not cached."""
 
     def __init__(self, size: int, read: Callable[[range], list[LabelledMeme]]) -> None:
-        """``read`` returns the memes at these indexes, in order."""
         self._size = size
         self._read = read
 

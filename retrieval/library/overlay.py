@@ -69,7 +69,6 @@ class DeltaBuilder:
     """Collects the changes that make the next overlay. Not thread-safe."""
 
     def __init__(self, base: Base, flags: NDArray[np.uint8], overlay: Delta, encoder: EncoderIdentity) -> None:
-        """``flags`` are those of the base."""
         self._base = base
         self._flags = flags
         self._overlay = overlay

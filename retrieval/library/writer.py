@@ -76,7 +76,6 @@ class LibraryWriter(Writer):
     """Changes a library. Thread-safe; each caller waits until its change is on disk."""
 
     def __init__(self, library: Library) -> None:
-        """Creates a writer that applies changes to the then current state of this library."""
         self._library = library
         self._waiting: list[tuple[Plan, Future[Change]]] = []
         lock = threading.Lock()

@@ -86,7 +86,6 @@ class _Snapshot(IndexedMemes):
     """An immutable library prepared for search, so that each search sees a single library throughout."""
 
     def __init__(self, library: Library, before: _Snapshot | None = None) -> None:
-        """``before`` is the previous snapshot, whose index is reused if the generation is the same."""
         self.library = library
         text_dim = library.manifest.encoder.text_dim
         # Library.newer shares this object as long as the generation is the same.
@@ -166,7 +165,6 @@ class _IssuedIds:
         self._former: dict[str, _Snapshot] = {}
 
     def note(self, lineage: str, ids: Collection[str]) -> None:
-        """Records ids found in a library."""
         now = time.monotonic()
         with self._lock:
             for id_ in ids:
@@ -206,7 +204,6 @@ class ThreadedFinder(ABC):
     """Base of finders whose searches run in their own threads; see :class:`court.ports.PrecedentFinder`."""
 
     def __init__(self, encoder: Encoder, threads: int, name: str) -> None:
-        """Starts no thread yet; ``name`` is the prefix of thread names."""
         self.encoder = encoder
         # Not the event loop's default pool, where searches and other work would delay each other.
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix=name)

@@ -154,7 +154,6 @@ class PgvectorFinder(ThreadedFinder):
         return await self._in_thread(lambda: self._connections.reading(read), "read")
 
     def _note(self, state: State, ids: Collection[str]) -> None:
-        """Records ids found in a library."""
         with self._lock:
             # Searches end in any order: an older one must not restore the generation it began with.
             if state.generation >= self._state.generation:

@@ -141,7 +141,6 @@ class _ClusterCap:
     """
 
     def __init__(self, most: int) -> None:
-        """``most`` is the maximum number of precedents per cluster."""
         self._most = most
         self._halves: tuple[NDArray[np.float32], ...] = ()
         self._chosen: list[bool | None] = []
@@ -152,7 +151,6 @@ class _ClusterCap:
         """For each row of the batch, the indices of its near-duplicates."""
 
     def scan(self, texts: NDArray[np.float32], pictures: NDArray[np.float32]) -> None:
-        """Takes the next batch: vectors of shape (n, text_dim) and (n, picture_dim)."""
         # Only chosen rows are kept; skipped ones do not count.
         chosen = [place for place, harmful in enumerate(self._chosen) if harmful is not None]
         before = [half[chosen] for half in self._halves] or [half[:0] for half in (texts, pictures)]
@@ -170,12 +168,10 @@ class _ClusterCap:
             self._near_duplicates[row].append(place)
 
     def full(self, row: int, harmful: bool) -> bool:
-        """True if enough near-duplicates of this row with this label were already chosen."""
         # None, for rows that were not chosen, equals neither label.
         return sum(self._chosen[place] == harmful for place in self._near_duplicates[row]) >= self._most
 
     def join(self, row: int, harmful: bool) -> None:
-        """Adds a chosen row."""
         self._chosen[self._first + row] = harmful
 
 

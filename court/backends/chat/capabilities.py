@@ -239,8 +239,6 @@ async def _greeted(model: ChatCompletions, hello: ChatRequest, within_s: float) 
 
 
 async def _without_thoughts(model: ChatCompletions, found: Capabilities, _: int, within_s: float) -> Capabilities:
-    """Finds the switch that turns off thinking."""
-
     async def replies_at_once() -> bool:
         return not (await model.answer(replace(_HELLO, max_tokens=_THOUGHT), within_s=within_s)).thinks
 
@@ -397,7 +395,6 @@ async def _prefix_cache(model: ChatCompletions, found: Capabilities, _: int, wit
 
 
 def _measure(model: ChatCompletions, first: tuple[ServerAnswer, float], second: tuple[ServerAnswer, float]) -> None:
-    """Sets a model's speed from a prompt read and another reply written, each with its seconds."""
     read, written = (answer.usage for answer, _ in (first, second))
     if read and read.prompt_tokens and written and written.completion_tokens:
         # The first has one token to write, the second little to read: both are slight underestimates.
@@ -407,7 +404,6 @@ def _measure(model: ChatCompletions, first: tuple[ServerAnswer, float], second: 
 async def _first(
     model: ChatCompletions, choices: Sequence[Capabilities], ask: Callable[[], Awaitable[object]], within_s: float
 ) -> Capabilities | None:
-    """Returns the first capabilities with which a probe succeeds, or None."""
     for choice in choices:
         model.capabilities = choice
         if await _can(model, ask, within_s):
@@ -416,7 +412,6 @@ async def _first(
 
 
 async def _can(model: ChatCompletions, ask: Callable[[], Awaitable[object]], within_s: float) -> bool:
-    """True if a probe succeeds."""
     try:
         return bool(await ask())
     except Overrun:

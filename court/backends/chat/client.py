@@ -247,7 +247,6 @@ class Replicas:
 
 
 def _share(server: ChatServer) -> float:
-    """Returns a server's share of trials, relative to one that has been available for long."""
     return min(1.0, max(_LEAST_SHARE, (time.monotonic() - server.back_at) / SLOW_START_S))
 
 

@@ -221,7 +221,6 @@ def _of_status_error(error: openai.OpenAIError, model: str, sent: Sequence[str])
 
 
 def _error_message(error: openai.APIStatusError) -> str:
-    """Returns the message in an error's body, truncated; empty if there is none."""
     body = error.body
     for key in ("error", "message", "detail"):
         if isinstance(body, Mapping) and key in body:

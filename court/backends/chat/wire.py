@@ -408,7 +408,6 @@ class _Model(_Strict):
 
     @property
     def weights(self) -> str:
-        """Digest of what the server lists about the weights; empty if nothing."""
         return digest_of([self.root, self.meta]) if self.root or self.meta else ""
 
 

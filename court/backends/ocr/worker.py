@@ -51,8 +51,6 @@ _VERTICAL = 1.5
 
 
 class _Rect(NamedTuple):
-    """A rectangle of a picture, in pixels."""
-
     left: float
     top: float
     right: float
@@ -123,7 +121,6 @@ class Engine:
         return [line for line in lines if line.confidence >= _LEAST and line.text.strip()]
 
     def _read_part(self, pixels: _Pixels, part: _Rect) -> list[Line]:
-        """The lines in a part of the picture, detected at full size."""
         height, width = pixels.shape[:2]
         left, top = max(0, math.floor(part.left)), max(0, math.floor(part.top))
         right, bottom = min(width, math.ceil(part.right)), min(height, math.ceil(part.bottom))
@@ -160,7 +157,6 @@ class Engine:
         return lines
 
     def _recognise(self, pixels: _Pixels, boxes: Sequence[_Box], *, turn: bool = False) -> list[Line]:
-        """Recognises the text in each box, left to right and top to bottom, or turned by 180 degrees."""
         if not boxes:
             return []
         crops = [get_rotate_crop_image(pixels, box.copy()) for box in boxes]

@@ -224,6 +224,5 @@ def text_lines(found: list[FoundLine], frame: int) -> list[TextLine]:
 
 
 def _clean(text: str) -> str:
-    """Normalises a text to NFC, on one line, without control characters."""
     spaced = " ".join(unicodedata.normalize("NFC", text).split())
     return "".join(character for character in spaced if unicodedata.category(character) not in ("Cc", "Cs")).strip()

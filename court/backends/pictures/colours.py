@@ -165,7 +165,6 @@ class Colours:
 
 
 def _probes(mode: str) -> Iterator[Image.Image]:
-    """Yields a line of all greys, and one of all levels of each channel."""
     line, none = Image.frombytes("L", (256, 1), _LINE), Image.new("L", (256, 1))
     if mode == "L":
         yield line
@@ -266,7 +265,6 @@ def _profile(primaries: Primaries, curve: Curve) -> bytes | None:
 
 
 def _number(kind: str, values: tuple[float, ...]) -> bytes:
-    """Packs fixed-point numbers, with the head of a tag if they are one."""
     head = kind.encode() + bytes(4) if kind else b""
     return head + struct.pack(f">{len(values)}i", *(round(65536 * value) for value in values))
 

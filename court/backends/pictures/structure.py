@@ -360,7 +360,6 @@ def _gif(data: bytes) -> Structure:
 
 
 def _palette(flags: int) -> int:
-    """Size of the palette that follows, in bytes."""
     # Three bytes per colour; the lowest bits give the number of colours as a power of two.
     return 3 << (flags & 7) + 1 if flags & 0x80 else 0
 

@@ -196,7 +196,6 @@ def _copy_history(connection: Connection, library: Library, state: State) -> Non
 
 
 def _history(library: Library) -> Iterator[tuple[int, str, str, bytes | None, bytes | None]]:
-    """Yields all changes, with the data needed to restore removed memes."""
     for recorded in library.history():
         change = recorded.change
         found = library.base.table.change(change.number)
@@ -210,8 +209,6 @@ def _history(library: Library) -> Iterator[tuple[int, str, str, bytes | None, by
 
 
 def _drop(connections: Connections, stale: list[int]) -> None:
-    """Drops unused generations; those that can't be dropped now are left to the next push."""
-
     def dropped(connection: Connection) -> None:
         # Does not wait long for old searches.
         connection.execute("SET LOCAL lock_timeout = '2s'")

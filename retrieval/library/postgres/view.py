@@ -209,7 +209,6 @@ def storable(names: Iterable[str]) -> list[str]:
 
 
 def _condition(where: Filter | None, harmful: bool | None) -> tuple[str, dict[str, Any]]:
-    """Builds the SQL condition on a row of the table of precedents, and its values."""
     conditions = ["true"]
     values: dict[str, Any] = {}
     if harmful is not None:

@@ -178,7 +178,6 @@ class _Draft:
         return None if found is None else (_change(found[0]), found[1], found[2])
 
     def store(self, planned: PlannedChange) -> Change:
-        """Applies a planned change to the tables and records it."""
         change, vector, picture = planned.change, planned.vector, planned.picture
         match change.effect:
             case Effect.APPEND | Effect.SHOW:
@@ -205,7 +204,6 @@ class _Draft:
         self._count(None, stored)
 
     def take_out(self, row: int, meme: LabelledMeme) -> tuple[bytes, bytes | None]:
-        """Removes a meme and returns its vector and picture."""
         # Read before deletion and verified by digest, so that the history does not store damaged data.
         picture = PostgresView(self._connection, self.state).picture(meme.id)
         self._connection.execute(f"DELETE FROM {self.state.precedents} WHERE row = %s", (row,))
@@ -272,7 +270,6 @@ class _Draft:
 
 
 def _live(connection: Connection, state: State, id_: str) -> tuple[int, LabelledMeme] | None:
-    """Returns the row of a visible meme and the meme; None if there is none."""
     # An id that the database can't store gives an empty list, and no result instead of an error.
     query = f"SELECT row, meme FROM {state.precedents} WHERE id = ANY(%s)"
     found = connection.execute(query, (storable([id_]),)).fetchone()

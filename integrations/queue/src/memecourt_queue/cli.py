@@ -147,7 +147,6 @@ class _Lines(logging.Formatter):
         self._as_json = log_format == "json"
 
     def format(self, record: logging.LogRecord) -> str:
-        """Formats a line."""
         ours = record.name.startswith("memecourt")
         message = record.getMessage() if ours else f"{record.module}:{record.lineno}"
         message = "".join(char if char.isprintable() else " " for char in message)

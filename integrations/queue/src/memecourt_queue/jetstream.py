@@ -296,7 +296,6 @@ class JetStreamQueue(QueueSource):
 
 @contextmanager
 def _errors() -> Iterator[None]:
-    """Converts errors of NATS."""
     try:
         yield
     except NoServersError:

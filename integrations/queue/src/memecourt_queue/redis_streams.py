@@ -245,7 +245,6 @@ def _fields_of(letter: DeadLetter) -> dict[str, Any]:
 
 @contextmanager
 def _errors() -> Iterator[None]:
-    """Converts errors of Redis."""
     try:
         yield
     except (RedisError, OSError) as error:
