@@ -5,9 +5,8 @@ ADC", 2019): a twenty-fourth of the vectors' size, and about fifteen times as fa
 approximate and internal: :class:`retrieval.index.exact.FusedIndex` scores the candidates exactly, and falls back to
 scanning all rows if they may not suffice.
 
-It is a cache that can be rebuilt from the vectors at any time. A sidecar file names the vectors it was built from and
-the SHA-256 of the index. FAISS does not detect flipped bits, so the digest is checked before loading, and any mismatch
-is rejected.
+It is kept in a file beside the vectors, which begins with a key of what it was built from and a digest of the rest, as
+FAISS does not detect flipped bits. A file that does not fit is made anew.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import contextlib
 import hashlib
 import logging
 import math
-import os
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,17 +22,14 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, ValidationError
 
-from court.values import Value
-
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 EXACT_UP_TO = 300_000
 """Rows up to which a library is scanned exactly: a scan then takes less than 0.1 s, and two stages gain nothing."""
 
-FORMAT = 1
-"""Version of the cache; caches of other versions are rebuilt."""
+_FORMAT = 2
+"""Version of the file; those of other versions are made anew."""
 
 Progress = Callable[[int, int], None]
 """Progress callback: amount done and total."""
@@ -47,31 +42,9 @@ _SAMPLE = 4096
 """Rows used to learn the centroids, 256 for each; four times as many do not reduce the error."""
 _BLOCK = 16_384
 """Rows encoded at once: bounds the copies."""
+_DIGEST = 32
 _SUM_MAX = 2**16 - 1
 _ENTRY_MAX = 2**8 - 1
-
-
-class UnfitCandidateIndex(Exception):
-    """The index file is missing, damaged, or belongs to other vectors. It can be rebuilt."""
-
-
-class _Sidecar(Value):
-    format: int
-    faiss: str
-    """Version of FAISS that wrote the file."""
-    vectors: str
-    """Digest of the vectors that it was built from, as given by the caller."""
-    rows: int = Field(ge=1)
-    dim: int = Field(ge=2)
-    text_dim: int = Field(ge=1)
-    sha256: str = Field(pattern=r"^([0-9a-f]{64})?$")
-    """SHA-256 of the fields above and of the file."""
-
-    def digest(self, path: Path) -> str:
-        """Returns the expected SHA-256 of a file together with this sidecar. Raises OSError."""
-        hashed = hashlib.sha256(self.model_copy(update={"sha256": ""}).model_dump_json().encode())
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, lambda: hashed).hexdigest()
 
 
 class CandidateIndex:
@@ -114,67 +87,39 @@ class CandidateIndex:
             tell(min(start + _BLOCK, n), n)
         return cls(index, dim, text_dim)
 
-    def save(self, path: Path, vectors_digest: str) -> None:
-        """Writes the file and its sidecar.
-
-        Raises:
-            OSError: The file can't be written.
-        """
-        # Each is written atomically. If two processes write concurrently, file and sidecar may not match, and the next
-        # process to open them rebuilds both.
-        import faiss
-
-        # Invalidates the old file first.
-        _sidecar_path(path).unlink(missing_ok=True)
-        content = _Sidecar(
-            format=FORMAT,
-            faiss=faiss.__version__,
-            vectors=vectors_digest,
-            rows=self.rows,
-            dim=self.dim,
-            text_dim=self.text_dim,
-            sha256="",
-        )
-        with _replacing(path) as temporary:
-            try:
-                faiss.write_index(self._index, str(temporary))
-            except RuntimeError as error:
-                raise OSError("the fast stage of the search can't be written") from error
-            sidecar = content.model_copy(update={"sha256": content.digest(temporary)})
-        # The sidecar is written last: without it the file is not used.
-        with _replacing(_sidecar_path(path)) as temporary:
-            temporary.write_text(sidecar.model_dump_json(indent=2) + "\n", "utf-8")
-
     @classmethod
-    def open(cls, path: Path, expected_digest: str) -> Self:
-        """Reads what :meth:`save` wrote.
+    def load_or_build(
+        cls, path: Path, rows: NDArray[np.float32], text_dim: int, vectors_digest: str, progress: Progress | None = None
+    ) -> Self:
+        """Loads the index of these rows, or builds it and keeps it in a file.
 
         Raises:
-            UnfitCandidateIndex: The file is missing, altered, or belongs to other vectors.
+            RuntimeError: FAISS failed.
         """
         import faiss
 
+        # Another version of FAISS may read a file differently.
+        key = f"{_FORMAT} {faiss.__version__} {vectors_digest} {rows.shape} {text_dim}\n".encode()
+        with contextlib.suppress(OSError):
+            raw = path.read_bytes()
+            head, data = len(key) + _DIGEST, memoryview(raw)[len(key) + _DIGEST :]
+            if raw[:head] == key + hashlib.sha256(data).digest():
+                return cls(faiss.deserialize_index(np.frombuffer(data, np.uint8)), rows.shape[1], text_dim)
+        found = cls.build(rows, text_dim, progress)
+        data = memoryview(faiss.serialize_index(found._index))
         try:
-            sidecar = _Sidecar.model_validate_json(_sidecar_path(path).read_bytes())
-            # Another version of FAISS may read the file differently.
-            if sidecar.format != FORMAT or sidecar.faiss != faiss.__version__:
-                raise UnfitCandidateIndex("it was made by another version")
-            if sidecar.vectors != expected_digest:
-                raise UnfitCandidateIndex("it was made from other vectors")
-            if sidecar.digest(path) != sidecar.sha256:
-                raise UnfitCandidateIndex("it is not what it was when written")
-            index = faiss.read_index(str(path))
-        except FileNotFoundError:
-            raise UnfitCandidateIndex("it is not there") from None
-        except ValidationError:
-            raise UnfitCandidateIndex("what is said of it can't be understood") from None
-        except (OSError, RuntimeError) as error:
-            raise UnfitCandidateIndex("it can't be read") from error
-        # The digest only proves that the bytes are unchanged, not that we wrote them.
-        dims = _filled(sidecar.text_dim) + _filled(sidecar.dim - sidecar.text_dim) + _PART
-        if not isinstance(index, faiss.IndexPQFastScan) or (index.ntotal, index.d) != (sidecar.rows, dims):
-            raise UnfitCandidateIndex("it holds something else")
-        return cls(index, sidecar.dim, sidecar.text_dim)
+            with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+                temporary = Path(file.name)
+                file.writelines((key, hashlib.sha256(data).digest(), data))
+            # Atomic: of two processes that build it, the second replaces the same content.
+            temporary.replace(path)
+        except OSError as error:
+            # The index in memory works all the same; only the next start has to build it again.
+            _log.warning(
+                "The candidates of the search could not be kept: they are chosen anew at each start (%s).",
+                error.strerror,
+            )
+        return found
 
     def candidates(self, query: NDArray[np.float32], n: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Returns the best ``n`` rows and their approximate scores, for a query weighted as for the exact scan."""
@@ -195,32 +140,6 @@ class CandidateIndex:
         spans = products.max(axis=1) - products.min(axis=1)
         room = _SUM_MAX - 2 * _ENTRY_MAX - len(spans) / 2
         return max(float(spans.sum()) * _ENTRY_MAX / room, float(np.finfo(np.float32).tiny * 2**24))
-
-
-def load_or_build(
-    path: Path, rows: NDArray[np.float32], text_dim: int, vectors_digest: str, progress: Progress | None = None
-) -> CandidateIndex:
-    """Loads the candidate index of these rows, or builds and saves it if there is no matching file.
-
-    Raises:
-        RuntimeError: FAISS failed.
-    """
-    try:
-        stage = CandidateIndex.open(path, vectors_digest)
-        if (stage.rows, stage.dim, stage.text_dim) == (*rows.shape, text_dim):
-            return stage
-        raise UnfitCandidateIndex("it was made from other vectors")
-    except UnfitCandidateIndex as unfit:
-        logger.info("The fast stage of the search is built: %s.", unfit)
-    stage = CandidateIndex.build(rows, text_dim, progress)
-    try:
-        stage.save(path, vectors_digest)
-    except OSError as error:
-        # The index in memory works all the same; only the next start has to build it again.
-        logger.warning(
-            "The fast stage of the search could not be kept (%s): it is built at each start.", error.strerror or error
-        )
-    return stage
 
 
 @contextlib.contextmanager
@@ -286,20 +205,3 @@ def _centroids(index: Any) -> NDArray[np.float32]:
 
     flat: NDArray[np.float32] = faiss.vector_to_array(index.pq.centroids)
     return flat.reshape(-1, _CENTROIDS, _PART)
-
-
-def _sidecar_path(path: Path) -> Path:
-    return path.with_name(f"{path.name}.json")
-
-
-@contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """Yields a temporary file that replaces ``path`` at the end. Raises OSError."""
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        yield temporary
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)

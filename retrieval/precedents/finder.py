@@ -19,7 +19,7 @@ from court.errors import BadLibrary, CourtError, NotLoaded, Unavailable
 from court.meme import Frame
 from court.precedents import Findings, LibraryIdentity, VerifiedCopy
 from retrieval.embed.encoder import Encoder
-from retrieval.index.candidates import EXACT_UP_TO, load_or_build
+from retrieval.index.candidates import EXACT_UP_TO, CandidateIndex
 from retrieval.index.exact import FusedIndex, Hits, SegmentedIndex
 from retrieval.library import storage
 from retrieval.library.filters import EVERYTHING, Filter
@@ -37,7 +37,7 @@ _THREADS = 8
 """Concurrent searches: the batch size of the built-in encoder. More would only wait for each other and for the GIL."""
 
 _FAST = "fast.faiss"
-"""Cache file of a generation's candidate index, which is rebuilt if it does not match."""
+"""File of a generation's candidate index."""
 _FILTERS = 32
 """Row masks cached for searches with the same filter, at one byte per row each."""
 _MANY = 1000
@@ -110,13 +110,11 @@ class _Snapshot(IndexedMemes):
         _ = self.library.base.copies
         tell: Progress = progress or (lambda step, done, total: None)
         if self.base.fast is None and len(self.base) > EXACT_UP_TO:
-            path = self.library.directory / _FAST
-            digest = self.library.manifest.files[VECTORS].sha256
             made = partial(tell, "rows made quick to search")
             # A single assignment, as other threads search the same index; results are the same with and without it.
-            self.base.fast = load_or_build(
-                path, self.base.rows, text_dim=self.base.text_dim, vectors_digest=digest, progress=made
-            )
+            digest = self.library.manifest.files[VECTORS].sha256
+            path = self.library.directory / _FAST
+            self.base.fast = CandidateIndex.load_or_build(path, self.base.rows, self.base.text_dim, digest, made)
         self.base.warm(partial(tell, "bytes of vectors read"))
         self.warmed = True
 
@@ -306,8 +304,6 @@ class LibraryFinder(ThreadedFinder):
         Raises:
             RuntimeError: FAISS failed.
         """
-        # Reads the vectors from disk, and loads the candidate index of a large library, or builds it if it is missing
-        # or damaged.
         self._snapshot.warm(progress)
 
     @override

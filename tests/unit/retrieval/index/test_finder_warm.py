@@ -186,45 +186,6 @@ def test_candidate_index_is_saved_for_the_next_start(tmp_path: Path, candidate_c
         finder.close()
 
 
-@pytest.mark.parametrize("damage", ["a bit", "cut", "gone", "sidecar", "another library's"])
-def test_damaged_candidate_index_is_rebuilt(tmp_path: Path, candidate_counts: list[int], damage: str) -> None:
-    library = _create(tmp_path / "library")
-    finder = LibraryFinder(library, ENCODER)
-    exact = search_results(finder)
-    warm(finder)
-    finder.close()
-    file = index_file(library)
-    sidecar = file.with_name(f"{file.name}.json")
-    sound = file.read_bytes()
-    if damage == "a bit":
-        flipped = bytearray(sound)
-        flipped[len(sound) // 2] ^= 1
-        file.write_bytes(flipped)
-    elif damage == "cut":
-        file.write_bytes(sound[:-100])
-    elif damage == "gone":
-        file.unlink()
-    elif damage == "sidecar":
-        sidecar.write_text("{}")
-    else:
-        other = _create(tmp_path / "other", first=SIZE)
-        foreign = LibraryFinder(other, ENCODER)
-        warm(foreign)
-        foreign.close()
-        for path in (file, sidecar):
-            path.write_bytes(index_file(other).with_name(path.name).read_bytes())
-
-    again = LibraryFinder(Library.open(library.root, ENCODER.identity), ENCODER)
-    assert warm(again)[STEPS[0]] == (SIZE, SIZE)
-    candidate_counts.clear()
-    assert search_results(again) == exact
-    assert len(candidate_counts) >= 20
-    again.close()
-    third = LibraryFinder(Library.open(library.root, ENCODER.identity), ENCODER)
-    assert STEPS[0] not in warm(third)
-    third.close()
-
-
 def test_live_changes_are_applied_on_top_of_the_candidate_index(tmp_path: Path, candidate_counts: list[int]) -> None:
     library = _create(tmp_path / "library")
     finder = LibraryFinder(library, ENCODER)
