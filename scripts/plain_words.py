@@ -1,9 +1,9 @@
-"""Checks the words of the code: openings of docstrings, names of classes and functions, and the share of comments.
+"""Checks the words of code and pages: openings of docstrings, names, the share of comments, and lengths of sentences.
 
 A first line such as "What came of it." tells nothing, and "Of the meme." only beside the name that it explains. Neither
 does a name such as ``told`` or ``kept``, or one that three classes share. Tests are held to the same words.
 
-    python scripts/plain_words.py [PATH ...]    # files or folders; all of the project if none is named
+    python scripts/plain_words.py [PATH ...]    # files or folders, .py or .md; all of the project if none is named
 """
 
 from __future__ import annotations
@@ -45,6 +45,16 @@ MOST_CLASSES = 2
 LEAST_COMMENTS = 5.0
 """Comments at least on 100 lines that are not blank, in the product's own folders."""
 PRODUCT = ("court/", "retrieval/", "serving/", "eval/", "proto/")
+
+MEAN_SENTENCE, LONGEST_SENTENCE, LONGEST_PARAGRAPH, NEGATED = 18, 40, 90, 0.2
+"""Words of a page's mean and longest sentence and of its longest paragraph; share of its sentences with a negation."""
+MOST_WORDS = 45_000
+"""Words of all pages of ``docs/`` together."""
+NEGATION = re.compile(
+    r"(?<!non-)\b(?:not(?! harmful)|no|never|none|nobody|nothing|nor|neither|cannot|\w+n't)\b", re.IGNORECASE
+)
+"""Words that deny. "Not harmful" is a label."""
+SENTENCE_END = re.compile(r"(?<=[.!?])[)*_”\"]*\s+(?=[\"“(*`\[A-Z0-9])")
 
 
 def name_faults(trees: dict[str, ast.Module]) -> Iterator[str]:
@@ -105,14 +115,56 @@ def faults(file: str, tree: ast.Module) -> Iterator[str]:
                 yield f"{place}: {line.strip()}"
 
 
+def paragraphs(text: str) -> Iterator[str]:
+    """Yields the paragraphs and items of lists of a page, without code, tables, headings and addresses of links."""
+    text = re.sub(
+        r"^```.*?^```$|^---\n.*?^---$|<!--.*?-->|^#.*?$|^\|.*?$|^    \S.*?$", "\n", text, flags=re.MULTILINE | re.DOTALL
+    )
+    text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
+    text = re.sub(r"^\s*(?:[-*>]|\d+\.)\s+", "\n\n", text, flags=re.MULTILINE)
+    # What is quoted from a program counts as one word.
+    text = re.sub(r"`[^`]+`", "`code`", text)
+    yield from filter(None, (" ".join(part.split()) for part in text.split("\n\n")))
+
+
+def documentation() -> list[Path]:
+    """Returns the hand-written pages of ``docs/``."""
+    return sorted(page for page in (ROOT / "docs").rglob("*.md") if "node_modules" not in page.parts)
+
+
+def page_faults(file: str, text: str) -> Iterator[str]:
+    """Yields a line for each bound that a page does not hold."""
+    parts = list(paragraphs(text))
+    sentences = [sentence for part in parts for sentence in SENTENCE_END.split(part) if len(sentence.split()) > 1]
+    if not sentences:
+        return
+    mean = sum(len(sentence.split()) for sentence in sentences) / len(sentences)
+    negated = sum(bool(NEGATION.search(sentence)) for sentence in sentences) / len(sentences)
+    if mean > MEAN_SENTENCE:
+        yield f"{file}: {mean:.1f} words a sentence, more than {MEAN_SENTENCE}"
+    if negated > NEGATED:
+        yield f"{file}: {negated:.0%} of the sentences deny something, more than {NEGATED:.0%}"
+    for bound, kind, texts in ((LONGEST_SENTENCE, "sentence", sentences), (LONGEST_PARAGRAPH, "paragraph", parts)):
+        yield from (
+            f"{file}: a {kind} of {len(one.split())} words, more than {bound}: {one[:60]}…"
+            for one in texts
+            if len(one.split()) > bound
+        )
+
+
 def main(places: list[str]) -> None:
     """Ends with 1 and the lines where there are any."""
     chosen = [Path(place).resolve() for place in places] or [ROOT / folder for folder in FOLDERS]
     found_files = (sorted(place.rglob("*.py")) if place.is_dir() else [place] for place in chosen)
-    paths = [path for files in found_files for path in files if "_pb2" not in path.name]
+    paths = [path for files in found_files for path in files if path.suffix == ".py" and "_pb2" not in path.name]
     texts = {path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in paths}
     trees = {file: ast.parse(text) for file, text in texts.items()}
     found = [fault for file, tree in trees.items() for fault in faults(file, tree)] + list(name_faults(trees))
+    pages = [path for path in chosen if path.suffix == ".md"] if places else [ROOT / "README.md", *documentation()]
+    words = {page.relative_to(ROOT).as_posix(): page.read_text("utf-8") for page in pages}
+    found += [fault for page, text in words.items() for fault in page_faults(page, text)]
+    if (total := sum(len(text.split()) for page, text in words.items() if page.startswith("docs/"))) > MOST_WORDS:
+        found.append(f"{total} words in docs/, more than {MOST_WORDS}")
     share = comment_share(text for file, text in texts.items() if file.startswith(PRODUCT))
     if not places and share < LEAST_COMMENTS:
         found.append(f"{share:.2f} comments on 100 lines, fewer than {LEAST_COMMENTS:g}: say why, not what")

@@ -2,7 +2,7 @@
 
 import ast
 
-from scripts.plain_words import faults, name_faults
+from scripts.plain_words import faults, name_faults, page_faults, paragraphs
 
 NESTED = """
 def outer(told):
@@ -38,3 +38,34 @@ def outer(first):
 def test_vague_openings_of_docstrings_and_descriptions_are_reported_once():
     found = sorted(faults("a.py", ast.parse(DESCRIBED)))
     assert found == ["a.py:2: first: Whether so.", "a.py:8: What it is."]
+
+
+PAGE = """# A heading that is not counted
+
+```console
+$ not --a sentence
+```
+
+| no | table |
+|---|---|
+
+Short is [good](not-a-word.md). `not code` is one word.
+
+- An item is a paragraph.
+"""
+
+
+def test_paragraphs_are_a_page_without_code_tables_and_headings():
+    assert list(paragraphs(PAGE)) == ["Short is good. `code` is one word.", "An item is a paragraph."]
+    assert list(page_faults("a.md", PAGE)) == []
+
+
+def test_each_bound_of_a_page_is_reported():
+    long = "Word " + " ".join(["word"] * 40) + ". "
+    found = list(page_faults("a.md", f"{long * 3}\n\nIt is not so.\n"))
+    assert [fault.partition(": ")[2].partition(" of ")[0] for fault in found] == [
+        "31.8 words a sentence, more than 18",
+        "25%",
+        *["a sentence"] * 3,
+        "a paragraph",
+    ]
