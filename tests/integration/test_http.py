@@ -18,6 +18,7 @@ import pytest
 
 from serving.app import allow_open_files
 from serving.rest.app import OPENAPI
+from tests.support.doc_blocks import commands
 from tests.support.encoders import png_of
 from tests.support.http import url_of
 from tests.support.paths import ROOT
@@ -160,5 +161,9 @@ def test_documentation_examples_run_verbatim(start, tmp_path):
         assert output_of("node", "ask.mjs").strip() == verdict["decision"]
     if shutil.which("go"):
         assert output_of("go", "run", "ask.go").strip() == verdict["decision"]
+    # The engineer's first session: the same command again gets the same verdict.
+    (first,) = (one.line for one in commands(ROOT / "docs/engineer.md") if one.line.startswith("curl"))
+    verdict, again = (json.loads(output_of(first.replace("http://127.0.0.1:8081", url), shell=True)) for _ in range(2))
+    assert verdict["decision"] == "review" and verdict["verdict_id"] == again["verdict_id"]
     (tmp_path / "meme.png").write_bytes(b"no picture")
     assert output_of(sys.executable, "ask.py").strip() == "hold back: REQUEST_ID_TAKEN"
