@@ -146,7 +146,6 @@ class UnusableReplies(Value):
     """Side whose examination it was; None outside of an examination."""
     round: int = Field(default=0, ge=0)
     judge: int = Field(default=1, ge=1)
-    """Number of the judge on a panel."""
     prompt_digest: str
     replies: tuple[RawReply, ...]
 
@@ -155,7 +154,6 @@ class Unused(Value):
     """Cost of model calls that no other event reports."""
 
     calls: int = Field(default=0, ge=0)
-    """Number of calls that were answered."""
     tokens_in: int = Field(default=0, ge=0)
     tokens_out: int = Field(default=0, ge=0)
     tokens_cached: int = Field(default=0, ge=0)
@@ -185,7 +183,6 @@ class MemeIdentity(Value):
     text_given: bool = False
     """True if the caller gave the text, which is recorded in ``TextRead``."""
     picture_given: bool = True
-    """True if the caller sent a picture; otherwise the meme is its text alone."""
     text_digest: str = ""
     """Digest of the text (:func:`court.meme.text_digest`) if it was sent alone; otherwise empty."""
     namespace: str = ""
@@ -230,7 +227,6 @@ class TextLine(Value):
     box: tuple[tuple[float, float], tuple[float, float], tuple[float, float], tuple[float, float]]
     """Corners (x, y) in pixels of the normalised frame, clockwise from the upper left in reading direction."""
     frame: int = Field(ge=0)
-    """Index of the frame in the file."""
 
 
 class ReportedCall(NamedTuple):
@@ -427,7 +423,6 @@ class Summarised(RoundEvent):
     entropy_change: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     """Absolute difference to the previous summary's, in bits."""
     cites: tuple[str, ...] = ()
-    """Ids of the precedents that the side cites."""
     claim: str = ""
     """Claim of fact on which its case rests; empty if there is none or sides are not asked for one."""
     dropped: tuple[str, ...] = ()
@@ -446,9 +441,7 @@ class SummarisedAhead(RoundEvent):
     summary: str
     justification: str
     claim: str = ""
-    """As in ``Summarised``."""
     dropped: tuple[str, ...] = ()
-    """As in ``Summarised``."""
     call: ModelCall
 
 
@@ -491,13 +484,10 @@ class GuardHeard(Event):
     harmful: bool | None = None
     """True if it considers the meme harmful; ``None`` if it gave no opinion."""
     categories: tuple[str, ...] = ()
-    """Categories of harm that it names, in its own words."""
     reason: str = ""
-    """Reason that it gives."""
     reply: str = ""
     """Its raw answer without any thought before it; truncated if long."""
     failure: str = ""
-    """Code of the reason why there is no opinion."""
     call: ModelCall | None = None
 
     @override
@@ -552,7 +542,6 @@ class RankedHit(Value):
     snippet: str = ""
     date: str = ""
     rank_given: int = Field(ge=1)
-    """Rank in the source's own order."""
 
     @property
     def scanned(self) -> str:
@@ -567,9 +556,7 @@ class EvidenceSearched(ClaimEvent):
     step_name = "search about claim {claim}"
     kind: Literal["EvidenceSearched"] = "EvidenceSearched"
     number: int = Field(ge=1)
-    """Number of the search for this claim."""
     query: str
-    """Query as it was sent."""
     held_back: int = Field(default=0, ge=0)
     """Number of names and contact data removed from the query because the source is remote."""
     hits: tuple[RankedHit, ...] = ()
@@ -578,7 +565,6 @@ class EvidenceSearched(ClaimEvent):
     latency_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """Duration of the search without the ranking, in seconds."""
     failure: str = ""
-    """Code of the reason why the source gave no answer."""
     rank_failure: str = ""
     """Code of the failure to rank the hits, which are then in the source's own order."""
     call: ModelCall | None = None
@@ -595,7 +581,6 @@ class DocumentWeighed(ClaimEvent):
     step_name = "document about claim {claim}"
     kind: Literal["DocumentWeighed"] = "DocumentWeighed"
     number: int = Field(ge=1)
-    """Number of the weighing for this claim."""
     document: str
     """Id of the document within its source."""
     title: str = ""
@@ -622,9 +607,7 @@ class DocumentWeighed(ClaimEvent):
     quotes_dropped: int = Field(default=0, ge=0)
     """Number of quoted passages that do not occur in the document."""
     queries: tuple[str, ...] = ()
-    """Further queries."""
     failure: str = ""
-    """Code of the reason why it could not be read or weighed."""
     calls: tuple[ModelCall, ...] = ()
 
     @override
@@ -641,7 +624,6 @@ class ClaimSettled(ClaimEvent):
     because: ClaimBasis
     evidence: tuple[QuotedPassage, ...] = ()
     documents: int = Field(default=0, ge=0)
-    """Number of documents read about it."""
     checked: bool = True
     """False if no source answered, or nothing that was found could be read or weighed."""
     quotes_dropped: int = Field(default=0, ge=0)
@@ -657,7 +639,6 @@ class NearDuplicate(Value):
     """A meme tried before that is a near-duplicate of the one on trial."""
 
     trial_id: str = Field(min_length=1)
-    """Id of its trial."""
     label: Label
     """Label in force: the reviewer's if the verdict was overruled."""
     distance: int = Field(ge=0, le=256)
@@ -678,7 +659,6 @@ class NearDuplicatesFound(Event):
     step_name = "near duplicates found"
     kind: Literal["NearDuplicatesFound"] = "NearDuplicatesFound"
     duplicates: tuple[NearDuplicate, ...] = Field(min_length=1)
-    """Nearest first."""
     latency_s: float = Field(ge=0, allow_inf_nan=False)
 
 
@@ -730,7 +710,6 @@ class TrialChecked(Event):
     unheard: OddsGiven | None = None
     """Odds before the sides were heard; ``None`` if not asked for or not given."""
     supports: dict[Side, OddsGiven] = Field(default_factory=dict)
-    """Odds of the label that each side's argument supports."""
     mistrial: bool = False
     """True if an essential part went wrong, so that a person must look."""
 
@@ -753,7 +732,6 @@ class JudgeRuled(Event):
     step_owner = "judge"
     kind: Literal["JudgeRuled"] = "JudgeRuled"
     judge: int = Field(ge=1)
-    """Number of the judge on the panel."""
     strengths: Strengths
     ruling: Ruling
     category: str
@@ -841,14 +819,11 @@ class QuestionRuled(Event):
     failure: str = ""
     """Code of the reason why there is no answer; empty if there is one."""
     retryable: bool = False
-    """True if the failure is transient."""
     unusable: UnusableReplies | None = None
     """Unusable replies that left it without an answer; None if there were none."""
     fence_mark: str = ""
-    """Mark of the fences around untrusted text in this call."""
     call: ModelCall | None = None
     unused: Unused | None = None
-    """As in ``VerdictGiven``, for this question alone."""
 
     @model_validator(mode="after")
     def _answer_or_failure(self) -> Self:
@@ -870,7 +845,6 @@ class PieceKind(StrEnum):
     """The argument that the Judge was shown as the accuser's."""
     DEFENDER = "DEFENDER"
     EXPERT = "EXPERT"
-    """The findings of the expert witness."""
     DESCRIPTION = "DESCRIPTION"
     TEXT = "TEXT"
     PICTURE = "PICTURE"
@@ -913,7 +887,6 @@ class FlipBasis(StrEnum):
     """Means by which a case is decided without some of its pieces."""
 
     VOTE = "VOTE"
-    """The vote of the other precedents."""
     ODDS = "ODDS"
     """One token of the Judge's model, in one order of the options."""
     RULING = "RULING"
@@ -925,11 +898,9 @@ class Flips(Value):
 
     basis: FlipBasis
     label: Label
-    """Label with every piece."""
     score: float | None = Field(default=None, ge=0, le=1)
     """Probability of harm with every piece, by the same means."""
     harmful_first: bool = True
-    """Order of the options, for odds."""
     tried: tuple[TriedWithout, ...]
 
     def flips(self, tried: TriedWithout) -> bool:
@@ -981,9 +952,7 @@ class FlipsSought(Event):
     failure: str = ""
     """Code of the reason why the search ended early; empty if it did not."""
     fence_mark: str = ""
-    """Mark of the fences around untrusted text in these calls."""
     unused: Unused | None = None
-    """As in ``VerdictGiven``, for this search alone."""
 
     @property
     @override
@@ -1002,7 +971,6 @@ class TrialFailed(Event):
     message: str
     retryable: bool
     unused: Unused | None = None
-    """As in ``VerdictGiven``."""
     unusable: UnusableReplies | None = None
     """Unusable replies that ended the trial; ``None`` if it ended otherwise, or by a reply that leaked instructions."""
     broke_off: int = Field(default=0, ge=0)
@@ -1084,7 +1052,6 @@ class AppealOpened(Event):
     by: str = Field(min_length=1)
     """Submitter: a platform, or a person at it."""
     statement: str = Field(min_length=1)
-    """Statement of the person who contests the verdict."""
     reference: str = ""
     """Platform's id of the appeal: the idempotency key of opening it."""
     by_link: bool = False
@@ -1124,7 +1091,6 @@ AnyEvent: TypeAlias = Annotated[
 ]
 
 EVENT_KINDS: tuple[type[Event], ...] = get_args(get_args(AnyEvent)[0])
-"""All kinds of event."""
 
 _ADAPTER: TypeAdapter[AnyEvent] = TypeAdapter(AnyEvent)
 

@@ -55,7 +55,6 @@ class VerifiedCopy(Value):
     who: str = Field(min_length=1)
     """Person who has verified the label."""
     at: AwareDatetime
-    """Time of that."""
     namespace: str = ""
     """Namespace that it binds in; empty for every one that uses its library."""
     policy: str = ""
@@ -108,9 +107,7 @@ class SureRange(Value):
     above: float = Field(ge=0, le=2, allow_inf_nan=False)
     """Probability from which the label is harmful."""
     share: float = Field(ge=0, le=1)
-    """Share of the memes that these bounds decide."""
     n: int = Field(ge=0)
-    """Number of memes used to choose them."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -141,7 +138,6 @@ class RiskCurve(Value):
     """
 
     n: int = Field(ge=1)
-    """Number of memes it was measured on."""
     points: tuple[RiskPoint, ...] = Field(min_length=1)
     """Points by increasing rate, from 0, and decreasing risk."""
 
@@ -224,7 +220,6 @@ class LibraryIdentity(Value):
     size: int
     encoder: str
     with_picture: int
-    """Number of its memes with a picture."""
 
 
 class MinSimilarity(Value):
@@ -248,7 +243,6 @@ class Findings(Value):
     settles: SureRange | None = None
     """Range in which the vote alone decides; None if it never does."""
     text_cut: bool = False
-    """True if the text was longer than the encoder reads."""
     text_not_understood: bool = False
     """True if the encoder can't read the script or signs of the text; the text half is then absent."""
     regression: float | None = Field(default=None, allow_inf_nan=False)

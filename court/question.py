@@ -55,10 +55,8 @@ class CourtQuestion(Value):
 
     id: OneLine = Field(max_length=100)
     text: OneLine = Field(max_length=1000)
-    """The question in words."""
     options: tuple[Annotated[OneLine, Field(max_length=100)], ...] = Field(min_length=2, max_length=100)
     define: dict[str, Annotated[OneLine, Field(max_length=1000)]] = Field(default_factory=dict)
-    """A sentence on each option."""
     several: bool = False
     """True if any number of the options may fit, none included."""
     sides: QuestionSides | None = None

@@ -19,7 +19,6 @@ from court.untrusted import neutralise
 from court.verdict import Label, Strength
 
 REPLY_LOOPS = "REPLY_LOOPS"
-"""Reason of a reply that repeats itself."""
 _NONE = "none"
 _STRENGTHS = {str(s).lower(): s for s in Strength}
 _MAX_EVIDENCE = 6
@@ -27,7 +26,6 @@ _MAX_QUOTES = 3
 _SHARE_OF_PART = 3
 """Part of the longest text that the meaning and the reason of an argument may each have: 1 over this."""
 QUOTES_UNFOUND = "none of its quotes stands in what you were shown; copy words from there exactly"
-"""Fault of an argument without a true quote."""
 _QUOTATION_MARKS = re.compile(r"[\"“”„«»\s]+")
 _MARK = r"[Tt][Hh][Ii][Nn][Kk](?:[Ii][Nn][Gg])?>"
 _THOUGHTS = re.compile(rf"\A(?![{{`~])(?:<{_MARK})?(?:(?!</?{_MARK}).)*</{_MARK}\s*", re.DOTALL)
@@ -171,7 +169,6 @@ class QuestionRuling(Reply):
 
     rationale: Words = Field(min_length=1, max_length=3000)
     chosen: tuple[str, ...]
-    """Options that fit, in the question's order."""
     strengths: dict[str, OptionStrengths] = Field(default_factory=dict)
     """Strengths from which the answer follows; empty if the Judge named one option."""
 

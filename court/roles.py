@@ -63,7 +63,6 @@ PROBE_STEPS: Mapping[Side | None, int] = {None: 1, Side.ACCUSER: 2, Side.DEFENDE
 _ASKED_AGAIN = len(PROBE_STEPS) + 1
 _REPEATS = "it said the same over and over; say each thing once"
 _MOST_THOUGHT = 20_000
-"""Characters of a thought that are recorded."""
 _JUDGMENT_PROGRESS = 51  # beyond the last round that the settings allow
 _MOST_REPLY = 60_000
 """Characters of a reply that are recorded; longer replies are rejected anyway (:mod:`court.replies`)."""

@@ -59,7 +59,6 @@ class Argument:
     call: ModelCall | None
     """Call of an argument without an examination; otherwise None, as the last round has the call."""
     event: Summarised
-    """Event that contains it."""
 
 
 @dataclass(frozen=True, slots=True)

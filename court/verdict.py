@@ -259,7 +259,6 @@ class QuotedPassage(Value):
     """A verbatim passage of a document, apart from white space."""
 
     document: str
-    """Id of the document within its source."""
     title: str = ""
     source: str = ""
     date: str = ""
@@ -277,7 +276,6 @@ class ClaimFinding(Value):
     label: ClaimLabel
     because: ClaimBasis
     documents: int = Field(default=0, ge=0)
-    """Number of documents read about it."""
     evidence: tuple[QuotedPassage, ...] = ()
     checked: bool = True
     """False if no source answered, or nothing that was found could be read or weighed."""

@@ -32,7 +32,6 @@ Progress = Callable[[str, int, int], None]
 STARTER_MEMES = Path(__file__).parent / "starter" / "memes.jsonl"
 _STARTER_PICTURES = STARTER_MEMES.with_name("pictures")
 _BATCH = 512
-"""Batch size of texts, after each of which progress is reported."""
 
 
 _TAKEN = "its id is taken"

@@ -14,16 +14,13 @@ from court.injection.detector import find_injection_signals
 from court.ports import EvidenceDocument, EvidenceHit, EvidenceSource
 
 RANKED = 10
-"""Maximum number of search results that are ranked."""
 MOST_CHARACTERS = 6000
-"""Maximum characters of a document that are read."""
 _MOST_ID, _MOST_TITLE, _MOST_SOURCE, _MOST_DATE, _MOST_SNIPPET = 1000, 300, 200, 40, 1000
 _FORGOTTEN_REASON = "EVIDENCE_MISSING"
 """Reason code of a source that no longer remembers a result."""
 CLAIM_CHECKED: ContextVar[int] = ContextVar("claim_checked", default=0)
 """Number of the claim that a task checks. It is not sent; a replay uses it to find the recorded results of a claim."""
 SOURCE_S = 20.0
-"""Timeout of a search, and of reading a document, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)

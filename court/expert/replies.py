@@ -20,14 +20,11 @@ _MOST_STATEMENTS = 20
 _MORE_STATEMENTS = 3
 """Statements requested in addition to the claims to check, as some are opinions."""
 MOST_QUERIES = 4
-"""Maximum number of queries planned at first."""
 MOST_NEXT = 2
-"""Maximum number of further queries after a document."""
 _MOST_QUOTES = 3
 _MOST_FINAL_QUOTES = 6
 # Shorter ones occur in nearly every document and prove nothing.
 _LEAST_QUOTE = 12
-"""Minimum characters of a quotation."""
 _MOST_QUERY = 200
 _MOST_LENGTH = 1000
 # Labels as the prompts write them; the record has its own names, which must not change with the prompts.

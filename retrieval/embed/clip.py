@@ -47,7 +47,6 @@ VERSION = "open_clip-1"
 _FEWEST_TOKENS = 256
 """A CLIP model that reads fewer leaves texts to the sentence encoder, which reads as many."""
 BATCH = 32
-"""Pictures in one pass of the model; and texts."""
 _LONGEST = 32
 """Of a picture that is more times as long as it is wide, the middle is taken: scaling the shorter side of a strip of
 1280 x 1 pixels to 224 would make 287,000 columns, of which all but 224 are then cut away."""

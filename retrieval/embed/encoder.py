@@ -28,12 +28,10 @@ class Preprocessing(Value):
     mean: tuple[float, float, float]
     """Subtracted from red, green and blue, which lie in [0, 1]."""
     std: tuple[float, float, float]
-    """What is left is divided by it."""
     interpolation: str
     resize_mode: str
     """``shortest`` scales the shorter side and cuts the middle out, ``longest`` pads, ``squash`` distorts."""
     fill_color: int
-    """What ``longest`` pads with."""
 
 
 class EncoderIdentity(Value):
@@ -82,7 +80,6 @@ class PartialMinSimilarity:
 
 
 KnownMinSimilarity: TypeAlias = MinSimilarity | PartialMinSimilarity
-"""Minimum similarities that an encoder knows."""
 
 
 class Encoder(Protocol):

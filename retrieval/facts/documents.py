@@ -40,9 +40,7 @@ class FactDocument(Value):
     text: str = Field(min_length=1, max_length=MAX_TEXT)
     url: str = Field(default="", max_length=2000)
     date: str = Field(default="", pattern=DATE)
-    """The day, month or year that it is of."""
     source: str = Field(default="", max_length=200)
-    """Who says it, such as the name of a publisher or of its site."""
 
 
 def is_date(text: str) -> bool:

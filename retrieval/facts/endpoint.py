@@ -28,7 +28,6 @@ Shape = Literal["searxng", "serper", "json"]
 _MAX_ANSWER_BYTES = 2 * 1024 * 1024
 _CONNECTIONS = 32
 _KNOWN = 4096
-"""Results that are remembered, to be read."""
 _MAX_URL, _MAX_WORDS = 2000, 1000
 
 

@@ -12,7 +12,6 @@ from court.errors import NotLoaded
 from retrieval.text import text_key
 
 FILES = ("data.csc.index.npy", "indices.csc.index.npy", "indptr.csc.index.npy", "vocab.index.json", "params.index.json")
-"""Names of bm25s's files."""
 # The usual values, as in Lucene.
 _K1, _B = 1.2, 0.75
 

@@ -20,7 +20,6 @@ from retrieval.facts.extraction import TextExtractor
 # BO-8 guarantees this limit and the next.
 MAX_PAGE_BYTES = 1024 * 1024
 FETCH_S = 10.0
-"""Timeout of fetching a page, redirects included, in seconds."""
 MAX_REDIRECTS = 3
 _CONNECTIONS = 64
 _GUARD = Guard(cpu_s=5.0, wall_s=15.0, memory_bytes=768 * 1024 * 1024, max_reply_bytes=4 * MAX_PAGE_BYTES)

@@ -125,7 +125,6 @@ def _day_in(text: str) -> str:
 
 
 MAX_PAGES = 3000
-"""Pages of a PDF file, at most."""
 
 
 def answer(job: Mapping[str, Any], payloads: list[bytes]) -> tuple[dict[str, Any], list[bytes]]:

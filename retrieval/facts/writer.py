@@ -28,7 +28,6 @@ from retrieval.library import storage
 from retrieval.library.manifest import FileEntry
 
 _BATCH = 256
-"""Passages embedded at once."""
 
 
 def write_corpus(

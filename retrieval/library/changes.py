@@ -48,11 +48,8 @@ class Effect(StrEnum):
     """Effect on the rows."""
 
     APPEND = "append"
-    """A meme was appended."""
     HIDE = "hide"
-    """A row was hidden."""
     SHOW = "show"
-    """A hidden row became visible again."""
     SET = "set"
     """The description of a row changed; its vectors are the same."""
 
@@ -67,9 +64,7 @@ class Change(Value):
     why: str = Field(min_length=1, max_length=2000)
     at: AwareDatetime
     meme: str = Field(min_length=1, max_length=200)
-    """Id of the meme."""
     revokes: int | None = None
-    """Number of the change that this one revokes."""
     effect: Effect
     row: int = Field(ge=0)
     """Row in the generation; meaningless in later ones."""
@@ -90,7 +85,6 @@ class Recorded(Value):
 
     change: Change
     revoked_by: int | None = None
-    """Number of the change that revoked it."""
 
 
 def with_revocations(changes: list[Change]) -> list[Recorded]:

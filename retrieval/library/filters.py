@@ -51,4 +51,3 @@ class Filter:
 
 # A shared instance, as each search compares with it, and a new one would validate its times again.
 EVERYTHING = Filter()
-"""Filter that admits every precedent."""

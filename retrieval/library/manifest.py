@@ -66,15 +66,11 @@ class LabelledMeme(Value):
     pixels_sha256: str = ""
     """Both digests are empty if the picture was not available."""
     has_text: bool
-    """True if there is a text half to compare."""
     has_picture: bool
-    """True if there is a picture half to compare."""
     kept: StoredPicture | None = None
     """Thumbnail; None if the picture was not available."""
     split: str = ""
-    """Split of its data set; empty if there is none."""
     namespace: str = ""
-    """Namespace of the content."""
     language: str = ""
     """BCP 47 tag of its text; empty if unknown."""
     policy: str = ""
@@ -189,7 +185,6 @@ class Calibration(Value):
     method: Literal["leave-one-out", "defaults"]
     """``defaults`` if there were too few memes to calibrate; the figures are then absent."""
     n: int = Field(ge=0)
-    """Number of memes voted on."""
     accuracy: float | None = Field(default=None, ge=0, le=1)
     macro_f1: float | None = Field(default=None, ge=0, le=1)
     brier: float | None = Field(default=None, ge=0, le=1)
@@ -246,7 +241,6 @@ class Regression(Value):
     weights: str
     """float32 of shape (text_dim + picture_dim,), little-endian, base64."""
     text_dim: int = Field(ge=0)
-    """Length of the text half."""
     strength: float = Field(gt=0)
     """Inverse strength of its L2 penalty (C), chosen by held-out likelihood."""
 
@@ -281,7 +275,6 @@ class Tuning(Value):
     """Settings of search and vote, chosen when a library is built."""
 
     alpha: float = Field(ge=0, le=1)
-    """Default weight of the text."""
     vote: VoteSettings
     floors: MinSimilarity
     text_floors: dict[str, float] = Field(default_factory=dict)
@@ -291,7 +284,6 @@ class Tuning(Value):
     settles: SureRange | None = None
     """Range in which the vote alone decides; None if it never does."""
     settle_error: float = Field(default=0.05, gt=0, lt=1)
-    """Accepted share of wrong labels there."""
     safeguards: Safeguards = Safeguards()
     regression: Regression | None = None
     """Regression combined with the vote; None if there were too few memes to fit one."""
@@ -324,12 +316,10 @@ class Manifest(Value):
     name: str = Field(min_length=1, max_length=200)
     created: AwareDatetime
     software: str
-    """Version of the software that wrote it."""
     encoder: EncoderIdentity
     counts: Counts
     tuning: Tuning
     sources: dict[str, int]
-    """Number of memes per source."""
     notes: tuple[str, ...] = ()
     """Sentences on how the rows of the sources were read, and why some were left out."""
     lineage: str = Field(pattern=r"^[0-9a-f]{32}$")

@@ -60,9 +60,7 @@ _NAMED = ("source", "split", "namespace", "language", "policy")
 _HEX = re.compile(r"[0-9a-f]{64}")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _AT_ONCE = 500
-"""Rows asked for by one statement."""
 _BLOCK = 2000
-"""Rows read ahead by who goes through all of them."""
 
 StoredChange = tuple[Change, bytes | None, bytes | None]
 """A change, and the vector and the picture of the meme that it took out: what is needed to bring it back."""

@@ -56,7 +56,6 @@ class TileOutcome(StrEnum):
     CUT_OFF = "CUT_OFF"
     """One shows too much that the other lacks."""
     TILE_DIFFERS = "TILE_DIFFERS"
-    """A tile differs."""
 
 
 @dataclass(frozen=True, slots=True)

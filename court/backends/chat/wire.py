@@ -36,7 +36,6 @@ class LogProbs(StrEnum):
     """Format of a server's log-probabilities, the weakest first."""
 
     NONE = "NONE"
-    """None."""
     TOP = "TOP"
     """Those of the most likely tokens."""
     CHOSEN = "CHOSEN"
@@ -53,7 +52,6 @@ class Thinking(StrEnum):
     EFFORT = "EFFORT"
     """Thinks unless ``reasoning_effort`` is "none"."""
     ALWAYS = "ALWAYS"
-    """Always thinks."""
 
 
 _NO_THOUGHTS: Mapping[Thinking, Mapping[str, Any]] = {
@@ -68,7 +66,6 @@ _THOUGHTS: Mapping[Thinking, Mapping[str, Any]] = {
 THOUGHT_LIMITS = ("thinking_token_budget", "thinking_budget_tokens")
 """Fields that limit the tokens of a thought: vLLM's and llama.cpp's."""
 THOUGHT_TOKENS = 4096
-"""Default limit of a thought, in tokens."""
 REPETITION: Mapping[str, int] = {"min_pattern_size": 16, "max_pattern_size": 64, "min_count": 4}
 """Definition of a loop for vLLM's ``repetition_detection``, in tokens; shorter phrases repeat in patterns of 16 too."""
 _PRESENCE_PENALTY = 1.5  # recommended by model cards against endless repetition; the API allows up to 2

@@ -109,7 +109,6 @@ SAMPLE = base64.b64decode(
 )
 SAMPLE_WORD = "court"
 SAMPLE_SIDE = 160
-"""Side of the sample, in pixels."""
 
 
 class FoundLine(BaseModel):

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 
 _MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
-"""Mode of a picture by the number of its channels."""
 
 
 def open_picture(structure: Structure, limits: Limits, *, incomplete: bool) -> Image.Image:

@@ -17,7 +17,6 @@ from typing import Any, BinaryIO
 
 PREFIX = struct.Struct(">I")
 MAX_HEADER = 1 << 20
-"""Maximum size of a header, in bytes."""
 
 
 def pack(header: Mapping[str, Any], payloads: Sequence[bytes]) -> list[bytes]:

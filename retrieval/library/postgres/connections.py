@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _MOST_IDLE = 4
-"""Maximum number of idle connections."""
 _SEARCH_S = 30
 """Statement timeout of a search, in seconds."""
 

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 FORMAT = 1
 """Version of these tables; only this one can be read."""
 MAX_DIM = 16_000
-"""Maximum dimensions of a pgvector vector."""
 _PLAIN_DIM = 2_000
 """Dimensions that fit into a page of 8,192 bytes with the rest of the row."""
 
@@ -50,7 +49,6 @@ class About(Value):
     name: str
     created: AwareDatetime
     software: str
-    """Version of the software that pushed it."""
     encoder: EncoderIdentity
     tuning: Tuning
     lineage: str

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 _SPARE = 16
 """Rows fetched in addition to those requested, so that the first pass usually covers ties at the edge."""
 _BLOCK = 1024
-"""Rows scored per block, if many may tie."""
 
 Found: TypeAlias = "tuple[int, Vector, float]"
 """A row, its vector, and its score by the database."""
