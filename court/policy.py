@@ -23,6 +23,11 @@ class Clause(Value):
     """True if the clause depends on whether something is true, so that the expert witness may have to be called."""
     reasons: tuple[str, ...] = Field(default=(), max_length=3)
     """Reasons that reviewers may choose with the clause, instead of writing their own."""
+    # Tests of the policy: no role is shown them, and no record holds them.
+    violates: tuple[str, ...] = Field(default=(), max_length=200, exclude=True)
+    """Texts of memes that the clause forbids (``memecourt-eval policy test``)."""
+    allows: tuple[str, ...] = Field(default=(), max_length=200, exclude=True)
+    """Texts of memes that come near to what the clause forbids, and are allowed by it."""
 
 
 class Policy(Value):

@@ -21,6 +21,7 @@ COMMANDS = {
     "counterfactual": ("eval.commands.altered", "Say whether the same memes fare otherwise about another group."),
     "sweep": ("eval.commands.sweep", "Judge a validation split with each combination of settings."),
     "audition": ("eval.commands.audition", "Say what models are fit for, and calibrate their verdicts."),
+    "policy": ("eval.commands.policy", "Test a policy by its examples, and see what another one would change."),
     "vote": ("eval.commands.vote", "Measure the vote of a library of precedents on labelled memes."),
     "reproduce": ("eval.commands.reproduce", "Reproduce a paper: its tables and figures, its claims as tests."),
     "datasets": ("eval.commands.datasets", "List, check and describe data sets by their cards."),

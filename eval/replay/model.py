@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from typing_extensions import override
@@ -125,6 +126,57 @@ class RecordedModel:
             latency_s=0.0,
             thought="a thought" if raw.thought else "",
         )
+
+
+Sent = tuple[str, tuple[str, ...]]
+"""System message and texts of a request."""
+
+
+class FallbackModel:
+    """A :class:`~court.ports.ChatModel` that answers from a record, and asks a model where the request is another."""
+
+    def __init__(
+        self, recorded: ChatModel, model: ChatModel | None, sent: Collection[Sent], counts: Counter[str]
+    ) -> None:
+        """Sets record and model.
+
+        Args:
+            model: Model that is asked; None to ask nobody.
+            sent: All requests of the record.
+            counts: Counter whose entry ``calls`` counts the model's calls.
+        """
+        self._recorded, self._model, self._sent, self._counts = recorded, model, sent, counts
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return (self._model or self._recorded).name
+
+    async def reply(self, request: ChatRequest, *, within_s: float) -> ChatReply:
+        """Returns the recorded reply, else the model's. Raises PromptChanged if there is neither."""
+        if self._was_sent(request):
+            try:
+                return await self._recorded.reply(request, within_s=within_s)
+            except (NotRecorded, PromptChanged):
+                pass  # the same words at another point of the trial
+        return await self._fallback().reply(request, within_s=within_s)
+
+    async def odds(self, request: ChatRequest, options: Sequence[str], *, within_s: float) -> Odds | None:
+        """Returns the recorded odds, else the model's; None if it gives none. Raises PromptChanged as for a reply."""
+        if self._was_sent(request):
+            with suppress(PromptChanged):
+                return await self._recorded.odds(request, options, within_s=within_s)
+        return await self._fallback().odds(request, options, within_s=within_s)
+
+    def _was_sent(self, request: ChatRequest) -> bool:
+        # Pictures are those of the meme and of its precedents in either trial.
+        return (request.system, tuple(part for part in request.parts if isinstance(part, str))) in self._sent
+
+    def _fallback(self) -> ChatModel:
+        if self._model is None:
+            raise PromptChanged("A model would be asked in other words than it was.")
+        self._counts["calls"] += 1
+        return self._model
 
 
 def _bare(call_id: CallId) -> CallId:

@@ -7,8 +7,9 @@ would be asked in other words than then can't be replayed: nobody knows what the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from pydantic import ValidationError
 
@@ -32,18 +33,28 @@ from court.events import (
     VerdictGiven,
 )
 from court.meme import Frame, Meme, Picture, PictureFormat
-from court.policy import DEFAULT_POLICY
+from court.policy import DEFAULT_POLICY, Policy
 from court.ports import CallId, ChatReply, ChatRequest, Odds, Reading
 from court.precedents import Findings, LibraryIdentity, VerifiedCopy
 from court.prompts.sets import with_digest
 from court.record import TrialAborted, TrialRecord, TrialState
+from court.recorded_case import NotOnRecord, RecordedCase
 from court.replies import UnusableReply, parse_question_ruling
 from court.roles import PROBE_STEPS, GuardModel, RoleModel, RoleModels
 from court.settings import TrialSettings
 from court.trial import Court, TrialCase, calibration_of
 from court.verdict import Review
-from eval.replay.model import NotRecorded, PromptChanged, RecordedExpert, RecordedModel, RecordedOdds, place_of
+from eval.replay.model import (
+    FallbackModel,
+    NotRecorded,
+    PromptChanged,
+    RecordedExpert,
+    RecordedModel,
+    RecordedOdds,
+    place_of,
+)
 from serving.docket.store.bodies import GONE
+from serving.judging.executor import TrialExecutor
 from serving.version import SOFTWARE
 from serving.views.messages import messages_of
 from serving.views.recheck import Difference
@@ -61,6 +72,7 @@ _OF_A_ROUND = {
 }
 """Fields of the events of a round, with their names."""
 
+_Pictures = Callable[[Sequence[str]], Awaitable[Sequence[Frame | None]]]
 _Fields = Iterator[tuple[str, int, str]]
 """Name of a field, number of the event that it stands in, and value."""
 
@@ -230,24 +242,132 @@ async def replay(record: TrialRecord) -> ReplayedTrial:
 
 
 class _Obstacle(Exception):
-    """A trial can't be replayed; says why."""
+    """A trial can't be replayed; says why.
+
+    Attributes:
+        asks: True if only the reply of a model is missing.
+    """
+
+    def __init__(self, message: str, *, asks: bool = False) -> None:
+        super().__init__(message)
+        self.asks = asks
 
 
-async def _rerun(record: TrialRecord) -> TrialRecord:
-    """The record that today's code makes of a trial. Raises _Obstacle."""
+@dataclass(frozen=True, slots=True)
+class UnderPolicy:
+    """Verdict that a recorded trial comes to under another policy."""
+
+    trial_id: str
+    before: tuple[str, str]
+    """Label on record and the clause that it names; empty strings where there is none."""
+    after: tuple[str, str] | None = None
+    """None if it is not known."""
+    calls: int = 0
+    """Calls of models that were made: those whose reply is not on record."""
+    needs_models: bool = False
+    """True if it is not known for want of replies; a model has to be asked."""
+    obstacle: str = ""
+
+
+async def under_policy(record: TrialRecord, policy: Policy, executor: TrialExecutor | None = None) -> UnderPolicy:
+    """Runs a recorded trial under another policy, with the recorded reply to each request that stays the same.
+
+    Args:
+        executor: Court whose models give the replies that the record lacks, and that reads the picture; None to ask
+            nobody.
+    """
+    before = _decided(record)
+    if reason := _no_outcome(record):
+        return UnderPolicy(record.trial_id, before, obstacle=reason)
+    counts, picture = Counter[str](), None
+    live = executor.court.role_models if executor is not None else None
+    try:
+        if executor is not None:
+            if live is None:
+                raise _Obstacle("No model is configured to be asked.")
+            picture = await executor.picture_of_trial(record)
+        models = _models_with_fallback(record, live, counts)
+        pictures = executor.court.finder.pictures if executor is not None else _stand_ins(record)
+        rerun = await _rerun(record, policy=policy, models=models, picture=picture, pictures=pictures)
+    except (_Obstacle, CourtError, NotOnRecord) as obstacle:
+        needs = isinstance(obstacle, _Obstacle) and obstacle.asks and executor is None
+        return UnderPolicy(record.trial_id, before, calls=counts["calls"], needs_models=needs, obstacle=str(obstacle))
+    return UnderPolicy(record.trial_id, before, _decided(rerun), counts["calls"])
+
+
+def _stand_ins(record: TrialRecord) -> _Pictures:
+    """Gives an empty picture in place of each that the Judge was shown, as its message names them."""
+    shown = {precedent.id for precedent, sha256 in RecordedCase(record).exhibits if sha256}
+
+    async def pictures(ids: Sequence[str]) -> Sequence[Frame | None]:
+        return [Frame(b"", 1, 1, 0) if id_ in shown else None for id_ in ids]
+
+    return pictures
+
+
+def _decided(record: TrialRecord) -> tuple[str, str]:
+    verdict = record.verdict
+    if verdict is None:
+        return "FAILED", ""
+    return str(verdict.label), verdict.finding.clause if verdict.finding else ""
+
+
+def _models_with_fallback(record: TrialRecord, live: RoleModels | None, counts: Counter[str]) -> RoleModels:
+    """Models of the roles that answer from the record, and are asked where it has no reply to the same request."""
+    sent = {
+        (
+            one.system,
+            tuple(part for part in one.parts[: -1 if made.call.schema_in_words else None] if isinstance(part, str)),
+        )
+        for event in record.events
+        for made in messages_of(record, event)
+        for one in made.requests
+    }
+    recorded = _models(record)
+
+    def of(role: Role) -> RoleModel:
+        own = live.by_role[role] if live is not None else recorded.by_role[role]
+        fallback = FallbackModel(recorded.by_role[role].model, own.model if live is not None else None, sent, counts)
+        return replace(own, model=fallback, servers=None)
+
+    return replace(
+        recorded,
+        proposer=of(Role.PROPOSER),
+        accuser=of(Role.ACCUSER),
+        defender=of(Role.DEFENDER),
+        judge=of(Role.JUDGE),
+    )
+
+
+async def _rerun(
+    record: TrialRecord,
+    *,
+    policy: Policy | None = None,
+    models: RoleModels | None = None,
+    picture: Picture | None = None,
+    pictures: _Pictures | None = None,
+) -> TrialRecord:
+    """The record that today's code makes of a trial. Raises _Obstacle.
+
+    Args:
+        policy: Policy in place of the recorded one.
+        models: Models in place of the recorded replies.
+        picture: Decoded picture for models that look at it.
+        pictures: Gives the pictures of precedents.
+    """
     settings = _settings(record)
     _require_replayable(record)
     opened, text = record.opened, record.text
-    finder = _RecordedFinder(record)
+    finder = _RecordedFinder(record, pictures)
     court = Court(
         finder=finder,
         text_reader=_RecordedReader(record),
         software=SOFTWARE,
         settings=settings,
         # Records of before policies were stored with their words have the packaged one.
-        policy=opened.policy.content or DEFAULT_POLICY,
+        policy=policy or opened.policy.content or DEFAULT_POLICY,
         prompts=with_digest(opened.versions.prompts),
-        role_models=_models(record),
+        role_models=models or _models(record),
         # The recorded mark: with another the messages, and so their digests, would differ.
         fence_mark=opened.fence_mark or None,
         duplicates=_RecordedDuplicates(record),
@@ -258,7 +378,7 @@ async def _rerun(record: TrialRecord) -> TrialRecord:
     case = TrialCase(
         trial_id=record.trial_id,
         meme=Meme(
-            _picture(record),
+            picture or _picture(record),
             text=text.text if text and opened.meme.text_given else None,
             language=text.language if text else None,
         ),
@@ -269,7 +389,7 @@ async def _rerun(record: TrialRecord) -> TrialRecord:
         return await court.run(case, _nowhere)
     except TrialAborted as aborted:
         if isinstance(aborted.cause, PromptChanged):
-            raise _Obstacle(aborted.message) from None
+            raise _Obstacle(aborted.message, asks=True) from None
         # A crash of the current code is not an outcome: reported as a difference, it would pass for an intended change.
         if aborted.reason == "INTERNAL":
             raise _Obstacle("Today's code fails on this record by a mistake of its own; the log says where.") from None
@@ -398,9 +518,10 @@ class _RecordedReader:
 
 
 class _RecordedFinder:
-    """Returns the recorded precedents, without their pictures."""
+    """Returns the recorded precedents, without their pictures unless these are given."""
 
-    def __init__(self, record: TrialRecord) -> None:
+    def __init__(self, record: TrialRecord, pictures: _Pictures | None = None) -> None:
+        self._pictures = pictures
         cited, versions = record.precedents, record.opened.versions
         self._findings = cited.findings if cited else None
         self.library = (
@@ -416,7 +537,7 @@ class _RecordedFinder:
 
     async def pictures(self, ids: Sequence[str]) -> Sequence[Frame | None]:
         # The stand-ins for the models look at no picture.
-        return [None] * len(ids)
+        return [None] * len(ids) if self._pictures is None else await self._pictures(ids)
 
 
 class _RecordedBindings:

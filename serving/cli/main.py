@@ -22,6 +22,7 @@ COMMANDS = {
     "records": ("serving.cli.records", "List trials, show them step by step, resume those that were cut off."),
     "notice": ("serving.cli.notice", "Print what to tell those whose content was decided on."),
     "prompts": ("serving.cli.prompts", "Show, check and compare the words in which models are asked."),
+    "policy": ("serving.cli.policy", "Check a policy file, and import policies that others wrote."),
     "docket": ("serving.cli.docket", "Check what is kept, hand trials over with proofs, erase."),
     "rejudge": ("serving.cli.rejudge", "Try memes of stored trials once more, after policy or library have changed."),
     "report": ("serving.cli.report", "Write figures that a platform has to publish."),

@@ -1,0 +1,352 @@
+"""Tests of a policy: full trials of its clauses' examples, what they show of it, and an edit that a model proposes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from pydantic import Field
+
+from court.errors import BadRequest
+from court.events import Procedure
+from court.policy import Clause, Policy
+from court.replies import Reply, Words, object_schema, parse
+from eval.datasets.items import JudgedMeme
+from eval.models.call_cache import SqliteCallCache
+from eval.models.metered import Agent, load
+from eval.runs.plan import require_models
+from eval.scores.bootstrap import Figure
+from eval.scores.compare import mcnemar
+from eval.scores.subgroups import wilson
+from eval.session.directory import CALLS
+from eval.session.engine import Patience, Tried, Watch, patiently, run_items
+from eval.session.progress import Progress
+from eval.solvers.calls import PROMPTS, DecodedMeme, MemeCalls, MemeItem, StoredCourt
+from eval.solvers.question import Prediction
+from eval.solvers.trial import TrialSolver
+from serving.policy_files import to_toml
+from serving.settings import Settings
+from serving.wiring import open_court
+
+_LONGEST = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One test of a policy: the text of a meme that a clause forbids or allows."""
+
+    clause: str
+    text: str
+    forbidden: bool
+
+
+def examples_of(policy: Policy) -> tuple[Example, ...]:
+    """Returns the examples of all clauses. Raises BadRequest if there are none."""
+    found = tuple(
+        Example(clause.number, text, forbidden)
+        for clause in policy.clauses
+        for texts, forbidden in ((clause.violates, True), (clause.allows, False))
+        for text in texts
+    )
+    if not found:
+        raise BadRequest(
+            f"The policy {policy.id} has no examples. Give its clauses `violates` and `allows`, lists of texts.",
+            reason="NO_EXAMPLES",
+            field="policy",
+        )
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """An example and its verdict."""
+
+    example: Example
+    harmful: bool | None
+    """None without a label."""
+    clause: str = ""
+    """Clause that the verdict names; empty if it names none."""
+
+    @property
+    def right(self) -> bool:
+        """True if the label is what the example asks for, whichever clause is named."""
+        return self.harmful is self.example.forbidden
+
+
+@dataclass(frozen=True, slots=True)
+class ClauseFigures:
+    """Verdicts on the examples of one clause."""
+
+    clause: str
+    forbidden: int
+    found: int
+    """Forbidden examples that were found harmful."""
+    named: int
+    """Those of them under this clause."""
+    allowed: int
+    passed: int
+    """Allowed examples that were found not harmful."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyFigures:
+    """Findings about a policy from trials of its examples."""
+
+    clauses: tuple[ClauseFigures, ...]
+    right: Figure | None
+    confusion: dict[str, dict[str, int]]
+    """Verdicts by the clause of a forbidden example, and the clause that was named."""
+    gaps: tuple[str, ...]
+    """Clauses with a forbidden example that no clause caught."""
+    too_wide: tuple[str, ...]
+    """Clauses under which an example of their own was found harmful that they allow."""
+    clashes: tuple[tuple[str, str], ...]
+    """Pairs of a clause that allows an example, and the clause under which it was found harmful."""
+    dead: tuple[str, ...]
+    """Clauses whose forbidden examples were found harmful under other clauses only."""
+    untested: tuple[str, ...]
+    """Clauses without a forbidden or without an allowed example."""
+    silent: int
+    """Examples without a label."""
+
+    @property
+    def passed(self) -> bool:
+        """True if nothing is wrong; clauses without examples are not counted."""
+        return not (self.gaps or self.too_wide or self.clashes or self.dead or self.silent)
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns the figures for programs."""
+        return {**asdict(self), "passed": self.passed}
+
+
+def figures_of(policy: Policy, judged: Sequence[Judged]) -> PolicyFigures:
+    """Computes what verdicts on the examples of a policy show of it."""
+    clauses, confusion = [], dict[str, dict[str, int]]()
+    gaps, wide, dead = list[str](), list[str](), list[str]()
+    clashes = dict[tuple[str, str], None]()
+    for clause in policy.clauses:
+        own = [each for each in judged if each.example.clause == clause.number]
+        forbidden = [each for each in own if each.example.forbidden]
+        allowed = [each for each in own if not each.example.forbidden]
+        found = [each for each in forbidden if each.harmful]
+        named = Counter(each.clause or "none" for each in found)
+        row = (len(forbidden), len(found), named[clause.number], len(allowed))
+        clauses.append(ClauseFigures(clause.number, *row, sum(each.right for each in allowed)))
+        if named:
+            confusion[clause.number] = dict(named)
+        if any(each.harmful is False for each in forbidden):
+            gaps.append(clause.number)
+        if found and not named[clause.number]:
+            dead.append(clause.number)
+        for each in allowed:
+            if each.harmful and each.clause in ("", clause.number):
+                wide.append(clause.number)
+            elif each.harmful:
+                clashes[clause.number, each.clause] = None
+    return PolicyFigures(
+        clauses=tuple(clauses),
+        right=wilson(sum(each.right for each in judged), len(judged)),
+        confusion=confusion,
+        gaps=tuple(gaps),
+        too_wide=tuple(dict.fromkeys(wide)),
+        clashes=tuple(clashes),
+        dead=tuple(dead),
+        untested=tuple(clause.number for clause in policy.clauses if not (clause.violates and clause.allows)),
+        silent=sum(each.harmful is None for each in judged),
+    )
+
+
+def contradictions(one: Policy, other: Policy) -> dict[str, bool]:
+    """Returns the texts that exactly one of two policies forbids and the other allows; True if the first forbids it.
+
+    Raises BadRequest: There is none.
+    """
+    sides = [{each.text.strip(): each.forbidden for each in examples_of(policy)} for policy in (one, other)]
+    found = {text: side for text, side in sides[0].items() if sides[1].get(text) is (not side)}
+    if not found:
+        raise BadRequest(
+            f"No example of {one.id} is one of {other.id} with the opposite label: nothing shows whether the policy is "
+            "read. Give one of them the same text under `allows` that the other has under `violates`.",
+            reason="NO_EXAMPLES",
+            field="against",
+        )
+    return found
+
+
+@dataclass(slots=True)
+class PolicyTrials:
+    """Full trials of examples by a policy alone: without precedents, and with each model call made only once.
+
+    Attributes:
+        out: Folder of the model calls, shared by all policies that are tried there.
+    """
+
+    settings: Settings
+    out: Path
+    progress: Progress
+    patience_s: float = 0.0
+    concurrency: int = 16
+    made: int = field(default=0, init=False)
+    """Model calls that were made, and not found among those of before."""
+
+    @asynccontextmanager
+    async def court(self, policy: Policy) -> AsyncIterator[StoredCourt]:
+        """Opens a court with this policy, behind the store of calls.
+
+        Raises as :func:`serving.wiring.open_court`.
+        """
+        require_models(Procedure.FULL, self.settings)
+        self.out.mkdir(parents=True, exist_ok=True)
+        async with AsyncExitStack() as stack:
+            # Trials of a test are no trials of the court: what remains of them is the store of calls.
+            scratch = Path(stack.enter_context(TemporaryDirectory()))
+            file = scratch / "policy.toml"
+            file.write_text(to_toml(policy), encoding="utf-8")
+            trial = self.settings.trial.model_copy(update={"precedents": False, "input": "texts"})
+            own = {"docket": scratch / "docket.sqlite", "policy": file, "trial": trial, "binding": "off"}
+            settings = self.settings.model_copy(update={**own, "procedure": Procedure.FULL, "docket_key": None})
+            # Opened before the court, so closed after it: replies that arrive during shutdown are still stored.
+            calls = SqliteCallCache.open(self.out / CALLS)
+            stack.push_async_callback(calls.close)
+            executor = await stack.enter_async_context(
+                open_court(settings, read_text=False, duplicates=False, search=False, tell=self.progress.tell)
+            )
+            yield StoredCourt(executor, calls)
+
+    async def judge(self, policy: Policy, examples: Sequence[Example]) -> list[Judged]:
+        """Tries examples under a policy. Raises as :func:`eval.session.engine.run_items`, and CourtError."""
+        async with self.court(policy) as stored:
+            solver = TrialSolver(stored, policy.id, Procedure.FULL, text_only=True)
+            return await self._judged(solver, examples)
+
+    async def _judged(self, solver: TrialSolver, examples: Sequence[Example]) -> list[Judged]:
+        patience = Patience(self.patience_s)
+
+        async def step(numbered: tuple[int, Example]) -> Judged:
+            number, example = numbered
+            meme = JudgedMeme(id=str(number), split="examples", line=number, text=example.text)
+            tried: list[Tried[Prediction, Any]] = []
+
+            async def attempt(state: Any) -> Tried[Prediction, Any]:
+                tried.append(await solver.solve(MemeItem(meme, _no_picture), state))
+                return tried[-1]
+
+            prediction = await patiently(attempt, patience)
+            self.made += prediction.cost.calls - prediction.cost.stored
+            record = tried[-1].state
+            verdict = record.verdict if record is not None else None
+            finding = verdict.finding if verdict is not None else None
+            return Judged(example, prediction.outcome.harmful, finding.clause if finding else "")
+
+        watch = Watch(self.concurrency, "examples")
+        return await run_items(
+            list(enumerate(examples, 1)),
+            step,
+            concurrency=self.concurrency,
+            watch=watch,
+            progress=partial(self.progress.step, "examples"),
+        )
+
+
+async def _no_picture() -> bytes | None:
+    return None
+
+
+class _Edit(Reply):
+    text: Words = Field(min_length=1, max_length=_LONGEST)
+
+
+@dataclass(frozen=True, slots=True)
+class Suggestion:
+    """A wording of a clause that a model proposed, and what it is worth on examples that the model was not shown."""
+
+    clause: str
+    old: str
+    new: str
+    policy: Policy
+    gained: int
+    """Held-out examples of the clause that only the new wording gets right."""
+    lost: int
+    """Held-out examples of the clause that only the old wording gets right."""
+    lost_elsewhere: int
+    """Examples of other clauses that only the old wording gets right."""
+    p: float
+    """Of the exact McNemar test on the held-out examples."""
+
+    @property
+    def accepted(self) -> bool:
+        """True if something is gained on held-out examples, more than is lost, and nothing is lost elsewhere."""
+        return self.gained > self.lost and not self.lost_elsewhere
+
+
+async def suggest(trials: PolicyTrials, policy: Policy, number: str) -> Suggestion:
+    """Lets the Judge's model reword a clause by half of its examples, and tries the wording on all others.
+
+    Raises:
+        BadRequest: The policy has no such clause, or too few examples to hold any back.
+        As :meth:`PolicyTrials.judge`.
+    """
+    clause = next((each for each in policy.clauses if each.number == number), None)
+    if clause is None:
+        names = ", ".join(each.number for each in policy.clauses)
+        raise BadRequest(f"The policy has no clause {number}. It has: {names}.", field="clause")
+    examples = examples_of(policy)
+    own = [each for each in examples if each.clause == number]
+    # Every second one of each kind, in the order of the file: the same halves whenever it is asked for.
+    shown = {each.text for kind in (True, False) for each in [one for one in own if one.forbidden is kind][::2]}
+    held_out = [each for each in own if each.text not in shown]
+    if not held_out:
+        raise BadRequest(
+            f"Clause {number} has too few examples: give it two that it forbids, and two that it allows.",
+            reason="NO_EXAMPLES",
+            field="clause",
+        )
+    before = await trials.judge(policy, examples)
+    new = await _reworded(trials, policy, clause, [each for each in before if each.example.text in shown])
+    edited = clause.model_copy(update={"text": new})
+    changed = policy.model_copy(
+        update={
+            "version": f"{policy.version}+"[:64],
+            "clauses": tuple(edited if each.number == number else each for each in policy.clauses),
+        }
+    )
+    after = await trials.judge(changed, examples)
+    pairs = list(zip(before, after, strict=True))
+    held_out_pairs = [(one.right, other.right) for one, other in pairs if one.example in held_out]
+    elsewhere = [(one.right, other.right) for one, other in pairs if one.example.clause != number]
+    gained, lost = held_out_pairs.count((False, True)), held_out_pairs.count((True, False))
+    return Suggestion(
+        clause=number,
+        old=clause.text,
+        new=new,
+        policy=changed,
+        gained=gained,
+        lost=lost,
+        lost_elsewhere=elsewhere.count((True, False)),
+        p=mcnemar(gained, lost),
+    )
+
+
+async def _reworded(trials: PolicyTrials, policy: Policy, clause: Clause, shown: Sequence[Judged]) -> str:
+    prompt = load(PROMPTS, "reword")
+    words = {"type": "string", "minLength": 1, "maxLength": _LONGEST}
+    agent = Agent(prompt, "reword", partial(parse, _Edit), object_schema({"text": words}))
+    async with trials.court(policy) as stored:
+        calls = MemeCalls(stored, DecodedMeme(JudgedMeme(id=clause.number, split="reword", line=0)), 0)
+        lists = {
+            "forbidden": [each for each in shown if each.example.forbidden],
+            "allowed": [each for each in shown if not each.example.forbidden],
+        }
+        texts = {name: calls.fence.around("\n".join(map(_shown, those)) or "-") for name, those in lists.items()}
+        task = prompt.task("reword", number=clause.number, policy=policy.text, clause=clause.text, **texts)
+        return (await calls.ask(agent, [task])).text
+
+
+def _shown(judged: Judged) -> str:
+    return f"- {'' if judged.right else '(judged wrong) '}{judged.example.text}"

@@ -1,0 +1,178 @@
+"""Policies as tested code, over a real socket: an oracle obeys clauses to the letter, so planted faults are known."""
+
+import json
+import re
+
+import pytest
+from click.testing import CliRunner
+
+from court.policy import Policy
+from eval.cli import cli
+from eval.standin.replies import scripted_reply
+from serving.cli.main import cli as court_cli
+from tests.integration.test_audition import served
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+_CLAUSE = re.compile(r"^(\w+)\. \((.+?)\) Forbids (.+)$", re.MULTILINE)
+_TEXT = re.compile(r"Text of the meme that is judged:\n\[begin \w+\]\n(.*?)\n\[end", re.DOTALL)
+HEAD = 'id = "{id}"\nversion = "1"\npreamble = "People from Blueland are protected."\ntargets = ["society"]\n'
+SHORT = ("rounds_min=1", "rounds_max=1", "captioner=false", "overlap=false")
+
+
+class Literal:
+    """A stand-in that rules by the first clause one of whose words the meme has, and rewords as it is told."""
+
+    def __init__(self, rewording="Forbids kites"):
+        self.rewording, self.rulings = rewording, 0
+
+    def answer(self, payload):
+        reply = scripted_reply(payload)
+        words = "\n".join(each["content"] if isinstance(each["content"], str) else each["content"][-1]["text"]
+                          for each in payload["messages"])  # fmt: skip
+        if "Reword clause" in words:
+            return json.dumps({"text": self.rewording})
+        if reply is None or "harmful_strength" not in reply:
+            return reply
+        self.rulings += 1
+        content = payload["messages"][-1]["content"]
+        words_sent = content if isinstance(content, str) else "\n".join(part.get("text", "") for part in content)
+        text = f" {_TEXT.search(words_sent)[1].lower()} "
+        system = payload["messages"][0]["content"]
+        named = next(
+            (one for one in _CLAUSE.finditer(system) if any(f" {w} " in text for w in one[3].split(" or "))), None
+        )
+        strong, weak = ("harmful", "harmless") if named else ("harmless", "harmful")
+        found = (
+            {"category": named[2], "clause": named[1]}
+            if named
+            else dict.fromkeys(("category", "clause", "target"), "none")
+        )
+        ruled = {**json.loads(reply), f"{strong}_strength": "strong", f"{weak}_strength": "weak", **found}
+        ruled |= {"label": "harmful" if named else "not harmful", "rationale": "It is weighed by what the meme says."}
+        return json.dumps(ruled)
+
+    def odds(self, payload):
+        return {"A": 0.5, "B": 0.5}
+
+
+class Deaf(Literal):
+    """A stand-in that rules by a policy of its own, whichever is in force."""
+
+    def answer(self, payload):
+        own = {"role": "system", "content": "1. (kind 1) Forbids kites or boats or balloons or pepper"}
+        return super().answer({**payload, "messages": [own, *payload["messages"][1:]]})
+
+
+def clause(number, text, violates=(), allows=()):
+    lists = "".join(
+        f"{name} = {json.dumps(list(each))}\n" for name, each in (("violates", violates), ("allows", allows))
+    )
+    return f'\n[[clauses]]\nnumber = "{number}"\ncategory = "kind {number}"\ntext = "{text}"\n{lists}'
+
+
+SOUND = clause(
+    "1", "Forbids kites or balloons", ["They fly kites today", "Look at balloons here"], ["They sail boats"]
+) + clause("2", "Forbids pepper", ["Pour pepper in the well", "More pepper for them"], ["A pinch of salt"])
+FAULTY = (
+    clause("1", "Forbids kites", ["They fly kites today", "Look at balloons here"], ["We mend kites for children"])
+    + clause("2", "Forbids pepper", ["Pour pepper in the well"], ["We bake bread"])
+    + clause("3", "Forbids pepper or wells", ["More pepper for them"], ["Dig wells here"])
+    + clause("4", "Forbids ladders", ["They climb ladders now"], ["We fly kites with a friend"])
+)
+
+
+def policy(tmp_path, name, clauses):
+    path = tmp_path / f"{name}.toml"
+    path.write_text(HEAD.format(id=name) + clauses)
+    return path
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture
+def invoke(tmp_path, home):
+    def call(*words, status=0, program=cli):
+        places = {"MEMECOURT_HOME": str(home), "MEMECOURT_DOCKET": str(tmp_path / "docket.sqlite")}
+        result = CliRunner(env=places).invoke(program, [str(word) for word in words], catch_exceptions=False)
+        assert status is None or result.exit_code == status, result.output
+        return result.stdout
+
+    return call
+
+
+def settings(url, *more):
+    return [*more, "--llm-url", url, "--model", "planted", *(word for one in SHORT for word in ("--set", one))]
+
+
+def test_planted_faults_are_found_and_none_is_invented(tmp_path, invoke):
+    oracle = Literal()
+    with served(oracle) as url:
+        arguments = settings(
+            url, "policy", "test", policy(tmp_path, "sound", SOUND), "--out", tmp_path / "out", "--json"
+        )
+        sound = json.loads(invoke(*arguments))
+        assert sound["passed"] and sound["right"]["value"] == 1.0 and not sound["untested"]
+        before = oracle.rulings
+        assert json.loads(invoke(*arguments)) == sound
+        assert oracle.rulings == before, "calls are stored"
+        path = policy(tmp_path, "faulty", FAULTY)
+        faulty = json.loads(
+            invoke(*settings(url, "policy", "test", path, "--out", tmp_path / "o2", "--json"), status=1)
+        )
+    assert faulty["gaps"] == ["1"]  # balloons
+    assert faulty["too_wide"] == ["1", "3"]
+    assert faulty["clashes"] == [["4", "1"]]
+    assert faulty["dead"] == ["3"]
+    assert faulty["confusion"]["3"] == {"2": 1}
+    assert not faulty["silent"] and not faulty["passed"]
+
+
+def test_contradictory_pairs_show_whether_the_policy_is_read(tmp_path, invoke):
+    other = clause("1", "Forbids boats", ["They sail boats"], ["They fly kites today"])
+    paths = policy(tmp_path, "one", SOUND), policy(tmp_path, "other", other)
+    for oracle, right, status in ((Literal(), 2, 0), (Deaf(), 0, 1)):
+        with served(oracle) as url:
+            out = tmp_path / f"out{right}"
+            words = settings(url, "policy", "test", paths[0], "--against", paths[1], "--out", out, "--json")
+            found = json.loads(invoke(*words, status=status))
+        assert (found["pairs"], found["pairs_right"]) == (2, right)
+
+
+def test_changed_policy_is_compared_on_recorded_cases(tmp_path, invoke):
+    old = policy(tmp_path, "old", clause("1", "Forbids kites"))
+    new = policy(tmp_path, "new", clause("1", "Forbids boats") + clause("2", "Forbids pepper"))
+    with served(Literal()) as url:
+        own = ["--llm-url", url, "--model", "planted", "--policy", old, "--procedure", "full"]
+        for text in ("They fly kites today", "They sail boats", "We bake bread"):
+            invoke("judge", "--text", text, *own, program=court_cli, status=None)
+        before = json.loads(invoke("policy", "diff", new, "--json"))
+        assert before["cases"] == before["need_models"] == 3 and before["calls_needed"] >= 3 and not before["changed"]
+        assert before["clause_gone"] == 0 and not before["calls_made"]
+        after = json.loads(invoke(*settings(url, "policy", "diff", new, "--ask", "--json")))
+        same = json.loads(invoke("policy", "diff", old, "--json"))
+    assert same["compared"] == 3 and not same["changed"] and not same["need_models"]
+    assert after["compared"] == 3 and after["calls_made"] > 0
+    assert sorted(row[1:] for row in after["changed"]) == [
+        ["HARMFUL", "1", "NOT_HARMFUL", ""], ["NOT_HARMFUL", "", "HARMFUL", "1"]]  # fmt: skip
+
+
+def test_rewording_is_accepted_if_it_helps_new_examples_and_harms_none(tmp_path, invoke):
+    clauses = clause(
+        "1", "Forbids kites", ["They fly kites", "See the balloons", "Big balloons", "Our balloons"], []
+    ) + clause("2", "Forbids pepper", ["Pour pepper"], ["We walk ladders home"])
+    path = policy(tmp_path, "narrow", clauses)
+    for name, rewording, accepted in (
+        ("same", "Forbids kites", False),
+        ("good", "Forbids kites or balloons", True),
+        ("greedy", "Forbids kites or balloons or ladders", False),
+    ):
+        with served(Literal(rewording)) as url:
+            words = settings(url, "policy", "suggest", path, "--clause", "1", "--out", tmp_path / name, "--json")
+            found = json.loads(invoke(*words, status=0 if accepted else 1))
+        assert found["accepted"] is accepted and found["lost_elsewhere"] == (name == "greedy")
+        assert (tmp_path / name / "policy.toml").exists() is accepted
+    assert Policy.load(tmp_path / "good" / "policy.toml").clauses[0].text == "Forbids kites or balloons"
