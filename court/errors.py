@@ -85,7 +85,6 @@ class Unavailable(CourtError):
 
     Attributes:
         retry_after: Seconds to wait before a retry; None if a retry might repeat an action that was already performed.
-        broke_off: Number of times a server disconnected while processing requests of this trial, as when they crash it.
     """
 
     default_reason = "UNAVAILABLE"

@@ -62,7 +62,6 @@ class Examination:
 
     Attributes:
         models: Models of the trial; no speculative call is made while one of them has no spare capacity.
-        claimed: Called when a summary that counts rests on a claim of fact; None if sides are not asked for claims.
     """
 
     advocate: Advocate

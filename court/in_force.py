@@ -74,7 +74,6 @@ class PersonFinding:
     """State of the case about content, by what people said of it.
 
     Attributes:
-        contested: True while the case is open again: an appeal, a second opinion, or two people who disagree.
         acquitters: Number of people whose last word is that it is not harmful.
         policy: Digest of the policy that the trial applied; empty if unknown.
         until: Time after which a finding counts no longer whose trial has expired; None while there is the trial.
@@ -169,8 +168,6 @@ class InForce:
     """The finding in force on content, and the decision that follows from it.
 
     Attributes:
-        id: Trial that was reviewed or that gave the verdict, or precedent.
-        contested: True while the case is open again.
         local: True if the server knows no callers, so that anybody on its machine may have signed the finding.
     """
 
@@ -217,11 +214,7 @@ def in_force(
     found: PersonFinding | None = None,
     rules: FindingRules = DEFAULT_RULES,
 ) -> InForce:
-    """Returns the finding in force on the content of a verdict.
-
-    Args:
-        at: Time of the verdict, or of the label of the precedent that it follows.
-    """
+    """Returns the finding in force on the content of a verdict; ``at`` is its time, or that of its precedent."""
     found = None if rules.authority == "none" else found
     contested = found is not None and found.contested
     on_hold = contested and rules.contested == "review"

@@ -30,14 +30,11 @@ class Limits:
     Pixel limits are what protects the decoder: the size in bytes says little about the work.
 
     Attributes:
-        max_pixels: Width x height of one frame, in pixels.
         max_jpeg_pixels: The same for a JPEG in one scan, as cameras write them, which is scaled down while decoding.
         max_scaled_pixels: The same for a PNG that is not interlaced and an opaque lossy WebP, which are scaled down
             too.
-        outgoing_side: Longest side of the pictures passed to encoders and models, in pixels.
         long_ratio: Ratio of longer to shorter side from which a scaled-down picture gets a second, larger copy for
             reading its text.
-        representative_frames: Largest number of frames of an animated file that are used.
     """
 
     max_bytes: int = 32 * 1024 * 1024
@@ -88,8 +85,6 @@ class Picture:
     Attributes:
         pixels_sha256: SHA-256 of the normalised pixels of all representative frames, in hex; equal for copies that were
             losslessly re-encoded or re-tagged.
-        width: Width of the upright upload before any scaling down, in pixels.
-        height: Height of the upright upload before any scaling down, in pixels.
         frames: Representative frames, at least one, in file order; for an animated file the first, and then those that
             differ most from the ones already chosen.
         shown_otherwise: True if the file's colour instructions are so unusual that only some viewers show the picture
@@ -119,7 +114,6 @@ class Meme:
     Attributes:
         text: ``T`` as given by the caller; ``None`` to read it off the picture; ``""`` if the caller says that there is
             none.
-        language: BCP 47 tag of the text; None if unknown.
 
     Raises:
         BadPicture: There is neither a picture nor a non-blank text.

@@ -189,11 +189,7 @@ class AdvocateBrief:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeBrief(Generic[P]):
-    """Everything that the Judge is shown.
-
-    Attributes:
-        original_labels: True to show the data set's own labels of precedents, if they are in :data:`ORIGINAL_LABELS`.
-    """
+    """Everything that the Judge is shown; with ``original_labels`` those in :data:`ORIGINAL_LABELS` as they are."""
 
     pictures: tuple[P, ...]
     policy: Policy

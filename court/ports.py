@@ -74,10 +74,7 @@ class BindingFinder(Protocol):
     """Finds precedents that are the meme on trial and whose labels named persons answer for."""
 
     async def copies(self, *, pixels_sha256: str, text: str | None) -> Sequence[VerifiedCopy]:
-        """Finds the copies of a meme: the same pixels and text, or the same text where neither has a picture.
-
-        Args:
-            text: Text of the meme; None for copies of the picture with any text.
+        """Finds the copies of a meme: the same pixels and text, or the same text where neither has a picture, or any.
 
         Raises:
             Unavailable: The library can't be read now.
@@ -103,9 +100,6 @@ class PrecedentFinder(Protocol):
     ) -> Findings:
         """Finds the most similar precedents.
 
-        Args:
-            tally: Minimum number of precedents to count; the library's own vote settings may require more.
-
         Raises:
             Unavailable: The search can't be made now.
         """
@@ -126,10 +120,6 @@ class DuplicateFinder(Protocol):
         self, picture: Picture | None, text: str, text_read: bool, namespace: str
     ) -> Sequence[NearDuplicate]:
         """Finds trials of the same meme or near-duplicates, nearest first; empty if there are none.
-
-        Args:
-            picture: Picture of the meme; None if only a text was sent, which is compared by its letters with other such
-                texts.
 
         Raises:
             Unavailable: The search can't be made now.
@@ -186,7 +176,6 @@ class ChatReply:
 
     Attributes:
         tokens_cached: Number of the prompt's tokens found in the server's prefix cache; 0 if it does not say.
-        unknown: Names of figures that the server omitted or gave as invalid values; they are 0 or empty here.
     """
 
     text: str
@@ -268,10 +257,7 @@ class ReplicatedModel(ChatModel, Protocol):
         """Addresses of the servers, without keys."""
 
     def pinned(self, key: str, /) -> ReplicatedModel:
-        """Returns the model for one trial, pinned to the server with the fewest calls in flight at its first call.
-
-        The key breaks ties. If that server is gone, the current and all later calls of the trial fail over to another.
-        """
+        """Returns the model for one trial, pinned to the server with the fewest calls in flight; it fails over."""
 
     def room(self) -> bool:
         """True if the server that would be used now could start one more call immediately."""

@@ -92,11 +92,9 @@ class CourtQuestion(Value):
 
 
 def options_that_fit(question: CourtQuestion, strengths: Mapping[str, OptionStrengths]) -> tuple[str, ...]:
-    """Returns the options that follow from the strengths of a question's weighed options.
-
-    If several may apply, each with more evidence for than against it. Of two sides the stronger, or the third option on
-    a tie.
-    """
+    """Returns the options that follow from the strengths of a question's weighed options."""
+    # If several may apply, each with more evidence for than against it. Of two sides the stronger, or the third option
+    # on a tie.
     fitting = {option for option, each in strengths.items() if each.fits}
     # Two sides of equal strength leave the third option, which has no strength of its own.
     if question.sides is not None and not fitting:

@@ -62,7 +62,6 @@ class TrialRecord:
     Attributes:
         found: Finding of people about its content, from whichever trial, as the docket has it; None for what the events
             tell themselves.
-        rules: Rules for what follows from it.
     """
 
     events: tuple[AnyEvent, ...]

@@ -23,11 +23,7 @@ from court.record import TrialRecord
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One round of one side.
-
-    Attributes:
-        ahead: True for a speculative round after the one at which the side stopped; the verdict doesn't rest on it.
-    """
+    """One round of one side; ``ahead`` after the one at which the side stopped, on which no verdict rests."""
 
     question: str
     answer: str

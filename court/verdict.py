@@ -31,11 +31,7 @@ class Decision(StrEnum):
 def decision(
     label: Label | None, *, needs_review: bool, reviewed: Label | None = None, on_hold: bool = False
 ) -> Decision:
-    """Returns the decision on content. A meme that needs review, is undecided or has no verdict is never allowed.
-
-    Args:
-        on_hold: True if a person must look before it is allowed. A block stays one: nobody frees content by appealing.
-    """
+    """Returns the decision on content; ``on_hold`` bars an allowance, and never undoes a block."""
     if reviewed is not None:
         label, needs_review = reviewed, False
     # Checked first: a harmful meme that needs review is not blocked unseen either.

@@ -86,7 +86,6 @@ async def build_library(
     """Builds a library: reads, decodes, embeds, calibrates and writes.
 
     Args:
-        settle_error: Accepted share of wrong labels if the vote alone decides, in (0, 1).
         max_lost: Maximum share of rows, in [0, 1], that are unusable or lack a picture that they name; otherwise
             nothing is built.
 
@@ -146,14 +145,13 @@ async def add_to_library(
 ) -> tuple[Library, BuildReport]:
     """Adds memes as a new generation of an existing library, as :func:`build_library`, and recalibrates it.
 
-    The accepted error of votes that decide alone stays as it is.
-
     Raises:
         BadLibrary: A stored picture has changed since it was written.
         BadRequest: A source can't be read, no usable rows are left, or the library was changed since it was opened.
         Unavailable: Another process is writing to the library.
         OSError: The new generation can't be written; the old one stays in use.
     """
+    # The accepted error of votes that decide alone stays as it is.
     taken = set(library.ids())
     remembered = EmbeddingCache(library.root, encoder.identity)
     gathered = await _gather(

@@ -45,10 +45,8 @@ _RULES: tuple[tuple[str, re.Pattern[str], str], ...] = tuple(
 
 
 def normalise_text(text: str) -> str:
-    """Returns the text without addresses, handles and watermarks, in lower case, with spaces collapsed.
-
-    A text that consists only of these is kept, as there is nothing else to compare.
-    """
+    """Returns the text without addresses, handles and watermarks, in lower case, with spaces collapsed."""
+    # A text that consists only of these is kept, as there is nothing else to compare.
     plain = unicodedata.normalize("NFKC", text).translate(_QUOTES)
     for needs, pattern, replacement in _RULES:
         if needs in plain:
@@ -83,10 +81,8 @@ def word_counts(texts: Sequence[str]) -> list[int]:
 # The last ones are kept: keys and words of the same texts are asked for one after the other.
 @lru_cache(maxsize=1)
 def _white_space(texts: tuple[str, ...]) -> tuple[str, NDArray[np.uint8]]:
-    """Texts with a line end before each and behind the last, and the kind of each character: 0 but for white space.
-
-    Both are empty if they are not ASCII, or have line ends of their own: then each has to be read by itself.
-    """
+    """Texts with a line end before each and behind the last, and the kind of each character: 0 but for white space."""
+    # Both are empty if they are not ASCII, or have line ends of their own: then each has to be read by itself.
     lines = "\n".join(("", *texts, ""))
     if not lines.isascii() or lines.count("\n") != len(texts) + 1:
         lines = ""
@@ -102,10 +98,8 @@ def letters_of(text: str) -> str:
 
 
 def script_of(text: str) -> str:
-    """Returns the script of most of a text's letters by its Unicode name, such as ``LATIN`` or ``CJK``; empty for none.
-
-    Chinese characters, kana and Hangul are separate scripts.
-    """
+    """Returns the script of most of a text's letters by its Unicode name, such as ``LATIN``; empty for none."""
+    # Chinese characters, kana and Hangul are separate scripts.
     counts = Counter(unicodedata.name(character, "").partition(" ")[0] for character in text if character.isalpha())
     # Ties are broken by name, so that their order in the text does not matter.
     return max(counts, key=lambda name: (counts[name], name)) if counts else ""

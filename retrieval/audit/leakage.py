@@ -83,7 +83,6 @@ class Leaks:
     """Result of a search for leaks.
 
     Attributes:
-        text_alone: Number of precedents that would be near-duplicates by their text if no picture were missing.
         templates: Template of each judged meme that shares one with another, by id, named by the id of the first of
             them; empty if templates are not separated.
     """

@@ -27,12 +27,7 @@ _BLOCK = 256
 
 @dataclass(frozen=True, slots=True)
 class Neighbours:
-    """Neighbours that each of q memes has in the rest of the library.
-
-    Attributes:
-        similarities: float64 of shape (q, depth), nearest first, padded with -inf.
-        harmful: Boolean of shape (q, depth): labels of the neighbours.
-    """
+    """Neighbours of q memes in the rest of the library, (q, depth), nearest first, padded with -inf."""
 
     similarities: NDArray[np.float64]
     harmful: NDArray[np.bool_]
@@ -56,16 +51,15 @@ def leave_one_out_neighbours(
 ) -> Iterator[Neighbours]:
     """Finds for each alpha the neighbours of each meme, or of an even sample if there are more than ``limit``.
 
-    As in a search, a meme that lacks a half is compared by the other alone, clones count once, and the safeguards apply
-    except that for sole acquittals, which only a search can apply. Memes without any neighbour are not returned.
-
     Args:
         apart: True to also leave out near-duplicates (:data:`NEARLY`) and memes in the same block of :data:`GROUP`,
             which a data set often collected from one place.
-        template: Minimum cosine of pictures on one template, which are left out together; None to keep them.
         groups: int64 of shape (n,): groups of memes, such as templates, to use instead of blocks of :data:`GROUP`; None
             for the blocks.
     """
+    # As in a search, a meme that lacks a half is compared by the other alone, clones count once, and the safeguards
+    # apply except that for sole acquittals, which only a search can apply. Memes without any neighbour are not
+    # returned.
     n = len(memes)
     guarded = safeguards or Safeguards()
     tried = _even_sample(n, limit)

@@ -29,7 +29,6 @@ class ClipSource:
     """A model and the location of its weights.
 
     Attributes:
-        model: Model name of open_clip, such as ``ViT-B-32``; ``hf-hub:ORG/NAME``; or ``local-dir``.
         path: The checkpoint, or for ``local-dir`` the directory; None if the weights are not located by a path.
     """
 

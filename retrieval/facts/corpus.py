@@ -179,9 +179,6 @@ def read_corpus_manifest(root: Path) -> CorpusManifest:
 def open_corpus(root: Path, encoder: Encoder | None = None, *, search: bool = True) -> FactCorpus:
     """Opens a corpus after checking every byte of it.
 
-    Args:
-        encoder: Encoder that it was built with; None if it was built without.
-
     Raises:
         BadLibrary: The corpus is missing, damaged, or of another encoder or a later version.
     """

@@ -59,11 +59,7 @@ _NO_DATE = "its date is no YYYY-MM-DD, YYYY-MM or YYYY of the calendar"
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Default origin of documents whose files do not specify it.
-
-    Attributes:
-        source: Publisher of the documents; empty for the host of their address, or else the file name.
-    """
+    """Default origin of documents whose files do not specify it."""
 
     source: str = ""
     date: str = ""

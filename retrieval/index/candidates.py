@@ -62,9 +62,6 @@ class CandidateIndex:
     def build(cls, rows: NDArray[np.float32], text_dim: int, progress: Progress | None = None) -> Self:
         """Learns centroids from the rows and encodes them, on all processors.
 
-        Args:
-            rows: float32 of shape (n, dim), n at least 1; may be memory-mapped, is read in blocks.
-
         Raises:
             ValueError: There are no rows, or ``text_dim`` does not fit them.
             RuntimeError: FAISS failed.

@@ -41,7 +41,6 @@ class ScanPolicy:
     Attributes:
         scanned_share: Share of allowed rows up to which they are scanned: candidates are no faster then, because their
             index can't filter and has to return many times as many.
-        candidates: Numbers of candidates to try in sequence, until they suffice.
         asked_share: Share of the rows beyond which candidates are no faster than scanning all rows.
         sure: Safety margin for rows that are not candidates, in standard deviations of the approximate scores' error.
     """
@@ -83,11 +82,7 @@ class _QueryVector:
 
 
 class FusedIndex:
-    """Exact search over rows, which are neither copied nor changed.
-
-    Attributes:
-        fast: Index that selects candidates; None to scan all rows.
-    """
+    """Exact search over rows, which are neither copied nor changed; ``fast`` selects candidates, if given."""
 
     def __init__(
         self,
@@ -124,7 +119,6 @@ class FusedIndex:
         """Returns the best ``k`` rows.
 
         Args:
-            alpha: Weight of the text, in [0, 1].
             among: Boolean mask of shape (n,) of the rows that may be found; None for all.
 
         Raises:

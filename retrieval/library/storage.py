@@ -134,9 +134,6 @@ def publish(root: Path, fill: Callable[[Path], None], manifest_name: str) -> Poi
 
     A crash at any point leaves the old or the new generation current; other leftovers are removed by the next write.
 
-    Args:
-        fill: Writes the files into the given directory, each by :func:`write_synced`.
-
     Raises:
         OSError: The disk is full or can't be written to. The previous generation stays current.
     """

@@ -46,14 +46,7 @@ class LibraryInfo:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Embedded query of a search.
-
-    Attributes:
-        text_key: Key that equal texts share.
-        pixels_sha256: Digest that equal pictures share.
-        text_not_understood: True if there is a text and the encoder can't read it, so that ``text`` is None.
-        script: Script of the text, which determines its minimum similarity.
-    """
+    """Embedded query of a search; a half is None if there is none, or its text can't be read."""
 
     text: NDArray[np.float32] | None
     picture: NDArray[np.float32] | None
@@ -181,11 +174,7 @@ def _acquits(findings: Findings) -> bool:
 
 
 def _perhaps_sole(findings: Findings) -> list[str]:
-    """Returns ids of precedents that may alone decide for "not harmful", by weight or for lack of near ones.
-
-    Args:
-        findings: Findings with one more in the tally than voters.
-    """
+    """Returns ids of precedents that may alone decide for "not harmful", by weight or for lack of near ones."""
     settings = findings.vote_settings
     benign = [entry.id for entry in findings.tally[: settings.k] if entry.label is Label.NOT_HARMFUL]
     without = {id_: [entry for entry in findings.tally if entry.id != id_] for id_ in benign}

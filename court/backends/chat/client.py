@@ -48,7 +48,6 @@ class ChatServer:
 
     Attributes:
         gone_at: Time at which it was found to be gone, in seconds of the monotonic clock; None while it is available.
-        back_at: Time of its first answer after it was gone, by the same clock; minus infinity if it never was gone.
         answered_at: Time of the last answered chat, in seconds of the monotonic clock; minus infinity before the first.
             Not part of the load, which models share, because several models at one URL have separate engines.
     """
@@ -270,12 +269,7 @@ class ChatCompletions:
         http: httpx2.AsyncClient | None = None,
         load: Load | None = None,
     ) -> None:
-        """Opens no connection yet.
-
-        Args:
-            api_key: Key of the API, if the server requires one. It is not read from the environment.
-            pause_max_s: Maximum backoff before any attempt, in seconds; a server's ``Retry-After`` is added.
-        """
+        """Opens no connection yet; the key of the API is not read from the environment."""
         self.capabilities = capabilities or Capabilities()
         self.speed: Speed | None = None
         self.weights = ""

@@ -184,14 +184,10 @@ def _longest_step(line: Image.Image) -> int:
 def profile_of_png(chunks: Mapping[bytes, bytes]) -> tuple[bytes | None, bool]:
     """Returns the ICC profile of a PNG by its chunks, and whether viewers disagree about it.
 
-    The order is that of the PNG standard: cICP, iCCP, sRGB, and gAMA with cHRM.
-
-    Args:
-        chunks: Valid chunks about colours, iCCP decompressed, without those that have no effect by their position.
-
     Raises:
         Refused: Browsers don't show the picture, because its pixels are no RGB.
     """
+    # The order is that of the PNG standard: cICP, iCCP, sRGB, and gAMA with cHRM.
     if cicp := chunks.get(b"cICP"):
         primaries, transfer, matrix, full = cicp
         if matrix or full > 1:

@@ -76,12 +76,7 @@ class GuardedPictureReader:
         wall_s: float = 20.0,
         watch: Callable[[Reply], None] | None = None,
     ) -> None:
-        """Starts nothing yet.
-
-        Args:
-            wall_s: Wall-clock time for one picture, in seconds. Far above its CPU time, so that it only triggers on a
-                busy machine or a stopped process, when a retry may succeed.
-        """
+        """Starts nothing yet."""
         self._limits = limits
         guard = Guard(
             cpu_s=cpu_s,

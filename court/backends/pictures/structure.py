@@ -41,7 +41,6 @@ class Structure:
     """Claims of a file about its content, read without decoding.
 
     Attributes:
-        cut: True if the file of a still is truncated, as by an interrupted upload.
         streams: True if it can be scaled while decoding: a single picture, stored from top to bottom. Excludes
             progressive JPEG, interlaced PNG, lossless or transparent WebP, and GIF.
     """

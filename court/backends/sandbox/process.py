@@ -40,7 +40,6 @@ class Guard:
 
     Attributes:
         wall_s: Wall-clock time of one job, in seconds, without the wait for a worker.
-        max_reply_bytes: Total size of the payloads of one reply, in bytes.
         settings: Further settings of the module; not secret, as they are passed on the command line.
     """
 

@@ -73,10 +73,7 @@ class Connections:
         raise AssertionError("unreachable")
 
     def writing(self, work: Callable[[Connection], T], *, wait_s: float) -> T:
-        """Runs work that changes the library, exclusively and atomically; other writers wait.
-
-        Args:
-            work: Work to run once; never retried, as its outcome is unknown if the connection breaks.
+        """Runs work that changes the library once, exclusively and atomically; other writers wait.
 
         Raises:
             BadLibrary: The database has no library or no pgvector.

@@ -31,12 +31,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """Result of a push.
-
-    Attributes:
-        replaced: Previous library, if it was another one; otherwise None.
-        changes_lost: Number of changes recorded in the previous library but not in this one.
-    """
+    """Result of a push; ``changes_lost`` were recorded in the replaced library but not in this one."""
 
     identity: LibraryIdentity
     was_there: bool = False
