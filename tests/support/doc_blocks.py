@@ -31,6 +31,10 @@ NOT_RUN: tuple[tuple[str, str], ...] = (
     (r"postgresql://|\bpsql\b", "needs a database: tests/contract/test_postgres_cli.py, test_replicas.py"),
     (r"[Hh]arm-[cCpP]|HarMeme", "needs annotations that are their authors' to give: tests marked corpus"),
     (r"--dataset climatememes", "needs files that are their authors' to give: tests/unit/eval/runs/test_classify.py"),
+    (
+        r"\bpolicy (check|import|test|diff|suggest)\b",
+        "needs a policy of one's own: tests/integration/test_policy_as_code.py",
+    ),
     (r"memecourt-eval audition\b", "needs a model server: tests/integration/test_audition.py"),
     (r"--llm-url|eval\.standin\.server|--arms list", "needs a model server: tests/integration/test_benchmark_chain.py"),
     (r"--dataset exams/", "needs an exam of a probe: tests/unit/eval/probe/test_probe_exam.py holds a run on one"),
