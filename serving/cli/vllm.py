@@ -77,7 +77,6 @@ def _list(context: click.Context, _: click.Parameter, preset: str | None) -> str
     type=click.Path(path_type=Path),
     help="Python interpreter that has vLLM installed. [default: MEMECOURT_VLLM_PYTHON, else the current one]",
 )
-@click.option("--log-file", type=click.Path(path_type=Path, dir_okay=False), help="File to write vLLM's log to.")
 @click.option("--verbose", is_flag=True, help="Show vLLM's log while it runs.")
 @click.argument("flags", nargs=-1, type=click.UNPROCESSED, metavar="[-- MORE FLAGS OF VLLM]")
 def vllm(
@@ -90,7 +89,6 @@ def vllm(
     max_pixels: int | None,
     tensor_parallel: int | None,
     python: Path | None,
-    log_file: Path | None,
     verbose: bool,
     flags: tuple[str, ...],
 ) -> None:
@@ -116,7 +114,6 @@ def vllm(
         "max_pixels": max_pixels,
         "tensor_parallel": tensor_parallel,
         "python": python,
-        "log_file": log_file,
         "flags": flags,
         "api_key": os.environ.get(KEY) or None,
     }
@@ -127,8 +124,6 @@ def vllm(
         raise click.UsageError(error.message) from None
     except NotLoaded as error:
         raise click.ClickException(error.message) from None
-    if log_file is not None:
-        log_file.open("ab").close()  # that it can't be written is told before minutes are spent
     run(_serve_until_stopped(settings, verbose))
 
 

@@ -10,9 +10,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import IO
 
 _LINE = 4096
 """Characters of one line that are kept; a longer one is kept as several."""
@@ -34,7 +33,6 @@ class ProcessGroup:
         *,
         secret: str,
         tell: Callable[[str], None],
-        log_file: IO[str] | None,
     ) -> None:
         self._secret = secret
         self._report = tell
@@ -56,7 +54,7 @@ class ProcessGroup:
             start_new_session=True,
             env=environment,
         )
-        self._listener = threading.Thread(target=self._listen, args=(log_file,), name="process-log", daemon=True)
+        self._listener = threading.Thread(target=self._listen, name="process-log", daemon=True)
         self._listener.start()
         threading.Thread(target=self._watch, name="process-end", daemon=True).start()
 
@@ -93,17 +91,14 @@ class ProcessGroup:
             self._signal(signal.SIGKILL, os.killpg)  # we may be gone before _watch has done its part
             raise
 
-    def _listen(self, file: IO[str] | None) -> None:
+    def _listen(self) -> None:
         """Reads all that is said, to the end: a pipe that is full would stop them."""
         assert self._process.stdout is not None
-        with file or nullcontext():
-            while line := self._process.stdout.readline(_LINE):
-                line = line.rstrip("\n").replace(self._secret, "[key]")
-                self._lines.append(line)
-                with suppress(Exception):  # whatever becomes of a line elsewhere, the pipe is read on
-                    self._report(line)
-                    if file:
-                        print(line, file=file, flush=True)
+        while line := self._process.stdout.readline(_LINE):
+            line = line.rstrip("\n").replace(self._secret, "[key]")
+            self._lines.append(line)
+            with suppress(Exception):  # whatever becomes of a line elsewhere, the pipe is read on
+                self._report(line)
 
     def _watch(self) -> None:
         """Waits for the process's end, however it comes; then ends what it left, and says so."""

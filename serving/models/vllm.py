@@ -22,7 +22,7 @@ import httpx2
 from pydantic import Field, SecretStr, field_validator
 
 from court.backends.http import http_client
-from court.errors import BadRequest, NotLoaded, Unavailable
+from court.errors import NotLoaded, Unavailable
 from court.settings import TrialSettings
 from court.values import Value
 from serving.models.connect import pictures_per_prompt
@@ -155,17 +155,12 @@ class VllmServer:
         assert self._group is None, "one server is one process: make another to start again"
         # Chosen as late as can be: until vLLM listens, another process may take it.
         self._port = settings.port or free_port(settings.host)
-        try:
-            log = settings.log_file.open("w", encoding="utf-8") if settings.log_file else None
-        except OSError:
-            raise BadRequest("The file for vLLM's log can't be written.", field="log_file") from None
         self._group = ProcessGroup(
             # By way of the child, which ends vLLM also where this process is killed and can end nothing.
             [settings.python, _CHILD, str(settings.grace), *settings.arguments(self._port)],
             self._environment(),
             secret=self.api_key,
             tell=self._log_line,
-            log_file=log,
         )
 
     async def _until_it_answers(self) -> None:
@@ -269,8 +264,6 @@ class VllmSettings(Value):
     """To answer for the first time; a model may have to be fetched first."""
     grace: float = Field(default=20, ge=0)
     """Seconds it has to end when told to, half of them for the requests it holds."""
-    log_file: Path | None = None
-    """Where its log is kept too; begun anew at every start."""
 
     @field_validator("host")
     @classmethod
