@@ -24,6 +24,7 @@ from serving.docket.review.projection import is_sampled
 from serving.docket.store.bodies import quotes_erased
 from serving.docket.store.log_queries import TransparencyLog
 from serving.docket.store.pictures import picture_of
+from serving.docket.store.reviews import REVIEW_KINDS
 from serving.judging.near_duplicates import NearDuplicateIndex
 from serving.judging.request import ANY_VERSIONS, TrialRequest
 
@@ -105,7 +106,7 @@ class EventFeed:
                 for kind, trial_id in added:
                     if trial_id:
                         self._wake(trial_id)
-                    if kind in ("VerdictReviewed", "ReviewWithdrawn"):
+                    if kind in REVIEW_KINDS:
                         self._wake(_REVIEWS)
                 known = size
             for watching in self._watching.values():

@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from enum import StrEnum
 from itertools import groupby
 from typing import Final
 
@@ -20,9 +20,8 @@ from sqlalchemy import Connection, select
 
 from court.deadline import gather_or_cancel
 from court.errors import CourtError
-from court.events import Procedure
 from court.record import TrialRecord, TrialState
-from serving.docket.errors import TrialErased, TrialUnknown
+from serving.docket.errors import TrialErased
 from serving.docket.log.entries import Entry, erased_of
 from serving.docket.open import Docket
 from serving.docket.review.projection import is_sampled
@@ -30,7 +29,7 @@ from serving.docket.store import tables as t
 from serving.docket.store.bodies import PART, part_owner
 from serving.docket.store.database import insert_into
 from serving.judging.executor import TrialExecutor
-from serving.judging.request import TrialRequest
+from serving.judging.rejudge import Rejudged, RejudgeOutcome, find_record, request_again
 from serving.views.recorded_evidence import EvidenceOnRecord
 
 # Entries per page: an old docket has many.
@@ -42,36 +41,6 @@ _NAMES: Final = uuid.UUID("6f0dbe09-7ee5-4f3d-9e0c-3e5a6f1c7d8b")
 def candidate_id(trial_id: str) -> str:
     """Returns the id of the candidate's trial that belongs to a trial of the court."""
     return str(uuid.uuid5(_NAMES, trial_id))
-
-
-class FollowOutcome(StrEnum):
-    """Outcome of following one trial of the court."""
-
-    SAME = "SAME"
-    """The candidate gave the same label."""
-    DIFFERENT = "DIFFERENT"
-    """The candidate gave another label."""
-    ERASED = "ERASED"
-    """The trial was erased from the court's docket, so the candidate does not try its meme."""
-    FAILED = "FAILED"
-    """The candidate gave no verdict."""
-
-
-@dataclass(frozen=True, slots=True)
-class Followed:
-    """A trial of the court, and the outcome of the candidate's.
-
-    Attributes:
-        old: Record of the court's trial; None if it was erased.
-        reason: Code of the error for which there is no verdict, or empty.
-    """
-
-    trial_id: str
-    outcome: FollowOutcome
-    old: TrialRecord | None = None
-    new: TrialRecord | None = None
-    reason: str = ""
-    message: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +76,7 @@ class Follower:
         self._candidate = candidate
         self._rules = rules
 
-    async def follow(self) -> AsyncIterator[Followed]:
+    async def follow(self) -> AsyncIterator[Rejudged]:
         """Yields the outcomes of all log entries since the last call, in this or an earlier process.
 
         A repeated call resumes trials that were cut off. An entry counts as done once its outcome was yielded.
@@ -133,59 +102,36 @@ class Follower:
             await self._done(entries[-1])
             first = entries[-1].number + 1
 
-    async def _try(self, trial_id: str) -> Followed | None:
+    async def _try(self, trial_id: str) -> Rejudged | None:
         """Returns the outcome of the candidate's trial; None if the rules leave the court's trial out."""
         try:
             old = await self._court.trials.record(trial_id)
         except TrialErased:
-            return Followed(trial_id, FollowOutcome.ERASED)
+            return Rejudged(trial_id, RejudgeOutcome.ERASED)
         if old.verdict is None or not self._rules.select(old):
             return None
         try:
-            new = await self._judge_once(old)
-        except TrialErased:
-            return Followed(trial_id, FollowOutcome.ERASED, old)
+            return Rejudged.compared(old, await self._judge_once(old))
         except CourtError as error:
-            # Includes failed trials: their record says so, and the next meme follows.
-            return Followed(trial_id, FollowOutcome.FAILED, old, reason=error.reason, message=error.message)
+            return Rejudged.failed(old, error)
         finally:
             # Whatever became of it: its record has the meme.
             if not await _has_record(self._court, trial_id):
                 await self._erase([candidate_id(trial_id)])
-        assert new.verdict is not None, "a trial ends in a verdict or an error"
-        same = new.verdict.label is old.verdict.label
-        return Followed(trial_id, FollowOutcome.SAME if same else FollowOutcome.DIFFERENT, old, new)
 
     async def _judge_once(self, old: TrialRecord) -> TrialRecord:
         """Runs the candidate's trial, resumes one that was cut off, or returns the record of one that was decided."""
         trial_id, executor = candidate_id(old.trial_id), self._with_evidence_of(old)
-        try:
-            record = await executor.docket.trials.record(trial_id)
-        except TrialErased:
-            raise
-        except TrialUnknown:
-            return await self._judge(old, trial_id, executor)
-        if record.state is TrialState.DECIDED:
+        record = await find_record(executor.docket, trial_id)
+        if record is not None and record.state is TrialState.DECIDED:
             return record
-        return await executor.resume(trial_id, within_s=self._rules.within_s, batch=True)
-
-    async def _judge(self, old: TrialRecord, trial_id: str, executor: TrialExecutor) -> TrialRecord:
-        opened, text = old.opened, old.text
-        assert text is not None, "there is no verdict without"
+        if record is not None:
+            return await executor.resume(trial_id, within_s=self._rules.within_s, batch=True)
+        assert old.text is not None, "there is no verdict without"
         # From the court's docket: the candidate's has no picture yet.
         picture = await replace(executor, docket=self._court).picture_of_trial(old)
-        request = TrialRequest(
-            image=b"",
-            picture=picture,
-            # The text as the court read it, so that only the candidate differs.
-            text=text.text,
-            language=text.language,
-            procedure=Procedure(opened.procedure),
-            request_id=old.trial_id,
-            namespace=opened.meme.namespace,
-            content_id=opened.meme.content_id,
-            of_trial=old.trial_id,
-        )
+        # The text as the court read it, so that only the candidate differs.
+        request = request_again(old, picture, old.text.text, old.trial_id)
         result = await executor.run(request, within_s=self._rules.within_s, trial_id=trial_id, batch=True)
         return result.record
 
@@ -249,8 +195,6 @@ class Follower:
 
 async def _has_record(docket: Docket, trial_id: str) -> bool:
     """True if a docket has a record of a trial; False if there never was one, or it was erased."""
-    try:
-        await docket.trials.record(trial_id)
-    except TrialUnknown:
-        return False
-    return True
+    with suppress(TrialErased):
+        return await find_record(docket, trial_id) is not None
+    return False

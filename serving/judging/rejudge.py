@@ -16,8 +16,10 @@ from enum import StrEnum
 from court.deadline import cancel_all
 from court.digests import digest
 from court.errors import CantResume, CourtError
+from court.meme import Picture
 from court.record import TrialRecord, TrialState
 from serving.docket.errors import TrialErased, TrialUnknown
+from serving.docket.open import Docket
 from serving.export.tables import Selection
 from serving.judging.executor import TrialExecutor
 from serving.judging.known import VerdictCache
@@ -28,7 +30,7 @@ _NAMES = uuid.UUID("b5e3c9a4-52f1-4a43-8a0e-9d1f2f0f7c11")
 
 
 class RejudgeOutcome(StrEnum):
-    """Outcome of rejudging a meme."""
+    """Outcome of trying the meme of a stored trial again."""
 
     SAME = "SAME"
     """The new trial gave the same label."""
@@ -37,27 +39,69 @@ class RejudgeOutcome(StrEnum):
     UNCHANGED = "UNCHANGED"
     """No version has changed, so there is no reason for another trial."""
     ERASED = "ERASED"
-    """The new trial was erased, so it is not repeated."""
+    """One of the two trials was erased, so that the meme is not tried."""
     FAILED = "FAILED"
     """There is no new verdict."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rejudged:
-    """An old trial and the result of rejudging its meme.
+    """A decided trial and the result of trying its meme again.
 
     Attributes:
+        old: Its record; None if it was erased.
         new: Record of the new one; None where none was held.
         reason: Why there is no new verdict, for machines; empty where there is one.
         is_new: True if it was held by this call, and not by an earlier one.
     """
 
-    old: TrialRecord
+    trial_id: str
     outcome: RejudgeOutcome
+    old: TrialRecord | None = None
     new: TrialRecord | None = None
     reason: str = ""
     message: str = ""
     is_new: bool = False
+
+    @classmethod
+    def failed(cls, old: TrialRecord, error: CourtError) -> Rejudged:
+        """Returns the result where there is no new verdict; the record of a failed trial says so, too."""
+        outcome = RejudgeOutcome.ERASED if isinstance(error, TrialErased) else RejudgeOutcome.FAILED
+        return cls(old.trial_id, outcome, old, reason=error.reason, message=error.message)
+
+    @classmethod
+    def compared(cls, old: TrialRecord, new: TrialRecord, *, is_new: bool = True) -> Rejudged:
+        """Compares two trials of a meme."""
+        assert old.verdict is not None and new.verdict is not None, "both have ended in one"
+        same = old.verdict.label is new.verdict.label
+        return cls(old.trial_id, RejudgeOutcome.SAME if same else RejudgeOutcome.DIFFERENT, old, new, is_new=is_new)
+
+
+async def find_record(docket: Docket, trial_id: str) -> TrialRecord | None:
+    """Returns the record of a trial; None if there never was one. Raises TrialErased if it was erased."""
+    try:
+        return await docket.trials.record(trial_id)
+    # A subclass of the next exception: the trial existed, and must not be repeated under another number.
+    except TrialErased:
+        raise
+    except TrialUnknown:
+        return None
+
+
+def request_again(old: TrialRecord, picture: Picture | None, text: str | None, request_id: str) -> TrialRequest:
+    """Returns the request for another trial of a trial's meme; ``text`` is None to have it read again."""
+    meme = old.opened.meme
+    return TrialRequest(
+        image=b"",
+        picture=picture,
+        text=text,
+        language=old.text.language if old.text is not None else "",
+        procedure=old.opened.procedure,
+        request_id=request_id,
+        namespace=meme.namespace,
+        content_id=meme.content_id,
+        of_trial=old.trial_id,
+    )
 
 
 class Rejudging:
@@ -82,24 +126,20 @@ class Rejudging:
     async def rejudge(self, old: TrialRecord) -> Rejudged:
         """Tries the meme of a decided trial again, unless that was done already or no version has changed."""
         if self.is_unchanged(old):
-            return Rejudged(old, RejudgeOutcome.UNCHANGED)
+            return Rejudged(old.trial_id, RejudgeOutcome.UNCHANGED, old)
         try:
             record, is_new = await self._try_once_more(old)
             if is_new:
                 await self._known.learn(record)
-        except TrialErased as error:
-            return Rejudged(old, RejudgeOutcome.ERASED, reason=error.reason, message=error.message)
         except CourtError as error:
-            return Rejudged(old, RejudgeOutcome.FAILED, reason=error.reason, message=error.message)
-        assert old.verdict is not None and record.verdict is not None, "both have ended in one"
-        same = old.verdict.label is record.verdict.label
-        return Rejudged(old, RejudgeOutcome.SAME if same else RejudgeOutcome.DIFFERENT, record, is_new=is_new)
+            return Rejudged.failed(old, error)
+        return Rejudged.compared(old, record, is_new=is_new)
 
     async def _try_once_more(self, old: TrialRecord) -> tuple[TrialRecord, bool]:
         """Returns the record of the new trial, and True if it was run or resumed just now."""
         for attempt in itertools.count():
             trial_id = self._id_of(old, attempt)
-            record = await self._stored(trial_id)
+            record = await find_record(self._executor.docket, trial_id)
             if record is None:
                 return await self._judge(old, trial_id), True
             if record.state is TrialState.DECIDED:
@@ -117,32 +157,12 @@ class Rejudging:
         now = court.versions(old.opened.procedure).model_dump(mode="json")
         return str(uuid.uuid5(_NAMES, digest([old.trial_id, now, court.policy.digest, old.opened.procedure, attempt])))
 
-    async def _stored(self, trial_id: str) -> TrialRecord | None:
-        try:
-            return await self._executor.docket.trials.record(trial_id)
-        # A subclass of the next exception: the trial existed, and must not be repeated under another number.
-        except TrialErased:
-            raise
-        except TrialUnknown:
-            return None
-
     async def _judge(self, old: TrialRecord, trial_id: str) -> TrialRecord:
-        meme, text = old.opened.meme, old.text
-        picture = await self._executor.picture_of_trial(old)
-        request = TrialRequest(
-            image=b"",
-            picture=picture,
-            # As in the original request: a text read off the picture is read again.
-            text=text.text if text is not None and meme.text_given else None,
-            language=text.language if text is not None else "",
-            procedure=old.opened.procedure,
-            request_id=f"rejudge {old.trial_id}",
-            namespace=meme.namespace,
-            content_id=meme.content_id,
-            of_trial=old.trial_id,
-        )
-        executor = self._executor
-        result = await executor.run(request, within_s=self._within_s, trial_id=trial_id, batch=True)
+        picture, text = await self._executor.picture_of_trial(old), old.text
+        # As in the original request: a text read off the picture is read again.
+        own = text.text if text is not None and old.opened.meme.text_given else None
+        request = request_again(old, picture, own, f"rejudge {old.trial_id}")
+        result = await self._executor.run(request, within_s=self._within_s, trial_id=trial_id, batch=True)
         return result.record
 
 

@@ -23,6 +23,7 @@ from serving.docket.review.corrections import name_of
 from serving.docket.store.bodies import event_in
 from serving.docket.store.listing import TrialFilter
 from serving.docket.store.requests import Lease, RequestName
+from serving.docket.store.reviews import REVIEW_KINDS
 from serving.export.notice import language_of, write_notice
 from serving.export.notice_links import NoticeLinks
 from serving.judging.executor import EventFeed, TrialExecutor
@@ -52,7 +53,6 @@ _PAGE, _MOST_A_PAGE = 50, 1000
 _EXPORT_PAGE = 100
 """Trials whose ids an export holds in memory at once; of their records it holds one."""
 _MOST_ID, _MOST_CLAUSE, _MOST_CONTENT = 200, 200, 256
-_REVIEWS = frozenset({"VerdictReviewed", "ReviewWithdrawn"})
 _LATE_S = 2.0
 """Seconds after a review within which another server may still give the answer of before."""
 
@@ -364,7 +364,7 @@ async def _review_in(docket: Docket, number: int) -> tuple[VerdictReviewed | Rev
     Raises:
         TrialUnknown: There is none, it was erased, or the caller may not see it: callers can't tell these apart.
     """
-    entries = await docket.log.entries(number, 1, _REVIEWS) if number < await docket.log.size() else ()
+    entries = await docket.log.entries(number, 1, REVIEW_KINDS) if number < await docket.log.size() else ()
     for entry in entries:
         if entry.number == number and entry.body is not None:
             with suppress(TrialUnknown, ValueError):

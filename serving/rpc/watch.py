@@ -24,6 +24,7 @@ from serving.docket.ports import TrialReader
 from serving.docket.store.bodies import event_in
 from serving.docket.store.log_queries import TransparencyLog
 from serving.docket.store.requests import RequestName
+from serving.docket.store.reviews import REVIEW_KINDS
 from serving.errors import closing
 from serving.judging.executor import POLL_S, EventFeed
 from serving.judging.judge import TrialRunner
@@ -136,7 +137,7 @@ async def watch_reviews(
             # Before the log is read: reviews stored before the court closed are still sent.
             closed = feed.closed
             check_in_force()
-            page = await log.entries(number, _PAGE_SIZE, {"VerdictReviewed", "ReviewWithdrawn"})
+            page = await log.entries(number, _PAGE_SIZE, REVIEW_KINDS)
             for entry in page:
                 # Also for entries that are not sent: the position in the log moves past them.
                 number = entry.number + 1

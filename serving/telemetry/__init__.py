@@ -21,18 +21,8 @@ from typing import TYPE_CHECKING, Any, Self, cast
 import grpc
 
 from court.errors import NotLoaded
-from court.events import (
-    AnyEvent,
-    ReportedCall,
-    Side,
-    Summarised,
-    SummarisedAhead,
-    TrialFailed,
-    TrialOpened,
-    TrialResumed,
-    VerdictGiven,
-)
-from court.record import TrialRecord
+from court.events import AnyEvent, ReportedCall, Side, Summarised, SummarisedAhead, TrialOpened
+from court.record import TrialRecord, TrialState
 from serving.access.callers import SANDBOX
 
 if TYPE_CHECKING:
@@ -221,7 +211,7 @@ class Telemetry:
             return
         if isinstance(event, TrialOpened):
             self._follow(ObservedTrial.opened(event))
-        elif isinstance(event, TrialResumed):
+        elif event.state is TrialState.OPEN:
             self._follow(self._trials.get(event.trial_id) or ObservedTrial.unknown(event))
             # Measured from here: the time during which no server ran it does not count.
             self._trials[event.trial_id].began = event.at
@@ -233,7 +223,7 @@ class Telemetry:
         self.metrics.on_event(event, trial, calls)
         if self._tracing:
             self._tracing.on_event(event, trial, calls)
-        if isinstance(event, VerdictGiven | TrialFailed):
+        if event.state not in (None, TrialState.OPEN):
             # After metrics and spans, which need the earlier state.
             self._trials.pop(event.trial_id, None)
 

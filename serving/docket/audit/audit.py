@@ -12,17 +12,7 @@ from sqlalchemy import Boolean, Connection, Integer, Select, literal, select, ty
 from typing_extensions import override
 
 from court.backends.pictures.normalise import has_pixels
-from court.events import (
-    AppealOpened,
-    ReviewWithdrawn,
-    SecondOpinionAsked,
-    TextRead,
-    TrialFailed,
-    TrialOpened,
-    TrialResumed,
-    VerdictGiven,
-    VerdictReviewed,
-)
+from court.events import ReviewWithdrawn, TrialOpened, VerdictReviewed
 from court.in_force import CaseNotes, ContentKey, case_of, standing
 from court.meme import is_text_digest
 from serving.docket.log.anchors import Anchor
@@ -48,7 +38,7 @@ from serving.docket.store.listing import HEARD, finding_row
 from serving.docket.store.log_append import Signer
 from serving.docket.store.log_queries import KEY_ROTATED, LogKeys, TransparencyLog
 from serving.docket.store.transactions import Transactions
-from serving.docket.store.trials import trial_change, trial_row
+from serving.docket.store.trials import LISTED_KINDS, trial_change, trial_row
 
 FORMAT = "memecourt-bundle/1"
 """Format of bundles, included in each."""
@@ -123,21 +113,6 @@ def _encoded(proof: Sequence[bytes]) -> list[str]:
 T = TypeVar("T")
 
 _AT_ONCE = 1000  # rows in memory
-_LISTED_KINDS = frozenset(
-    kind.__name__
-    for kind in (
-        TrialOpened,
-        TextRead,
-        VerdictGiven,
-        TrialFailed,
-        TrialResumed,
-        VerdictReviewed,
-        ReviewWithdrawn,
-        SecondOpinionAsked,
-        AppealOpened,
-    )
-)
-"""Kinds of events that the listing is derived from; others don't affect it."""
 # Raw truth values: SQLite accepts any value, which queries may interpret differently from its driver.
 _TRUE_OR_FALSE = [column.name for column in t.trials.c if isinstance(column.type, Boolean)]
 _TRUTHS: Mapping[Any, bool] = {0: False, 1: True}
@@ -174,7 +149,7 @@ class Rows(StoredDocket):
     def trials(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
         for row in self._rows(select(*_TRIALS)):
             truths = {name: _TRUTHS.get(row._mapping[name], row._mapping[name]) for name in _TRUE_OR_FALSE}
-            yield row.trial_id, {**row._mapping, **truths, "review": _written_now(row.review)}
+            yield row.trial_id, {**row._mapping, **truths}
 
     @override
     def findings(self) -> Iterator[tuple[Any, Mapping[str, Any]]]:
@@ -248,16 +223,6 @@ def _text_or_bytes(data: bytes) -> str | bytes:
         return data
 
 
-def _written_now(review: Any) -> Any:
-    """Normalises a stored review to the current version, since earlier ones had fewer fields."""
-    if not isinstance(review, str):
-        return review
-    try:
-        return VerdictReviewed.model_validate_json(review).model_dump_json()
-    except ValueError:
-        return review
-
-
 def _entry_in(row: Any) -> Entry:
     """Converts a row to an entry; a value of the wrong type gives an entry that never verifies."""
     kinds = {"number": int, "kind": str, "trial_id": str, "seq": int, "at": str, "commitment": bytes}
@@ -285,7 +250,7 @@ class FromEntries(Derived):
                 self._erase(entry.body)
             elif entry.kind == PART and entry.body is not None:
                 self._part(entry.number, entry.body)
-            elif entry.kind in _LISTED_KINDS and entry.body is not None:
+            elif entry.kind in LISTED_KINDS and entry.body is not None:
                 self._event(entry.body)
         # A body may be anything here: it becomes a finding of this entry, and the audit continues.
         except (ValueError, KeyError, TypeError, RecursionError):

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -19,6 +18,7 @@ from sqlalchemy import Connection, select
 from court.errors import BadRequest
 from court.record import TrialRecord
 from court.verdict import Label
+from memecourt.verify import SAMPLE, sample_numbers
 from serving.docket.log.canonical_json import parse
 from serving.docket.log.entries import Entry, SampleCommitted
 from serving.docket.log.merkle import consistency_proof, inclusion_proof
@@ -31,8 +31,6 @@ from serving.docket.store.log_append import EntryDraft, open_appender
 from serving.docket.store.log_queries import TransparencyLog
 from serving.docket.store.transactions import Rank, Transactions
 
-SAMPLE = "memecourt-sample/1"
-"""Format of samples, included in each."""
 RESULT = "memecourt-audit/1"
 """First line of the signed result of an audit."""
 
@@ -98,7 +96,7 @@ async def draw_sample(transactions: Transactions, log: TransparencyLog, number: 
             return {"number": entry.number, "header": entry.header().decode(), "proof": proof, **content}
 
         draws, left = list[Mapping[str, Any]](), body["count"]
-        for each in _numbers(body, old, value):
+        for each in sample_numbers(body, old, value):
             drawn = _entry(connection, each)
             assert drawn is not None, "the log has no gaps"
             # Also entries that are no verdicts, so that an auditor sees that none was passed over.
@@ -160,22 +158,6 @@ def sheet_row(record: TrialRecord) -> Mapping[str, str]:
         "text": record.text.text if record.text else "",
         "label": "",
     }
-
-
-def _numbers(commitment: Mapping[str, Any], size: int, value: str) -> Iterator[int]:
-    """Yields the entries in the order of the draw; memecourt.verify has the same rule for auditors."""
-    # Everything that was committed to: another size or round gives another draw.
-    bound = [commitment[name] for name in ("checkpoint", "count", "beacon", "round", "due")]
-    seed = hashlib.sha256(json.dumps([SAMPLE, *bound, value.lower()], separators=(",", ":")).encode()).digest()
-    seen = set[int]()
-    for turn in itertools.count():
-        if len(seen) == size:
-            return
-        # 256 bits: the bias of the remainder is far below what a log could show.
-        number = int.from_bytes(hashlib.sha256(seed + turn.to_bytes(8)).digest()) % size
-        if number not in seen:
-            seen.add(number)
-            yield number
 
 
 def _entry(connection: Connection, number: int) -> Entry | None:

@@ -30,6 +30,7 @@ from sqlalchemy import (
 
 from court.errors import BadRequest
 from court.events import (
+    EVENT_KINDS,
     AnyEvent,
     AppealOpened,
     Procedure,
@@ -249,7 +250,7 @@ _ATTEMPTS = (  # in log order: clocks may be set back, and differ between server
         _row.pixels_sha256 == bindparam("pixels"),
         _row.procedure != Procedure.SUMMARY,
         t.IS_EVENT,
-        _entry.kind.in_([kind.__name__ for kind in (TrialOpened, TrialResumed, TrialFailed, VerdictGiven)]),
+        _entry.kind.in_([kind.__name__ for kind in EVENT_KINDS if kind.state is not None]),
     )
     .order_by(_entry.number.desc())
 )

@@ -37,6 +37,8 @@ class AwaitingReview:
 
 ReviewEvent = VerdictReviewed | ReviewWithdrawn | SecondOpinionAsked | AppealOpened
 """Events by people after a verdict; their sequence numbers are assigned here."""
+REVIEW_KINDS = frozenset({"VerdictReviewed", "ReviewWithdrawn"})
+"""Kinds of the entries that change what the last review found."""
 UNDO: Final = timedelta(minutes=1)
 """Time for which a review from the console can be withdrawn."""
 _LATE: Final = timedelta(seconds=5)

@@ -10,6 +10,7 @@ from sqlalchemy import Connection, bindparam, insert, select, update
 from typing_extensions import override
 
 from court.events import (
+    EVENT_KINDS,
     AnyEvent,
     AppealOpened,
     ReviewWithdrawn,
@@ -48,6 +49,8 @@ from serving.docket.store.transactions import Rank, SqlStore, Transactions
 
 _row, _entry = t.trials.c, t.entries.c
 _AT_ONCE = 500  # keys in one query
+LISTED_KINDS = HEARD | frozenset(kind.__name__ for kind in EVENT_KINDS if kind.state is not None or kind is TextRead)
+"""Kinds of events that the listing is derived from (:func:`trial_change`); others don't affect it."""
 N = TypeVar("N")
 
 # Every trial and every watcher asks for them. Made once: to put a statement together takes longer than to run it.
