@@ -13,7 +13,7 @@ import click
 from court.display import word
 from eval.commands.options import command_line
 from serving.cli.common import changed_place, docket_option, printable, run, settings_of
-from serving.cli.exports import filter_of
+from serving.cli.exports import utc
 
 if TYPE_CHECKING:
     from court.record import TrialRecord
@@ -56,8 +56,9 @@ def shadow(
     SHADOW may be the court's own docket, to compare memes that `memecourt rejudge` judged again.
     """
     from eval.runs.tried_again import write_runs
+    from serving.docket.store.listing import TrialFilter
 
-    which = filter_of({"since": since, "until": until, "namespace": namespace})
+    which = TrialFilter(opened_from=utc(since), opened_until=utc(until), namespace=namespace)
     pairs = run(_pairs(shadow_docket, docket, which, sampled=sampled))
     cells = Counter((_label_of(pair.first), _label_of(pair.second)) for pair in pairs)
     different = [pair for pair in pairs if _label_of(pair.first) != _label_of(pair.second)]

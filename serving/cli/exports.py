@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,20 +15,18 @@ import click
 
 from serving.access.private_files import hand_on
 from serving.cli.common import (
-    MOST_ID,
     awaited,
     docket_in,
     docket_option,
     printable,
-    require_text,
     settings_of,
     tell,
     whole_id,
-    with_options,
 )
 
 if TYPE_CHECKING:
     from retrieval.library.postgres.address import Address
+    from serving.docket.open import Docket
     from serving.docket.store.listing import TrialFilter
     from serving.settings import Settings
 
@@ -40,32 +38,11 @@ _MOST_NAMED = 20
 """Of trials that are erased."""
 
 
-selection_options = with_options(
-    click.option(
-        "--label",
-        "labels",
-        multiple=True,
-        type=click.Choice(["HARMFUL", "NOT_HARMFUL", "UNDECIDED"]),
-        help="Select trials with this label.",
-    ),
-    click.option(
-        "--state",
-        "states",
-        multiple=True,
-        type=click.Choice(["OPEN", "DECIDED", "FAILED"]),
-        help="Select trials in this state.",
-    ),
-    click.option("--since", type=click.DateTime(), help="Select trials opened at this time or later (UTC)."),
-    click.option("--until", type=click.DateTime(), help="Select trials opened before this time (UTC)."),
-    click.option("--namespace", help="Select trials of this namespace."),
-    click.option("--reviewed/--not-reviewed", default=None, help="Select trials that were, or were not, reviewed."),
-    click.option("--needs-review", is_flag=True, help="Select trials that need human review."),
-)
-"""Options that select trials, for :func:`filter_of`."""
+search_argument = click.argument("search", nargs=-1)
 
 
 @click.command("export")
-@click.argument("trial_id", metavar="[ID]", required=False, callback=require_text(MOST_ID))
+@click.argument("words", nargs=-1, metavar="[ID|SEARCH…]")
 @click.option(
     "--as",
     "form",
@@ -102,14 +79,13 @@ selection_options = with_options(
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="For dsa: JSON object of the fields that the platform fills in.",
 )
-@selection_options
 @docket_option
 @click.pass_context
 @awaited
 async def export(
     context: click.Context,
     /,
-    trial_id: str | None,
+    words: tuple[str, ...],
     form: str,
     out: Path | None,
     docket: Path | Address | None,
@@ -125,21 +101,20 @@ async def export(
       jsonl    a selection, one record per line
       parquet  a selection, one record per row, with columns to count by
 
-    A selection is as long as it is; without options it is all trials. A file is written beside its place and put there
-    when it is whole.
+    SEARCH selects as in `records list`; without it, all trials are selected. A file is written beside its place and put
+    there when it is whole.
     """  # noqa: D301 - click's mark for text that is not to be wrapped
     from serving.export.trial_file import TrialForm, file_name
 
-    _check(context, trial_id, form)
+    _check(context, words, form)
     settings = settings_of(docket=docket)
     if form in _OF_MANY:
         to = out or Path(f"trials.{form}")
-        exported, erased = await _many(settings, form, filter_of(options), to)
+        exported, erased = await _many(settings, form, words, to)
         more = f", {len(erased):,} more {'is' if len(erased) == 1 else 'are'} erased: {_some(erased)}" if erased else ""
         tell(f"{exported:,} trial{'s' * (exported != 1)}{more}")
     else:
-        assert trial_id is not None
-        whole, made = await _one(settings, trial_id, form, options)
+        whole, made = await _one(settings, words[0], form, options)
         to = out or Path(file_name(whole, TrialForm(form)))
         with output_file(to) as file:
             file.write(made)
@@ -147,19 +122,11 @@ async def export(
         click.echo(to)
 
 
-def _check(context: click.Context, trial_id: str | None, form: str) -> None:
+def _check(context: click.Context, words: tuple[str, ...], form: str) -> None:
     """Refuses options that mean nothing for the form: what was asked for would silently not be done."""
-    if form in _OF_ONE and trial_id is None:
+    if form in _OF_ONE and len(words) != 1:
         raise click.UsageError(f"{form} is of one trial: name its ID (`memecourt records list`).")
-    if form in _OF_MANY and trial_id is not None:
-        raise click.UsageError(f"{form} is of a selection: leave out the ID, or choose json.")
-    meant: dict[str, tuple[str, ...]] = {
-        "pictures": ("html", "json"),
-        "messages": ("html", "json"),
-        "library": ("html",),
-        "filled": ("dsa",),
-        **dict.fromkeys(("labels", "states", "since", "until", "namespace", "reviewed", "needs_review"), _OF_MANY),
-    }
+    meant = {"pictures": ("html", "json"), "messages": ("html", "json"), "library": ("html",), "filled": ("dsa",)}
     for parameter in context.command.params:
         name = parameter.name or ""
         # By where the value comes from: a default of its own is no wish of the caller.
@@ -168,21 +135,17 @@ def _check(context: click.Context, trial_id: str | None, form: str) -> None:
             raise click.UsageError(f"{parameter.opts[0]} means nothing for {form}.")
 
 
-def filter_of(options: Mapping[str, Any]) -> TrialFilter:
-    """Returns the filter that :data:`selection_options` make, or those of them that a command has."""
-    from court.record import TrialState
-    from court.verdict import Label
-    from serving.docket.store.listing import TrialFilter
+async def selected(store: Docket, settings: Settings, search: Sequence[str]) -> TrialFilter:
+    """Returns the filter of what the console's search bar takes; that of all trials without any."""
+    from serving.docket.review.search import parse_search
+    from serving.wiring import rules_of
 
-    return TrialFilter(
-        labels=frozenset(map(Label, options.get("labels", ()))),
-        states=frozenset(map(TrialState, options.get("states", ()))),
-        opened_from=utc(options["since"]),
-        opened_until=utc(options["until"]),
-        reviewed=options.get("reviewed"),
-        needs_review=True if options.get("needs_review") else None,
-        namespace=options["namespace"],
-    )
+    which = parse_search(" ".join(search)).which
+    if search:
+        queue = store.review_queue(rules_of(settings))
+        while not await queue.catch_up():
+            pass  # of a large docket it takes longer than one call waits for
+    return which
 
 
 def utc(at: datetime | None) -> datetime | None:
@@ -240,11 +203,11 @@ def _filled(path: Path | None) -> dict[str, Any]:
     return own
 
 
-async def _many(settings: Settings, form: str, which: TrialFilter, out: Path) -> tuple[int, list[str]]:
+async def _many(settings: Settings, form: str, search: Sequence[str], out: Path) -> tuple[int, list[str]]:
     from serving.export.tables import Form, Selection
 
     async with docket_in(settings) as store:
-        selection = Selection(store.index, store.trials, which)
+        selection = Selection(store.index, store.trials, await selected(store, settings, search))
         with output_file(out) as file:
             async for chunk in selection.chunks(Form(form)):
                 file.write(chunk)

@@ -6,7 +6,6 @@ import csv
 import json
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +33,7 @@ from serving.cli.common import (
     trial_settings,
     whole_id,
 )
-from serving.cli.exports import export, filter_of, selection_options
+from serving.cli.exports import export, search_argument, selected
 
 if TYPE_CHECKING:
     from court.events import AnyEvent
@@ -52,23 +51,14 @@ def records() -> None:
     """Lists trials, shows them step by step, and writes them to files."""
 
 
-# A check and no setting: a trial is resumed, and asked, by the procedure that it was begun with.
-_procedure_option = click.option(
-    "--procedure",
-    type=click.Choice(["summary", "full", "cascade"]),
-    help="Procedure that the trial must have; one of another is refused.",
-)
-
-
 records.add_command(export)
 
 
 @records.command("list")
-@click.argument("search", nargs=-1)
+@search_argument
 @click.option("--limit", default=20, show_default=True, type=click.IntRange(min=1), help="Number of trials to list.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line and trial.")
 @click.option("--as", "form", type=click.Choice(["csv"]), help="Print a table with all columns instead.")
-@selection_options
 @docket_option
 @awaited
 async def list_records(
@@ -77,26 +67,14 @@ async def list_records(
     as_json: bool,
     form: str | None,
     docket: Path | Address | None,
-    **selection: Any,
 ) -> None:
     """Lists trials, newest first.
 
     SEARCH is what the console's search bar takes: words, ids and filters such as label:harmful or since:7d.
     """
-    from serving.docket.review.search import parse_search
-    from serving.wiring import rules_of
-
-    settings, which = settings_of(docket=docket), filter_of(selection)
+    settings = settings_of(docket=docket)
     async with docket_in(settings) as store:
-        if search:
-            found = parse_search(" ".join(search)).which
-            chosen = {each.name: getattr(which, each.name) for each in fields(which)}
-            which = replace(
-                found, **{name: value for name, value in chosen.items() if value not in (None, "", frozenset(), ())}
-            )
-            queue = store.review_queue(rules_of(settings))
-            while not await queue.catch_up():
-                pass  # of a large docket it takes longer than one call waits for
+        which = await selected(store, settings, search)
         # No docket holds more, and no database takes a larger number.
         lines = await store.index.list(limit=min(limit, sys.maxsize), which=which)
     if form == "csv":
@@ -140,7 +118,6 @@ async def show_record(trial_id: str, as_json: bool, docket: Path | Address | Non
 @records.command("resume")
 @trial_argument
 @click.option("--watch", is_flag=True, help="Show every event as it happens.")
-@_procedure_option
 @settled_trial_options
 @library_option
 @docket_option
@@ -148,7 +125,6 @@ async def show_record(trial_id: str, as_json: bool, docket: Path | Address | Non
 async def resume_record(
     trial_id: str,
     watch: bool,
-    procedure: str | None,
     library: Path | None,
     docket: Path | Address | None,
     **options: Any,
@@ -163,7 +139,6 @@ async def resume_record(
     settings = settings_of(library=library, docket=docket, **trial_settings(**options))
     # Before encoder and reader are loaded, which takes long.
     record = await _record(settings.docket, trial_id)
-    _require_procedure(record, procedure)
     require_undecided(record)
     async with open_court(settings, tell=tell) as executor:
         if watch:
@@ -182,7 +157,6 @@ async def resume_record(
     metavar="FILE.toml",
     help="The question, with its options (docs/classify.md).",
 )
-@_procedure_option
 @settled_trial_options
 @library_option
 @docket_option
@@ -190,7 +164,6 @@ async def resume_record(
 async def ask_record(
     trial_id: str,
     file: Path,
-    procedure: str | None,
     library: Path | None,
     docket: Path | Address | None,
     **options: Any,
@@ -209,7 +182,6 @@ async def ask_record(
     question = read_question(file)
     settings = settings_of(library=library, docket=docket, **trial_settings(**options))
     record = await _record(settings.docket, trial_id)
-    _require_procedure(record, procedure)
     async with open_court(settings, tell=tell) as executor:
         picture = await executor.picture_of_trial(record)
         ruled = (await executor.rule_on(record, picture, QuestionBrief(question))).ruling_on(question.id)
@@ -371,19 +343,6 @@ def _finding(line: DocketLine) -> str:
     if finding is None or finding.by is Authority.COURT:
         return ""
     return f"{word(finding.by)}: {word(finding.label)}"
-
-
-def _require_procedure(record: TrialRecord, procedure: str | None) -> None:
-    """Raises BadRequest if the trial was begun with another procedure than is named."""
-    from court.errors import BadRequest
-
-    begun = word(record.opened.procedure)
-    if procedure not in (None, begun):
-        raise BadRequest(
-            f"The trial was begun with the procedure {begun}, not {procedure}, and goes on with that. Leave out "
-            "--procedure, or judge its meme anew.",
-            field="procedure",
-        )
 
 
 async def _record(docket: Path | Address | None, trial_id: str) -> TrialRecord:

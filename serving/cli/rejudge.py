@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,12 +26,10 @@ from serving.cli.common import (
     tell,
     trial_settings,
 )
-from serving.cli.exports import filter_of, utc
+from serving.cli.exports import search_argument, selected
 
 if TYPE_CHECKING:
     from retrieval.library.postgres.address import Address
-    from serving.docket.store.listing import TrialFilter
-    from serving.judging.follow import Followed
     from serving.judging.rejudge import Rejudged
     from serving.settings import Settings
 
@@ -40,18 +39,8 @@ _EVERY_S = 1.0
 
 
 @click.command()
-@click.option("--since", type=click.DateTime(), help="Only trials opened at this time or later (UTC).")
-@click.option("--until", type=click.DateTime(), help="Only trials opened before this time (UTC).")
-@click.option("--namespace", help="Only trials of this namespace.")
-@click.option(
-    "--label",
-    "labels",
-    multiple=True,
-    type=click.Choice(["HARMFUL", "NOT_HARMFUL", "UNDECIDED"]),
-    help="Only trials with this label. Repeatable.",
-)
-@click.option("--reviewed/--not-reviewed", default=None, help="Only trials that a person reviewed, or did not.")
-@click.option("--everything", is_flag=True, help="All trials; required if no other selection is given.")
+@search_argument
+@click.option("--everything", is_flag=True, help="All trials; required without a SEARCH.")
 @click.option("--dry-run", is_flag=True, help="Judge nothing; print the number of trials.")
 @click.option(
     "--timeout",
@@ -82,6 +71,7 @@ _EVERY_S = 1.0
 def rejudge(
     context: click.Context,
     /,
+    search: tuple[str, ...],
     everything: bool,
     dry_run: bool,
     timeout: float,
@@ -95,6 +85,8 @@ def rejudge(
 ) -> None:
     """Judges memes of stored trials again with the current settings, and lists what comes out differently.
 
+    SEARCH selects trials as in `records list`, such as since:7d namespace:forum is:unreviewed.
+
     Each meme gets a new trial that names the old one, which stays unchanged. Trials that already have the current
     policy, library, prompts, models and settings are skipped. Running the command again judges no meme twice and
     resumes interrupted trials. Verdicts that need review enter the review queue as usual.
@@ -107,24 +99,20 @@ def rejudge(
 
     Exit code: 0 if every other meme has a verdict, 1 otherwise; 130 if Ctrl-C ended it.
     """
-    names = ("since", "until", "namespace", "labels", "reviewed")
-    chosen = {name: options.pop(name) for name in names}
-    if into is not None:
-        if dry_run or any(chosen[name] not in (None, ()) for name in ("until", "labels", "reviewed")):
-            raise click.UsageError("With --into, --since, --namespace and --share select trials, and no other option.")
-        settings = settings_of(library=library, docket=docket, **trial_settings(**options))
-        if str(into) == str(settings.docket_place):
-            raise click.UsageError("--into names another docket than the court's: the candidate records apart.")
-        rules = {"share": share, "namespace": chosen["namespace"], "since": utc(chosen["since"]), "within_s": timeout}
-        done = run(_followed(settings, into, rules, follow=follow, as_json=as_json))
-        return _end(context, done, as_json=as_json)
-    if follow or share != 1:
+    if into is None and (follow or share != 1):
         raise click.UsageError("--follow and --share need --into DOCKET.")
     # Going through a whole docket may cost days of a model: it has to be asked for by name.
-    if not everything and all(value in (None, ()) for value in chosen.values()):
-        raise click.UsageError("Say which trials: --since, --namespace or others, or --everything.")
+    if into is None and not everything and not search:
+        raise click.UsageError("Say which trials: give a SEARCH, or --everything.")
     settings = settings_of(library=library, docket=docket, **trial_settings(**options))
-    done = run(_rejudged(settings, _filter_of(chosen), dry_run=dry_run, within_s=timeout, as_json=as_json))
+    if into is None:
+        done = run(_rejudged(settings, search, dry_run=dry_run, within_s=timeout, as_json=as_json))
+    elif dry_run:
+        raise click.UsageError("--dry-run counts what is judged again in the same docket: leave it out with --into.")
+    elif str(into) == str(settings.docket_place):
+        raise click.UsageError("--into names another docket than the court's: the candidate records apart.")
+    else:
+        done = run(_followed(settings, into, search, share=share, within_s=timeout, follow=follow, as_json=as_json))
     _end(context, done, as_json=as_json)
 
 
@@ -139,28 +127,23 @@ def _end(context: click.Context, done: Counter[str], *, as_json: bool) -> None:
         context.exit(EXIT_FAILED)
 
 
-def _filter_of(chosen: dict[str, Any]) -> TrialFilter:
-    from court.record import TrialState
-
-    which = filter_of(chosen)
-    # Trials of this command are not gone through again.
-    until = which.opened_until or datetime.now(UTC)
-    return replace(which, states=frozenset({TrialState.DECIDED}), opened_until=until, erased=False)
-
-
 async def _rejudged(
     settings: Settings,
-    which: TrialFilter,
+    search: Sequence[str],
     *,
     dry_run: bool,
     within_s: float,
     as_json: bool,
 ) -> Counter[str]:
+    from court.record import TrialState
+    from serving.docket.review.search import parse_search
     from serving.export.tables import Selection
     from serving.judging.known import Findings, VerdictCache
     from serving.judging.rejudge import Rejudging, rejudge_all
     from serving.wiring import open_court
 
+    # Before a court is opened, which takes long.
+    parse_search(" ".join(search))
     done: Counter[str] = Counter()
     async with open_court(settings, tell=tell) as executor:
         docket = executor.docket
@@ -169,6 +152,10 @@ async def _rejudged(
             docket.verdict_keys, docket.trials, executor.court_of, settings=settings, findings=Findings(docket.findings)
         )
         rejudging = Rejudging(executor, known, within_s=within_s)
+        which = await selected(docket, settings, search)
+        # Trials of this command are not gone through again.
+        until = which.opened_until or datetime.now(UTC)
+        which = replace(which, states=frozenset({TrialState.DECIDED}), opened_until=until, erased=False)
         selection = Selection(docket.index, docket.trials, which)
         if dry_run:
             async for record in selection.records():
@@ -182,20 +169,34 @@ async def _rejudged(
 
 
 async def _followed(
-    court: Settings, into: Path | Address, rules: dict[str, Any], *, follow: bool, as_json: bool
+    court: Settings,
+    into: Path | Address,
+    search: Sequence[str],
+    *,
+    share: float,
+    within_s: float,
+    follow: bool,
+    as_json: bool,
 ) -> Counter[str]:
     import asyncio
 
-    from court.errors import CourtError
+    from court.errors import BadRequest, CourtError
+    from serving.docket.review.search import parse_search
+    from serving.docket.store.listing import TrialFilter
     from serving.judging.follow import Follower, FollowRules
     from serving.wiring import open_court
 
     done: Counter[str] = Counter()
+    which = parse_search(" ".join(search)).which
+    # The log is read in its order, and what else is known of a trial may still change.
+    if replace(which, namespace=None, opened_from=None) != TrialFilter():
+        raise BadRequest("With --into, since: and namespace: select trials, and no other filter.", field="search")
     # Key and pictures of its own: no checkpoint of the candidate may pass for one of the court.
     key = None if isinstance(into, Path) else court.home / "candidate.key"
     own = court.model_copy(update={"docket": into, "docket_key": key, "pictures": None})
     async with docket_in(court) as docket, open_court(own, tell=tell, read_text=False, duplicates=False) as candidate:
-        follower = Follower(docket, candidate, FollowRules(at_once=court.worked_on_at_once, **rules))
+        rules = FollowRules(share, which.namespace, which.opened_from, court.worked_on_at_once, within_s)
+        follower = Follower(docket, candidate, rules)
         while True:
             try:
                 async for each in follower.follow():
@@ -209,7 +210,7 @@ async def _followed(
             await asyncio.sleep(_EVERY_S)
 
 
-def _count(done: Counter[str], each: Rejudged | Followed, as_json: bool) -> None:
+def _count(done: Counter[str], each: Rejudged, as_json: bool) -> None:
     done[each.outcome] += 1
     if as_json:
         click.echo(json.dumps(_as_json(each)))
@@ -217,7 +218,7 @@ def _count(done: Counter[str], each: Rejudged | Followed, as_json: bool) -> None
         click.echo(_line(each))
 
 
-def _line(each: Rejudged | Followed) -> str:
+def _line(each: Rejudged) -> str:
     assert each.old is not None, "an erased trial is counted only"
     old = word(each.old.verdict.label) if each.old.verdict else ""
     if each.new is None or each.new.verdict is None:
@@ -226,10 +227,9 @@ def _line(each: Rejudged | Followed) -> str:
     return f"{each.old.trial_id}  {old} → {word(each.new.verdict.label)}  {each.new.trial_id}  {content_id}".rstrip()
 
 
-def _as_json(each: Rejudged | Followed) -> dict[str, object]:
+def _as_json(each: Rejudged) -> dict[str, object]:
     old, new = each.old, each.new
     if old is None:
-        assert isinstance(each, Followed), "only a trial of another docket can be erased"
         return {"trial_id": each.trial_id, "outcome": each.outcome}
     return {
         "trial_id": old.trial_id,

@@ -416,11 +416,11 @@ def test_unusable_combinations_of_options_are_refused(tmp_path):
         (("--follow",), "need --into"),
         (("--share", "0.5"), "need --into"),
         (("--into", docket), "another docket"),
-        (("--into", tmp_path / "c.sqlite", "--label", "HARMFUL"), "no other option"),
-        (("--into", tmp_path / "c.sqlite", "--dry-run"), "no other option"),
+        (("--into", tmp_path / "c.sqlite", "label:harmful"), "no other filter"),
+        (("--into", tmp_path / "c.sqlite", "--dry-run"), "leave it out"),
     ):
         done = CliRunner().invoke(court_cli, ["rejudge", *map(str, words), "--docket", str(docket)])
-        assert done.exit_code == 2 and message in done.output, done.output
+        assert done.exit_code in (1, 2) and message in done.output, done.output
     assert not (tmp_path / "c.sqlite").exists()
 
 

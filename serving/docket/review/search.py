@@ -29,6 +29,7 @@ _IS: Mapping[str, Mapping[str, Any]] = {
     "waiting": {"waiting": True},
     "reviewed": {"reviewed": True},
     "unreviewed": {"reviewed": False},
+    "doubtful": {"needs_review": True},
     **{name: {"outcomes": frozenset({each})} for name, each in _named(ReviewOutcome).items()},
     "running": {"states": frozenset({TrialState.OPEN})},
     "decided": {"states": frozenset({TrialState.DECIDED})},
@@ -42,12 +43,13 @@ CHOICES: Final[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {
     "court": {name: {"labels": frozenset({each})} for name, each in _named(Label).items()},
 }
 """Filters with fixed values, each with the fields of :class:`TrialFilter` that it sets."""
-_FREE: Final[Mapping[str, str]] = {
+FREE: Final[Mapping[str, str]] = {
     **{"namespace": "namespace", "content": "content_id", "request": "request_id", "id": "trial_id", "model": "model"},
     **{"category": "category", "reviewer": "reviewer", "since": "opened_from", "until": "opened_until"},
     "under": "decided_under_s",
 }
-KEYS: Final = (*CHOICES, *_FREE)
+"""Filters with any value, each with the field that it sets."""
+KEYS: Final = (*CHOICES, *FREE)
 """Names of all filters."""
 
 
@@ -106,19 +108,19 @@ def _fields(key: str, value: str, *, quoted: bool) -> Mapping[str, Any]:
         if found is None:
             raise _refusal(f"unknown value `{key}:{value}`; known: {', '.join(CHOICES[key])}.")
         return found
-    if key not in _FREE:
+    if key not in FREE:
         raise _refusal(
             f"unknown filter `{key}:`; known: {', '.join(KEYS)}. Put words with a colon between quotation marks."
         )
     if not value and not quoted:
         raise _refusal(f"`{key}:` needs a value behind the colon.")
     if key in ("since", "until"):
-        return {_FREE[key]: day_of(key, value)}
+        return {FREE[key]: day_of(key, value)}
     if key == "under":
         if not re.fullmatch(r"[0-9]{1,4}s", value):
             raise _refusal("`under:` takes the seconds of a decision, such as 2s.")
-        return {_FREE[key]: float(value[:-1])}
-    return {_FREE[key]: value}
+        return {FREE[key]: float(value[:-1])}
+    return {FREE[key]: value}
 
 
 def day_of(key: str, value: str) -> datetime | None:

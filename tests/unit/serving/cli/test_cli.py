@@ -15,7 +15,8 @@ from eval.cli import cli as evaluation
 from memecourt.v1 import court_pb2 as wire
 from serving.cli.common import excerpt, printable
 from serving.cli.main import cli
-from serving.cli.records import list_records, render
+from serving.cli.records import render
+from serving.docket.review.search import CHOICES, FREE
 from serving.settings import Settings
 from tests.support.cli import assert_matches_golden
 from tests.support.dockets import NOON, append_all, events_of, review_trial, with_docket
@@ -39,19 +40,17 @@ def test_help_lists_every_command():
 def test_shells_complete_commands_options_and_values():
     for program, arguments, typed, expected in (
         (cli, [], "re", {"records", "rejudge", "report"}),
-        (cli, ["records", "list"], "--re", {"--reviewed"}),
-        (cli, ["records", "list", "--label"], "", {"HARMFUL", "NOT_HARMFUL", "UNDECIDED"}),
+        (cli, ["records", "list"], "--li", {"--limit"}),
+        (cli, ["records", "list", "--as"], "", {"csv"}),
         (evaluation, [], "rep", {"replay", "report", "reproduce"}),
     ):
         found = ShellComplete(program, {}, "program", "_COMPLETE").get_completions(arguments, typed)
         assert {each.value for each in found} == expected
 
 
-def test_lists_have_the_same_filters_over_http_and_on_the_command_line():
-    other = {"search", "limit", "as_json", "form", "docket"}
-    names = {"since": "opened_from", "until": "opened_until"}
-    options = {names.get(each.name, each.name) for each in list_records.params if each.name not in other}
-    assert options == set(wire.TrialFilter.DESCRIPTOR.fields_by_name)
+def test_a_search_has_every_filter_of_lists_over_http():
+    chosen = {name for values in CHOICES.values() for fields in values.values() for name in fields}
+    assert chosen | set(FREE.values()) >= set(wire.TrialFilter.DESCRIPTOR.fields_by_name)
 
 
 def helps(command, context):
@@ -125,13 +124,13 @@ def test_records_are_listed_and_shown_as_text_or_json(tmp_path):
     assert json.loads(line)["label"] == "HARMFUL"
     head, row = listed.output.splitlines()
     assert head.index("decision") == row.index("block") and head.index("verdict") == row.index("HARMFUL")
-    assert invoke("records", "list", "--docket", path, "--label", "NOT_HARMFUL").output == ""
+    assert invoke("records", "list", "--docket", path, "label:not-harmful").output == ""
     # The last entry of the log is none that the review queue reads.
     access = {"who": "vera", "what": "meme", "at": NOON}
     with_docket(path, lambda docket: docket.reviews.record_access("t", **access))
     search = ["label:harmful", "since:2020-01-01", "is:decided"]
     assert invoke("records", "list", "--docket", path, *search).output == listed.output
-    assert invoke("records", "list", "--docket", path, *search, "--reviewed").output == ""
+    assert invoke("records", "list", "--docket", path, *search, "is:reviewed").output == ""
     assert "unknown filter `lable:`; known: label" in invoke("records", "list", "--docket", path, "lable:x").output
     (row,) = csv.DictReader(invoke("records", "list", "--docket", path, "--as", "csv").output.splitlines())
     assert (row["trial_id"], row["decision"], row["review"]) == ("t", "block", "")
@@ -176,24 +175,6 @@ def test_shells_complete_commands(monkeypatch):
     environment = {"_MEMECOURT_COMPLETE": "bash_complete", "COMP_WORDS": "memecourt rec", "COMP_CWORD": "1"}
     completed = CliRunner().invoke(cli, prog_name="memecourt", env=environment)
     assert completed.output.split() == ["plain,records"]
-
-
-@pytest.mark.parametrize("command", ["resume", "ask"])
-def test_resume_and_ask_refuse_another_procedure_than_the_trial_s(tmp_path, command):
-    path = tmp_path / "d.sqlite"
-    notes = RecordingSink()
-    hear(a_court(), watch=notes)
-    with_docket(path, lambda docket: append_all(docket, notes.events))
-    question = tmp_path / "question.toml"
-    question.write_text('id = "side"\ntext = "whom is it aimed at?"\noptions = ["blueland", "nobody"]\n', "utf-8")
-    options = ("--question", question) if command == "ask" else ()
-    refused = invoke("records", command, "t", *options, "--docket", path, "--procedure", "full")
-    assert refused.exit_code == 1 and "begun with the procedure summary, not full" in refused.output
-    assert "Loading" not in refused.output
-    # With the trial's own procedure it goes on until the library is missing, or the trial has its verdict already.
-    same = invoke("records", command, "t", *options, "--docket", path, "--procedure", "summary", "--library", tmp_path)
-    assert same.exit_code == 1 and "procedure" not in same.output
-    assert ("library" if command == "ask" else "has its verdict already") in same.output
 
 
 def test_missing_docket_or_trial_is_reported(tmp_path):

@@ -168,7 +168,7 @@ def test_rejudge_command_lists_changed_outcomes(tmp_path, monkeypatch):
     assert "2  nothing has changed" in invoke("rejudge", "--everything").output
     dry_run = invoke("rejudge", "--everything", "--harm-cost", "50", "--dry-run")
     assert "2  would be tried" in dry_run.output and dry_run.exit_code == 0
-    done = invoke("rejudge", "--since", "2020-01-01", "--harm-cost", "50", "--json")
+    done = invoke("rejudge", "since:2020-01-01", "--harm-cost", "50", "--json")
     assert done.exit_code == 0, done.output
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert len(lines) == 2 and all(line["new_trial_id"] for line in lines)
@@ -177,7 +177,7 @@ def test_rejudge_command_lists_changed_outcomes(tmp_path, monkeypatch):
     erase_command = ("docket", "erase", lines[0]["new_trial_id"], "--who", "ada", "--why", "asked for", "--yes")
     assert invoke(*erase_command).exit_code == 0
     for _ in range(2):
-        repeated = invoke("rejudge", "--since", "2020-01-01", "--harm-cost", "50")
+        repeated = invoke("rejudge", "since:2020-01-01", "--harm-cost", "50")
         assert (
             repeated.exit_code == 0 and "1  erased since" in repeated.output and "no new verdict" not in repeated.output
         )
