@@ -167,11 +167,7 @@ async def keep_retention(
     report: Callable[[int, int], None],
     every_s: float = EVERY_S,
 ) -> None:
-    """Erases expired trials periodically until cancelled. Several servers may do so on one docket.
-
-    Args:
-        forget: Takes a precedent out of the library; None where there is none that can be changed.
-    """
+    """Erases expired trials periodically until cancelled. Several servers may do so on one docket."""
     periods = retention_periods(settings)
     unfinished: Mapping[str, Sequence[str]] = {}
     while periods:

@@ -49,7 +49,6 @@ class NoticeLinks:
         """Prepares to make links.
 
         Args:
-            days: Days after which a link expires.
             origin: Public address of the HTTP API; links are paths if it is empty.
         """
         self._docket = docket

@@ -12,11 +12,7 @@ if TYPE_CHECKING:
 
 
 def own_names(host: str, origin: str = "") -> frozenset[str] | None:
-    """Returns the allowed names of a listener; None for any.
-
-    Args:
-        origin: Public address of the listener, if it differs: ``https://example.org/court``.
-    """
+    """Returns the allowed names of a listener; None for any."""
     # If reachable from elsewhere it may have any name, which only its operator knows.
     own = {host.strip("[]"), "localhost", "127.0.0.1", "::1"} if only_here(host) else set()
     if origin:

@@ -44,11 +44,7 @@ class Quarantine:
     """Remembers in memory which files crashed a worker, and counts crashes of model servers from the docket."""
 
     def __init__(self, trials: TrialIndex) -> None:
-        """Starts empty.
-
-        Args:
-            trials: Index of the failed trials of each picture, from all servers.
-        """
+        """Starts empty."""
         self._trials = trials
         # True if a file is refused; False after its process was killed from outside once.
         self._files: LRUCache[bytes, bool] = LRUCache(_MOST_FILES)
@@ -194,11 +190,7 @@ class DecodingPool:
         telemetry: Telemetry = SILENT,
         memory: PictureMemory = uncounted,
     ) -> None:
-        """Starts idle.
-
-        Args:
-            memory: Accounts for the bytes of the pictures that :meth:`picture` lends.
-        """
+        """Starts idle."""
         self._pictures = pictures
         self._quarantine = quarantine
         # No queue for impatient callers: every caller here is patient (see _decode).

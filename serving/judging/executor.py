@@ -140,8 +140,6 @@ class TrialExecutor:
 
     Attributes:
         near: Index of near-duplicates that each tried meme is added to; None if there is none.
-        feed: Feed that publishes every event once the docket has stored it.
-        courts: Courts of namespaces with their own policy or library.
         flip_share: Share of full trials whose Judge is asked again, with pieces left out.
     """
 

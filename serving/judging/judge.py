@@ -93,11 +93,7 @@ class TrialRunner:
         admission: Admission | None = None,
         memory: PictureMemory = uncounted,
     ) -> None:
-        """Prepares the runner; it answers requests once entered as a context manager.
-
-        Args:
-            memory: Accounts for the bytes of decoded pictures.
-        """
+        """Prepares the runner; it answers requests once entered as a context manager."""
         self._executor = executor
         self._text_alone = settings.text_alone
         self._telemetry = telemetry
@@ -368,11 +364,7 @@ class TrialRunner:
     async def _join_or_start(
         self, request: TrialRequest, caller: Caller, digest: str, key: str, *, lease: Lease | None = None
     ) -> TrialRecord:
-        """Returns the trial of a meme, which is running here or elsewhere, or is started for this caller.
-
-        Args:
-            lease: Lease of the request so far; None for a new request.
-        """
+        """Returns the trial of a meme, which is running here or elsewhere, or is started for this caller."""
         while True:
             lease, record = await self._join(request, caller, key, lease)
             # A trial for another caller may have been cut short by that one's deadline, or run with other versions than

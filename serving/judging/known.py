@@ -302,11 +302,7 @@ class Known:
         self._quarantine = quarantine
 
     async def finding(self, request: TrialRequest, digest: str) -> PersonFinding | None:
-        """Returns what people found about a request's content, or None.
-
-        Args:
-            digest: Digest of the request's meme.
-        """
+        """Returns what people found about a request's content, or None."""
         policy = self._executor.court_of(request.namespace).policy.id
         # Another policy never inherits a finding.
         if request.policy is not None and request.policy.id not in ("", policy):

@@ -256,7 +256,6 @@ class NearDuplicateIndex:
         Args:
             settings: Settings: which memes are visible (``reuse``: other namespaces' only if it is ``everywhere``), and
                 whether a verdict may be reused for a near-duplicate (``reuse_near``).
-            most: Maximum number of fingerprints in memory; the latest are kept.
         """
         self._fingerprints = fingerprints
         self._trials = trials

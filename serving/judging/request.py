@@ -56,11 +56,9 @@ class AdmissionSlot:
     Only admitted calls hold a decoded picture, so that memory is bounded by the running calls, however many wait.
 
     Attributes:
-        admission: Admission control that the call waits for; None if it needs none.
         within_s: Seconds until the deadline when the call arrived; None if there is none.
         patient: True if the caller waits however long the queue is, as a stream does: it has many requests in flight,
             and model servers process those of others first.
-        memory: Accounts for the bytes of the picture.
     """
 
     admission: Admission | None = None
@@ -115,7 +113,6 @@ class Caller:
 
     Attributes:
         clock: Timeout that ends the wait at the deadline.
-        deadline: Deadline by the event loop's clock, in seconds; None if there is none.
         picture_seconds: Seconds that decoding pictures for it took.
     """
 
@@ -150,10 +147,7 @@ class RequiredVersions:
 
     Attributes:
         models: Model per role, by the role's name in lower case.
-        prompts: Digest of the prompt set.
-        library: Digest of the precedent library.
         encoder: Name and digest of the encoder.
-        settings: Digest of the trial's settings.
     """
 
     models: Mapping[str, str] = field(default_factory=dict)
@@ -181,7 +175,6 @@ class TrialRequest:
 
     Attributes:
         image: Picture file; empty for a text without picture.
-        content_id: Caller's id of the content.
         try_anew: True to run a trial even if an earlier verdict could be reused.
         policy: Policy that the trial must use; None for whichever is loaded.
         of_trial: Id of the trial whose meme is rejudged; empty for a first trial.

@@ -24,11 +24,7 @@ _SECONDS = 30
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU.
-
-    Attributes:
-        free_gib: Memory of it that nothing uses, in GiB.
-    """
+    """A GPU."""
 
     index: int
     name: str

@@ -140,18 +140,10 @@ class Call:
 
 
 class Api:
-    """Gives HTTP endpoints access to the services' methods.
-
-    Attributes:
-        fetch: Fetches pictures that a request names by address, or refuses to.
-    """
+    """Gives HTTP endpoints access to the services' methods."""
 
     def __init__(self, methods: Methods, fetch: Fetch, *, fetches: bool) -> None:
-        """Prepares to answer calls.
-
-        Args:
-            fetches: True if ``fetch`` ever fetches pictures.
-        """
+        """Prepares to answer calls."""
         self.methods = methods
         self.fetch = fetch
         self._fetches = fetches

@@ -34,11 +34,7 @@ _FIELD = "image_url"
 
 @asynccontextmanager
 async def open_remote_pictures(hosts: Sequence[str], *, ca_file: str | None = None) -> AsyncIterator[Fetch]:
-    """Yields a function that fetches pictures from the given hosts over https, valid inside the block.
-
-    Args:
-        hosts: Allowed host names, whose addresses must be public.
-    """
+    """Yields a function that fetches pictures from the given hosts over https, valid inside the block."""
     if not hosts:
         yield _refuse
         return

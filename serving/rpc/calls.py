@@ -107,11 +107,7 @@ def _of_vanished(error: Exception) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Time that a call has, and the trace that it belongs to.
-
-    Attributes:
-        traceparent: W3C ``traceparent`` header, or empty.
-    """
+    """Time that a call has, and the trace that it belongs to."""
 
     within_s: float | None = None
     traceparent: str = ""

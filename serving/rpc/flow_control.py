@@ -221,12 +221,7 @@ class ReceiveBudget:
     """Memory budget for requests. Used from one event loop."""
 
     def __init__(self, budget: int, idle_s: float) -> None:
-        """Starts with all memory free.
-
-        Args:
-            budget: Total bytes; at least the size of one message.
-            idle_s: Seconds within which a caller must send its request.
-        """
+        """Starts with all memory free."""
         self._budget = budget
         self._idle_s = idle_s
         self._largest = MESSAGE_BYTES + _OVERHEAD

@@ -122,11 +122,7 @@ class _NoMetrics:
 
 
 class Telemetry:
-    """Turns the events of trials into metrics, spans and log lines. Its methods never raise.
-
-    Attributes:
-        metrics: Metrics to count with, which ignore everything if none are wanted.
-    """
+    """Turns the events of trials into metrics, spans and log lines. Its methods never raise."""
 
     def __init__(
         self,

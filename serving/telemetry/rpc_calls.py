@@ -117,12 +117,7 @@ class MeasuredCall:
         time_left: Callable[[], float | None],
         code_of: Callable[[BaseException | None], str],
     ) -> None:
-        """Prepares to measure a call.
-
-        Args:
-            time_left: Returns the seconds until the caller's deadline, or None.
-            code_of: Returns the name of the code that the call ended with, given its error.
-        """
+        """Prepares to measure a call."""
         self._name = name
         self._headers = headers
         self._metrics = metrics

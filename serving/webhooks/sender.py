@@ -75,11 +75,7 @@ class HookSender:
         clock: Clock = lambda: datetime.now(UTC),
         states: LogFollower[HookStates] | None = None,
     ) -> None:
-        """Prepares the sender.
-
-        Args:
-            states: State of the receivers, shared with other senders; read for each round if not given.
-        """
+        """Prepares the sender."""
         self._states = states or LogFollower(docket.deliveries.states)
         self._receiver = receiver
         self._docket = docket

@@ -116,11 +116,7 @@ async def keep_anchored(
     every_s: float = EVERY_S,
     on_anchored: Callable[[int], None] = lambda _: None,
 ) -> None:
-    """Sends newer checkpoints to a witness until cancelled, and then the newest one.
-
-    Args:
-        on_anchored: Called with the number of entries covered by each stored checkpoint.
-    """
+    """Sends newer checkpoints to a witness until cancelled, and then the newest one."""
     pushed, wait = "", every_s
     try:
         while True:

@@ -77,8 +77,6 @@ def bundle(
     """A bundle, as the text of a file.
 
     Args:
-        parts: Parts with what the trial quotes, by number.
-        count: Count from :func:`signed_count`.
         known: Size and note of checkpoints that the receiver has from earlier: the log is shown to continue them.
         withheld: Kinds whose bodies stay here; that they were logged is shown all the same.
     """

@@ -125,7 +125,6 @@ def sign_result(
     """Signs the result of an audit: how often the court's label differs from the auditor's, with its 95 % interval.
 
     Args:
-        trials: All drawn trials.
         pairs: Label of the court and of the auditor for each trial that was judged.
     """
     # Undecided is no label: it agrees with nothing, and is counted apart.

@@ -34,11 +34,7 @@ _SIGNING_FORM = "it has to read PRIVATE+KEY+NAME+8 hexadecimal digits+base64"
 
 @dataclass(frozen=True, slots=True)
 class VerifierKey:
-    """A public key that verifies signatures.
-
-    Attributes:
-        public: Public key, 32 bytes (RFC 8032).
-    """
+    """A public key that verifies signatures."""
 
     name: str
     public: bytes
@@ -82,11 +78,7 @@ class SigningKey:
     __slots__ = ("_key", "verifier")
 
     def __init__(self, name: str, seed: bytes) -> None:
-        """Loads a key.
-
-        Args:
-            seed: Private key, 32 bytes (RFC 8032).
-        """
+        """Loads a key."""
         if len(seed) != 32:
             raise BadNote("A private key of Ed25519 has 32 bytes.")
         self._key = Ed25519PrivateKey.from_private_bytes(seed)
@@ -192,11 +184,7 @@ def split_note(note: str) -> tuple[str, list[tuple[str, bytes, bytes]]]:
 
 
 def sign_checkpoint(key: SigningKey, origin: str, size: int, root: bytes) -> str:
-    """Signs a checkpoint.
-
-    Args:
-        key: Key of the log; by custom its name is the origin.
-    """
+    """Signs a checkpoint."""
     return sign_note(_checked(Checkpoint(origin, size, root)).text, [key])
 
 

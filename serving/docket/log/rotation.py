@@ -95,11 +95,7 @@ class KeyChain:
     """
 
     def __init__(self, trusted: Sequence[VerifierKey], rotations: Sequence[KeyRotation]) -> None:
-        """Links the rotations.
-
-        Args:
-            trusted: Public keys known from elsewhere.
-        """
+        """Links the rotations."""
         self._trusted = tuple(trusted)
         self.rotations: list[KeyRotation] = []
         self.broken: list[int] = []

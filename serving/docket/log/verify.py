@@ -121,11 +121,7 @@ class Fault(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that is wrong.
-
-    Attributes:
-        entry: Number of the entry that it is about; None where it is about none.
-    """
+    """Something that is wrong."""
 
     fault: Fault
     text: str
@@ -142,8 +138,6 @@ class Report:
 
     Attributes:
         checkpoints: Number of stored checkpoints that agree with the docket.
-        bodies: Entries whose body was checked.
-        erased: Entries whose body was erased.
         anchors: Checkpoints from outside that agree with the docket.
         findings: Faults, the first :data:`MOST_FINDINGS`.
         unchecked: Checks that could not be made, in sentences.
@@ -196,8 +190,6 @@ def verify(
     Args:
         keys: Keys that must have signed its checkpoints, from a place outside of the docket; of one whose key was
             changed, any of its keys vouches for the others.
-        derived: Makes anew what follows from entries; nothing has been added to it.
-        anchors: Checkpoints kept outside.
     """
     report = Report()
     state = stored.state()
@@ -239,7 +231,6 @@ async def verify_pictures(
     """Checks pictures, which may be stored apart from the database.
 
     Args:
-        wanted: Digests of those that must be kept.
         frames: Gives the frames of a picture as PNG files; none where it is not there.
         same: True if frames are those of the picture with a digest; raises ValueError where they are no pictures.
         still_wanted: True if a trial of the picture exists now: all of them may have been erased meanwhile.

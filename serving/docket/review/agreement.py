@@ -47,11 +47,7 @@ class Kappa:
 
 
 def cohen(pairs: Sequence[tuple[str, str]]) -> Kappa:
-    """Cohen's kappa of two judges.
-
-    Args:
-        pairs: Labels by the first and the second reviewer, one pair per meme.
-    """
+    """Cohen's kappa of two judges."""
     n = len(pairs)
     if not n:
         return Kappa(0)

@@ -33,7 +33,6 @@ class SampledVerdict:
         opened_at: UTC.
         risk: Estimated probability that the verdict is wrong; None if it has none.
         passed: True if it would not have been reviewed without the sampling.
-        curve: Risk curve measured on the library; None if there is none.
     """
 
     trial_id: str

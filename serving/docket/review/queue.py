@@ -64,11 +64,8 @@ class Case:
     Attributes:
         opened_at: UTC.
         pixels_sha256: SHA-256 of the picture's pixels; for a text without picture, the text's digest.
-        models: Models of the trial; empty if none was used.
         score: P(harmful); None if the verdict has none.
-        category: Category of the harm that the court found; empty if it found none.
         reasons: Reasons for human review, past or present, the most urgent first, each with a sentence.
-        asked_by: Reviewer who asked for a second opinion; empty if nobody did.
     """
 
     trial_id: str
@@ -442,11 +439,7 @@ class ReviewQueue:
         return [(trial_id, seq) for trial_id, seq in rows]
 
     async def followed(self, trial_id: str, seq: int, failure: str = "", *, again: bool = True) -> None:
-        """Records that the library has followed a review, or why it could not.
-
-        Args:
-            again: False if it never will.
-        """
+        """Records that the library has followed a review, or why it could not."""
         own = (t.pending.c.trial_id == trial_id, t.pending.c.seq == seq)
         later = (
             update(t.pending).where(*own).values(due=stamp(self._clock() + _AGAIN) if again else "", failure=failure)

@@ -56,11 +56,7 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """Counts of undelivered messages.
-
-    Attributes:
-        oldest: Time of the oldest entry among the waiting messages; None if there are none.
-    """
+    """Counts of undelivered messages."""
 
     waiting: int
     given_up: int
@@ -85,7 +81,6 @@ class Subject:
     """Fields of a trial that messages contain.
 
     Attributes:
-        in_force: Finding in force on the content; None without a verdict.
         withdrawn: ``seq`` of the reviews that were withdrawn.
     """
 

@@ -104,11 +104,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class BlindReviewer:
-    """Reviewer who may learn neither the verdicts that wait for them, nor why they wait.
-
-    Attributes:
-        told_why: True for one who may know the reasons.
-    """
+    """Reviewer who may learn neither the verdicts that wait for them, nor why they wait."""
 
     name: str
     told_why: bool = False
@@ -121,20 +117,13 @@ class TrialFilter:
     Conditions on words, reasons, models, categories, reviewers and waiting are met by what the review queue has read.
 
     Attributes:
-        labels: Labels that the court gave.
         holds: Labels in force: the last reviewer's, or else the court's.
         words: Each must occur in the text, the description or the rationale, or be an id of the trial.
-        waiting: True for cases of the review queue, False for others.
-        reasons: Members of ``ReviewPriority``.
         trial_id: Beginning of the id.
         decided_under_s: Seconds from the look to the decision, of which a reviewer took less.
         blind: Reviewer who finds nothing by what is hidden from them.
-        reviewed: True for reviewed verdicts, False for others.
-        needs_review: True for verdicts that need human review, False for others.
         namespaces: Namespaces that the caller may see. An empty set matches no trial.
         pixels_sha256: SHA-256 of the picture's pixels; for a text without picture, the text's digest.
-        erased: True for erased trials, False for others.
-        content_id: Caller's id of the content.
     """
 
     labels: frozenset[Label] = frozenset()
@@ -177,11 +166,8 @@ class DocketLine:
     Attributes:
         state: State of the trial; OPEN includes interrupted trials.
         erased: True if the record was erased, so that nothing of the meme is left.
-        text_alone: True if the text was sent without a picture.
-        policy: Digest of the policy that was applied; empty if unknown.
         precedent: Id of the binding precedent that settled the trial; empty without one.
         found: Finding of people about the content, from whichever trial.
-        rules: Rules for what follows from it.
         block_stands: True if the verdict blocks until it is reviewed.
     """
 

@@ -63,11 +63,7 @@ class TransparencyLog(SqlStore):
     """Reads the log, and signs it if it has grown since the last signature."""
 
     async def entries(self, first: int, most: int, kinds: Collection[str] | None = None) -> Sequence[Entry]:
-        """Returns log entries from a number on, as stored, without verification.
-
-        Args:
-            kinds: Kinds of entries to include; None for all.
-        """
+        """Returns log entries from a number on, as stored, without verification."""
         query = select(t.entries).where(_entry.number >= first)
         if kinds is not None:
             query = query.where(_entry.kind.in_(sorted(kinds)))

@@ -108,8 +108,6 @@ class LeaseStore(SqlStore):
 
         Args:
             until: Time from which on requests are left out.
-            after: Last request of the page before.
-            namespaces: Namespaces to stay within; None for all.
         """
         row, trial = t.requests.c, t.trials.c
         query = select(t.requests).join(t.trials, trial.trial_id == row.trial_id)
