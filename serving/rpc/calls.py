@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import re
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, suppress
@@ -17,7 +18,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeAlias, TypeVar
 
 import grpc
+from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
 from grpc_status import rpc_status
 
 from court.errors import BadRequest, CourtError, Unavailable
@@ -216,12 +219,6 @@ class Method(Generic[Request]):
         return grpc.stream_unary_rpc_method_handler(respond, request_deserializer=None, response_serializer=None)
 
 
-def grpc_handler(service: str, methods: Mapping[str, Method[Any]], **others: Handler) -> grpc.GenericRpcHandler:
-    """Builds the gRPC handler of a service."""
-    handlers = {name: method.handler() for name, method in methods.items()}
-    return grpc.method_handlers_generic_handler(service, {**handlers, **others})
-
-
 class ResponseSink(Protocol):
     """The part of a call that responses are written to."""
 
@@ -307,26 +304,55 @@ def budget_of(context: CallContext) -> Budget:
     return Budget(time_left(context), traceparent)
 
 
-class Session(Generic[T]):
-    """State of a service between its opening and its closing, with a count of its running calls."""
+class Service(Generic[T]):
+    """A service of the contract, which answers UNAVAILABLE until it is opened and once it is closed.
 
-    def __init__(self) -> None:
+    Subclasses have a method for each of the contract's, of the same name in lower case with underscores.
+
+    Attributes:
+        methods: Methods that any transport can call, by their names in the contract.
+    """
+
+    def __init__(self, descriptor: ServiceDescriptor, memory: ReceiveBudget) -> None:
+        self.name, self.memory = str(descriptor.full_name), memory
+        self.methods: Mapping[str, Method[Any]] = {
+            str(method.name): Method(
+                GetMessageClass(method.input_type),
+                getattr(self, re.sub(r"\B([A-Z])", r"_\1", method.name).lower()),
+                memory,
+                of=self.name,
+            )
+            # gRPC alone has streams of requests.
+            for method in descriptor.methods
+            if not method.client_streaming
+        }
         self._with: T | None = None
         self._closed = False
         self._calls = 0
         self._idle = asyncio.Event()
         self._idle.set()
 
-    def open(self, what: T) -> None:
-        """Answers calls with this state from now on."""
-        self._with = what
+    def handler(self, **others: Handler) -> grpc.GenericRpcHandler:
+        """Returns the gRPC handler for a server."""
+        handlers = {name: method.handler() for name, method in self.methods.items()}
+        return grpc.method_handlers_generic_handler(self.name, {**handlers, **others})
 
     def close(self) -> None:
         """Refuses new calls from now on; running ones continue."""
         self._with, self._closed = None, True
 
+    async def empty(self, seconds: float) -> None:
+        """Waits until no call is running, at most the given number of seconds."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._idle.wait()
+
+    def _begin(self, state: T) -> None:
+        """Answers calls with this state from now on."""
+        self._with = state
+
     @contextmanager
-    def call(self) -> Iterator[T]:
+    def _call(self) -> Iterator[T]:
         """Yields the state while a call is answered. Raises Unavailable if the service is closed."""
         if self._with is None:
             raise closing() if self._closed else starting()
@@ -339,9 +365,3 @@ class Session(Generic[T]):
             self._calls -= 1
             if not self._calls:
                 self._idle.set()
-
-    async def empty(self, seconds: float) -> None:
-        """Waits until no call is running, at most the given number of seconds."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._idle.wait()

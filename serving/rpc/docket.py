@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
-
-import grpc
+from typing import TYPE_CHECKING
 
 from court.errors import BadRequest, CourtError, NotLoaded
 from court.events import ReviewOutcome, ReviewWithdrawn, VerdictReviewed
@@ -27,7 +25,7 @@ from serving.docket.store.reviews import REVIEW_KINDS
 from serving.export.notice import language_of, write_notice
 from serving.export.notice_links import NoticeLinks
 from serving.judging.executor import EventFeed, TrialExecutor
-from serving.rpc.calls import Budget, Method, Session, changing, grpc_handler
+from serving.rpc.calls import Budget, Service, changing
 from serving.rpc.convert import MOST_WHY, found_to_be, in_force_of, number, required, signed, within
 from serving.rpc.listings import (
     cursor_of,
@@ -47,7 +45,7 @@ if TYPE_CHECKING:
     from serving.docket.review.corrections import Corrections
     from serving.rpc.flow_control import ReceiveBudget
 
-SERVICE = wire.DESCRIPTOR.services_by_name["Docket"].full_name
+_SERVICE = wire.DESCRIPTOR.services_by_name["Docket"]
 
 _PAGE, _MOST_A_PAGE = 50, 1000
 _EXPORT_PAGE = 100
@@ -61,25 +59,15 @@ _log = logging.getLogger("memecourt.service")
 _OUTCOMES = {wire.ReviewOutcome.Value(f"REVIEW_OUTCOME_{outcome}"): outcome for outcome in ReviewOutcome}
 
 
-class DocketService:
+class DocketService(Service[Docket]):
     """Serves ``memecourt.v1.Docket``. Until :meth:`open` has been called it answers UNAVAILABLE.
 
     A caller that is limited to some namespaces sees only their trials; all others look as if they did not exist.
     """
 
     def __init__(self, telemetry: Telemetry = SILENT, *, memory: ReceiveBudget) -> None:
-        self._session: Session[Docket] = Session()
+        super().__init__(_SERVICE, memory)
         self._telemetry = telemetry
-        self.methods: Mapping[str, Method[Any]] = {
-            "GetTrial": Method(wire.GetTrialRequest, self.get_trial, memory),
-            "ListTrials": Method(wire.ListTrialsRequest, self.list_trials, memory),
-            "ExportTrials": Method(wire.ExportTrialsRequest, self.export_trials, memory),
-            "ReviewVerdict": Method(wire.ReviewVerdictRequest, self.review_verdict, memory),
-            "OpenAppeal": Method(wire.OpenAppealRequest, self.open_appeal, memory),
-            "GetNotice": Method(wire.GetNoticeRequest, self.get_notice, memory),
-            "WatchReviews": Method(wire.WatchReviewsRequest, self.watch_reviews, memory),
-            "ListChanges": Method(wire.ListChangesRequest, self.list_changes, memory),
-        }
         self._on_change: Callable[[], None] = _ignore
         self._rulings: Corrections | None = None
         self._links: NoticeLinks | None = None
@@ -102,24 +90,16 @@ class DocketService:
         self._links = links
         self._on_change = on_change or _ignore
         self._rulings = corrections
-        self._session.open(executor.docket)
+        self._begin(executor.docket)
 
     def close(self) -> None:
         """Refuses new calls; running ones continue, except that subscriptions to reviews end."""
-        self._session.close()
+        super().close()
         self._hub.close()
-
-    async def empty(self, seconds: float) -> None:
-        """Waits until no call is running, at most the given number of seconds."""
-        await self._session.empty(seconds)
-
-    def handler(self) -> grpc.GenericRpcHandler:
-        """Returns the gRPC handler for a server."""
-        return grpc_handler(SERVICE, self.methods)
 
     async def get_trial(self, request: wire.GetTrialRequest, _: Budget) -> wire.GetTrialResponse:
         """Returns one trial with all of its events."""
-        with self._session.call() as docket:
+        with self._call() as docket:
             return wire.GetTrialResponse(trial=trial_of(await _visible_record(docket.trials, request.trial_id)))
 
     async def list_trials(self, request: wire.ListTrialsRequest, _: Budget) -> wire.ListTrialsResponse:
@@ -128,7 +108,7 @@ class DocketService:
         Each page continues after the last trial of the previous one, so that trials opened in the meantime neither
         repeat nor hide any.
         """
-        with self._session.call() as docket:
+        with self._call() as docket:
             size = number(request.page_size, _PAGE, _MOST_A_PAGE, "page_size")
             which = which_of(request.filter)
             after = cursor_of(within(request.page_token, 1000, "page_token"), which)
@@ -149,7 +129,7 @@ class DocketService:
         The next trial is read only once the caller has taken the previous one. Each trial is in its state at that
         moment, including verdicts and reviews given since the call began.
         """
-        with self._session.call() as docket:
+        with self._call() as docket:
             which = which_of(request.filter)
             # The end is fixed when the call begins.
             newest = await docket.index.list(limit=1, which=which)
@@ -173,7 +153,7 @@ class DocketService:
 
     async def review_verdict(self, request: wire.ReviewVerdictRequest, _: Budget) -> wire.ReviewVerdictResponse:
         """Upholds or overrules a verdict."""
-        with self._session.call() as docket:
+        with self._call() as docket:
             outcome = _OUTCOMES.get(request.outcome)
             if outcome is None:
                 raise BadRequest(
@@ -218,7 +198,7 @@ class DocketService:
 
     async def open_appeal(self, request: wire.OpenAppealRequest, _: Budget) -> wire.OpenAppealResponse:
         """Opens an appeal against a verdict."""
-        with self._session.call() as docket:
+        with self._call() as docket:
             statement = required(request.statement, MOST_WHY, "statement")
             reference = within(request.reference, _MOST_ID, "reference")
             by = signed(request.by, "by")
@@ -236,7 +216,7 @@ class DocketService:
 
     async def get_notice(self, request: wire.GetNoticeRequest, _: Budget) -> wire.GetNoticeResponse:
         """Returns the notice on a decided trial."""
-        with self._session.call() as docket:
+        with self._call() as docket:
             record = await _visible_record(docket.trials, request.trial_id)
             language = language_of(record, within(request.language, _MOST_ID, "language"))
             link = await self._links.link_to(record, language) if self._links and record.verdict else None
@@ -248,12 +228,12 @@ class DocketService:
 
     async def open_link(self, token: str) -> tuple[TrialRecord, str] | None:
         """Returns the record and the language that the link of a notice opens; None if it opens nothing."""
-        with self._session.call():
+        with self._call():
             return await self._links.opened(token) if self._links else None
 
     async def object_to(self, record: TrialRecord, statement: str) -> bool:
         """Opens the appeal of a link; False if it was used meanwhile."""
-        with self._session.call():
+        with self._call():
             assert self._links is not None
             try:
                 with changing():
@@ -308,13 +288,13 @@ class DocketService:
         self, request: wire.WatchReviewsRequest, _: Budget
     ) -> AsyncGenerator[wire.WatchReviewsResponse, None]:
         """Streams reviews as they are stored, by any server."""
-        with self._session.call() as docket:
+        with self._call() as docket:
             async for response in watch_reviews(request, docket.trials, docket.log, self._hub):
                 yield response
 
     async def list_changes(self, request: wire.ListChangesRequest, _: Budget) -> wire.ListChangesResponse:
         """Returns a page of the requests that were given a verdict on a reviewed content before the review."""
-        with self._session.call() as docket:
+        with self._call() as docket:
             size = number(request.page_size, _PAGE, _MOST_A_PAGE, "page_size")
             listing, after = ["changes", request.entry], None
             if token := within(request.page_token, 1000, "page_token"):

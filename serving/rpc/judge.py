@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import grpc
 
@@ -21,12 +21,10 @@ from serving.judging.request import Answer, TrialRequest
 from serving.judging.single_flight import LRUCache
 from serving.rpc.calls import (
     Budget,
-    Method,
     Responses,
-    Session,
+    Service,
     budget_of,
     finish_call,
-    grpc_handler,
     parse_request,
     time_left,
     to_court_error,
@@ -237,7 +235,7 @@ def _timeout_of(request: wire.JudgeStreamRequest) -> float | None:
     return seconds
 
 
-SERVICE = wire.DESCRIPTOR.services_by_name["Court"].full_name
+_SERVICE = wire.DESCRIPTOR.services_by_name["Court"]
 
 _MOST_VERDICTS = 1024
 """Maximum number of cached verdicts in serialised form, for reuse."""
@@ -251,30 +249,16 @@ class _OpenCourt:
     runner: TrialRunner
 
 
-class CourtService:
-    """Serves ``memecourt.v1.Court``.
-
-    Answers UNAVAILABLE until :meth:`open` has been called, so that a server can listen while it warms up.
-    """
+class CourtService(Service[_OpenCourt]):
+    """Serves ``memecourt.v1.Court``; a server can listen while it warms up."""
 
     def __init__(self, settings: Settings, telemetry: Telemetry = SILENT, *, memory: ReceiveBudget) -> None:
+        super().__init__(_SERVICE, memory)
         self._settings = settings
         self._telemetry = telemetry
-        self._session: Session[_OpenCourt] = Session()
-        self._memory = memory
         self._court: _OpenCourt | None = None
         self._verdicts: LRUCache[str, bytes] = LRUCache(_MOST_VERDICTS)
-        self.methods: Mapping[str, Method[Any]] = {
-            "Judge": Method(wire.JudgeRequest, self.judge, memory, of=SERVICE),
-            "WatchTrial": Method(wire.WatchTrialRequest, self.watch_trial, memory, of=SERVICE),
-            "GetVerdict": Method(wire.GetVerdictRequest, self.get_verdict, memory),
-        }
         telemetry.metrics.read("request_memory_bytes", lambda: memory.bytes_in_use + memory.pictures)
-
-    @property
-    def memory(self) -> ReceiveBudget:
-        """Memory budget of requests."""
-        return self._memory
 
     def open(self, executor: TrialExecutor, runner: TrialRunner) -> None:
         """Answers calls from now on."""
@@ -282,13 +266,13 @@ class CourtService:
         admission = runner.admission
         self._telemetry.metrics.read("running_trials", lambda: admission.running)
         self._telemetry.metrics.read("waiting_requests", lambda: admission.waiting)
-        self._session.open(self._court)
+        self._begin(self._court)
 
     def close(self) -> None:
         """Refuses new and waiting requests; running trials continue."""
-        self._session.close()
+        super().close()
         # Only for this service: calls for records and precedents are still answered while trials finish.
-        self._memory.close(SERVICE)
+        self.memory.close(self.name)
         if self._court is not None:
             self._court.runner.admission.close()
             self._court.executor.feed.close()
@@ -297,20 +281,20 @@ class CourtService:
         """Waits until no trial is running; cancelled trials still record their end."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self._session.empty(seconds)
+                await super().empty(seconds)
                 if self._court is not None:
                     await self._court.runner.admission.empty()
 
-    def handler(self) -> grpc.GenericRpcHandler:
+    def handler(self, **others: Handler) -> grpc.GenericRpcHandler:
         """Returns the gRPC handler for a server."""
         stream: Handler = grpc.stream_stream_rpc_method_handler(
             self.judge_stream, request_deserializer=None, response_serializer=None
         )
-        return grpc_handler(SERVICE, self.methods, JudgeStream=stream)
+        return super().handler(JudgeStream=stream, **others)
 
     async def judge(self, request: wire.JudgeRequest, budget: Budget) -> wire.JudgeResponse:
         """Judges one meme."""
-        with self._session.call() as court:
+        with self._call() as court:
             trial_request, token = self._request_of(request, budget.traceparent), request.client_token
             del request  # only the picture is kept for long
             answer = await court.runner.answer(trial_request, within_s=budget.within_s)
@@ -318,7 +302,7 @@ class CourtService:
 
     async def start(self, request: TrialRequest) -> str:
         """Has a meme of the console judged in the background; returns its trial's id."""
-        with self._session.call() as court:
+        with self._call() as court:
             return await court.runner.start(request)
 
     async def judge_stream(self, _: AsyncIterator[bytes], context: CallContext) -> None:
@@ -329,7 +313,7 @@ class CourtService:
         self, request: wire.WatchTrialRequest, _: Budget
     ) -> AsyncGenerator[wire.WatchTrialResponse, None]:
         """Streams the events of a trial."""
-        with self._session.call() as court:
+        with self._call() as court:
             async for response in watch_trial(
                 request,
                 trials=court.executor.docket.trials,
@@ -341,7 +325,7 @@ class CourtService:
 
     async def get_verdict(self, request: wire.GetVerdictRequest, _: Budget) -> wire.GetVerdictResponse:
         """Returns the state of a trial, and its verdict if there is one."""
-        with self._session.call() as court:
+        with self._call() as court:
             trial_id = await trial_named(request, court.runner)
             # The caller's own request may have been answered with the verdict of another namespace's trial, which it
             # may then see.
@@ -367,7 +351,7 @@ class CourtService:
             return response
 
     async def _judge_stream(self, context: CallContext) -> None:
-        with self._session.call() as court:
+        with self._call() as court:
 
             def judging_of(request: wire.JudgeRequest) -> Judging:
                 trial_request = self._request_of(request, budget_of(context).traceparent)
@@ -381,8 +365,8 @@ class CourtService:
 
             await judge_stream(
                 context,
-                self._memory,
-                SERVICE,
+                self.memory,
+                self.name,
                 judging_of,
                 most=self._settings.concurrent_trials,
                 worked_on=self._settings.worked_on_at_once,

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-
-import grpc
 
 from court.errors import BadRequest, NotLoaded
 from court.meme import Picture, check_text
@@ -24,7 +22,7 @@ from retrieval.precedents.postgres_finder import PgvectorFinder
 from serving.access.callers import NotAllowed, Scope, check_namespace, current
 from serving.judging.decode import DecodingPool
 from serving.judging.executor import TrialExecutor
-from serving.rpc.calls import Budget, Method, Session, changing, grpc_handler
+from serving.rpc.calls import Budget, Service, changing
 from serving.rpc.convert import (
     MOST_WHY,
     few,
@@ -42,7 +40,7 @@ from serving.rpc.listings import where_of
 if TYPE_CHECKING:
     from serving.rpc.flow_control import ReceiveBudget
 
-SERVICE = wire.DESCRIPTOR.services_by_name["Precedents"].full_name
+_SERVICE = wire.DESCRIPTOR.services_by_name["Precedents"]
 
 _FOUND, _MOST_FOUND = 10, 1000
 _MOST_LEFT_OUT = 10_000
@@ -72,7 +70,7 @@ class _Open:
             yield picture
 
 
-class PrecedentsService:
+class PrecedentsService(Service[_Open]):
     """Serves ``memecourt.v1.Precedents``. Until :meth:`open` has been called it answers UNAVAILABLE.
 
     A caller that is limited to some namespaces finds their precedents, and those without a namespace, which are shared.
@@ -82,42 +80,27 @@ class PrecedentsService:
     """
 
     def __init__(self, memory: ReceiveBudget) -> None:
-        self.methods: Mapping[str, Method[Any]] = {
-            "SearchPrecedents": Method(wire.SearchPrecedentsRequest, self.search_precedents, memory),
-            "AddPrecedent": Method(wire.AddPrecedentRequest, self.add_precedent, memory),
-            "RemovePrecedent": Method(wire.RemovePrecedentRequest, self.remove_precedent, memory),
-            "RelabelPrecedent": Method(wire.RelabelPrecedentRequest, self.relabel_precedent, memory),
-            "GetLibrary": Method(wire.GetLibraryRequest, self.get_library, memory),
-        }
-        self._session: Session[_Open] = Session()
+        super().__init__(_SERVICE, memory)
         self._changing = asyncio.Semaphore(_MAX_CHANGES)
         self._writing = ExitStack()
         self._writer: Writer | None = None
 
     def open(self, executor: TrialExecutor, decoders: DecodingPool) -> None:
         """Answers calls from now on; ``decoders`` decodes their pictures, as for trials."""
-        self._session.open(_Open(executor, decoders))
-
-    def close(self) -> None:
-        """Refuses new calls; running ones continue."""
-        self._session.close()
+        self._begin(_Open(executor, decoders))
 
     async def empty(self, seconds: float) -> None:
         """Waits until no call is running, at most the given number of seconds, and closes the library's writer."""
-        await self._session.empty(seconds)
+        await super().empty(seconds)
         # Cleared before it is closed: a call in between must not get a closed writer.
         self._writer = None
         self._writing.close()
-
-    def handler(self) -> grpc.GenericRpcHandler:
-        """Returns the gRPC handler for a server."""
-        return grpc_handler(SERVICE, self.methods)
 
     async def search_precedents(
         self, request: wire.SearchPrecedentsRequest, _: Budget
     ) -> wire.SearchPrecedentsResponse:
         """Returns the precedents most similar to a text, a picture or both."""
-        with self._session.call() as court:
+        with self._call() as court:
             finder = _finder(court.executor)
             _check_meme(request.text, request.image)
             k = number(request.k, _FOUND, _MOST_FOUND, "k")
@@ -147,7 +130,7 @@ class PrecedentsService:
 
     async def get_library(self, _: wire.GetLibraryRequest, __: Budget) -> wire.GetLibraryResponse:
         """Describes the library."""
-        with self._session.call() as court:
+        with self._call() as court:
             account = await _finder(court.executor).account()
             of = account.identity
             return wire.GetLibraryResponse(
@@ -160,7 +143,7 @@ class PrecedentsService:
 
     async def add_precedent(self, request: wire.AddPrecedentRequest, _: Budget) -> wire.AddPrecedentResponse:
         """Adds a labelled meme."""
-        with self._session.call() as court:
+        with self._call() as court:
             finder = _finder(court.executor)
             check_namespace(within(request.namespace, _MOST_NAMESPACE, "namespace"), "namespace")
             _check_meme(request.text, request.image)
@@ -229,7 +212,7 @@ class PrecedentsService:
                 check_namespace(meme.namespace, "id")
             return change(writer)
 
-        with self._session.call() as court, changing():
+        with self._call() as court, changing():
             async with self._changing:
                 return await changed(self._opened(_finder(court.executor)), work)
 

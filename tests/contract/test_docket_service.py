@@ -31,7 +31,7 @@ from retrieval.library.postgres.address import Address
 from serving.docket.open import Docket
 from serving.docket.store.reviews import ReviewStore
 from serving.docket.store.trials import SqlTrialReader
-from serving.rpc.docket import SERVICE
+from serving.rpc.health import DOCKET
 from serving.rpc.listings import cursor_of, token_of, which_of
 from tests.support.docket_service import AT, HARMFUL, TIMEOUT, Scene, a_scene, a_trial
 from tests.support.docket_service import place as place
@@ -593,7 +593,7 @@ def test_calls_outside_a_session_are_unavailable(sqlite: Path, name: str) -> Non
 @pytest.mark.parametrize("name", CALLS)
 def test_malformed_messages_are_invalid_arguments(sqlite: Path, name: str) -> None:
     async def work(it: Scene) -> Refusal:
-        method = f"/{SERVICE}/{name}"
+        method = f"/{DOCKET}/{name}"
         if name in ("ExportTrials", "WatchReviews"):
             return await refusal_of(it.channel.unary_stream(method)(b"\xff\xff no message", timeout=TIMEOUT).read())
         return await refusal_of(it.channel.unary_unary(method)(b"\xff\xff no message", timeout=TIMEOUT))

@@ -31,7 +31,7 @@ from memecourt.v1 import court_pb2 as wire
 from serving.docket.errors import TrialUnknown
 from serving.judging.request import Caller
 from serving.rpc.flow_control import MESSAGE_BYTES, Reservation
-from serving.rpc.judge import SERVICE
+from serving.rpc.health import COURT
 from serving.rpc.status import failure_of, status_of
 from tests.support.cast import RULING, Cast, full_court
 from tests.support.fakes import FakeReader, H, N, findings
@@ -167,7 +167,7 @@ def test_a_malformed_field_is_named(tmp_path, change, field, reason):
 
 def test_a_malformed_message_is_an_invalid_argument(tmp_path):
     async def work(it):
-        call = it.channel.unary_unary(f"/{SERVICE}/Judge")
+        call = it.channel.unary_unary(f"/{COURT}/Judge")
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call(b"\xff\xff not a message", timeout=60)
         return Refusal(caught.value)
@@ -285,7 +285,7 @@ def test_outside_its_session_the_court_is_unavailable(tmp_path):
     async def work(it):
         refusal = await it.refusal(judge_request(IMAGE))
         health = health_pb2_grpc.HealthStub(it.channel)
-        return refusal, [await health.Check(health_pb2.HealthCheckRequest(service=name)) for name in ("", SERVICE)]
+        return refusal, [await health.Check(health_pb2.HealthCheckRequest(service=name)) for name in ("", COURT)]
 
     refusal, health = play(work, tmp_path, open_court=False)
     assert refusal.code is grpc.StatusCode.UNAVAILABLE
@@ -302,7 +302,7 @@ def test_a_full_court_asks_for_a_retry_while_health_still_answers(tmp_path):
         running = it.stub.Judge(judge_request(IMAGE), timeout=60)
         await wait.asked.wait()
         refusal = await it.refusal(judge_request(IMAGE))
-        health = await health_pb2_grpc.HealthStub(it.channel).Check(health_pb2.HealthCheckRequest(service=SERVICE))
+        health = await health_pb2_grpc.HealthStub(it.channel).Check(health_pb2.HealthCheckRequest(service=COURT))
         wait.wait.set()
         await running
         again = await it.stub.Judge(judge_request(IMAGE), timeout=60)
@@ -369,12 +369,12 @@ def test_reflection_describes_the_service(tmp_path):
 
         async def requests():
             yield reflection_pb2.ServerReflectionRequest(list_services="")
-            yield reflection_pb2.ServerReflectionRequest(file_containing_symbol=SERVICE)
+            yield reflection_pb2.ServerReflectionRequest(file_containing_symbol=COURT)
 
         return [answer async for answer in stub.ServerReflectionInfo(requests())]
 
     listed, described = play(work, tmp_path)
-    assert SERVICE in {service.name for service in listed.list_services_response.service}
+    assert COURT in {service.name for service in listed.list_services_response.service}
     files = [
         descriptor_pb2.FileDescriptorProto.FromString(data)
         for data in described.file_descriptor_response.file_descriptor_proto

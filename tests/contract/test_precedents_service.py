@@ -35,7 +35,8 @@ from retrieval.precedents.postgres_finder import PgvectorFinder
 from serving.access.callers import Caller, Scope
 from serving.judging.decode import DecodingPool, Quarantine
 from serving.rpc.flow_control import ReceiveBudget
-from serving.rpc.precedents import SERVICE, PrecedentsService
+from serving.rpc.health import PRECEDENTS
+from serving.rpc.precedents import PrecedentsService
 from tests.support.encoders import PlainPictureReader, picture_of, png_of
 from tests.support.fakes import FakeFinder, H, findings
 from tests.support.libraries import ENCODER, EPOCH, PICTURES, TUNING, drawn_library, drawn_meme
@@ -688,6 +689,8 @@ def test_a_court_without_a_library_refuses_every_call(on_disk: Path, name: str) 
 @pytest.mark.parametrize("name", CALLS)
 def test_malformed_messages_are_invalid_arguments(on_disk: Path, name: str) -> None:
     async def work(it: Scene) -> Refusal:
-        return await refusal_of(it.channel.unary_unary(f"/{SERVICE}/{name}")(b"\xff\xff no message", timeout=TIMEOUT))
+        return await refusal_of(
+            it.channel.unary_unary(f"/{PRECEDENTS}/{name}")(b"\xff\xff no message", timeout=TIMEOUT)
+        )
 
     assert play(on_disk, work).summary == ("INVALID_ARGUMENT", "MALFORMED_REQUEST", "")
