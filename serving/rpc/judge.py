@@ -51,93 +51,76 @@ _ANSWER_RESERVE_S = 0.1
 """Seconds of a request's time that are reserved for sending the answer."""
 
 
-async def judge_stream(
-    context: CallContext,
-    memory: ReceiveBudget,
-    of: str,
-    judging_of: Callable[[wire.JudgeRequest], Judging],
-    *,
-    most: int,
-    worked_on: int,
-    idle_s: float,
-    on_sent: Callable[[int], None] = lambda _: None,
-) -> None:
-    """Answers all requests of a stream until the caller ends it.
-
-    However the stream ends, requests that were read are answered first, unless the caller takes no answers.
-
-    Args:
-        judging_of: Returns the function that judges a request's meme; raises if the request is invalid.
-        most: Maximum number of unanswered requests; no more are read until an answer has been taken, which applies
-            backpressure to slow callers.
-        worked_on: Requests that the server processes concurrently: the caller is told, so that it does not send more of
-            them, which would only wait while their time runs.
-        idle_s: Seconds within which the caller must take an answer. Until then, the answer holds its request's memory,
-            shrunk to its own size.
-        on_sent: Called for each answer with the google.rpc code of its failure, or 0.
-
-    Raises:
-        BadRequest: A message is malformed, or the idle timeout passed without a request or without an answer taken.
-        Unauthenticated, Unavailable: The token has changed; as :func:`check_in_force`.
-        Busy, Unavailable: As :meth:`serving.rpc.flow_control.ReceiveBudget.receive`.
-    """
-    stream = _OpenStream(context, memory, of=of, judging_of=judging_of, most=most, idle_s=idle_s, on_sent=on_sent)
-    end: CourtError | None = None
-    try:
-        await stream.begin(worked_on)
-        async with asyncio.TaskGroup() as items:
-            try:
-                while (received := await stream.next()) is not None:
-                    request, reservation = received
-                    # Also released if the caller leaves before the task has started.
-                    items.create_task(stream.answer(request, reservation)).add_done_callback(reservation.released)
-                    del received, request, reservation
-            except CourtError as error:
-                end = error
-    except* _ResponseNotTaken as group:
-        end = stream.idle_error
-        for each in group.exceptions:  # break reference cycles: the group references itself, its errors the stream
-            each.__traceback__ = None
-    if end is not None:
-        try:
-            raise end
-        finally:
-            del end, stream  # break the cycle of the raised error, this frame and these
-
-
 class _ResponseNotTaken(Exception):
     """The caller takes no answers: the stream ends without sending the remaining ones."""
 
 
 class _OpenStream:
+    """A stream of requests, each judged by the function that ``judging_of`` returns for it.
+
+    No more than ``concurrent_trials`` are read until an answer has been taken, which applies backpressure to slow
+    callers. An answer that is not taken holds its request's memory, shrunk to its own size, for the idle timeout.
+    """
+
     def __init__(
         self,
         context: CallContext,
         memory: ReceiveBudget,
         of: str,
         judging_of: Callable[[wire.JudgeRequest], Judging],
-        most: int,
-        idle_s: float,
+        *,
+        settings: Settings,
         on_sent: Callable[[int], None],
     ) -> None:
+        """Reads nothing yet; ``on_sent`` is called for each answer with the google.rpc code of its failure, or 0."""
         self._context = context
         self._memory = memory
         self._of = of
         self._tried = judging_of
         self._responses = Responses(
-            context, idle_s, "Read them as they come; those that are left can be had by asking again."
+            context, settings.idle, "Read them as they come; those that are left can be had by asking again."
         )
         self._on_sent = on_sent
-        self._slots = asyncio.Semaphore(most)
+        self._worked_on = settings.worked_on_at_once
+        self._slots = asyncio.Semaphore(settings.concurrent_trials)
         self._writing = asyncio.Lock()
         self.idle_error: BadRequest | None = None
         self._read = 0
         self._answered = 0
         self._last_answer = 0.0  # by the loop's clock
 
-    async def begin(self, worked_on: int) -> None:
-        """Tells the caller how many requests are processed concurrently."""
-        await self._responses.begin([(AT_ONCE, str(worked_on))])
+    async def run(self) -> None:
+        """Answers all requests until the caller ends the stream.
+
+        However the stream ends, requests that were read are answered first, unless the caller takes no answers.
+
+        Raises:
+            BadRequest: A message is malformed, or the idle timeout passed without a request or without an answer taken.
+            Unauthenticated, Unavailable: The token has changed; as :func:`check_in_force`.
+            Busy, Unavailable: As :meth:`serving.rpc.flow_control.ReceiveBudget.receive`.
+        """
+        end: CourtError | None = None
+        try:
+            # How many are processed at once: more would only wait while their time runs.
+            await self._responses.begin([(AT_ONCE, str(self._worked_on))])
+            async with asyncio.TaskGroup() as items:
+                try:
+                    while (received := await self.next()) is not None:
+                        request, reservation = received
+                        # Also released if the caller leaves before the task has started.
+                        items.create_task(self.answer(request, reservation)).add_done_callback(reservation.released)
+                        del received, request, reservation
+                except CourtError as error:
+                    end = error
+        except* _ResponseNotTaken as group:
+            end = self.idle_error
+            for each in group.exceptions:  # break reference cycles: the group references itself, its errors the stream
+                each.__traceback__ = None
+        if end is not None:
+            try:
+                raise end
+            finally:
+                del end, self  # break the cycle of the raised error, this frame and the stream
 
     async def next(self) -> tuple[wire.JudgeStreamRequest, Reservation] | None:
         """Waits for a free place and reads the next request; None if the caller has finished sending."""
@@ -363,16 +346,18 @@ class CourtService(Service[_OpenCourt]):
 
                 return respond
 
-            await judge_stream(
+            stream = _OpenStream(
                 context,
                 self.memory,
                 self.name,
                 judging_of,
-                most=self._settings.concurrent_trials,
-                worked_on=self._settings.worked_on_at_once,
-                idle_s=self._settings.idle,
+                settings=self._settings,
                 on_sent=self._telemetry.metrics.streamed,
             )
+            try:
+                await stream.run()
+            finally:
+                del stream  # an error references this frame
 
     def _request_of(self, request: wire.JudgeRequest, traceparent: str) -> TrialRequest:
         trial_request = ask_of(

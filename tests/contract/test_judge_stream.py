@@ -11,7 +11,8 @@ from court.errors import BadLibrary
 from memecourt.v1 import court_pb2 as wire
 from memecourt.v1.court_pb2_grpc import CourtStub
 from serving.rpc.calls import finish_call
-from serving.rpc.judge import SERVICE, _OpenStream
+from serving.rpc.health import COURT
+from serving.rpc.judge import _OpenStream
 from tests.support.fakes import FakeReader
 from tests.support.leftovers import collect_earlier_garbage, soon, without_garbage_collector
 from tests.support.playing import until
@@ -244,7 +245,7 @@ def test_each_request_has_its_own_timeout(tmp_path):
 
 def test_a_malformed_request_ends_the_stream_after_pending_answers(tmp_path):
     async def work(it):
-        call = it.channel.stream_stream(f"/{SERVICE}/JudgeStream")(timeout=60)
+        call = it.channel.stream_stream(f"/{COURT}/JudgeStream")(timeout=60)
         await call.write(item("a").SerializeToString())
         await call.write(b"\xff\xff no message")
         await call.write(item("never read").SerializeToString())
