@@ -51,8 +51,8 @@ from eval.perf.bench import Result, seconds_of
 from serving.console.app import create_app
 from serving.console.registry import Reviewing
 from serving.docket.audit.audit import Rows
+from serving.docket.audit.verify import Fault
 from serving.docket.log.notes import VerifierKey
-from serving.docket.log.verify import Fault
 from serving.docket.open import Docket
 from serving.docket.store import tables as t
 from serving.docket.store.bodies import packed

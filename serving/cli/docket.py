@@ -33,7 +33,7 @@ from serving.cli.sample import audit, commit, sample
 
 if TYPE_CHECKING:
     from retrieval.library.postgres.address import Address
-    from serving.docket.log.verify import Report
+    from serving.docket.audit.verify import Report
 
 EXIT_CLEAN = 0
 EXIT_VIOLATED = 1

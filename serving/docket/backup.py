@@ -29,9 +29,9 @@ from court.errors import BadRequest, Unavailable
 from court.meme import is_text_digest
 from court.values import Value
 from retrieval.library.postgres.address import Address
+from serving.docket.audit.verify import Report
 from serving.docket.errors import DocketError
 from serving.docket.log.anchors import read_anchor, read_keys
-from serving.docket.log.verify import Report
 from serving.docket.open import Docket
 from serving.docket.store import tables as t
 from serving.docket.store.pictures import ObjectPictures, flush

@@ -13,9 +13,9 @@ from court.in_force import FindingRules, content_key, finding_of
 from court.verdict import Label
 from memecourt.client import judge_request
 from memecourt.v1 import court_pb2 as wire
-from serving.docket.audit.audit import FromEntries, Rows
+from serving.docket.audit.audit import Rows
+from serving.docket.audit.verify import Fault, FromEntries, verify
 from serving.docket.log.notes import VerifierKey
-from serving.docket.log.verify import Fault, verify
 from serving.docket.open import Docket, open_docket
 from serving.docket.store import tables as t
 from serving.settings import Settings

@@ -11,12 +11,12 @@ from sqlalchemy import update
 from court.errors import Unavailable
 from memecourt.verify import verify_bundle, verify_receipt
 from serving.cli.main import cli
+from serving.docket.audit.verify import Fault
 from serving.docket.errors import DocketError
 from serving.docket.log.anchors import Anchor
 from serving.docket.log.entries import NO_SEQ, KeyRotated, body_of
 from serving.docket.log.notes import SigningKey, sign_checkpoint, sign_note
 from serving.docket.log.rotation import sign_rotation
-from serving.docket.log.verify import Fault
 from serving.docket.open import Docket
 from serving.docket.store import tables as t
 from serving.docket.store.log_append import (

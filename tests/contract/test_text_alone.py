@@ -20,9 +20,9 @@ from court.verdict import Label
 from memecourt.client import AsyncClient, Client, JudgeError, judge_request
 from memecourt.v1 import court_pb2 as wire
 from retrieval.library.writer import LibraryWriter
+from serving.docket.audit.verify import Report
 from serving.docket.backup import back_up
 from serving.docket.log.notes import VerifierKey
-from serving.docket.log.verify import Report
 from serving.docket.open import Docket
 from serving.docket.review.corrections import Corrections, Overrulings
 from serving.judging.judge import TrialRunner

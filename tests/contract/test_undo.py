@@ -6,9 +6,9 @@ import pytest
 
 from court.events import Look, VerdictReviewed
 from court.verdict import Decision, Label
-from serving.docket.audit.audit import FromEntries, Rows
+from serving.docket.audit.audit import Rows
+from serving.docket.audit.verify import FromEntries, verify
 from serving.docket.log.notes import VerifierKey
-from serving.docket.log.verify import verify
 from serving.docket.review.locks import AlreadyReviewed, UndoOver
 from serving.docket.review.projection import ReviewPriority
 from serving.docket.store.reviews import UNDO, settled_at

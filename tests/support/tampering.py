@@ -20,12 +20,12 @@ from court.backends.pictures.normalise import as_png, has_pixels, pixels_sha256
 from court.events import TrialOpened
 from court.meme import Frame, Picture, PictureFormat
 from retrieval.library.postgres.address import Address
-from serving.docket.audit.audit import FromEntries, Rows
+from serving.docket.audit.audit import Rows
+from serving.docket.audit.verify import FromEntries, Report, verify, verify_pictures
 from serving.docket.log.anchors import Anchor
 from serving.docket.log.entries import Entry
 from serving.docket.log.merkle import Frontier, Node, tile_updates
 from serving.docket.log.notes import SigningKey, VerifierKey, read_checkpoint, sign_checkpoint, split_note
-from serving.docket.log.verify import Report, verify, verify_pictures
 from serving.docket.open import Docket
 from serving.docket.store import tables as t
 from serving.docket.store.bodies import packed

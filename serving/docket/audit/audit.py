@@ -12,13 +12,18 @@ from sqlalchemy import Boolean, Connection, Integer, Select, literal, select, ty
 from typing_extensions import override
 
 from court.backends.pictures.normalise import has_pixels
-from court.events import ReviewWithdrawn, TrialOpened, VerdictReviewed
-from court.in_force import CaseNotes, ContentKey, case_of, standing
-from court.meme import is_text_digest
+from serving.docket.audit.verify import (
+    Fault,
+    FromEntries,
+    Progress,
+    Report,
+    StoredDocket,
+    verify,
+    verify_pictures,
+)
 from serving.docket.log.anchors import Anchor
-from serving.docket.log.canonical_json import parse
-from serving.docket.log.entries import Entry, erased_of
-from serving.docket.log.errors import BadEntry, BadNote
+from serving.docket.log.entries import Entry
+from serving.docket.log.errors import BadNote
 from serving.docket.log.merkle import ReadNode, consistency_proof, inclusion_proof
 from serving.docket.log.notes import (
     Checkpoint,
@@ -29,16 +34,13 @@ from serving.docket.log.notes import (
     sign_note,
     split_note,
 )
-from serving.docket.log.verify import Derived, Fault, Progress, Report, StoredDocket, verify, verify_pictures
 from serving.docket.ports import TrialReader
 from serving.docket.store import log_queries
 from serving.docket.store import tables as t
-from serving.docket.store.bodies import PART, event_in, part_key
-from serving.docket.store.listing import HEARD, finding_row
+from serving.docket.store.bodies import PART
 from serving.docket.store.log_append import Signer
 from serving.docket.store.log_queries import KEY_ROTATED, LogKeys, TransparencyLog
 from serving.docket.store.transactions import Transactions
-from serving.docket.store.trials import LISTED_KINDS, trial_change, trial_row
 
 FORMAT = "memecourt-bundle/1"
 """Format of bundles, included in each."""
@@ -232,82 +234,6 @@ def _entry_in(row: Any) -> Entry:
     return Entry(number=row.number, kind="", trial_id="", seq=-1, at="", commitment=b"", body="", salt=b"")
 
 
-class FromEntries(Derived):
-    """Listing, parts and pictures, recomputed from the entries."""
-
-    def __init__(self) -> None:
-        self._trials: dict[str, dict[str, Any]] = {}
-        self._parts: dict[bytes, tuple[int, str]] = {}
-        # As bodies, since a docket may have a million of them; with the policy of each one's trial.
-        self._by_people: dict[ContentKey, list[tuple[str, str]]] = {}
-
-    @override
-    def add(self, entry: Entry) -> None:
-        try:
-            if entry.kind == "Erased" and entry.body is not None:
-                self._erase(entry.body)
-            elif entry.kind == PART and entry.body is not None:
-                self._part(entry.number, entry.body)
-            elif entry.kind in LISTED_KINDS and entry.body is not None:
-                self._event(entry.body)
-        # A body may be anything here: it becomes a finding of this entry, and the audit continues.
-        except (ValueError, KeyError, TypeError, RecursionError):
-            raise BadEntry(f"The body of entry {entry.number} can't be read as what its header says.") from None
-
-    @override
-    def trials(self) -> Mapping[str, Mapping[str, Any]]:
-        return self._trials
-
-    @override
-    def findings(self) -> Mapping[ContentKey, Mapping[str, Any]]:
-        notes = ((content, _case(stored)) for content, stored in self._by_people.items())
-        return {content: row for content, case in notes if (row := finding_row(content, case)) is not None}
-
-    @override
-    def parts(self) -> Mapping[bytes, tuple[int, str]]:
-        return self._parts
-
-    @override
-    def pictures(self) -> frozenset[str]:
-        # Erased trials have an empty digest, and no picture.
-        digests = {str(row.get("pixels_sha256", "")) for row in self._trials.values()} - {""}
-        return frozenset(digest for digest in digests if not is_text_digest(digest))
-
-    def _event(self, body: str) -> None:
-        event = event_in(body, {})
-        if isinstance(event, TrialOpened):
-            self._trials[event.trial_id] = {**trial_row(event), "erased": False}
-        else:
-            # A KeyError, for a trial that was never opened, becomes a finding in add().
-            row = self._trials[event.trial_id]
-            stored = list[tuple[str, str]]()
-            if event.kind in HEARD:
-                stored = self._by_people.setdefault(ContentKey(row["content"], row["wording"]), stored)
-                stored.append((body, row["policy"]))
-            row |= trial_change(event, lambda withdrawn: _left(stored, withdrawn))
-
-    def _part(self, number: int, body: str) -> None:
-        value = parse(body)
-        self._parts[part_key((value["of"], value["value"]))] = (number, value["of"])
-
-    def _erase(self, body: str) -> None:
-        erased = erased_of(body)
-        if erased.trial_id:
-            self._trials[erased.trial_id] = {"trial_id": erased.trial_id, **erased.left}
-
-
-def _case(stored: Sequence[tuple[str, str]]) -> CaseNotes:
-    events = [event_in(body, {}) for body, _ in stored]
-    return case_of(events, {event.trial_id: policy for event, (_, policy) in zip(events, stored, strict=True)})
-
-
-def _left(stored: Sequence[tuple[str, str]], withdrawn: ReviewWithdrawn) -> VerdictReviewed | None:
-    """Returns the last review of a trial that stands after a withdrawal."""
-    events = standing(event_in(body, {}) for body, _ in stored)
-    own = [e for e in events if isinstance(e, VerdictReviewed) and e.trial_id == withdrawn.trial_id]
-    return own[-1] if own else None
-
-
 class Auditor:
     """Audits a whole docket, and builds proofs for single trials."""
 
@@ -331,7 +257,7 @@ class Auditor:
         *,
         progress: Progress = lambda entries: None,
     ) -> Report:
-        """Checks a whole docket; see :mod:`serving.docket.log.verify` for what is found and what can't be.
+        """Checks a whole docket; see :mod:`serving.docket.audit.verify` for what is found and what can't be.
 
         All rows are from one snapshot, while the docket may be written to. Pictures are checked afterwards.
 

@@ -13,13 +13,12 @@ from typing import Any
 
 import pytest
 
-from serving.docket.audit.audit import FromEntries
-from serving.docket.log import verify as checking
+from serving.docket.audit import verify as checking
+from serving.docket.audit.verify import Fault, FromEntries, Report, verify
 from serving.docket.log.anchors import Anchor
 from serving.docket.log.entries import Entry, Erased, body_of
 from serving.docket.log.merkle import tile_widths
 from serving.docket.log.notes import SigningKey, sign_checkpoint
-from serving.docket.log.verify import Fault, Report, verify
 from tests.support.dockets import NOON, events_of
 from tests.support.logs import MemoryLog
 

@@ -20,12 +20,19 @@ from typing import Any, Protocol, TypeVar
 
 import orjson
 
+from court.events import ReviewWithdrawn, TrialOpened, VerdictReviewed
+from court.in_force import CaseNotes, ContentKey, case_of, standing
+from court.meme import is_text_digest
 from serving.docket.log.anchors import Anchor
+from serving.docket.log.canonical_json import parse
 from serving.docket.log.entries import NO_SEQ, OWN_KINDS, Entry, Erased, check, erased_of
 from serving.docket.log.errors import BadEntry, BadNote
 from serving.docket.log.merkle import TILE_HEIGHT, TILE_WIDTH, Frontier, Node, tile_widths
 from serving.docket.log.notes import Checkpoint, VerifierKey, open_checkpoint, read_checkpoint, split_note
 from serving.docket.log.rotation import KeyChain, read_rotation
+from serving.docket.store.bodies import PART, event_in, part_key
+from serving.docket.store.listing import HEARD, finding_row
+from serving.docket.store.trials import LISTED_KINDS, trial_change, trial_row
 
 T = TypeVar("T")
 
@@ -60,23 +67,80 @@ class StoredDocket(Protocol):
         """Statement of the docket about its log as a whole; empty where it has none."""
 
 
-class Derived(Protocol):
-    """Makes anew what a docket derives from its entries, as it does when it writes them."""
+class FromEntries:
+    """Listing, parts and pictures, recomputed from the entries."""
+
+    def __init__(self) -> None:
+        self._trials: dict[str, dict[str, Any]] = {}
+        self._parts: dict[bytes, tuple[int, str]] = {}
+        # As bodies, since a docket may have a million of them; with the policy of each one's trial.
+        self._by_people: dict[ContentKey, list[tuple[str, str]]] = {}
 
     def add(self, entry: Entry) -> None:
         """Takes an entry, in the order of the log. Raises BadEntry where its body can't be read."""
+        try:
+            if entry.kind == "Erased" and entry.body is not None:
+                self._erase(entry.body)
+            elif entry.kind == PART and entry.body is not None:
+                self._part(entry.number, entry.body)
+            elif entry.kind in LISTED_KINDS and entry.body is not None:
+                self._event(entry.body)
+        # A body may be anything here: it becomes a finding of this entry, and the audit continues.
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise BadEntry(f"The body of entry {entry.number} can't be read as what its header says.") from None
 
-    def trials(self) -> Mapping[str, Row]:
+    def trials(self) -> Mapping[str, Mapping[str, Any]]:
         """The row that each trial must have in the listing."""
+        return self._trials
 
-    def findings(self) -> Mapping[Any, Row]:
+    def findings(self) -> Mapping[ContentKey, Mapping[str, Any]]:
         """The row that each finding must have, by content key, where its trials are there."""
+        notes = ((content, _case(stored)) for content, stored in self._by_people.items())
+        return {content: row for content, case in notes if (row := finding_row(content, case)) is not None}
 
     def parts(self) -> Mapping[bytes, tuple[int, str]]:
         """Entry and precedent of each text that events quote, by the key that it is found again by."""
+        return self._parts
 
     def pictures(self) -> frozenset[str]:
         """Digests of the pictures that must be kept."""
+        # Erased trials have an empty digest, and no picture.
+        digests = {str(row.get("pixels_sha256", "")) for row in self._trials.values()} - {""}
+        return frozenset(digest for digest in digests if not is_text_digest(digest))
+
+    def _event(self, body: str) -> None:
+        event = event_in(body, {})
+        if isinstance(event, TrialOpened):
+            self._trials[event.trial_id] = {**trial_row(event), "erased": False}
+        else:
+            # A KeyError, for a trial that was never opened, becomes a finding in add().
+            row = self._trials[event.trial_id]
+            stored = list[tuple[str, str]]()
+            if event.kind in HEARD:
+                stored = self._by_people.setdefault(ContentKey(row["content"], row["wording"]), stored)
+                stored.append((body, row["policy"]))
+            row |= trial_change(event, lambda withdrawn: _left(stored, withdrawn))
+
+    def _part(self, number: int, body: str) -> None:
+        value = parse(body)
+        self._parts[part_key((value["of"], value["value"]))] = (number, value["of"])
+
+    def _erase(self, body: str) -> None:
+        erased = erased_of(body)
+        if erased.trial_id:
+            self._trials[erased.trial_id] = {"trial_id": erased.trial_id, **erased.left}
+
+
+def _case(stored: Sequence[tuple[str, str]]) -> CaseNotes:
+    events = [event_in(body, {}) for body, _ in stored]
+    return case_of(events, {event.trial_id: policy for event, (_, policy) in zip(events, stored, strict=True)})
+
+
+def _left(stored: Sequence[tuple[str, str]], withdrawn: ReviewWithdrawn) -> VerdictReviewed | None:
+    """Returns the last review of a trial that stands after a withdrawal."""
+    events = standing(event_in(body, {}) for body, _ in stored)
+    own = [e for e in events if isinstance(e, VerdictReviewed) and e.trial_id == withdrawn.trial_id]
+    return own[-1] if own else None
 
 
 _VERDICT = "VerdictGiven"
@@ -180,7 +244,7 @@ Progress = Callable[[int], None]
 def verify(
     stored: StoredDocket,
     keys: Sequence[VerifierKey],
-    derived: Derived,
+    derived: FromEntries,
     *,
     anchors: Sequence[Anchor] = (),
     progress: Progress = lambda entries: None,
@@ -420,7 +484,7 @@ class _Sequences:
 
 
 def _entries(
-    entries: Iterable[Entry], *, signed: _Signed, derived: Derived, report: Report, progress: Progress
+    entries: Iterable[Entry], *, signed: _Signed, derived: FromEntries, report: Report, progress: Progress
 ) -> tuple[Frontier, dict[tuple[int, int], tuple[int, bytes]], int]:
     """Goes through all entries once; gives the tree, width and digest of each tile, and how much was erased."""
     frontier, edge, sequences = Frontier(), _Tiles(), _Sequences(report)
@@ -469,7 +533,7 @@ def _misplaced(number: int, expected: int, report: Report) -> None:
         report.wrong(Fault.ENTRY_MISPLACED, f"An entry numbered {number} stands where {expected} should.", number)
 
 
-def _body(entry: Entry, derived: Derived, report: Report) -> None:
+def _body(entry: Entry, derived: FromEntries, report: Report) -> None:
     try:
         check(entry)
         if entry.body is not None:
@@ -589,7 +653,7 @@ def _trials(stored: Iterable[tuple[str, Row]], expected: Mapping[str, Row], repo
         report.wrong(Fault.TRIAL_DIFFERS, f"Trial {trial_id} is in the log and is not listed.")
 
 
-def _findings(stored: Iterable[tuple[Any, Row]], derived: Derived, report: Report) -> None:
+def _findings(stored: Iterable[tuple[Any, Row]], derived: FromEntries, report: Report) -> None:
     expected, trials = derived.findings(), derived.trials()
     missing = set(expected)
     for content, row in stored:
