@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from serving.cli.common import FiniteRange, place_on_disk, printable, settings_of, tell
+from serving.cli.common import NEW_FOLDER, PATH, FiniteRange, place_on_disk, printable, settings_of, tell
 
 if TYPE_CHECKING:
     from retrieval.audit.library_check import LibraryCheck
@@ -26,15 +26,8 @@ _SHOWN = 10  # ids that are listed of each kind; --json lists all
     callback=place_on_disk("Check the folder that it was pushed from, and push it again if you mend it."),
     metavar="LIBRARY",
 )
-@click.option(
-    "--against",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Labelled memes that the library will be used to judge.",
-)
-@click.option(
-    "--pictures", type=click.Path(path_type=Path, file_okay=False), help="Folder of the pictures of --against."
-)
+@click.option("--against", type=PATH, metavar="FILE", help="Labelled memes that the library will be used to judge.")
+@click.option("--pictures", type=NEW_FOLDER, help="Folder of the pictures of --against.")
 @click.option(
     "--sure",
     default=0.1,

@@ -31,6 +31,10 @@ P = ParamSpec("P")
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
+PATH = click.Path(path_type=Path)
+FILE, NEW_FILE = (click.Path(path_type=Path, dir_okay=False, exists=there) for there in (True, False))
+FOLDER, NEW_FOLDER = (click.Path(path_type=Path, file_okay=False, exists=there) for there in (True, False))
+
 # Exit codes of decisions avoid 1 and 2, which mean errors and wrong usage for every command.
 EXIT_ALLOW = 0
 EXIT_ERROR = 1
@@ -132,7 +136,6 @@ docket_option = click.option(
         "in MEMECOURT_HOME]"
     ),
 )
-_PEM_FILE = click.Path(path_type=Path, dir_okay=False, exists=True)
 
 
 def with_options(*options: Callable[[F], F]) -> Callable[[F], F]:
@@ -174,16 +177,14 @@ def tls_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     options = (
         click.option("--tls", is_flag=True, help="Connect with TLS; implied by the options below."),
-        click.option("--server-ca", type=_PEM_FILE, help="Trust this certificate (PEM) as the server's, and no other."),
+        click.option("--server-ca", type=FILE, help="Trust this certificate (PEM) as the server's, and no other."),
         click.option(
             "--server-name", default="", help="Name in the server's certificate, if it differs from the address."
         ),
         click.option(
-            "--certificate",
-            type=_PEM_FILE,
-            help="Client certificate (PEM), if the server requires one; needs --key.",
+            "--certificate", type=FILE, help="Client certificate (PEM), if the server requires one; needs --key."
         ),
-        click.option("--key", type=_PEM_FILE, help="Private key of the client certificate (PEM)."),
+        click.option("--key", type=FILE, help="Private key of the client certificate (PEM)."),
     )
     return with_options(*options)(with_tls)
 
@@ -248,11 +249,9 @@ def settled_trial_options(command: F) -> F:
             help="Cost of a missed harmful meme in false alarms, in a summary trial. [default: 1]",
         ),
         click.option("--prompts", metavar="SET", help="Prompt set: a packaged version or a folder."),
-        click.option("--policy", type=click.Path(path_type=Path), help="Policy file (TOML)."),
+        click.option("--policy", type=PATH, help="Policy file (TOML)."),
         click.option(
-            "--audition",
-            type=click.Path(exists=True, dir_okay=False, path_type=Path),
-            help="Calibration of full verdicts (`memecourt-eval audition --calibrate`).",
+            "--audition", type=FILE, help="Calibration of full verdicts (`memecourt-eval audition --calibrate`)."
         ),
         click.option(
             "--without",
@@ -268,6 +267,10 @@ def settled_trial_options(command: F) -> F:
     return with_options(*options)(command)
 
 
+_OF_TRIAL = ("review_risk", "review_rate", "harm_cost", "prompts", "dull_judge", "stance_at")
+"""Options that are settings of a trial, of the same name."""
+
+
 def trial_settings(
     *,
     procedure: str | None = None,
@@ -280,13 +283,10 @@ def trial_settings(
     without: tuple[str, ...] = (),
     **named: Any,
 ) -> dict[str, Any]:
-    """Turns the values of :func:`trial_options` into settings, leaving out absent ones.
-
-    Settings of a trial are ``named``.
-    """
+    """Turns the values of :func:`trial_options` into settings, leaving out absent ones; others are settings as is."""
     # Absent ones are left out rather than set to a default, which would override the file and the environment.
     trial: dict[str, Any] = dict.fromkeys(without, False)
-    trial |= {name: value for name, value in named.items() if value is not None}
+    trial |= {name: value for name in _OF_TRIAL if (value := named.pop(name, None)) is not None}
     llm_options = {"url": llm_url, "model": model, "max_tokens": max_tokens, "thinking": thinking}
     llm = {name: value for name, value in llm_options.items() if value is not None}
     values = {
@@ -295,8 +295,9 @@ def trial_settings(
         "audition": audition,
         "trial": trial,
         "llm": llm,
+        **named,
     }
-    return {name: value for name, value in values.items() if value}
+    return {name: value for name, value in values.items() if value is not None and value != {}}
 
 
 def settings_of(**values: Any) -> Settings:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from serving.cli.common import awaited, docket_option, insecure_option, library_option, settings_of, tls_options
+from serving.cli.common import PATH, awaited, docket_option, insecure_option, library_option, settings_of, tls_options
 
 if TYPE_CHECKING:
     from contextlib import AsyncExitStack
@@ -15,8 +14,6 @@ if TYPE_CHECKING:
     from memecourt.client import Tls
     from serving.console.registry import Trying
     from serving.docket.open import Docket
-
-_FILE = click.Path(path_type=Path)
 
 
 @click.command()
@@ -27,15 +24,15 @@ _FILE = click.Path(path_type=Path)
     metavar="HOST:PORT",
     help="Address to listen on; port 0 picks a free one. An address beyond loopback needs tokens and a certificate.",
 )
-@click.option("--tokens", type=_FILE, help="Token file of the people who may sign in; see `memecourt tokens`.")
+@click.option("--tokens", type=PATH, help="Token file of the people who may sign in; see `memecourt tokens`.")
 @click.option(
     "--console-origin",
     metavar="URL",
     help="Public address, if it differs: https://console.example, or with a path https://example.org/court.",
 )
-@click.option("--tls-certificate", type=_FILE, help="Certificate chain (PEM); browsers must then use TLS.")
-@click.option("--tls-key", type=_FILE, help="Private key of the certificate (PEM).")
-@click.option("--tls-client-ca", type=_FILE, help="Authorities (PEM) that must have issued the browser's certificate.")
+@click.option("--tls-certificate", type=PATH, help="Certificate chain (PEM); browsers must then use TLS.")
+@click.option("--tls-key", type=PATH, help="Private key of the certificate (PEM).")
+@click.option("--tls-client-ca", type=PATH, help="Authorities (PEM) that must have issued the browser's certificate.")
 @click.option(
     "--blind-first/--no-blind-first", default=None, help="Have reviewers decide before they see the verdict, or not."
 )

@@ -11,8 +11,11 @@ import click
 
 from serving.access.private_files import hand_on
 from serving.cli.common import (
+    FOLDER,
     MOST_WHO,
     MOST_WHY,
+    NEW_FILE,
+    PATH,
     awaited,
     docket_in,
     docket_option,
@@ -80,7 +83,7 @@ docket.add_command(hashes)
 @click.option(
     "--key",
     "keys",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=NEW_FILE,
     required=True,
     help=(
         "Public key of the docket, as `memecourt docket key` printed it, from a place apart from the docket. "
@@ -90,7 +93,7 @@ docket.add_command(hashes)
 @click.option(
     "--anchor",
     "anchors",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=NEW_FILE,
     multiple=True,
     help="Checkpoints stored elsewhere: those that the server pushed, or receipts and bundles as JSON. Repeatable.",
 )
@@ -130,14 +133,12 @@ def verify(
 
 @docket.command()
 @trial_argument
-@click.option(
-    "--out", "-o", type=click.Path(path_type=Path, dir_okay=False), help="File to write. [default: ID.bundle.json]"
-)
+@click.option("--out", "-o", type=NEW_FILE, help="File to write. [default: ID.bundle.json]")
 @click.option("--with-access", is_flag=True, help="Include who viewed the picture, not only how often.")
 @click.option(
     "--anchor",
     "anchors",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=NEW_FILE,
     multiple=True,
     help="Checkpoints that the recipient has; the bundle then proves that the log extends them. Repeatable.",
 )
@@ -179,7 +180,7 @@ async def checkpoint(docket: Path | Address | None) -> None:
 @docket.command()
 @click.option(
     "--new",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=NEW_FILE,
     metavar="FILE",
     help="Make a private key for a docket that does not exist yet, and print its public key.",
 )
@@ -300,7 +301,7 @@ def erase_document(document_id: str, who: str, why: str, docket: Path | Address 
 
 
 @docket.command()
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("folder", type=PATH)
 @docket_option
 @awaited
 async def backup(folder: Path, docket: Path | Address | None) -> None:
@@ -319,7 +320,7 @@ async def backup(folder: Path, docket: Path | Address | None) -> None:
 
 
 @docket.command()
-@click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.argument("folder", type=FOLDER)
 @docket_option
 @awaited
 async def restore(folder: Path, docket: Path | Address | None) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from court.display import word
-from serving.cli.common import awaited, changed_place, excerpt, place_on_disk, printable, run, settings_of, tell
+from serving.cli.common import FILE, awaited, changed_place, excerpt, place_on_disk, printable, run, settings_of, tell
 
 if TYPE_CHECKING:
     from court.precedents import PrecedentLabel
@@ -51,7 +51,7 @@ def _signed(command: F) -> F:
 @_id
 @click.argument("label", type=_LABELS)
 @click.option("--text", default="", help="Text of the meme.")
-@click.option("--picture", type=click.Path(path_type=Path, dir_okay=False, exists=True), help="Picture of the meme.")
+@click.option("--picture", type=FILE, help="Picture of the meme.")
 @click.option("--category", "categories", multiple=True, help="Category of harm. Repeatable.")
 @click.option("--source", default="", help="Source of the meme. [default: the person who adds it]")
 @click.option("--split", default="", help="Split of its data set.")

@@ -15,6 +15,8 @@ import click
 
 from serving.access.private_files import hand_on
 from serving.cli.common import (
+    FILE,
+    FOLDER,
     awaited,
     docket_in,
     docket_option,
@@ -65,20 +67,12 @@ search_argument = click.argument("search", nargs=-1)
     ),
 )
 @click.option(
-    "--messages/--without-messages",
-    default=None,
-    help="Include the messages sent to models. [default: in html only]",
+    "--messages/--without-messages", default=None, help="Include the messages sent to models. [default: in html only]"
 )
 @click.option(
-    "--library",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Library on disk to take pictures of precedents from. [default: no such pictures]",
+    "--library", type=FOLDER, help="Library on disk to take pictures of precedents from. [default: no such pictures]"
 )
-@click.option(
-    "--filled",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="For dsa: JSON object of the fields that the platform fills in.",
-)
+@click.option("--filled", type=FILE, help="For dsa: JSON object of the fields that the platform fills in.")
 @docket_option
 @click.pass_context
 @awaited

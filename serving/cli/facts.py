@@ -8,18 +8,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from serving.cli.common import awaited, excerpt, paragraph, printable, run, tell
+from serving.cli.common import NEW_FILE, NEW_FOLDER, PATH, awaited, excerpt, paragraph, printable, run, tell
 
 if TYPE_CHECKING:
     from retrieval.facts.corpus import CorpusManifest, FactCorpus
     from retrieval.library.sources import Problem
 
 _SHOWN = 10  # problems that are listed one by one; --json lists all
-_folder = click.Path(path_type=Path, file_okay=False)
 _encoder = click.option(
-    "--encoder",
-    metavar="NAME",
-    help="Encoder of passages: builtin, onnx:FOLDER, or none to search by words only.",
+    "--encoder", metavar="NAME", help="Encoder of passages: builtin, onnx:FOLDER, or none to search by words only."
 )
 _json = click.option("--json", "as_json", is_flag=True, help="Print the outcome as one JSON object.")
 
@@ -30,13 +27,13 @@ def facts() -> None:
 
 
 @facts.command()
-@click.argument("folder", type=_folder, metavar="DIR")
-@click.argument("files", nargs=-1, type=click.Path(path_type=Path), metavar="[FILE…]")
+@click.argument("folder", type=NEW_FOLDER, metavar="DIR")
+@click.argument("files", nargs=-1, type=PATH, metavar="[FILE…]")
 @click.option("--starter", is_flag=True, help="Use the demonstration corpus of MemeCourt instead of FILEs.")
 @_encoder
 @click.option(
     "--trust",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=NEW_FILE,
     help='TOML file with a table [trust], such as "who.int" = 3. More trusted hits of a search come first.',
 )
 @click.option("--source", default="", help="Source of documents that do not name one. [default: the site or the file]")
@@ -124,7 +121,7 @@ def build(
 
 
 @facts.command()
-@click.argument("folder", type=_folder, metavar="DIR")
+@click.argument("folder", type=NEW_FOLDER, metavar="DIR")
 @click.option("--id", "id_", metavar="ID", help="Show this document, or one of its passages with #NUMBER.")
 @_json
 @awaited
@@ -159,7 +156,7 @@ async def show(folder: Path, id_: str | None, as_json: bool) -> None:
 
 
 @facts.command()
-@click.argument("folder", type=_folder, metavar="DIR")
+@click.argument("folder", type=NEW_FOLDER, metavar="DIR")
 @click.argument("query")
 @click.option(
     "-k", "most", default=5, show_default=True, type=click.IntRange(1, 100), help="Number of passages to show."

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import AsyncIterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,10 +14,6 @@ from serving.cli.common import docket_in, docket_option, run, settings_of, tell
 
 if TYPE_CHECKING:
     from retrieval.library.postgres.address import Address
-    from serving.docket.open import Docket
-    from serving.docket.store.listing import DocketLine
-
-_PAGE = 100
 
 
 @click.command()
@@ -33,13 +29,29 @@ def hashes(namespace: str | None, docket: Path | Address | None) -> None:
     settings = settings_of(docket=docket)
 
     async def work() -> None:
+        from court.verdict import Label
+        from serving.docket.store.listing import TrialFilter
+        from serving.export.tables import Selection
+
         plain = 0
-        async with docket_in(settings) as open_docket:
-            async for line in _found_harmful(open_docket, namespace):
-                for found in await _hashed(open_docket, line):
-                    if found is None:
-                        plain += 1
-                    else:
+        async with docket_in(settings) as store:
+            selection = Selection(store.index, store.trials, TrialFilter(reviewed=True, namespace=namespace))
+            async for record in selection.records():
+                review, meme = record.review, record.opened.meme
+                if review is None or review.label is not Label.HARMFUL or not meme.picture_given:
+                    continue
+                for number, pdq, quality in _hashed(await store.trials.frames(meme.pixels_sha256)):
+                    found = {
+                        "verdict_id": record.trial_id,
+                        "frame": number,
+                        "namespace": meme.namespace,
+                        "content_id": meme.content_id,
+                        "reviewed_at": review.at.isoformat(),
+                        "pdq": pdq,
+                        "quality": quality,
+                    }
+                    plain += not pdq
+                    if pdq:
                         click.echo(json.dumps(found))
         # On standard output as well, since a pipe does not pass on that this command failed.
         click.echo(json.dumps({"end": True}))
@@ -49,53 +61,19 @@ def hashes(namespace: str | None, docket: Path | Address | None) -> None:
     run(work())
 
 
-async def _found_harmful(docket: Docket, namespace: str | None) -> AsyncIterator[DocketLine]:
-    from court.verdict import Label
-    from serving.docket.store.listing import TrialFilter
-
-    which, after = TrialFilter(reviewed=True, namespace=namespace), None
-    while True:
-        lines = await docket.index.list(limit=_PAGE, after=after, which=which, oldest_first=True)
-        for line in lines:
-            if line.review is not None and line.review.label is Label.HARMFUL and not (line.erased or line.text_alone):
-                yield line
-        if len(lines) < _PAGE:
-            return
-        after = (lines[-1].opened_at, lines[-1].trial_id)
-
-
-async def _hashed(docket: Docket, line: DocketLine) -> list[dict[str, Any] | None]:
-    """Lines of a trial's frames, each hash once; None for one with too little to go by."""
+def _hashed(frames: Sequence[bytes]) -> Iterator[tuple[int, str, int]]:
+    """Yields number, hash and quality of a trial's frames, each hash once; empty for one with too little to go by."""
     import numpy as np
     from PIL import Image
 
     from retrieval.near_duplicates.pdq import QUALITY_FLOOR, hashes_of
-    from serving.docket.errors import TrialUnknown
 
-    try:
-        record = await docket.trials.record(line.trial_id)
-    except TrialUnknown:  # erased since
-        return []
-    assert line.review is not None
-    found: dict[str, dict[str, Any] | None] = {}
-    for number, png in enumerate(await docket.trials.frames(record.opened.meme.pixels_sha256)):
+    seen = set[str]()
+    for number, png in enumerate(frames):
         # Ours are PNG: none of Pillow's other decoders needs to see these bytes.
         with Image.open(io.BytesIO(png), formats=("PNG",)) as opened:
             positions, quality = hashes_of(np.asarray(opened.convert("RGB")))
-        if quality < QUALITY_FLOOR:
-            found.setdefault("", None)
-            continue
-        pdq = positions[0].tobytes().hex()
-        found.setdefault(
-            pdq,
-            {
-                "verdict_id": line.trial_id,
-                "frame": number,
-                "namespace": line.namespace,
-                "content_id": line.content_id,
-                "reviewed_at": line.review.at.isoformat(),
-                "pdq": pdq,
-                "quality": quality,
-            },
-        )
-    return list(found.values())
+        pdq = positions[0].tobytes().hex() if quality >= QUALITY_FLOOR else ""
+        if pdq not in seen:
+            seen.add(pdq)
+            yield number, pdq, quality

@@ -81,10 +81,7 @@ Judge = Callable[[wire.JudgeRequest], Awaitable[wire.JudgeResponse | JudgeFailur
     "--server", metavar="ADDRESS", help="Send the memes to the server at host:port instead of judging them here."
 )
 @click.option(
-    "--token",
-    envvar="MEMECOURT_TOKEN",
-    show_envvar=True,
-    help="Bearer token for --server. Safer in the environment.",
+    "--token", envvar="MEMECOURT_TOKEN", show_envvar=True, help="Bearer token for --server. Safer in the environment."
 )
 @tls_options
 @click.option(

@@ -15,6 +15,9 @@ import click
 from court.display import word
 from serving.cli.check import check
 from serving.cli.common import (
+    FILE,
+    FOLDER,
+    PATH,
     FiniteRange,
     awaited,
     excerpt,
@@ -42,15 +45,11 @@ if TYPE_CHECKING:
 _SHOWN = 10  # rows with a fault that are listed one by one; --json lists all
 
 _sources = with_options(
-    click.argument("sources", nargs=-1, type=click.Path(path_type=Path), metavar="[FILE…]"),
+    click.argument("sources", nargs=-1, type=PATH, metavar="[FILE…]"),
     click.option(
         "--dataset", metavar="ID", help="Data set to use instead of FILEs; `memecourt-eval datasets` lists them."
     ),
-    click.option(
-        "--data",
-        type=click.Path(path_type=Path, file_okay=False, exists=True),
-        help="Folder of the data set in its authors' layout, pictures included.",
-    ),
+    click.option("--data", type=FOLDER, help="Folder of the data set in its authors' layout, pictures included."),
 )
 _path = click.argument(
     "path",
@@ -69,7 +68,7 @@ _encoder = click.option(
 _described = with_options(
     click.option(
         "--pictures",
-        type=click.Path(path_type=Path, file_okay=False, exists=True),
+        type=FOLDER,
         help="Folder that picture names in the files are relative to. Without it, only texts are used.",
     ),
     click.option(
@@ -271,7 +270,7 @@ async def add(
 
 @precedents.command()
 @click.option("--text", help="Text to search for.")
-@click.option("--picture", type=click.Path(path_type=Path, dir_okay=False, exists=True), help="Picture to search for.")
+@click.option("--picture", type=FILE, help="Picture to search for.")
 @click.option(
     "-k", "most", default=5, show_default=True, type=click.IntRange(1, 100), help="Number of precedents to show."
 )

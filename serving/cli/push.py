@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from serving.cli.common import awaited, tell
+from serving.cli.common import PATH, awaited, tell
 
 if TYPE_CHECKING:
     from retrieval.library.postgres.push import Pushed
@@ -17,7 +17,7 @@ _STEP = 20  # of how many times it is told how far a push is
 
 
 @click.command()
-@click.argument("path", type=click.Path(path_type=Path), metavar="LIBRARY")
+@click.argument("path", type=PATH, metavar="LIBRARY")
 @click.argument("database", metavar="postgresql://…")
 @click.option("--replace", is_flag=True, help="Replace an existing library and lose the changes made to it.")
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as one JSON object.")

@@ -18,6 +18,7 @@ from serving.cli.common import (
     MOST_ID,
     MOST_WHO,
     MOST_WHY,
+    NEW_FILE,
     awaited,
     docket_in,
     docket_option,
@@ -153,7 +154,7 @@ async def resume_record(
     "--question",
     "file",
     required=True,
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=NEW_FILE,
     metavar="FILE.toml",
     help="The question, with its options (docs/classify.md).",
 )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from serving.cli.common import MOST_WHO, awaited, docket_in, docket_option, require_text, settings_of
+from serving.cli.common import MOST_WHO, NEW_FOLDER, awaited, docket_in, docket_option, require_text, settings_of
 from serving.cli.exports import output_file, utc
 
 if TYPE_CHECKING:
@@ -33,9 +33,7 @@ def report() -> None:
     callback=require_text(MOST_WHO, needed=False),
     help="Name of the service, for the templates' column.",
 )
-@click.option(
-    "-o", "--out", type=click.Path(file_okay=False, path_type=Path), required=True, help="Folder to write to."
-)
+@click.option("-o", "--out", type=NEW_FOLDER, required=True, help="Folder to write to.")
 @docket_option
 @awaited
 async def transparency(

@@ -11,15 +11,23 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from serving.cli.common import MOST_WHO, awaited, docket_in, docket_option, require_text, settings_of, tell
+from serving.cli.common import (
+    FILE,
+    MOST_WHO,
+    NEW_FILE,
+    awaited,
+    docket_in,
+    docket_option,
+    require_text,
+    settings_of,
+    tell,
+)
 from serving.cli.exports import output_file, utc
 
 if TYPE_CHECKING:
     from court.verdict import Label
     from retrieval.library.postgres.address import Address
 
-_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-_OUT = click.Path(dir_okay=False, path_type=Path)
 _MOST = 10_000
 
 
@@ -50,11 +58,11 @@ async def commit(who: str, count: int, beacon: str, round_: int, due: datetime, 
 
 
 @click.command()
-@click.argument("commitment", type=_FILE)
+@click.argument("commitment", type=FILE)
 @click.option("--value", required=True, help="Value of the beacon in that round, in hex.")
-@click.option("--out", "-o", type=_OUT, default="sample.json", show_default=True, help="File with the proofs.")
+@click.option("--out", "-o", type=NEW_FILE, default="sample.json", show_default=True, help="File with the proofs.")
 @click.option(
-    "--sheet", type=_OUT, default="sheet.csv", show_default=True, help="Sheet to be judged by, without labels."
+    "--sheet", type=NEW_FILE, default="sheet.csv", show_default=True, help="Sheet to be judged by, without labels."
 )
 @docket_option
 @awaited
@@ -86,9 +94,9 @@ async def sample(commitment: Path, value: str, out: Path, sheet: Path, docket: P
 
 
 @click.command()
-@click.argument("sample_file", metavar="SAMPLE", type=_FILE)
-@click.argument("sheet", type=_FILE)
-@click.option("--commitment", type=_FILE, required=True, help="Commitment as it was kept.")
+@click.argument("sample_file", metavar="SAMPLE", type=FILE)
+@click.argument("sheet", type=FILE)
+@click.option("--commitment", type=FILE, required=True, help="Commitment as it was kept.")
 @click.option("--value", required=True, help="Value of the beacon in that round, in hex.")
 @docket_option
 @awaited

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from serving.cli.common import (
+    PATH,
     docket_option,
     insecure_option,
     library_option,
@@ -23,30 +23,6 @@ from serving.cli.common import (
 
 if TYPE_CHECKING:
     from serving.settings import Settings
-
-_FILE = click.Path(path_type=Path)
-_SERVING = (
-    "library",
-    "docket",
-    "reader",
-    "concurrent_trials",
-    "waiting_trials",
-    "reuse",
-    "tls_certificate",
-    "tls_key",
-    "tls_client_ca",
-    "tokens",
-    "insecure",
-    "http",
-    "http_origin",
-    "console",
-    "console_origin",
-    "reflection",
-    "metrics",
-    "traces",
-    "log_format",
-)
-"""Options that are settings of the same name."""
 
 
 @click.command()
@@ -66,10 +42,10 @@ _SERVING = (
     type=click.Choice(["off", "namespace", "everywhere"]),
     help="Namespaces whose earlier verdicts on the same meme are reused without a new trial.",
 )
-@click.option("--tls-certificate", type=_FILE, help="Certificate chain of the server (PEM); clients must then use TLS.")
-@click.option("--tls-key", type=_FILE, help="Private key of the certificate (PEM).")
-@click.option("--tls-client-ca", type=_FILE, help="Authorities (PEM) that must have issued the client's certificate.")
-@click.option("--tokens", type=_FILE, help="Token file; see `memecourt tokens`.")
+@click.option("--tls-certificate", type=PATH, help="Certificate chain of the server (PEM); clients must then use TLS.")
+@click.option("--tls-key", type=PATH, help="Private key of the certificate (PEM).")
+@click.option("--tls-client-ca", type=PATH, help="Authorities (PEM) that must have issued the client's certificate.")
+@click.option("--tokens", type=PATH, help="Token file; see `memecourt tokens`.")
 @insecure_option
 @click.option("--http", metavar="HOST:PORT", help="Also serve HTTP and JSON on this address; see docs/http.md.")
 @click.option("--http-origin", metavar="URL", help="Public address of HTTP, if it differs: https://example.org/court.")
@@ -108,7 +84,7 @@ def serve(
     from serving.app import serve as serve_until_stopped
     from serving.telemetry.logs import set_up
 
-    values = {**{name: options.pop(name) for name in _SERVING}, **trial_settings(**options)}
+    values = trial_settings(**options)
     if vllm and values.get("llm", {}).keys() & {"url", "model"}:
         raise click.UsageError("--vllm starts a model server; leave --llm-url and --model out with it.")
 

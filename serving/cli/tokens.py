@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from serving.cli.common import printable
+from serving.cli.common import NEW_FILE, printable
 
 if TYPE_CHECKING:
     from serving.access.tokens import Entry
@@ -19,7 +19,7 @@ T = TypeVar("T")
 _file = click.option(
     "--file",
     "path",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=NEW_FILE,
     required=True,
     envvar="MEMECOURT_TOKENS",
     help="Token file. [default: MEMECOURT_TOKENS]",

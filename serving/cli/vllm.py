@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from serving.cli.common import printable, run, settings_of, tell
+from serving.cli.common import PATH, printable, run, settings_of, tell
 
 if TYPE_CHECKING:
     from serving.models.vllm import VllmServer, VllmSettings
@@ -74,7 +74,7 @@ def _list(context: click.Context, _: click.Parameter, preset: str | None) -> str
 @click.option("--tensor-parallel", type=click.IntRange(1, 64), help="Number of GPUs that share the model. [default: 1]")
 @click.option(
     "--python",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Python interpreter that has vLLM installed. [default: MEMECOURT_VLLM_PYTHON, else the current one]",
 )
 @click.option("--verbose", is_flag=True, help="Show vLLM's log while it runs.")

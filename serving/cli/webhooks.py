@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from serving.cli.common import awaited, docket_in, docket_option, printable, settings_of
+from serving.cli.common import NEW_FILE, awaited, docket_in, docket_option, printable, settings_of
 
 if TYPE_CHECKING:
     from serving.docket.open import Docket
-    from serving.docket.store.hooks import Backlog, Hook
+    from serving.docket.store.hooks import HookStates
     from serving.settings import Settings, WebhookSettings
 
 
@@ -35,13 +35,11 @@ async def list_hooks(as_json: bool, docket: object) -> None:
     settings = settings_of(docket=docket)
     known = {hook.name: hook for hook in settings.webhooks}
     async with docket_in(settings) as open_docket:
-        size = await open_docket.log.size()
-        stored = {hook.name: hook for hook in await open_docket.hooks.hooks()}
+        states = await open_docket.deliveries.states()
         # Also what only the docket knows: a receiver taken out of the settings still has its position, and what waits
         # for it.
-        for name in [*known, *(name for name in stored if name not in known)]:
-            backlog = await open_docket.deliveries.backlog(name)
-            line = _about(name, stored.get(name), backlog, size=size, url=known[name].url if name in known else "")
+        for name in dict.fromkeys((*known, *sorted(states.hooks))):
+            line = _about(name, states, url=known[name].url if name in known else "")
             line["public_keys"] = _public_keys(known[name]) if name in known else []
             click.echo(json.dumps(line) if as_json else _shown(line))
 
@@ -115,7 +113,7 @@ async def disable(name: str, why: str, docket: object) -> None:
 
 
 @webhooks.command()
-@click.argument("path", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("path", metavar="FILE", type=NEW_FILE)
 @click.option("--ed25519", is_flag=True, help="Make an Ed25519 key pair (v1a); receivers get only the public key.")
 def secret(path: Path, ed25519: bool) -> None:
     """Makes a secret in a new FILE that only its owner can read, for the setting secret_file and for the receiver.
@@ -163,7 +161,10 @@ async def _change(docket: object, name: str, change: Callable[[Docket], Awaitabl
         )
 
 
-def _about(name: str, hook: Hook | None, backlog: Backlog, *, size: int, url: str) -> dict[str, object]:
+def _about(name: str, states: HookStates, *, url: str) -> dict[str, object]:
+    from serving.docket.store.hooks import NOTHING
+
+    hook, backlog = states.hooks.get(name), states.backlogs.get(name, NOTHING)
     state = "new" if hook is None else "disabled" if hook.disabled_at else "enabled"
     # Enabled in the docket, and sent nothing: servers send to the receivers of their settings alone.
     if state == "enabled" and not url:
@@ -174,7 +175,7 @@ def _about(name: str, hook: Hook | None, backlog: Backlog, *, size: int, url: st
         "state": state,
         "why": hook.why if hook else "",
         "next_entry": hook.next_entry if hook else None,
-        "log_entries": size,
+        "log_entries": states.log_size,
         "waiting": backlog.waiting,
         "given_up": backlog.given_up,
         "oldest": backlog.oldest.isoformat() if backlog.oldest else None,

@@ -21,7 +21,7 @@ from court.deadline import cancel_all
 from court.errors import CourtError
 from serving.docket.log.entries import Entry
 from serving.docket.open import Docket
-from serving.docket.store.hooks import Backlog, Delivery, Hook, HookStates
+from serving.docket.store.hooks import NOTHING, Delivery, Hook, HookStates
 from serving.docket.store.log_queries import LogFollower
 from serving.judging.heartbeat import Heartbeat
 from serving.webhooks.attempts import CONNECTIONS, Outcome, Receiver, ReceiverAnswer, next_attempt
@@ -43,7 +43,6 @@ DEAD_AFTER = timedelta(hours=72)
 """Time without any delivery after which a receiver is disabled when a message is given up."""
 _MAX_UNSTORED = 1000
 """Number of skipped entries after which a receiver's position is stored even without a message."""
-_NOTHING = Backlog(waiting=0, given_up=0, oldest=None)
 _LAGS = ("webhook_lag_entries", "webhook_oldest_pending_seconds")
 """Gauges that only the server that sends to a receiver has."""
 _DRAIN_S = 5.0
@@ -126,7 +125,7 @@ class HookSender:
                 self._metrics.forget(gauge, self.name)
             return False
         now, size = self._clock(), states.log_size
-        backlog = states.backlogs.get(self.name, _NOTHING)
+        backlog = states.backlogs.get(self.name, NOTHING)
         stored, looked = self._looked
         # If the stored position has changed, a replay or another server has moved it, and it takes precedence.
         reached = looked if stored == hook.next_entry else hook.next_entry

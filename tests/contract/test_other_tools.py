@@ -24,7 +24,7 @@ from eval.synthetic.scenes import draw_meme
 from tests.support.dockets import NOON, append_all, review_trial, with_docket
 from tests.support.paths import ROOT
 from tests.support.receivers import hook_settings
-from tests.support.webhooks import decided, failed, sending, until_idle
+from tests.support.webhooks import backlog_of, decided, failed, sending, until_idle
 
 SOURCE = ROOT / "integrations/receivers/src"
 POST = "at://did:plc:z72i7hdynmk6r22z27h6tvur/app.bsky.feed.post/3l6oveex3ii2l"
@@ -177,7 +177,7 @@ def test_verdicts_reviews_and_failures_reach_ozone(ozone, tmp_path):
             # decision of today, which is a person's.
             await docket.hooks.replay(hook.name, 0)
             await until_idle(sender)
-            assert (await docket.deliveries.backlog(hook.name)).waiting == 0
+            assert (await backlog_of(docket, hook.name)).waiting == 0
 
     with emitting(ozone, tmp_path) as hook:
         with_docket(tmp_path / "docket.sqlite", lambda docket: scene(docket, hook))
@@ -210,13 +210,13 @@ def test_events_refused_by_ozone_wait_and_allowed_memes_emit_none(ozone, tmp_pat
         async with sending(docket, hook) as sender:
             await append_all(docket, with_content_id(with_label(decided("fine"), Label.NOT_HARMFUL), f"{POST} {CID}"))
             await until_idle(sender)
-            assert (await docket.deliveries.backlog(hook.name)).waiting == 0
+            assert (await backlog_of(docket, hook.name)).waiting == 0
             ozone.refuses = [(502, {"error": "UpstreamFailure"}), (403, {"error": "Forbidden"})]
             await append_all(docket, with_content_id(decided("a"), f"{POST} {CID}"))
             await append_all(docket, with_content_id(decided("b"), f"{POST} {CID}"))
             await append_all(docket, with_content_id(decided("c"), "post-17"))
             await until_idle(sender)
-            return (await docket.deliveries.backlog(hook.name)).waiting
+            return (await backlog_of(docket, hook.name)).waiting
 
     with emitting(ozone, tmp_path) as hook:
         assert with_docket(tmp_path / "docket.sqlite", lambda docket: scene(docket, hook)) == 3
@@ -229,7 +229,7 @@ def test_requests_with_a_wrong_signature_are_ignored(ozone, tmp_path):
         async with sending(docket, hook) as sender:
             await append_all(docket, with_content_id(decided("a"), f"{POST} {CID}"))
             await until_idle(sender)
-            return (await docket.deliveries.backlog(hook.name)).waiting
+            return (await backlog_of(docket, hook.name)).waiting
 
     other = "whsec_" + "A" * 43 + "="
     with emitting(ozone, tmp_path, MEMECOURT_SECRET=other) as hook:

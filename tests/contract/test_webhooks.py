@@ -32,7 +32,7 @@ from tests.support.dockets import NOON, append_all, parse_place, review_trial
 from tests.support.libraries import ENCODER, drawn_library
 from tests.support.playing import until
 from tests.support.receivers import HEADERS, hook_settings
-from tests.support.webhooks import decided, failed, sending, until_idle
+from tests.support.webhooks import backlog_of, decided, failed, sending, until_idle
 from tests.support.webhooks import receiver as receiver
 
 
@@ -233,7 +233,7 @@ def test_a_rejected_message_is_retried_for_three_days_and_delays_no_other(using,
             assert waits == [1] * len(AFTER_S)
             clock.advance(10 * 24 * 3600)
             await until_idle(hook_sender)
-            backlog = await docket.deliveries.backlog(hook.name)
+            backlog = await backlog_of(docket, hook.name)
             (row,) = await docket.hooks.hooks()
             return backlog, row
 
@@ -260,7 +260,7 @@ def test_a_receiver_is_not_disabled_for_a_single_rejected_message(using, receive
                 clock.advance(1.21 * after)
                 await append_all(docket, decided(f"good-{number}"))
                 await until_idle(hook_sender)
-            return await docket.deliveries.backlog(hook.name), (await docket.hooks.hooks())[0]
+            return await backlog_of(docket, hook.name), (await docket.hooks.hooks())[0]
 
     backlog, row = using(scene)
     assert (backlog.waiting, backlog.given_up) == (0, 1) and row.disabled_at is None
@@ -351,7 +351,7 @@ def test_messages_about_a_trial_erased_meanwhile_are_not_sent(using, receiver, t
             receiver.answer = lambda _: (200, {})
             clock.advance(3600)
             await until_idle(hook_sender)
-            return await docket.deliveries.backlog(hook.name)
+            return await backlog_of(docket, hook.name)
 
     assert using(scene).waiting == 0
     assert [each["type"] for each in receiver.messages()] == ["memecourt.verdict.given", "memecourt.record.erased"]
@@ -376,12 +376,12 @@ def test_a_review_from_the_console_is_sent_after_its_minute_and_never_if_undone(
             await it.desk.withdraw("undone", "ada", reviews["undone"].seq)
             clock.advance(UNDO.total_seconds())
             await until_idle(hook_sender)
-            second, waiting = reviews_sent(receiver), await it.docket.deliveries.backlog(hook.name)
+            second, waiting = reviews_sent(receiver), await backlog_of(it.docket, hook.name)
             clock.advance(6)
             # By another server, since the one that put them aside may have died.
         async with sending(it.docket, hook, clock=clock, name="s1") as other:
             await until_idle(other)
-            return first, second, waiting.waiting, reviews_sent(receiver), await it.docket.deliveries.backlog(hook.name)
+            return first, second, waiting.waiting, reviews_sent(receiver), await backlog_of(it.docket, hook.name)
 
     first, second, waiting, third, backlog = with_desk(parse_place(docket_place), scene)
     assert first == ["elsewhere"] and second == first and waiting == 2
@@ -479,14 +479,14 @@ def test_waiting_messages_are_limited_and_the_others_stay_in_the_log(tmp_path, r
             for number in range(30):
                 await append_all(docket, decided(f"t{number:02d}"))
             await until_idle(hook_sender)
-            waiting = (await docket.deliveries.backlog(hook.name)).waiting
+            waiting = (await backlog_of(docket, hook.name)).waiting
             receiver.answer = lambda _: (200, {})
             left = waiting
             # More than once, because attempts may time out on a busy machine, and are then retried later.
             for seconds in (7, 3600, 3600, 7200):
                 clock.advance(seconds)
                 await until_idle(hook_sender)
-                if not (left := (await docket.deliveries.backlog(hook.name)).waiting):
+                if not (left := (await backlog_of(docket, hook.name)).waiting):
                     break
         await docket.close()
         return waiting, left

@@ -6,6 +6,7 @@ import pytest
 
 from court.events import TrialFailed
 from court.verdict import Review, ReviewReason
+from serving.docket.store.hooks import NOTHING
 from serving.judging.heartbeat import Heartbeat
 from serving.telemetry import SILENT
 from serving.webhooks.attempts import Receiver
@@ -48,6 +49,14 @@ async def sending(docket, hook, *, clock=None, name="s1", metrics=SILENT.metrics
         yield HookSender(receiver, docket, heartbeat, metrics=metrics, **options)
     finally:
         await receiver.aclose()
+
+
+async def hooks_of(docket):
+    return [*(await docket.deliveries.states()).hooks.values()]
+
+
+async def backlog_of(docket, name):
+    return (await docket.deliveries.states()).backlogs.get(name, NOTHING)
 
 
 async def until_idle(hook_sender):

@@ -63,6 +63,9 @@ class Backlog:
     oldest: datetime | None
 
 
+NOTHING = Backlog(waiting=0, given_up=0, oldest=None)
+
+
 @dataclass(frozen=True, slots=True)
 class HookStates:
     """Snapshot of the state of all receivers.
@@ -130,13 +133,6 @@ class HookStore(_HookTables):
 
         await self._write(write)
 
-    async def hooks(self) -> Sequence[Hook]:
-        """Returns all receivers that were ever registered, by name."""
-        query = select(t.hooks).order_by(_hook.name)
-        return await self._transactions.read(
-            lambda connection: [Hook(**row) for row in connection.execute(query).mappings()]
-        )
-
     async def take(self, hook: Hook, owner: str) -> bool:
         """Makes a server the owner by compare-and-set; False if another was quicker."""
         # Compare-and-set on the owner: of several concurrent servers, one gets the receiver.
@@ -192,18 +188,6 @@ class DeliveryStore(_HookTables):
         return await self._transactions.read(
             lambda connection: [Delivery(**row) for row in connection.execute(query).mappings()]
         )
-
-    async def backlog(self, name: str) -> Backlog:
-        """Counts the undelivered messages of a receiver."""
-        own = _row.hook == name
-        waiting = select(func.count(), func.min(_row.since)).where(own, _WAITS)
-        given_up = select(func.count()).where(own, ~_WAITS)
-
-        def read(connection: Connection) -> Backlog:
-            count, oldest = connection.execute(waiting).one()
-            return Backlog(count, connection.execute(given_up).scalar_one(), oldest)
-
-        return await self._transactions.read(read)
 
     async def states(self) -> HookStates:
         """Reads the positions and backlogs of all receivers in one snapshot."""
