@@ -57,7 +57,8 @@ class ReviewCounter:
         self.outcomes: list[ReviewOutcome] = []
         self.metrics = self
 
-    def reviewed(self, outcome: ReviewOutcome) -> None:
+    def count(self, name: str, outcome: ReviewOutcome) -> None:
+        assert name == "reviews"
         self.outcomes.append(outcome)
 
 
