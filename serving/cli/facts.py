@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from serving.cli.common import NEW_FILE, NEW_FOLDER, PATH, awaited, excerpt, paragraph, printable, run, tell
+from serving.cli.common import NEW_FILE, NEW_FOLDER, PATH, awaited, excerpt, printable, run, tell
 
 if TYPE_CHECKING:
     from retrieval.facts.corpus import CorpusManifest, FactCorpus
@@ -122,37 +122,19 @@ def build(
 
 @facts.command()
 @click.argument("folder", type=NEW_FOLDER, metavar="DIR")
-@click.option("--id", "id_", metavar="ID", help="Show this document, or one of its passages with #NUMBER.")
 @_json
 @awaited
-async def show(folder: Path, id_: str | None, as_json: bool) -> None:
-    """Describes the corpus in DIR after checking every byte, or shows one document."""
+async def show(folder: Path, as_json: bool) -> None:
+    """Describes the corpus in DIR after checking every byte."""
     corpus = await _open(folder, None, search=False)
     manifest = corpus.manifest
-    if id_ is None:
-        if as_json:
-            click.echo(json.dumps({"digest": f"sha256:{corpus.digest}", **_figures(manifest)}))
-            return
-        click.echo(_summary(manifest))
-        click.echo(f"digest   sha256:{corpus.digest}")
-        for source, count in _sources(corpus):
-            click.echo(f"{count:>6,}  {excerpt(source, 90)}")
-        return
-    try:
-        document, text = corpus.read(id_)
-    except KeyError:
-        # Passages first: their ids have a number sign, and so may those of documents.
-        found = next((one for one in corpus.documents if one.id == id_), None)
-        if found is None:
-            raise click.ClickException("The corpus has no document with this id.") from None
-        document, text = found, found.text
     if as_json:
-        click.echo(document.model_copy(update={"text": text}).model_dump_json())
+        click.echo(json.dumps({"digest": f"sha256:{corpus.digest}", **_figures(manifest)}))
         return
-    click.echo(
-        printable(f"{document.title or document.id}\n{document.source}  {document.date}  {document.url}".rstrip())
-    )
-    click.echo(paragraph(text))
+    click.echo(_summary(manifest))
+    click.echo(f"digest   sha256:{corpus.digest}")
+    for source, count in _sources(corpus):
+        click.echo(f"{count:>6,}  {excerpt(source, 90)}")
 
 
 @facts.command()

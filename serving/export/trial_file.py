@@ -14,6 +14,8 @@ from typing import Any
 from markupsafe import Markup
 
 from court.events import Side
+from serving.export.document import write_document
+from serving.export.dsa import draft
 from serving.export.source import ExportSource, Pictures, data_uri
 from serving.views.blur import blurred
 from serving.views.messages import PictureShown, messages_of
@@ -83,20 +85,13 @@ def write_trial(
 
     Messages sent to models are in HTML only, unless it is said.
     """
-    # Imported where it is used: jinja2 is an extra.
     messages = form is TrialForm.HTML if messages is None else messages
     match form:
         case TrialForm.HTML:
-            from serving.export.trial_file import page
-
             return page(source, pictures=pictures, messages=messages).encode()
         case TrialForm.JSON:
-            from serving.export.document import write_document
-
             return write_document(source, pictures=pictures, messages=messages).encode()
         case TrialForm.DSA:
-            from serving.export.dsa import draft
-
             return (json.dumps(draft(source.record, filled or {}), indent=1, ensure_ascii=False) + "\n").encode()
 
 

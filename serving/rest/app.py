@@ -21,7 +21,6 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from court.errors import BadRequest
-from memecourt.v1 import court_pb2 as wire
 from serving.access.callers import NotAllowed
 from serving.access.exposure import only_here
 from serving.export.notice_links import PATH as NOTICE
@@ -188,24 +187,12 @@ async def _no_endpoint(request: Request, error: Exception) -> Response:
     )
 
 
-def _trial_event(response: wire.WatchTrialResponse) -> tuple[int, str, dict[str, Any]]:
-    return response.event.seq, response.event.kind, response_json(response.event)
-
-
-def _review_event(response: wire.WatchReviewsResponse) -> tuple[int, str, dict[str, Any]]:
-    name = "review" if response.HasField("reviewed") else "position"
-    return response.next_entry, name, response_json(response)
-
-
-def _exported(response: wire.ExportTrialsResponse) -> tuple[None, str, dict[str, Any]]:
-    return None, "trial", response_json(response.trial)
-
-
 _EVENTS: Mapping[str, EventForm] = {
-    "WatchTrial": _trial_event,
-    "WatchReviews": _review_event,
-    "ExportTrials": _exported,
+    "WatchTrial": lambda of: (of.event.seq, of.event.kind, response_json(of.event)),
+    "WatchReviews": lambda of: (of.next_entry, "review" if of.HasField("reviewed") else "position", response_json(of)),
+    "ExportTrials": lambda of: (None, "trial", response_json(of.trial)),
 }
+"""Number, name and content of the event that each response of a stream becomes."""
 
 
 _AT_ONCE = 1024

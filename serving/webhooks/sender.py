@@ -136,7 +136,10 @@ class HookSender:
         due = await self._docket.deliveries.due(self.name, now, most=CONNECTIONS) if takes and backlog.waiting else ()
         page = CONNECTIONS if reads else 1  # one, to know how long it has been waiting
         new = await self._docket.log.entries(reached, page, self._kinds) if reached < size else ()
-        oldest = [*([backlog.oldest] if backlog.oldest else []), *(_time_of(entry) for entry in new[:1])]
+        oldest = [
+            *([backlog.oldest] if backlog.oldest else []),
+            *(datetime.fromisoformat(entry.at) for entry in new[:1]),
+        ]
         waits_s = max(0.0, (now - min(oldest)).total_seconds()) if oldest else 0.0
         for gauge, value in zip(_LAGS, (max(0, size - reached), waits_s), strict=True):
             self._metrics.set(gauge, value, self.name)
@@ -316,7 +319,3 @@ async def _registered(docket: Docket, names: Sequence[str]) -> None:
         except CourtError as error:
             _log.warning("webhooks wait for the docket: reason=%s", error.reason)
             await asyncio.sleep(AGAIN_S)
-
-
-def _time_of(entry: Entry) -> datetime:
-    return datetime.fromisoformat(entry.at)

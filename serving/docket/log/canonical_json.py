@@ -21,7 +21,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -65,15 +65,6 @@ def canonical_bytes(value: Any) -> bytes:
         with suppress(TypeError):  # nested deeper than it goes
             return orjson.dumps(made)
     return rfc8785.dumps(made)
-
-
-def canonical_plain(value: Mapping[str, str | int]) -> bytes:
-    """Encodes text and small whole numbers under ASCII keys as canonical JSON, quicker and without checks.
-
-    Args:
-        value: Values with their keys in order.
-    """
-    return orjson.dumps(value)
 
 
 def to_canonical(value: Any) -> Any:

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Literal
 
+import orjson
 from pydantic import AwareDatetime, BaseModel, Field, TypeAdapter
 
 from court.events import AnyEvent, parse_event
 from court.values import Value
-from serving.docket.log.canonical_json import canonical, canonical_plain, parse
+from serving.docket.log.canonical_json import canonical, parse
 from serving.docket.log.errors import BadEntry
 from serving.docket.log.merkle import leaf_hash
 
@@ -55,8 +56,8 @@ class Entry:
 
     def header(self) -> bytes:
         """Returns the entry's permanent header: canonical JSON, the data of the leaf."""
-        # canonical_plain does not sort, so the keys must be in order here.
-        return canonical_plain(
+        # Quicker than canonical_bytes: nothing here has to be marked, and the keys are in order.
+        return orjson.dumps(
             {
                 "at": self.at,
                 "commitment": self.commitment.hex(),

@@ -154,7 +154,10 @@ class Corrections:
         # An undecided meme is evidence for neither label.
         if review.outcome is ReviewOutcome.UPHELD or review.label is Label.UNDECIDED:
             why = f"The verdict was upheld: {review.reason}"
-            return await changed(self._library(record), lambda writer: _without(writer, name, review.reviewer, why))
+            return await changed(
+                self._library(record),
+                lambda writer: writer.remove(name, who=review.reviewer, why=_short(why)) if writer.meme(name) else None,
+            )
         wanted = self.wanted(chosen=chosen)
         # Before the library is opened for the change, since frames may come over the network.
         picture = await self._picture(record) if wanted else None
@@ -203,9 +206,8 @@ class Corrections:
         stands = writer.meme(name)
         # Checked within the change, since others may have changed the same precedent meanwhile.
         if stands is None and wanted:
-            removal = next(
-                (r for r in reversed(writer.history(name)) if _took_out(r.change) and not r.revoked_by), None
-            )
+            removals = [one for one in writer.history(name) if one.change.kind is ChangeKind.REMOVE]
+            removal = next((one for one in reversed(removals) if not one.revoked_by), None)
             # An id is never reused, so a precedent that was removed can't be added again.
             if removal is None:
                 return add_precedent(
@@ -282,14 +284,6 @@ def _categories(record: TrialRecord, review: VerdictReviewed) -> tuple[str, ...]
     if review.label is not Label.HARMFUL or policy is None:
         return ()
     return tuple(clause.category for clause in policy.clauses if clause.number == review.clause)
-
-
-def _without(writer: Writer, name: str, who: str, why: str) -> Change | None:
-    return None if writer.meme(name) is None else writer.remove(name, who=who, why=_short(why))
-
-
-def _took_out(change: Change) -> bool:
-    return change.kind is ChangeKind.REMOVE
 
 
 def _short(why: str) -> str:

@@ -19,13 +19,13 @@ from sqlalchemy import ColumnElement, Connection, delete, select, update
 
 from court.errors import CourtError
 from court.events import Look, ReviewWithdrawn, VerdictReviewed
+from court.in_force import standing
 from court.record import TrialState
 from serving.docket.errors import NotDecided, TrialUnknown
 from serving.docket.store import review_tables as t
-from serving.docket.store import tables
-from serving.docket.store.bodies import event_in, unpacked
 from serving.docket.store.database import insert_into, unknown
 from serving.docket.store.group_commit import Batch
+from serving.docket.store.listing import events_by_people
 from serving.docket.store.log_append import open_appender
 from serving.docket.store.reviews import UNDO, ReviewEvent, append_review, settled_at
 from serving.docket.store.tables import stamp
@@ -220,18 +220,13 @@ def _not_locked(connection: Connection, trial_id: str, who: str, now: datetime) 
 
 def _reviews_of_kind(connection: Connection, trial_id: str, kind: type[S]) -> Sequence[S]:
     """Returns the reviews of one kind of a trial, in order."""
-    entry = tables.entries.c
-    own = (entry.trial_id == trial_id, tables.IS_EVENT, entry.kind == kind.__name__, entry.body.is_not(None))
-    bodies = connection.execute(select(entry.body).where(*own).order_by(entry.seq)).scalars().all()
-    # Reviews quote no precedents: there are no parts to fill in.
-    found = [event_in(unpacked(bytes(body)), {}) for body in bodies]
-    return [event for event in found if isinstance(event, kind)]
+    return [event for event in events_by_people(connection, trial_id).values() if isinstance(event, kind)]
 
 
 def _standing(connection: Connection, review: S) -> Sequence[S]:
     """Returns the events of a review's kind, without reviews that were withdrawn."""
-    gone = {one.of for one in _reviews_of_kind(connection, review.trial_id, ReviewWithdrawn)}
-    return [one for one in _reviews_of_kind(connection, review.trial_id, type(review)) if one.seq not in gone]
+    events = standing(events_by_people(connection, review.trial_id).values())
+    return [event for event in events if isinstance(event, type(review))]
 
 
 def _speaker(review: ReviewEvent) -> str:

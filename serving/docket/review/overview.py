@@ -94,8 +94,9 @@ async def read_overview(
     if namespaces is not None:
         visible.append(_case.namespace.in_(sorted(namespaces)))
     ages, oldest, days, reviewers = await queue.read(lambda c: _figures(c, visible, now))
-    weeks = dict.fromkeys(_mondays(since, now), Period(now.date()))
-    for monday in weeks:
+    first = _monday(since.date())
+    weeks = dict[date, Period]()
+    for monday in (first + timedelta(weeks=number) for number in range((_monday(now.date()) - first).days // 7 + 1)):
         own = [day for day in days if _monday(day.start) == monday]
         sums = (sum(getattr(day, name) for day in own) for name in ("decided", "reviewed", "overruled"))
         weeks[monday] = Period(monday, *sums)
@@ -152,8 +153,3 @@ def _number(condition: ColumnElement[bool]) -> ColumnElement[int]:
 
 def _monday(day: date) -> date:
     return day - timedelta(days=day.weekday())
-
-
-def _mondays(since: datetime, until: datetime) -> Sequence[date]:
-    first = _monday(since.date())
-    return [first + timedelta(weeks=number) for number in range((_monday(until.date()) - first).days // 7 + 1)]

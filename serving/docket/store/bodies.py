@@ -177,9 +177,9 @@ def _slots(value: Any) -> Iterator[tuple[Any, str | int, str]]:
         case "PrecedentsCited":
             findings = _object(value.get("findings"))
             quoted = [*_list(findings.get("exhibits")), findings.get("nearest_harmful"), findings.get("nearest_benign")]
-            yield from _fields(quoted, "text", "id", _same)
+            yield from _fields(quoted, "text", "id", str)
         case "VerdictGiven":
-            yield from _fields(_list(_object(value.get("ruling")).get("precedents")), "picture", "id", _same)
+            yield from _fields(_list(_object(value.get("ruling")).get("precedents")), "picture", "id", str)
             for finding in _list(_object(value.get("verdict")).get("claims")):
                 yield from _fields(_list(_object(finding).get("evidence")), "quote", "document", document_owner)
         case "EvidenceSearched":
@@ -199,10 +199,6 @@ def _fields(
     for one in quoted:
         if isinstance(one, dict) and field in one and isinstance(one.get(name), str):
             yield one, field, owner(one[name])
-
-
-def _same(name: str) -> str:
-    return name
 
 
 def _object(value: Any) -> dict[str, Any]:
