@@ -151,9 +151,7 @@ def _parse_place(value: Any, info: ValidationInfo) -> Any:
 
 
 Place = Annotated[
-    Path | InstanceOf[Address],
-    BeforeValidator(_parse_place),
-    PlainSerializer(str, return_type=str, when_used="json"),
+    Path | InstanceOf[Address], BeforeValidator(_parse_place), PlainSerializer(str, return_type=str, when_used="json")
 ]
 """A file, a directory or the address of a database; serialised without the password."""
 
@@ -173,10 +171,7 @@ def _refuse_bool(value: Any) -> Any:
     return value
 
 
-Thinking = Annotated[
-    Literal["off", "on"] | Annotated[int, Field(ge=1, le=1_000_000)],
-    BeforeValidator(_refuse_bool),
-]
+Thinking = Annotated[Literal["off", "on"] | Annotated[int, Field(ge=1, le=1_000_000)], BeforeValidator(_refuse_bool)]
 """Reasoning of a model before it replies: none, of the default length, or at most this many tokens."""
 
 

@@ -14,17 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import click
 
 from serving.access.private_files import hand_on
-from serving.cli.common import (
-    FILE,
-    FOLDER,
-    awaited,
-    docket_in,
-    docket_option,
-    printable,
-    settings_of,
-    tell,
-    whole_id,
-)
+from serving.cli.common import FILE, FOLDER, awaited, docket_in, docket_option, printable, settings_of, tell, whole_id
 
 if TYPE_CHECKING:
     from retrieval.library.postgres.address import Address
@@ -170,13 +160,7 @@ async def _one(settings: Settings, trial_id: str, form: str, options: dict[str, 
             await store.reviews.record_access(trial_id, who=_WHO, what=f"export as {form}", at=datetime.now(UTC))
     filled = _filled(options["filled"])
     return trial_id, await asyncio.to_thread(
-        lambda: write_trial(
-            source,
-            TrialForm(form),
-            pictures=wanted,
-            messages=options["messages"],
-            filled=filled,
-        )
+        lambda: write_trial(source, TrialForm(form), pictures=wanted, messages=options["messages"], filled=filled)
     )
 
 

@@ -33,12 +33,7 @@ _STATUS = health_pb2.HealthCheckResponse.ServingStatus
     type=FiniteRange(0, min_open=True),
     help="Seconds to wait for the answer.",
 )
-def health(
-    address: str,
-    service: str,
-    tls: Tls | None,
-    timeout: float,
-) -> None:
+def health(address: str, service: str, tls: Tls | None, timeout: float) -> None:
     """Asks a server for its health and prints the answer.
 
     Exit code: 0 if it answers SERVING, 1 if it answers anything else, 3 if it does not answer, 2 for wrong usage.

@@ -240,12 +240,7 @@ async def build(
 @_json
 @awaited
 async def add(
-    path: Path,
-    sources: tuple[Path, ...],
-    encoder: str | None,
-    max_lost: float,
-    as_json: bool,
-    **described: Any,
+    path: Path, sources: tuple[Path, ...], encoder: str | None, max_lost: float, as_json: bool, **described: Any
 ) -> None:
     """Adds the labelled memes in FILEs to a LIBRARY and recalibrates it; ids that it already has are refused."""
     from retrieval.build import add_to_library

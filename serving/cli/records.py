@@ -63,11 +63,7 @@ records.add_command(export)
 @docket_option
 @awaited
 async def list_records(
-    search: tuple[str, ...],
-    limit: int,
-    as_json: bool,
-    form: str | None,
-    docket: Path | Address | None,
+    search: tuple[str, ...], limit: int, as_json: bool, form: str | None, docket: Path | Address | None
 ) -> None:
     """Lists trials, newest first.
 
@@ -124,11 +120,7 @@ async def show_record(trial_id: str, as_json: bool, docket: Path | Address | Non
 @docket_option
 @awaited
 async def resume_record(
-    trial_id: str,
-    watch: bool,
-    library: Path | None,
-    docket: Path | Address | None,
-    **options: Any,
+    trial_id: str, watch: bool, library: Path | None, docket: Path | Address | None, **options: Any
 ) -> None:
     """Resumes a trial that was interrupted, or that failed for a transient reason.
 
@@ -163,11 +155,7 @@ async def resume_record(
 @docket_option
 @awaited
 async def ask_record(
-    trial_id: str,
-    file: Path,
-    library: Path | None,
-    docket: Path | Address | None,
-    **options: Any,
+    trial_id: str, file: Path, library: Path | None, docket: Path | Address | None, **options: Any
 ) -> None:
     """Puts a further question to the Judge of a full trial that has its verdict, from the evidence of that trial.
 

@@ -128,12 +128,7 @@ def _end(context: click.Context, done: Counter[str], *, as_json: bool) -> None:
 
 
 async def _rejudged(
-    settings: Settings,
-    search: Sequence[str],
-    *,
-    dry_run: bool,
-    within_s: float,
-    as_json: bool,
+    settings: Settings, search: Sequence[str], *, dry_run: bool, within_s: float, as_json: bool
 ) -> Counter[str]:
     from court.record import TrialState
     from serving.docket.review.search import parse_search

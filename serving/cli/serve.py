@@ -66,13 +66,7 @@ if TYPE_CHECKING:
 @reader_option
 @library_option
 @docket_option
-def serve(
-    address: str,
-    vllm: str | None,
-    vllm_flag: tuple[str, ...],
-    resume: bool,
-    **options: Any,
-) -> None:
+def serve(address: str, vllm: str | None, vllm_flag: tuple[str, ...], resume: bool, **options: Any) -> None:
     """Serves memecourt.v1 over gRPC, with health checks, until SIGTERM or Ctrl-C.
 
     Prints "listening on ADDRESS" once it listens and "ready" once it judges; until then its health is NOT_SERVING. It

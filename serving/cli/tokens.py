@@ -58,12 +58,7 @@ def tokens() -> None:
 @click.option("--widen", is_flag=True, help="Allow more namespaces than the caller's other tokens have.")
 @_file
 def add(
-    name: str,
-    scopes: tuple[str, ...],
-    namespaces: tuple[str, ...],
-    expires: datetime | None,
-    widen: bool,
-    path: Path,
+    name: str, scopes: tuple[str, ...], namespaces: tuple[str, ...], expires: datetime | None, widen: bool, path: Path
 ) -> None:
     """Makes a token for the caller NAME and prints it once.
 

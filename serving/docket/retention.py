@@ -174,12 +174,7 @@ async def keep_retention(
         now = datetime.now(UTC)
         try:
             done = await erase_expired(
-                docket,
-                periods,
-                now=now,
-                forget=forget,
-                unfinished=unfinished,
-                finding_days=settings.findings.days,
+                docket, periods, now=now, forget=forget, unfinished=unfinished, finding_days=settings.findings.days
             )
         # Continue: a temporary outage of the docket must not end retention.
         except CourtError as error:

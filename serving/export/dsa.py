@@ -142,10 +142,7 @@ def draft(record: TrialRecord, filled: Mapping[str, Any] | None = None) -> dict[
             {"field": name, "why": why} for name, why in _CONFIRM.items() if name in own and name not in (filled or {})
         ],
         "refuted_claims": [
-            {
-                "claim": finding.claim,
-                "evidence": [passage.model_dump(mode="json") for passage in finding.evidence],
-            }
+            {"claim": finding.claim, "evidence": [passage.model_dump(mode="json") for passage in finding.evidence]}
             for finding in refuted_claims(record)
         ],
         "left_out": list(_LEFT_OUT),

@@ -66,14 +66,7 @@ def write_notice(record: TrialRecord, language: str, link: NoticeLink | None = N
     elif not finding.contested and not with_form:
         objecting += " " + words["object_write"].format(trial=record.trial_id)
     counted = [words["counted"], *(f"- {sentence}" for sentence in _counted(record, words))]
-    paragraphs = [
-        words["title"],
-        f"{about} {decided}",
-        _rule(record, words),
-        "\n".join(counted),
-        by,
-        objecting,
-    ]
+    paragraphs = [words["title"], f"{about} {decided}", _rule(record, words), "\n".join(counted), by, objecting]
     return "\n\n".join(filter(None, paragraphs)) + "\n"
 
 

@@ -226,10 +226,7 @@ class _Server(uvicorn.Server):
 
         def protocol() -> asyncio.Protocol:
             return GuardedConnection(
-                config=self.config,
-                server_state=self.server_state,
-                app_state=self.lifespan.state,
-                body_s=self._body_s,
+                config=self.config, server_state=self.server_state, app_state=self.lifespan.state, body_s=self._body_s
             )
 
         loop = asyncio.get_running_loop()

@@ -58,12 +58,7 @@ class _NamespaceQueue:
 class Admission:
     """Admission control with fair queueing between namespaces. Used from one event loop."""
 
-    def __init__(
-        self,
-        most: int,
-        most_waiting: int,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, most: int, most_waiting: int, clock: Callable[[], float] = time.monotonic) -> None:
         """Starts without callers.
 
         Args:

@@ -216,12 +216,7 @@ class TrialExecutor:
         return TrialResult(record, picture_seconds=decoded - began, total_seconds=time.perf_counter() - began)
 
     async def resume(
-        self,
-        trial_id: str,
-        *,
-        within_s: float | None = None,
-        request: TrialRequest | None = None,
-        batch: bool = False,
+        self, trial_id: str, *, within_s: float | None = None, request: TrialRequest | None = None, batch: bool = False
     ) -> TrialRecord:
         """Resumes an interrupted trial.
 

@@ -175,13 +175,7 @@ class TrialRunner:
         self._open = False
         self.orphans.close()
 
-    async def answer(
-        self,
-        request: TrialRequest,
-        *,
-        within_s: float | None = None,
-        patient: bool = False,
-    ) -> Answer:
+    async def answer(self, request: TrialRequest, *, within_s: float | None = None, patient: bool = False) -> Answer:
         """Returns the verdict on a request.
 
         A cancelled call only stops waiting; a trial continues as long as at least one caller waits for it.

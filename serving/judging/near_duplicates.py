@@ -29,13 +29,7 @@ from court.events import NearDuplicate
 from court.meme import Picture
 from court.verdict import Label
 from retrieval.near_duplicates.comparer import GuardedComparer, PdqIndex
-from retrieval.near_duplicates.match import (
-    MISREAD_MOST,
-    Agreement,
-    MatchThresholds,
-    MemeText,
-    agreement_of,
-)
+from retrieval.near_duplicates.match import MISREAD_MOST, Agreement, MatchThresholds, MemeText, agreement_of
 from retrieval.near_duplicates.pdq import BYTES
 from retrieval.text import letters_of
 from serving.docket.ports import TrialReader
@@ -321,12 +315,7 @@ class NearDuplicateIndex:
         return sorted(cited, key=lambda duplicate: (duplicate.distance, not duplicate.same_text))
 
     async def same(
-        self,
-        picture: Picture,
-        text: str,
-        text_read: bool,
-        namespace: str,
-        usable: Callable[[str], Awaitable[bool]],
+        self, picture: Picture, text: str, text_read: bool, namespace: str, usable: Callable[[str], Awaitable[bool]]
     ) -> str | None:
         """Finds a trial whose verdict can be reused for this meme: similar hash, equivalent text, no differing tile.
 

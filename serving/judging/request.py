@@ -270,11 +270,7 @@ class TrialRequest:
         own = self.policy
         if own is not None and any(
             wanted not in ("", loaded)
-            for wanted, loaded in (
-                (own.id, policy.id),
-                (own.version, policy.version),
-                (own.digest, policy.digest),
-            )
+            for wanted, loaded in ((own.id, policy.id), (own.version, policy.version), (own.digest, policy.digest))
         ):
             raise NotLoaded(
                 f"The policy that was asked for is not loaded; {policy.id} version {policy.version} ({policy.digest}) "

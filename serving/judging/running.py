@@ -251,11 +251,7 @@ class TrialsInFlight:
                 picture = await self._decoders.decode(request, caller, slot)
                 try:
                     result = await self._executor.run(
-                        request,
-                        within_s=caller.left,
-                        trial_id=flight.trial_id,
-                        picture=picture,
-                        batch=slot.patient,
+                        request, within_s=caller.left, trial_id=flight.trial_id, picture=picture, batch=slot.patient
                     )
                 except TrialAborted as error:
                     self._quarantine.failed(request.file, error.reason)

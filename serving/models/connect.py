@@ -184,14 +184,7 @@ async def _connect_guard(
     key = own.api_key.get_secret_value() if own.api_key else None
     model = ChatCompletions.joined(
         [
-            ChatCompletions(
-                base_url=url,
-                model=own.model,
-                api_key=key,
-                capabilities=able,
-                http=http,
-                load=loads[url],
-            )
+            ChatCompletions(base_url=url, model=own.model, api_key=key, capabilities=able, http=http, load=loads[url])
             for url in own.url
         ]
     )

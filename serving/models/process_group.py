@@ -27,12 +27,7 @@ class ProcessGroup:
     """
 
     def __init__(
-        self,
-        command: Sequence[str | Path],
-        environment: Mapping[str, str],
-        *,
-        secret: str,
-        tell: Callable[[str], None],
+        self, command: Sequence[str | Path], environment: Mapping[str, str], *, secret: str, tell: Callable[[str], None]
     ) -> None:
         self._secret = secret
         self._report = tell

@@ -15,15 +15,7 @@ from court.errors import BadRequest
 from court.events import AnyEvent, Procedure
 from court.meme import Frame, Meme, Picture, PictureFormat
 from court.ports import ChatRequest
-from court.precedents import (
-    Findings,
-    LibraryIdentity,
-    MinSimilarity,
-    Precedent,
-    Search,
-    TallyEntry,
-    VoteSettings,
-)
+from court.precedents import Findings, LibraryIdentity, MinSimilarity, Precedent, Search, TallyEntry, VoteSettings
 from court.prompts import PromptSet
 from court.record import TrialAborted
 from court.roles import RoleModel, RoleModels

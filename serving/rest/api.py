@@ -215,8 +215,7 @@ class EventEndpoint:
 
 
 async def finished(
-    work: Callable[[], Awaitable[Response | None]],
-    failed: Callable[[ProblemDetails], Response | None] | None = None,
+    work: Callable[[], Awaitable[Response | None]], failed: Callable[[ProblemDetails], Response | None] | None = None
 ) -> Response | None:
     """Awaits work and returns its response, or that of its problem; None if the caller has disconnected."""
     try:

@@ -94,12 +94,7 @@ class ModerationsEndpoint:
 
             # One deadline for all inputs: each gets the time that is left.
             further = Call(
-                self._api,
-                JUDGE,
-                request,
-                timeout_s=call.time_left(),
-                reading=prepared,
-                announced_bytes=len(each),
+                self._api, JUDGE, request, timeout_s=call.time_left(), reading=prepared, announced_bytes=len(each)
             )
             verdicts.append(await further.finish(further.respond()))
         return verdicts

@@ -120,12 +120,7 @@ class Method(Generic[Request]):
     """A method of a service, whichever transport calls it."""
 
     def __init__(
-        self,
-        request: type[Request],
-        answer: Callable[[Request, Budget], Any],
-        memory: ReceiveBudget,
-        *,
-        of: str = "",
+        self, request: type[Request], answer: Callable[[Request, Budget], Any], memory: ReceiveBudget, *, of: str = ""
     ) -> None:
         """Describes a method.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from court.record import TrialRecord, TrialState
 from court.verdict import Label
 from memecourt.v1 import court_pb2 as wire
 from serving.access.callers import NotAllowed, Scope, check_in_force, current
-from serving.docket.errors import NotDecided, TrialErased, TrialUnknown
+from serving.docket.errors import NotDecided, TrialUnknown
 from serving.docket.open import Docket
 from serving.docket.ports import TrialReader
 from serving.docket.review.corrections import name_of
@@ -24,6 +25,7 @@ from serving.docket.store.requests import Lease, RequestName
 from serving.docket.store.reviews import REVIEW_KINDS
 from serving.export.notice import language_of, write_notice
 from serving.export.notice_links import NoticeLinks
+from serving.export.tables import Selection
 from serving.judging.executor import EventFeed, TrialExecutor
 from serving.rpc.calls import Budget, Service, changing
 from serving.rpc.convert import MOST_WHY, found_to_be, in_force_of, number, required, signed, within
@@ -48,8 +50,6 @@ if TYPE_CHECKING:
 _SERVICE = wire.DESCRIPTOR.services_by_name["Docket"]
 
 _PAGE, _MOST_A_PAGE = 50, 1000
-_EXPORT_PAGE = 100
-"""Trials whose ids an export holds in memory at once; of their records it holds one."""
 _MOST_ID, _MOST_CLAUSE, _MOST_CONTENT = 200, 200, 256
 _LATE_S = 2.0
 """Seconds after a review within which another server may still give the answer of before."""
@@ -131,25 +131,13 @@ class DocketService(Service[Docket]):
         """
         with self._call() as docket:
             which = which_of(request.filter)
-            # The end is fixed when the call begins.
-            newest = await docket.index.list(limit=1, which=which)
-            after = None
-            while newest:
-                lines = await docket.index.list(limit=_EXPORT_PAGE, after=after, which=which, oldest_first=True)
-                for line in lines:
-                    # Otherwise the export would never end if trials came in faster than they are exported.
-                    if line.opened_at > newest[0].opened_at:
-                        return
-                    try:
-                        record = await docket.trials.record(line.trial_id)
-                    except TrialErased:  # before or after it was listed
-                        continue
+            # The end is fixed when the call begins: trials may come in faster than they are exported.
+            for newest in await docket.index.list(limit=1, which=which):
+                which = replace(which, opened_until=newest.opened_at + timedelta(microseconds=1))
+                async for record in Selection(docket.index, docket.trials, which).records():
                     # A long export ends once its token is revoked (GR-1).
                     check_in_force()
                     yield wire.ExportTrialsResponse(trial=trial_of(record))
-                if len(lines) < _EXPORT_PAGE:
-                    return
-                after = (lines[-1].opened_at, lines[-1].trial_id)
 
     async def review_verdict(self, request: wire.ReviewVerdictRequest, _: Budget) -> wire.ReviewVerdictResponse:
         """Upholds or overrules a verdict."""

@@ -47,11 +47,7 @@ WITHIN_S = 1.75
 DOCKET_WITHIN_S = 4.0
 """Seconds within which the docket must answer: its threads also serve the trials."""
 _HELLO = ChatRequest(
-    system="You answer briefly.",
-    parts=("Say hello.",),
-    reply_schema=None,
-    max_tokens=1,
-    priority=PROBE_PRIORITY,
+    system="You answer briefly.", parts=("Say hello.",), reply_schema=None, max_tokens=1, priority=PROBE_PRIORITY
 )
 
 _log = logging.getLogger("memecourt.health")

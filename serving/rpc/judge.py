@@ -361,10 +361,7 @@ class CourtService(Service[_OpenCourt]):
 
     def _request_of(self, request: wire.JudgeRequest, traceparent: str) -> TrialRequest:
         trial_request = ask_of(
-            request,
-            default=self._settings.procedure,
-            traceparent=traceparent,
-            trace_id=self._telemetry.trace_id(),
+            request, default=self._settings.procedure, traceparent=traceparent, trace_id=self._telemetry.trace_id()
         )
         check_namespace(trial_request.namespace)
         return trial_request

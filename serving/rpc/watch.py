@@ -8,14 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 
 from court.errors import BadRequest
-from court.events import (
-    AnyEvent,
-    ReviewOutcome,
-    ReviewWithdrawn,
-    TrialOpened,
-    TrialState,
-    VerdictReviewed,
-)
+from court.events import AnyEvent, ReviewOutcome, ReviewWithdrawn, TrialOpened, TrialState, VerdictReviewed
 from memecourt.v1 import court_pb2 as wire
 from serving.access.callers import Scope, check_in_force, check_namespace, current
 from serving.docket.errors import DocketError, TrialUnknown
@@ -49,12 +42,7 @@ async def _wait_for_more(woken: asyncio.Event, feed: EventFeed) -> None:
 
 
 async def watch_trial(
-    request: wire.WatchTrialRequest,
-    *,
-    trials: TrialReader,
-    log: TransparencyLog,
-    runner: TrialRunner,
-    feed: EventFeed,
+    request: wire.WatchTrialRequest, *, trials: TrialReader, log: TransparencyLog, runner: TrialRunner, feed: EventFeed
 ) -> AsyncGenerator[wire.WatchTrialResponse, None]:
     """Streams the events of a trial from a sequence number on, including future ones, until the trial has ended.
 

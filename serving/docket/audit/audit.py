@@ -12,15 +12,7 @@ from sqlalchemy import Boolean, Connection, Integer, Select, literal, select, ty
 from typing_extensions import override
 
 from court.backends.pictures.normalise import has_pixels
-from serving.docket.audit.verify import (
-    Fault,
-    FromEntries,
-    Progress,
-    Report,
-    StoredDocket,
-    verify,
-    verify_pictures,
-)
+from serving.docket.audit.verify import Fault, FromEntries, Progress, Report, StoredDocket, verify, verify_pictures
 from serving.docket.log.anchors import Anchor
 from serving.docket.log.entries import Entry
 from serving.docket.log.errors import BadNote
@@ -251,11 +243,7 @@ class Auditor:
         return await self._transactions.read(read)
 
     async def audit(
-        self,
-        keys: Sequence[VerifierKey],
-        anchors: Sequence[Anchor] = (),
-        *,
-        progress: Progress = lambda entries: None,
+        self, keys: Sequence[VerifierKey], anchors: Sequence[Anchor] = (), *, progress: Progress = lambda entries: None
     ) -> Report:
         """Checks a whole docket; see :mod:`serving.docket.audit.verify` for what is found and what can't be.
 
@@ -283,11 +271,7 @@ class Auditor:
         # Outside of the snapshot, since pictures may be stored elsewhere: a missing one is checked again
         # (still_wanted).
         await verify_pictures(
-            derived.pictures(),
-            frames=self._trials.frames,
-            same=has_pixels,
-            still_wanted=still_wanted,
-            report=report,
+            derived.pictures(), frames=self._trials.frames, same=has_pixels, still_wanted=still_wanted, report=report
         )
         return report
 

@@ -64,7 +64,7 @@ class Frontier:
         if size < 0 or len(hashes) != size.bit_count() or any(len(one) != HASH_SIZE for one in hashes):
             raise BadProof(
                 f"A tree of {size} entries has {max(size, 0).bit_count()} perfect subtrees; what is stored of it is "
-                f"something else ({len(hashes)}). The docket is damaged: restore it, or verify it from its entries.",
+                f"something else ({len(hashes)}). The docket is damaged: restore it, or verify it from its entries."
             )
         self._size = size
         self._hashes = list(hashes)

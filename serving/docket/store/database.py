@@ -91,7 +91,7 @@ def unknown(trial_id: str) -> TrialUnknown:
     """Builds the error for an unknown trial."""
     return TrialUnknown(
         f"There is no trial {trial_id or 'with an empty id'} in this docket. `memecourt records list` shows those that "
-        "are.",
+        "are."
     )
 
 
@@ -104,5 +104,5 @@ def no_record(trial_id: str) -> DocketError:
     """Builds the error for an invalid record."""
     return DocketError(
         f"What the docket holds of trial {trial_id} is no record: it was altered, or written by another version of "
-        "MemeCourt.",
+        "MemeCourt."
     )

@@ -194,11 +194,7 @@ class PostgresDatabase(Database):
 
     def _begun(self, connection: Connection) -> tuple[str, str]:
         """Begins a write transaction; returns its number and the database's incarnation."""
-        limits = {
-            "patience": f"{int(self._patience * 1000)}ms",
-            "limit": f"{_READ_S}s",
-            "idle": f"{_IDLE_S}s",
-        }
+        limits = {"patience": f"{int(self._patience * 1000)}ms", "limit": f"{_READ_S}s", "idle": f"{_IDLE_S}s"}
         number, life, *_ = connection.execute(_BEGIN, limits).one()
         return number, life
 

@@ -188,7 +188,7 @@ def _claim(connection: Connection, leases: Sequence[Lease]) -> Sequence[Lease | 
         if stands.payload != lease.payload:
             return RequestConflict(
                 "Another request was sent under this request_id before. Send a new request under a new one; to repeat "
-                "the old one, send exactly what was sent then.",
+                "the old one, send exactly what was sent then."
             )
         return stands
 

@@ -372,7 +372,7 @@ def _no_docket(path: Path, error: Exception | None = None) -> DocketError:
         )
     return DocketError(
         f"The file {path} can't be opened as a docket: it is damaged, locked, or something else. Restore it from a "
-        "copy, or name another with --docket or MEMECOURT_DOCKET.",
+        "copy, or name another with --docket or MEMECOURT_DOCKET."
     )
 
 

@@ -203,17 +203,11 @@ requests = Table(
 Index("requests_by_trial", requests.c.trial_id)
 
 servers = Table(
-    "servers",
-    metadata,
-    Column("owner", WORD, primary_key=True),
-    Column("beats", BigInteger, nullable=False),
+    "servers", metadata, Column("owner", WORD, primary_key=True), Column("beats", BigInteger, nullable=False)
 )
 
 known = Table(
-    "known",
-    metadata,
-    Column("key", WORD, primary_key=True),
-    Column("trial_id", WORD, nullable=False, index=True),
+    "known", metadata, Column("key", WORD, primary_key=True), Column("trial_id", WORD, nullable=False, index=True)
 )
 
 findings = Table(
