@@ -208,7 +208,8 @@ class TrialExecutor:
         )
         record = await court.run(case, self._storing(picture, request.namespace, request=request))
         ruled = record.verdict_event
-        if ruled is not None and ruled.ruling and is_sampled(record.trial_id, self.flip_share, "memecourt flips"):
+        flips = self.flip_share and is_sampled(record.trial_id, self.flip_share, "memecourt flips")
+        if flips and ruled is not None and ruled.ruling:
             left = None if within_s is None else within_s - (time.perf_counter() - began)
             # The verdict is recorded and stands, whatever becomes of this.
             with suppress(CourtError):
