@@ -47,7 +47,6 @@ async def follow_files(
 
     Args:
         use: Called with the new contents; raises BadRequest if they are invalid, and the old ones stay in use.
-        what: Description of the files for the log: "The file of tokens".
     """
     handed_on: Contents | str = in_use
     contents: Contents | str = in_use

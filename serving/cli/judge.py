@@ -254,12 +254,7 @@ async def judging_here(
     timeout: float,  # noqa: ASYNC109
     watch: bool,
 ) -> AsyncIterator[Judge]:
-    """Yields a function that tries a meme in this process.
-
-    Args:
-        text: Text of the memes if it is given; None to read it off their pictures.
-        timeout: Seconds for one meme.
-    """
+    """Yields a function that tries a meme in this process."""
     from court.errors import CourtError
     from court.events import Procedure
     from serving.cli.records import show_event
@@ -326,7 +321,6 @@ def show_verdict(
     """Prints a verdict for a person to read.
 
     Args:
-        where: Note on the machine that has the record; empty for this one.
         docket: Option that opens the record, if the docket is not in its usual place.
     """
     # Not above: a command that only asks a server does not load the court's models.

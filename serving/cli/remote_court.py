@@ -25,11 +25,7 @@ RETRIES = Retries(attempts=2, ready_s=2.0)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RemoteCourt:
-    """A court on the same docket, at another address.
-
-    Attributes:
-        trials: The docket's trials, which the console reads.
-    """
+    """A court on the same docket, at another address."""
 
     client: AsyncClient
     trials: TrialReader

@@ -96,12 +96,7 @@ def rotate_key(
 
 @dataclass(frozen=True, slots=True)
 class RotatedKey:
-    """Result of the command.
-
-    Attributes:
-        retired: File of the retired private key; None where that is gone.
-        finished: Earlier rotation that was finished; None where one was made.
-    """
+    """Result of the command."""
 
     public: str
     retired: Path | None

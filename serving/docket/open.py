@@ -42,10 +42,6 @@ class Docket:
     (``DOCKET_UNAVAILABLE``, ``DOCKET_CLOSED``). The data is then almost never stored; only if a connection broke during
     the commit and can't be restored is this unknown. A retry is safe: for an event it may report that it already
     exists.
-
-    Attributes:
-        pictures: Picture storage outside of the database; None if they are stored in it.
-        rules: Rules for what follows from the findings of people.
     """
 
     writer: TrialWriter
@@ -86,14 +82,11 @@ class Docket:
         Unavailable.
 
         Args:
-            address: SQLite file, or address of a PostgreSQL database.
-            create: True to create the docket if it does not exist.
             patience: Seconds to wait for another process that is writing.
             key: File of the private key that signs checkpoints, created with the first signature. If not given,
                 ``docket.key`` next to a file ``docket.sqlite``, or in MemeCourt's user folder for a database.
             pictures: Picture storage: a directory, or an address such as ``s3://BUCKET/FOLDER``. If not given, the
                 directory ``docket.sqlite-pictures`` next to a file, or a table in a database.
-            rules: Rules for what follows from the findings of people.
 
         Raises:
             BadRequest: The picture storage can't be used.

@@ -99,8 +99,6 @@ async def erase_expired(
 
     Args:
         periods: Periods, no two of which apply to the same namespace.
-        forget: Takes a precedent out of the library; None where there is none that can be changed.
-        finding_days: Days for which findings stay after their trials have expired.
     """
     await docket.findings.expire(now)
     erased: Counter[str] = Counter()

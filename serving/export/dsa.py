@@ -76,7 +76,6 @@ def draft(record: TrialRecord, filled: Mapping[str, Any] | None = None) -> dict[
 
     Args:
         record: Record of a trial that found harm, or that a person found to be harm.
-        filled: Fields that the platform has filled in; they go before what the court would say.
 
     Returns:
         ``decision`` in force; ``statement``, fit for the database once ``left_to_platform`` is filled in;

@@ -53,7 +53,6 @@ class Selection:
     """Trials, the first opened first; those that are opened while it is gone through come last.
 
     Attributes:
-        given: Number of records yielded so far.
         erased: Ids of those that were passed over because nothing is left of them.
     """
 

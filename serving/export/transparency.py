@@ -51,8 +51,6 @@ class Figures:
 
     Attributes:
         blocked: Decisions to block by category of the templates; the empty one where the policy's has no counterpart.
-        automated: Blocked ones that no person had a part in.
-        appeals: Outcomes of appeals: upheld, reversed or waiting.
         appeal_hours: Hours from each appeal to its outcome.
         sample: Counts of (court's label, label of the blind review) in the random sample.
     """

@@ -139,7 +139,6 @@ class TrialExecutor:
     """Runs trials and stores their records.
 
     Attributes:
-        near: Index of near-duplicates that each tried meme is added to; None if there is none.
         flip_share: Share of full trials whose Judge is asked again, with pieces left out.
     """
 

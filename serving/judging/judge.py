@@ -66,9 +66,6 @@ async def opened_trial(
     """Returns the id of a request's trial once it is opened; None if the request is answered before.
 
     A trial that ends within a second has ended by then.
-
-    Args:
-        trial_of: Looks up the id of the request's trial.
     """
     while not answering.done():
         await asyncio.wait([answering], timeout=_POLL_S[0])

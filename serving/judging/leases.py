@@ -48,11 +48,7 @@ class RunningElsewhere:
 
 @dataclass(frozen=True, slots=True)
 class Orphaned:
-    """No server runs the trial, which has no verdict.
-
-    Attributes:
-        record: Record of the trial; None if it was not opened yet.
-    """
+    """No server runs the trial, which has no verdict."""
 
     ruling: Lease
     record: TrialRecord | None
@@ -150,7 +146,6 @@ class LeaseTable:
 
         Args:
             wanted: Lease for a new trial. It may be in force, with its trial not started, even if this raises.
-            answers: Returns True if an ended trial may answer requests for the meme.
 
         Returns:
             The lease in force; ``wanted`` if this call acquired it.

@@ -50,7 +50,6 @@ class Rejudged:
 
     Attributes:
         old: Its record; None if it was erased.
-        new: Record of the new one; None where none was held.
         reason: Why there is no new verdict, for machines; empty where there is one.
         is_new: True if it was held by this call, and not by an earlier one.
     """

@@ -25,12 +25,7 @@ _TO_END_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Answer to a request that has a verdict.
-
-    Attributes:
-        in_force: Finding in force on the request's content, and the decision.
-        name: Name of the request: the caller's id for it, or a generated one.
-    """
+    """Answer to a request that has a verdict."""
 
     record: TrialRecord
     in_force: InForce
@@ -112,7 +107,6 @@ class Caller:
     """A caller that waits for an answer.
 
     Attributes:
-        clock: Timeout that ends the wait at the deadline.
         picture_seconds: Seconds that decoding pictures for it took.
     """
 

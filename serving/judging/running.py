@@ -36,7 +36,6 @@ class UnstoredEnd:
     """The end of a trial that may not have been stored.
 
     Attributes:
-        leases: Leases on requests and on the meme that this server acquired for the trial, or wanted to.
         cause: Reason for its end; None if it never started.
     """
 
@@ -86,7 +85,6 @@ class RunningTrial(SingleFlight[TrialRecord]):
     """A trial on this server that callers wait for.
 
     Attributes:
-        begun_by: Caller whose deadline applies to the trial; None if there is none.
         leases: Leases on requests and on the meme that this server acquired for it, or wanted to.
         file: SHA-256 of its picture file; empty until known.
     """

@@ -21,9 +21,6 @@ class ProcessGroup:
     """Starts a process in a session of its own, so that Ctrl-C in a terminal reaches us alone and we end it in order.
 
     Its standard input is a pipe that is never written to: by its end the process can tell that we are gone.
-
-    Args:
-        secret: Is blotted out wherever it is said.
     """
 
     def __init__(

@@ -29,11 +29,7 @@ _TEXT = "nobody likes people from Blueland"
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
-    """Result of a rehearsal.
-
-    Attributes:
-        longest: Characters of words in the longest message.
-    """
+    """Result of a rehearsal."""
 
     calls: int
     longest: int

@@ -213,9 +213,6 @@ async def open_api(
 ) -> AsyncIterator[str]:
     """Serves the HTTP API inside the block; yields its URL.
 
-    Args:
-        docket: Opens the links of notices where the settings allow them.
-
     Raises:
         BadRequest: The address can't be listened on, or is reachable by other machines without tokens or TLS.
     """

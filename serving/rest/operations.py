@@ -31,10 +31,7 @@ class Operation:
     """An HTTP endpoint and its method.
 
     Attributes:
-        source: Origin of the request's fields.
-        fields: Request field for each path parameter.
         continued_by: Field of a stream that ``Last-Event-ID`` sets; empty otherwise.
-        lines: True if responses are JSON lines rather than events.
     """
 
     verb: str

@@ -139,11 +139,7 @@ class Method(Generic[Request]):
         return inspect.isasyncgenfunction(self._answer)
 
     async def respond(self, source: RequestSource, budget: Callable[[], Budget]) -> Message:
-        """Reads the request and returns the response.
-
-        Args:
-            budget: Called once the request has been read, which takes its part of the time.
-        """
+        """Reads the request and returns the response."""
         request, reservation = await self._received(source)
         try:
             answering = self._answer(request, budget())
@@ -229,7 +225,6 @@ class Responses:
 
     Args:
         idle_s: Seconds within which the caller must take a response.
-        advice: Advice to a caller that took no response for too long.
     """
 
     def __init__(self, sink: ResponseSink, idle_s: float, advice: str) -> None:

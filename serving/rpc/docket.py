@@ -85,7 +85,6 @@ class DocketService(Service[Docket]):
         Args:
             on_change: Called after each review or appeal, before its author gets a response, so that the next request
                 follows it.
-            links: Links of notices; None to give out none.
         """
         self._links = links
         self._on_change = on_change or _ignore

@@ -146,11 +146,7 @@ class Service(Protocol):
 
 
 class Methods:
-    """The methods of services, and the interceptors that count and authorise their calls over gRPC.
-
-    Attributes:
-        interceptors: Interceptors of every gRPC call, the outermost first.
-    """
+    """The methods of services, and the interceptors that count and authorise their calls over gRPC."""
 
     def __init__(self, *services: Service, tokens: Tokens | None = None, telemetry: Telemetry = SILENT) -> None:
         self.access = Access(tokens)

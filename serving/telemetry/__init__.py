@@ -156,12 +156,7 @@ class Telemetry:
         time_left: Callable[[], float | None],
         code_of: Callable[[BaseException | None], str],
     ) -> AbstractContextManager[None]:
-        """Counts, times and traces a call of another transport than gRPC inside the block.
-
-        Args:
-            time_left: Returns the seconds until the caller's deadline, or None.
-            code_of: Returns the name of the code that the call ended with, given its error.
-        """
+        """Counts, times and traces a call of another transport than gRPC inside the block."""
         from serving.telemetry.rpc_calls import MeasuredCall
 
         return MeasuredCall.of_method(

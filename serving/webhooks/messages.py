@@ -77,9 +77,6 @@ def wanted_kinds(hook: WebhookSettings) -> frozenset[str]:
 def messages_of(entry: Entry, subject: Subject | None, hook: WebhookSettings, *, docket: str) -> Sequence[Message]:
     """Builds an entry's messages for a receiver; none if it has not subscribed, or the entry was erased.
 
-    Args:
-        subject: Trial of the entry; None if it has none.
-
     Raises:
         ValueError: The body can't be read because somebody altered it.
     """

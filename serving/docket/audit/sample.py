@@ -122,11 +122,7 @@ async def draw_sample(transactions: Transactions, log: TransparencyLog, number: 
 def sign_result(
     commitment: Mapping[str, Any], trials: Sequence[str], pairs: Mapping[str, tuple[Label, Label]], key: SigningKey
 ) -> str:
-    """Signs the result of an audit: how often the court's label differs from the auditor's, with its 95 % interval.
-
-    Args:
-        pairs: Label of the court and of the auditor for each trial that was judged.
-    """
+    """Signs the result of an audit: how often the court's label differs from the auditor's, with its 95 % interval."""
     # Undecided is no label: it agrees with nothing, and is counted apart.
     decided = {name: pair for name, pair in pairs.items() if Label.UNDECIDED not in pair}
     wrong = sum(court is not found for court, found in decided.values())

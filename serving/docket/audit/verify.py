@@ -201,8 +201,6 @@ class Report:
     """Result of a check.
 
     Attributes:
-        checkpoints: Number of stored checkpoints that agree with the docket.
-        anchors: Checkpoints from outside that agree with the docket.
         findings: Faults, the first :data:`MOST_FINDINGS`.
         unchecked: Checks that could not be made, in sentences.
     """
@@ -295,7 +293,6 @@ async def verify_pictures(
     """Checks pictures, which may be stored apart from the database.
 
     Args:
-        frames: Gives the frames of a picture as PNG files; none where it is not there.
         same: True if frames are those of the picture with a digest; raises ValueError where they are no pictures.
         still_wanted: True if a trial of the picture exists now: all of them may have been erased meanwhile.
         patience_s: Seconds after which what is wrong is looked at again, once for all of them: what an erasure took

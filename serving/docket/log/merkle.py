@@ -178,10 +178,6 @@ class TileNodes:
 def inclusion_proof(number: int, size: int, read: ReadNode) -> list[bytes]:
     """Builds the audit path of a leaf (RFC 6962 §2.1.1), the leaf's sibling first.
 
-    Args:
-        number: Number of the leaf, counted from 0.
-        size: Number of leaves of the tree.
-
     Raises:
         BadProof: The tree has no such leaf.
     """

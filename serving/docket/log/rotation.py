@@ -31,7 +31,6 @@ class KeyRotation:
 
     Attributes:
         number: Number of the rotation's entry: the old key covers the entries before it.
-        root: Root hash of the tree over the entries before it.
     """
 
     old: VerifierKey
@@ -88,11 +87,7 @@ def read_rotation(entry: Entry) -> KeyRotation:
 
 
 class KeyChain:
-    """Keys of a docket, with the sizes of its log for which each signs.
-
-    Attributes:
-        broken: Numbers of rotations that do not continue the chain.
-    """
+    """Keys of a docket, with the sizes of its log for which each signs."""
 
     def __init__(self, trusted: Sequence[VerifierKey], rotations: Sequence[KeyRotation]) -> None:
         """Links the rotations."""

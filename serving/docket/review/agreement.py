@@ -104,11 +104,8 @@ class Agreement:
     """Agreement of reviewers.
 
     Attributes:
-        reviewed: Number of memes with a judgement that counts here.
-        judgements: Number of judgements of these memes.
         pairs: Cohen's kappa of each pair of reviewers with at least one meme in common.
         court: Cohen's kappa of each reviewer with the court, over memes for which the court had a label.
-        court_all: Cohen's kappa of all judgements together with the court's labels.
         undecided: Number of judgements of memes on which the court was undecided, which figures with the court exclude.
     """
 
@@ -128,7 +125,6 @@ def agreement(
 
     Args:
         court: Label of the court in the trial that each of these reviewers reviewed, by meme.
-        undecided: Value that stands for no label by the court.
     """
     reviewers = sorted({who for words in labels.values() for who in words})
     pairs = {}

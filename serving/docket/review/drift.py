@@ -84,7 +84,6 @@ class ProposedCutoff:
     """Risk cut-off that keeps the share of wrong unreviewed labels below a target.
 
     Attributes:
-        cutoff: Risk above which a verdict is reviewed.
         error: Upper bound of the share that is wrong and unreviewed, ``(wrong + 1) / (n + 1)``.
         rate: ``review_rate`` at which the library's own curve has this cut-off; None if there is no curve.
     """
@@ -118,12 +117,7 @@ async def measure_drift(
     namespace: str | None = None,
     namespaces: frozenset[str] | None = None,
 ) -> DriftReport:
-    """Reads the random sample of the last weeks and its reviews.
-
-    Args:
-        wanted: Target for the share of memes whose label is wrong and unreviewed.
-        namespaces: Namespaces that the caller may see; None for all.
-    """
+    """Reads the random sample of the last weeks and its reviews."""
     drawn = await queue.sampled(
         since=now - timedelta(weeks=weeks), until=now, namespace=namespace, namespaces=namespaces
     )

@@ -48,7 +48,6 @@ class ReviewerFigures:
     """Reviews of one person of trials of the last days.
 
     Attributes:
-        reviews: Number of trials.
         quick: Number of decisions within :data:`QUICK_S` of the look.
     """
 
@@ -64,10 +63,7 @@ class Overview:
 
     Attributes:
         ages: Number of waiting cases by age, the youngest first.
-        oldest: Opening of the one that has waited longest.
         days: The last days, also those without a verdict.
-        agreement: Figures of the reviews that were made in each week.
-        drift: Error of the random sample by week.
     """
 
     ages: Mapping[str, int]

@@ -113,7 +113,6 @@ class Rules:
     Attributes:
         sure: Probability of the given label, by its score, below which the score counts as low; in (0.5, 1).
         sampled: Share of all verdicts that are randomly sampled; in [0, 1].
-        sampled_in: Share by namespace, if it differs.
     """
 
     sure: float = 0.6

@@ -185,7 +185,6 @@ class ReviewQueue:
 
         Args:
             who: Reviewer; cases that they have already reviewed or asked about are left out.
-            after: Cursor: ``cursor_of`` the last case of the previous page.
         """
         await self.catch_up()
         # A second opinion must come from another person: whoever reviewed or asked is not offered the case again.
@@ -359,7 +358,6 @@ class ReviewQueue:
 
         Args:
             look_at: Time from which the whole meme was shown to this person; None if unknown.
-            precedent: True if they want an overruling to become a precedent.
             follow: True to have the library of precedents follow the review (:meth:`due`).
 
         Raises:

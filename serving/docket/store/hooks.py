@@ -40,11 +40,7 @@ class Hook:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """A webhook message that is not delivered yet.
-
-    Attributes:
-        error: Error of the last attempt, as a message of our own.
-    """
+    """A webhook message that is not delivered yet."""
 
     entry: int
     event: str
@@ -81,11 +77,7 @@ class HookStates:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """Fields of a trial that messages contain.
-
-    Attributes:
-        withdrawn: ``seq`` of the reviews that were withdrawn.
-    """
+    """Fields of a trial that messages contain."""
 
     namespace: str
     content_id: str

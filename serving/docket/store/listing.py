@@ -90,12 +90,7 @@ _KEPT = "~"
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A failed run of a trial, from its opening or last resumption.
-
-    Attributes:
-        begun: Number of the log entry of its start.
-        ended: Number of the log entry of its failure.
-    """
+    """A failed run of a trial, from its opening or last resumption."""
 
     begun: int
     ended: int
@@ -165,7 +160,6 @@ class DocketLine:
 
     Attributes:
         state: State of the trial; OPEN includes interrupted trials.
-        erased: True if the record was erased, so that nothing of the meme is left.
         precedent: Id of the binding precedent that settled the trial; empty without one.
         found: Finding of people about the content, from whichever trial.
         block_stands: True if the verdict blocks until it is reviewed.
