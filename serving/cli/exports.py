@@ -14,7 +14,18 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import click
 
 from serving.access.private_files import hand_on
-from serving.cli.common import FILE, FOLDER, awaited, docket_in, docket_option, printable, settings_of, tell, whole_id
+from serving.cli.common import (
+    FILE,
+    FOLDER,
+    awaited,
+    docket_in,
+    docket_option,
+    printable,
+    require_text,
+    settings_of,
+    tell,
+    whole_id,
+)
 
 if TYPE_CHECKING:
     from retrieval.library.postgres.address import Address
@@ -34,7 +45,7 @@ search_argument = click.argument("search", nargs=-1)
 
 
 @click.command("export")
-@click.argument("words", nargs=-1, metavar="[ID|SEARCH…]")
+@click.argument("words", nargs=-1, metavar="[ID|SEARCH…]", callback=require_text(1000))
 @click.option(
     "--as",
     "form",
