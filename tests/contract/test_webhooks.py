@@ -32,7 +32,7 @@ from tests.support.dockets import NOON, append_all, parse_place, review_trial
 from tests.support.libraries import ENCODER, drawn_library
 from tests.support.playing import until
 from tests.support.receivers import HEADERS, hook_settings
-from tests.support.webhooks import backlog_of, decided, failed, sending, until_idle
+from tests.support.webhooks import backlog_of, decided, failed, hooks_of, sending, until_idle
 from tests.support.webhooks import receiver as receiver
 
 
@@ -67,7 +67,7 @@ def test_senders_of_a_server_share_their_queries(using, receiver, tmp_path):
         try:
 
             async def all_owned():
-                return [hook for hook in await docket.hooks.hooks() if hook.owner][4:]
+                return [hook for hook in await hooks_of(docket) if hook.owner][4:]
 
             await until(all_owned)
             await asyncio.sleep(1)
@@ -234,7 +234,7 @@ def test_a_rejected_message_is_retried_for_three_days_and_delays_no_other(using,
             clock.advance(10 * 24 * 3600)
             await until_idle(hook_sender)
             backlog = await backlog_of(docket, hook.name)
-            (row,) = await docket.hooks.hooks()
+            (row,) = await hooks_of(docket)
             return backlog, row
 
     backlog, row = using(scene)
@@ -260,7 +260,7 @@ def test_a_receiver_is_not_disabled_for_a_single_rejected_message(using, receive
                 clock.advance(1.21 * after)
                 await append_all(docket, decided(f"good-{number}"))
                 await until_idle(hook_sender)
-            return await backlog_of(docket, hook.name), (await docket.hooks.hooks())[0]
+            return await backlog_of(docket, hook.name), (await hooks_of(docket))[0]
 
     backlog, row = using(scene)
     assert (backlog.waiting, backlog.given_up) == (0, 1) and row.disabled_at is None
@@ -275,7 +275,7 @@ def test_status_410_disables_a_receiver_until_it_is_enabled_again(using, receive
         async with sending(docket, hook, clock=clock) as hook_sender:
             await append_all(docket, decided("a"))
             await until_idle(hook_sender)
-            (row,) = await docket.hooks.hooks()
+            (row,) = await hooks_of(docket)
             assert row.disabled_at == NOON and "410" in row.why
             await append_all(docket, decided("b"))
             clock.advance(9 * 3600)
@@ -415,7 +415,7 @@ def test_two_servers_send_each_message_once_and_one_replaces_a_dead_one(using, r
             await asyncio.gather(*(each.work() for each in senders))
         await asyncio.gather(*map(until_idle, senders))
         assert len(receiver.requests) == 20
-        owner = (await docket.hooks.hooks())[0].owner
+        owner = (await hooks_of(docket))[0].owner
         alive = "xy".index(owner) ^ 1
         # The owner's heartbeat stops, and the other server notices.
         await append_all(docket, decided("late"))
@@ -507,7 +507,7 @@ def test_sending_stops_on_request_and_resumes_where_it_was(using, receiver, tmp_
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-        (row,) = await docket.hooks.hooks()
+        (row,) = await hooks_of(docket)
         assert row.owner == "" and await docket.heartbeats.heartbeats() == {}
 
     async def first(docket):
