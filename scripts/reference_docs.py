@@ -1,28 +1,35 @@
-"""The reference pages of the documentation, made of the code: commands, settings, events, metrics and interfaces.
+"""The reference pages of the documentation, made of the code: commands, settings, events, metrics, alerts, interfaces.
 
 They are made anew for each build of the site (``scripts/docs_site.py``), so that they can't go stale.
 """
 
 from __future__ import annotations
 
+import ast
 import inspect
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
+import yaml
 from pydantic import BaseModel
 
+from court import verdict
 from court.events import EVENT_KINDS
 from eval.cli import cli as eval_cli
 from memecourt_queue.cli import main as queue_cli
 from scripts.reference_api import api_pages, cell
 from serving.cli.main import cli
 from serving.cli.settings import attribute_docs
+from serving.rest.operations import OPERATIONS
+from serving.rpc.server import SCOPES
 from serving.settings import Settings
 from serving.telemetry.metrics import Metrics
 
+_ROOT = Path(__file__).parent.parent
 # Fixed, so that pages do not depend on the terminal in which they are built.
 _WIDTH = 96
 
@@ -34,6 +41,9 @@ def pages() -> dict[str, str]:
         "settings.md": "".join(_settings()),
         "events.md": "".join(_events()),
         "metrics.md": "".join(_metrics()),
+        "alerts.md": "".join(_alerts()),
+        "http.md": "".join(_http()),
+        "reasons.md": "".join(_reasons()),
         **api_pages(),
     }
 
@@ -106,6 +116,47 @@ def _metrics() -> Iterator[str]:
         full = name + {"counter": "_total", "info": "_info"}.get(family.type, "")
         labelled = ", ".join(f"`{label}`" for label in labels.get(full, ()))
         yield f"| `{full}` | {family.type} | {labelled} | {cell(family.documentation)} |\n"
+
+
+def _alerts() -> Iterator[str]:
+    yield (
+        "# Alerts\n\nThe rules of `deploy/prometheus`; what to do at each: "
+        "[operations.md](../operations.md#when-an-alert-fires), [queue.md](../queue.md#metrics-and-alerts).\n\n"
+        "| alert | how soon | after | |\n|---|---|---|---|\n"
+    )
+    for name in ("alerts.yml", "queue_alerts.yml"):
+        rules = yaml.safe_load((_ROOT / "deploy" / "prometheus" / name).read_text("utf-8"))["groups"][0]["rules"]
+        for rule in rules:
+            soon = "now" if rule["labels"]["severity"] == "page" else "this week"
+            summary = cell(re.sub(r"\{\{.*?\}\}", "…", rule["annotations"]["summary"]))
+            yield f"| `{rule['alert']}` | {soon} | {rule.get('for', 'at once')} | {summary} |\n"
+
+
+def _http() -> Iterator[str]:
+    yield (
+        "# HTTP\n\nEach method has an address. How to call them: [http.md](../http.md); messages: [wire.md](wire.md). "
+        "A server describes itself at `/v1/openapi.json`, and as a page at `/v1/docs`.\n\n"
+        "| address | method | scope | |\n|---|---|---|---|\n"
+    )
+    for one in OPERATIONS:
+        scope = SCOPES[f"/memecourt.v1.{one.service}/{one.method}"].value
+        yield f"| `{one.verb} {one.path}` | `{one.service}.{one.method}` | `{scope}` | {cell(one.summary)} |\n"
+
+
+def _reasons() -> Iterator[str]:
+    yield (
+        "# Reasons for a review\n\nWhy a person should look at a verdict (`reasons`), and signals that ask for nobody. "
+        "What to do: [troubleshooting](../troubleshooting.md).\n\n| reason | |\n|---|---|\n"
+    )
+    # Texts below the members of an enum stand in the source alone.
+    (body,) = (
+        one.body
+        for one in ast.parse(inspect.getsource(verdict)).body
+        if isinstance(one, ast.ClassDef) and one.name == "ReviewReason"
+    )
+    for name, text in zip(body[1::2], body[2::2], strict=True):
+        assert isinstance(name, ast.Assign) and isinstance(text, ast.Expr)
+        yield f"| `{ast.literal_eval(name.value)}` | {cell(ast.literal_eval(text.value))} |\n"
 
 
 def _plain(value: Any) -> str:

@@ -10,6 +10,7 @@ import pytest
 from google.rpc import code_pb2
 
 from court.events import EVENT_KINDS
+from court.verdict import ReviewReason
 from eval.cli import cli as eval_cli
 from memecourt.client import AsyncClient, Client
 from memecourt.v1 import court_pb2 as wire
@@ -101,6 +102,9 @@ def test_reference_pages_are_complete_and_machine_independent(tmp_path, monkeypa
     for event in EVENT_KINDS:
         assert f"\n## {event.model_fields['kind'].default}\n" in made["events.md"]
     assert "| `memecourt_worker_deaths_total` | counter |" in made["metrics.md"]
+    assert "\n| `MemeCourtDown` | now | 1m |" in made["alerts.md"] and "`QueueGrows`" in made["alerts.md"]
+    assert "\n| `POST /v1/judge` | `Court.Judge` | `judge` |" in made["http.md"]
+    assert all(f"\n| `{reason}` |" in made["reasons.md"] for reason in ReviewReason)
     for text in made.values():
         assert str(ROOT) not in text and str(tmp_path) not in text and str(Path.home()) not in text
 
