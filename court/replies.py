@@ -23,10 +23,12 @@ _NONE = "none"
 _STRENGTHS = {str(s).lower(): s for s in Strength}
 _MAX_EVIDENCE = 6
 _MAX_QUOTES = 3
-_SHARE_OF_PART = 3
-"""Part of the longest text that the meaning and the reason of an argument may each have: 1 over this."""
+_SHARE_OF_REASON = 2
+"""Part of the longest text that the reason of an argument in parts may have: 1 over this."""
 QUOTES_UNFOUND = "none of its quotes stands in what you were shown; copy words from there exactly"
 _QUOTATION_MARKS = re.compile(r"[\"“”„«»\s]+")
+_AROUND = " ,;:.…[]{}"
+"""Signs that small models leave around a quote, from the JSON that they write."""
 _MARK = r"[Tt][Hh][Ii][Nn][Kk](?:[Ii][Nn][Gg])?>"
 _THOUGHTS = re.compile(rf"\A(?![{{`~])(?:<{_MARK})?(?:(?!</?{_MARK}).)*</{_MARK}\s*", re.DOTALL)
 """A closed thought at the beginning. Some templates open it in the prompt, so that the reply begins inside it. Replies
@@ -126,13 +128,12 @@ class StatedArgument(ArgumentOnClaim):
 
 
 class QuotingArgument(Reply):
-    """An advocate's conclusion in parts: quotes, what a viewer takes from them, and a reason behind a given opening."""
+    """An advocate's conclusion in parts: quotes, and a reason behind a given opening."""
 
     # Together at most as long as an argument.
     quotes: tuple[Annotated[str, TextBounds(12), Field(max_length=160)], ...] = Field(max_length=_MAX_QUOTES)
-    meaning: Annotated[Words, TextBounds(_SHARE_OF_PART)] = Field(min_length=1, max_length=640)
     conclusion: str
-    because: Annotated[Words, TextBounds(_SHARE_OF_PART)] = Field(min_length=1, max_length=640)
+    because: Annotated[Words, TextBounds(_SHARE_OF_REASON)] = Field(min_length=1, max_length=960)
 
 
 class QuotingArgumentOnClaim(QuotingArgument):
@@ -329,17 +330,18 @@ def parse_quoting_argument(
         _malformed('"because" must hold a reason')
     # No quote reaches from one text into the next.
     whole = "\n".join(map(_spoken, shown))
-    quotes = [quote for each in reply.quotes if (quote := _QUOTATION_MARKS.sub(" ", each).strip())]
-    true_quotes = list(dict.fromkeys(quote for quote in quotes if _spoken(quote) and _spoken(quote) in whole))
+    quotes = [q for each in reply.quotes if _spoken(q := _QUOTATION_MARKS.sub(" ", each).strip(_AROUND))]
+    found = {said: quote for quote in quotes if (said := _spoken(quote)) in whole}
+    # A part of another quote adds nothing.
+    true_quotes = [quote for said, quote in found.items() if not any(said in each != said for each in found)]
     if quotes_needed and not true_quotes:
         _malformed(QUOTES_UNFOUND)
-    meaning = _marked_where_cut(reply.meaning, chars)
-    summary = " ".join([*(f"“{quote}”." for quote in true_quotes), meaning])
+    quoted, reason = "".join(f"“{quote}”. " for quote in true_quotes), _marked_where_cut(because, chars)
     return StatedArgument(
-        summary=summary,
-        justification=f"{summary} {opening} {_marked_where_cut(because, chars)}",
+        summary=f"{quoted}{reason}",
+        justification=f"{quoted}{opening} {reason}",
         claim=reply.claim if isinstance(reply, QuotingArgumentOnClaim) else "",
-        dropped=tuple(quote for quote in quotes if quote not in true_quotes),
+        dropped=tuple(quote for quote in quotes if _spoken(quote) not in whole),
     )
 
 
@@ -349,7 +351,7 @@ def _spoken(text: str) -> str:
 
 def _marked_where_cut(text: str, chars: int) -> str:
     """Returns a text without half a word at its end, and with a mark there."""
-    if not checks.is_cut(text, chars // _SHARE_OF_PART):
+    if not checks.is_cut(text, chars // _SHARE_OF_REASON):
         return text
     return f"{text.rpartition(' ')[0]} {checks.CUT_MARK}".strip()
 

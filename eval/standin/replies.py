@@ -303,9 +303,8 @@ def _argument(wanted: Mapping[str, Any], summary: str, reason: str) -> dict[str,
     # Every meme text of this world has this quote.
     return {
         "quotes": ["is tried in"],
-        "meaning": summary,
         "conclusion": wanted["conclusion"]["enum"][0],
-        "because": reason,
+        "because": f"{summary} {reason}",
     }
 
 

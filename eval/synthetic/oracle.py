@@ -84,7 +84,7 @@ _LAID_OUT = re.compile(
     r"|\[begin (?P<mark>\w+)\]\n(?P<fenced>.*?)\n\[end (?P=mark)\]",
     re.DOTALL | re.MULTILINE,
 )
-# An argument in parts has quotes and a meaning before its conclusion.
+# An argument in parts has quotes before its conclusion.
 _FOR_HARM, _AGAINST_HARM = (
     re.compile(r"^For harm:|\bThis is harmful "),
     re.compile(r"^Against harm:|\bThis is not harmful "),
@@ -324,9 +324,9 @@ class Oracle:
             }
         return {
             "quotes": [" ".join((text or description).split()[:8])],
-            "meaning": f"points {points}",
             "conclusion": wanted["conclusion"]["enum"][0],
-            "because": reason,
+            # Twice, so that each round changes the entropy of the whole by more than the usual epsilon.
+            "because": f"{reason} Points {points} {points}.",
         }
 
     def _ruling(self, parts: Sequence[str | bytes], wanted: Mapping[str, Any]) -> dict[str, Any]:

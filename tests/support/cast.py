@@ -165,9 +165,8 @@ def in_form(request: ChatRequest, reply):
     claim = {"claim": reply["claim"]} if "claim" in reply else {}
     return {
         "quotes": [justification[:160]],
-        "meaning": summary[-640:],
         "conclusion": wanted["conclusion"]["enum"][0],
-        "because": justification[-640:],
+        "because": f"{summary} {justification}"[-960:],
         **claim,
     }
 

@@ -264,7 +264,6 @@ def test_checks_that_are_not_essential_are_signals():
 
 IN_PARTS = {
     "quotes": ["the meme's own words", "words of nobody"],
-    "meaning": "A viewer takes these words for a joke.",
     "because": "it speaks of nobody, and all of it is an innocent joke.",
 }
 """A side's reply under the second set of prompts, in its parts; for the Defender."""
@@ -276,7 +275,7 @@ def in_parts(request, **changes):
 
 
 def test_side_that_is_not_shown_the_policy_replies_in_parts():
-    accused = {"meaning": "People from there are told to leave.", "because": "it shuts all of them out of the street."}
+    accused = {"because": "it shuts all of them out of the street."}
     cast = Cast(defender_summarise=in_parts, accuser_summarise=lambda request: in_parts(request, **accused))
     record = try_meme(cast, prompts=packaged("2"))
     assert not any(DEFAULT_POLICY.text in prompt_text(request) for request in cast.requests("accuser", "defender"))
@@ -300,7 +299,7 @@ def test_compelled_opening_is_no_sign_of_a_side_s_stance():
 def test_cut_part_of_an_argument_is_found():
     cut = "it speaks of nobody and of nothing that is ha"
     lines = {"summarise": lambda request: in_parts(request, because=cut)}
-    record = try_meme(Cast(**lines), prompts=packaged("2"), settings=TrialSettings(reply_chars=3 * len(cut)))
+    record = try_meme(Cast(**lines), prompts=packaged("2"), settings=TrialSettings(reply_chars=2 * len(cut)))
     assert Check.REPLY_CUT in failed_in(record) and record.last(Summarised).justification.endswith("that is […]")
 
 

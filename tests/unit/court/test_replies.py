@@ -17,6 +17,8 @@ from court.policy import DEFAULT_POLICY
 from court.ports import ChatReply, FinishReason
 from court.replies import (
     UnusableReply,
+    argument_schema,
+    has_cut_text,
     parse_answer,
     parse_argument,
     parse_description,
@@ -221,7 +223,6 @@ SHOWN = ("Bluelanders, all of them, are late!\nAgain.", "A crowd at a bus stop."
 OPENING = "This is harmful because"
 PARTS = {
     "quotes": ["all of them are late", "A crowd at a bus stop"],
-    "meaning": "The people of one place are called late.",
     "conclusion": OPENING,
     "because": "it says so of everybody from there.",
 }
@@ -235,10 +236,9 @@ def parts(*, needed=False, chars=1200, on_claim=False, **changes):
 def test_argument_is_put_together_from_its_parts():
     argument = parts()
     assert argument.justification == (
-        "“all of them are late”. “A crowd at a bus stop”. The people of one place are called late. "
-        "This is harmful because it says so of everybody from there."
+        "“all of them are late”. “A crowd at a bus stop”. This is harmful because it says so of everybody from there."
     )
-    assert argument.justification.startswith(argument.summary) and argument.dropped == ()
+    assert argument.justification.replace(f"{OPENING} ", "") == argument.summary and argument.dropped == ()
     assert parts(because=f"{OPENING} it says so.").justification.count(OPENING) == 1
     assert parts(on_claim=True, claim="All are late.").claim == "All are late." and argument.claim == ""
 
@@ -250,7 +250,8 @@ def test_argument_is_put_together_from_its_parts():
         (["“The sign says <b>Route”", "the sign says <b>Route"], 2, ()),
         (["again A crowd at a bus"], 0, ("again A crowd at a bus",)),
         (["all of them are early", "A crowd at a bus stop"], 1, ("all of them are early",)),
-        ([" … ", "A crowd", "A crowd"], 1, ("…",)),
+        ([" … ", "],", "A crowd", "A crowd"], 1, ()),
+        (["crowd at a", ", A crowd at a bus stop", "A crowd"], 1, ()),
         ([], 0, ()),
     ],
 )
@@ -265,7 +266,7 @@ def test_quotes_that_stand_nowhere_are_dropped(quotes, number, dropped):
         {"conclusion": "This is not harmful because"},
         {"because": OPENING},
         {"because": "…"},
-        {"meaning": ""},
+        {"because": ""},
         {"quotes": "all of them"},
         {"quotes": ["a"] * 4},
         {"quotes": ["x" * 161]},
@@ -286,14 +287,20 @@ def test_quote_is_needed_where_a_reply_can_be_repaired():
 
 
 def test_part_that_is_cut_off_is_marked_and_loses_half_a_word():
-    argument = parts(chars=120, because="it says so of every pers", meaning="Everybody is called lazy ind")
-    assert argument.summary.endswith("Everybody is called lazy ind") and argument.justification.endswith("pers")
-    argument = parts(chars=84, because="it says so of everybody her", meaning="Everybody is called lazy ind")
-    assert argument.summary.endswith("is called lazy […]") and argument.justification.endswith("so of everybody […]")
-    assert checks.is_cut(argument.summary, 84) and checks.is_cut(argument.justification, 84)
+    assert parts(chars=120, because="it says so of everybody her").justification.endswith("her")
+    argument = parts(chars=54, because="it says so of everybody her")
+    assert argument.summary.endswith("so of everybody […]") and argument.justification.endswith("so of everybody […]")
+    assert checks.is_cut(argument.summary, 54) and checks.is_cut(argument.justification, 54)
+
+
+def test_quote_that_ends_at_its_limit_is_no_cut_text():
+    schema = argument_schema(OPENING, 240, on_claim=False)
+    cut = {**PARTS, "quotes": ["x" * schema["properties"]["quotes"]["items"]["maxLength"]]}
+    assert not has_cut_text(json.dumps(cut), schema)
+    assert has_cut_text(json.dumps({**PARTS, "because": "it says so of everybody " * 4 + "ever" * 6}), schema)
 
 
 def test_longest_argument_in_parts_is_within_bounds():
     text = "word " * 31 + "wor. "
-    argument = parts(quotes=[text[:158]] * 3, because=(text * 4)[:640], meaning=(text * 4)[:640], chars=1900)
+    argument = parts(quotes=[text[:158]] * 3, because=(text * 6)[:960], chars=1900)
     assert len(argument.justification) < 2000
