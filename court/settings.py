@@ -72,7 +72,7 @@ class TrialSettings(Value):
     the text, is not."""
     query: Literal["text", "summaries", "text and summaries"] = "text"
     """What is embedded to find precedents: the meme's text (Algorithm 2), the summaries (section 3.4), or both."""
-    prompts: str = Field(default="1", min_length=1, max_length=4096)
+    prompts: str = Field(default="1", min_length=1, max_length=4096, coerce_numbers_to_str=True)
     """Prompts of the models: a packaged version, or a custom folder (``memecourt prompts``). A record has only the
     folder's name; ``versions.prompts`` identifies the content."""
     score: bool = True

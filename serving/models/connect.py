@@ -161,10 +161,9 @@ def expected_trial(roles: RoleModels) -> str:
         return ""
     minutes = roles.trial_s / 60
     duration = f"{minutes:.0f} minutes" if minutes >= 2 else f"{roles.trial_s:.0f} seconds"
-    return (
-        f"Expect about {duration} a trial: the slowest model reads {roles.speed.read:.0f} and writes "
-        f"{roles.speed.write:.0f} tokens a second."
-    )
+    # A model on a busy CPU writes less than one.
+    read, written = (f"{speed:.{int(speed < 10)}f}" for speed in (roles.speed.read, roles.speed.write))
+    return f"Expect about {duration} a trial: the slowest model reads {read} and writes {written} tokens a second."
 
 
 async def _connect_guard(

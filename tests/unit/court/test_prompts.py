@@ -35,8 +35,8 @@ PINNED = {
     "claim_finder/1": "sha256:f74bfb8bf0d1c5da73a5f68884fe26cf640c45e7ca68ef9edbf2df2733c05d68",
     "expert/1": "sha256:01ecbc407b3d1734c2c57caef1d3b81b663c4f2852b0e488daff4e0e15706e98",
     "proposer/2": "sha256:65161c0b48801b0d1e190b5e2d102910a26efa2d03dee827c82c8d61fd135a08",
-    "advocate/2": "sha256:ba815bdd9ef73dcc1879725b3f114ef5085b68348f2302c553499ae713be3091",
-    "judge/2": "sha256:028b0627bd73c252f73fce7680b46b83ea513f2064fa424a29796d31619a27ac",
+    "advocate/2": "sha256:5346c8dabd5f36fdd9275980e93e651ff77e8d61805ec39e6b05ac0a74c6739f",
+    "judge/2": "sha256:49d1e975c6f9a459c40b07e8e6d20df88bf4dbcc6030904a606ca3b921052886",
     "repair/2": "sha256:1cce82ef6ecc5f31d692bcd58a8096562d3aba434dfcd349ef440b5280bafe78",
     "checks/1": "sha256:67c49da54f897cf3eb7342a4855330bc69de1b5ae31bc3c73598d5cb40b62504",
 }
@@ -57,6 +57,11 @@ def test_released_prompt_versions_keep_their_words(name):
         f"been released keeps its words: put yours in {role}.{int(version) + 1}.toml, load that one and pin its digest "
         f"here. Only a version that no release has had may change; then pin {prompt.digest}."
     )
+
+
+def test_version_may_be_named_by_a_number():
+    # As `--set prompts=2` and TOML have it.
+    assert TrialSettings(prompts=2) == TrialSettings(prompts="2")
 
 
 def test_every_system_message_contains_its_own_secret_once_and_no_other():

@@ -16,7 +16,7 @@ from court.roles import RoleModel, RoleModels
 from court.settings import TrialSettings
 from eval.standin.server import FakeModelServer, serving
 from eval.standin.settings import FEATURES, Settings
-from serving.models.connect import connect_models
+from serving.models.connect import connect_models, expected_trial
 from serving.settings import Settings as CourtSettings
 from tests.support.cast import Cast, full_court
 
@@ -300,6 +300,7 @@ def test_expected_duration_is_shown_at_start_and_slow_calls_get_more_time():
         **{role: RoleModel(object(), speed=Speed(60, 3)) for role in ("proposer", "accuser", "defender", "judge")}
     )
     assert 230 < slow.trial_s < 260 < slow.longest_call_s(1200)
+    assert "reads 60 and writes 3.0 tokens" in expected_trial(slow)
     court = full_court(Cast(), role_models=slow)
     assert court.call_s == slow.longest_call_s(1200) and replace(court, settings=TrialSettings(call_s=90)).call_s == 90
     assert replace(court, role_models=None).call_s == 120 and models.longest_call_s(1200) > 0
