@@ -331,15 +331,18 @@ def parse_quoting_argument(
     # No quote reaches from one text into the next.
     whole = "\n".join(map(_spoken, shown))
     quotes = [q for each in reply.quotes if _spoken(q := _QUOTATION_MARKS.sub(" ", each).strip(_AROUND))]
-    found = {said: quote for quote in quotes if (said := _spoken(quote)) in whole}
+    found = {spoken: quote for quote in quotes if (spoken := _spoken(quote)) in whole}
     # A part of another quote adds nothing.
-    true_quotes = [quote for said, quote in found.items() if not any(said in each != said for each in found)]
+    true_quotes = [quote for spoken, quote in found.items() if not any(spoken in each != spoken for each in found)]
     if quotes_needed and not true_quotes:
         _malformed(QUOTES_UNFOUND)
-    quoted, reason = "".join(f"“{quote}”. " for quote in true_quotes), _marked_where_cut(because, chars)
+    if checks.is_cut(because, chars // _SHARE_OF_REASON):
+        # Without half a word at its end.
+        because = f"{because.rpartition(' ')[0]} {checks.CUT_MARK}".strip()
+    quoted = "".join(f"“{quote}”. " for quote in true_quotes)
     return StatedArgument(
-        summary=f"{quoted}{reason}",
-        justification=f"{quoted}{opening} {reason}",
+        summary=f"{quoted}{because}",
+        justification=f"{quoted}{opening} {because}",
         claim=reply.claim if isinstance(reply, QuotingArgumentOnClaim) else "",
         dropped=tuple(quote for quote in quotes if _spoken(quote) not in whole),
     )
@@ -347,13 +350,6 @@ def parse_quoting_argument(
 
 def _spoken(text: str) -> str:
     return " ".join(re.findall(r"\w+", unicodedata.normalize("NFKC", neutralise(text)).casefold()))
-
-
-def _marked_where_cut(text: str, chars: int) -> str:
-    """Returns a text without half a word at its end, and with a mark there."""
-    if not checks.is_cut(text, chars // _SHARE_OF_REASON):
-        return text
-    return f"{text.rpartition(' ')[0]} {checks.CUT_MARK}".strip()
 
 
 def parse_ruling(text: str, policy: Policy, precedents: int) -> RulingReply:

@@ -75,7 +75,7 @@ OPTIONAL_TASKS: Mapping[str, frozenset[str]] = {name: frozenset({"text_alone"}) 
 
 _SIDES = ("accuser", "defender")
 _FURTHER: Mapping[str, tuple[str, ...]] = {"advocate": ("stances", "openings"), "judge": ("label_last",)}
-"""Further keys of some prompts: openings have a side reply in quotes, meaning and reason; with ``label_last`` the Judge
+"""Further keys of some prompts: openings have a side reply in quotes and a reason; with ``label_last`` the Judge
 gives its rationale first."""
 _MOST_OPENING = 60
 STANCES = ("accuser", "defender", "none")

@@ -81,7 +81,8 @@ async def probe(
     A check that the server is too slow or too busy for leaves its feature unused, and never ends the start.
 
     Args:
-        budget_s: Seconds from the first answer in which all checks have to be done; later ones are left out.
+        budget_s: Seconds for the short greeting of a slow server, and from the first answer for all checks; later ones
+            are left out.
 
     Raises:
         ModelRefused: The server does not have the model, or rejects the key.
@@ -103,7 +104,8 @@ async def probe(
     try:
         reply = await _greeted(model, replace(_HELLO, max_tokens=_THOUGHT), within_s)
     except Overrun:
-        reply = await _greeted(model, _HELLO, within_s)
+        # A server that works on other trials may take minutes for a single token.
+        reply = await _greeted(model, _HELLO, budget_s)
         sentences.append("It is too slow to find out if the model thinks before it replies.")
     found = replace(model.capabilities, cached_tokens=reply.cached_tokens is not None)
     # The order matters: the few tokens of most checks would be used up by a thought, and picture ids are only probed if
