@@ -71,9 +71,6 @@ def panels_of_size(judges: Sequence[str], size: int, most: int, rng: random.Rand
 
     The number of panels of all sizes doubles with each further judge, so at most ``most`` panels of a size are chosen,
     each with the same probability.
-
-    Args:
-        most: Maximum number of panels to return; far fewer than 20,000.
     """
     count = math.comb(len(judges), size)
     if count <= _LISTED:
@@ -175,11 +172,7 @@ class HumanAgreement:
 
 
 def human_agreement(events: Sequence[Event], humans: Sequence[HumanVerdict]) -> HumanAgreement:
-    """Compares the overall verdicts of the panel with those of people.
-
-    Args:
-        humans: Verdicts of people; battles that the panel did not judge count only towards agreement among people.
-    """
+    """Compares the overall verdicts of the panel with those of people."""
     panel: dict[BattleKey, list[str]] = defaultdict(list)
     by_judge: dict[str, dict[BattleKey, list[str]]] = defaultdict(lambda: defaultdict(list))
     for event in events:

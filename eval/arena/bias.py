@@ -216,51 +216,31 @@ _PANELS = 60
 
 
 def ndcg(ratings: Mapping[str, float], reference: Mapping[str, float]) -> float:
-    """Computes how well a ranking preserves a reference ranking, weighted towards the top.
+    """Computes how well a ranking preserves a reference ranking, weighted towards the top; 1 for the same order.
 
     As MemeArena defines it: of P models, the one at place p of the reference has relevance P − p; a ranking's gain is
     the sum of relevance / log2(p + 1) over its own places p, and is divided by the reference's gain. Tied models share
     their places: each counts with the mean relevance, which is the expectation over random orders of them.
-
-    Args:
-        ratings: A score for each model; higher is better.
-
-    Returns:
-        1 for the same order, less for any other.
     """
-    relevance, discount, ideal = _gains(reference)
-    discounts = _shared(ratings, discount)
+    from scipy.stats import rankdata
+
+    values = np.array(list(reference.values()))
+    # Relevance ends at 0, so the reference's last model adds nothing wherever it is ranked.
+    relevance = rankdata(values) - 1
+    discounts = np.concatenate([[0.0], np.cumsum(1 / np.log2(np.arange(2, len(values) + 2)))])
+
+    def gain(scores: Floats) -> float:
+        first, last = (rankdata(-scores, method).astype(np.int64) for method in ("min", "max"))
+        return float(relevance @ ((discounts[last] - discounts[first - 1]) / (last - first + 1)))
+
+    ideal = gain(values)
     # A single model has relevance 0, so there is no gain to lose.
-    return sum(relevance[model] * discounts[model] for model in reference) / ideal if ideal else 1.0
+    return gain(np.array([ratings[model] for model in reference])) / ideal if ideal else 1.0
 
 
 def chance_ndcg(reference: Mapping[str, float]) -> float:
-    """Computes the mean NDCG of a ranking in random order: a figure below it is worse than chance.
-
-    Averaged over all orders, each place holds the mean relevance, so the gain is that times the sum of all discounts.
-    """
-    relevance, discount, ideal = _gains(reference)
-    return float(np.mean(list(relevance.values())) * np.sum(discount) / ideal) if ideal else 1.0
-
-
-def _gains(reference: Mapping[str, float]) -> tuple[dict[str, float], list[float], float]:
-    """Returns the relevance of each model, the discount of each place, and the gain of the reference itself."""
-    # Relevance falls by one per place and ends at 0, so the reference's last model adds nothing wherever it is ranked.
-    relevance = _shared(reference, [len(reference) - place for place in range(1, len(reference) + 1)])
-    discount = (1 / np.log2(np.arange(2, len(reference) + 2))).tolist()
-    discounts = _shared(reference, discount)
-    return relevance, discount, sum(relevance[model] * discounts[model] for model in reference)
-
-
-def _shared(scores: Mapping[str, float], by_place: Sequence[float]) -> dict[str, float]:
-    """Returns the value of each model's place; models with equal scores get the mean of theirs."""
-    # The order among tied models is irrelevant, as they share one value.
-    ordered = zip(sorted(scores, key=lambda model: -scores[model]), by_place, strict=True)
-    credit: dict[str, float] = {}
-    for _, level in itertools.groupby(ordered, key=lambda one: scores[one[0]]):
-        names, values = zip(*level, strict=True)
-        credit |= dict.fromkeys(names, float(np.mean(values)))
-    return credit
+    """Computes the mean NDCG of a ranking in random order: a figure below it is worse than chance."""
+    return ndcg(dict.fromkeys(reference, 0.0), reference)
 
 
 def kendall(ratings: Mapping[str, float], reference: Mapping[str, float]) -> float | None:

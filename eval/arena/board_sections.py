@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from eval.arena.agreement import HumanAgreement
@@ -78,31 +78,6 @@ def heads(board: Board, name: str) -> str | None:
             f"{plain(one)} against {plain(other)} {rate:.0%}" for (one, other), rate in board.against.items()
         )
         return themed(figure, name, f"Win rates in per cent, ties half. {description}.")
-
-
-def tokens(board: Board, targets: Sequence[Target], name: str) -> str | None:
-    """Plots rating against length of answers; None without ratings on one scale."""
-    length = {target.model: target.tokens for target in targets}
-    rows = [
-        (plain(row.model), length[row.model], row.rating.value)
-        for row in board.rows
-        if row.rating is not None and length[row.model]
-    ]
-    if not rows or not board.on_one_scale:
-        return None
-    from matplotlib.figure import Figure
-
-    with drawing(name):
-        figure = Figure(figsize=(4.6, 3.2), layout="constrained")
-        axes = figure.subplots()
-        for model, long, rating in rows:
-            axes.plot([long], [rating], "o", color=Ink.ACCUSER, markersize=6)
-            axes.annotate(model, (long, rating), (6, 4), textcoords="offset points", fontsize=8)
-        axes.set(xlabel="tokens of an answer, mean", ylabel="rating")
-        axes.margins(x=0.18, y=0.12)
-        axes.grid(visible=True)
-        description = "; ".join(f"{model}: {long:.0f} tokens, {rating:.0f}" for model, long, rating in rows)
-        return themed(figure, name, f"Rating against length of answers. {description}.")
 
 
 def own_cases(report: BiasReport, name: str) -> str | None:
@@ -184,14 +159,7 @@ def board_lead(board: Leaderboard) -> list[str]:
 
 
 def board_sections(board: Leaderboard, *, page: bool = False) -> list[Section]:
-    """All sections, in order.
-
-    Args:
-        page: True to draw the figures.
-
-    Raises:
-        NotLoaded: jinja2 or matplotlib is not installed, which a page needs.
-    """
+    """All sections, in order. Raises NotLoaded: jinja2 or matplotlib is not installed, which a page needs."""
     if page:
         need_page()
     return [
@@ -293,18 +261,11 @@ def _overall_notes(board: Leaderboard) -> Iterator[str]:
 def _overall_drawn(board: Leaderboard) -> tuple[Drawn, ...]:
     overall = board.board("overall")
     bars, matrix = rating_bars(overall, "ratings"), heads(overall, "heads")
-    scatter = tokens(overall, board.targets, "tokens")
     no_bars = overall.not_ranked or overall.grouped
     ratings = "Overall, with 95 % intervals by bootstrap over memes." if bars else no_bars
-    length = (
-        "A judge may take length for quality: a slope here is no proof of it, and no acquittal."
-        if scatter
-        else "There are no ratings on one scale to set against length."
-    )
     won = "Battles won, in per cent, ties half. Counted, not derived from ratings; empty where two never met."
     return (
         Drawn("Ratings", bars or "", ratings),
-        Drawn("Rating against length", scatter or "", length),
         Drawn("Against each other", matrix or "", won),
     )
 

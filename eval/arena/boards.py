@@ -123,15 +123,11 @@ class _RatedGroup:
 
 
 def board_of(manifest: ArenaManifest, events: Sequence[Event], dimension: str, *, vote: Vote | None = None) -> Board:
-    """Rates the models of an arena in one dimension, which must have at least one battle.
-
-    Args:
-        vote: Rule for several judgements of a battle; as the settings say if None.
-    """
+    """Rates the models of an arena in one dimension, which must have at least one battle."""
     settings, seed = manifest.settings, manifest.seed
     models = settings.targets
     # All figures below come from this table: its order matters for Elo, its weights for ratings.
-    table, covariates = table_of(manifest, events, dimension, vote=vote)
+    table, covariates, _ = table_of(manifest, events, dimension, vote=vote)
     anchor = models.index(settings.anchor) if settings.anchor else None
     rates, against = win_rates(wins(table))
     not_ranked = noise = noise_in(events, dimension)
@@ -239,27 +235,16 @@ def _rate(table: Battles, *, anchor: int | None, resamples: int, seed: int) -> t
 
 def table_of(
     manifest: ArenaManifest, events: Sequence[Event], dimension: str, *, vote: Vote | None = None
-) -> tuple[Battles, Floats]:
+) -> tuple[Battles, Floats, list[tuple[str, int]]]:
     """Returns the battles of one dimension, with forfeits if the settings count them, and their differences in style.
 
     Battles run concurrently, and in another order when an arena is resumed. Elo depends on the order, so the seed
     shuffles them here.
 
-    Args:
-        vote: Rule for several judgements of a battle; as the settings say if None.
-
     Returns:
-        The table, and covariates of shape (battles, 4), in the order of :data:`STYLES`, each scaled to a standard
-        deviation of 1.
+        The table; covariates of shape (battles, 4), in the order of :data:`STYLES`, each scaled to a standard deviation
+        of 1; and the meme and task number of each battle.
     """
-    table, covariates, _ = table_with_tasks(manifest, events, dimension, vote=vote)
-    return table, covariates
-
-
-def table_with_tasks(
-    manifest: ArenaManifest, events: Sequence[Event], dimension: str, *, vote: Vote | None = None
-) -> tuple[Battles, Floats, list[tuple[str, int]]]:
-    """Returns the battles as :func:`table_of` does, with the meme and task number of each."""
     settings = manifest.settings
     # Style is looked up by answer, as a battle's event holds only names.
     style = {(e.meme, e.task, e.target): e.style for e in events if isinstance(e, Answered)}

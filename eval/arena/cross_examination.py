@@ -31,11 +31,7 @@ class CrossExamination:
 async def tasks_of_run(root: Path, sides: Sequence[Side], *, prefixed: bool = False) -> CrossExamination:
     """Makes tasks from the questions asked in a run's trials.
 
-    Args:
-        prefixed: True to prefix meme ids with the id of their data set, as arenas over several data sets do.
-
-    Raises:
-        BadRequest: The directory contains no run, or none of its trials has a question.
+    Raises BadRequest: The directory contains no run, or none of its trials has a question.
     """
     folder = RunFolder(root)
     manifest = folder.manifest()

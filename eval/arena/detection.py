@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from court.errors import BadRequest
-from eval.arena.boards import table_with_tasks
+from eval.arena.boards import table_of
 from eval.arena.events import (
     Detected,
     DifficultyNotRated,
@@ -180,7 +180,7 @@ def _scores_of(
     Accuracy is compared with win rates instead of ratings: win rates exist even if a model never lost, and rank models
     the same way if all pairs meet equally often, which the arena ensures.
     """
-    table, _, tasks = table_with_tasks(manifest, events, OVERALL)
+    table, _, tasks = table_of(manifest, events, OVERALL)
     found: dict[str, list[tuple[str, float]]] = {name: [] for name in table.models}
     for (meme, _), left, right, score in zip(tasks, table.left, table.right, table.score, strict=True):
         if meme in memes:

@@ -79,14 +79,10 @@ async def judged_by(
 ) -> dict[Comparison, Verdict | None]:
     """Asks a model to judge every comparison in some examples, with the prompts that its teacher was given.
 
-    Args:
-        examples: Examples; each comparison is judged once, however many teachers judged it.
-
     Returns:
         The overall verdict on each comparison; None if the reply was unusable.
 
-    Raises:
-        BudgetSpent, CallsError, Unavailable, ModelRefused: The model can't be called; replies so far are stored.
+    Raises BudgetSpent, CallsError, Unavailable, ModelRefused: The model can't be called; replies so far are stored.
     """
     # Several teachers may have judged the same comparison; the student is asked once.
     wanted = {(one.meme, one.task, one.a, one.b): one for one in examples}
@@ -116,11 +112,7 @@ def distil_report(
     usd_per_1000: Mapping[str, float],
     resamples: int = 2000,
 ) -> DistilReport:
-    """Compares judges with the teacher, and with the rule that the longer answer wins.
-
-    Args:
-        families: Family of each judge; empty or absent if no target is of its family.
-    """
+    """Compares judges with the teacher, and with the rule that the longer answer wins."""
     taught = _taught(examples)
     longer: dict[Comparison, Verdict | None] = {
         (one.meme, one.task, one.a, one.b): {"A": Verdict.A, "B": Verdict.B}.get(one.longer, Verdict.BOTH_GOOD)

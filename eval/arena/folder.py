@@ -143,8 +143,7 @@ class ArenaFolder(SessionFolder[ArenaManifest]):
     ) -> None:
         """Asks about items of a finished arena and stores the events, without those that are done.
 
-        Raises:
-            BudgetSpent, CallsError, Unavailable, ModelRefused: A model can't be called; replies so far are stored.
+        Raises BudgetSpent, CallsError, Unavailable, ModelRefused: A model can't be called; replies so far are stored.
         """
         self.drop_cut_line(EVENTS)
         todo = [item for key, item in items.items() if key not in done]

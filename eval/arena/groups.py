@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from court.errors import BadRequest
-from eval.arena.boards import Board, BoardRow, board_of, table_with_tasks
+from eval.arena.boards import Board, BoardRow, board_of, table_of
 from eval.arena.events import Answered, DifficultyRated, Event, Forfeited, Judged, TaskFormulated
 from eval.arena.folder import ArenaFolder, ArenaManifest
 from eval.arena.ranking.battles import SCALE, Battles, Floats, Ints
@@ -80,8 +80,7 @@ def interaction(
         unit: Task number of each battle, int of shape (battles,); tasks of different memes have different numbers.
         group: Group of each task, int of shape (tasks,), in [0, groups).
 
-    Raises:
-        ValueError: There are fewer than two groups.
+    Raises ValueError: There are fewer than two groups.
     """
     if len(names) < 2:
         raise ValueError("a test of groups needs two of them")
@@ -128,9 +127,6 @@ def step_down(observed: Floats, drawn: Floats) -> Floats:
     Args:
         observed: float of shape (statistics,); larger is less likely by chance.
         drawn: float of shape (draws, statistics), under the null hypothesis.
-
-    Returns:
-        float of shape (statistics,).
     """
     order = np.argsort(-observed, kind="stable")
     # Maximum over a statistic and all with smaller observed values: larger ones are decided already.
@@ -252,14 +248,7 @@ class BoardsBy:
 def boards_by(
     manifest: ArenaManifest, events: Sequence[Event], keys: Sequence[str], *, deals: int | None = None
 ) -> tuple[BoardsBy, ...]:
-    """Ranks models in each group of tasks.
-
-    Args:
-        keys: Keys to group by, each one of :data:`BUILT_IN` or a tag of the tasks.
-
-    Raises:
-        BadRequest: A key gives no task a group.
-    """
+    """Ranks models in each group of tasks. Raises BadRequest: A key gives no task a group."""
     # A repeated key is tested once: a duplicate test would make the correction stricter.
     found = [_boards(manifest, events, key, deals) for key in dict.fromkeys(keys)]
     tested = [one for one in found if one.test is not None]
@@ -409,7 +398,7 @@ def _test(
     inside = [
         e for e in events if isinstance(e, Judged | Forfeited | Answered) and group_of.get((e.meme, e.task)) in names
     ]
-    table, _, tasks = table_with_tasks(manifest, inside, OVERALL)
+    table, _, tasks = table_of(manifest, inside, OVERALL)
     # The test permutes tasks, not battles: battles about one task are not independent.
     numbers = {task: number for number, task in enumerate(dict.fromkeys(tasks))}
     unit = np.array([numbers[task] for task in tasks], dtype=np.int64)

@@ -134,11 +134,7 @@ def judge_examples(
     Everything about a model of a held-out family or a held-out meme is for testing. Guidelines are the unavoidable
     exception: they were fused from all answers, and the teacher saw them too.
 
-    Args:
-        teachers: Judges whose verdicts count; the whole panel if empty.
-
-    Raises:
-        BadRequest: A family or teacher is not in the arena, memes are missing, or a part would be empty.
+    Raises BadRequest: A family or teacher is not in the arena, memes are missing, or a part would be empty.
     """
     settings = manifest.settings
     # A model without a family is its own family, so that it can be held out by its name.

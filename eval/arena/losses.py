@@ -126,9 +126,6 @@ async def explain_losses(
 ) -> None:
     """Asks why battles were lost and stores the explanations; skips losses that are explained already.
 
-    Args:
-        second: Model that also explains a tenth of the losses; None for no second model.
-
     Raises:
         BadRequest: Memes are missing.
         BudgetSpent, CallsError, Unavailable, ModelRefused: A model can't be called; replies so far are stored.

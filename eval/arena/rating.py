@@ -106,11 +106,7 @@ def guideline_items(
 ) -> tuple[RatedItem, ...]:
     """Draws guidelines for raters, of different memes within a round as far as possible.
 
-    Args:
-        rounds: Rounds to draw from; None for guidelines after their last round.
-
-    Raises:
-        BadRequest: There is no guideline to draw from.
+    Raises BadRequest: There is no guideline to draw from.
     """
     drawn: list[GuidelineText] = []
     for number in [None] if rounds is None else rounds:

@@ -13,7 +13,8 @@ from eval.arena.words import OVERALL
 from eval.reports.sections import Section
 from eval.scores.bootstrap import RepeatedFigure, repeated
 from eval.scores.tables import figure
-from eval.session.repeats import prepare_repeats, repeat_folder, require_repeats
+from eval.session.directory import CALLS
+from eval.session.repeats import repeats_of, require_repeats
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,29 +49,14 @@ class RepeatedBoard:
     places: tuple[AdjacentPlaces, ...]
 
 
-def repeats_of(ask: Ask, count: int) -> tuple[Ask, ...]:
-    """Plans repeats of an arena: the same memes, each with the next seed, and one shared call cache.
+def arena_repeats(ask: Ask, count: int) -> tuple[Ask, ...]:
+    """Plans repeats of an arena, with one shared call cache: identical calls at temperature 0 are made once.
 
-    Identical calls at temperature 0 are made once.
-
-    Args:
-        ask: Options of the first repeat; its folder will contain all repeats.
-
-    Raises:
-        BadRequest: The folder contains something else.
+    Raises BadRequest: The folder contains something else.
     """
-    calls = prepare_repeats(ask.out, "an arena")
     return tuple(
-        replace(
-            ask,
-            out=repeat_folder(ask.out, number + 1),
-            name=f"{ask.name}, repeat {number + 1}",
-            seed=ask.seed + number,
-            # The first repeat draws its memes by its own seed; the others reuse that sample.
-            sample_seed=ask.seed if number else None,
-            calls=ask.calls or calls,
-        )
-        for number in range(count)
+        replace(one, name=f"{ask.name}, repeat {number}", calls=ask.calls or ask.out / CALLS)
+        for number, one in enumerate(repeats_of(ask, count, "an arena"), 1)
     )
 
 

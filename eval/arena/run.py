@@ -53,11 +53,7 @@ _TOKENS_IN, _TOKENS_OUT = 1500, 300
 
 
 def estimated_calls(ask: Ask, memes: int, fixed: int) -> tuple[int, float]:
-    """Estimates the calls that an arena makes, and their cost in US dollars.
-
-    Args:
-        fixed: Number of supplied questions; 0 if the controller writes them, three per meme.
-    """
+    """Estimates the calls that an arena makes, and their cost in US dollars."""
     settings = ask.settings
     # Only an estimate: forfeits and cached replies make it less, repeated calls for unusable replies make it more.
     tasks = fixed or len(Relevance) * memes

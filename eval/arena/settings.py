@@ -48,8 +48,7 @@ def read_criteria(named: str, folder: Path) -> tuple[Criterion, ...]:
     Args:
         named: ``memearena``, ``probench``, or a TOML file with tables ``[[criteria]]`` (``key``, ``words``).
 
-    Raises:
-        BadRequest: The file does not exist or does not contain valid criteria.
+    Raises BadRequest: The file does not exist or does not contain valid criteria.
     """
     path = files("eval.arena") / "criteria" / f"{named}.toml" if named in _SETS else folder / named
     try:
@@ -202,10 +201,6 @@ class ArenaSettings(BaseModel):
 
 def arena_settings(table: Mapping[str, Any], models: Mapping[str, object], *, folder: Path = Path()) -> ArenaSettings:
     """Reads the table ``[arena]``.
-
-    Args:
-        table: Table ``[arena]`` of the file; its own values take precedence over its ``preset``.
-        models: Models in the file; all of them are targets unless the table says otherwise.
 
     Raises:
         BadRequest: The table has an unknown setting, or names a model that is not in the file; or its

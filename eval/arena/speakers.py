@@ -91,11 +91,7 @@ def _comparison(keys: tuple[str, ...]) -> type[_Reasons]:
 
 
 def parse_verdicts(text: str, *, keys: tuple[str, ...], levels: int) -> Verdicts:
-    """Parses one verdict per criterion, each one of the allowed words. Raises UnusableReply.
-
-    Args:
-        levels: Number of levels, 3 or 5.
-    """
+    """Parses one verdict per criterion, each one of the allowed words. Raises UnusableReply."""
     parsed = parse(_comparison(keys), text)
     words: dict[str, str] = {key: getattr(parsed, f"criterion_{place}") for place, key in enumerate(keys)}
     offered: Mapping[str, Verdict] = words_of(levels)
@@ -259,12 +255,7 @@ class Speaker:
         criteria: Sequence[Criterion],
         levels: int,
     ) -> tuple[Verdicts, ReplyCost]:
-        """Asks which of two answers is better, by each criterion.
-
-        Args:
-            criteria: Criteria, with the overall verdict last.
-            levels: Number of levels, 3 or 5.
-        """
+        """Asks which of two answers is better, by each criterion."""
         prompt, keys = prompt_of("judge"), keys_of(criteria)
         parts = comparison(
             prompt,
@@ -281,11 +272,7 @@ class Speaker:
     async def explain(
         self, rounds: Sequence[str], better: FixedQuestion, worse: FixedQuestion, *, why: str, aspects: Sequence[str]
     ) -> tuple[Explanation, ReplyCost]:
-        """Explains why an answer lost.
-
-        Args:
-            aspects: Dimensions in which it may have lost most; with fewer than two, the model is not asked for one.
-        """
+        """Explains why an answer lost."""
         prompt = prompt_of(EXPLAINER)
         parts: list[str | Frame] = self._shown(prompt)
         parts.append(prompt.task("question", question=self.fence.around("\n\n".join(rounds))))

@@ -143,7 +143,7 @@ def _print_results(
                 {
                     "arm": arm.name,
                     **_calls(arm),
-                    **{k: v for k, v in asdict(one).items() if k != "flipped"},
+                    **{k: v for k, v in asdict(one).items() if k != "changed"},
                     "corrected_p": p,
                 }
                 # Of the first, which is compared with itself, there is nothing to be corrected.
@@ -162,15 +162,16 @@ def _print_results(
 def _section(compared: Sequence[tuple[Results, Comparison]], protocol: Protocol, where: str) -> Section:
     from eval.reports.sections import Section
     from eval.scores.compare import SURE, holm, signed_interval
+    from eval.scores.tables import figure
 
     head = ("arm", "accuracy", "macro-F1", "difference in accuracy", "in macro-F1", "p", "calls", "stored", "made")
     rows: list[tuple[str, ...]] = [head]
     for number, (arm, one) in enumerate(compared):
         calls = _calls(arm)
-        differences = [signed_interval(each) for each in (one.difference_accuracy, one.difference_macro_f1)]
+        differences = [signed_interval(one.differences[name]) for name in ("accuracy", "macro-f1")]
         against = (*differences, f"{one.mcnemar_p:.3g}") if number else ("", "", "")
         counts = (f"{calls[name]:,}" for name in ("calls", "stored", "made"))
-        rows.append((arm.name, f"{one.accuracy_a:.3f}", f"{one.macro_f1_a:.3f}", *against, *counts))
+        rows.append((arm.name, figure(one.a["accuracy"]), figure(one.a["macro-f1"]), *against, *counts))
     spent = ", ".join(f"{arm.name} {_calls(arm)['tokens']:,}" for arm, _ in compared)
     notes = [f"Tokens read and written, those out of the store counted: {spent}."]
     silent = {arm.name: _silent(arm, protocol) for arm, _ in compared}

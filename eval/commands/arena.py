@@ -99,7 +99,7 @@ def arena(context: click.Context, /, **options: Any) -> None:
     from eval.arena.folder import read_lines
     from eval.arena.groups import groups_in, plain_groups
     from eval.arena.leaderboard import leaderboard
-    from eval.arena.repeats import repeats_of
+    from eval.arena.repeats import arena_repeats
     from eval.reports.sections import as_text
     from eval.session.repeats import repeats_in
 
@@ -114,7 +114,7 @@ def arena(context: click.Context, /, **options: Any) -> None:
         if options["repeats"] == 1:
             _run(ask, yes=options["yes"])
         else:
-            for number, repeat in enumerate(repeats_of(ask, options["repeats"])):
+            for number, repeat in enumerate(arena_repeats(ask, options["repeats"])):
                 # Confirmed once: the repeats are one decision.
                 _run(repeat, yes=options["yes"] or number > 0)
     if folders := repeats_in(out):
@@ -135,23 +135,6 @@ def arena(context: click.Context, /, **options: Any) -> None:
         return
     click.echo(as_text(board_lead(board), [*board_sections(board), *sections]))
     click.echo(f"{page} shows it.")
-
-
-@arena.command("export")
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder of the arena.")
-@click.option(
-    "--parquet", type=click.Path(path_type=Path), metavar="FILE", required=True, help="Parquet file of boards to write."
-)
-def export_arena(out: Path, parquet: Path) -> None:
-    """Exports an arena's boards as a Parquet table."""
-    from eval.arena.leaderboard import leaderboard
-
-    try:
-        from eval.arena.export import write_boards
-
-        click.echo(f"{write_boards(leaderboard(out), parquet):,} rows in {parquet}.")
-    except OSError as error:
-        raise click.ClickException(f"{error.filename or 'The file'} can't be written: {error.strerror}.") from None
 
 
 @arena.command("tasks")

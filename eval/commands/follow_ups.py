@@ -68,9 +68,6 @@ def follow_up(
 ) -> None:
     """Opens an arena's memes and some models, and asks them.
 
-    Args:
-        what: Plural of what progress counts.
-
     Raises:
         click.UsageError: The file has no such model, or nothing names the memes.
         CourtError: The arena, the memes or a model can't be used.

@@ -57,7 +57,7 @@ def subgroups(
     from eval.reports.label_sections import subgroup_sections
     from eval.runs.results import read_results
     from eval.scores.meme_rows import read_meme_rows
-    from eval.scores.subgroups import groups_of, subgroup_table, task_subgroup_tables
+    from eval.scores.subgroups import groups_of, subgroup_tables
 
     if (by is None) == (groups is None):
         raise click.UsageError("Give either --by PROPERTY or --groups FILE.")
@@ -81,11 +81,12 @@ def subgroups(
         if results.question is not None:
             if protocol is not None:
                 raise click.UsageError(f"{results.name} asked a question: it has no protocols, leave --protocol out.")
-            tables = task_subgroup_tables(results, of_meme)
+            tables = subgroup_tables(results, of_meme)
         else:
             scored = protocols_of(protocol, results.protocols)
-            table_of = partial(subgroup_table, results, groups=of_meme)
-            tables = tuple(score_by_protocol(scored, table_of, named=protocol is not None).values())
+            table_of = partial(subgroup_tables, results, of_meme)
+            found = score_by_protocol(scored, table_of, named=protocol is not None).values()
+            tables = tuple(table for (table,) in found)
         sections += subgroup_sections(results.name, tables)
         figures += [{"run": results.name, "finished": results.finished, **asdict(table)} for table in tables]
     show_sections(

@@ -59,13 +59,7 @@ def show_sections(
 ) -> None:
     """Writes sections as a page, and shows them in the terminal, or figures as JSON in their place.
 
-    Args:
-        figures: Figures for other programs; the sections are shown where they are None.
-        command: Command line that the page names; none is named where it is empty.
-        links: Words and relative addresses of the pages beside it.
-
-    Raises:
-        NotLoaded: jinja2 or matplotlib is not installed, which a page needs.
+    Raises NotLoaded: jinja2 or matplotlib is not installed, which a page needs.
     """
     from eval.reports.sections import as_page, as_text
 
@@ -117,10 +111,6 @@ def recognised_in(data: Path) -> DatasetCard:
 def samples_of(options: Mapping[str, Any], table: Mapping[str, Any], where: str) -> Samples:
     """The memes of an arena or a probe: of ``--data``, or of the data sets that the file of models names.
 
-    Args:
-        options: Options of the command: models, data, dataset, split and limit.
-        table: Table of the file of models that may hold ``sample`` and ``only``.
-
     Raises:
         BadRequest: The table can't be used, or no data set is recognised.
         click.UsageError: Options and table name memes both, or neither does.
@@ -151,11 +141,7 @@ def arena_samples(
 ) -> Samples | None:
     """The memes of an arena or a probe that is there; None where neither names their data.
 
-    Args:
-        dataset: Id or card of the data set in ``data``; the manifest's where it is empty, by the card that it has.
-
-    Raises:
-        BadRequest: The table can't be used.
+    Raises BadRequest: The table can't be used.
     """
     from eval.datasets.card import card_of
     from eval.models.open import read_models
@@ -198,9 +184,6 @@ def protocols_of(text: str | None, offered: tuple[Protocol, ...]) -> tuple[Proto
     """Protocols as they are given on the command line, parted by commas; all that are offered where none is.
 
     Raises click.UsageError: One is unknown, or not offered.
-
-    Raises:
-        click.UsageError: One is unknown, or not offered.
     """
     from eval.datasets.protocol import Protocol
 
@@ -224,11 +207,7 @@ def score_by_protocol(
 ) -> dict[Protocol, T]:
     """Scores under each protocol, and says on standard error of which ones there is nothing to score.
 
-    Args:
-        named: True if the user named the protocols: then each has to have figures.
-
-    Raises:
-        BadRequest: A named protocol has no figures, or none of them has.
+    Raises BadRequest: A named protocol has no figures, or none of them has.
     """
     from court.errors import BadRequest
 
@@ -293,12 +272,7 @@ def run_watched(
     goes_on: Callable[[], str] = lambda: "the same command goes on.",
     unfinished: Callable[[str], object] = lambda _: None,
 ) -> T:
-    """Works on a session and shows how far it is; ends the command if the session is interrupted or unfinished.
-
-    Args:
-        goes_on: Returns words on how the session is resumed.
-        unfinished: Called with the reason why some items have no answer yet, before the command ends.
-    """
+    """Works on a session and shows how far it is; ends the command if the session is interrupted or unfinished."""
     import sys
 
     from court.errors import Unavailable

@@ -125,11 +125,7 @@ class TableWords:
 
 
 def table_of(options: Mapping[str, Any], *, two_sided: bool = True) -> PlainTable:
-    """The plain table that ``--data`` names, which is said. Raises BadRequest if it can't be read.
-
-    Args:
-        two_sided: True if each label has to be harmful or benign.
-    """
+    """The plain table that ``--data`` names, which is said. Raises BadRequest if it can't be read."""
     from eval.commands.options import say
     from eval.datasets.plain_table import read_plain_table, table_options
 
@@ -194,9 +190,6 @@ def study_options(*, procedure: str, split: str) -> Callable[[Callable[..., Any]
 
 def plan_of(options: Mapping[str, Any], trial: Mapping[str, Any] | None = None, **own: Any) -> Plan:
     """The plan that options ask for.
-
-    Args:
-        options: Options by field; absent ones, and those without a value, have the plan's defaults.
 
     Raises:
         BadRequest: A setting can't be used.

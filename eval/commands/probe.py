@@ -122,10 +122,9 @@ def probe(context: click.Context, /, **options: Any) -> None:
     """
     if context.invoked_subcommand is not None:
         return
-    from eval.probe.repeats import repeats_of
     from eval.probe.report import read_report
     from eval.session.directory import CALLS
-    from eval.session.repeats import repeats_in
+    from eval.session.repeats import repeats_in, repeats_of
 
     if options["as_published"]:
         for name, value in AS_PUBLISHED.items():
@@ -140,7 +139,7 @@ def probe(context: click.Context, /, **options: Any) -> None:
         if options["repeats"] == 1:
             _run(plan, options)
         else:
-            for one in repeats_of(plan, options["repeats"]):
+            for one in repeats_of(plan, options["repeats"], "a probe"):
                 # One store for all repeats: calls that they have in common are made once.
                 _run(one, options | {"calls": options["calls"] or out / CALLS})
     # By what lies there and not by --repeats, which nobody gives with --report.

@@ -12,7 +12,7 @@ from eval.commands.plans import study_options
 
 if TYPE_CHECKING:
     from eval.reports.sections import Section
-    from eval.studies.sweeping import Candidate, Sweep
+    from eval.scores.choose import Choice, RankedSystem
 
 _SHOWN = 10  # settings that are listed; --json lists all
 
@@ -69,43 +69,43 @@ def sweep(axes: tuple[str, ...], thresholds: str, as_json: bool, **options: Any)
     click.echo(as_text((), [_section(one, f"{options['dataset']}, split {options['split']}") for one in sweeps]))
 
 
-def _section(sweep: Sweep, where: str) -> Section:
+def _section(sweep: Choice, where: str) -> Section:
     from eval.reports.sections import Section
     from eval.scores.tables import figure
 
     rows = [("settings", "macro-F1, strict", "accuracy", "coverage", "behind the best")]
-    for one in sweep.candidates[:_SHOWN]:
+    for one in sweep.ways[:_SHOWN]:
         behind = "" if one is sweep.best else figure(one.behind)
-        rows.append((_name(one), figure(one.macro_f1), f"{one.accuracy:.3f}", f"{one.coverage:.3f}", behind))
-    more = len(sweep.candidates) - _SHOWN
+        rows.append((_name(one), figure(one.value), f"{one.accuracy:.3f}", f"{one.coverage:.3f}", behind))
+    more = len(sweep.ways) - _SHOWN
     notes = [f"and {more:,} more; --json lists all"] if more > 0 else []
     title = f"{where}, protocol {sweep.protocol}: {sweep.n:,} memes"
     return Section("sweep", title, tuple(rows), (*notes, *in_words(sweep)))
 
 
-def _name(one: Candidate) -> str:
+def _name(one: RankedSystem) -> str:
     return one.run if one.threshold is None else f"{one.run}, harmful from {one.threshold:g}"
 
 
-def in_words(sweep: Sweep) -> list[str]:
+def in_words(sweep: Choice) -> list[str]:
     """Describes the sweep's result and its open questions, in sentences."""
     from eval.scores.compare import TOO_FEW_DIFFER
 
-    best, many = sweep.best, len(sweep.candidates)
+    best, many = sweep.best, len(sweep.ways)
     if many == 1:
         return [f"There was nothing to choose: {_name(best)} is all that was tried."]
-    equals = sum(one.within_noise for one in sweep.candidates) - 1
-    lines = [f"Best of {many:,}: {_name(best)}, with a macro-F1 of {best.macro_f1.value:.3f}."]
+    equals = sum(one.within_noise for one in sweep.ways) - 1
+    lines = [f"Best of {many:,}: {_name(best)}, with a macro-F1 of {best.value.value:.3f}."]
     if equals:
         lines.append(
             f"{equals:,} of the other {many - 1:,} lie within noise of it: this split can't tell them from the best, "
             "and the simplest of them is as good a choice."
         )
-    if any(one.within_noise and one.behind.low > 0 for one in sweep.candidates):
+    if any(one.within_noise and one.behind.low > 0 for one in sweep.ways):
         lines.append(TOO_FEW_DIFFER)
     lines.append(
         f"The best of many is flattered by its luck on these very memes, here by about {sweep.flattered_by:.3f}: "
-        f"expect about {best.macro_f1.value - sweep.flattered_by:.3f} on others, and measure that on the test split, "
+        f"expect about {sweep.expected:.3f} on others, and measure that on the test split, "
         "once."
     )
     return lines

@@ -11,10 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from eval.scores.metrics import Scores
-    from retrieval.library.sources import Source
 
 
 @click.command()
@@ -27,9 +24,6 @@ if TYPE_CHECKING:
 )
 @click.option("--leave-one-out", is_flag=True, help="Use the library's own memes instead, leaving each out in turn.")
 @click.option("--folds", is_flag=True, help="Use its own texts in five folds, and show verdicts beside the votes.")
-@click.option(
-    "--keep-twins", is_flag=True, help="With --leave-one-out: keep memes that share the picture or the words."
-)
 @click.option(
     "--split",
     type=click.Choice(["meme", "template"]),
@@ -47,10 +41,6 @@ if TYPE_CHECKING:
 @click.option(
     "--drop-precedents", is_flag=True, help="With extreme: precedents that are somewhat harmful do not vote either."
 )
-@click.option("--k", "ks", metavar="K,K,…", help="Use the majority of the K nearest instead, for each (odd) K.")
-@click.option(
-    "--without-near-duplicates", is_flag=True, help="With --k: near-duplicates of the meme do not vote; see the help."
-)
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of the bootstrap.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as one JSON object.")
 def vote(library: Path, file: Path | None, **options: Any) -> None:
@@ -61,10 +51,6 @@ def vote(library: Path, file: Path | None, **options: Any) -> None:
 
     Under the protocol extreme, somewhat harmful precedents still vote, as harmful, as they would in a court. The
     court's paper drops the label altogether; so does --drop-precedents, which recalibrates the library.
-
-    With --k every precedent has one vote, near or far, and only alpha is calibrated: a plain vote, to measure what more
-    voters bring. Near-duplicates share the picture or the words, or are near in both halves; if no pictures are
-    compared, a text at a cosine of .95 is a near-duplicate.
     """
     # Imports stay inside the command: they pull in scikit-learn and the encoders, which `--help` should
     # not wait for.
@@ -79,16 +65,10 @@ def vote(library: Path, file: Path | None, **options: Any) -> None:
     if options["folds"]:
         _print_folds(library, options["seed"], as_json)
         return
-    # All memes of a template are left out together, twins among them; leaving twins in would contradict that.
-    if options["split"] == "template" and (file is not None or options["keep_twins"]):
-        raise click.UsageError("--split template is for --leave-one-out, and leaves twins out with a meme.")
+    if options["split"] == "template" and file is not None:
+        raise click.UsageError("--split template is for --leave-one-out.")
     if options["drop_precedents"] and not extreme:
         raise click.UsageError("--drop-precedents is for --protocol extreme: merged drops no label.")
-    if options["ks"] is None and options["without_near_duplicates"]:
-        raise click.UsageError("--without-near-duplicates is for --k.")
-    # Neither is implemented for plain votes; an option that is ignored would change what the figures seem to say.
-    if options["ks"] is not None and (file is None or extreme):
-        raise click.UsageError("--k is for a FILE, under the protocol merged.")
     how: dict[str, Any] = {
         "protocol": Protocol(options["protocol"]),
         "drop_precedents": options["drop_precedents"],
@@ -96,14 +76,10 @@ def vote(library: Path, file: Path | None, **options: Any) -> None:
     }
     if file is None:
         templates = options["split"] == "template"
-        scores = measure_left_out(library, twins_too=not options["keep_twins"], templates_too=templates, **how)
+        scores = measure_left_out(library, templates_too=templates, **how)
         _print_scores(scores, {}, as_json)
         return
-    source = Source(path=file, pictures=options["pictures"])
-    if options["ks"] is not None:
-        _plain_votes(library, source, options)
-        return
-    report = asyncio.run(measure_vote(library, source, **how))
+    report = asyncio.run(measure_vote(library, Source(path=file, pictures=options["pictures"]), **how))
     remarks = {
         "protocol": f"{how['protocol']}: {report.dropped:,} memes and {report.precedents_dropped:,} precedents dropped",
         "undecided": f"{report.undecided:,} would be left to a person: every precedent is too far",
@@ -136,34 +112,6 @@ def _print_folds(library: Path, seed: int, as_json: bool) -> None:
             f"{zone.name:<12} {zone.n:,} from {zone.similarity:.2f} on: accuracy {zone.accuracy:.3f}, "
             f"score shown {zone.shown:.3f}, harmful {zone.harmful:.3f}"
         )
-
-
-def _plain_votes(library: Path, source: Source, options: Mapping[str, Any]) -> None:
-    from eval.scores.tables import figure
-    from eval.studies.vote import measure_plain_votes
-
-    try:
-        # Before anything is loaded: a typing error should not cost the time of opening a library.
-        numbers = [int(k) for k in options["ks"].split(",")]
-    except ValueError:
-        raise click.UsageError(f"--k takes numbers with commas between them, not {options['ks']!r}.") from None
-    apart = options["without_near_duplicates"]
-    report = asyncio.run(measure_plain_votes(library, source, numbers, without_duplicates=apart, seed=options["seed"]))
-    if options["as_json"]:
-        click.echo(json.dumps(asdict(report)))
-        return
-    # All votes are over the same memes, so any of them has the counts.
-    first = report.votes[0].scores
-    click.echo(f"memes        {first.n:,}: {first.harmful:,} harmful, {first.n - first.harmful:,} not")
-    click.echo(f"majority     {first.majority:.3f}")
-    if report.with_near is not None:
-        click.echo(f"near         {report.with_near:,} had a near-duplicate in the library, which gave no vote")
-    click.echo("  k  accuracy              macro-F1")
-    for one in report.votes:
-        cells = map(figure, (one.scores.accuracy, one.scores.macro_f1))
-        click.echo(f"{one.k:>3}  {'  '.join(cells)}")
-    if report.problems:
-        click.echo(f"left out     {len(report.problems):,} rows can't be used; --json lists them")
 
 
 def _print_scores(

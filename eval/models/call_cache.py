@@ -52,8 +52,6 @@ def key_of(
     """Returns the key of a call: SHA-256 of everything that determines its reply.
 
     Args:
-        request: Request of the call. Pictures count by the SHA-256 of their PNG.
-        options: Options of a log-probability call; None for a call for a reply.
         seed: Seed of the run; counts only if the temperature makes a reply random.
     """
     return digest(
@@ -164,11 +162,7 @@ class StoredServers(CachedModel):
 def stored_models(
     role_models: RoleModels, store: CallCache, *, server: str = "", seed: int = 0, hits: HitCounter
 ) -> RoleModels:
-    """Puts the call cache in front of the models of a trial.
-
-    Args:
-        server: Name of the servers in keys; their addresses if empty.
-    """
+    """Puts the call cache in front of the models of a trial."""
     wrapped: dict[int, StoredServers] = {}
 
     def of(role_model: RoleModel) -> RoleModel:
@@ -240,9 +234,6 @@ class CallCache(ABC):
     """Cache of model calls, independent of its storage.
 
     Valid within one event loop.
-
-    Attributes:
-        fence_key: Random secret from which the marks of all fences are derived.
     """
 
     def __init__(self, fence_key: bytes) -> None:
@@ -262,9 +253,6 @@ class CallCache(ABC):
 
         The same wherever this cache is used, so that requests are identical to the letter; different for every other
         cache, and unpredictable without this one.
-
-        Args:
-            names: Names of the meme: its id, and the digest of its picture's file.
         """
         # The NUL keeps adjacent names apart.
         return hmac.new(self.fence_key, "\0".join(names).encode(), hashlib.sha256).hexdigest()[:16]
@@ -277,9 +265,6 @@ class CallCache(ABC):
         If there is none, calls the model and stores the reply before returning it.
 
         Concurrent callers with the same key share one call, which is cancelled when the last of them leaves.
-
-        Args:
-            ask: Makes the call; its argument is the timeout in seconds.
 
         Returns:
             The value, and True if this caller did not have to make the call.
@@ -366,11 +351,7 @@ class SqliteCallCache(CallCache):
     def open(cls, path: Path, *, patience: float = 10.0) -> Self:
         """Opens a call cache; creates it if it does not exist.
 
-        Args:
-            patience: Seconds to wait for another process that is writing.
-
-        Raises:
-            CallsError: The file is not a call cache, is damaged, or has a later format.
+        Raises CallsError: The file is not a call cache, is damaged, or has a later format.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         engine = sqlite_engine(path, patience)

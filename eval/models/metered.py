@@ -234,11 +234,7 @@ class _AccountedModel:
 
 
 class MeteredModel:
-    """One model as called by the arena and the probe; safe to use concurrently, within one event loop.
-
-    Attributes:
-        name: Name in the run; unlike the model's own name, it is unique in the run.
-    """
+    """One model as called by the arena and the probe; safe to use concurrently, within one event loop."""
 
     def __init__(
         self,
@@ -259,10 +255,7 @@ class MeteredModel:
         """Makes no call yet.
 
         Args:
-            server: Known facts about the servers behind it, for the keys of calls; :func:`eval.models.open.known_of`.
-            within_s: Timeout of a call in seconds, retries included.
             run_seed: Another seed gives other replies if the temperature makes them random.
-            served: Makes a context for a call that is really made: entered when a server has the model.
         """
         self.name = name
         self.family = family
@@ -343,9 +336,6 @@ class MeteredModel:
         seed: int = 0,
     ) -> RoleReply[T]:
         """Returns an agent's strictly parsed reply; an unusable one is requested once more, with the fault named.
-
-        Args:
-            fence: Fence of the parts: an unusable reply is quoted in it.
 
         Raises:
             ReplyUnusable: Neither reply was usable, the model declined, or it gave its instructions away.

@@ -151,11 +151,6 @@ async def open_models(
 ) -> dict[str, MeteredModel]:
     """Connects to the models and probes their capabilities.
 
-    Args:
-        tell: Receives messages about missing capabilities of a server, and how they are worked around.
-        pictures: Maximum number of pictures in a prompt; 0 if none is shown, so that any model will do.
-        vllm: Models to start a vLLM with, those of specs without an address; one runs at a time.
-
     Raises:
         BadRequest: A key is not in the environment, or a model has no address and is not to be started.
         NotLoaded: The client for model servers is not installed.

@@ -116,14 +116,10 @@ def one_set(dataset: DatasetCard, data: Path, split: str, *, limit: int | None, 
 def read_samples(table: Mapping[str, Any], where: str, base: Path) -> Samples | Only:
     """Reads ``sample`` and ``only`` of a table of the models file.
 
-    Args:
-        base: Folder of the file, which relative directories start from.
-
     Returns:
         The samples; if the table names no data set, only the value of ``only``.
 
-    Raises:
-        BadRequest: A setting is invalid.
+    Raises BadRequest: A setting is invalid.
     """
     try:
         read = _SampleTable.model_validate({name: table[name] for name in TABLE_KEYS if name in table})
@@ -159,8 +155,7 @@ async def read_memes(
     Returns the memes in the order of the data sets; and a description of each set, none if all is as released. Raises
     BadRequest: A split cannot be read; see :func:`eval.datasets.read.read_split`.
 
-    Raises:
-        BadRequest: A split cannot be read; see :func:`eval.datasets.read.read_split`.
+    Raises BadRequest: A split cannot be read; see :func:`eval.datasets.read.read_split`.
     """
     memes, missing, files, described = [], {}, {}, []
     for one in samples.sets:

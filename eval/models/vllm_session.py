@@ -195,10 +195,6 @@ async def vllm_session(
 
     If it exits by itself, the work in the context is cancelled and VllmFailed is raised instead.
 
-    Args:
-        pictures: Maximum number of pictures in a prompt; None for as many as a trial shows.
-        port: Port to listen on; 0 for a free one.
-
     Raises:
         BadRequest: A setting of the server is invalid.
         NotLoaded: There is no vLLM, or no GPU for ``auto``.

@@ -63,11 +63,7 @@ _WORDS = ("cat", "dog", "monday", "coffee", "alarm", "office", "train", "rain", 
 
 
 def drawn(count: int, seed: int, into: Floats | None = None) -> Floats:
-    """Generates rows, float32 of shape (count, 1024), whose halves have length 1 and lie around 5,000 centres each.
-
-    Args:
-        into: Array for the vectors, such as a memory-mapped file; a new array if None.
-    """
+    """Generates rows, float32 of shape (count, 1024), whose halves have length 1 and lie around 5,000 centres each."""
     # The same centres for every seed, otherwise queries would lie elsewhere than rows.
     centres = np.random.default_rng(1).standard_normal((2, _CLUSTERS, DIM), dtype=np.float32)
     random = np.random.default_rng([2, seed])
@@ -144,11 +140,7 @@ _ROUNDS = 3
 
 
 def library(*, memes: int = 1_000_000, seconds: float = 15.0) -> Result:
-    """Measures a library: about ten minutes, 9 GB of disk below the temporary directory, 6 GB of memory.
-
-    Args:
-        seconds: Length of each of three rounds of searches: without a writer, during adds, and during appends.
-    """
+    """Measures a library: about ten minutes, 9 GB of disk below the temporary directory, 6 GB of memory."""
     with tempfile.TemporaryDirectory(prefix="memecourt-") as folder:
         root = Path(folder) / "library"
         figures: dict[str, float] = {"memes": memes, "write_s": seconds_of(lambda: _write(root, memes))}

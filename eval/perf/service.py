@@ -47,15 +47,7 @@ def service(
     calls: int = 300,
     trials: int = 16,
 ) -> Result:
-    """Runs the benchmark.
-
-    Args:
-        early: Requests before the first reading of a server's memory.
-        late: Requests before the second, the early ones included.
-
-    Raises:
-        RuntimeError: A server did not start, or a request was not answered.
-    """
+    """Runs the benchmark. Raises RuntimeError: A server did not start, or a request was not answered."""
     answers = _answers(memes=memes, clients=clients, seconds=seconds, turns=turns)
     return answers | _growth(early, late, memes) | call_cpu(calls=calls, trials=trials)
 

@@ -170,11 +170,7 @@ class _Probed:
 def compare_probes(roots: Sequence[Path], *, threshold: int = THRESHOLD) -> ProbeComparison:
     """Compares targets that were probed with the same memes, references and seeds.
 
-    Args:
-        roots: Folders of the probes, two at least.
-
-    Raises:
-        BadRequest: A folder holds no probe, or one that can't be compared with the first.
+    Raises BadRequest: A folder holds no probe, or one that can't be compared with the first.
     """
     if len(roots) < 2:
         raise BadRequest("Name at least two probes to compare.", reason="PROBES_DIFFER")

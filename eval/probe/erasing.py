@@ -90,11 +90,7 @@ def _picture(frames: tuple[Frame, ...]) -> Picture:
 
 
 def painted_over(frame: Frame, lines: Sequence[TextLine]) -> Frame:
-    """The frame with what is in the boxes painted over; itself where there is none.
-
-    Args:
-        lines: Lines read on the frame; their boxes are in pixels of the frame.
-    """
+    """The frame with what is in the boxes painted over; itself where there is none."""
     if not lines:
         return frame
     # Frames are PNG files of our own, so none of Pillow's other decoders is to be reached from here.

@@ -62,11 +62,7 @@ def read_seeds(path: Path) -> SeedSet:
 
 
 def small_pictures(root: Path, meme: ProbedMeme, side: int) -> tuple[bytes, ...]:
-    """The meme's pictures without text as small JPEG files; pictures missing from the folder are omitted.
-
-    Args:
-        side: Longest side, in pixels.
-    """
+    """The meme's pictures without text as small JPEG files; pictures missing from the folder are omitted."""
     paths = [root / ERASED / name for name in meme.erased]
     small = (shrunk(path.read_bytes(), side) for path in paths if path.is_file())
     return tuple(jpeg for jpeg in small if jpeg is not None)

@@ -31,9 +31,6 @@ async def mine(
 ) -> tuple[Mined, ...]:
     """Sorts memes, in their order; categories that are admitted come into ``taxonomy``.
 
-    Args:
-        taxonomy: To begin with; is added to.
-
     Raises:
         Unavailable, BudgetSpent: A model can't be asked now.
         ModelRefused: Servers refused the calls about every meme of the first batch, so the cause is not a single meme.

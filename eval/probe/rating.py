@@ -54,11 +54,7 @@ MARKED = {REWRITTEN_TEXTS: MARK}
 def items_of(root: Path, what: str, *, most: int, seed: int) -> tuple[RatedItem, ...]:
     """Draws items for raters out of a probe's folder.
 
-    Args:
-        what: One of the keys of :data:`CRITERIA`.
-
-    Raises:
-        BadRequest: There is no probe, or nothing of that kind in it.
+    Raises BadRequest: There is no probe, or nothing of that kind in it.
     """
     folder = ProbeFolder(root)
     folder.manifest()

@@ -156,7 +156,6 @@ def listed_seeds(scored: Sequence[Scored], memes: Sequence[str]) -> tuple[Scored
     """Finds the memes of a list with which searches can begin, in the order of the list.
 
     Args:
-        scored: Memes of the category that :func:`usable` gave.
         memes: Ids of memes; those without a score are passed over, and no other takes their place.
     """
     known = {one.meme: one for one in scored}
@@ -174,10 +173,7 @@ async def refine(
     seeds: Sequence[Scored],
     tell: Callable[[Step], None] = lambda _: None,
 ) -> tuple[Step, ...]:
-    """Runs the searches of one category.
-
-    Raises Unavailable, BudgetSpent: A model can't be asked now.
-    """
+    """Runs the searches of one category. Raises Unavailable, BudgetSpent: A model can't be asked now."""
     begun = {seed.meme for seed in seeds}
     # Shared by all searches of the category, which take memes out of it.
     pool = [one for one in scored if one.meme not in begun]

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from court.errors import BadRequest
 from eval.probe.report import CategoryRow, ProbeReport
-from eval.probe.run import ProbePlan
 from eval.reports.sections import Section
 from eval.scores.bootstrap import RepeatedFigure, repeated
 from eval.scores.tables import figure
-from eval.session.repeats import prepare_repeats, repeat_folder, require_repeats
+from eval.session.repeats import require_repeats
 
 ALL = "all"
 
@@ -35,30 +34,6 @@ class RepeatedProbe:
     finished: bool
     categories: tuple[RepeatedCategory, ...]
     """Figures by category; those of all together are last."""
-
-
-def repeats_of(plan: ProbePlan, count: int) -> tuple[ProbePlan, ...]:
-    """Plans repeats of a probe: the same memes, each with the next seed, so that mining and references are drawn anew.
-
-    Args:
-        plan: Plan of the first; its folder is that of all repeats.
-
-    Raises:
-        BadRequest: The folder holds something else.
-    """
-    # A folder of a single probe must not get repeats beside its files: both would be read as one.
-    prepare_repeats(plan.out, "a probe")
-    return tuple(
-        replace(
-            plan,
-            out=repeat_folder(plan.out, number + 1),
-            seed=plan.seed + number,
-            # The first draws its sample by its own seed; the others are given that seed for the sample
-            # alone, since repeats differ in what models say and not in what they are asked about.
-            sample_seed=plan.seed if number else None,
-        )
-        for number in range(count)
-    )
 
 
 def repeated_probe(reports: Sequence[ProbeReport]) -> RepeatedProbe:

@@ -135,10 +135,7 @@ class _One:
 
 
 def read_report(root: Path, *, threshold: int = THRESHOLD) -> ProbeReport:
-    """The report on a probe, finished or not.
-
-    Raises BadRequest: There is none in this folder, or it can't be read.
-    """
+    """The report on a probe, finished or not. Raises BadRequest: There is none in this folder, or it can't be read."""
     folder = ProbeFolder(root)
     manifest = folder.manifest()
     memes = {meme.id: meme for meme in folder.memes() or ()}

@@ -73,9 +73,6 @@ async def probe(
 ) -> ProbeFolder:
     """Starts or resumes a probe.
 
-    Args:
-        named: Models by name, all with the same store of calls.
-
     Raises:
         BadRequest: The data can't be read, or the folder holds something else.
         Unavailable: A model or the text reader is not there now; what was asked is kept.

@@ -157,14 +157,7 @@ def weakness_lead(report: ProbeReport) -> list[str]:
 
 
 def weakness_sections(report: ProbeReport, root: Path | None = None) -> list[Section]:
-    """All sections, in order.
-
-    Args:
-        root: The probe's folder, to draw the figures of a page and to show failures with pictures; None for a terminal.
-
-    Raises:
-        NotLoaded: jinja2 or matplotlib is not installed, which a page needs.
-    """
+    """All sections, in order. Raises NotLoaded: jinja2 or matplotlib is not installed, which a page needs."""
     if root is not None:
         need_page()
     sections: list[Section] = []

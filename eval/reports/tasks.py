@@ -15,7 +15,7 @@ from eval.runs.results import Results, card_of_results
 from eval.scores import metrics
 from eval.scores.bootstrap import Figure
 from eval.scores.choose import rank_answers
-from eval.scores.compare import TOO_FEW_DIFFER, compare_tasks
+from eval.scores.compare import TOO_FEW_DIFFER, compare
 from eval.scores.label_metrics import strict_name
 from eval.scores.subgroups import groups_of
 from eval.scores.tables import figure, notes_in_words, traps_in_words
@@ -461,13 +461,13 @@ def _comparisons(group: TaskGroup, number: int) -> Iterator[Section]:
         if not one.finished:
             continue
         try:
-            comparison = compare_tasks(one, first)
+            comparison = compare(one, first)
         except BadRequest as error:
             if error.reason != "NOTHING_SHARED":
                 raise
             rows.append((one.name, "–", "–", "–", "–", "of other memes"))
             continue
-        if comparison.only_one:
+        if comparison.left_out_a or comparison.left_out_b:
             notes.append(f"{one.name} is compared on {comparison.n:,} memes, those of both.")
         difference = comparison.differences.get(comparison.official)
         words = "within noise" if not comparison.sure else "better" if comparison.better == one.name else "worse"

@@ -204,9 +204,7 @@ def _contrasts(table: Table) -> Section:
     rows: list[tuple[str, ...]] = [(*heads, "accuracy is")]
     for one in table.contrasts:
         compared = one.comparison
-        differences = (
-            figure(each, "+.1f", times=100) for each in (compared.difference_accuracy, compared.difference_macro_f1)
-        )
+        differences = (figure(compared.differences[name], "+.1f", times=100) for name in ("accuracy", "macro-f1"))
         odd = (f"{compared.only_a_right:,}", f"{compared.only_b_right:,}", f"{compared.mcnemar_p:.2g}")
         rows.append((one.label, one.against, f"{compared.n:,}", *differences, *odd, one.judgment))
     return Section(

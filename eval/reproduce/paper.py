@@ -219,7 +219,7 @@ def _better(judged: JudgedArms, better: Results, worse: Results, what: str = "")
     if found.sure:
         verdict = ClaimVerdict.HOLDS if found.only_a_right > found.only_b_right else ClaimVerdict.FAILS
     what = what or f"accuracy of {better.name} less {worse.name}"
-    return ClaimPart(what, found.difference_accuracy, found.mcnemar_p, verdict)
+    return ClaimPart(what, found.differences["accuracy"], found.mcnemar_p, verdict)
 
 
 def _whole(parts: Sequence[ClaimPart], decided_by: Sequence[ClaimPart] = ()) -> _TestOutcome:
@@ -398,9 +398,6 @@ def is_reachable(target: Target, *, benign: int, harmful: int) -> bool:
     """True if some confusion matrix over these classes rounds to the target's accuracy and macro-F1.
 
     All ``(benign + 1) * (harmful + 1)`` matrices are tried.
-
-    Args:
-        target: Published figures, in percent, with two decimals.
     """
     if not benign + harmful:
         return False

@@ -33,11 +33,7 @@ def reproduction_title(outcome: Reproduced) -> str:
 
 
 def reproduction_lead(outcome: Reproduced, preset: Preset | None) -> list[str]:
-    """Sentences before the sections.
-
-    Args:
-        preset: Preset that the settings are from; None for the settings as served.
-    """
+    """Sentences before the sections."""
     seed, limit = outcome.plan.base.seed, outcome.plan.base.limit
     settings = f"preset {preset.id}, {preset.digest}" if preset else "the court as it is served"
     return [

@@ -151,12 +151,7 @@ def stages_of(
     controls: bool = True,
     leaks: bool = False,
 ) -> tuple[Stage, ...]:
-    """The runs that these tables and figures need, the largest model first: its figures are those of most tables.
-
-    Args:
-        models: Names of models to use instead of the paper's, by size.
-        controls: True to run the arms that the paper lacks, too.
-    """
+    """The runs that these tables and figures need, the largest model first: its figures are those of most tables."""
     stages = []
     for rank, size in enumerate(sorted(sizes, key=paper.sizes.index, reverse=True)):
         runs: dict[str, tuple[str, ...]] = {}

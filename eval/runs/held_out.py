@@ -24,11 +24,7 @@ from retrieval.open import load_encoder
 
 
 async def duplicate_groups(parts: Sequence[tuple[Sequence[Row], Path | None]], progress: Progress) -> list[int]:
-    """Number of each meme's group of near-duplicates, from 0 in the order of their first memes.
-
-    Args:
-        parts: Memes, and the folder of their pictures if there is one.
-    """
+    """Number of each meme's group of near-duplicates, from 0 in the order of their first memes."""
     rows, pictures, vectors = list[Row](), dict[int, ImportedPicture](), []
     # The built-in one: the thresholds of leaks were measured with it.
     encoder, reader = await asyncio.to_thread(load_encoder), GuardedPictureReader()
@@ -50,8 +46,7 @@ async def duplicate_groups(parts: Sequence[tuple[Sequence[Row], Path | None]], p
 async def with_test_share(table: PlainTable, share: float, seed: int, progress: Progress) -> DatasetCard:
     """The card of a table with a test split of this share of its memes, and the others to train on.
 
-    Raises:
-        BadRequest: A column says which rows are of which split, or near-duplicates leave too few groups.
+    Raises BadRequest: A column says which rows are of which split, or near-duplicates leave too few groups.
     """
     if table.is_divided:
         names = ", ".join(split.name for split in table.card.splits)

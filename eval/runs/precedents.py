@@ -106,11 +106,8 @@ async def prepare_precedents(
 
     Args:
         place: Directory of the library; ``place``.json beside it records how it was built and what was excluded.
-        shuffled_labels: Seed for permuting the labels among the precedents (a control); None to keep them.
-        keep_leaks: True to keep leaks (a control), and state their number in a note.
         cache: Directory of libraries of whole train splits, shared by runs; ``train-libraries`` beside ``place`` if
             None.
-        compared_by: Encoder for detecting near-duplicates, see :func:`comparing`; ``encoder`` if None.
 
     Raises:
         BadRequest: A source can't be read, nothing is left of it, or ``place`` holds a library for another purpose.

@@ -258,8 +258,7 @@ async def received(
 ) -> AsyncGenerator[tuple[JudgedMeme, Prediction, bool], None]:
     """Yields the first outcome of each meme as :meth:`Cluster.judged`, and removes it from those waiting, by id.
 
-    Raises:
-        Unavailable: A worker can't judge.
+    Raises Unavailable: A worker can't judge.
     """
     async for result in results:
         if result.meme not in waiting:

@@ -253,8 +253,7 @@ def write_scored(
 ) -> None:
     """Stores predictions from elsewhere in a new folder, which :func:`read_results` reads like a run without records.
 
-    Raises:
-        BadRequest: The folder is there and not empty.
+    Raises BadRequest: The folder is there and not empty.
     """
     if root.exists() and any(root.iterdir()):
         raise BadRequest(f"{root} is not empty. Name another folder.", reason="FOLDER_NOT_EMPTY", field="out")

@@ -55,11 +55,7 @@ async def read_pairs(second: Selection, first: TrialReader) -> AsyncIterator[Tri
 
 
 def write_runs(pairs: Sequence[TrialPair], out: Path, *, command: str, names: tuple[str, str]) -> tuple[Path, Path]:
-    """Writes the pairs with a reviewer's gold label as two finished runs that can be compared.
-
-    Args:
-        names: Names of the runs, that of the first trials first.
-    """
+    """Writes the pairs with a reviewer's gold label as two finished runs that can be compared."""
     memes = [_meme(pair, number) for number, pair in enumerate(pairs, 1)]
     sides: tuple[Callable[[TrialPair], TrialRecord], ...] = (lambda pair: pair.first, lambda pair: pair.second)
     folders = []

@@ -46,9 +46,6 @@ def alpha(items: Sequence[Sequence[Any]], scale: Scale = Scale.ORDINAL) -> float
 
     Krippendorff 2004, chapter 11. Checked against the package ``krippendorff`` in the tests; that one is under the GPL,
     so a library that others build on can't depend on it.
-
-    Args:
-        items: Ratings of each item, of a sortable type; items with fewer than two ratings are ignored.
     """
     shares = _coincidences(items)
     if shares is None:
@@ -254,8 +251,7 @@ def harm_shares(soft: Mapping[str, Mapping[str, float]], harmful: Collection[str
         harmful: Labels that count as harmful, all others as not harmful; if empty, labels must be words for the two
             classes.
 
-    Raises:
-        BadRequest: A label is not a known word for either class, or no meme has any of the harmful labels.
+    Raises BadRequest: A label is not a known word for either class, or no meme has any of the harmful labels.
     """
     # Labels of all memes, so that rare ones are checked too.
     labels = {label for shares in soft.values() for label in shares}

@@ -44,11 +44,7 @@ class ResampledMeans:
 
 
 def mean_of(values: MemeValues, resamples: int = RESAMPLES_OF_MEANS, seed: int = 0) -> Figure | None:
-    """A mean with its bootstrap interval over memes; None if there are no values.
-
-    Args:
-        values: Pairs of a meme's id and a value; a meme's values are drawn together.
-    """
+    """A mean with its bootstrap interval over memes; None if there are no values."""
     if not values:
         return None
     # Only draws memes that have a value, so that no resample is empty.

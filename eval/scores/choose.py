@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from court.errors import BadRequest
+from eval.datasets.protocol import Protocol
 from eval.runs.results import Results
 from eval.scores.bootstrap import RESAMPLES, Bools, Figure, Floats, Ints, draws_among, interval, weights_of
 from eval.scores.compare import FEWEST_TO_SAY
@@ -17,6 +18,7 @@ from eval.scores.label_metrics import (
     differing_answers,
     metric_of,
     name_over_all,
+    right_answers,
     value_of,
 )
 from eval.scores.metrics import group_numbers_of
@@ -24,16 +26,29 @@ from eval.scores.task_card import arrays_of, metrics_of, question_of
 
 
 @dataclass(frozen=True, slots=True)
-class RankedSystem:
+class System:
     """One of several systems on the same memes."""
 
-    number: int
+    run: str
+    arrays: TaskArrays
+    threshold: float | None = None
+    """Lowest score that counts as harmful; None for the answers as they were given."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankedSystem:
+    """Figures of one of several systems on the same memes."""
+
+    run: str
+    threshold: float | None
     value: Figure
+    accuracy: float
+    """Share of memes with the right answer; one without an answer is wrong."""
+    coverage: float
     behind: Figure
     """Lead of the best over it, by paired bootstrap; 0 for the best itself."""
     differing: int
     """Number of independent draws (memes, or groups of them) on which it differs from the best."""
-    run: str = ""
 
     @property
     def within_noise(self) -> bool:
@@ -43,19 +58,26 @@ class RankedSystem:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Ways of asking, best first."""
+    """Systems, best first, ties in the order given."""
 
     metric: str
     """Metric by which they are ordered: the official one, in its strict form if a way has no value for some memes."""
+    n: int
     ways: tuple[RankedSystem, ...]
-    """Ways of asking, best first, ties in the order of the runs."""
     flattered_by: float
     """Selection bias: how much the best one's value is inflated by being picked as the best."""
+    protocol: Protocol | None = None
+    """Protocol of verdicts; None for answers to a question."""
+
+    @property
+    def best(self) -> RankedSystem:
+        """The best one."""
+        return self.ways[0]
 
     @property
     def expected(self) -> float:
         """Value of the best one without the luck of being picked."""
-        return self.ways[0].value.value - _direction(self.metric) * self.flattered_by
+        return self.best.value.value - _direction(self.metric) * self.flattered_by
 
 
 def rank_answers(runs: Sequence[Results], *, resamples: int = RESAMPLES, seed: int = 0) -> Choice:
@@ -73,35 +95,24 @@ def rank_answers(runs: Sequence[Results], *, resamples: int = RESAMPLES, seed: i
     arrays, groups = [each for _, each in read], group_numbers_of(read[0][0])
     # A way that leaves the harder memes open must not win by its figure over the others.
     official, name = name, name_over_all(name, *arrays)
-    ranking = best_first(arrays, name, groups, resamples=resamples, seed=seed)
-    if ranking is None:
+    systems = [System(run.name, each) for run, each in zip(runs, arrays, strict=True)]
+    choice = best_first(systems, name, groups, resamples=resamples, seed=seed)
+    if choice is None:
         raise BadRequest(
             f"{official} has no value on these memes: nothing can be chosen by it.", reason="TOO_FEW_TO_CHOOSE"
         )
-    return Choice(
-        metric=name,
-        ways=tuple(replace(one, run=runs[one.number].name) for one in ranking.systems),
-        flattered_by=ranking.flattered_by,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Ranking:
-    """Systems, best first, ties in the order given, and the selection bias of the best."""
-
-    systems: tuple[RankedSystem, ...]
-    flattered_by: float
+    return choice
 
 
 def best_first(
-    systems: Sequence[TaskArrays],
+    systems: Sequence[System],
     name: str,
     groups: Ints | None,
     *,
     needed: Bools | None = None,
     resamples: int = RESAMPLES,
     seed: int = 0,
-) -> Ranking | None:
+) -> Choice | None:
     """Orders systems on the same memes by a metric; None if it has no value for one of them.
 
     Each resample picks the system that is best on the drawn memes and scores it on the memes that were not drawn, about
@@ -114,8 +125,9 @@ def best_first(
         needed: Classes that must all be among the memes left out for a score on them to mean something, bool of shape
             (memes, classes); None for no such condition.
     """
-    metric, up = metric_of(name, systems[0].labels), _direction(name)
-    whole = [value_of(metric, each) for each in systems]
+    arrays = [each.arrays for each in systems]
+    metric, up, n = metric_of(name, arrays[0].labels), _direction(name), len(arrays[0].answered)
+    whole = [value_of(metric, each) for each in arrays]
     values = up * np.array([np.nan if value is None else value for value in whole])
     if np.isnan(values).any():
         return None
@@ -123,11 +135,11 @@ def best_first(
     order = np.argsort(-values.round(12), kind="stable")
     best = int(order[0])
     inside, lost = [], []
-    for weights in weights_of(groups, len(systems[0].answered), resamples=resamples, seed=seed):
+    for weights in weights_of(groups, n, resamples=resamples, seed=seed):
         # Memes that a resample left out did not influence its pick, so they measure it without bias.
         left = (weights == 0).astype(np.float64)
-        drawn = up * np.stack([metric(each, weights) for each in systems], axis=1)
-        outside = up * np.stack([metric(each, left) for each in systems], axis=1)
+        drawn = up * np.stack([metric(each, weights) for each in arrays], axis=1)
+        outside = up * np.stack([metric(each, left) for each in arrays], axis=1)
         inside.append(drawn)
         # A system without a value in a resample is not picked there.
         each_, picked = np.arange(len(weights)), np.nan_to_num(drawn, nan=-np.inf).argmax(axis=1)
@@ -139,13 +151,18 @@ def best_first(
     def figure(value: float, drawn: Floats) -> Figure:
         return Figure(value, *interval(drawn[~np.isnan(drawn)]))
 
-    return Ranking(
-        systems=tuple(
+    return Choice(
+        metric=name,
+        n=n,
+        ways=tuple(
             RankedSystem(
-                number=place,
+                run=systems[place].run,
+                threshold=systems[place].threshold,
                 value=figure(up * float(values[place]), up * over[:, place]),
+                accuracy=float(right_answers(arrays[place]).mean()),
+                coverage=float(arrays[place].answered.mean()),
                 behind=figure(float(values[best] - values[place]), over[:, best] - over[:, place]),
-                differing=draws_among(differing_answers(systems[best], systems[place]), groups),
+                differing=draws_among(differing_answers(arrays[best], arrays[place]), groups),
             )
             for place in order.tolist()
         ),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.stats import binomtest
 
+from court.display import word
 from court.errors import BadRequest
 from eval.datasets.protocol import Protocol
 from eval.runs.results import NOT_JUDGED, Judged, Results
@@ -27,10 +28,20 @@ from eval.scores.tables import figure, listed, noise_in_words
 from eval.scores.task_card import arrays_of, metrics_of, question_of
 from eval.solvers.question import Outcome, Prediction, gold_of
 
+SURE = 0.05
+"""Significance level: a difference with a smaller p-value is not attributed to chance."""
+FEWEST_TO_SAY = 6
+"""Fewest memes that only one of two systems gets right for the exact test to fall below :data:`SURE` (2 * 0.5 ** 6)."""
+TOO_FEW_DIFFER = (
+    "Fewer than six memes (or groups of them) of difference count as noise, whatever the interval: so few all fall on "
+    "one side by chance too often."
+)
+"""Explains why a difference counts as noise although its interval excludes 0."""
+
 
 @dataclass(frozen=True, slots=True)
 class ChangedAnswer:
-    """A meme on which the answers of A and B differ; None for no answer."""
+    """A meme on which the answers of A and B differ; None for no answer, and in verdicts the reason in a word."""
 
     meme: str
     gold: tuple[str, ...]
@@ -39,17 +50,21 @@ class ChangedAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class TaskComparison:
+class Comparison:
     """A and B on the memes that both were asked about; a meme without an answer is wrong."""
 
     task: str
+    protocol: Protocol | None
+    """Protocol by which gold labels of verdicts became two classes; None if the runs asked a question of a card."""
     name_a: str
     name_b: str
     n: int
     groups: int
     """Number of groups that the bootstrap drew; 0 if it drew memes."""
-    only_one: int
-    """Number of memes that only one of the two was asked about; not compared."""
+    left_out_a: tuple[str, ...]
+    left_out_b: tuple[str, ...]
+    not_judged_a: int
+    not_judged_b: int
     official: str
     """Metric that the data set's authors rank by; its strict form if one of the two has no value for some memes."""
     a: Mapping[str, float | None]
@@ -57,12 +72,15 @@ class TaskComparison:
     differences: Mapping[str, Figure]
     """A minus B by metric over all ``n``, with a 95 % interval by paired bootstrap. Metrics that one of the two has for
     some memes only are compared in their strict form."""
+    both_right: int
     only_a_right: int
-    """Number of memes on which only A's answer equals gold."""
     only_b_right: int
-    """Number of memes on which only B's answer equals gold."""
+    both_wrong: int
     mcnemar_p: float
-    """Two-sided p-value of the exact McNemar test on these."""
+    """Two-sided p-value of the exact McNemar test on the memes that only one of the two gets right."""
+    needed: float
+    """Smallest difference in accuracy, as a share, that would be significant with the same number of memes that only
+    one of the two gets right; more than 1 if the memes are too few for any difference to be."""
     changed: tuple[ChangedAnswer, ...]
     """Every meme on which their answers differ, in the order of A."""
     differing: int
@@ -78,23 +96,126 @@ class TaskComparison:
 
     @property
     def sure(self) -> bool:
-        """True if the interval of the difference in the official metric excludes 0.
+        """True if the difference in the official metric is significant: of verdicts by McNemar's exact test.
 
-        Never true with fewer than six memes on which they differ: resamples of so few may all fall on one side, yet one
-        of the two is ahead on all of them by chance more often than one time in twenty.
+        Of other answers, if its interval excludes 0; never with fewer than six memes on which they differ: resamples of
+        so few may all fall on one side, yet one of the two is ahead on all of them by chance more often than one time
+        in twenty.
         """
+        if self.protocol is not None:
+            return self.mcnemar_p < SURE
         difference = self.differences.get(self.official)
         outside = difference is not None and not difference.low <= 0 <= difference.high
         return outside and self.differing >= FEWEST_TO_SAY
 
 
-def compare_tasks(a: Results, b: Results, *, resamples: int = RESAMPLES, seed: int = 0) -> TaskComparison:
+@dataclass(frozen=True, slots=True)
+class _Answers:
+    """Answers of a run to be compared: gold labels and prediction of each meme, by id."""
+
+    of: Mapping[str, tuple[tuple[str, ...], Judged]]
+    arrays: Callable[[Sequence[Judged]], TaskArrays]
+    said: Callable[[Judged], tuple[str, ...] | None]
+
+    @classmethod
+    def under(cls, results: Results, protocol: Protocol) -> _Answers:
+        """Verdicts, as answers to the task of harm."""
+        gold = {one.meme.id: (harmful, one) for harmful, one in results.under(protocol)}
+        return cls(
+            {id_: ((HARM[harmful],), one) for id_, (harmful, one) in gold.items()},
+            lambda judged: verdict_arrays([(gold[one.meme.id][0], one) for one in judged]),
+            lambda one: (word(one.prediction.outcome),),
+        )
+
+    @classmethod
+    def to_question(cls, results: Results) -> _Answers:
+        question = question_of(results)
+
+        def said(one: Judged) -> tuple[str, ...] | None:
+            answer = one.prediction.said.get(question.task)
+            return None if answer is None else answer.labels
+
+        return cls(
+            {
+                one.meme.id: (question.in_order(gold_of(one.meme, question.task) or frozenset()), one)
+                for one in arrays_of(results)[0]
+            },
+            lambda judged: arrays_of(replace(results, judged=tuple(judged)))[1],
+            said,
+        )
+
+
+def compare(
+    a: Results, b: Results, protocol: Protocol | None = None, *, resamples: int = RESAMPLES, seed: int = 0
+) -> Comparison:
     """Compares A and B meme by meme, matched by id.
 
-    The bootstrap draws memes, or groups of them, together with the answers of both.
+    The bootstrap draws memes together with the answers of both, so that a meme that is hard for both is so in every
+    resample (Efron & Tibshirani 1993, chapter 8). It draws whole groups if the card names some.
 
-    Raises BadRequest: They asked different questions, share no meme, or disagree on a gold label.
+    Raises:
+        BadRequest: They asked different questions, share no meme, or disagree on a gold label.
+        ValueError: The protocol is not for a data set of this kind.
     """
+    if protocol is not None:
+        of_a, of_b = (_Answers.under(run, protocol) for run in (a, b))
+    else:
+        _require_same_question(a, b)
+        of_a, of_b = (_Answers.to_question(run) for run in (a, b))
+    ids = _shared_memes(a, b, of_a, of_b, where=f" under the protocol {protocol}" if protocol else "")
+    judged_a, judged_b = ([of.of[id_][1] for id_ in ids] for of in (of_a, of_b))
+    systems = of_a.arrays(judged_a), of_b.arrays(judged_b)
+    groups, n = group_numbers_of(judged_a), len(ids)
+    if protocol is not None:
+        task, usual = "harm", ("accuracy", "macro-f1")
+        official = usual[0]
+    else:
+        question = question_of(a)
+        # Metrics of probabilities only if both have some; the ceiling of agreement is a figure of the annotators.
+        scored = all(bool((~np.isnan(of.scores)).any()) for of in systems)
+        task, usual = question.task, metrics_of(question, scored=scored, votes=False)
+        official = question.official or usual[0]
+    # A system that leaves the harder memes open is better on the others, which is no merit.
+    names = tuple(dict.fromkeys(name_over_all(name, *systems) for name in usual))
+    values = [{name: value_of(metric_of(name, of.labels), of) for name in names} for of in systems]
+    differences = paired_differences(names, systems, groups, resamples=resamples, seed=seed)
+    right_a, right_b = map(right_answers, systems)
+    only_a, only_b = int((right_a & ~right_b).sum()), int((right_b & ~right_a).sum())
+    if protocol is not None:
+        # From the counts: the difference of two equal shares computed in floating point need not be exactly 0.
+        differences["accuracy"] = replace(differences["accuracy"], value=(only_a - only_b) / n)
+    answers = [(of_a.said(one), of_b.said(other)) for one, other in zip(judged_a, judged_b, strict=True)]
+    return Comparison(
+        task=task,
+        protocol=protocol,
+        name_a=a.name,
+        name_b=b.name,
+        n=n,
+        groups=0 if groups is None else int(groups.max()) + 1,
+        left_out_a=tuple(id_ for id_ in of_a.of if id_ not in of_b.of),
+        left_out_b=tuple(id_ for id_ in of_b.of if id_ not in of_a.of),
+        not_judged_a=_not_judged(judged_a),
+        not_judged_b=_not_judged(judged_b),
+        official=name_over_all(official, *systems),
+        a=values[0],
+        b=values[1],
+        differences=differences,
+        both_right=int((right_a & right_b).sum()),
+        only_a_right=only_a,
+        only_b_right=only_b,
+        both_wrong=int((~right_a & ~right_b).sum()),
+        mcnemar_p=mcnemar(only_a, only_b),
+        needed=_needed(only_a + only_b) / n,
+        changed=tuple(
+            ChangedAnswer(id_, of_a.of[id_][0], one, other)
+            for id_, (one, other) in zip(ids, answers, strict=True)
+            if one != other
+        ),
+        differing=draws_among(differing_answers(*systems), groups),
+    )
+
+
+def _require_same_question(a: Results, b: Results) -> None:
     question_a, question_b = question_of(a), question_of(b)
     # The way of asking may differ: that is the purpose of the comparison.
     if question_a.material() != question_b.material():
@@ -103,202 +224,11 @@ def compare_tasks(a: Results, b: Results, *, resamples: int = RESAMPLES, seed: i
             "answers can't be compared.",
             reason="NOTHING_SHARED",
         )
-    task = question_a.task
-    in_a, in_b = ({one.meme.id: one for one in arrays_of(results)[0]} for results in (a, b))
-    gold_a, gold_b = ({id_: gold_of(one.meme, task) for id_, one in of.items()} for of in (in_a, in_b))
-    pairs = [(in_a[id_], in_b[id_]) for id_ in shared_memes(a, b, gold_a, gold_b)]
-    # Both on the same memes in the same order: rows of the arrays are compared one by one.
-    (judged, of_a), (_, of_b) = (
-        arrays_of(replace(results, judged=tuple(pair[place] for pair in pairs))) for place, results in enumerate((a, b))
-    )
-    groups = group_numbers_of(judged)
-    # Metrics of probabilities only if both have some.
-    scored = bool((~np.isnan(of_a.scores)).any() and (~np.isnan(of_b.scores)).any())
-    # The ceiling of agreement is a figure of the annotators, the same for both runs.
-    usual = metrics_of(question_a, scored=scored, votes=False)
-    # A system that leaves the harder memes open is better on the others, which is no merit.
-    names = tuple(dict.fromkeys(name_over_all(name, of_a, of_b) for name in usual))
-    figures = [{name: value_of(metric_of(name, question_a.labels), of) for name in names} for of in (of_a, of_b)]
-    right_a, right_b = right_answers(of_a), right_answers(of_b)
-    only_a, only_b = int((right_a & ~right_b).sum()), int((right_b & ~right_a).sum())
-    return TaskComparison(
-        task=task,
-        name_a=a.name,
-        name_b=b.name,
-        n=len(pairs),
-        groups=0 if groups is None else int(groups.max()) + 1,
-        only_one=len(in_a.keys() ^ in_b.keys()),
-        official=name_over_all(question_a.official or usual[0], of_a, of_b),
-        a=figures[0],
-        b=figures[1],
-        differences=paired_differences(names, (of_a, of_b), groups, resamples=resamples, seed=seed),
-        only_a_right=only_a,
-        only_b_right=only_b,
-        mcnemar_p=mcnemar(only_a, only_b),
-        changed=tuple(
-            ChangedAnswer(x.meme.id, question_a.in_order(gold_of(x.meme, task) or frozenset()), labels_a, labels_b)
-            for x, y in pairs
-            if (labels_a := _answered_labels(x, task)) != (labels_b := _answered_labels(y, task))
-        ),
-        differing=draws_among(differing_answers(of_a, of_b), groups),
-    )
 
 
-def task_comparison_in_words(comparison: TaskComparison) -> list[str]:
-    """Describes the comparison, in sentences."""
-    a, b, official = comparison.name_a, comparison.name_b, comparison.official
-    over = f" in {comparison.groups:,} groups" if comparison.groups else ""
-    sentences = [
-        f"{comparison.task}, {comparison.n:,} memes{over}: {official} of {a} {figure(comparison.a[official])}, of {b} "
-        f"{figure(comparison.b[official])}."
-    ]
-    if comparison.only_one:
-        sentences.append(f"{comparison.only_one:,} memes that one alone was asked about are not compared.")
-    sentences.append(
-        f"{a} is right on {comparison.only_a_right:,} memes that {b} gets wrong, {b} on {comparison.only_b_right:,} "
-        f"that {a} gets wrong; exact McNemar p = {comparison.mcnemar_p:.3g}."
-    )
-    differences = [f"{signed_interval(figure)} in {name}" for name, figure in comparison.differences.items()]
-    if differences:
-        sentences.append(f"The difference ({a} less {b}) is {', '.join(differences)}.")
-    if comparison.sure:
-        sentences.append(f"{comparison.better} is better in {official} by more than these memes leave to chance.")
-    else:
-        sentences.append(f"In {official} this is within noise: these memes can't tell the two apart.")
-    if comparison.mcnemar_p < SURE and not comparison.sure:
-        sentences.append("Whole answers differ by more than chance, the official figure does not.")
-    return sentences
-
-
-def _answered_labels(one: Judged, task: str) -> tuple[str, ...] | None:
-    answer = one.prediction.said.get(task)
-    return None if answer is None else answer.labels
-
-
-SURE = 0.05
-"""Significance level: a difference with a smaller p-value is not attributed to chance."""
-FEWEST_TO_SAY = 6
-"""Fewest memes that only one of two systems gets right for the exact test to fall below :data:`SURE` (2 * 0.5 ** 6)."""
-TOO_FEW_DIFFER = (
-    "Fewer than six memes (or groups of them) of difference count as noise, whatever the interval: so few all fall on "
-    "one side by chance too often."
-)
-"""Explains why a difference counts as noise although its interval excludes 0."""
-
-
-@dataclass(frozen=True, slots=True)
-class Flip:
-    """A meme on which A and B differ."""
-
-    meme: str
-    harmful: bool
-    a: Outcome
-    b: Outcome
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """A and B on the memes that both were asked about. A missing class counts as wrong, as in the strict figures."""
-
-    protocol: Protocol
-    name_a: str
-    name_b: str
-    n: int
-    left_out_a: tuple[str, ...]
-    left_out_b: tuple[str, ...]
-    not_judged_a: int
-    not_judged_b: int
-    both_right: int
-    only_a_right: int
-    only_b_right: int
-    both_wrong: int
-    accuracy_a: float
-    accuracy_b: float
-    macro_f1_a: float
-    macro_f1_b: float
-    difference_accuracy: Figure
-    """A minus B, with a 95 % interval by paired bootstrap over memes."""
-    difference_macro_f1: Figure
-    mcnemar_p: float
-    needed: float
-    """Smallest difference in accuracy, as a share, that would be significant with the same number of memes that only
-    one of the two gets right; more than 1 if the memes are too few for any difference to be."""
-    flipped: tuple[Flip, ...]
-    """Every meme on which the outcomes of A and B differ, in the order of A."""
-    groups: int = 0
-    """Number of groups that the bootstrap drew, if the data set's card names groups; 0 if it drew memes."""
-
-    @property
-    def sure(self) -> bool:
-        """True if the difference in accuracy is significant."""
-        return self.mcnemar_p < SURE
-
-
-def compare(a: Results, b: Results, protocol: Protocol, *, resamples: int = RESAMPLES, seed: int = 0) -> Comparison:
-    """Compares A and B meme by meme.
-
-    Memes are matched by id. The bootstrap draws memes together with the answers of both, so that a meme that is hard
-    for both is so in every resample (Efron & Tibshirani 1993, chapter 8). It draws whole groups if the card names some.
-
-    Raises:
-        BadRequest: They share no meme, or disagree on a gold label.
-        ValueError: The protocol is not for a data set of this kind.
-    """
-    in_a = {one.meme.id: (gold, one) for gold, one in a.under(protocol)}
-    in_b = {one.meme.id: (gold, one) for gold, one in b.under(protocol)}
-    shared = shared_memes(
-        a,
-        b,
-        {meme: gold for meme, (gold, _) in in_a.items()},
-        {meme: gold for meme, (gold, _) in in_b.items()},
-        where=f" under the protocol {protocol}",
-    )
-    pairs = [(in_a[meme], in_b[meme]) for meme in shared]
-    of_a, of_b = verdict_arrays([one for one, _ in pairs]), verdict_arrays([other for _, other in pairs])
-    groups = group_numbers_of([one for (_, one), _ in pairs])
-    differences = paired_differences(("accuracy", "macro-f1"), (of_a, of_b), groups, resamples=resamples, seed=seed)
-    right_a, right_b = right_answers(of_a), right_answers(of_b)
-    only_a, only_b = int((right_a & ~right_b).sum()), int((right_b & ~right_a).sum())
-    n, accuracy, macro_f1 = len(shared), differences["accuracy"], differences["macro-f1"]
-    return Comparison(
-        protocol=protocol,
-        name_a=a.name,
-        name_b=b.name,
-        n=n,
-        left_out_a=tuple(meme for meme in in_a if meme not in in_b),
-        left_out_b=tuple(meme for meme in in_b if meme not in in_a),
-        not_judged_a=_not_judged(one for (_, one), _ in pairs),
-        not_judged_b=_not_judged(one for _, (_, one) in pairs),
-        both_right=int((right_a & right_b).sum()),
-        only_a_right=only_a,
-        only_b_right=only_b,
-        both_wrong=int((~right_a & ~right_b).sum()),
-        accuracy_a=float(right_a.mean()),
-        accuracy_b=float(right_b.mean()),
-        macro_f1_a=_macro_f1(of_a),
-        macro_f1_b=_macro_f1(of_b),
-        # From the counts: the difference of two equal shares computed in floating point need not be exactly 0.
-        difference_accuracy=replace(accuracy, value=(only_a - only_b) / n),
-        difference_macro_f1=macro_f1,
-        mcnemar_p=mcnemar(only_a, only_b),
-        needed=_needed(only_a + only_b) / n,
-        flipped=tuple(
-            Flip(meme, gold, one.prediction.outcome, other.prediction.outcome)
-            for meme, ((gold, one), (_, other)) in zip(shared, pairs, strict=True)
-            if one.prediction.outcome is not other.prediction.outcome
-        ),
-        groups=0 if groups is None else int(groups.max()) + 1,
-    )
-
-
-def shared_memes(
-    a: Results, b: Results, gold_a: Mapping[str, object], gold_b: Mapping[str, object], where: str = ""
-) -> list[str]:
-    """Ids of the memes that both were asked about, in the order of A, so that lists of memes are the same each time.
-
-    Raises BadRequest: There are none, or A and B disagree on a gold label.
-    """
-    shared = [meme for meme in gold_a if meme in gold_b]
+def _shared_memes(a: Results, b: Results, of_a: _Answers, of_b: _Answers, where: str) -> list[str]:
+    """Ids of the memes that both were asked about, in the order of A, so that lists of memes are the same each time."""
+    shared = [meme for meme in of_a.of if meme in of_b.of]
     if not shared:
         raise BadRequest(
             f"{a.name} and {b.name} share no meme{where}: there is nothing to compare. Compare predictions of the same "
@@ -306,7 +236,7 @@ def shared_memes(
             reason="NOTHING_SHARED",
         )
     # With two versions of gold, the comparison would be between the versions.
-    at_odds = [meme for meme in shared if gold_a[meme] != gold_b[meme]]
+    at_odds = [meme for meme in shared if of_a.of[meme][0] != of_b.of[meme][0]]
     if at_odds:
         raise BadRequest(
             f"{a.name} and {b.name} disagree on the gold label of {len(at_odds):,} memes, {at_odds[0]} among them: "
@@ -359,11 +289,12 @@ def holm(ps: Sequence[float]) -> list[float]:
 
 def in_words(comparison: Comparison) -> list[str]:
     """Describes the comparison and its caveats, in sentences."""
-    a, b, n = comparison.name_a, comparison.name_b, comparison.n
-    sentences = [
-        f"Protocol {comparison.protocol}, {_memes(n)}: {a} has an accuracy of {comparison.accuracy_a:.3f}, {b} of "
-        f"{comparison.accuracy_b:.3f}; macro-F1 {comparison.macro_f1_a:.3f} and {comparison.macro_f1_b:.3f}."
-    ]
+    a, b, official = comparison.name_a, comparison.name_b, comparison.official
+    what = f"Protocol {comparison.protocol}" if comparison.protocol else comparison.task
+    figures = (
+        f"{name} of {a} {figure(value)}, of {b} {figure(comparison.b[name])}" for name, value in comparison.a.items()
+    )
+    sentences = [f"{what}, {_memes(comparison.n)}: {'; '.join(figures)}."]
     for name, left_out in ((a, comparison.left_out_a), (b, comparison.left_out_b)):
         if left_out:
             verb = "is" if len(left_out) == 1 else "are"
@@ -377,34 +308,33 @@ def in_words(comparison: Comparison) -> list[str]:
             f"The intervals are drawn over the {comparison.groups:,} groups that the card names; McNemar's test takes "
             "memes for independent, and is too sure where those of a group are alike."
         )
-    sentences += [
+    sentences.append(
         f"{a} is right on {_memes(comparison.only_a_right)} that {b} gets wrong, {b} on {comparison.only_b_right:,} "
-        f"that {a} gets wrong; exact McNemar p = {comparison.mcnemar_p:.3g}.",
-        f"The difference ({a} less {b}) is {signed_interval(comparison.difference_accuracy)} in accuracy and "
-        f"{signed_interval(comparison.difference_macro_f1)} in macro-F1.",
-    ]
+        f"that {a} gets wrong; exact McNemar p = {comparison.mcnemar_p:.3g}."
+    )
+    differences = [f"{signed_interval(figure)} in {name}" for name, figure in comparison.differences.items()]
+    if differences:
+        sentences.append(f"The difference ({a} less {b}) is {', '.join(differences)}.")
     if comparison.sure:
-        better = a if comparison.only_a_right > comparison.only_b_right else b
-        sentences.append(f"{better} is better by more than chance would often make of two systems that are as good.")
-    elif comparison.only_a_right == comparison.only_b_right == 0:
-        sentences.append("They are right on the same memes: this test set can't tell them apart.")
-    else:
+        return [
+            *sentences,
+            f"{comparison.better} is better in {official} by more than chance would often make of two systems that are "
+            "as good.",
+        ]
+    noise = f"In {official} this is within noise: this test set can't tell them apart."
+    if official == "accuracy" and comparison.only_a_right == comparison.only_b_right == 0:
+        noise = "They are right on the same memes: this test set can't tell them apart."
+    elif official == "accuracy":
         need = comparison.needed
-        sentences.append(
-            "This is within noise: this test set can't tell them apart. "
-            + (
-                f"With {_memes(n)} it would take a difference of about {100 * need:.1f} points."
-                if need <= 1
-                else f"{_memes(n)} are too few to tell any two systems apart."
-            )
+        noise += (
+            f" With {_memes(comparison.n)} it would take a difference of about {100 * need:.1f} points."
+            if need <= 1
+            else f" {_memes(comparison.n)} are too few to tell any two systems apart."
         )
+    sentences.append(noise)
+    if comparison.mcnemar_p < SURE:
+        sentences.append("Whole answers differ by more than chance, the official figure does not.")
     return sentences
-
-
-def _macro_f1(arrays: TaskArrays) -> float:
-    value = value_of(metric_of("macro-f1", HARM), arrays)
-    assert value is not None, "it is defined for any memes"
-    return value
 
 
 def _not_judged(judged: Iterable[Judged]) -> int:

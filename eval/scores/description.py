@@ -96,8 +96,7 @@ def facet_of(
         rule: Function from a cell to its values, None if they are unknown; applied once to equal cells.
         order: Labels of a task, which stand first and need no test whether they are groups.
 
-    Raises:
-        BadRequest: The values are too many or too long for groups.
+    Raises BadRequest: The values are too many or too long for groups.
     """
     # Equal numbers may be different cells, as 1 and true.
     if not set(map(type, cells)) <= _ALIKE:
@@ -238,11 +237,7 @@ def _p_of(table: NDArray[np.int64], totals: NDArray[np.int64] | None) -> float |
 
 
 def lengths_table(task: Facet, words: NDArray[np.int64]) -> Tabled:
-    """Quartiles of the words in each label's texts, tested against those of the memes without the label.
-
-    Args:
-        words: Number of words of each meme's text, of shape (memes,).
-    """
+    """Quartiles of the words in each label's texts, tested against those of the memes without the label."""
     found: list[tuple[Any, ...]] = []
     words, of = words[task.known], task.of[task.known]
     # Two labels of which each meme has one are a single test.

@@ -185,14 +185,7 @@ class TaskArrays:
 
 
 def metric_of(name: str, labels: Sequence[str]) -> Metric:
-    """Returns the metric of this name.
-
-    Args:
-        name: One of :data:`METRICS`, or one of :data:`PER_LABEL` with a colon and a label.
-
-    Raises:
-        KeyError: There is no such metric, or the task has no such label.
-    """
+    """Returns the metric of this name. Raises KeyError: There is no such metric, or the task has no such label."""
     if name in METRICS:
         return METRICS[name]
     kind, colon, label = name.partition(":")

@@ -38,8 +38,7 @@ def read_meme_rows(
     Returns:
         A row per line, in order, with the text of these columns; and the number of rows whose word is missing.
 
-    Raises:
-        BadRequest: The file can't be read, or a line is invalid; the message lists the first faults by line.
+    Raises BadRequest: The file can't be read, or a line is invalid; the message lists the first faults by line.
     """
     rows: list[tuple[str, ...]] = []
     faults: list[str] = []

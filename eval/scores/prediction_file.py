@@ -97,9 +97,6 @@ class LineFault(Exception):
 def read_predictions(path: Path, memes: Sequence[JudgedMeme], *, scorer: str = "") -> ScoredFile:
     """Reads the predictions in ``path`` for ``memes``.
 
-    Args:
-        memes: Memes of the split, in its order.
-
     Raises:
         BadRequest: The file can't be read, or a row is invalid: an unknown or duplicate id, an unknown label, or a
             malformed score or level.
@@ -131,11 +128,7 @@ class CollectedPredictions:
     def scored(
         self, memes: Sequence[JudgedMeme], used: Collection[str], predictions: Mapping[str, Prediction] | None = None
     ) -> ScoredFile:
-        """One prediction for each meme.
-
-        Args:
-            memes: Memes of the split, in its order.
-        """
+        """One prediction for each meme."""
         # If a file has levels, missing ones are filled in after all rows are read.
         predictions = self.predictions if predictions is None else predictions
         return ScoredFile(
@@ -154,11 +147,7 @@ def collect_predictions(
 ) -> CollectedPredictions:
     """Reads every row of a file, one per meme.
 
-    Args:
-        predict: Builds a prediction from a meme's id and row; raises LineFault.
-
-    Raises:
-        BadRequest: A row is invalid, or there is none; the message lists the first faults.
+    Raises BadRequest: A row is invalid, or there is none; the message lists the first faults.
     """
     known = {meme.id: meme for meme in memes}
     seen: dict[str, int] = {}
@@ -327,9 +316,6 @@ def read_score(value: Any) -> float | None:
 
 def read_answers(path: Path, memes: Sequence[JudgedMeme], task: CardTask, *, scorer: str = "") -> ScoredFile:
     """Reads the answers in ``path`` for ``memes``.
-
-    Args:
-        memes: Memes of the split that have a gold label of the task, in its order.
 
     Raises:
         BadRequest: The file can't be read, or a row is invalid: an unknown or duplicate id, or a cell that is neither

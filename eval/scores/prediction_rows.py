@@ -39,8 +39,6 @@ def prediction_rows(path: Path, scorer: str = "", *, columns: tuple[str, ...] = 
     """Opens a file of predictions.
 
     Args:
-        path: The file. Parquet and Inspect AI logs are recognised by their suffix; everything else is text.
-        scorer: Scorer of a log; see :func:`eval.scores.prediction_rows.inspect_records`.
         columns: Columns that a table must have; ``label`` may be called ``outcome`` in Parquet.
 
     Raises:

@@ -120,8 +120,7 @@ def groups_by(memes: Sequence[JudgedMeme], axis: str) -> dict[str, tuple[str, ..
 def axis_rule(axis: str) -> tuple[tuple[str, ...], Callable[..., tuple[str, ...]]]:
     """Names of the fields of a meme that its groups follow from, and the function of their values.
 
-    Raises:
-        BadRequest: There is no such property.
+    Raises BadRequest: There is no such property.
     """
     if axis not in AXES:
         raise BadRequest(f"Memes can't be grouped by {axis!r}; there are: {', '.join(AXES)}.", field="by")
@@ -160,35 +159,28 @@ def groups_of(results: Results, by: str) -> tuple[dict[str, tuple[str, ...]], tu
     return gold, (*tasks[by].labels, NO_LABEL)
 
 
-def subgroup_table(results: Results, protocol: Protocol, groups: Mapping[str, Sequence[str]]) -> SubgroupTable:
-    """Figures of each group of memes beside those of all others.
+def subgroup_tables(
+    results: Results, groups: Mapping[str, Sequence[str]], protocol: Protocol | None = None
+) -> tuple[SubgroupTable, ...]:
+    """Figures of each group of memes in a run, beside those of all others.
 
-    Args:
-        groups: Names of each meme's groups, by id; missing memes are in the group :data:`NONE`.
+    Of verdicts there is one table. Of answers to a question there is one of whole answers, then one per label: given to
+    memes that lack it, or not given to memes that have it. A task with two labels only has the table of the first one,
+    as that of the other is its mirror image. The p-values of all tables are corrected together.
 
     Raises:
-        BadRequest: The protocol leaves no meme to score.
+        BadRequest: The protocol leaves no meme to score, or no meme has a gold label of the question's task.
         ValueError: The protocol is not for a data set of this kind.
     """
-    pairs = results.under(protocol)
-    if not pairs:
-        raise BadRequest(
-            f"Under the protocol {protocol} no meme of {results.name} is left to be scored.", reason="NOTHING_TO_SCORE"
-        )
-    rows = [_YesOrNo(one.meme.id, gold, one.prediction.outcome.harmful) for gold, one in pairs]
-    (table,) = _corrected([_table(rows, groups, protocol=protocol)])
-    return table
-
-
-def task_subgroup_tables(results: Results, groups: Mapping[str, Sequence[str]]) -> tuple[SubgroupTable, ...]:
-    """Figures of each group of memes in a run that asked a question, beside those of all others.
-
-    One table of whole answers, then one per label: given to memes that lack it, or not given to memes that have it. A
-    task with two labels only has the table of the first one, as that of the other is its mirror image. The p-values of
-    all tables are corrected together.
-
-    Raises BadRequest: The run asked no question, or no meme of it has a gold label.
-    """
+    if protocol is not None:
+        pairs = results.under(protocol)
+        if not pairs:
+            raise BadRequest(
+                f"Under the protocol {protocol} no meme of {results.name} is left to be scored.",
+                reason="NOTHING_TO_SCORE",
+            )
+        verdicts = [_YesOrNo(one.meme.id, gold, one.prediction.outcome.harmful) for gold, one in pairs]
+        return tuple(_corrected([_table(verdicts, groups, protocol=protocol)]))
     question = question_of(results)
     judged, arrays = arrays_of(results)
     ids, answered = [one.meme.id for one in judged], arrays.answered.tolist()

@@ -68,11 +68,7 @@ def notes_in_words(runs: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
 
 
 def cards_rows(cards: Sequence[tuple[str, Card]], unfinished: Collection[str] = ()) -> tuple[tuple[str, ...], ...]:
-    """Cards side by side, one per column: counts, figures and baselines.
-
-    Args:
-        unfinished: Headings of cards without strict figures, since memes have no answer yet.
-    """
+    """Cards side by side, one per column: counts, figures and baselines."""
     rows: list[tuple[str, ...]] = [("", *(name for name, _ in cards))]
 
     def row(title: str, cells: list[str]) -> None:

@@ -316,11 +316,7 @@ class SessionFolder(Generic[M]):
             )
 
     def read(self, name: str, kind: type[B], *, torn: bool = True) -> tuple[B, ...]:
-        """Reads the lines of a file; none if it does not exist. Raises BadRequest if a line can't be read.
-
-        Args:
-            torn: True for a file that is appended to: a last line cut off by a crash is skipped.
-        """
+        """Reads the lines of a file; none if it does not exist. Raises BadRequest if a line can't be read."""
         return self.lines(name, kind.model_validate_json, torn=torn)
 
     def lines(self, name: str, parse: Callable[[bytes], T], *, torn: bool = True) -> tuple[T, ...]:

@@ -91,12 +91,7 @@ def _now() -> float:
 async def patiently(attempt: Callable[[S | None], Awaitable[Tried[R, S]]], patience: Patience | None) -> R:
     """Attempts an item until it has a final result, or patience runs out.
 
-    Args:
-        attempt: Attempts the item, from the state that the attempt before left; None at first.
-        patience: Retry budget; None to try once.
-
-    Raises:
-        Later: The last failure may be temporary.
+    Raises Later: The last failure may be temporary.
     """
     first, pause, late = _now(), 1.0, 0
     state: S | None = None
@@ -179,16 +174,13 @@ async def run_items(
 
     Args:
         store: Stores a result; called at once and without interruption, in the order in which items are finished.
-        progress: Called with the number of items done and their total, at the start and after each.
-        before: Number of items that were done earlier, for progress.
         watch: Takes items without a final result; None if no step raises :class:`Later`.
         failure: Code of the failure that a result stands for; empty if it stands for none.
 
     Returns:
         The results in the order of the items, without those left for later.
 
-    Raises:
-        Unavailable: Some items have no final result (reasons RUN_UNFINISHED, RUN_SERVER_GONE).
+    Raises Unavailable: Some items have no final result (reasons RUN_UNFINISHED, RUN_SERVER_GONE).
     """
     total, done = before + len(items), before
     results: dict[int, R] = {}

@@ -105,11 +105,7 @@ class ProgressLines(Progress):
     def __init__(
         self, say: Callable[[str], None], *, every_s: float = _EVERY_S, now: Callable[[], float] = time.monotonic
     ) -> None:
-        """Starts without output.
-
-        Args:
-            every_s: Seconds between two lines.
-        """
+        """Starts without output."""
         self._print = say
         self._every_s = every_s
         self._now = now
@@ -214,11 +210,7 @@ class ProgressBar(Progress):
 
 @contextmanager
 def watching(say: Callable[[str], None], *, stderr: bool = True) -> Iterator[Progress]:
-    """Shows a bar in a terminal, and lines elsewhere.
-
-    Args:
-        stderr: True to write the bar to standard error, so that standard output can be piped.
-    """
+    """Shows a bar in a terminal, and lines elsewhere."""
     console = Console(stderr=stderr)
     if not console.is_terminal:
         yield ProgressLines(say)

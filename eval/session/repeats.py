@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 from court.errors import BadRequest
 from eval.session.directory import CALLS, MANIFEST
 
+if TYPE_CHECKING:
+    from eval.session.sampled import SampledPlan
+
+P = TypeVar("P", bound="SampledPlan")
 _REPEAT = re.compile(r"repeat-(\d+)")
 
 
@@ -24,11 +30,12 @@ def repeats_in(out: Path) -> tuple[Path, ...]:
     return tuple(found[number] for number in sorted(found))
 
 
-def prepare_repeats(out: Path, what: str) -> Path:
-    """Creates the parent folder of repeats. Returns the path of their shared call cache.
+def repeats_of(plan: P, count: int, what: str) -> tuple[P, ...]:
+    """Plans repeats of a session: the same memes, each with the next seed, in folders below the plan's.
 
-    Raises BadRequest: The folder holds something else, such as a run without repeats.
+    Raises BadRequest: The folder holds something else, such as a session without repeats.
     """
+    out = plan.out
     out.mkdir(parents=True, exist_ok=True)
     # May also contain report pages and the call cache with SQLite's auxiliary files.
     if any(
@@ -45,7 +52,17 @@ def prepare_repeats(out: Path, what: str) -> Path:
             f"{out} is not empty and holds no repeats of {what}. Name a folder that is not there yet.",
             reason="OUT_NOT_EMPTY",
         )
-    return out / CALLS
+    return tuple(
+        replace(
+            plan,
+            out=repeat_folder(out, number + 1),
+            seed=plan.seed + number,
+            # The first draws its sample by its own seed, which the others get for the sample alone: repeats differ in
+            # what models say and not in what they are asked about.
+            sample_seed=plan.seed if number else None,
+        )
+        for number in range(count)
+    )
 
 
 def require_repeats(count: int) -> None:
@@ -55,11 +72,7 @@ def require_repeats(count: int) -> None:
 
 
 def repeat_lead(seeds: Sequence[int], *, finished: bool, of: str = "") -> list[str]:
-    """Sentences above a table of repeats.
-
-    Args:
-        of: Name of what is measured, such as the target of a probe; empty to name none.
-    """
+    """Sentences above a table of repeats."""
     name = f"{of}: " if of else ""
     lead = [f"{name}{len(seeds)} repeats about the same memes, seeds {', '.join(map(str, seeds))}."]
     if not finished:

@@ -39,9 +39,7 @@ def spec_options(
     """Adds the options of a specification's fields to a command; without a value each is None, False or empty.
 
     Args:
-        names: Fields to take; all fields with an option if none is named.
         with_defaults: True for options that have the default of their field; for models alone.
-        changed: Attributes of click's options that differ in this command, by field.
     """
     found = {name: attributes for name, attributes in _options(spec) if not names or name in names}
     options = []

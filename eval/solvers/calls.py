@@ -55,11 +55,7 @@ class Solver(Protocol):
     async def solve(self, item: MemeItem, record: TrialRecord | None) -> Tried[Prediction, TrialRecord]:
         """Attempts a meme once.
 
-        Args:
-            record: Record of its interrupted trial, which is resumed; None to begin.
-
-        Raises:
-            CourtError: The run's own files are at fault, or its request is impossible for every meme.
+        Raises CourtError: The run's own files are at fault, or its request is impossible for every meme.
         """
 
     def rebuilt(self, meme: JudgedMeme, record: TrialRecord) -> Prediction | None:
@@ -158,11 +154,7 @@ class MemeCalls:
         return (await agent.ask(self.speaker(), parts)).value
 
     def speaker(self, role: Role = Role.JUDGE, *, seed: int | None = None, temperature: float | None = None) -> Speaker:
-        """Returns a role's model for this meme.
-
-        Args:
-            temperature: Temperature that replaces the role's own.
-        """
+        """Returns a role's model for this meme."""
         models = self.stored.role_models(self._hits, self.seed if seed is None else seed)
         # As in a trial: all calls about a picture go to the replica that has it in its cache.
         model = models.pinned(self.shown.pixels_sha256).by_role[role]

@@ -369,11 +369,7 @@ def open_question(
 ) -> Solver:
     """Prepares a question for answering.
 
-    Args:
-        trial: Tries memes, for a question to a trial's Judge; its court's models and library are used in any case.
-
-    Raises:
-        BadRequest: The library does not consist of these examples, or there are more labels than letters for odds.
+    Raises BadRequest: The library does not consist of these examples, or there are more labels than letters for odds.
     """
     # Labels of a multi-label task are asked about one by one, with two letters.
     if question.odds and len(question.labels) > _MOST_OPTIONS and not question.multi:

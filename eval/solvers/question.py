@@ -241,11 +241,7 @@ def words_of(meme: JudgedMeme, kind: str) -> str:
 def parse_inputs(text: str, tasks: Sequence[str], task: str) -> tuple[str, ...]:
     """Parses comma-separated inputs into the order in which they are shown.
 
-    Args:
-        tasks: Tasks for which the data set has gold labels.
-
-    Raises:
-        BadRequest: A name is no input, or would give the answer away.
+    Raises BadRequest: A name is no input, or would give the answer away.
     """
     named = list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
     others = [f"{GOLD}{other}" for other in tasks if other != task]

@@ -57,10 +57,7 @@ from serving.judging.request import TrialRequest
 
 
 def prediction_of(meme: JudgedMeme, record: TrialRecord, *, stored: int = 0) -> Prediction:
-    """Builds the prediction for a meme from its finished trial.
-
-    Raises ValueError: The trial is not finished.
-    """
+    """Builds the prediction for a meme from its finished trial. Raises ValueError: The trial is not finished."""
     verdict, failed = record.verdict, record.failure
     if verdict is not None:
         outcome = Outcome(str(verdict.label))
@@ -102,11 +99,7 @@ def level_of(verdict: Verdict) -> Level | None:
 
 
 def cost_of(record: TrialRecord, stored: int = 0) -> Cost:
-    """Computes the cost of a trial from its record, including calls that no verdict rests on.
-
-    Args:
-        stored: Calls answered from the call cache, as far as this process knows.
-    """
+    """Computes the cost of a trial from its record, including calls that no verdict rests on."""
     # A trial that failed and was resumed ended several times, each time with unused calls.
     unused: list[Unused] = [end for event in record.events if (end := getattr(event, "unused", None))]
     calls = record.calls

@@ -138,11 +138,7 @@ def open_label_votes(
 ) -> LabelVotes:
     """Builds the classifier of a run, or restores its stored settings.
 
-    Args:
-        library: Labelled memes that are not too similar to those judged.
-
-    Raises:
-        BadRequest: No labelled meme has the inputs to be compared.
+    Raises BadRequest: No labelled meme has the inputs to be compared.
     """
     rows, memes = _compared(question, library, examples, encoder)
     text_dim = library.manifest.encoder.text_dim

@@ -46,11 +46,7 @@ class PostgresServer:
     def __init__(self, **settings: str | int) -> None:
         """Creates the directory and starts the server.
 
-        Args:
-            settings: Settings of PostgreSQL, such as ``shared_buffers="1GB"``.
-
-        Raises:
-            RuntimeError: PostgreSQL is missing or does not start; includes its output.
+        Raises RuntimeError: PostgreSQL is missing or does not start; includes its output.
         """
         bin_ = programs()
         if bin_ is None:

@@ -93,12 +93,7 @@ def model_server(*flags: str) -> Iterator[str]:
 def served(home: Path, *options: object, environment: Mapping[str, str] | None = None) -> Iterator[Process]:
     """Runs ``memecourt serve`` until the block ends; yields it once it is ready, and stops it with SIGTERM.
 
-    Args:
-        home: Directory of its docket and libraries, and of its log, ``serve.log``.
-        environment: Settings by variable name; they override the defaults of the options.
-
-    Raises:
-        RuntimeError: The server exited before it was ready, or did not stop when told to.
+    Raises RuntimeError: The server exited before it was ready, or did not stop when told to.
     """
     home.mkdir(parents=True, exist_ok=True)
     # Port 0: the system chooses a free one, so that benchmarks and tests can run side by side.

@@ -92,12 +92,7 @@ class RefusedCall(Exception):
 
 
 class FakeModelServer:
-    """The server.
-
-    Attributes:
-        faults: Faults of the server; may be scripted at any time.
-        requests: The bodies of the calls, in order of arrival, if they are kept.
-    """
+    """The server."""
 
     def __init__(
         self,

@@ -169,13 +169,7 @@ def arms_named(
 ) -> tuple[Arm, ...]:
     """The arms of a study: the named ones (by default all that make a difference), and one per model or prompt set.
 
-    Args:
-        prompts: Other sets of prompts: packaged versions, or folders.
-        policies: Files of other policies.
-        groups: Groups each of which replaces each other one in the memes that name it.
-
-    Raises:
-        BadRequest: There is no such arm, it makes no difference in this procedure, or two have the same name.
+    Raises BadRequest: There is no such arm, it makes no difference in this procedure, or two have the same name.
     """
     possible = [name for name in ARMS if procedure is not Procedure.SUMMARY or name in _WITHOUT_MODELS]
     # Translating English texts wastes calls, and figures with leaks do not describe the court.
@@ -404,10 +398,7 @@ def _tokens_spent(full: RunFolder) -> dict[str, int]:
 
 
 def settings_of(settings: Settings, arm: Arm) -> Settings:
-    """The settings of an arm.
-
-    Raises BadRequest: The overlay has an unknown trial setting, or an invalid value.
-    """
+    """The settings of an arm. Raises BadRequest: The overlay has an unknown trial setting, or an invalid value."""
     try:
         # Validated again: the overlay comes from a file or a command line, and `model_copy` accepts any
         # value.

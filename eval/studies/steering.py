@@ -59,8 +59,7 @@ def measure_steering(paths: Iterable[Path]) -> SteeringReport:
         paths: Paths of memes in any format that precedents are built from, of texts line by line (``.txt``), or of one
             JSON array of texts (``.json``).
 
-    Raises:
-        BadRequest: A file can't be read, or none contains a text.
+    Raises BadRequest: A file can't be read, or none contains a text.
     """
     texts: list[str] = []
     left_out = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -14,52 +14,12 @@ from eval.datasets.card import DatasetCard, SplitRole
 from eval.datasets.protocol import Protocol
 from eval.runs.plan import parse_setting
 from eval.runs.results import Results
-from eval.scores.bootstrap import Figure
-from eval.scores.choose import best_first
-from eval.scores.compare import FEWEST_TO_SAY
-from eval.scores.label_metrics import TaskArrays, right_answers
+from eval.scores.choose import Choice, System, best_first
 from eval.scores.metrics import group_numbers_of, harm_arrays, verdict_arrays
 from eval.studies.arms import Arm
 
 _FEWEST = 4
 """Fewest harmful and fewest harmless memes for a choice."""
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """One way of judging the split."""
-
-    run: str
-    threshold: float | None
-    """Lowest score that counts as harmful; None for the verdicts as they were given."""
-    macro_f1: Figure
-    """Strict macro-F1, with a 95 % interval by bootstrap over memes, or over groups if there are any."""
-    accuracy: float
-    coverage: float
-    behind: Figure
-    """Lead of the best candidate over this one in macro-F1, as in :class:`RankedSystem`."""
-    differing: int
-
-    @property
-    def within_noise(self) -> bool:
-        """True if its difference from the best is not significant, as always with fewer than six differing memes."""
-        return self.behind.low <= 0 or self.differing < FEWEST_TO_SAY
-
-
-@dataclass(frozen=True, slots=True)
-class Sweep:
-    """Result of a sweep under one protocol."""
-
-    protocol: Protocol
-    n: int
-    candidates: tuple[Candidate, ...]
-    flattered_by: float
-    """Selection bias: how much the best one's macro-F1 is inflated by being picked as the best, by bootstrap."""
-
-    @property
-    def best(self) -> Candidate:
-        """The best candidate."""
-        return self.candidates[0]
 
 
 def require_not_test(dataset: DatasetCard, split: str) -> None:
@@ -132,16 +92,12 @@ def _word(value: JsonValue) -> str:
 
 def rank(
     runs: Sequence[Results], protocol: Protocol, thresholds: Sequence[float], *, resamples: int = 10_000, seed: int = 0
-) -> Sweep:
+) -> Choice:
     """All runs, with their verdicts and with each threshold on their scores; best first, ties in the order given.
 
     A meme without a score keeps its verdict at every threshold, and one without a verdict is wrong.
 
-    Args:
-        thresholds: Thresholds on scores, in [0, 1]; may be empty.
-
-    Raises:
-        BadRequest: The runs are on different memes, or there are too few memes of a class.
+    Raises BadRequest: The runs are on different memes, or there are too few memes of a class.
     """
     pairs = [run.under(protocol) for run in runs]
     memes = [[(one.meme.id, gold) for gold, one in each] for each in pairs]
@@ -155,43 +111,21 @@ def rank(
             f"choose anything by. It takes at least {_FEWEST} of each.",
             reason="TOO_FEW_TO_CHOOSE",
         )
-    names: list[tuple[str, float | None]] = []
-    systems: list[TaskArrays] = []
+    systems: list[System] = []
     for run, each in zip(runs, pairs, strict=True):
         arrays = verdict_arrays(each)
-        names.append((run.name, None))
-        systems.append(arrays)
         scores = arrays.scores[:, 1]
+        # Candidates differ by their verdicts alone: scores are compared only through thresholds.
+        systems.append(System(run.name, replace(arrays, scores=np.full_like(arrays.scores, np.nan))))
         # Without any score, each threshold would add a candidate with the same verdicts.
-        if np.isnan(scores).all():
-            continue
-        for threshold in thresholds:
+        for threshold in () if np.isnan(scores).all() else thresholds:
             outcomes = [one.prediction.outcome.harmful for _, one in each]
             labels = [old if np.isnan(s) else bool(s >= threshold) for old, s in zip(outcomes, scores, strict=True)]
-            names.append((run.name, threshold))
-            systems.append(harm_arrays(gold.tolist(), labels))
-    # Candidates differ by their verdicts alone: scores are compared only through thresholds.
-    unscored = [replace(one, scores=np.full_like(one.scores, np.nan)) for one in systems]
+            systems.append(System(run.name, harm_arrays(gold.tolist(), labels), threshold))
     # Memes that share a group or a template are not independent draws, as in all other intervals.
     groups = group_numbers_of([one for _, one in pairs[0]])
-    ranking = best_first(
-        unscored, "macro-f1", groups, needed=np.stack([~gold, gold], axis=1), resamples=resamples, seed=seed
+    choice = best_first(
+        systems, "macro-f1", groups, needed=np.stack([~gold, gold], axis=1), resamples=resamples, seed=seed
     )
-    assert ranking is not None, "a macro-F1 has a value on any memes"
-    return Sweep(
-        protocol=protocol,
-        n=gold.size,
-        candidates=tuple(
-            Candidate(
-                run=names[one.number][0],
-                threshold=names[one.number][1],
-                macro_f1=one.value,
-                accuracy=float(right_answers(systems[one.number]).mean()),
-                coverage=float(systems[one.number].answered.mean()),
-                behind=one.behind,
-                differing=one.differing,
-            )
-            for one in ranking.systems
-        ),
-        flattered_by=ranking.flattered_by,
-    )
+    assert choice is not None, "a macro-F1 has a value on any memes"
+    return replace(choice, protocol=protocol)

@@ -38,9 +38,6 @@ from retrieval.library.sources import Problem, Row, Source
 from retrieval.open import BUILTIN, load_encoder_for, name_of
 from retrieval.precedents.finder import LibraryFinder
 
-_SPARE = 75
-"""Number of spare precedents to retrieve, which replace near-duplicates by text."""
-
 
 @dataclass(frozen=True, slots=True)
 class VoteReport:
@@ -69,7 +66,6 @@ async def measure_vote(
     """Measures the vote of the library in ``place`` on every labelled meme of ``source`` that the protocol keeps.
 
     Args:
-        protocol: ``MERGED``, or ``EXTREME`` to drop memes that are somewhat harmful.
         drop_precedents: True to exclude precedents with labels that the protocol drops from the vote, too; the library
             is then recalibrated. The court's paper drops the label entirely; a deployed court would keep them.
 
@@ -95,94 +91,6 @@ async def measure_vote(
         precedents=len(library.memes),
         precedents_dropped=len(whole.memes) - len(library.memes),
         **report,
-    )
-
-
-NEAR_TEXT = 0.95
-"""Smallest cosine similarity of near-duplicate texts if there are no pictures to compare."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlainVote:
-    """Quality of an unweighted majority vote of the nearest precedents."""
-
-    k: int
-    scores: Scores
-
-
-@dataclass(frozen=True, slots=True)
-class PlainVotes:
-    """Unweighted votes on the same memes by number of voters."""
-
-    votes: tuple[PlainVote, ...]
-    """Votes in the order of the requested numbers of voters."""
-    with_near: int | None
-    """Number of memes with a near-duplicate or the same text in the library; None if not requested."""
-    problems: tuple[Problem, ...]
-
-
-async def measure_plain_votes(
-    place: Path, source: Source, ks: Sequence[int], *, without_duplicates: bool = False, seed: int = 0
-) -> PlainVotes:
-    """Measures majority votes of the k nearest precedents of the library in ``place`` on labelled memes of ``source``.
-
-    These figures are not used to choose anything, and only alpha is calibrated; clones count once. Labels are those of
-    the protocol ``merged``.
-
-    Args:
-        ks: Odd numbers of voters, so that there are no ties.
-        without_duplicates: True to exclude near-duplicates of the meme (see
-            :meth:`retrieval.precedents.finder.LibraryFinder.find`) and, if no pictures are compared, precedents whose
-            text has a similarity of at least :data:`NEAR_TEXT`.
-
-    Raises:
-        BadLibrary: The library can't be opened.
-        BadRequest: The source can't be read or has no usable row, or a number of voters is even or not positive.
-    """
-    if not ks or any(k < 1 or k % 2 == 0 for k in ks):
-        raise BadRequest("Numbers of voters must be odd: an even number can be divided equally.")
-    rows = read_source(source)
-    if not rows.good:
-        raise BadRequest(f"No meme of {source.path.name} can be used.")
-    encoder = await asyncio.to_thread(load_encoder_for, place)
-    finder = LibraryFinder(Library.open(place, encoder.identity), encoder)
-    pictures = GuardedPictureReader()
-    gold: list[bool] = []
-    predicted: list[list[bool]] = [[] for _ in ks]
-    with_duplicates = 0
-    try:
-        for row in rows.good:
-            picture = await _picture(row, source, pictures)
-            findings = await finder.find(
-                text=row.text,
-                frames=picture.frames if picture else (),
-                pixels_sha256=picture.pixels_sha256 if picture else "",
-                exhibits=1,
-                # Near-duplicates by text are dropped after the search, hence the spares.
-                tally=max(ks) + (_SPARE if without_duplicates else 0),
-                alpha=None,
-                leave_out_duplicates=without_duplicates,
-            )
-            tally = list(findings.tally)
-            # At alpha 1 only texts were compared, so the search could not detect near-duplicates by picture and text.
-            by_text = findings.search.alpha == 1
-            if without_duplicates and by_text:
-                tally = [entry for entry in tally if entry.similarity < NEAR_TEXT]
-            with_duplicates += findings.search.excluded > 0 or len(tally) < len(findings.tally)
-            gold.append(row.label is Label.HARMFUL)
-            for votes, k in zip(predicted, ks, strict=True):
-                voters = tally[:k]
-                # An exact majority; an odd k has no ties. Fewer than k voters may tie, which counts as not
-                # harmful.
-                votes.append(2 * sum(entry.label is Label.HARMFUL for entry in voters) > len(voters))
-    finally:
-        finder.close()
-        # Also if a meme raised: both hold threads or processes.
-        await pictures.aclose()
-    return PlainVotes(
-        votes=tuple(PlainVote(k, score(gold, votes, seed=seed)) for k, votes in zip(ks, predicted, strict=True)),
-        with_near=with_duplicates if without_duplicates else None,
-        problems=tuple(rows.problems),
     )
 
 
@@ -240,7 +148,6 @@ async def _measured(
 def measure_left_out(
     place: Path,
     *,
-    twins_too: bool,
     templates_too: bool = False,
     protocol: Protocol = Protocol.MERGED,
     drop_precedents: bool = False,
@@ -248,10 +155,10 @@ def measure_left_out(
 ) -> Scores:
     """Measures the vote on each meme of the library in ``place``, leaving that meme out, with the library's settings.
 
-    The settings were chosen on the same memes, so the result is slightly optimistic; the manifest's own figure is not.
+    Memes with the same picture or the same words are left out, too. The settings were chosen on the same memes, so the
+    result is slightly optimistic; the manifest's own figure is not.
 
     Args:
-        twins_too: True to also leave out memes with the same picture or the same words.
         templates_too: True to also leave out memes on the same template, that is, to cross-validate with templates held
             apart. The bootstrap then draws whole templates.
 
@@ -270,7 +177,7 @@ def measure_left_out(
             reason="TEMPLATES_UNKNOWN",
         )
     with _voters(whole, protocol, drop_precedents) as library:
-        return _left_out(library, twins_too, templates_too=templates_too, protocol=protocol, seed=seed)
+        return _left_out(library, templates_too=templates_too, protocol=protocol, seed=seed)
 
 
 def left_out_probabilities(place: Path) -> list[tuple[str, bool, float | None]]:
@@ -289,7 +196,7 @@ def left_out_probabilities(place: Path) -> list[tuple[str, bool, float | None]]:
 
 
 def _votes_left_out(
-    library: Library, *, twins_too: bool = True, apart: bool = False, template: float | None = None
+    library: Library, *, apart: bool = False, template: float | None = None
 ) -> tuple[Neighbours, list[float]]:
     """Leave-one-out neighbours of each meme, and the probability of harm by their vote."""
     tuning = library.manifest.tuning
@@ -301,7 +208,6 @@ def _votes_left_out(
         alphas=[tuning.alpha],
         depth=tuning.vote.k + 1,
         limit=len(library.memes),
-        twins_too=twins_too,
         apart=apart,
         template=template,
         safeguards=tuning.safeguards,
@@ -311,10 +217,8 @@ def _votes_left_out(
     ).tolist()
 
 
-def _left_out(library: Library, twins_too: bool, *, templates_too: bool, protocol: Protocol, seed: int) -> Scores:
-    neighbours, probabilities = _votes_left_out(
-        library, twins_too=twins_too, template=TEMPLATE if templates_too else None
-    )
+def _left_out(library: Library, *, templates_too: bool, protocol: Protocol, seed: int) -> Scores:
+    neighbours, probabilities = _votes_left_out(library, template=TEMPLATE if templates_too else None)
     # Dropped after the vote: memes that are not judged still vote as precedents, unless `_voters`
     # removed them.
     counted = [_keeps_label(library.memes[row].source_label, protocol) for row in neighbours.rows.tolist()]

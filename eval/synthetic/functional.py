@@ -134,9 +134,6 @@ def write_functional(
 ) -> tuple[FunctionalCase, ...]:
     """Draws and writes the functional tests: the same files for the same arguments.
 
-    Args:
-        root: A directory that is new or empty.
-
     Raises:
         BadRequest: The directory is not empty, or more cases are requested than can be made.
         OSError: The disk cannot be written.
@@ -172,10 +169,7 @@ def write_functional(
 
 
 def read_key(root: Path) -> tuple[FunctionalCase, ...]:
-    """Reads the key of the functional tests in a directory.
-
-    Raises BadRequest: The key is missing or cannot be read.
-    """
+    """Reads the key of the functional tests in a directory. Raises BadRequest: The key is missing or cannot be read."""
     try:
         return tuple(
             FunctionalCase(**json.loads(line)) for line in (root / FUNCTIONAL_KEY).read_text("utf-8").splitlines()

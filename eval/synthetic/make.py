@@ -114,10 +114,6 @@ def make(
 ) -> Made:
     """Writes a benchmark: the same files for the same arguments.
 
-    Args:
-        root: A directory that is new or empty.
-        size: Width and height of the pictures, in pixels; planted ones have the usual size.
-
     Raises:
         BadRequest: The directory is not empty, or more memes are requested than can be made.
         OSError: The disk cannot be written.
@@ -221,12 +217,7 @@ class _Planting:
         self._train, self._test, self._layout = train, test, layout
 
     def leak(self, other: SyntheticMeme, files: dict[str, bytes]) -> None:
-        """Adds a meme to train for each way of being too near to one in test.
-
-        Args:
-            other: A meme that is near to none, as the source of whatever must differ.
-            files: Pictures that cannot be drawn from the properties of their meme; added to.
-        """
+        """Adds a meme to train for each way of being too near to one in test."""
         same_id, same_file, same_picture, same_text, near_duplicate = [m for m in self.memes if m.split == self._test][
             :5
         ]
@@ -246,12 +237,7 @@ class _Planting:
         files[added.image] = paler.getvalue()
 
     def spoil(self, others: Sequence[SyntheticMeme], files: dict[str, bytes]) -> None:
-        """Adds unusable rows to train, and a damaged picture to test as well.
-
-        Args:
-            others: Four memes that are near to none.
-            files: Files by name, as for :meth:`leak`.
-        """
+        """Adds unusable rows to train, and a damaged picture to test as well."""
         first, second, third, fourth = others
         for meme, split in ((first, self._train), (second, self._test)):
             added = self._add(meme, "damaged picture", split=split)

@@ -179,9 +179,6 @@ def expected(
 
     Args:
         badge: Group whose badge its picture shows; None without one.
-        dull: True for one call of the Judge with the meme alone.
-        advocates: True if it gets arguments.
-        stance_from_start: True if they know their side when they ask.
         precedents: Text, badge (None without its picture) and label (harmful?) of each precedent shown.
     """
     if dull:
@@ -242,11 +239,7 @@ class Oracle:
     ability: Ability = _USUAL
 
     def reply(self, system: str, parts: Sequence[str | bytes], wanted: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Returns the reply to a call; None if the call is not part of a full trial or of a comparator's.
-
-        Args:
-            parts: The user message: texts, and pictures as PNG.
-        """
+        """Returns the reply to a call; None if the call is not part of a full trial or of a comparator's."""
         # Checked first: a task's question requires a label too, as some comparators do.
         task_answer = task_reply(parts, wanted, self.ability)
         if task_answer is not None:

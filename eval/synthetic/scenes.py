@@ -501,8 +501,7 @@ def caption_lines(text: str, size: tuple[int, int] = (640, 480)) -> list[Caption
     Args:
         text: The caption. Its first line goes to the top and the rest to the bottom; one long line is split in two.
 
-    Raises:
-        ValueError: The text does not fit the picture even at the smallest size.
+    Raises ValueError: The text does not fit the picture even at the smallest size.
     """
     width, height = size
     margin = _MARGIN * width
@@ -546,11 +545,7 @@ def _shade(image: Image.Image, lines: list[CaptionLine]) -> None:
 def draw_meme(scene: str, text: str, *, size: tuple[int, int] = (640, 480), seed: int = 0) -> Image.Image:
     """Draws a meme as an RGB picture; deterministic for the same arguments.
 
-    Args:
-        text: The caption; a line break separates the top from the bottom.
-
-    Raises:
-        ValueError: There is no such scene, or the text does not fit the picture.
+    Raises ValueError: There is no such scene, or the text does not fit the picture.
     """
     if scene not in _PAINTERS:
         raise ValueError(f"There is no scene {scene!r}; there are {', '.join(SCENES)}.")

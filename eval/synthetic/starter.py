@@ -31,9 +31,6 @@ def memes_to_judge() -> list[dict[str, str]]:
 def write_starter_data(root: Path, progress: Callable[[int, int], None] = lambda *_: None) -> int:
     """Writes ``train.jsonl``, ``test.jsonl`` and ``images`` into a directory that is new or empty.
 
-    Returns:
-        Number of memes in both files.
-
     Raises:
         BadRequest: The directory is not empty.
         OSError: The disk cannot be written.

@@ -104,11 +104,7 @@ def answer_signs(shown: TaskInput, ability: Ability) -> tuple[str, ...]:
 
 
 def task_reply(parts: Sequence[str | bytes], wanted: Mapping[str, Any], ability: Ability) -> dict[str, Any] | None:
-    """Returns the reply to a question for labels of a task, also one to a trial's Judge; None for any other question.
-
-    Args:
-        parts: The user message: texts, and pictures as PNG.
-    """
+    """Returns the reply to a question for labels of a task, also one to a trial's Judge; None for any other."""
     why = {"rationale": "By what is said and shown."} if "rationale" in wanted else {}
     if set(wanted.get("label", {}).get("enum", ())) == set(TARGETS):
         return {**why, "label": answer_target(_shown(parts), ability)}
@@ -130,7 +126,7 @@ _WEIGHED = {
 
 
 def task_odds(parts: Sequence[str | bytes], ability: Ability) -> dict[str, float] | None:
-    """Returns probabilities of the letters that a question for labels of a task offers; None for any other question."""
+    """Returns probabilities of the letters that a question for labels of a task offers; None for any other."""
     # The question comes after everything that is shown.
     last = next(part for part in reversed(parts) if isinstance(part, str))
     options = dict(_OPTION.findall(last))

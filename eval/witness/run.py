@@ -98,11 +98,6 @@ async def run_witness(
 ) -> WitnessManifest:
     """Checks all claims in all arms, or resumes doing so.
 
-    Args:
-        source: Source of documents; None if all arms run without documents.
-        store: Call cache, which also makes the fence marks.
-        citations_by: Model that judges if passages support findings; None to skip this judgement.
-
     Raises:
         BadRequest: The folder contains something else, or an evaluation with other settings.
         Unavailable: Some claims have no answer yet, for transient reasons.

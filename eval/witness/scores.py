@@ -152,10 +152,7 @@ class WitnessCard:
 
 
 def score_arms(checked: Sequence[CheckedClaim], *, resamples: int = RESAMPLES, seed: int = 0) -> list[WitnessCard]:
-    """Scores each arm that has results, in the order of :class:`Arm`.
-
-    Raises BadRequest: No claim is true or false.
-    """
+    """Scores each arm that has results, in the order of :class:`Arm`. Raises BadRequest: No claim is true or false."""
     # Arms in the order of the enumeration, not of their lines: claims are checked concurrently.
     by_arm = {arm: [one for one in checked if one.arm is arm] for arm in Arm}
     baseline = by_arm[Arm.WITNESS]

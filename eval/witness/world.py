@@ -370,11 +370,7 @@ def claim_in(text: str) -> tuple[str, str, str] | None:
 
 
 def expected(fact: Fact, arm: Arm, *, remembers: bool) -> ClaimLabel:
-    """Returns the finding that a model with exact reading must reach.
-
-    Args:
-        remembers: True if the model knows the fact without any document.
-    """
+    """Returns the finding that a model with exact reading must reach."""
     truly = ClaimLabel.SUPPORTED if fact.true else ClaimLabel.REFUTED
     if arm is Arm.CLOSED_BOOK:
         return truly if remembers else ClaimLabel.NOT_ENOUGH

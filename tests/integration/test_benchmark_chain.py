@@ -397,10 +397,10 @@ def test_report_figures_match_the_oracle(harmeme, study, due, report, protocol):
     full = figures(harmeme, "test", due["full"], protocol)
     for row in ablation[protocol]:
         wanted = figures(harmeme, "test", due[row["arm"]], protocol)
-        assert row["accuracy_a"] == pytest.approx(wanted["strict"]["accuracy"])
-        assert row["macro_f1_a"] == pytest.approx(wanted["strict"]["macro_f1"])
+        assert row["a"]["accuracy"] == pytest.approx(wanted["strict"]["accuracy"])
+        assert row["a"]["macro-f1"] == pytest.approx(wanted["strict"]["macro_f1"])
         difference = wanted["strict"]["accuracy"] - full["strict"]["accuracy"]
-        assert row["difference_accuracy"]["value"] == pytest.approx(difference)
+        assert row["differences"]["accuracy"]["value"] == pytest.approx(difference)
     # The page shows every wrong verdict.
     wrong = {
         m for each in due.values() for m, o in each.items() if not o or o.harmful != harmeme.key["test", m].harmful
@@ -420,10 +420,10 @@ def test_comparison_of_two_arms_counts_memes_and_flips(harmeme, study, due):
     assert (comparison["only_a_right"], comparison["only_b_right"]) == (only_a, only_b)
     assert comparison["both_right"] == len(a & b)
     assert comparison["both_wrong"] == TEST + 1 - len(a | b)
-    assert {flip["meme"] for flip in comparison["flipped"]} == a ^ b
+    assert {flip["meme"] for flip in comparison["changed"]} == a ^ b
     tail = sum(math.comb(only_a + only_b, k) for k in range(min(only_a, only_b) + 1)) / 2 ** (only_a + only_b)
     assert comparison["mcnemar_p"] == pytest.approx(min(1, 2 * tail))
-    assert comparison["difference_accuracy"]["value"] == pytest.approx((only_a - only_b) / (TEST + 1))
+    assert comparison["differences"]["accuracy"]["value"] == pytest.approx((only_a - only_b) / (TEST + 1))
 
 
 def test_predictions_read_from_a_file_score_the_same(harmeme, due):
@@ -450,8 +450,7 @@ def test_sweep_ranks_by_validation_scores_and_refuses_the_test_split(harmeme):
         harmeme.call(*refused, code=1)
         assert served.server.stats.calls == calls and not (harmeme.folder / "no").exists()
     macro_f1 = {
-        (candidate["run"], candidate["threshold"]): candidate["macro_f1"]["value"]
-        for candidate in ranking["candidates"]
+        (candidate["run"], candidate["threshold"]): candidate["value"]["value"] for candidate in ranking["ways"]
     }
     assert len(macro_f1) == 4 and ranking["n"] == VAL
     for captioner in (True, False):
@@ -461,7 +460,7 @@ def test_sweep_ranks_by_validation_scores_and_refuses_the_test_split(harmeme):
         assert macro_f1[name, None] == pytest.approx(wanted["strict"]["macro_f1"])
         pairs = [(harmeme.key["val", m].harmful, opinion.probability >= 0.3) for m, opinion in due.items()]
         assert macro_f1[name, 0.3] == pytest.approx(rates(pairs)["macro_f1"])
-    values = [candidate["macro_f1"]["value"] for candidate in ranking["candidates"]]
+    values = [candidate["value"]["value"] for candidate in ranking["ways"]]
     assert values == sorted(values, reverse=True)
 
 

@@ -164,11 +164,7 @@ def groups(won: Floats, models: Sequence[str]) -> tuple[tuple[str, ...], ...]:
 
 
 def among(table: Battles, places: Sequence[int]) -> Battles:
-    """Selects the battles between some of the models.
-
-    Args:
-        places: Indices of the selected models in the table, in the order that they get in the result.
-    """
+    """Selects the battles between some of the models."""
     new = np.full(len(table.models), -1, dtype=np.int64)
     new[list(places)] = np.arange(len(places))
     left, right = new[table.left], new[table.right]

@@ -62,11 +62,7 @@ def tails(memes: int) -> tuple[float, float]:
 def spread(table: Battles, *, anchor: int | None = None, resamples: int = RESAMPLES, seed: int = 0) -> Spread:
     """Computes the spread of Bradley-Terry ratings over memes drawn with replacement.
 
-    Args:
-        anchor: Index of the model whose rating is 1000; None to fix the mean.
-
-    Raises:
-        NotRanked: The table itself has no finite ratings.
+    Raises NotRanked: The table itself has no finite ratings.
     """
     ratings(table, anchor=anchor)  # raises if there are no finite ratings
     by_meme = wins_by_meme(table)

@@ -20,11 +20,7 @@ matter little."""
 
 
 def elo(table: Battles, *, k: float = K, initial: float = MIDDLE) -> Floats:
-    """Computes ratings after the last battle, in the order of the table; float of shape (models,).
-
-    Args:
-        k: Maximum points that a rating moves by in a battle of weight 1.
-    """
+    """Computes ratings after the last battle, in the order of the table; float of shape (models,)."""
     # A list, not an array: each battle needs the ratings after the previous one, and NumPy scalars are slow.
     rating = [initial] * len(table.models)
     columns = (table.left.tolist(), table.right.tolist(), table.score.tolist(), table.weight.tolist())

@@ -327,11 +327,7 @@ def tokenize_body(model: str, request: ChatRequest) -> dict[str, Any]:
 
 
 def placed(tokens: Iterable[int], request: ChatRequest, picture_token: int) -> list[Placed]:
-    """Pairs tokens with the pictures that they stand for. Raises ValueError if their number differs from the request.
-
-    Args:
-        picture_token: Id of :data:`PICTURE_TOKEN`.
-    """
+    """Pairs tokens with their pictures. Raises ValueError if their number differs from the request."""
     names = [wire.digest(part) for part in request.parts if isinstance(part, Frame)]
     found: list[Placed] = []
     shown = 0

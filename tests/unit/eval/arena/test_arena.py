@@ -396,7 +396,7 @@ def test_model_without_wins_does_not_affect_other_ratings(tmp_path):
     assert (dud.model, dud.win_rate, dud.rating, dud.against_anchor) == ("dud", 0, None, None)
     assert [row.model for row in rated] == list(THREE) and rated[0].rating.value == 1000
 
-    table, _ = table_of(arena.manifest(), arena.folder.events(), "overall")
+    table, _, _ = table_of(arena.manifest(), arena.folder.events(), "overall")
     without = among(table, [0, 1, 2])
     alone = ratings(without, anchor=0)
     assert [row.rating.value for row in rated] == pytest.approx(list(alone))
@@ -547,7 +547,7 @@ def test_arena_supports_five_levels_both_orders_and_an_anchor(tmp_path):
     anchor = next(row for row in overall.rows if row.model == "cedar")
     assert anchor.rating == Estimate(1000, 1000, 1000) and anchor.against_anchor == 0.5
     assert overall.rows[0].against_anchor > 0.5 > overall.rows[-1].against_anchor
-    table, covariates = table_of(arena.manifest(), events, "overall")
+    table, covariates, _ = table_of(arena.manifest(), events, "overall")
     assert set(table.weight) == {1.0, 3.0} and covariates.shape == (len(battles), 4)
     assert (table.weight == 3).sum() == sum(b.verdicts["overall"].far for b in battles)
     assert board.references == {"none": len(battles)}

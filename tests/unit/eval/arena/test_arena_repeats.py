@@ -12,7 +12,7 @@ from court.backends.chat.scripted import ScriptedModel
 from court.errors import BadRequest
 from eval.arena.folder import ArenaFolder
 from eval.arena.leaderboard import leaderboard
-from eval.arena.repeats import repeat_section, repeated_board, repeats_of
+from eval.arena.repeats import arena_repeats, repeat_section, repeated_board
 from eval.arena.run import Ask, run
 from eval.arena.settings import ArenaSettings
 from eval.cli import cli
@@ -126,7 +126,7 @@ def test_repeats_on_two_data_sets_share_memes_and_cached_calls(tmp_path, data_se
     fhm = Sample(find_card("fhm"), data_sets / "fhm", "dev_seen", limit=2)
     # The same files under another name save making a second data set.
     more = Sample(find_card("synthetic-fhm"), data_sets / "more", "dev_seen", limit=2)
-    repeats = repeats_of(arena_request(tmp_path / "arena", Samples((fhm, more), "harmful", mixed=True)), 2)
+    repeats = arena_repeats(arena_request(tmp_path / "arena", Samples((fhm, more), "harmful", mixed=True)), 2)
     assert [(request.seed, request.sample_seed, request.out.name) for request in repeats] == [
         (0, None, "repeat-1"),
         (1, 0, "repeat-2"),
@@ -146,7 +146,7 @@ def test_repeats_on_two_data_sets_share_memes_and_cached_calls(tmp_path, data_se
     # Profiles and questions are random, so that calls that depend on them are repeated; the others are not.
     assert 0 < second <= first
     assert run_arena(repeats[0])[0] == 0
-    assert repeats_of(arena_request(tmp_path / "arena", repeats[0].samples), 3)[2].seed == 2
+    assert arena_repeats(arena_request(tmp_path / "arena", repeats[0].samples), 3)[2].seed == 2
 
 
 def test_command_takes_memes_from_file_or_options_but_not_both(tmp_path, data_sets):

@@ -1,4 +1,4 @@
-"""Runs and arenas exported as Parquet."""
+"""Runs exported as Parquet."""
 
 import json
 import shutil
@@ -8,11 +8,9 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from eval.arena.leaderboard import leaderboard
 from eval.cli import cli
 from eval.datasets.protocol import Protocol
 from eval.runs.results import read_results
-from tests.support.arena_world import Arena
 from tests.support.report_runs import write_report_run
 
 TEXT = "a text that stays where it is"
@@ -52,20 +50,6 @@ def test_parquet_export_matches_the_run_s_predictions(run, tmp_path):
 
 def test_missing_options_are_reported(run):
     assert "Name a form" in output_of("export", run, code=2)
-
-
-def test_arena_boards_are_exported(tmp_path):
-    arena = Arena(tmp_path / "arena", memes=6)
-    arena.hold()
-    target = tmp_path / "boards.parquet"
-    output_of("arena", "export", "--out", arena.root, "--parquet", target)
-    rows = pq.read_table(target).to_pylist()
-    assert len(rows) == 6 * 5
-    overall = {row.model: row for row in leaderboard(arena.root).board("overall").rows}
-    assert {r["model"]: r["rating"] for r in rows if r["criterion"] == "overall"} == {
-        name: row.rating.value if row.rating else None for name, row in overall.items()
-    }
-    assert "Missing option '--parquet'" in output_of("arena", "export", "--out", arena.root, code=2)
 
 
 def test_unfinished_runs_and_protocols_without_memes_are_reported(run, tmp_path):

@@ -14,10 +14,11 @@ from eval.probe.compare import CHANGE, FAILURE, FAILURE_BEFORE, MEAN, SCORE, com
 from eval.probe.folder import MINED, REWRITTEN, SCORED, SEEDS, Mined, ProbeFolder, Scored, Step, read_seeds
 from eval.probe.mining import capped
 from eval.probe.refining import Limits, listed_seeds
-from eval.probe.repeats import repeat_section, repeated_probe, repeats_of
+from eval.probe.repeats import repeat_section, repeated_probe
 from eval.probe.report import read_report
 from eval.probe.run import probe
 from eval.scores.bootstrap import ResampledMeans, difference_of, repeated
+from eval.session.repeats import repeats_of
 from tests.support.fakes import FakeReader
 from tests.support.probe_run import a_plan
 from tests.support.probing import TEXTS, ProbeWorld, scored, with_scripted_models, write_data_set
@@ -222,7 +223,7 @@ def test_another_target_starts_its_searches_from_the_same_memes(tmp_path, data):
 @pytest.mark.slow
 def test_repeats_use_the_same_memes_with_other_seeds(tmp_path, data):
     plan = a_plan(tmp_path / "probe", data, seed=3)
-    plans = repeats_of(plan, 3)
+    plans = repeats_of(plan, 3, "a probe")
     assert [(one.seed, one.drawn_by, one.out.name) for one in plans] == [
         (3, 3, "repeat-1"),
         (4, 3, "repeat-2"),
@@ -244,7 +245,7 @@ def test_repeats_use_the_same_memes_with_other_seeds(tmp_path, data):
     assert len(repeat_section(together).rows) == 1 + 5
     ran = CliRunner().invoke(cli, ["probe", "--report", "--out", str(tmp_path / "probe")])
     assert ran.exit_code == 0 and "3 repeats about the same memes, seeds 3, 4, 5" in ran.output, ran.output
-    assert repeats_of(plan, 2), "an existing report page does not prevent resuming"
+    assert repeats_of(plan, 2, "a probe"), "an existing report page does not prevent resuming"
     output = CliRunner().invoke(cli, ["probe", "--report", "--out", str(tmp_path / "probe"), "--json"])
     assert len(json.loads(output.output)["repeats"]) == 3
     with pytest.raises(BadRequest, match="at least two"):
@@ -255,7 +256,7 @@ def test_repeats_use_the_same_memes_with_other_seeds(tmp_path, data):
     (tmp_path / "single").mkdir()
     (tmp_path / "single" / "manifest.json").write_text("{}")
     with pytest.raises(BadRequest, match="without repeats"):
-        repeats_of(dataclasses.replace(plan, out=tmp_path / "single"), 2)
+        repeats_of(dataclasses.replace(plan, out=tmp_path / "single"), 2, "a probe")
 
 
 def test_mean_and_spread_of_repeats_ignore_missing_figures():

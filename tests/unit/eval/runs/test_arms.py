@@ -187,7 +187,7 @@ def test_command_prints_the_table(
     assert (dull["made"], dull["stored"]) == (3 * 8, 0)
     assert swapped["made"] == 3 * 8 and swapped["calls"] == full["calls"]
     assert full["made"] + dull["made"] + swapped["made"] == len(model.asked)
-    assert dull["difference_accuracy"]["value"] == pytest.approx(dull["accuracy_a"] - full["accuracy_a"])
+    assert dull["differences"]["accuracy"]["value"] == pytest.approx(dull["a"]["accuracy"] - full["a"]["accuracy"])
 
 
 def test_command_compares_two_sets_of_prompts_on_the_same_memes(

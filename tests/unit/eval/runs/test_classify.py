@@ -244,7 +244,7 @@ def test_runs_are_compared_exported_and_grouped_by_another_task(data, tmp_path, 
     ran = CliRunner().invoke(cli, ["compare", str(tmp_path / "picture"), str(tmp_path / "words")])
     assert ran.exit_code == 0 and "macro-f1 of picture" in ran.output and "different" in ran.output
     ran = CliRunner().invoke(cli, ["compare", str(tmp_path / "picture"), str(tmp_path / "words"), "--json"])
-    both = json.loads(ran.stdout)
+    (both,) = json.loads(ran.stdout)["comparisons"]
     assert both["differences"]["accuracy"]["value"] == pytest.approx(both["a"]["accuracy"] - both["b"]["accuracy"])
     assert both["only_a_right"] - both["only_b_right"] == pytest.approx(24 * both["differences"]["accuracy"]["value"])
     ran = CliRunner().invoke(cli, ["report", str(tmp_path / "picture"), "--by", "signs", "--json"])

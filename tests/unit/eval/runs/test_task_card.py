@@ -13,9 +13,9 @@ from eval.reports.label_sections import noise_section, subgroup_sections
 from eval.reports.tasks import as_json, gather_tasks, sections_of
 from eval.runs.results import Judged
 from eval.scores.choose import rank_answers
-from eval.scores.compare import compare_tasks, task_comparison_in_words
+from eval.scores.compare import compare, in_words
 from eval.scores.label_noise import find_task_noise
-from eval.scores.subgroups import NONE, SHARES, task_subgroup_tables
+from eval.scores.subgroups import NONE, SHARES, subgroup_tables
 from eval.scores.task_card import task_card
 from eval.solvers.labelling import settle
 from eval.solvers.question import Outcome, Prediction, TaskAnswer
@@ -70,14 +70,14 @@ def test_few_differing_memes_do_not_separate_two_runs():
     for count, sure in ((1, False), (5, False), (6, True)):
         pairs = [("for", "for")] * count
         right, wrong = results(pairs, name="right"), results([("for", "against")] * count, name="wrong")
-        compared = compare_tasks(right, wrong, resamples=200)
+        compared = compare(right, wrong, resamples=200)
         assert (compared.differing, compared.sure) == (count, sure)
-        assert ("within noise" in " ".join(task_comparison_in_words(compared))) is not sure
+        assert ("within noise" in " ".join(in_words(compared))) is not sure
         best, other = rank_answers([right, wrong], resamples=200).ways
         assert best.within_noise and other.within_noise is not sure
     # Six memes of two groups count as two observations.
     grouped = [results([("for", answered)] * 6, group=["a", "b"] * 3) for answered in ("for", "against")]
-    assert not compare_tasks(*grouped, resamples=200).sure
+    assert not compare(*grouped, resamples=200).sure
 
 
 def test_unanswered_memes_are_wrong_and_the_baseline_is_the_most_frequent_label():
@@ -120,27 +120,25 @@ def test_metric_misspelled_in_a_card_is_an_error():
 
 def test_comparison_is_per_meme_and_matches_the_figures():
     better = [(gold, gold) for gold, _ in PAIRS]
-    comparison = compare_tasks(results(better, "a"), results(PAIRS, "b"), resamples=500)
+    comparison = compare(results(better, "a"), results(PAIRS, "b"), resamples=500)
     assert (comparison.n, comparison.only_a_right, comparison.only_b_right, len(comparison.changed)) == (22, 6, 0, 6)
     assert (
         comparison.differences["accuracy"].value == pytest.approx(6 / 22) and comparison.differences["accuracy"].low > 0
     )
     assert comparison.sure and comparison.mcnemar_p == pytest.approx(2 * 0.5**6)
-    assert "a is better in accuracy" in " ".join(task_comparison_in_words(comparison))
-    same = compare_tasks(results(PAIRS, "a"), results(PAIRS, "b"), resamples=100)
-    assert not same.sure and same.changed == () and "within noise" in " ".join(task_comparison_in_words(same))
+    assert "a is better in accuracy" in " ".join(in_words(comparison))
+    same = compare(results(PAIRS, "a"), results(PAIRS, "b"), resamples=100)
+    assert not same.sure and same.changed == () and "can't tell them apart" in in_words(same)[-1]
     # Memes that only one of the runs was asked about, whichever it is.
     for pair in ((PAIRS, PAIRS[:20]), (PAIRS[:20], PAIRS)):
-        fewer = compare_tasks(
-            *(results(run_pairs, name) for run_pairs, name in zip(pair, "ab", strict=True)), resamples=100
-        )
-        assert (fewer.n, fewer.only_one) == (20, 2)
+        fewer = compare(*(results(run_pairs, name) for run_pairs, name in zip(pair, "ab", strict=True)), resamples=100)
+        assert (fewer.n, len(fewer.left_out_a + fewer.left_out_b)) == (20, 2)
     other = QUESTION.model_copy(update={"task": "mood"})
     with pytest.raises(BadRequest, match="can't be compared"):
-        compare_tasks(results(PAIRS), results(PAIRS, question=other))
+        compare(results(PAIRS), results(PAIRS, question=other))
     swapped = [("against", answered) for _, answered in PAIRS]
     with pytest.raises(BadRequest, match="disagree on the gold label"):
-        compare_tasks(results(PAIRS), results(swapped))
+        compare(results(PAIRS), results(swapped))
 
 
 def test_best_of_many_guessing_runs_is_flattered_and_not_sure():
@@ -192,10 +190,10 @@ def test_run_that_leaves_the_harder_half_open_is_not_better(official):
     strict = f"{official}-strict"
     assert cards[0].figures[strict] == cards[0].figures[official]
     assert up * cards[1].figures[strict].value < up * cards[0].figures[strict].value
-    comparison = compare_tasks(whole, half, resamples=200)
+    comparison = compare(whole, half, resamples=200)
     assert comparison.official == strict and official not in comparison.differences
     assert comparison.sure and comparison.better == "whole"
-    assert f"whole is better in {strict}" in " ".join(task_comparison_in_words(comparison))
+    assert f"whole is better in {strict}" in " ".join(in_words(comparison))
     choice = rank_answers([half, whole], resamples=200)
     assert (choice.metric, [way.run for way in choice.ways]) == (strict, ["whole", "half"])
     assert choice.ways[1].behind.low > 0
@@ -261,7 +259,7 @@ def test_published_figures_appear_beside_runs_on_the_same_task_and_split():
 def test_subgroup_tables_show_accuracy_and_each_label():
     run = results(PAIRS)  # 12 "for", 8 "against" of which 4 are answered "for", 2 "neither" without an answer
     groups = {f"m{number}": ("first" if number < 16 else "last",) for number in range(22)}
-    overall, *labels = task_subgroup_tables(run, groups)
+    overall, *labels = subgroup_tables(run, groups)
     assert [(table.task, table.label) for table in (overall, *labels)] == [
         ("stance", ""),
         *(("stance", label) for label in QUESTION.labels),
@@ -288,11 +286,11 @@ def test_subgroup_tables_show_accuracy_and_each_label():
 def test_task_with_two_labels_has_only_one_subgroup_table():
     two = QUESTION.model_copy(update={"kind": "binary", "labels": ("for", "against")})
     run = results(PAIRS[:20], question=two)
-    (table,) = task_subgroup_tables(run, {f"m{number}": ("a",) for number in range(12)})
+    (table,) = subgroup_tables(run, {f"m{number}": ("a",) for number in range(12)})
     assert (table.label, table.shares, table.n) == ("for", SHARES, 20)
     assert [(g.name, g.n, g.harmful) for g in table.groups] == [("a", 12, 12), (NONE, 8, 0)]
     with pytest.raises(BadRequest, match="asked no question"):
-        task_subgroup_tables(replace(run, manifest=None), {})
+        subgroup_tables(replace(run, manifest=None), {})
 
 
 def noisy_results(rng, wrong):

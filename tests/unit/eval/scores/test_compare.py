@@ -36,10 +36,10 @@ def test_right_and_wrong_memes_are_counted_for_both_systems():
     ours = compare(a, b, PLAIN)
     # Right: A on 0, 1, 4, 5; B on 0, 2, 4, 6. Undecided and failed memes count as wrong.
     assert (ours.both_right, ours.only_a_right, ours.only_b_right, ours.both_wrong) == (2, 2, 2, 2)
-    assert ours.accuracy_a == ours.accuracy_b == 0.5 and ours.difference_accuracy.value == 0.0
-    assert [flip.meme for flip in ours.flipped] == ["1", "2", "3", "5", "6", "7"]
-    third = ours.flipped[2]
-    assert (third.harmful, third.a, third.b) == (True, N, U)
+    assert ours.a["accuracy"] == ours.b["accuracy"] == 0.5 and ours.differences["accuracy"].value == 0.0
+    assert [flip.meme for flip in ours.changed] == ["1", "2", "3", "5", "6", "7"]
+    third = ours.changed[2]
+    assert (third.gold, third.a, third.b) == (("harmful",), ("not harmful",), ("undecided",))
     assert ours.mcnemar_p == 1.0 and not ours.sure
 
 
@@ -49,12 +49,12 @@ def test_scores_match_those_of_single_runs():
     a = results(gold, [(N, H, U, F)[code] for code in rng.choice(4, 80)], name="A")
     b = results(gold, [(N, H, U, F)[code] for code in rng.choice(4, 80)], name="B")
     ours, of_a, of_b = compare(a, b, PLAIN), card(a, PLAIN).strict, card(b, PLAIN).strict
-    assert ours.accuracy_a == pytest.approx(of_a.accuracy.value)
-    assert ours.macro_f1_b == pytest.approx(of_b.macro_f1.value)
-    assert ours.difference_accuracy.value == pytest.approx(of_a.accuracy.value - of_b.accuracy.value)
-    assert ours.difference_macro_f1.value == pytest.approx(of_a.macro_f1.value - of_b.macro_f1.value)
+    assert ours.a["accuracy"] == pytest.approx(of_a.accuracy.value)
+    assert ours.b["macro-f1"] == pytest.approx(of_b.macro_f1.value)
+    assert ours.differences["accuracy"].value == pytest.approx(of_a.accuracy.value - of_b.accuracy.value)
+    assert ours.differences["macro-f1"].value == pytest.approx(of_a.macro_f1.value - of_b.macro_f1.value)
     other_way = compare(b, a, PLAIN)
-    assert other_way.difference_accuracy.value == -ours.difference_accuracy.value
+    assert other_way.differences["accuracy"].value == -ours.differences["accuracy"].value
     assert other_way.mcnemar_p == ours.mcnemar_p
 
 
@@ -85,7 +85,7 @@ def test_interval_matches_scipy_s_paired_bootstrap():
     )
     better = (answers[0] == gold).astype(float) - (answers[1] == gold)
     found = bootstrap((better,), np.mean, method="percentile", n_resamples=5000, rng=np.random.default_rng(1))
-    ours = compare(a, b, PLAIN).difference_accuracy
+    ours = compare(a, b, PLAIN).differences["accuracy"]
     assert [ours.low, ours.high] == pytest.approx(list(found.confidence_interval), abs=0.011)
     assert ours.value == pytest.approx(better.mean())
 
@@ -94,10 +94,10 @@ def test_paired_interval_is_narrower_than_that_of_one_system():
     """Two systems right on nearly the same memes have a narrower interval of the difference than of each accuracy."""
     a, b = systems_with(600, 40, 10, 350)
     ours = compare(a, b, PLAIN)
-    paired = ours.difference_accuracy.high - ours.difference_accuracy.low
+    paired = ours.differences["accuracy"].high - ours.differences["accuracy"].low
     alone = card(a, PLAIN).strict.accuracy
     assert paired < 0.6 * (alone.high - alone.low)
-    assert ours.sure and ours.difference_accuracy.low > 0
+    assert ours.sure and ours.differences["accuracy"].low > 0
 
 
 def test_memes_of_a_group_are_resampled_together():
@@ -116,18 +116,18 @@ def test_memes_of_a_group_are_resampled_together():
     ]
     singly, whole = compare(*alone, Protocol.PLAIN), compare(*over, Protocol.PLAIN)
     assert (singly.groups, whole.groups) == (0, 6)
-    assert whole.difference_accuracy.value == singly.difference_accuracy.value == pytest.approx(1 / 3)
+    assert whole.differences["accuracy"].value == singly.differences["accuracy"].value == pytest.approx(1 / 3)
     # Two of six groups are all wrong, so the difference is uncertain.
-    assert whole.difference_accuracy.low == 0 < singly.difference_accuracy.low
+    assert whole.differences["accuracy"].low == 0 < singly.differences["accuracy"].low
     assert "6 groups" in " ".join(in_words(whole)) and "groups" not in " ".join(in_words(singly))
 
 
 def test_system_compared_with_itself_has_no_difference():
     a, _ = systems_with(5, 2, 0, 3)
     ours = compare(a, a, PLAIN)
-    for difference in (ours.difference_accuracy, ours.difference_macro_f1):
+    for difference in (ours.differences["accuracy"], ours.differences["macro-f1"]):
         assert (difference.value, difference.low, difference.high) == (0, 0, 0)
-    assert ours.mcnemar_p == 1.0 and ours.flipped == ()
+    assert ours.mcnemar_p == 1.0 and ours.changed == ()
     assert in_words(ours)[-1] == "They are right on the same memes: this test set can't tell them apart."
 
 
@@ -146,7 +146,7 @@ def test_only_memes_of_both_systems_are_compared():
     b = results([True, False, True], [N, N, H], ids=["b", "c", "d"], name="B")
     ours = compare(a, b, PLAIN)
     assert (ours.n, ours.left_out_a, ours.left_out_b) == (2, ("a",), ("d",))
-    assert (ours.accuracy_a, ours.accuracy_b) == (1.0, 0.5)
+    assert (ours.a["accuracy"], ours.b["accuracy"]) == (1.0, 0.5)
     words = in_words(ours)
     assert "1 meme that only A was asked about is not compared." in words
     assert "1 meme that only B was asked about is not compared." in words
@@ -164,8 +164,8 @@ def test_memes_dropped_by_a_protocol_are_not_reported_as_left_out():
     gold = [NOT, SOME, VERY]
     a, b = results(gold, [N, N, H], name="A"), results(gold, [N, H, H], name="B")
     extreme = compare(a, b, Protocol.EXTREME)
-    assert (extreme.n, extreme.left_out_a, extreme.flipped) == (2, (), ())
-    assert [flip.meme for flip in compare(a, b, Protocol.MERGED).flipped] == ["1"]
+    assert (extreme.n, extreme.left_out_a, extreme.changed) == (2, (), ())
+    assert [flip.meme for flip in compare(a, b, Protocol.MERGED).changed] == ["1"]
 
 
 def test_unjudged_memes_are_reported():
@@ -180,18 +180,18 @@ def test_unjudged_memes_are_reported():
 def test_wording_for_a_difference_within_noise():
     a, b = systems_with(300, 12, 9, 33)
     assert in_words(compare(a, b, PLAIN)) == [
-        "Protocol plain, 354 memes: A has an accuracy of 0.881, B of 0.873; macro-F1 0.468 and 0.466.",
+        "Protocol plain, 354 memes: accuracy of A 0.881, of B 0.873; macro-f1 of A 0.468, of B 0.466.",
         "A is right on 12 memes that B gets wrong, B on 9 that A gets wrong; exact McNemar p = 0.664.",
-        "The difference (A less B) is +0.008 [-0.017, +0.034] in accuracy and +0.002 [-0.005, +0.010] in macro-F1.",
-        "This is within noise: this test set can't tell them apart. With 354 memes it would take a difference of about "
-        "3.1 points.",
+        "The difference (A less B) is +0.008 [-0.017, +0.034] in accuracy, +0.002 [-0.005, +0.010] in macro-f1.",
+        "In accuracy this is within noise: this test set can't tell them apart. With 354 memes it would take a "
+        "difference of about 3.1 points.",
     ]
 
 
 def test_wording_for_a_significant_difference():
     a, b = systems_with(300, 5, 25, 24)
     assert in_words(compare(a, b, PLAIN))[-1] == (
-        "B is better by more than chance would often make of two systems that are as good."
+        "B is better in accuracy by more than chance would often make of two systems that are as good."
     )
 
 
@@ -219,9 +219,9 @@ def run_compare(*words):
 def test_command_reports_each_protocol_and_flipped_memes(runs):
     code, output = run_compare(*runs)
     assert code == 0
-    assert "Protocol merged, 60 memes: with precedents has an accuracy of 1.000, without of 0.500" in output
+    assert "Protocol merged, 60 memes: accuracy of with precedents 1.000, of without 0.500" in output
     assert "Protocol extreme, 40 memes:" in output
-    assert "with precedents is better by more than chance" in output
+    assert "with precedents is better in accuracy by more than chance" in output
     lines = output.splitlines()
     header = next(line for line in lines if line.startswith("different"))
     assert header.split() == ["different", "gold", "with", "precedents", "without"]
@@ -236,10 +236,10 @@ def test_command_prints_everything_as_json(runs, request):
     check_figures(request, "compare", json.loads(output))
     (only,) = json.loads(output)["comparisons"]
     assert code == 0 and only["protocol"] == "extreme"
-    assert (only["only_a_right"], only["only_b_right"], len(only["flipped"])) == (10, 0, 10)
+    assert (only["only_a_right"], only["only_b_right"], len(only["changed"])) == (10, 0, 10)
     assert only["mcnemar_p"] == pytest.approx(2 / 2**10)
-    assert only["difference_accuracy"]["value"] == 0.25
-    assert only["flipped"][-1] == {"meme": "59", "harmful": True, "a": "HARMFUL", "b": "UNDECIDED"}
+    assert only["differences"]["accuracy"]["value"] == 0.25
+    assert only["changed"][-1] == {"meme": "59", "gold": ["harmful"], "a": ["harmful"], "b": ["undecided"]}
 
 
 def test_command_explains_what_cannot_be_compared(runs, tmp_path):

@@ -28,7 +28,7 @@ from eval.scores.compare import contrasts, holm, remarks
 from eval.scores.label_noise import find_label_noise
 from eval.scores.meme_rows import read_meme_rows
 from eval.scores.metrics import card
-from eval.scores.subgroups import NONE, groups_by, subgroup_table, wilson
+from eval.scores.subgroups import NONE, groups_by, subgroup_tables, wilson
 from tests.support.judged import F, H, N, U, meme, results, write_run
 
 
@@ -239,7 +239,7 @@ def test_holm_and_wilson_match_statsmodels():
 
 def test_subgroups_match_figures_by_hand():
     ours = results([True, True, False, False, False], [H, U, H, N, F], ids="abcde")
-    table = subgroup_table(ours, Protocol.PLAIN, {"a": ["x"], "b": ["x", "y"], "c": ["x"], "d": []})
+    (table,) = subgroup_tables(ours, {"a": ["x"], "b": ["x", "y"], "c": ["x"], "d": []}, Protocol.PLAIN)
     x, none, y = table.groups
     assert [(g.name, g.n, g.harmful) for g in table.groups] == [("x", 3, 2), (NONE, 2, 0), ("y", 1, 1)]
     assert (x.accuracy.count, x.accuracy.n, x.accuracy.rest) == (1, 3, 0.5)
@@ -258,7 +258,7 @@ def test_only_the_group_that_is_treated_worse_is_found():
             gold.append(rng.random() < 0.4)
             wrong = rng.random() < (0.5 if number == 3 and not gold[-1] else 0.1)
             predicted.append(H if gold[-1] != wrong else N)
-    table = subgroup_table(results(gold, predicted), Protocol.PLAIN, groups)
+    (table,) = subgroup_tables(results(gold, predicted), groups, Protocol.PLAIN)
     assert {g.name for g in table.groups if g.false_alarms.sure} == {"g3"}
     assert not any(g.misses.sure for g in table.groups)
     assert any(g.name != "g3" and share.p < 0.05 for g in table.groups for share in (g.false_alarms, g.misses))

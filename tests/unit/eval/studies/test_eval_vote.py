@@ -8,9 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from court.backends.pictures.reader import GuardedPictureReader
-from court.errors import BadRequest
 from eval.cli import cli
-from eval.studies.vote import measure_left_out, measure_plain_votes, measure_vote
+from eval.studies.vote import measure_left_out, measure_vote
 from eval.synthetic.scenes import SCENES, draw_meme
 from retrieval.build import build_library
 from retrieval.library.sources import Source
@@ -76,7 +75,7 @@ def test_memes_also_in_the_library_and_undecided_ones_are_counted(library, tmp_p
 
 
 def test_leave_one_out_scores_the_library_s_own_memes(library):
-    scores = measure_left_out(library, twins_too=True)
+    scores = measure_left_out(library)
     assert (scores.n, scores.majority) == (40, 0.5)
     assert scores.accuracy.value == 1.0
 
@@ -115,11 +114,12 @@ def test_command_prints_figures_with_intervals_and_the_majority(library, tmp_pat
     assert missing.exit_code == 1 and "no precedent library" in missing.output
 
 
-def test_template_split_needs_a_suitable_encoder_and_excludes_keep_twins(library, tmp_path):
+def test_template_split_needs_a_suitable_encoder_and_the_library_s_own_memes(library, tmp_path):
     refused = CliRunner().invoke(cli, ["vote", str(library), "--leave-one-out", "--split", "template"])
     assert refused.exit_code == 1 and "Build it with --encoder builtin" in refused.output
-    both = CliRunner().invoke(cli, ["vote", str(library), "--leave-one-out", "--keep-twins", "--split", "template"])
-    assert both.exit_code == 2 and "leaves twins out" in both.output
+    file = write_memes(tmp_path / "e.csv", labelled("v", 4, wrong=1))
+    both = CliRunner().invoke(cli, ["vote", str(library), str(file), "--split", "template"])
+    assert both.exit_code == 2 and "is for --leave-one-out" in both.output
 
 
 @pytest.mark.slow
@@ -139,36 +139,8 @@ def test_vote_that_relies_on_templates_fails_with_templates_left_out(tmp_path, m
     asyncio.run(
         build_library(tmp_path / "library", [source], name="l", encoder=encoder, picture_reader=GuardedPictureReader())
     )
-    together = measure_left_out(tmp_path / "library", twins_too=True)
-    apart = measure_left_out(tmp_path / "library", twins_too=True, templates_too=True)
+    together = measure_left_out(tmp_path / "library")
+    apart = measure_left_out(tmp_path / "library", templates_too=True)
     assert together.accuracy.value >= 0.9 and apart.accuracy.value <= 0.6
     outcome = CliRunner().invoke(cli, ["vote", str(tmp_path / "library"), "--leave-one-out", "--split", "template"])
     assert outcome.exit_code == 0 and f"{apart.accuracy.value:.3f}" in outcome.output
-
-
-def test_plain_vote_weighs_each_of_the_k_nearest_equally(library, tmp_path):
-    file = write_memes(tmp_path / "e.csv", labelled("v", 10, wrong=2))
-    votes = asyncio.run(measure_plain_votes(library, Source(file), (1, 3, 25))).votes
-    assert [one.k for one in votes] == [1, 3, 25]
-    assert [one.scores.accuracy.value for one in votes] == [pytest.approx(0.8)] * 3
-    with pytest.raises(BadRequest, match="odd"):
-        asyncio.run(measure_plain_votes(library, Source(file), (1, 2)))
-
-
-def test_near_duplicates_are_excluded_from_the_vote_on_request(library, tmp_path):
-    # Texts copied from the library with the other label: if their copies voted, all of these would be wrong.
-    copies = [[f"t{n}", "not_harmful", f"{BAD[n % 3]} t{n}"] for n in range(3)]
-    file = write_memes(tmp_path / "f.csv", [*copies, ["new", "harmful", f"{BAD[0]} anew"]])
-    whole = asyncio.run(measure_plain_votes(library, Source(file), (1,)))
-    without = asyncio.run(measure_plain_votes(library, Source(file), (1,), without_duplicates=True))
-    assert whole.with_near is None and without.with_near == 3
-
-
-def test_command_prints_a_line_for_each_k(library, tmp_path):
-    file = str(write_memes(tmp_path / "g.csv", labelled("v", 10, wrong=2)))
-    outcome = CliRunner().invoke(cli, ["vote", str(library), file, "--k", "1,3", "--without-near-duplicates"])
-    assert outcome.exit_code == 0, outcome.output
-    assert "  1  0.800 [" in outcome.output and "  3  0.800 [" in outcome.output and "near  " in outcome.output
-    assert CliRunner().invoke(cli, ["vote", str(library), file, "--k", "2"]).exit_code == 1
-    assert CliRunner().invoke(cli, ["vote", str(library), file, "--k", "one"]).exit_code == 2
-    assert CliRunner().invoke(cli, ["vote", str(library), file, "--without-near-duplicates"]).exit_code == 2

@@ -18,10 +18,11 @@ from eval.datasets.items import JudgedMeme
 from eval.datasets.known import known_cards
 from eval.datasets.protocol import Level, Protocol
 from eval.runs.results import Judged, Results
+from eval.scores.choose import Choice
 from eval.scores.compare import TOO_FEW_DIFFER
 from eval.scores.metrics import card
 from eval.solvers.question import Outcome, Prediction
-from eval.studies.sweeping import Sweep, grid, parse_axis, parse_thresholds, rank, require_not_test
+from eval.studies.sweeping import grid, parse_axis, parse_thresholds, rank, require_not_test
 from eval.synthetic.make import Layout, make
 from tests.support.encoders import WordEncoder
 from tests.support.golden import check_figures
@@ -110,25 +111,25 @@ def test_candidates_are_ranked_and_scored_as_on_cards() -> None:
     runs = [results(f"r{n}", gold, guessing(rng, gold, right)) for n, right in enumerate((0.6, 0.9, 0.75))]
     halting = results("r3", gold, [U if n % 7 == 0 else F if n % 11 == 0 else H for n in range(90)])
     swept = rank([*runs, halting], MERGED, (), resamples=2000, seed=1)
-    assert [candidate.run for candidate in swept.candidates] == ["r1", "r2", "r0", "r3"]
-    for candidate in swept.candidates:
+    assert [candidate.run for candidate in swept.ways] == ["r1", "r2", "r0", "r3"]
+    for candidate in swept.ways:
         own_figures = card(next(run for run in [*runs, halting] if run.name == candidate.run), MERGED, resamples=2000)
-        assert candidate.macro_f1.value == pytest.approx(own_figures.strict.macro_f1.value)
+        assert candidate.value.value == pytest.approx(own_figures.strict.macro_f1.value)
         assert candidate.accuracy == pytest.approx(own_figures.strict.accuracy.value)
         assert candidate.coverage == pytest.approx(own_figures.coverage.value)
-        assert candidate.macro_f1.low == pytest.approx(own_figures.strict.macro_f1.low, abs=0.02)
-        assert candidate.macro_f1.high == pytest.approx(own_figures.strict.macro_f1.high, abs=0.02)
+        assert candidate.value.low == pytest.approx(own_figures.strict.macro_f1.low, abs=0.02)
+        assert candidate.value.high == pytest.approx(own_figures.strict.macro_f1.high, abs=0.02)
     assert swept.best.behind.value == swept.best.behind.high == 0 and swept.best.within_noise
-    assert not swept.candidates[-1].within_noise and swept.candidates[-1].behind.low > 0
+    assert not swept.ways[-1].within_noise and swept.ways[-1].behind.low > 0
 
 
 def test_thresholds_relabel_scored_memes_and_leave_the_others() -> None:
     gold = [True] * 5 + [False] * 5
     scores = [0.4, 0.4, 0.4, 0.4, None, 0.1, 0.1, 0.3, 0.3, None]
     swept = rank([results("r", gold, [N, N, N, N, H, N, N, N, N, U], scores)], MERGED, (0.2, 0.35), resamples=100)
-    by = {candidate.threshold: candidate for candidate in swept.candidates}
+    by = {candidate.threshold: candidate for candidate in swept.ways}
     assert by[0.35].accuracy == 0.9 and by[0.2].accuracy == 0.7 and by[None].accuracy == 0.5
-    assert {candidate.coverage for candidate in swept.candidates} == {0.9}
+    assert {candidate.coverage for candidate in swept.ways} == {0.9}
     assert swept.best.threshold == 0.35
     bare = rank([results("r", gold, [H, N] * 5)], MERGED, (0.2,), resamples=100)
     assert [candidate.threshold for candidate in bare.candidates] == [None]
@@ -151,8 +152,8 @@ def test_best_of_many_equals_is_flattered_by_about_the_estimate() -> None:
         runs = [results(f"r{n}", gold, guessing(rng, gold, 0.7)) for n in range(30)]
         swept = rank(runs, MERGED, (), resamples=300, seed=seed)
         estimated.append(swept.flattered_by)
-        true.append(swept.best.macro_f1.value - 0.7)
-        assert sum(candidate.within_noise for candidate in swept.candidates) > 5
+        true.append(swept.best.value.value - 0.7)
+        assert sum(candidate.within_noise for candidate in swept.ways) > 5
     # The true flattery is two standard errors of 200 memes, .065; the estimate is known to be a little cautious.
     assert np.mean(true) == pytest.approx(0.065, abs=0.015)
     assert 0.75 < np.mean(estimated) / np.mean(true) < 1.25
@@ -164,7 +165,7 @@ def test_clearly_best_candidate_owes_little_to_luck() -> None:
     runs = [results(f"r{n}", gold, guessing(rng, gold, 0.9 if n == 4 else 0.6)) for n in range(10)]
     swept = rank(runs, MERGED, (), resamples=300)
     assert swept.best.run == "r4" and swept.flattered_by < 0.005
-    assert sum(candidate.within_noise for candidate in swept.candidates) == 1
+    assert sum(candidate.within_noise for candidate in swept.ways) == 1
 
 
 def test_too_few_or_different_memes_are_refused() -> None:
@@ -199,8 +200,8 @@ def test_command_sweeps_without_a_model_and_extends_a_finished_sweep(
     assert more.exit_code == 0, more.output
     check_figures(request, "sweep", json.loads(more.stdout))
     found = json.loads(more.stdout)["merged"]
-    assert {candidate["run"] for candidate in found["candidates"]} == {"alpha=0", "alpha=1", "alpha=0.5"}
-    assert len(found["candidates"]) == 9 and found["n"] == 16
+    assert {candidate["run"] for candidate in found["ways"]} == {"alpha=0", "alpha=1", "alpha=0.5"}
+    assert len(found["ways"]) == 9 and found["n"] == 16
     assert (tmp_path / "out" / "alpha=0" / "manifest.json").read_bytes() == finished
     nothing = CliRunner().invoke(cli, ["sweep", *options[1:7], "--out", str(tmp_path / "x")], env=environment)
     assert nothing.exit_code == 2 and "nothing to choose from" in nothing.output
@@ -210,7 +211,7 @@ def test_small_differences_are_noise_and_groups_are_drawn_whole() -> None:
     gold = [bool(n % 2) for n in range(40)]
     right = [H if harmful else N for harmful in gold]
 
-    def swept(wrong: int, group: int = 0) -> Sweep:
+    def swept(wrong: int, group: int = 0) -> Choice:
         worse = [N if outcome is H else H for outcome in right[:wrong]] + right[wrong:]
         runs = [results("right", gold, right), results("worse", gold, worse)]
         if group:
@@ -229,12 +230,12 @@ def test_small_differences_are_noise_and_groups_are_drawn_whole() -> None:
         return rank(runs, MERGED, (), resamples=500)
 
     for wrong, sure in ((5, False), (20, True)):
-        best, worse = swept(wrong).candidates
+        best, worse = swept(wrong).ways
         assert (best.run, best.within_noise) == ("right", True)
         assert (worse.differing, worse.within_noise) == (wrong, not sure)
-    assert swept(5).candidates[1].behind.low > 0 and TOO_FEW_DIFFER in in_words(swept(5))
+    assert swept(5).ways[1].behind.low > 0 and TOO_FEW_DIFFER in in_words(swept(5))
     assert TOO_FEW_DIFFER not in in_words(swept(20))
     # Twenty wrong memes of one group count as one independent observation.
-    assert swept(20, group=20).candidates[1].differing == 1 and swept(20, group=20).candidates[1].within_noise
-    wide, narrow = (swept(20, group=size).candidates[1].macro_f1 for size in (10, 1))
+    assert swept(20, group=20).ways[1].differing == 1 and swept(20, group=20).ways[1].within_noise
+    wide, narrow = (swept(20, group=size).ways[1].value for size in (10, 1))
     assert wide.high - wide.low > 1.5 * (narrow.high - narrow.low)

@@ -117,7 +117,6 @@ VALID: dict[str, tuple[str, ...]] = {
     "memecourt demo": (),
     "memecourt-eval ablate": ("--dataset", "synthetic-harmeme", "--data", "{data}", "--out", "{new}"),
     "memecourt-eval arena": ("--models", "{models}", "--tasks", "{data}", "--out", "{new}"),
-    "memecourt-eval arena export": ("--out", "{folder}", "--parquet", "{new}"),
     "memecourt-eval arena detect": ("--out", "{folder}", "--models", "{models}"),
     "memecourt-eval arena difficulty": ("--out", "{folder}", "--models", "{models}", "--annotator", "m"),
     "memecourt-eval arena tasks": ("{run}", "--out", "{new}"),
