@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,68 +79,47 @@ async def measure_vote(
         raise BadRequest(f"No meme of {source.path.name} is left to be judged under the protocol {protocol}.")
     encoder = await asyncio.to_thread(load_encoder_for, place)
     whole = Library.open(place, encoder.identity)
+    gold, predicted, probabilities = [], [], []
+    undecided = same_text = without_picture = 0
     # The report has the whole library's digest: the reduced one is temporary.
     with _voters(whole, protocol, drop_precedents) as library:
-        report = await _measured(library, encoder, source=source, rows=usable, seed=seed)
+        finder, pictures = LibraryFinder(library, encoder), GuardedPictureReader()
+        try:
+            for row in usable:
+                picture = await _picture(row, source, pictures)
+                findings = await finder.find(
+                    text=row.text,
+                    frames=picture.frames if picture else (),
+                    pixels_sha256=picture.pixels_sha256 if picture else "",
+                    exhibits=3,
+                    tally=1,
+                    alpha=None,
+                )
+                vote = vote_of(findings)
+                if vote is None:
+                    continue  # no part of the meme could be compared
+                gold.append(row.label is Label.HARMFUL)
+                predicted.append(vote.probability >= vote.settings.threshold)
+                probabilities.append(vote.probability)
+                # The scores cover all memes; this counts those that the court would leave undecided.
+                undecided += vote_if_close(findings) is None
+                without_picture += picture is None
+                same = (Relation.SAME_TEXT, Relation.SAME_MEME)
+                same_text += any(exhibit.relation in same for exhibit in findings.exhibits)
+        finally:
+            finder.close()
+            await pictures.aclose()
     return VoteReport(
         library=whole.digest,
+        scores=score(gold, predicted, probabilities, seed=seed),
+        undecided=undecided,
+        same_text=same_text,
+        without_picture=without_picture,
         problems=tuple(rows.problems),
         protocol=protocol,
         dropped=len(rows.good) - len(usable),
         precedents=len(library.memes),
         precedents_dropped=len(whole.memes) - len(library.memes),
-        **report,
-    )
-
-
-class _Figures(TypedDict):
-    scores: Scores
-    undecided: int
-    same_text: int
-    without_picture: int
-
-
-async def _measured(
-    library: Library,
-    encoder: Encoder,
-    source: Source,
-    rows: Sequence[Row],
-    seed: int,
-) -> _Figures:
-    finder = LibraryFinder(library, encoder)
-    pictures = GuardedPictureReader()
-    gold, predicted, probabilities = [], [], []
-    undecided = same_text = without_picture = 0
-    try:
-        for row in rows:
-            picture = await _picture(row, source, pictures)
-            findings = await finder.find(
-                text=row.text,
-                frames=picture.frames if picture else (),
-                pixels_sha256=picture.pixels_sha256 if picture else "",
-                exhibits=3,
-                tally=1,
-                alpha=None,
-            )
-            vote = vote_of(findings)
-            if vote is None:
-                continue  # no part of the meme could be compared
-            gold.append(row.label is Label.HARMFUL)
-            predicted.append(vote.probability >= vote.settings.threshold)
-            probabilities.append(vote.probability)
-            # The scores cover all memes; this counts those that the court would leave undecided.
-            undecided += vote_if_close(findings) is None
-            without_picture += picture is None
-            same = (Relation.SAME_TEXT, Relation.SAME_MEME)
-            same_text += any(exhibit.relation in same for exhibit in findings.exhibits)
-    finally:
-        finder.close()
-        await pictures.aclose()
-    return _Figures(
-        scores=score(gold, predicted, probabilities, seed=seed),
-        undecided=undecided,
-        same_text=same_text,
-        without_picture=without_picture,
     )
 
 
