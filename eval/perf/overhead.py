@@ -202,7 +202,9 @@ async def _calls(address: str, calls: int, trials: int) -> dict[str, float]:
             assert json.loads(response.content)["choices"]
             spent.append(time.process_time() - before)
         bare = statistics.median(spent)
-        one, many = [await _of_trials(court, http, address, trials, at_once) for at_once in (1, _AT_ONCE)]
+        one, many = [
+            await _of_trials(court, http, address, trials=trials, at_once=at_once) for at_once in (1, _AT_ONCE)
+        ]
         return {
             "bare_post_cpu_ms": 1000 * bare,
             "trial_call_over_bare": one / bare,
@@ -210,7 +212,7 @@ async def _calls(address: str, calls: int, trials: int) -> dict[str, float]:
         }
 
 
-async def _of_trials(court: Court, http: httpx2.AsyncClient, address: str, trials: int, at_once: int) -> float:
+async def _of_trials(court: Court, http: httpx2.AsyncClient, address: str, *, trials: int, at_once: int) -> float:
     """Returns the CPU time of whole trials per call that the server saw: prompts, client, replies, events and all."""
 
     async def calls_served() -> int:

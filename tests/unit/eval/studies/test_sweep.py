@@ -132,7 +132,7 @@ def test_thresholds_relabel_scored_memes_and_leave_the_others() -> None:
     assert {candidate.coverage for candidate in swept.ways} == {0.9}
     assert swept.best.threshold == 0.35
     bare = rank([results("r", gold, [H, N] * 5)], MERGED, (0.2,), resamples=100)
-    assert [candidate.threshold for candidate in bare.candidates] == [None]
+    assert [candidate.threshold for candidate in bare.ways] == [None]
 
 
 def test_single_candidate_is_not_flattered() -> None:
