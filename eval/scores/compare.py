@@ -131,7 +131,7 @@ class _Answers:
     def to_question(cls, results: Results) -> _Answers:
         question = question_of(results)
 
-        def said(one: Judged) -> tuple[str, ...] | None:
+        def labels(one: Judged) -> tuple[str, ...] | None:
             answer = one.prediction.said.get(question.task)
             return None if answer is None else answer.labels
 
@@ -141,7 +141,7 @@ class _Answers:
                 for one in arrays_of(results)[0]
             },
             lambda judged: arrays_of(replace(results, judged=tuple(judged)))[1],
-            said,
+            labels,
         )
 
 
