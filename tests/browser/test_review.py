@@ -120,52 +120,6 @@ def click_through(page, name, role="button"):
         page.get_by_role(role, name=name, exact=True).click()
 
 
-def test_two_reviewers_never_get_the_same_case(served, person):
-    for name in ("one", "two"):
-        served.tried(name, verdict(H, strengths=TIE, rationale=RATIONALE), words=f"case {name}")
-    ada, bea = person("ada"), person("bea")
-    for page in (ada, bea):
-        page.get_by_role("button", name="Take the next case").click()
-        page.get_by_role("heading", name="Your case").wait_for()
-    ada_case, bea_case = ada.url.rpartition("/")[2], bea.url.rpartition("/")[2]
-    assert {ada_case, bea_case} == {"one", "two"}
-
-    bea.goto(f"/desk/cases/{ada_case}")
-    assert "ada has this case" in text_of(bea)
-    assert bea.get_by_role("button", name="Decide").count() == 0
-    bea.goto("/desk")
-    assert "ada has it" in text_of(bea) and "yours" in text_of(bea)
-
-    assert RATIONALE not in ada.content()
-    ada.get_by_role("button", name="Show the picture").click()
-    ada.locator("#views.seen").wait_for()
-    ada.get_by_label("Not harmful").check()
-    ada.get_by_label("Clause of the policy").fill("4")
-    ada.get_by_label("Reason").fill("It mocks a habit.")
-    ada.get_by_label("If I overrule").check()
-    ada.get_by_role("button", name="Decide").click()
-    ada.wait_for_selector("#verdict-title")
-    assert RATIONALE in text_of(ada) and "before it was shown" in text_of(ada)
-    assert "becomes a precedent once the minute for an undo is over" in text_of(ada)
-    review = served.record(ada_case).last(VerdictReviewed)
-    assert (review.label, review.blind, review.reviewer, review.clause) == (N, True, "ada", "4")
-
-    # Bea looks at the verdict first and asks for a second opinion, which ada is offered.
-    bea.goto(f"/desk/cases/{bea_case}")
-    bea.get_by_role("button", name="Show the verdict first").click()
-    wait_for_texts(bea, RATIONALE)
-    bea.get_by_text("Ask for a second opinion").click()
-    bea.get_by_label("What are you unsure of?").fill("Is the hat meant?")
-    bea.get_by_role("button", name="Ask, and give the case back").click()
-    wait_for_texts(bea, "asked for a second opinion")
-    ada.goto("/desk")
-    assert "1 waiting" in text_of(ada) and "second opinion asked" not in text_of(ada)
-    ada.get_by_role("button", name="Take the next case").click()
-    wait_for_texts(ada, "bea asked for a second opinion")
-    assert "Is the hat meant?" not in text_of(ada)
-    assert served.record(bea_case).last(SecondOpinionAsked).by == "bea"
-
-
 def test_review_by_keyboard_alone(served, person):
     for name in ("one", "two", "three"):
         served.tried(name, verdict(U, rationale=RATIONALE), words=f"case {name}")

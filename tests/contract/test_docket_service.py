@@ -443,18 +443,6 @@ def test_an_undecided_trial_can_be_decided_by_a_person(sqlite: Path) -> None:
     assert overruled.label == wire.LABEL_UNDECIDED
 
 
-def test_concurrent_reviews_are_all_stored(place: Path | Address) -> None:
-    async def work(it: Scene) -> tuple[set[str], list[int]]:
-        await it.tried("t-1")
-        await asyncio.gather(*(it.reviewed("t-1", reason=f"reason {number}") for number in range(20)))
-        reviews = (await it.docket.trials.record("t-1")).events[3:]
-        return {review.reason for review in reviews}, [review.seq for review in reviews]
-
-    reasons, numbers = play(place, work)
-    assert reasons == {f"reason {number}" for number in range(20)}
-    assert numbers == list(range(3, 23))
-
-
 @pytest.mark.parametrize(
     ("trial", "caller", "fields", "expected"),
     [

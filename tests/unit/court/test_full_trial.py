@@ -163,15 +163,6 @@ def test_judge_sees_label_and_similarity_of_each_precedent_and_the_vote():
     assert "Of the 5 labelled memes nearest to this one, 2 were found harmful" in words
 
 
-def test_system_messages_are_constant():
-    one, two = Cast(rounds=2), Cast(rounds=2)
-    try_meme(one)
-    try_meme(two, meme=a_meme("other words"), found=findings([N, N, N]), reader=FakeReader("x"))
-    systems = {(role, request.system) for role in one.models for request in one.requests(role)}
-    assert systems == {(role, request.system) for role in two.models for request in two.requests(role)}
-    assert len(systems) == 4
-
-
 def test_later_requests_of_a_role_share_their_prefix_with_earlier_ones():
     """A prefix cache serves only an identical beginning: the history grows, and the task comes last."""
     cast = Cast(rounds=4)

@@ -1,7 +1,6 @@
 """Tests of the tally of unused calls: the last event counts every call that no other event records."""
 
 import asyncio
-import json
 from functools import partial
 
 import pytest
@@ -14,7 +13,6 @@ from court.events import (
     TrialFailed,
     Unused,
     VerdictGiven,
-    parse_event,
 )
 from court.ports import ChatReply, FinishReason
 from court.record import TrialAborted
@@ -153,12 +151,3 @@ def test_failed_and_cancelled_calls_are_counted():
 
 def test_trial_without_calls_records_no_unused_calls():
     assert try_meme(Cast(), procedure=Procedure.SUMMARY).last(VerdictGiven).unused is None
-
-
-def test_record_without_the_unused_field_is_readable():
-    event = try_meme(Cast(rounds=2)).last(VerdictGiven)
-    stored = event.model_dump(mode="json")
-    del stored["unused"], stored["call"]["server"], stored["odds"]["call"]["server"]
-    old = parse_event(json.dumps(stored))
-    assert old.unused is None and old.call.server == ""
-    assert old.verdict == event.verdict

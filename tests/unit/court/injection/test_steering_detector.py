@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from court import judgment as steering_evidence
-from court.events import AnswerGiven, Described, PrecedentsCited, Procedure, TextRead, VerdictGiven, parse_event
+from court.events import AnswerGiven, Described, PrecedentsCited, Procedure, TextRead, VerdictGiven
 from court.injection import detector as steering
 from court.injection.detector import SignalKind, find_injection_signals, phrases
 from court.record import TrialRecord
@@ -335,13 +335,6 @@ def test_resumed_trial_has_the_signs_of_its_first_part():
     cut = TrialRecord.of(complete.events[:-1])
     record = asyncio.run(full_court(Cast()).resume(cut, a_picture(), RecordingSink()))
     assert record.last(VerdictGiven).steering == complete.last(VerdictGiven).steering != ()
-
-
-def test_record_without_the_steering_field_is_readable():
-    event = a_summary(findings([H] * 5), "a cat").last(VerdictGiven)
-    before = event.model_dump(mode="json")
-    del before["steering"]
-    assert parse_event(json.dumps(before)) == event
 
 
 def test_signs_are_shown_without_quoting_the_text():

@@ -49,41 +49,6 @@ def run_folder(out: Path, planned: Study, **changes: object) -> RunManifest:
 
 
 @pytest.mark.slow
-def test_calls_that_arms_share_are_made_once(tmp_path: Path, data: Path, model: ScriptedModel) -> None:
-    arms = (*PAPER, "swapped-sides", "random-precedents", "shuffled-labels")
-    # Overlap is off: it makes speculative calls that no record has.
-    planned = study(tmp_path, data, *arms, settings=settings(tmp_path / "home", overlap=False))
-    folders = asyncio.run(run_study(planned, Progress()))
-    results = {folder.name: read_results(folder.root) for folder in folders}
-    assert list(results) == list(arms)
-    requests = Counter(
-        json.dumps([a.request.system, [str(part) for part in a.request.parts], a.options]) for a in model.asked
-    )
-    assert set(requests.values()) == {1}
-    calls = {name: sum(one.prediction.cost.calls for one in arm.judged) for name, arm in results.items()}
-    stored = {name: sum(one.prediction.cost.stored for one in arm.judged) for name, arm in results.items()}
-    made = {name: calls[name] - stored[name] for name in arms}
-    assert sum(made.values()) == len(model.asked)
-    # Description and examination have the same prompts as in full: only the Judge is called again, three times a meme.
-    for name in ("no-precedents", "swapped-sides", "random-precedents"):
-        assert made[name] == 3 * 8 < stored[name]
-    assert made["no-advocates"] == 3 * 8 and stored["no-advocates"] == 8
-    assert calls["dull-judge"] == made["dull-judge"] == 3 * 8
-    # Running it again makes no call and changes nothing.
-    before = len(model.asked)
-    messages: list[str] = []
-
-    class RecordingProgress(Progress):
-        def tell(self, sentence: str) -> None:
-            messages.append(sentence)
-
-    again = asyncio.run(run_study(planned, RecordingProgress()))
-    assert len(model.asked) == before
-    assert [read_results(folder.root).judged for folder in again] == [results[name].judged for name in arms]
-    assert sum("finished before" in sentence for sentence in messages) == len(arms)
-
-
-@pytest.mark.slow
 def test_manifests_record_the_changes_of_each_arm(tmp_path: Path, data: Path, model: ScriptedModel) -> None:
     arms = ("full", "no-captioner", "swapped-sides", "random-precedents", "shuffled-labels")
     folders = asyncio.run(run_study(study(tmp_path, data, *arms, limit=2), Progress()))
