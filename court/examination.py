@@ -1,4 +1,4 @@
-"""One side's examination of the Proposer: the ChatCaptioner loop with the entropy stop (Algorithm 1; docs/trials.md).
+"""One side's examination of the Proposer: the ChatCaptioner loop with the entropy stop (Algorithm 1).
 
 ``for r = 1 … R_max: q_r = ask(H, D, T); a_r = answer(q_r, G); H += (q_r, a_r); S_r = summarise(H)``; it ends when
 ``r >= R_min`` and ``|Entropy(S_r) - Entropy(S_{r-1})| < epsilon``.

@@ -1,4 +1,4 @@
-"""The full procedure: description, concurrent examination by both sides, precedents, judgment (docs/trials.md).
+"""The full procedure: description, concurrent examination by both sides, precedents, judgment.
 
 If only a text was sent, there is nothing for the Proposer to describe or answer questions about: it is not called, each
 side argues once from the text, and the Judge is told that there is no picture.
@@ -261,7 +261,7 @@ class FullTrial:
     ) -> tuple[RoleReply[RulingReply], OddsGiven | None]:
         """Returns a judge's ruling, and the odds of its model if the settings ask for them."""
         # Concurrently, as both share a prompt prefix. They are stored together, so a crash in between loses the first
-        # (docs/trials.md).
+        # (docs/explanation/full-trial.md).
         return await gather_or_cancel(judge.rule(brief), judge.odds(brief) if self._settings.score else completed(None))
 
     async def _rule(self, number: int, model: RoleModel, brief: JudgeBrief[Frame]) -> Opinion:

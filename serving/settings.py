@@ -490,7 +490,7 @@ class Settings(BaseSettings):
     """Share of all verdicts that are randomly sampled for review: they measure how good verdicts are."""
     flip_share: float = Field(default=0.0, ge=0, le=1)
     """Share of full trials, drawn by their ids, whose Judge is asked again with pieces left out, within the caller's
-    time and before the answer (docs/trials.md)."""
+    time and before the answer."""
     binding: Literal["exact", "off"] = "exact"
     """Which memes are settled by a precedent whose label a named person answers for: ``exact`` copies of it, or none
     (``off``)."""

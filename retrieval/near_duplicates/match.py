@@ -45,7 +45,7 @@ _TRIES: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class MatchThresholds:
-    """Thresholds up to which two memes count as the same; chosen on development pictures (docs/libraries.md).
+    """Thresholds up to which two memes count as the same; chosen on development pictures.
 
     Attributes:
         radius: Maximum Hamming distance of the hashes, of 256 bits. PDQ's authors recommend 31 if only the hash

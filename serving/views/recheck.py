@@ -80,7 +80,7 @@ def _is_whole(record: TrialRecord, summary: Summarised) -> bool:
 
 
 def _stop_reasons(record: TrialRecord) -> Iterator[Difference]:
-    """Checks that each side stopped where the stop rule says (docs/trials.md)."""
+    """Checks that each side stopped where the stop rule says (docs/explanation/full-trial.md)."""
     settings = record.opened.settings
     epsilon, least = settings.get("epsilon"), settings.get("rounds_min")
     # A record of another procedure, or of another version, may have none of these settings.
@@ -158,7 +158,7 @@ def _verdict(record: TrialRecord) -> Iterator[Difference]:
         verdict = event.verdict
         if verdict.rule != RULE:
             yield Difference(event.seq, "the rule", verdict.rule, f"this version knows {RULE} only")
-        # The label must follow from the strengths alone (docs/trials.md): whatever else gave it would be a fault.
+        # The label must follow from the strengths alone: whatever else gave it would be a fault.
         label = Label.UNDECIDED if verdict.strengths is None else rule(**verdict.strengths.model_dump())
         if label is not verdict.label:
             yield Difference(event.seq, "the label by the rule", verdict.label, label)

@@ -71,7 +71,7 @@ def test_known_data_sets_are_complete_and_their_class_counts_add_up():
             # Harm-P V1 has one row without a label.
             unlabelled = dataset.id == "harm-p" and split.name == "train"
             assert not labels or sum(labels.values()) + unlabelled == split.memes
-    # The protocol of the court's paper leaves 251 memes, 21 of them harmful, as docs/benchmark.md says.
+    # The protocol of the court's paper leaves 251 memes, 21 of them harmful, as docs/datasets.md says.
     test = find_card("harm-c").split("test")
     labels = test.labels_of("harm")
     assert (test.memes, labels["very harmful"], labels["not harmful"]) == (354, 21, 230)
