@@ -154,7 +154,7 @@ class Methods:
         self._services = services
         self.handlers = [service.handler() for service in services]
         # Telemetry comes first, so that calls refused by Access are counted too.
-        self.interceptors: Sequence[grpc.aio.ServerInterceptor] = (telemetry.interceptor(), self.access)
+        self.interceptors: Sequence[grpc.aio.ServerInterceptor] = (*telemetry.interceptors(), self.access)
 
     def __getitem__(self, name: str) -> Method[Any]:
         """Returns the method of a name, ``Judge``; no two services have one of the same name."""

@@ -140,14 +140,13 @@ class Telemetry:
         self._trials: OrderedDict[str, ObservedTrial] = OrderedDict()
         self._tries: OrderedDict[str, None] = OrderedDict()
 
-    def interceptor(self) -> grpc.aio.ServerInterceptor:
-        """Returns the interceptor that counts and times every call, and creates spans for calls about memes.
-
-        It comes first, so that calls refused by later interceptors are counted too.
-        """
+    def interceptors(self) -> Sequence[grpc.aio.ServerInterceptor]:
+        """Returns what counts and times every call, and creates spans for calls about memes; none if nobody looks."""
+        if not self.metrics and self._tracing is None:
+            return ()
         from serving.telemetry.rpc_calls import CallsInterceptor
 
-        return CallsInterceptor(self.metrics, self._tracing)
+        return (CallsInterceptor(self.metrics, self._tracing),)
 
     def call(
         self,

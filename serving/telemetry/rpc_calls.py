@@ -54,8 +54,6 @@ class CallsInterceptor(grpc.aio.ServerInterceptor):
     ) -> _Handler | None:
         """Returns a call's handler, wrapped to count it."""
         handler = await continuation(handler_call_details)
-        if not self._metrics and self._tracing is None:
-            return handler
         # Arbitrary names would each create a series, and so let callers consume memory.
         name = _KNOWN.get(handler_call_details.method, _OTHER)
         if handler is None:

@@ -166,7 +166,7 @@ def a_court(cast=None, **options):
 @asynccontextmanager
 async def a_scene(*, traces=False, court=None, **settings):
     async with open_telemetry(Settings(traces=traces, metrics="127.0.0.1:0", **settings)) as telemetry:
-        server = grpc.aio.server(interceptors=[telemetry.interceptor()])
+        server = grpc.aio.server(interceptors=telemetry.interceptors())
         stand = ScriptedService(telemetry, court or a_court())
         server.add_generic_rpc_handlers((stand.handler(),))
         health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), server)
@@ -479,7 +479,7 @@ def test_reuse_is_noted_in_the_call_s_span(collector):
             return wire.JudgeResponse()
 
         it.stand.judge = judge
-        server = grpc.aio.server(interceptors=[it.telemetry.interceptor()])
+        server = grpc.aio.server(interceptors=it.telemetry.interceptors())
         server.add_generic_rpc_handlers((it.stand.handler(),))
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()

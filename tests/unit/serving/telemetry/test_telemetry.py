@@ -431,8 +431,8 @@ def test_everything_but_traces_works_without_opentelemetry(monkeypatch):
         "import asyncio, serving.telemetry as t\n"
         "from serving.settings import Settings\n"
         "async def work():\n"
-        "    async with t.open_telemetry(Settings()) as telemetry:\n"
-        "        telemetry.interceptor(); telemetry.reused(near=False)\n"
+        "    async with t.open_telemetry(Settings(metrics='127.0.0.1:0')) as telemetry:\n"
+        "        telemetry.interceptors(); telemetry.reused(near=False)\n"
         "asyncio.run(work())"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
