@@ -25,12 +25,13 @@ BACKGROUND = {
     "retrieval/library/storage.py",
     "serving/rpc/health.py",
     "serving/judging/heartbeat.py",
+    "serving/docket/retention.py",
     "serving/docket/review/corrections.py",
     "serving/docket/review/queue.py",
     "serving/wiring.py",
 }
-"""Files of background loops, which no trial calls: health checks, heartbeat, watching for a changed library, and having
-the library follow reviews."""
+"""Files of background loops, which no trial calls: health checks, heartbeat, watching for a changed library, retention,
+and having the library follow reviews."""
 
 
 class Recorder:
