@@ -190,7 +190,13 @@ async def _followed(
     key = None if isinstance(into, Path) else court.home / "candidate.key"
     own = court.model_copy(update={"docket": into, "docket_key": key, "pictures": None})
     async with docket_in(court) as docket, open_court(own, tell=tell, read_text=False, duplicates=False) as candidate:
-        rules = FollowRules(share, which.namespace, which.opened_from, court.worked_on_at_once, within_s)
+        rules = FollowRules(
+            share=share,
+            namespace=which.namespace,
+            since=which.opened_from,
+            at_once=court.worked_on_at_once,
+            within_s=within_s,
+        )
         follower = Follower(docket, candidate, rules)
         while True:
             try:
