@@ -40,6 +40,27 @@ DIAGRAMS: dict[str, Diagram] = {
             ("rule", "decision", ""),
         ],
     ),
+    "explanation/one-meme.svg": (
+        {
+            "rpc": (0, 0, "rpc/judge|bytes to a request"),
+            "judge": (1, 0, "judging/judge|validate, decode"),
+            "known": (2, 0, "known, leases|which trial answers?"),
+            "running": (3, 0, "admission, running|once for all callers"),
+            "executor": (3, 1, "executor|court and docket"),
+            "trial": (2, 1, "court/trial, full|the procedure"),
+            "judgment": (2, 2, "judgment|strengths to label"),
+            "docket": (3, 2, "docket|stored, then answered"),
+        },
+        [
+            ("rpc", "judge", ""),
+            ("judge", "known", ""),
+            ("known", "running", ""),
+            ("running", "executor", ""),
+            ("trial", "judgment", ""),
+            ("trial", "executor", "event"),
+            ("executor", "docket", ""),
+        ],
+    ),
     "explanation/rule.svg": (
         {
             "vote": (0, 0, "vote of precedents"),
