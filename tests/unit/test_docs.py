@@ -15,6 +15,7 @@ from eval.cli import cli as eval_cli
 from memecourt.client import AsyncClient, Client
 from memecourt.v1 import court_pb2 as wire
 from memecourt_queue.cli import main as queue_cli
+from scripts.diagrams import DIAGRAMS, svg
 from scripts.docs_site import gather
 from scripts.reference_docs import pages
 from serving.cli.main import cli
@@ -50,6 +51,12 @@ def test_links_to_code_lead_to_source_pages(site):
     assert (ROOT / "serving" / "rpc" / "judge.py").read_text() in shown and "exclude: true" in shown
     linked = re.findall(r"\]\((?:\.\./)*[\w./-]+\.(?:py|proto|toml)\)", one_meme)
     assert not linked, "such links are broken in the site"
+
+
+def test_diagrams_are_as_the_script_draws_them():
+    assert len(DIAGRAMS) > 5
+    for name, diagram in DIAGRAMS.items():
+        assert (ROOT / "docs" / name).read_text() == svg(diagram), "python scripts/diagrams.py"
 
 
 def test_wire_page_documents_every_field_method_and_enum_value(site):
