@@ -455,7 +455,8 @@ def _toned(still: Image.Image) -> np.ndarray:
 # DP-4: same picture, other text
 
 PAIRS = 75 if FULL else 2
-"""Pairs per base picture; there are 46 pictures."""
+"""Pairs per base picture."""
+BASES = BACKGROUNDS if FULL else BACKGROUNDS[::3]
 EDITS = ("the same", "JPEG, quality 40", "half the size", "grey", "brighter by 20 %", "mirrored", "white border")
 
 
@@ -469,11 +470,11 @@ def captions(base: str) -> Sequence[Caption]:
 
 
 def test_dp_4_covers_the_stated_number_of_pairs():
-    assert len(BACKGROUNDS) * PAIRS == (3450 if FULL else 92)
+    assert len(BASES) * PAIRS == (3450 if FULL else 32) >= len(CAPTIONS), "each change of a caption is tried"
 
 
 @pytest.mark.promise("DP-4", "3,450 pairs of the same picture under another text: 0 verdicts given again")
-@pytest.mark.parametrize("base", BACKGROUNDS)
+@pytest.mark.parametrize("base", BASES)
 def test_dp_4_verdict_is_not_reused_for_the_same_picture_with_another_text(run_scene, base):
     """Tests each pair with texts as given, and as read by a perfect reader, where one letter in twenty may differ. All
     are compared with all known memes of the picture."""
@@ -487,7 +488,7 @@ def test_dp_4_verdict_is_not_reused_for_the_same_picture_with_another_text(run_s
         assert await server.reusable_trial(copy, known[0].words(), read=True) == "known 0"
         reused, rng = [], random.Random(f"pairs of {base}")
         for pair in range(PAIRS):
-            change = list(CAPTIONS)[(BACKGROUNDS.index(base) * PAIRS + pair) % len(CAPTIONS)]
+            change = list(CAPTIONS)[(BASES.index(base) * PAIRS + pair) % len(CAPTIONS)]
             caption = known[pair % len(known)]
             text = CAPTIONS[change](caption, rng)
             while text in [each.words() for each in known]:
