@@ -816,7 +816,14 @@ def test_messages_are_accepted_up_to_the_size_limit(excess_bytes, codes):
 @pytest.mark.parametrize("tokens", [False, True])
 def test_unknown_methods_are_unimplemented(file, tokens):
     token = token_file.add(file, "pipeline", [Scope.REVIEW], None)
-    unknown = ["/memecourt.v1.Court/Acquit", "/memecourt.v2.Court/Judge", "/none/none", "/", "/memecourt.v1.Court"]
+    unknown = [
+        "/memecourt.v1.Court/Acquit",
+        "/memecourt.v2.Court/Judge",
+        "/none/none",
+        "/",
+        "/memecourt.v1.Court",
+        "/memecourt.v1.Court/",
+    ]
 
     async def work():
         known = Tokens.of(file) if tokens else None

@@ -321,19 +321,6 @@ def test_malformed_requests_get_typed_answers_and_the_server_survives(tmp_path):
     assert sum(found.codes[name] for name in ("OK", *REFUSALS)) == COUNT, found.codes
 
 
-@pytest.mark.parametrize(
-    "name", ["/memecourt.v1.Court/Pardon", "/memecourt.v2.Court/Judge", "/x", "/memecourt.v1.Court/"]
-)
-def test_unknown_methods_are_unimplemented(tmp_path, name):
-    async def work():
-        async with real_court(tmp_path) as it:
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await it.channel.unary_unary(name)(b"", timeout=WITHIN_S)
-            return caught.value
-
-    assert asyncio.run(work()).code() is grpc.StatusCode.UNIMPLEMENTED
-
-
 def test_mutations_are_varied_enough():
     """Some mutants do not parse at all, and others parse as messages that differ from the seed."""
     chance, seed = random.Random(5), seed_requests("t")["Judge"]
