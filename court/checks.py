@@ -163,11 +163,14 @@ def of_rationale(
     """
     found = []
     # Words of the meme are quoted by everybody.
-    own, quoted = _runs(rationale), {run for text in material for run in _runs(text)}
-    for side, argument in arguments.items():
-        copied = _share([run for run in own if run not in quoted], set(_runs(argument)))
-        if copied >= LIMITS[Check.RATIONALE_COPIED]:
-            found.append(CheckFailed(check=Check.RATIONALE_COPIED, side=side, share=copied))
+    quoted = {run for text in material for run in _runs(text)}
+    own = [run for run in _runs(rationale) if run not in quoted]
+    said = {side: set(_runs(argument)) for side, argument in arguments.items()}
+    # Of both together: small models put a sentence of one beside a sentence of the other.
+    copied = _share(own, set().union(*said.values()))
+    if copied >= LIMITS[Check.RATIONALE_COPIED]:
+        most = max(said, key=lambda side: _share(own, said[side]))
+        found.append(CheckFailed(check=Check.RATIONALE_COPIED, side=most, share=copied))
     known = _stems([*material, *arguments.values()])
     content = _content(rationale)
     foreign = _share(content, {stem for stem in content if stem not in known})

@@ -114,6 +114,9 @@ def test_copied_rationale_differs_from_one_that_quotes_the_meme():
             f"The text is about {material}. I weigh that the witness saw no more than this, and follow the precedents."
         )
         assert rationale(own, **sides, material=material) == []
+    # A sentence of either side, and none of the Judge's own.
+    halves = SOUND[0][1], SOUND[-1][1]
+    assert rationale(" ".join(halves), accuser=halves[0], defender=halves[1]) == [Check.RATIONALE_COPIED]
     meme = "people from Blueland should all go home before the last bus leaves the old town tonight or tomorrow"
     # Both repeat the meme's words, which is no copy.
     assert rationale(meme, accuser=meme, material=meme) == []
