@@ -165,11 +165,11 @@ def of_rationale(
     # Words of the meme are quoted by everybody.
     quoted = {run for text in material for run in _runs(text)}
     own = [run for run in _runs(rationale) if run not in quoted]
-    said = {side: set(_runs(argument)) for side, argument in arguments.items()}
+    by_side = {side: set(_runs(argument)) for side, argument in arguments.items()}
     # Of both together: small models put a sentence of one beside a sentence of the other.
-    copied = _share(own, set().union(*said.values()))
+    copied = _share(own, set().union(*by_side.values()))
     if copied >= LIMITS[Check.RATIONALE_COPIED]:
-        most = max(said, key=lambda side: _share(own, said[side]))
+        most = max(by_side, key=lambda side: _share(own, by_side[side]))
         found.append(CheckFailed(check=Check.RATIONALE_COPIED, side=most, share=copied))
     known = _stems([*material, *arguments.values()])
     content = _content(rationale)

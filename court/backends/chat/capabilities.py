@@ -138,7 +138,11 @@ async def probe(
                 # Slow and busy servers say nothing about the feature; one that is gone can't be used.
                 if not isinstance(error, Overrun) and error.reason != "MODEL_BUSY":
                     raise
-                unknown.append(name)
+                # Every vLLM keeps replies to a schema, and without one the replies of small models can't be used.
+                if check is _json_schema and listed is not None and listed.is_vllm:
+                    found = replace(found, json_schema=True)
+                else:
+                    unknown.append(name)
     finally:
         # Also if a probe raises, so that the model does not keep a capability that was only being tested.
         model.capabilities = found
