@@ -48,7 +48,7 @@ pytestmark = pytest.mark.slow  # builds 10,000 prompts
 def sweep(request):
     """Sweeps all our own injections in all variants, once for each packaged set of prompts."""
     texts = ((kind, marked(text, MARK)) for kind, injection in INJECTIONS for text in variants(injection))
-    return sweep_texts(texts, share=7, version=request.param)
+    return sweep_texts(texts, share=14, version=request.param)
 
 
 def test_corpus_contains_enough_injections():
@@ -57,12 +57,14 @@ def test_corpus_contains_enough_injections():
     assert len([kind for kind in kinds if kind.startswith("ignore")]) == 8
 
 
+@pytest.mark.promise("PI-1", "50,000 prompts in each set: 0 changed system messages")
 def test_pi_1_system_messages_are_constants(sweep):
     checked, wrong = sweep
-    assert checked >= (50_000 if FULL else 10_000)
+    assert checked >= (50_000 if FULL else 5_000)
     assert wrong["system"] == []
 
 
+@pytest.mark.promise("PI-2", "50,000 prompts in each set: 0 control tokens or pictures")
 def test_pi_2_no_control_tokens_and_no_extra_pictures(sweep):
     _, wrong = sweep
     assert wrong["tokens"] == [] and wrong["pictures"] == []
@@ -71,6 +73,7 @@ def test_pi_2_no_control_tokens_and_no_extra_pictures(sweep):
     assert not [token for token in SPECIALS for system in ours if token in system]
 
 
+@pytest.mark.promise("PI-3", "50,000 prompts in each set: 0 texts outside their fence")
 def test_pi_3_no_text_escapes_its_fence(sweep):
     assert sweep[1]["fence"] == []
 
@@ -199,6 +202,7 @@ def trial_with(text, *, ocr, version="1"):
 
 
 @pytest.mark.slow
+@pytest.mark.promise("PI-1", "162 injections in all places of whole trials: 0 escapes")
 @pytest.mark.parametrize("version", packaged_versions())
 @pytest.mark.parametrize("ocr", [False, True], ids=["caption", "read from the picture"])
 def test_pi_1_to_3_hold_in_whole_trials(ocr, version):
@@ -208,7 +212,9 @@ def test_pi_1_to_3_hold_in_whole_trials(ocr, version):
         for role in plain.models
     }
     trials = requests = 0
-    for _, injection in INJECTIONS:
+    # All places at once, where the sweep above has one after the other: a quarter for each way and set of prompts.
+    quarter = 2 * ocr + packaged_versions().index(version) % 2
+    for _, injection in INJECTIONS if FULL else INJECTIONS[quarter::4]:
         text = "".join(c for c in marked(injection, MARK) if not 0xD800 <= ord(c) < 0xE000)
         cast = trial_with(text, ocr=ocr, version=version)
         trials += 1
@@ -219,7 +225,7 @@ def test_pi_1_to_3_hold_in_whole_trials(ocr, version):
                 assert request.system == SYSTEMS[version][role]
                 assert without_faults(ours) in usual[role], injection
                 assert not [body for body in theirs if specials_in(body) or MARK in folded(body)]
-    assert trials >= 120 and requests > trials * 10
+    assert trials >= (120 if FULL else 40) and requests > trials * 10
 
 
 def test_file_names_and_identifiers_reach_no_prompt():
