@@ -146,6 +146,7 @@ class UnusableReplies(Value):
     """Side whose examination it was; None outside of an examination."""
     round: int = Field(default=0, ge=0)
     judge: int = Field(default=1, ge=1)
+    """Number of the judge on a panel."""
     prompt_digest: str
     replies: tuple[RawReply, ...]
 
@@ -154,6 +155,7 @@ class Unused(Value):
     """Cost of model calls that no other event reports."""
 
     calls: int = Field(default=0, ge=0)
+    """Number of calls that were answered."""
     tokens_in: int = Field(default=0, ge=0)
     tokens_out: int = Field(default=0, ge=0)
     tokens_cached: int = Field(default=0, ge=0)
@@ -183,6 +185,7 @@ class MemeIdentity(Value):
     text_given: bool = False
     """True if the caller gave the text, which is recorded in ``TextRead``."""
     picture_given: bool = True
+    """True if the caller sent a picture; otherwise the meme is its text alone."""
     text_digest: str = ""
     """Digest of the text (:func:`court.meme.text_digest`) if it was sent alone; otherwise empty."""
     namespace: str = ""
@@ -227,6 +230,7 @@ class TextLine(Value):
     box: tuple[tuple[float, float], tuple[float, float], tuple[float, float], tuple[float, float]]
     """Corners (x, y) in pixels of the normalised frame, clockwise from the upper left in reading direction."""
     frame: int = Field(ge=0)
+    """Index of the frame in the file."""
 
 
 class ReportedCall(NamedTuple):
@@ -423,6 +427,7 @@ class Summarised(RoundEvent):
     entropy_change: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     """Absolute difference to the previous summary's, in bits."""
     cites: tuple[str, ...] = ()
+    """Ids of the precedents that the side cites."""
     claim: str = ""
     """Claim of fact on which its case rests; empty if there is none or sides are not asked for one."""
     dropped: tuple[str, ...] = ()
@@ -441,7 +446,9 @@ class SummarisedAhead(RoundEvent):
     summary: str
     justification: str
     claim: str = ""
+    """As in ``Summarised``."""
     dropped: tuple[str, ...] = ()
+    """As in ``Summarised``."""
     call: ModelCall
 
 
@@ -484,10 +491,13 @@ class GuardHeard(Event):
     harmful: bool | None = None
     """True if it considers the meme harmful; ``None`` if it gave no opinion."""
     categories: tuple[str, ...] = ()
+    """Categories of harm that it names, in its own words."""
     reason: str = ""
+    """Reason that it gives."""
     reply: str = ""
     """Its raw answer without any thought before it; truncated if long."""
     failure: str = ""
+    """Code of the reason why there is no opinion."""
     call: ModelCall | None = None
 
     @override
@@ -542,6 +552,7 @@ class RankedHit(Value):
     snippet: str = ""
     date: str = ""
     rank_given: int = Field(ge=1)
+    """Rank in the source's own order."""
 
     @property
     def scanned(self) -> str:
@@ -556,7 +567,9 @@ class EvidenceSearched(ClaimEvent):
     step_name = "search about claim {claim}"
     kind: Literal["EvidenceSearched"] = "EvidenceSearched"
     number: int = Field(ge=1)
+    """Number of the search for this claim."""
     query: str
+    """Query as it was sent."""
     held_back: int = Field(default=0, ge=0)
     """Number of names and contact data removed from the query because the source is remote."""
     hits: tuple[RankedHit, ...] = ()
@@ -565,6 +578,7 @@ class EvidenceSearched(ClaimEvent):
     latency_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """Duration of the search without the ranking, in seconds."""
     failure: str = ""
+    """Code of the reason why the source gave no answer."""
     rank_failure: str = ""
     """Code of the failure to rank the hits, which are then in the source's own order."""
     call: ModelCall | None = None
@@ -581,6 +595,7 @@ class DocumentWeighed(ClaimEvent):
     step_name = "document about claim {claim}"
     kind: Literal["DocumentWeighed"] = "DocumentWeighed"
     number: int = Field(ge=1)
+    """Number of the weighing for this claim."""
     document: str
     """Id of the document within its source."""
     title: str = ""
@@ -607,7 +622,9 @@ class DocumentWeighed(ClaimEvent):
     quotes_dropped: int = Field(default=0, ge=0)
     """Number of quoted passages that do not occur in the document."""
     queries: tuple[str, ...] = ()
+    """Further queries."""
     failure: str = ""
+    """Code of the reason why it could not be read or weighed."""
     calls: tuple[ModelCall, ...] = ()
 
     @override
@@ -624,6 +641,7 @@ class ClaimSettled(ClaimEvent):
     because: ClaimBasis
     evidence: tuple[QuotedPassage, ...] = ()
     documents: int = Field(default=0, ge=0)
+    """Number of documents read about it."""
     checked: bool = True
     """False if no source answered, or nothing that was found could be read or weighed."""
     quotes_dropped: int = Field(default=0, ge=0)
@@ -639,6 +657,7 @@ class NearDuplicate(Value):
     """A meme tried before that is a near-duplicate of the one on trial."""
 
     trial_id: str = Field(min_length=1)
+    """Id of its trial."""
     label: Label
     """Label in force: the reviewer's if the verdict was overruled."""
     distance: int = Field(ge=0, le=256)
@@ -659,6 +678,7 @@ class NearDuplicatesFound(Event):
     step_name = "near duplicates found"
     kind: Literal["NearDuplicatesFound"] = "NearDuplicatesFound"
     duplicates: tuple[NearDuplicate, ...] = Field(min_length=1)
+    """Nearest first."""
     latency_s: float = Field(ge=0, allow_inf_nan=False)
 
 
@@ -710,6 +730,7 @@ class TrialChecked(Event):
     unheard: OddsGiven | None = None
     """Odds before the sides were heard; ``None`` if not asked for or not given."""
     supports: dict[Side, OddsGiven] = Field(default_factory=dict)
+    """Odds of the label that each side's argument supports."""
     mistrial: bool = False
     """True if an essential part went wrong, so that a person must look."""
 
@@ -732,6 +753,7 @@ class JudgeRuled(Event):
     step_owner = "judge"
     kind: Literal["JudgeRuled"] = "JudgeRuled"
     judge: int = Field(ge=1)
+    """Number of the judge on the panel."""
     strengths: Strengths
     ruling: Ruling
     category: str
@@ -819,11 +841,14 @@ class QuestionRuled(Event):
     failure: str = ""
     """Code of the reason why there is no answer; empty if there is one."""
     retryable: bool = False
+    """True if the failure is transient."""
     unusable: UnusableReplies | None = None
     """Unusable replies that left it without an answer; None if there were none."""
     fence_mark: str = ""
+    """Mark of the fences around untrusted text in this call."""
     call: ModelCall | None = None
     unused: Unused | None = None
+    """As in ``VerdictGiven``, for this question alone."""
 
     @model_validator(mode="after")
     def _answer_or_failure(self) -> Self:
@@ -898,9 +923,11 @@ class Flips(Value):
 
     basis: FlipBasis
     label: Label
+    """Label with every piece."""
     score: float | None = Field(default=None, ge=0, le=1)
     """Probability of harm with every piece, by the same means."""
     harmful_first: bool = True
+    """Order of the options, for odds."""
     tried: tuple[TriedWithout, ...]
 
     def flips(self, tried: TriedWithout) -> bool:
@@ -952,7 +979,9 @@ class FlipsSought(Event):
     failure: str = ""
     """Code of the reason why the search ended early; empty if it did not."""
     fence_mark: str = ""
+    """Mark of the fences around untrusted text in these calls."""
     unused: Unused | None = None
+    """As in ``VerdictGiven``, for this search alone."""
 
     @property
     @override
@@ -971,6 +1000,7 @@ class TrialFailed(Event):
     message: str
     retryable: bool
     unused: Unused | None = None
+    """As in ``VerdictGiven``."""
     unusable: UnusableReplies | None = None
     """Unusable replies that ended the trial; ``None`` if it ended otherwise, or by a reply that leaked instructions."""
     broke_off: int = Field(default=0, ge=0)
@@ -1052,6 +1082,7 @@ class AppealOpened(Event):
     by: str = Field(min_length=1)
     """Submitter: a platform, or a person at it."""
     statement: str = Field(min_length=1)
+    """Statement of the person who contests the verdict."""
     reference: str = ""
     """Platform's id of the appeal: the idempotency key of opening it."""
     by_link: bool = False
