@@ -103,7 +103,7 @@ class CandidateIndex:
             if raw[:head] == key + hashlib.sha256(data).digest():
                 return cls(faiss.deserialize_index(np.frombuffer(data, np.uint8)), rows.shape[1], text_dim)
         found = cls.build(rows, text_dim, progress)
-        data = memoryview(faiss.serialize_index(found._index))
+        data = faiss.serialize_index(found._index).data
         try:
             with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
                 temporary = Path(file.name)
