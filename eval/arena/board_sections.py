@@ -11,37 +11,12 @@ from eval.arena.boards import Board, BoardRow, Estimate, on_one_scale
 from eval.arena.leaderboard import Leaderboard, Target
 from eval.arena.words import SETTING_WORDS, Setting
 from eval.datasets.published import published_file
-from eval.reports.sections import Drawn, Section, need_page
+from eval.reports.sections import Drawn, Section, Tile, need_page
 from eval.reports.svg import Ink, drawing, themed
 from eval.scores.bootstrap import Figure
+from eval.scores.subgroups import wilson
 from eval.scores.tables import NOTHING, figure, plain
 from serving.docket.review.agreement import Kappa
-
-
-def rating_bars(board: Board, name: str) -> str | None:
-    """Draws ratings with their intervals, the best on top; None without ratings on one scale."""
-    rows = [(plain(row.model), row.rating) for row in board.rows if row.rating is not None]
-    if not board.on_one_scale:
-        return None
-    from matplotlib.figure import Figure
-
-    with drawing(name):
-        figure = Figure(figsize=(5.6, 0.7 + 0.36 * len(rows)), layout="constrained")
-        axes = figure.subplots()
-        for place, (_, one) in enumerate(rows):
-            if one.low is not None and one.high is not None:
-                axes.plot([one.low, one.high], [place, place], color=Ink.DEFENDER, linewidth=3, alpha=0.45)
-            axes.plot([one.value], [place], "o", color=Ink.DEFENDER, markersize=6)
-            at = (one.value, place)
-            axes.annotate(f"{one.value:.0f}", at, (0, 7), textcoords="offset points", ha="center", fontsize=7.5)
-        axes.set_yticks(range(len(rows)), [model for model, _ in rows])
-        # Inverted, so that the first row is on top.
-        axes.set_ylim(len(rows) - 0.4, -0.7)
-        axes.set_xlabel("Bradley-Terry rating; 400 points are odds of ten to one")
-        axes.grid(visible=True, axis="x")
-        axes.tick_params(axis="y", length=0)
-        description = "; ".join(f"{model} {one.value:.0f}" for model, one in rows)
-        return themed(figure, name, f"Ratings with 95 % intervals. {description}.")
 
 
 def heads(board: Board, name: str) -> str | None:
@@ -227,6 +202,7 @@ def _overall(board: Leaderboard, *, page: bool) -> Iterator[Section]:
             (tuple(head), *(rows[model] for model in models)),
             notes=tuple(_overall_notes(board)) if last else (),
             drawn=_overall_drawn(board) if last and page else (),
+            tiles=_overall_tiles(board) if number == 1 and page else (),
             caption=f"{overall.battles:,} battles, {_share(overall.tied)} tied{without}",
             level=2 if number == 1 else 3,
         )
@@ -258,16 +234,26 @@ def _overall_notes(board: Leaderboard) -> Iterator[str]:
         yield f"Style could not be held equal. {overall.no_style}"
 
 
+def _overall_tiles(board: Leaderboard) -> tuple[Tile, ...]:
+    """Ratings and the share of questions that were answered, of each model, with their intervals."""
+    overall = board.board("overall")
+    answered = [(one.model, wilson(one.answered, one.answered + sum(one.unanswered.values()))) for one in board.targets]
+    coverage = Tile("Answered", tuple((model, one) for model, one in answered if one is not None))
+    found = []
+    for title, name in (("Rating", "rating"), ("Elo", "elo")):
+        values = [(row.model, getattr(row, name)) for row in overall.rows if overall.on_one_scale or name == "elo"]
+        bars = [(model, Figure(one.value, one.low, one.high)) for model, one in values if one and one.low is not None]
+        if bars:
+            ends = (min(one.low for _, one in bars), max(one.high for _, one in bars) + 1)
+            found.append(Tile(title, tuple(bars), *ends, ".0f"))
+    return (*found, coverage) if coverage.bars else tuple(found)
+
+
 def _overall_drawn(board: Leaderboard) -> tuple[Drawn, ...]:
     overall = board.board("overall")
-    bars, matrix = rating_bars(overall, "ratings"), heads(overall, "heads")
-    no_bars = overall.not_ranked or overall.grouped
-    ratings = "Overall, with 95 % intervals by bootstrap over memes." if bars else no_bars
+    matrix = heads(overall, "heads")
     won = "Battles won, in per cent, ties half. Counted, not derived from ratings; empty where two never met."
-    return (
-        Drawn("Ratings", bars or "", ratings),
-        Drawn("Against each other", matrix or "", won),
-    )
+    return (Drawn("Against each other", matrix or "", won),)
 
 
 def _dimensions(board: Leaderboard) -> Iterator[Section]:

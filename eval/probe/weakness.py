@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 from eval.probe.agents import HIGHEST, LOWEST
 from eval.probe.folder import StepOutcome, small_pictures
 from eval.probe.report import CategoryRow, ProbeReport, Rates, StepRow, UnexplainedMeme
-from eval.reports.sections import Drawn, Filter, MemeEntry, Rows, Section, need_page
+from eval.reports.sections import Drawn, Filter, MemeEntry, Rows, Section, Tile, need_page
 from eval.reports.svg import Ink, drawing, themed
 from eval.scores.bootstrap import Figure as Estimate
+from eval.scores.subgroups import wilson
 from eval.scores.tables import NOTHING, figure, plain
 
 if TYPE_CHECKING:
@@ -175,6 +176,7 @@ def weakness_sections(report: ProbeReport, root: Path | None = None) -> list[Sec
             _rows("category", [*report.categories, report.overall]),
             notes=tuple(notes),
             drawn=_drawn(report) if root else (),
+            tiles=_tiles(report.overall) if root else (),
             caption="The weakest first; mean score of 1 to 10",
         )
     )
@@ -185,6 +187,17 @@ def weakness_sections(report: ProbeReport, root: Path | None = None) -> list[Sec
     if root is not None:
         sections.append(_failures(report, root))
     return sections
+
+
+def _tiles(overall: CategoryRow) -> tuple[Tile, ...]:
+    """Failures, mean score and the share that was scored, of the memes as they are and rewritten."""
+    both = (("as they are", overall.before), ("rewritten", overall.after))
+    tiles = (
+        Tile("Failed", tuple((name, one.failure) for name, one in both if one.failure)),
+        Tile("Mean score", tuple((name, one.mean) for name, one in both if one.mean), LOWEST, HIGHEST, ".2f"),
+        Tile("Scored", tuple((name, share) for name, one in both if (share := wilson(one.scored, one.n)))),
+    )
+    return tuple(tile for tile in tiles if tile.bars)
 
 
 def _drawn(report: ProbeReport) -> tuple[Drawn, ...]:

@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from court.display import word
 from court.errors import NotLoaded
 from eval.scores.bootstrap import Figure as Estimate
-from eval.scores.tables import NOTHING, figure, plain, table
+from eval.scores.tables import NOTHING, plain, table
 
 if TYPE_CHECKING:
     from court.record import TrialRecord
@@ -34,11 +33,24 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A figure at the top of a page, of one run or of several, with a bar for each interval."""
+    """A figure at the top of a page, of one run or model or of several, with a bar for each interval."""
 
     title: str
     bars: tuple[tuple[str, Estimate], ...]
-    """Name of each run, and its figure from 0 to 1."""
+    """Name of each run or model, and its figure."""
+    low: float = 0.0
+    """Figure at the left end of the bars."""
+    high: float = 1.0
+    form: str = ".1f"
+    """Format of the figure; a share is shown in per cent."""
+
+    def at(self, value: float) -> float:
+        """Position on the bar, in per cent."""
+        return 100 * (value - self.low) / (self.high - self.low)
+
+    def shown(self, value: float) -> str:
+        """The figure in words."""
+        return format(100 * value if (self.low, self.high) == (0, 1) else value, self.form)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,19 +213,16 @@ def as_page(
         NotLoaded: jinja2 or matplotlib is not installed.
     """
     need_page()
-    from court.transcript import transcript
+    from serving.views.in_file import style_sheet
     from serving.views.text import environment
 
     own = environment("eval.reports")
-    own.filters.update(
-        plain=plain,
-        data_uri=lambda jpeg: f"data:image/jpeg;base64,{base64.b64encode(jpeg).decode()}",
-        places=figure,
-        lower=word,
-    )
+    own.filters.update(plain=plain, data_uri=_data_uri)
     templates = files("eval.reports") / "templates"
-    look = (files("serving.console") / "static" / "base.css").read_text("utf-8")
-    style, script = look + (templates / "page.css").read_text("utf-8"), (templates / "page.js").read_text("utf-8")
+    style, script = (
+        style_sheet() + (templates / "page.css").read_text("utf-8"),
+        (templates / "page.js").read_text("utf-8"),
+    )
     return (
         own.get_template("page.html")
         .render(
@@ -224,7 +233,7 @@ def as_page(
             command=command,
             links=links,
             nothing=NOTHING,
-            transcript=transcript,
+            course=_course,
             style=_own(style),
             script=_own(script),
             style_digest=_digest(style),
@@ -232,6 +241,18 @@ def as_page(
         )
         .lstrip()
     )
+
+
+def _data_uri(jpeg: bytes) -> str:
+    return f"data:image/jpeg;base64,{base64.b64encode(jpeg).decode()}"
+
+
+def _course(record: TrialRecord, pictures: Mapping[str, bytes]) -> Any:
+    from serving.views.in_file import course_of
+
+    # The page blurs them until the meme's entry is shown.
+    figures = {id_: {"veiled": _data_uri(jpeg), "sharp": "", "another": False} for id_, jpeg in pictures.items()}
+    return course_of(record, figures)
 
 
 def _own(text: str) -> Any:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,7 +35,9 @@ _FULL_S = 3600.0  # for one trial: models on CPUs write a few tokens a second
 @click.option("--llm-url", metavar="URL", help="Chat-completions server (…/v1), for full trials that are shown live.")
 @click.option("--model", help="Model to use on that server.")
 def demo(docket: Path | Address | None, llm_url: str | None, model: str | None) -> None:
-    """Starts a server, sends three drawn memes, requests a verdict on each, and prints how to open the records.
+    """Starts a server, sends three drawn memes, requests a verdict on each, and ends with the address of the console.
+
+    In a terminal the console stays until Ctrl-C; elsewhere the command that opens it again is printed.
 
     One meme is harmful, one is harmless, and one resembles nothing in the library of precedents. With --llm-url and
     --model they are tried by the full procedure, in this process, and each step is shown as it happens.
@@ -44,11 +49,18 @@ def demo(docket: Path | Address | None, llm_url: str | None, model: str | None) 
     settings = settings_of(docket=docket)
     place, log = settings.docket_place, settings.home / "demo.log"
     tell(f"The log is in {log}.")
-    with _server(docket, log) as address, Client(address) as court:
-        for scene in _MEMES:
-            response = court.judge(_picture(scene), timeout=120)
-            show_verdict(f"a drawn {scene}, sent to {address}", response.message, docket=place)
-    start = f"{this_command()} serve --console 127.0.0.1:8080"
+    with _server(docket, log) as (process, address, console):
+        with Client(address) as court:
+            for scene in _MEMES:
+                response = court.judge(_picture(scene), timeout=120)
+                show_verdict(f"a drawn {scene}, sent to {address}", response.message, docket=place)
+        if console and sys.stdin.isatty() and sys.stdout.isatty():
+            tell(f"Try a meme of your own, or read these trials: {console}/try (Ctrl-C ends it)")
+            with suppress(KeyboardInterrupt):
+                process.wait()
+            return
+    home = f"MEMECOURT_HOME={settings.home} " if "MEMECOURT_HOME" in os.environ else ""
+    start = f"{home}{this_command()} serve --console 127.0.0.1:8080"
     tell(f"Try a meme of your own: {start}, then open http://127.0.0.1:8080/try")
 
 
@@ -71,13 +83,18 @@ def _picture(scene: str) -> bytes:
 
 
 @contextmanager
-def _server(docket: Path | Address | None, log: Path) -> Iterator[str]:
-    """A real server in a process of its own, on a free port, ready; its address."""
+def _server(docket: Path | Address | None, log: Path) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
+    """A real server in a process of its own, on free ports, ready; its addresses, of the console where it is installed.
+
+    Yields:
+        The process, the court's address, and the console's, which may be empty.
+    """
     if docket is not None and not isinstance(docket, Path):
         # Options of a process can be seen by others, and this one may hold a password.
         raise click.ClickException("`demo` is given a file. Name a database with MEMECOURT_DOCKET instead.")
     command = [sys.executable, "-m", "serving.cli", "serve", "--address", "127.0.0.1:0"]
     command += [] if docket is None else ["--docket", str(docket)]
+    command += ["--console", "127.0.0.1:0"] if all(map(find_spec, ("jinja2", "starlette", "uvicorn"))) else []
     log.parent.mkdir(parents=True, exist_ok=True)
     with (
         log.open("w") as stderr,
@@ -95,7 +112,8 @@ def _server(docket: Path | Address | None, log: Path) -> Iterator[str]:
                 output = line.strip()
                 if output.startswith("listening on "):
                     address = output.removeprefix("listening on ")
-            yield address
+            console = re.search(r"^console on (\S+)$", log.read_text(), re.MULTILINE)
+            yield process, address, console[1] if console else ""
         finally:
             process.terminate()
             process.wait(timeout=60)

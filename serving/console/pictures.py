@@ -60,12 +60,7 @@ async def veiled_picture(request: Request) -> Response:
 async def show(request: Request) -> Response:
     """Logs one view of what the visitor asked for, and lets its pictures be fetched once."""
     record, what, case = await trial_of(request), form_of(request).get("of", MEME), form_of(request).get("back") == CASE
-    frames = await _frames_shown(request, record, what)
-    # After the pictures were found and before they can be fetched: the log lists exactly what was shown.
-    await record_shown(request, record, what)
-    session, sessions = session_of(request), console_of(request).sessions
-    with_text = (TEXT,) if what in (TEXT, ALL) else ()  # with its picture a text is shown anyway
-    keys = {each: session.grant(record.trial_id, each, sessions.now()) for each in (*frames, *with_text)}
+    frames, keys = await view(request, record, what)
     if request.headers.get("hx-request") == "true":
         figures = [await _figure(record, each, frames=pngs, key=keys[each]) for each, pngs in frames.items()]
         views = await views_of(request, record) if case else None
@@ -74,6 +69,18 @@ async def show(request: Request) -> Response:
     # The page of a case does not show the verdict yet.
     at = path_of(record.trial_id).replace("/trials/", "/desk/cases/", 1) if case else path_of(record.trial_id)
     return redirect(request, f"{at}?shown={'.'.join(keys.values())}")
+
+
+async def view(
+    request: Request, record: TrialRecord, what: str
+) -> tuple[Mapping[str, Sequence[bytes]], Mapping[str, str]]:
+    """Logs one view; returns the frames of each picture that it shows, and the keys that show each part once."""
+    frames = await _frames_shown(request, record, what)
+    # After the pictures were found and before they can be fetched: the log lists exactly what was shown.
+    await record_shown(request, record, what)
+    session, sessions = session_of(request), console_of(request).sessions
+    with_text = (TEXT,) if what in (TEXT, ALL) else ()  # with its picture a text is shown anyway
+    return frames, {each: session.grant(record.trial_id, each, sessions.now()) for each in (*frames, *with_text)}
 
 
 async def _frames_shown(request: Request, record: TrialRecord, what: str) -> Mapping[str, Sequence[bytes]]:

@@ -27,6 +27,7 @@ def render(request: Request, template: str, *, status: int = 200, **values: obje
         "proof": console.sessions.proof(guard.cookie_of(request)),
         "nav": [page for page in console.pages if page.nav and visitor and page.role and visitor.role >= page.role],
         "Role": Role,
+        "static": False,
         "starter": console.reviewing is not None and console.reviewing.starter,
     }
     return HTMLResponse(

@@ -13,11 +13,11 @@ from typing import Any
 
 from markupsafe import Markup
 
-from court.events import Side
 from serving.export.document import write_document
 from serving.export.dsa import draft
 from serving.export.source import ExportSource, Pictures, data_uri
 from serving.views.blur import blurred
+from serving.views.in_file import course_of, style_sheet
 from serving.views.messages import PictureShown, messages_of
 from serving.views.text import environment
 from serving.views.trial_view import view_of
@@ -31,8 +31,13 @@ def page(
     Args:
         pictures: Form of its pictures. Only with SHARP does the file contain anything by which they can be made out.
     """
-    style = (files(__package__) / "templates" / "page.css").read_text("utf-8")
+    style = style_sheet() + (files(__package__) / "templates" / "page.css").read_text("utf-8")
     record = source.record
+    figures = {
+        id_: {**_shown(png, pictures), "another": source.changed(id_)}
+        for id_, png in source.precedents.items()
+        if pictures is not Pictures.NONE
+    }
     sent = [(event, call) for event in record.events for call in messages_of(record, event)] if messages else []
     return (
         environment(__package__)
@@ -44,13 +49,9 @@ def page(
             view=view_of(record),
             record=record,
             receipt=source.receipt,
-            sides=tuple(Side),
+            static=True,
             frames=[] if pictures is Pictures.NONE else [_shown(frame, pictures) for frame in source.frames],
-            precedent_pictures={}
-            if pictures is Pictures.NONE
-            else {id_: _shown(png, pictures) for id_, png in source.precedents.items()},
-            changed=source.changed,
-            sharp=pictures is Pictures.SHARP,
+            course=course_of(record, figures),
             asked=pictures is not Pictures.NONE,
             sent=sent,
             is_picture=lambda part: isinstance(part, PictureShown),
@@ -59,9 +60,10 @@ def page(
     )
 
 
-def _shown(png: bytes, pictures: Pictures) -> dict[str, str]:
+def _shown(png: bytes, pictures: Pictures) -> dict[str, str | bool]:
     # Without SHARP the bytes are not in the file, not even hidden.
-    return {"veiled": data_uri(blurred(png)), "sharp": data_uri(png) if pictures is Pictures.SHARP else ""}
+    sharp = data_uri(png) if pictures is Pictures.SHARP else ""
+    return {"veiled": data_uri(blurred(png)), "sharp": sharp, "another": False}
 
 
 class TrialForm(StrEnum):

@@ -130,9 +130,9 @@ def pieces_of(event: e.AnyEvent) -> Iterator[Piece]:
             yield Speech(event.reason)
         case e.ReviewWithdrawn():
             yield Fact("withdrawn by", event.by)
-        case e.SecondOpinionAsked():
-            yield Fact("asked by", event.by)
-            yield Speech(event.reason)
+        case e.NoteLeft():
+            yield Fact("second opinion asked by" if event.second_opinion else "note by", event.by)
+            yield Speech(event.note)
         case e.AppealOpened():
             yield Fact("handed in by", event.by)
             if event.reference:

@@ -6,7 +6,7 @@ import re
 from datetime import UTC, datetime
 from functools import cache
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from court.display import split_hidden, word
@@ -93,9 +93,9 @@ FILTERS = {
 
 @cache
 def environment(package: str) -> Environment:
-    """The templates of a package, in its folder ``templates``; everything that is put into one is escaped."""
+    """The templates of a package, and those of a trial's parts; everything that is put into one is escaped."""
     made = Environment(
-        loader=PackageLoader(package),
+        loader=ChoiceLoader([PackageLoader(package), PackageLoader(__package__)]),
         # For every template, whatever its name: all of them show what strangers wrote (PR-2).
         autoescape=True,
         # A misspelt name is an error, and not an empty place on a page that people decide by.

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any
 
-from court.events import AnyEvent, AppealOpened, SecondOpinionAsked, TrialFailed, VerdictGiven, VerdictReviewed
+from court.events import AnyEvent, AppealOpened, NoteLeft, TrialFailed, VerdictGiven, VerdictReviewed
 from court.verdict import Label, decision
 from serving.access.callers import SANDBOX
 from serving.docket.log.canonical_json import parse
@@ -36,7 +36,7 @@ TEST = "memecourt.hook.test"
 _ERASED, _PRECEDENT = "Erased", "PrecedentChanged"
 KINDS: Mapping[str, tuple[WebhookEvent, ...]] = {
     "VerdictGiven": (VERDICT_GIVEN, REVIEW_WANTED),
-    "SecondOpinionAsked": (REVIEW_WANTED,),
+    "NoteLeft": (REVIEW_WANTED,),
     "AppealOpened": (REVIEW_WANTED,),
     "VerdictReviewed": (REVIEW_DECIDED,),
     "TrialFailed": (TRIAL_FAILED,),
@@ -153,7 +153,7 @@ def _of_event(event: AnyEvent) -> Mapping[WebhookEvent, Mapping[str, Any]]:
             # With the contract's names, which receivers know from the API.
             reasons = sorted({f"REVIEW_REASON_{review.reason}" for review in verdict.review})
             return {VERDICT_GIVEN: data, REVIEW_WANTED: {**data, "review_reasons": reasons, "second_opinion": False}}
-        case SecondOpinionAsked():
+        case NoteLeft(second_opinion=True):
             return {REVIEW_WANTED: {"decision": "review", "needs_human_review": True, "second_opinion": True}}
         case AppealOpened():
             appeal = {"second_opinion": False, "appeal": {"reference": event.reference}}

@@ -10,7 +10,7 @@ import pytest
 import uvicorn
 from playwright.sync_api import expect
 
-from court.events import SecondOpinionAsked, VerdictReviewed
+from court.events import NoteLeft, VerdictReviewed
 from court.verdict import Label, Strength
 from tests.support.console_pages import AXE
 from tests.support.desk_pages import PICTURE, desk_pages
@@ -181,7 +181,7 @@ def test_review_by_keyboard_alone(served, person):
     page.keyboard.type("I can't tell.")
     press("Control+Enter")
     page.get_by_text("asked for a second opinion").first.wait_for()
-    assert served.record(second).last(SecondOpinionAsked).reason == "I can't tell."
+    assert served.record(second).last(NoteLeft).note == "I can't tell."
 
     press("g", "d")
     page.wait_for_url("**/desk")
@@ -226,6 +226,10 @@ def test_review_without_scripts(served, person):
     click_through(page, "Search")
     assert page.locator("a[href*='/trials/one']").count() >= 1
     assert not page.get_by_role("button", name="Keys").is_visible()  # controls that need scripts are hidden
+    page.goto("/overview")
+    assert page.locator(".charts .card").count() >= 4 and page.locator(".charts svg").first.is_visible()
+    page.locator("dl.tiles a").first.click()
+    page.wait_for_url("**/desk")
 
 
 def test_written_decision_survives_when_another_reviewer_took_the_case(served, person):
@@ -277,7 +281,7 @@ def test_desk_pages_are_accessible_and_fit_a_phone(served, person, scheme):
     for reviewer, label in (("bea", N), ("cy", H)):
         served.run(served.it.reviewed("two", reviewer, label, again=True))
     page = person("root", color_scheme=scheme, viewport={"width": 390, "height": 800})
-    reading = ["/desk", "/trials?q=case", "/desk/agreement", "/desk/cases/one/similar", "/desk/cases/one"]
+    reading = ["/overview", "/desk", "/trials?q=case", "/desk/agreement", "/desk/cases/one/similar", "/desk/cases/one"]
     for path in [*(reading if scheme == "light" else reading[-1:]), "take", "/desk/cases/two", "keys"]:
         if path == "take":
             page.get_by_role("button", name="Take this case").click()
@@ -292,32 +296,41 @@ def test_desk_pages_are_accessible_and_fit_a_phone(served, person, scheme):
         assert wide == 0, path
 
 
-def test_a_decision_is_undone_and_a_case_skipped_by_keyboard_alone(served, person):
+def test_cases_are_skipped_noted_decided_together_and_undone_by_keyboard_alone(served, person):
     served.tried("one", verdict(H, strengths=TIE), words="Monday people")
     served.tried("two", verdict(H, strengths=TIE), words="Tuesday people", pixels="2" * 64)
+    served.tried("wins", verdict(H, strengths=TIE), words="Monday people")
     page = person("ada")
     page.goto(f"{served.address}/desk")
     page.keyboard.press("t")
+    for name in ("one", "two", "wins"):
+        page.wait_for_url(f"**/desk/cases/{name}")
+        page.keyboard.press("q")
     page.wait_for_url("**/desk/cases/one")
-    page.keyboard.press("q")
-    page.wait_for_url("**/desk/cases/two")
-    page.keyboard.press("q")
-    page.wait_for_url("**/desk/cases/one")
+    page.keyboard.press("s")
+    page.keyboard.type("Ask cy, who knows the saying.")
+    for key in ("Tab", "Tab", "Enter"):
+        page.keyboard.press(key)
+    page.get_by_text("ada left a note").wait_for()
     page.keyboard.press("b")
     page.locator("#meme-picture img.sharp").wait_for()
+    page.keyboard.press("=")
+    page.locator("#alike img.sharp").wait_for()
+    page.keyboard.press("=")
+    assert page.get_by_label("Decide it too").is_checked()
     page.keyboard.press("n")
     page.keyboard.press("w")
     page.keyboard.type("A joke.")
     page.locator("#clause").fill("4")
     page.keyboard.press("Control+Enter")
-    page.wait_for_url("**/desk/cases/two?last=one")
-    assert served.record("one").review.label is N
+    page.wait_for_url("**/desk/cases/two?last=one&last=wins")
+    assert [served.record(name).review.label for name in ("one", "wins")] == [N, N]
     page.keyboard.press("z")
     page.wait_for_url("**/desk/cases/one")
     expect(page.get_by_role("heading", level=1)).to_have_text("Your case")
     record = served.record("one")
-    assert record.review is None and record.last(VerdictReviewed).look_s < 60
-    assert record.in_force.by == "COURT"
+    assert record.review is served.record("wins").review is None and record.last(VerdictReviewed).look_s < 60
+    assert record.in_force.by == "COURT" and record.last(NoteLeft).note.startswith("Ask cy")
 
 
 def test_a_reviewer_sees_grey_pictures_and_is_warned_at_their_budget(served, person):

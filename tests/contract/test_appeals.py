@@ -110,7 +110,7 @@ def test_a_second_opinion_keeps_an_appeal_first_and_with_another_reviewer(docket
         await it.reviewed("t", "ada", Label.HARMFUL, again=True)
         await open_appeal(it.docket, "t")
         await it.desk.take("t", "ben")
-        await it.desk.ask_opinion("t", "ben", "Is the costume meant?")
+        await it.desk.leave_note("t", "ben", "Is the costume meant?", second_opinion=True)
         counts = await it.desk.counts()
         await it.docket.reviews.review(
             "t", outcome=ReviewOutcome.UPHELD, label=Label.HARMFUL, reason="r", clause="", reviewer="ada", at=NOON

@@ -80,16 +80,16 @@ async def visit_all_pages(pages, ended):
     await pages.desk.take("a", "bea")
     await pages.desk.review("a", "bea", label=ended.label, clause="4", reason=f"I found it {ended.label}.")
     await pages.desk.take("a", "bea", reopen=True)
-    await pages.desk.ask_opinion("a", "bea", f"I found it {ended.label}. You too?")
+    await pages.desk.leave_note("a", "bea", f"I found it {ended.label}. You too?", second_opinion=True)
     ada = await pages.person("ada")
     found = {}
     # Requests that change the case come last.
-    for method, path in sorted(addresses(), key=lambda request: (request[0] == "POST", request[1].endswith("opinion"))):
+    for method, path in sorted(addresses(), key=lambda request: (request[0] == "POST", request[1].endswith("note"))):
         with pages.docket.transactions.database.writing() as connection:
             connection.execute(delete(desk_tables.seen))
         options = {}
         if method == "POST":
-            fields = {"why": "" if path.endswith("/next") else "Is it?", "of": "meme", "pictures": "sharp", "name": "n"}
+            fields = {"note": "Is it?", "of": "meme", "pictures": "sharp", "name": "n"}
             options = form_of((await ada.get("/trials")).text, fields)
         answer = await ada.client.request(method, path, **options)
         if answer.status_code == 303:

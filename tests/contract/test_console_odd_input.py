@@ -31,8 +31,8 @@ QUERIES = {
     "/trials/{trial_id}/hide": ("of", "back"),
     "/export/{form}": ("q", *(f"q={key}:" for key in KEYS)),
 }  # fmt: skip
-FIELDS = ("of", "back", "again", "label", "clause", "other_clause", "reason", "why", "back_why", "precedent", "name",
-          "text", "since", "token", "next", "pictures")  # fmt: skip
+FIELDS = ("of", "back", "again", "label", "clause", "other_clause", "reason", "why", "note", "alike", "back_why",
+          "precedent", "name", "text", "since", "token", "next", "pictures")  # fmt: skip
 
 
 @pytest.fixture

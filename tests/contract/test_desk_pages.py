@@ -12,13 +12,14 @@ from types import SimpleNamespace
 import pytest
 
 from court.errors import Unavailable
-from court.events import Look, ReviewOutcome, VerdictReviewed
+from court.events import Look, NoteLeft, ReviewOutcome, VerdictReviewed
 from court.policy import DEFAULT_POLICY
 from court.verdict import Label, ReviewReason, Strength
 from memecourt.v1 import court_pb2 as wire
 from serving.docket.open import Docket
 from serving.docket.review.corrections import Overrulings
 from serving.docket.review.locks import LOCK_MINUTES
+from serving.docket.review.projection import ReviewPriority
 from serving.docket.store.log_queries import entries_of
 from serving.rpc.docket import DocketService
 from serving.rpc.flow_control import ReceiveBudget
@@ -351,13 +352,13 @@ def test_a_reviewer_who_lost_a_case_is_informed_and_keeps_the_draft(tmp_path, lo
 
 
 def test_a_review_sent_twice_is_stored_once(tmp_path):
-    fields = {"label": "HARMFUL", "other_clause": "4", "reason": "I looked.", "why": "Is it meant?"}
+    fields = {"label": "HARMFUL", "other_clause": "4", "reason": "I looked.", "note": "Is it meant?"}
 
     async def work(it):
         codes = []
         events = []
         it.announced = events.append
-        for name, act in (("a", "review"), ("b", "opinion")):
+        for name, act in (("a", "review"), ("b", "note")):
             await it.tried(name, verdict(U))
             ada = await it.person("ada")
             at = f"/desk/cases/{name}"
@@ -366,7 +367,7 @@ def test_a_review_sent_twice_is_stored_once(tmp_path):
             form = form_of((await ada.get(at)).text, fields)
             answers = await asyncio.gather(*(ada.client.post(f"{at}/{act}", **form) for _ in range(6)))
             answers.append(await ada.client.post(f"{at}/{act}", **form))  # back button, then resubmitted
-            other = form_of((await ada.get(at)).text, {**fields, "reason": "From another tab.", "why": "Another tab."})
+            other = form_of((await ada.get(at)).text, {**fields, "reason": "From another tab.", "note": "Another tab."})
             codes.append([answer.status_code for answer in answers])
             codes.append((await ada.client.post(f"{at}/{act}", **other)).status_code)
         return codes, events, [len((await it.docket.trials.record(name)).events) for name in "ab"]
@@ -376,12 +377,95 @@ def test_a_review_sent_twice_is_stored_once(tmp_path):
     assert counts == [4, 4] and len(events) == 1
 
 
+def test_a_note_to_colleagues_is_read_after_the_blind_finding(tmp_path):
+    async def work(it):
+        await it.tried("a", verdict(U))
+        ada, bea = await it.person("ada"), await it.person("bea")
+        at = "/desk/cases/a"
+        await ada.post(f"{at}/take")
+        await ada.post(f"{at}/note", {"note": "The hat is a costume.", "only": "note"}, page=at)
+        own_page = page_text(await ada.get(at))
+        waiting = (await it.desk.case("a")).reasons
+        await ada.post(f"{at}/release")
+        await bea.post("/desk/next")
+        pages = [page_text(await bea.get(path)) for path in (at, "/desk", f"{at}/similar", "/trials")]
+        await bea.view_all("a")
+        fields = {"label": "HARMFUL", "other_clause": "4", "reason": "r"}
+        done = await bea.post(f"{at}/review", fields, page=at)
+        record = await it.docket.trials.record("a")
+        return own_page, waiting, pages, page_text(await bea.get(done.headers["location"])), record
+
+    own_page, waiting, pages, after, record = play(tmp_path, work)
+    assert "Your case" in own_page and "The hat is a costume." in own_page
+    assert [why for why, _ in waiting] == [ReviewPriority.UNDECIDED], "a note makes no case wait"
+    assert "ada left a note" in pages[0] and not any("costume" in page for page in pages)
+    assert "ada had noted: The hat is a costume." in after
+    assert record.review.blind and record.last(NoteLeft).by == "ada" and not record.in_force.contested
+
+
+ALIKE = {"pixels": PICTURE.pixels_sha256, "words": "Monday people"}
+
+
+def test_one_decision_for_identical_cases_is_a_review_of_each_and_is_undone_together(tmp_path):
+    async def work(it):
+        for name in ("a", "twin", "held"):
+            await it.tried(name, verdict(U), **ALIKE)
+        await it.tried("other", verdict(U), words="quite another")
+        ada, bea = await it.person("ada"), await it.person("bea")
+        at, fields = "/desk/cases/a", {"label": "HARMFUL", "other_clause": "4", "reason": "Both.", "alike": "twin"}
+        await bea.post("/desk/cases/held/take")
+        await ada.post(f"{at}/take")
+        await ada.view_all("a")
+        before = (await ada.get(at)).text
+        unseen = await ada.post(f"{at}/review", fields, page=at)
+        shown = await ada.post(f"{at}/alike")
+        side_by_side = (await ada.get(shown.headers["location"])).text
+        await bea.post("/desk/cases/twin/take")
+        refused = await ada.post(f"{at}/review", fields, page=at)
+        between = [(await it.docket.trials.record(name)).reviews for name in ("a", "twin")]
+        await bea.post("/desk/cases/twin/release")
+        done = await ada.post(f"{at}/review", fields, page=at)
+        reviews = [(await it.docket.trials.record(name)).review for name in ("a", "twin")]
+        page = (await ada.get(done.headers["location"])).text
+        undo = {name: re.search(f'name="{name}" value="([^"]+)"', page)[1] for name in ("of", "alike")}
+        await ada.post(f"{at}/undo", undo)
+        left = [(await it.docket.trials.record(name)).review for name in ("a", "twin")]
+        views = await it.docket.reviews.views("twin", "ada")
+        return before, unseen, side_by_side, refused, between, reviews, left, [*views], await it.waiting("cy")
+
+    before, unseen, shown, refused, between, reviews, left, views, waiting = play(tmp_path, work)
+    assert before.count('/trials/twin/picture?of=meme" width="160"') == 1 and 'name="alike"' not in before
+    assert "like this one" in before and '/trials/held/picture?of=meme" width="160' not in before
+    assert unseen.status_code == 400 and "side by side" in page_text(unseen)
+    assert "/trials/twin/sharp/" in shown and 'name="alike" value="twin"' in shown
+    assert refused.status_code == 409 and "bea is looking at this case" in page_text(refused) and between == [(), ()]
+    assert [(one.trial_id, one.reviewer, one.label, one.blind, one.look) for one in reviews] == [
+        (name, "ada", H, True, Look.SHOWN) for name in ("a", "twin")
+    ]
+    assert left == [None, None] and views == ["meme"] and {"a", "twin"} <= {*waiting, "a"}
+
+
+def test_the_picture_stays_visible_after_deciding(tmp_path):
+    async def work(it):
+        await it.tried("a", verdict(U), **ALIKE)
+        ada = await it.person("ada")
+        await ada.decides("a", "HARMFUL")
+        page = (await ada.get("/desk/cases/a")).text
+        sharp = await ada.get(re.search(r"/trials/a/sharp/[^\"]+", page)[0])
+        it.clock.turn(minutes=2)
+        return page, sharp, (await ada.get("/desk/cases/a")).text
+
+    page, sharp, later = play(tmp_path, work)
+    assert sharp.status_code == 200 and '<blockquote class="words" dir="auto">Monday people' in page
+    assert "/sharp/" not in later
+
+
 def test_only_the_holder_of_a_case_can_ask_for_a_second_opinion(tmp_path):
     async def work(it):
         await it.tried("a", verdict(U))
         ada, bea = await it.person("ada"), await it.person("bea")
         await ada.post("/desk/cases/a/take")
-        answer = await bea.post("/desk/cases/a/opinion", {"why": "I would like to know."})
+        answer = await bea.post("/desk/cases/a/note", {"note": "I would like to know."})
         return answer, (await it.docket.trials.record("a")).events[-1].kind
 
     answer, last = play(tmp_path, work)
@@ -422,8 +506,8 @@ def test_a_second_opinion_goes_to_another_reviewer_with_its_reason_hidden(tmp_pa
         ada, bea = await it.person("ada"), await it.person("bea")
         at = "/desk/cases/a"
         await ada.post(f"{at}/take")
-        empty = await ada.post(f"{at}/opinion", {"why": ""}, page=at)
-        await ada.post(f"{at}/opinion", {"why": "Is the costume meant?"}, page=at)
+        empty = await ada.post(f"{at}/note", {"note": ""}, page=at)
+        await ada.post(f"{at}/note", {"note": "Is the costume meant?"}, page=at)
         lists = page_text(await ada.get("/desk")), page_text(await bea.get("/desk"))
         refused = await ada.post(f"{at}/take")
         own = page_text(await ada.get(at))
@@ -436,7 +520,7 @@ def test_a_second_opinion_goes_to_another_reviewer_with_its_reason_hidden(tmp_pa
     assert "No case is waiting" in lists[0] and "1 waiting" in lists[1]
     assert "second opinion asked" not in lists[1], "it tells why the case is here"
     assert refused.status_code == 409 and "another person" in page_text(refused)
-    assert "ada asked for a second opinion" in before and "why is shown once you have decided" in before
+    assert "ada asked for a second opinion" in before and "it is shown once you have decided" in before
     assert "Is the costume meant?" not in before, "it could reveal ada's label"
     assert "Is the costume meant?" in own and "Is the costume meant?" in after
 
@@ -790,7 +874,7 @@ def test_agreement_is_shown(tmp_path):
 
 def test_each_page_checks_role_and_namespace(tmp_path):
     reading = ("/desk", "/desk/agreement", "/desk/cases/a", "/trials", "/desk/cases/a/similar")
-    doing = ("take", "renew", "release", "see", "review", "opinion", "take-back")
+    doing = ("take", "renew", "release", "see", "review", "note", "take-back")
 
     async def work(it):
         await it.tried("a", verdict(U), namespace="shop", words="only the shop's")
@@ -826,7 +910,7 @@ def test_cross_site_forms_change_nothing(tmp_path):
             ({**plain, "origin": "https://elsewhere.example"}, fields),
             ({**plain, "sec-fetch-site": "cross-site"}, fields),
         ):
-            for act in ("review", "opinion", "release", "take"):
+            for act in ("review", "note", "release", "take"):
                 answer = await ada.client.post(f"/desk/cases/a/{act}", content=body, headers=headers)
                 codes.append(answer.status_code)
         return codes, (await it.docket.trials.record("a")).events[-1].kind, (await it.desk.case("a")).lock
@@ -851,7 +935,7 @@ def test_markup_of_users_and_reviewers_stays_text(tmp_path):
             await ada.decides(f"t{number}", "HARMFUL", reason=f"r {markup}", other_clause=markup[:200])
             at = f"/desk/cases/t{number}"
             await bea.post(f"{at}/take", {"again": "yes"})
-            await bea.post(f"{at}/opinion", {"why": f"o {markup}"}, page=at)
+            await bea.post(f"{at}/note", {"note": f"o {markup}"}, page=at)
         names = [f"t{number}" for number in range(len(MARKUP))]
         of_each = ("/desk/cases/{}", "/desk/cases/{}/similar", "/trials/{}")
         paths = ["/trials", "/desk", *(path.format(name) for path, name in product(of_each, names))]

@@ -26,7 +26,7 @@ def play(place, work):
 async def decide(it, trial_id, who, label, **more):
     await it.desk.take(trial_id, who, reopen=True)
     fields = {"label": label, "clause": "4", "reason": "I looked.", "look": Look.SHOWN, "follow": True, **more}
-    return await it.desk.review(trial_id, who, **fields)
+    return (await it.desk.review(trial_id, who, **fields))[0]
 
 
 async def state(it, *trial_ids):
@@ -64,7 +64,7 @@ def test_undoing_a_review_restores_the_state_before_it(docket_place, before):
             await review_trial(it.docket, "b")
         if before == "an opinion":
             await it.desk.take("a", "bea")
-            await it.desk.ask_opinion("a", "bea", "I can't tell.")
+            await it.desk.leave_note("a", "bea", "I can't tell.", second_opinion=True)
         first = await state(it, "a", "b")
         review = await decide(it, "a", "ada", N)
         during = await state(it, "a", "b")

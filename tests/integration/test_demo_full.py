@@ -1,9 +1,13 @@
 """``make demo-full`` with the address of a running server: three debates in the terminal, and the console's address."""
 
+import fcntl
 import os
+import pty
 import re
 import subprocess
 import sys
+import termios
+import urllib.request
 
 import pytest
 
@@ -29,6 +33,27 @@ def test_demo_full_shows_three_debates_and_names_the_console(tmp_path):
         assert len(re.findall(rf"\b{kind}\b", done.stderr)) >= 3, (kind, done.stderr)
     assert re.findall(r"a drawn (\w+)$", done.stdout, re.MULTILINE) == ["crowd", "cat", "landscape"]
     assert re.search(r"step by step: http://127\.0\.0\.1:\d+", done.stdout)
+
+
+def test_demo_in_a_terminal_ends_with_a_console_that_stays_until_it_is_interrupted(tmp_path):
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MEMECOURT_")}
+    command = [sys.executable, "-m", "serving.cli", "demo"]
+    terminal, process_side = pty.openpty()
+    process = subprocess.Popen(
+        command,
+        env=environment | {"MEMECOURT_HOME": str(tmp_path), "COLUMNS": "200"},
+        stdin=process_side, stdout=process_side, stderr=process_side, start_new_session=True, close_fds=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )  # fmt: skip
+    os.close(process_side)
+    output = ""
+    while not (found := re.search(r"(http://127\.0\.0\.1:\d+/try) \(Ctrl-C ends it\)", output)):
+        output += os.read(terminal, 4096).decode()
+    with urllib.request.urlopen(found[1], timeout=60) as answer:
+        assert b"Go on" in answer.read()  # nobody is asked who they are on this machine
+    os.write(terminal, b"\x03")
+    assert process.wait(60) == 0
+    os.close(terminal)
 
 
 def test_demo_full_names_an_address_without_a_server(tmp_path):

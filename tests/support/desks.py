@@ -148,7 +148,7 @@ class ReviewDesk:
     async def reviewed(self, trial_id: str, who: str, label: Label, *, again: bool = False) -> Any:
         """Takes a case and reviews it."""
         await self.desk.take(trial_id, who, reopen=again)
-        return await self.desk.review(trial_id, who, label=label, clause="4", reason="I looked.")
+        return (await self.desk.review(trial_id, who, label=label, clause="4", reason="I looked."))[0]
 
     async def found(self, text: str = "", *, queue: ReviewQueue | None = None, **limits: Any) -> list[str]:
         """Returns the ids of the trials that a search finds; the other arguments are fields of the filter."""

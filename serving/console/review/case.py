@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
 from urllib.parse import urlencode
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from court.errors import BadRequest, CourtError, Unavailable
-from court.events import AppealOpened, ReviewOutcome, SecondOpinionAsked
+from court.events import AppealOpened, Look, NoteLeft, ReviewOutcome, VerdictReviewed
 from court.policy import Clause
 from court.record import TrialRecord
 from court.verdict import Label
-from serving.console.pictures import keys_in, views_of
+from serving.console.pictures import MEME, TEXT, keys_in, view, views_of
 from serving.console.registry import Page, console_of, form_of, redirect, trial_of, visitor_of
 from serving.console.rendering import render
-from serving.console.review.parts import (
-    case_path,
-    mark_shown,
-    reviewing_of,
-)
+from serving.console.review.parts import case_path, mark_shown, reviewing_of
 from serving.console.review.queue import list_query, listing, why_in
+from serving.console.review.similar import waiting_like
 from serving.console.visitors import Role
 from serving.docket.review.corrections import Overrulings, policy_of
 from serving.docket.review.locks import LOCK_MINUTES, AlreadyReviewed, CaseError
@@ -35,9 +34,9 @@ _log = logging.getLogger("memecourt.console")
 
 NO_CLAUSE = "none"
 """Value of a review's clause if no clause applies."""
-_BESIDE = ("look", "label", "clause", "reason", "why")
+_BESIDE = ("look", "label", "clause", "reason", "note")
 """Fields that have a place for their error beside them."""
-_WRITTEN = ("label", "clause", "other_clause", "reason", "chosen", "precedent", "why")
+_WRITTEN = ("label", "clause", "other_clause", "reason", "chosen", "precedent", "note")
 """Fields of the forms that a reviewer fills in."""
 
 
@@ -58,7 +57,7 @@ async def take(request: Request) -> Response:
             raise
         # What the reviewer has written comes back with the page: a refusal must not lose it.
         return await _page(request, record, fault=error, written=form)
-    return await _page(request, record, written=form) if written else _back(request, record)
+    return await _page(request, record, written=form) if written else _back(request, record.trial_id)
 
 
 async def renew(request: Request) -> Response:
@@ -98,7 +97,7 @@ async def see(request: Request) -> Response:
     record = await trial_of(request)
     if record.verdict is not None:
         await mark_shown(request, [record.trial_id])
-    return _back(request, record)
+    return _back(request, record.trial_id)
 
 
 async def review(request: Request) -> Response:
@@ -112,11 +111,12 @@ async def review(request: Request) -> Response:
         if label == Label.HARMFUL and clause == NO_CLAUSE:
             raise BadRequest("Name the clause of the policy that the meme breaks.", field="clause")
         views = await views_of(request, record)
+        together = {each: await _looked(request, record, each) for each in form.getlist("alike")}
         if views.missing:
             # First whether the case is still theirs: a look would not help somebody who has lost it.
             await reviewing_of(request).queue.renew(record.trial_id, visitor.name)
             raise BadRequest(f"First look at the {' and the '.join(views.missing)}.", field="look")
-        event = await reviewing_of(request).queue.review(
+        events = await reviewing_of(request).queue.review(
             record.trial_id,
             visitor.name,
             label=Label(label),
@@ -126,15 +126,53 @@ async def review(request: Request) -> Response:
             look_at=views.since,
             precedent=bool(rulings and rulings.wanted(chosen=form.get("precedent") == "yes")),
             follow=rulings is not None,
+            alike=together,
         )
     # The form was sent twice, and the review is stored: nothing to complain of.
     except AlreadyReviewed:
-        return _back(request, record, done=True)
+        return _back(request, record.trial_id, done=[record.trial_id])
     except (BadRequest, CaseError, Unavailable) as error:
         return await _page(request, record, fault=error, written=form)
     # Only once it is stored: metrics count what is in the records.
-    reviewing_of(request).on_reviewed(event)
-    return await _next(request, record)
+    for event in events:
+        reviewing_of(request).on_reviewed(event)
+    return await _next(request, [event.trial_id for event in events])
+
+
+async def _looked(request: Request, record: TrialRecord, trial_id: str) -> tuple[Look, datetime | None]:
+    """Returns the look at a case like this one. Raises BadRequest if the same decision can't be for it."""
+    other = await trial_of(request, trial_id)
+    views = await views_of(request, other)
+    if views.missing or other.opened.policy.digest != record.opened.policy.digest:
+        raise BadRequest("First look at the cases side by side.", field="look")
+    return views.for_record, views.since
+
+
+async def show_side_by_side(request: Request) -> Response:
+    """Logs a view of each case like this one, and shows them side by side."""
+    record, keys = await trial_of(request), dict[str, Mapping[str, str]]()
+    for _, other in await waiting_like(request, record):
+        pictured = other.opened.meme.picture_given and not (await views_of(request, other)).gone
+        _, keys[other.trial_id] = await view(request, other, MEME if pictured else TEXT)
+    if request.headers.get("hx-request") == "true":
+        return render(request, "review/alike.html", record=record, alike=await _side_by_side(request, record, keys))
+    shown = {"shown": ".".join(key for each in keys.values() for key in each.values())}
+    return redirect(request, f"{case_path(record.trial_id)}?{urlencode({**request.query_params, **shown})}#alike")
+
+
+async def _side_by_side(
+    request: Request, record: TrialRecord, keys: Mapping[str, Mapping[str, str]]
+) -> Sequence[Mapping[str, Any]]:
+    """Returns the cases like this one, with the keys that show each now."""
+    return [
+        {
+            "similar": one,
+            "record": other,
+            "views": await views_of(request, other),
+            "granted": keys.get(other.trial_id) or keys_in(request, other),
+        }
+        for one, other in await waiting_like(request, record)
+    ]
 
 
 def _reason(form: Mapping[str, str], record: TrialRecord, number: str) -> str:
@@ -145,45 +183,47 @@ def _reason(form: Mapping[str, str], record: TrialRecord, number: str) -> str:
 
 
 async def undo(request: Request) -> Response:
-    """Withdraws the visitor's last review of a case, and gives them the case again."""
+    """Withdraws the visitor's last review of a case and of those decided with it, and gives them the case again."""
     record, visitor, queue = await trial_of(request), visitor_of(request), reviewing_of(request).queue
-    number = form_of(request).get("of", "")
+    form = form_of(request)
     try:
-        if not number.isascii() or not number.isdecimal() or len(number) > 9:
-            raise BadRequest("There is no such review.", field="of")
-        with suppress(AlreadyReviewed):
-            await queue.withdraw(record.trial_id, visitor.name, int(number))
+        # The others were decided together with it.
+        for review in (f"{record.trial_id}:{form.get('of', '')}", *form.getlist("alike")):
+            trial_id, _, number = review.rpartition(":")
+            if not number.isascii() or not number.isdecimal() or len(number) > 9:
+                raise BadRequest("There is no such review.", field="of")
+            with suppress(AlreadyReviewed):
+                await queue.withdraw((await trial_of(request, trial_id)).trial_id, visitor.name, int(number))
         reviewing_of(request).on_withdrawn()
         await queue.take(record.trial_id, visitor.name, reopen=True)
     except (BadRequest, CaseError, Unavailable) as error:
         return await _page(request, await trial_of(request), fault=error)
-    return _back(request, record)
+    return _back(request, record.trial_id)
 
 
-async def _next(request: Request, record: TrialRecord) -> Response:
-    """Takes and opens the next case after a review; without any, the reviewed one."""
+async def _next(request: Request, reviewed: Sequence[str]) -> Response:
+    """Takes and opens the next case after reviews; without any, the first of the reviewed ones."""
     visitor, found = visitor_of(request), None
     try:
         why = why_in(request, request.query_params.get("why", ""))
         found = await reviewing_of(request).queue.take_next(visitor.name, why=why, namespaces=visitor.namespaces)
     except (BadRequest, Unavailable) as error:
-        _log.warning("no next case after trial=%s reason=%s", record.trial_id, error.reason)
-    if found is None:
-        return _back(request, record, done=True)
-    query = urlencode({"last": record.trial_id})
-    return redirect(request, f"{case_path(found.trial_id)}{list_query(request) or '?'}&{query}".replace("?&", "?"))
+        _log.warning("no next case after trial=%s reason=%s", reviewed[0], error.reason)
+    return _back(request, found.trial_id if found else reviewed[0], done=reviewed, here=found is None)
 
 
-async def ask_opinion(request: Request) -> Response:
-    """Requests a second opinion."""
-    record, form = await trial_of(request), form_of(request)
+async def leave_note(request: Request) -> Response:
+    """Stores a note to colleagues, by which another person may be asked to decide."""
+    record, form, visitor = await trial_of(request), form_of(request), visitor_of(request)
     try:
-        await reviewing_of(request).queue.ask_opinion(record.trial_id, visitor_of(request).name, form.get("why", ""))
+        await reviewing_of(request).queue.leave_note(
+            record.trial_id, visitor.name, form.get("note", ""), second_opinion=form.get("only") != "note"
+        )
     except AlreadyReviewed:
-        return _back(request, record)
+        return _back(request, record.trial_id)
     except (BadRequest, CaseError, Unavailable) as error:
         return await _page(request, record, fault=error, written=form)
-    return _back(request, record)
+    return _back(request, record.trial_id)
 
 
 async def take_back(request: Request) -> Response:
@@ -195,7 +235,7 @@ async def take_back(request: Request) -> Response:
         await rulings.take_back(record.trial_id, who=visitor_of(request).name, why=form.get("back_why", ""))
     except CourtError as error:
         return await _page(request, record, fault=error, written=form)
-    return _back(request, record)
+    return _back(request, record.trial_id)
 
 
 async def _page(
@@ -218,8 +258,8 @@ async def _page(
         except CourtError as error:
             _log.warning("precedent of trial=%s not read reason=%s", record.trial_id, error.reason)
     reviews = record.reviews
-    # A refused request for a second opinion has no other field.
-    fault_at = "" if fault is None or not mine else "why" if written and "why" in written else fault.field or ""
+    # A refused note has no other field.
+    fault_at = "" if fault is None or not mine else "note" if written and "note" in written else fault.field or ""
     return render(
         request,
         "review/case.html",
@@ -228,7 +268,7 @@ async def _page(
         record=record,
         view=view_of(record),
         pictures=console_of(request).pictures is not None,
-        keys=keys_in(request, record),
+        keys=keys_in(request, record) or await _still_shown(request, record),
         views=await views_of(request, record),
         last=await _last(request),
         case=found,
@@ -237,7 +277,8 @@ async def _page(
         own=[one for one in reviews if one.reviewer == visitor.name],
         # Other people's reviews would reveal the verdict or influence the reviewer.
         reviews=reviews if shown else (),
-        opinions=record.all(SecondOpinionAsked),
+        notes=record.all(NoteLeft),
+        alike=await _side_by_side(request, record, {}) if mine else (),
         appeals=record.all(AppealOpened),
         clauses=clauses_of(record),
         policy=policy,
@@ -255,26 +296,42 @@ async def _page(
     )
 
 
+async def _still_shown(request: Request, record: TrialRecord) -> Mapping[str, str]:
+    """Shows the meme of a case that was just decided beside what the court said, with one more view in the log."""
+    last = _own_last(request, record)
+    if last is None or last.look is not Look.SHOWN or not reviewing_of(request).queue.can_withdraw(last):
+        return {}
+    what = MEME if record.opened.meme.picture_given else TEXT
+    return {**(await view(request, record, what))[1], TEXT: ""}
+
+
+def _own_last(request: Request, record: TrialRecord) -> VerdictReviewed | None:
+    return next((one for one in reversed(record.reviews) if one.reviewer == visitor_of(request).name), None)
+
+
 @dataclass(frozen=True, slots=True)
 class _Last:
+    """A case that the visitor decided just before, the number of its review while it can be withdrawn, and notes."""
+
     trial_id: str
-    in_words: str
+    found: Label
+    court: Label
     undo: int | None
-    """Number of the review while it can be withdrawn."""
+    notes: Sequence[NoteLeft]
 
 
-async def _last(request: Request) -> _Last | None:
-    """Returns the case that the visitor decided just before this one; None if the address names none of theirs."""
-    try:
-        record = await trial_of(request, request.query_params.get("last", ""))
-    except CourtError:
-        return None
-    own = [one for one in record.reviews if one.reviewer == visitor_of(request).name]
-    if not own or record.verdict is None:
-        return None
-    court, found = (str(label).replace("_", " ").lower() for label in (record.verdict.label, own[-1].label))
-    undo = own[-1].seq if reviewing_of(request).queue.can_withdraw(own[-1]) else None
-    return _Last(record.trial_id, f"you found it {found}, the court {court}", undo)
+async def _last(request: Request) -> list[_Last]:
+    """Returns the cases that the visitor decided just before this one, of those that the address names."""
+    found, visitor = list[_Last](), visitor_of(request)
+    for trial_id in request.query_params.getlist("last"):
+        with suppress(CourtError):
+            record = await trial_of(request, trial_id)
+            own = _own_last(request, record)
+            if own and record.verdict is not None:
+                undo = own.seq if reviewing_of(request).queue.can_withdraw(own) else None
+                notes = [one for one in record.all(NoteLeft) if one.by != visitor.name]
+                found.append(_Last(trial_id, own.label, record.verdict.label, undo, notes))
+    return found
 
 
 def _status(fault: CourtError | None) -> int:
@@ -302,12 +359,12 @@ def _choices(record: TrialRecord, *, shown: bool) -> list[tuple[Label, str, str]
     return [own, *((label, words, key) for (label, words), key in zip(others, keys, strict=True))]
 
 
-def _back(request: Request, record: TrialRecord, *, done: bool = False) -> Response:
-    """Opens the case again, with the list beside it where it was."""
+def _back(request: Request, trial_id: str, *, done: Sequence[str] = (), here: bool = True) -> Response:
+    """Opens a case, with the list beside it where it was, after the reviews of some."""
     query = list_query(request)
     if done:
-        query += f"{'&' if query else '?'}{urlencode({'last': record.trial_id})}#done"
-    return redirect(request, f"{case_path(record.trial_id)}{query}")
+        query += f"{'&' if query else '?'}{urlencode({'last': done}, doseq=True)}{'#done' if here else ''}"
+    return redirect(request, f"{case_path(trial_id)}{query}")
 
 
 PAGES = (
@@ -318,7 +375,8 @@ PAGES = (
     Page("/desk/cases/{trial_id}/skip", skip, role=Role.REVIEWER, methods=("POST",)),
     Page("/desk/cases/{trial_id}/see", see, role=Role.REVIEWER, methods=("POST",)),
     Page("/desk/cases/{trial_id}/review", review, role=Role.REVIEWER, methods=("POST",)),
+    Page("/desk/cases/{trial_id}/alike", show_side_by_side, role=Role.REVIEWER, methods=("POST",)),
     Page("/desk/cases/{trial_id}/undo", undo, role=Role.REVIEWER, methods=("POST",)),
-    Page("/desk/cases/{trial_id}/opinion", ask_opinion, role=Role.REVIEWER, methods=("POST",)),
+    Page("/desk/cases/{trial_id}/note", leave_note, role=Role.REVIEWER, methods=("POST",)),
     Page("/desk/cases/{trial_id}/take-back", take_back, role=Role.ADMIN, methods=("POST",)),
 )

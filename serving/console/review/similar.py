@@ -16,7 +16,7 @@ from serving.console.visitors import Role
 from serving.docket.review.queue import Case
 from serving.docket.store.pictures import picture_of
 
-_MOST = 20
+_MOST, _MOST_ALIKE = 20, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,12 @@ class Similar:
     picture: str
     text: bool
     bits: int | None = None
+
+    @property
+    def in_words(self) -> str:
+        """Returns in which way the two are alike."""
+        apart = "" if self.bits is None else f", {self.bits} of 256 bits apart"
+        return "; ".join(filter(None, (f"{self.picture}{apart}", "the same text" if self.text else "")))
 
 
 async def similar(request: Request) -> Response:
@@ -78,6 +84,21 @@ async def similar_to(request: Request, record: TrialRecord) -> list[Similar]:
                 same_text = one.same_text or (known is not None and known.text)
                 found[one.trial_id] = Similar(case, kind, same_text, one.distance)
     return sorted(found.values(), key=lambda one: (not one.picture, one.bits or 0, not one.text))
+
+
+async def waiting_like(request: Request, record: TrialRecord) -> list[tuple[Similar, TrialRecord]]:
+    """Returns waiting cases with nearly the same meme that the visitor may decide together with this one."""
+    name, found = visitor_of(request).name, list[tuple[Similar, TrialRecord]]()
+    for one in await similar_to(request, record):
+        case = one.case
+        free = case.waiting and case.asked_by != name and (case.lock is None or case.lock.holder == name)
+        # A text alone is near where it has the same letters; a picture with the same text may be quite another.
+        if free and (one.picture or case.text_alone) and len(found) < _MOST_ALIKE:
+            other = await trial_of(request, case.trial_id)
+            own = any(each.reviewer == name for each in other.reviews)
+            if not own and other.opened.policy.digest == record.opened.policy.digest:
+                found.append((one, other))
+    return found
 
 
 PAGES = (Page("/desk/cases/{trial_id}/similar", similar, role=Role.VIEWER, name="similar"),)

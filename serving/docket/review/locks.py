@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 from sqlalchemy import ColumnElement, Connection, delete, select, update
 
 from court.errors import CourtError
-from court.events import Look, ReviewWithdrawn, VerdictReviewed
+from court.events import Look, NoteLeft, ReviewWithdrawn, VerdictReviewed
 from court.in_force import standing
 from court.record import TrialState
 from serving.docket.errors import NotDecided, TrialUnknown
@@ -99,12 +99,15 @@ class Lock:
 
 @dataclass(frozen=True, slots=True)
 class LockedReview:
-    """A review to be stored if its author holds the case, which is then released."""
+    """Reviews to be stored if their author holds the case of the first, which is then released: all or none.
 
-    review: ReviewEvent
+    The others, of cases like it, are taken for it.
+    """
+
+    reviews: tuple[ReviewEvent, ...]
     now: datetime
     follow: bool = False
-    """True to have the library of precedents follow it."""
+    """True to have the library of precedents follow them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,21 +147,42 @@ def release(connection: Connection, trial_id: str, who: str) -> None:
     connection.execute(delete(t.locks).where(_lock.trial_id == trial_id, _lock.holder == who))
 
 
-def _store(connection: Connection, reviews: Sequence[LockedReview]) -> Sequence[ReviewEvent | CourtError]:
+def _store(connection: Connection, reviews: Sequence[LockedReview]) -> Sequence[list[ReviewEvent] | CourtError]:
     open_appender(connection)  # before any row is locked: see serving.docket.store.reviews
     return [_store_one(connection, one) for one in reviews]
 
 
-def _store_one(connection: Connection, locked: LockedReview) -> ReviewEvent | CourtError:
-    review, now = locked.review, locked.now
+def _store_one(connection: Connection, locked: LockedReview) -> list[ReviewEvent] | CourtError:
+    (review, *others), now = locked.reviews, locked.now
     who = _speaker(review)
     own = select(_lock.holder).where(*_own(review.trial_id, who, now)).with_for_update()
-    if connection.execute(own).one_or_none() is None:
+    holds_case = connection.execute(own).one_or_none() is not None
+    if not holds_case or isinstance(review, NoteLeft):
         # The first of two equal reviews released the case: the second is not the reviewer's mistake.
         before = [one for one in _standing(connection, review) if _speaker(one) == who]
         if before and _same(before[-1], review):
             return AlreadyReviewed("This was sent twice, and is kept once.")
+    if not holds_case:
         return _not_locked(connection, review.trial_id, who, now)
+    for index, other in enumerate(others):
+        try:
+            acquire(connection, other.trial_id, who, now, reopen=False)
+        except CourtError as error:
+            for taken in others[:index]:
+                release(connection, taken.trial_id, who)
+            return error
+    stored: list[ReviewEvent] = []
+    for each in locked.reviews:
+        event = _store_review(connection, each, follow=locked.follow)
+        # Of the first alone: that the others can be reviewed was seen when they were taken.
+        if isinstance(event, CourtError):
+            return event
+        stored.append(event)
+    return stored
+
+
+def _store_review(connection: Connection, review: ReviewEvent, *, follow: bool) -> ReviewEvent | CourtError:
+    who = _speaker(review)
     if isinstance(review, VerdictReviewed):
         # From the log as well, which may be ahead of the projection.
         own_before = any(_speaker(one) == who for one in _reviews_of_kind(connection, review.trial_id, VerdictReviewed))
@@ -166,10 +190,10 @@ def _store_one(connection: Connection, locked: LockedReview) -> ReviewEvent | Co
             update={"blind": not own_before and not verdict_was_shown(connection, review.trial_id, who)}
         )
     stored = append_review(connection, review)
-    # After an error the reviewer keeps the case, and can try again.
-    if not isinstance(stored, CourtError):
+    # After an error the reviewer keeps the case, and can try again; with a note alone they go on with it.
+    if not isinstance(stored, CourtError) and not (isinstance(stored, NoteLeft) and not stored.second_opinion):
         release(connection, review.trial_id, who)
-        if locked.follow and isinstance(stored, VerdictReviewed):
+        if follow and isinstance(stored, VerdictReviewed):
             due = stamp(settled_at(stored))
             connection.execute(t.pending.insert().values(trial_id=stored.trial_id, seq=stored.seq, due=due))
     return stored

@@ -17,8 +17,8 @@ from court.events import (
     AnyEvent,
     AppealOpened,
     Described,
+    NoteLeft,
     ReviewWithdrawn,
-    SecondOpinionAsked,
     TextRead,
     TrialFailed,
     TrialOpened,
@@ -52,7 +52,7 @@ KINDS: Final = frozenset(
         "TrialResumed",
         "VerdictReviewed",
         "ReviewWithdrawn",
-        "SecondOpinionAsked",
+        "NoteLeft",
         "AppealOpened",
         ERASED,
     }
@@ -241,9 +241,9 @@ class _Case:
                 self._reviewed(event, number, connection)
             case ReviewWithdrawn():
                 self._withdrawn(number, rules, connection)
-            case SecondOpinionAsked():
+            case NoteLeft(second_opinion=True):
                 row["asked_by"] = event.by
-                self._waits(((ReviewPriority.SECOND_OPINION, f"{event.by} asks for a second opinion: {event.reason}"),))
+                self._waits(((ReviewPriority.SECOND_OPINION, f"{event.by} asks for a second opinion: {event.note}"),))
             case AppealOpened():
                 row["appealed"] = True
                 why = ReviewPriority.OBJECTION if event.by_link else ReviewPriority.APPEAL

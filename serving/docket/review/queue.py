@@ -11,12 +11,13 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, and_, delete, exists, func, select, text, tuple_, update
 
 from court.errors import BadRequest
-from court.events import Look, ReviewOutcome, ReviewWithdrawn, SecondOpinionAsked, VerdictReviewed
+from court.events import Look, NoteLeft, ReviewOutcome, ReviewWithdrawn, VerdictReviewed
 from court.meme import is_text_digest
 from court.record import TrialState
 from court.verdict import Label
@@ -350,8 +351,9 @@ class ReviewQueue:
         look_at: datetime | None = None,
         precedent: bool = False,
         follow: bool = False,
-    ) -> VerdictReviewed:
-        """Stores a review by the person who holds the case, and releases it.
+        alike: Mapping[str, tuple[Look, datetime | None]] = MappingProxyType({}),
+    ) -> list[VerdictReviewed]:
+        """Stores a review by the person who holds the case, and releases it; returns it, and those of cases like it.
 
         The verdict is upheld if the label is the same, and overruled if not. The review is marked as blind if neither
         this verdict nor that of another trial of the same meme was shown to this person before.
@@ -359,11 +361,14 @@ class ReviewQueue:
         Args:
             look_at: Time from which the whole meme was shown to this person; None if unknown.
             follow: True to have the library of precedents follow the review (:meth:`due`).
+            alike: Waiting cases that the same decision is for, with look and ``look_at``: each gets a review of its
+                own, all or none.
 
         Raises:
             TrialUnknown, NotDecided: There is no verdict.
             BadRequest: Clause or reason is missing, or UNDECIDED was found of a verdict that is not.
             NotLocked: This person does not hold the case (any more).
+            CaseTaken, CaseClosed, AnotherWanted: This person can't have one of the cases like it.
             AlreadyReviewed: The identical review was stored already, because it was sent twice.
             Unavailable: The review can't be stored now.
         """
@@ -378,30 +383,34 @@ class ReviewQueue:
                 reason="FIELD_MISSING",
                 field="reason",
             )
-        record = await self._trials.record(trial_id)
-        verdict = record.verdict
-        if verdict is None:
-            raise NotDecided("This trial has no verdict that could be reviewed.")
-        if label is Label.UNDECIDED and verdict.label is not Label.UNDECIDED:
-            raise BadRequest("Say whether the meme is harmful or not harmful.", reason="FIELD_MISSING", field="label")
-        now = self._clock()
-        # The sequence number is assigned when the event is written, since only then the previous one is known.
-        draft = VerdictReviewed(
-            trial_id=trial_id,
-            seq=0,
-            at=now,
-            outcome=ReviewOutcome.UPHELD if label is verdict.label else ReviewOutcome.OVERRULED,
-            label=label,
-            reason=reason,
-            clause=clause,
-            reviewer=who,
-            look=look,
-            look_s=max(0.0, round((now - look_at).total_seconds(), 1)) if look_at else None,
-            precedent=precedent,
-        )
-        stored = await self._transactions.write(locks.SAY, LockedReview(draft, now, follow))
-        assert isinstance(stored, VerdictReviewed)
-        return stored
+        now, drafts = self._clock(), list[VerdictReviewed]()
+        for each, (looked, since) in {trial_id: (look, look_at), **alike}.items():
+            verdict = (await self._trials.record(each)).verdict
+            if verdict is None:
+                raise NotDecided("This trial has no verdict that could be reviewed.")
+            if label is Label.UNDECIDED and verdict.label is not Label.UNDECIDED:
+                raise BadRequest(
+                    "Say whether the meme is harmful or not harmful.", reason="FIELD_MISSING", field="label"
+                )
+            # The sequence number is assigned when the event is written, since only then the previous one is known.
+            drafts.append(
+                VerdictReviewed(
+                    trial_id=each,
+                    seq=0,
+                    at=now,
+                    outcome=ReviewOutcome.UPHELD if label is verdict.label else ReviewOutcome.OVERRULED,
+                    label=label,
+                    reason=reason,
+                    clause=clause,
+                    reviewer=who,
+                    look=looked,
+                    look_s=max(0.0, round((now - since).total_seconds(), 1)) if since else None,
+                    # One of memes that are alike is enough for the library.
+                    precedent=precedent and each == trial_id,
+                )
+            )
+        stored = await self._transactions.write(locks.SAY, LockedReview(tuple(drafts), now, follow))
+        return [one for one in stored if isinstance(one, VerdictReviewed)]
 
     async def withdraw(self, trial_id: str, who: str, seq: int) -> ReviewWithdrawn:
         """Withdraws a person's own review, by its number in the trial; what was found before it holds again.
@@ -443,23 +452,24 @@ class ReviewQueue:
         query = select(t.pending.c.failure).where(t.pending.c.trial_id == trial_id).order_by(t.pending.c.seq.desc())
         return await self._transactions.read(lambda c: c.execute(query.limit(1)).scalar_one_or_none())
 
-    async def ask_opinion(self, trial_id: str, who: str, reason: str) -> SecondOpinionAsked:
-        """Asks for a second opinion, by the person who holds the case, and releases it.
+    async def leave_note(self, trial_id: str, who: str, note: str, *, second_opinion: bool = False) -> NoteLeft:
+        """Stores a note to colleagues by the person who holds the case.
+
+        Args:
+            second_opinion: True to have another person decide, which releases the case.
 
         Raises:
             TrialUnknown, NotDecided: There is no verdict.
-            BadRequest: There is no reason.
+            BadRequest: The note is empty or too long.
             NotLocked, AlreadyReviewed, Unavailable: As :meth:`review`.
         """
-        reason = reason.strip()
-        if not 0 < len(reason) <= 2000:
-            raise BadRequest(
-                "Say what you are unsure of, in at most 2,000 characters.", reason="FIELD_MISSING", field="reason"
-            )
+        note = note.strip()
+        if not 0 < len(note) <= 2000:
+            raise BadRequest("Write a note of at most 2,000 characters.", reason="FIELD_MISSING", field="note")
         now = self._clock()
-        draft = SecondOpinionAsked(trial_id=trial_id, seq=0, at=now, by=who, reason=reason)
-        stored = await self._transactions.write(locks.SAY, LockedReview(draft, now))
-        assert isinstance(stored, SecondOpinionAsked)
+        draft = NoteLeft(trial_id=trial_id, seq=0, at=now, by=who, note=note, second_opinion=second_opinion)
+        (stored,) = await self._transactions.write(locks.SAY, LockedReview((draft,), now))
+        assert isinstance(stored, NoteLeft)
         return stored
 
     # Figures

@@ -33,10 +33,10 @@ from court.events import (
     EVENT_KINDS,
     AnyEvent,
     AppealOpened,
+    NoteLeft,
     Procedure,
     ReviewOutcome,
     ReviewWithdrawn,
-    SecondOpinionAsked,
     TrialFailed,
     TrialOpened,
     TrialResumed,
@@ -67,9 +67,7 @@ from serving.docket.store.database import no_record
 from serving.docket.store.transactions import SqlStore, Transactions
 
 _row, _entry, _case = t.trials.c, t.entries.c, review_tables.cases.c
-HEARD: Final = frozenset(
-    {kind.__name__ for kind in (VerdictReviewed, ReviewWithdrawn, SecondOpinionAsked, AppealOpened)}
-)
+HEARD: Final = frozenset({kind.__name__ for kind in (VerdictReviewed, ReviewWithdrawn, NoteLeft, AppealOpened)})
 """Kinds of the events that change a finding."""
 
 _found = t.findings.c

@@ -11,7 +11,7 @@ from typing import Final, Literal
 from sqlalchemy import Connection, func, select
 
 from court.errors import BadRequest, CourtError
-from court.events import AppealOpened, Look, ReviewOutcome, ReviewWithdrawn, SecondOpinionAsked, VerdictReviewed
+from court.events import AppealOpened, Look, NoteLeft, ReviewOutcome, ReviewWithdrawn, VerdictReviewed
 from court.record import TrialState
 from court.verdict import Label
 from serving.access.callers import SANDBOX
@@ -35,7 +35,7 @@ class AwaitingReview:
     oldest: datetime | None
 
 
-ReviewEvent = VerdictReviewed | ReviewWithdrawn | SecondOpinionAsked | AppealOpened
+ReviewEvent = VerdictReviewed | ReviewWithdrawn | NoteLeft | AppealOpened
 """Events by people after a verdict; their sequence numbers are assigned here."""
 REVIEW_KINDS = frozenset({"VerdictReviewed", "ReviewWithdrawn"})
 """Kinds of the entries that change what the last review found."""

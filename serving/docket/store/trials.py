@@ -13,8 +13,8 @@ from court.events import (
     EVENT_KINDS,
     AnyEvent,
     AppealOpened,
+    NoteLeft,
     ReviewWithdrawn,
-    SecondOpinionAsked,
     TextRead,
     TrialFailed,
     TrialOpened,
@@ -171,7 +171,7 @@ def trial_change(
         case ReviewWithdrawn():
             left = review(event)
             return trial_change(left) if left else {"outcome": "", "review": None}
-        case AppealOpened() | SecondOpinionAsked():
+        case AppealOpened() | NoteLeft(second_opinion=True):
             return {"heard": True}
         # A text that no reader read was sent with the request.
         case TextRead(reader=""):

@@ -27,7 +27,7 @@ KINDS = {
     "TrialResumed",
     "VerdictReviewed",
     "ReviewWithdrawn",
-    "SecondOpinionAsked",
+    "NoteLeft",
     "AppealOpened",
     "QuestionRuled",
     "FlipsSought",

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import text
 
 from court.errors import BadRequest
-from court.events import ReviewOutcome, SecondOpinionAsked, VerdictReviewed
+from court.events import NoteLeft, ReviewOutcome, VerdictReviewed
 from court.verdict import Label, ReviewReason, Strength
 from retrieval.text import text_key
 from serving.docket.errors import NotDecided, TrialUnknown
@@ -141,7 +141,7 @@ def test_rebuilt_projection_equals_the_former_one(path):
         await court.tried("b", verdict(H, strengths=TIE))
         await court.reviewed("a", "ada", H)
         await court.desk.take("b", "ada")
-        await court.desk.ask_opinion("b", "ada", "I can't tell.")
+        await court.desk.leave_note("b", "ada", "I can't tell.", second_opinion=True)
         state = await court.desk.cases(["a", "b"]), await court.waiting("bea")
         with court.docket.transactions.database.writing() as connection:
             # Locks stay; erasures are replayed from the log.
@@ -403,7 +403,7 @@ def test_second_opinion_has_to_come_from_another_reviewer(path):
     async def scenario(court):
         await court.tried("a", verdict(U))
         await court.desk.take("a", "ada")
-        request = await court.desk.ask_opinion("a", "ada", "Is the costume meant?")
+        request = await court.desk.leave_note("a", "ada", "Is the costume meant?", second_opinion=True)
         lists = await court.waiting("ada"), await court.waiting("bea")
         case = await court.desk.case("a")
         with pytest.raises(AnotherWanted):
@@ -425,7 +425,7 @@ def test_second_opinion_has_to_come_from_another_reviewer(path):
     assert case.asked_by == "ada" and case.lock is None
     assert [why for why, _ in case.reasons] == [ReviewPriority.SECOND_OPINION, ReviewPriority.UNDECIDED]
     assert "Is the costume meant?" in case.reasons[0][1]
-    assert events[0] == request and isinstance(request, SecondOpinionAsked) and request.by == "ada"
+    assert events[0] == request and isinstance(request, NoteLeft) and request.by == "ada"
     assert [event.reviewer for event in events[1:]] == ["ada", "bea"]
 
 
@@ -452,8 +452,8 @@ def test_third_reviewer_decides_when_two_disagree(path):
 def test_second_opinion_needs_a_reason(path):
     async def scenario(court):
         await court.tried("a", verdict(U))
-        with pytest.raises(BadRequest, match="unsure"):
-            await court.desk.ask_opinion("a", "ada", "  ")
+        with pytest.raises(BadRequest, match="note"):
+            await court.desk.leave_note("a", "ada", "  ", second_opinion=True)
         return (await court.docket.trials.record("a")).events[-1].kind
 
     assert with_desk(path, scenario) == "VerdictGiven"
