@@ -27,7 +27,7 @@ from tests.support.scenes import play
 from tests.support.sizes import FULL
 
 FRAMES = 10_000 if FULL else 800
-HONEST = 200 if FULL else 15
+HONEST = 200 if FULL else 8
 IDLE = 200
 
 

@@ -35,7 +35,7 @@ from tests.support.reception import ASK, PNG, Finder, Turns, on_one_server, othe
 from tests.support.reception import town as town
 from tests.support.sizes import FULL
 
-SOME = 50 if FULL else 8
+SOME = 50 if FULL else 3
 
 
 # RE-3: a hundred identical concurrent requests share one trial.
