@@ -164,12 +164,6 @@ def test_a_change_is_revoked_once_and_in_reverse_order(place: Path | Address) ->
     assert meme is not None and meme.label is Label.HARMFUL
 
 
-def test_a_removed_id_is_not_reused_for_another_meme(place: Path | Address) -> None:
-    call_successfully("remove", place, "drawn-3", *SIGNED)
-    code, output = call("add-one", place, "drawn-3", "harmful", "--text", "a cat", *SIGNED)
-    assert (code, "records may name it" in output) == (1, True)
-
-
 def test_truncating_a_text_is_reported(place: Path | Address) -> None:
     output = call_successfully("add-one", place, "long", "harmful", "--text", "word " * 60, *SIGNED)
     assert output.splitlines()[-2:] == [

@@ -1,4 +1,4 @@
-"""Webhooks of the real server: after a kill, with two servers, and to the receivers shown in the documentation."""
+"""Webhooks of the real server: after a kill, and to the receivers shown in the documentation."""
 
 import base64
 import os
@@ -85,28 +85,6 @@ def test_killed_server_loses_no_message(start, hook, tmp_path):
         assert len(ids) == len({id_ for id_, _ in ids}) == 8
         assert second.end() == 0
         assert set(records(second.docket)) == verdict_ids
-
-
-def test_two_servers_on_one_docket_send_each_message_once(start, hook):
-    with running_receiver() as receiver:
-        hook(receiver.url)
-        first = start()
-        second = start(first.docket)
-        first.ready(), second.ready()
-        verdicts = [verdict for number in range(6) for verdict in judge((first, second)[number % 2], 2 * number, 2)]
-        wait_until(lambda: len(verdict_messages(receiver)) >= 12)
-        # The sending server is stopped, and the other takes over at once.
-        sender = next(
-            server for server in (first, second) if any("is sent to by this server" in line for line in server.log)
-        )
-        other = second if sender is first else first
-        assert sender.end() == 0
-        verdicts += judge(other, 12, 2)
-        wait_until(lambda: len(verdict_messages(receiver)) >= 14)
-        time.sleep(1.5)  # three more polls
-        assert other.end() == 0
-        sent = [message.message["data"]["verdict_id"] for message in verdict_messages(receiver)]
-        assert sorted(sent) == sorted(verdict.verdict_id for verdict in verdicts)
 
 
 def test_library_change_by_the_command_line_is_sent(start, home, hook, tmp_path):
