@@ -6,10 +6,11 @@ import asyncio
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,7 @@ from retrieval.library.manifest import VECTORS, Counts, LabelledMeme, Tuning, co
 from retrieval.library.thumbnails import frame_of
 from retrieval.precedents.search import LibraryInfo, Query, SearchRequest, search_library
 
+L = TypeVar("L")
 T = TypeVar("T")
 
 Progress = Callable[[str, int, int], None]
@@ -37,7 +39,6 @@ _THREADS = 8
 """Concurrent searches: the batch size of the built-in encoder. More would only wait for each other and for the GIL."""
 
 _FAST = "fast.faiss"
-"""File of a generation's candidate index."""
 _FILTERS = 32
 """Row masks cached for searches with the same filter, at one byte per row each."""
 _MANY = 1000
@@ -154,48 +155,35 @@ class _Snapshot(IndexedMemes):
         return None if stored is None else frame_of(stored)
 
 
-class _IssuedIds:
-    """Tracks in which lineage precedents were recently found: in another library an id may mean another meme."""
+class IssuedIds(Generic[L]):
+    """Libraries in which precedents were recently found, by lineage: in another one an id may mean another meme."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._found: dict[tuple[str, str], float] = {}
-        self._former: dict[str, _Snapshot] = {}
+        self._found: OrderedDict[tuple[str, str], float] = OrderedDict()
+        self._libraries: dict[str, L] = {}
 
-    def note(self, lineage: str, ids: Collection[str]) -> None:
+    def note(self, lineage: str, library: L, ids: Collection[str]) -> None:
+        """Records ids found in a library."""
         now = time.monotonic()
         with self._lock:
+            self._libraries[lineage] = library
             for id_ in ids:
-                # Removed and re-inserted, so that the mapping is in LRU order.
-                self._found.pop((lineage, id_), None)
                 self._found[lineage, id_] = now
-            self._forget(now)
+                self._found.move_to_end((lineage, id_))
+            # The oldest come first.
+            while self._found and (
+                len(self._found) > _MOST_ISSUED or now - next(iter(self._found.values())) >= _ISSUED_S
+            ):
+                self._found.popitem(last=False)
+            needed = {lineage, *(one for one, _ in self._found)}
+            self._libraries = {one: each for one, each in self._libraries.items() if one in needed}
 
-    def replaced(self, former: _Snapshot, lineage: str) -> None:
-        """Records that another library, of this lineage, is searched from now on."""
-        with self._lock:
-            self._former[former.library.manifest.lineage] = former
-            # A library that returns is the current one again.
-            self._former.pop(lineage, None)
-            self._forget(time.monotonic())
-
-    def where(self, id_: str, current: _Snapshot) -> list[_Snapshot]:
+    def where(self, id_: str, lineage: str, current: L) -> list[L]:
         """Returns the libraries in which an id was recently found; the current one if none."""
         with self._lock:
-            libraries = {**self._former, current.library.manifest.lineage: current}
-            found = [one for lineage, one in libraries.items() if (lineage, id_) in self._found]
-        return found or [current]
-
-    def _forget(self, now: float) -> None:
-        while self._found:
-            # The oldest come first.
-            oldest = next(iter(self._found))
-            if len(self._found) <= _MOST_ISSUED and now - self._found[oldest] < _ISSUED_S:
-                break
-            del self._found[oldest]
-        needed = {lineage for lineage, _ in self._found}
-        for lineage in self._former.keys() - needed:
-            del self._former[lineage]
+            libraries = {**self._libraries, lineage: current}
+            return [each for one, each in libraries.items() if (one, id_) in self._found] or [current]
 
 
 class ThreadedFinder(ABC):
@@ -228,10 +216,6 @@ class ThreadedFinder(ABC):
         leave_out_duplicates: bool = False,
     ) -> Findings:
         """The most similar precedents: see :class:`court.ports.PrecedentFinder`.
-
-        Args:
-            leave_out_duplicates: True to exclude the meme itself and its near-duplicates: same picture, same text, or
-                both halves within :data:`retrieval.precedents.search.NEAR`.
 
         Raises:
             BadLibrary: The library is damaged; or a shared library is gone or was built with another encoder.
@@ -267,7 +251,7 @@ class LibraryFinder(ThreadedFinder):
     def __init__(self, library: Library, encoder: Encoder) -> None:
         """Raises BadLibrary if the library was built with another encoder."""
         super().__init__(encoder, _THREADS, "precedents")
-        self._issued = _IssuedIds()
+        self._issued = IssuedIds[_Snapshot]()
         self._snapshot = self._ready(library, None)
 
     @property
@@ -313,7 +297,8 @@ class LibraryFinder(ThreadedFinder):
 
         def work() -> Findings:
             findings = search_library(snapshot, query(), wanted)
-            self._issued.note(snapshot.library.manifest.lineage, [exhibit.id for exhibit in findings.exhibits])
+            lineage = snapshot.library.manifest.lineage
+            self._issued.note(lineage, snapshot, [exhibit.id for exhibit in findings.exhibits])
             return findings
 
         return work
@@ -344,7 +329,8 @@ class LibraryFinder(ThreadedFinder):
         snapshot = self._snapshot
 
         def picture(id_: str) -> Frame | None:
-            found = [one.picture(id_) for one in self._issued.where(id_, snapshot)]
+            lineage = snapshot.library.manifest.lineage
+            found = [one.picture(id_) for one in self._issued.where(id_, lineage, snapshot)]
             return found[0] if all(one == found[0] for one in found) else None
 
         return await self._in_thread(lambda: [picture(id_) for id_ in ids], "read")
@@ -356,8 +342,6 @@ class LibraryFinder(ThreadedFinder):
                 f"{self.encoder.identity} is loaded.",
                 reason="LIBRARY_FOREIGN",
             )
-        if before is not None and before.library.manifest.lineage != library.manifest.lineage:
-            self._issued.replaced(before, library.manifest.lineage)
         return _Snapshot(library, before)
 
 

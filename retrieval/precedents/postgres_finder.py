@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Self
 
 from typing_extensions import override
@@ -25,7 +24,7 @@ from retrieval.library.postgres.connections import Connections
 from retrieval.library.postgres.schema import State, generations, read_state
 from retrieval.library.postgres.view import PostgresView
 from retrieval.library.thumbnails import frame_of
-from retrieval.precedents.finder import ThreadedFinder
+from retrieval.precedents.finder import IssuedIds, ThreadedFinder
 from retrieval.precedents.search import LibraryInfo, Query, SearchRequest, search_library
 
 if TYPE_CHECKING:
@@ -33,8 +32,6 @@ if TYPE_CHECKING:
 
 _THREADS = 4
 """Concurrent searches, each with a connection. Waiting queries are embedded in one batch; the rest is server time."""
-_MOST_ISSUED = 10_000
-"""Number of precedents whose generation is remembered: trials request pictures soon after a search."""
 
 
 class PgvectorFinder(ThreadedFinder):
@@ -46,10 +43,8 @@ class PgvectorFinder(ThreadedFinder):
         self.address = address
         self._connections = connections
         self._state = state
-        self._issued: OrderedDict[str, set[int]] = OrderedDict()
-        self._generations: dict[int, State] = {state.generation: state}
-        # Guards the state remembered from searches, which end concurrently in several threads.
         self._lock = threading.Lock()
+        self._issued = IssuedIds[State]()
 
     @classmethod
     async def open(cls, address: Address, encoder: Encoder) -> Self:
@@ -94,7 +89,11 @@ class PgvectorFinder(ThreadedFinder):
                 return state, search_library(PostgresView(connection, state), embedded, wanted)
 
             state, findings = self._connections.reading(search)
-            self._note(state, [exhibit.id for exhibit in findings.exhibits])
+            # Searches end in any order: an older one must not restore the generation it began with.
+            with self._lock:
+                if state.generation >= self._state.generation:
+                    self._state = state
+            self._issued.note(state.about.lineage, state, [exhibit.id for exhibit in findings.exhibits])
             return findings
 
         return work
@@ -137,37 +136,14 @@ class PgvectorFinder(ThreadedFinder):
             there = set(generations(connection))
 
             def picture(id_: str) -> Frame | None:
-                with self._lock:
-                    noted = [self._generations[generation] for generation in sorted(self._issued.get(id_, ()))]
-                # Within one lineage an id never refers to a second meme, on any generation.
-                others = [state for state in noted if state.about.lineage != current.about.lineage]
-                where = [state for state in others if state.generation in there]
-                # Found in this lineage, or not remembered: the current library's precedent is meant.
-                if not noted or len(others) < len(noted):
-                    where.append(current)
-                found = {PostgresView(connection, state).picture(id_) for state in where}
+                where = self._issued.where(id_, current.about.lineage, current)
+                found = {PostgresView(connection, each).picture(id_) for each in where if each.generation in there}
                 jpeg = found.pop() if len(found) == 1 else None
                 return None if jpeg is None else frame_of(jpeg)
 
             return [picture(id_) for id_ in ids]
 
         return await self._in_thread(lambda: self._connections.reading(read), "read")
-
-    def _note(self, state: State, ids: Collection[str]) -> None:
-        with self._lock:
-            # Searches end in any order: an older one must not restore the generation it began with.
-            if state.generation >= self._state.generation:
-                self._state = state
-            self._generations[state.generation] = state
-            for id_ in ids:
-                self._issued.setdefault(id_, set()).add(state.generation)
-                self._issued.move_to_end(id_)
-            while len(self._issued) > _MOST_ISSUED:
-                self._issued.popitem(last=False)
-            named = {self._state.generation}.union(*self._issued.values())
-            # A generation is remembered as long as an id found there is.
-            for generation in self._generations.keys() - named:
-                del self._generations[generation]
 
 
 def encoder_of(address: Address) -> EncoderIdentity:
