@@ -132,8 +132,14 @@ def of_status(
     elif status == 404:
         name = f" {model}" if model else ""
         message = f"The model server does not know the model{name}, or the address is wrong. Check both."
-    elif status in (400, 422) and (lengths := context_lengths(detail)) is not None:
-        return Failure(ModelRefused(_too_long(*lengths), reason="MODEL_CONTEXT_TOO_SHORT", status=status))
+    elif status in (400, 422) and _CONTEXT.search(detail):
+        words = quotable(detail, sent)
+        message = (
+            "The model's context is too short for the request and its reply. Start the server with a longer one (vLLM: "
+            "--max-model-len), lower trial.exhibits or trial.reply_chars, or name a model with more."
+            f"{f' It says: “{words}”' if words else ''}"
+        )
+        return Failure(ModelRefused(message, reason="MODEL_CONTEXT_TOO_SHORT", status=status))
     elif status == 413:
         message = "The request is too large for the model server (HTTP 413). Allow larger requests there."
     elif words := quotable(detail, sent):
@@ -157,11 +163,9 @@ _NOT_SHOWN = re.compile(r"""\\|://|[\w+/=%-]{40}|(?<!\w)'|["`“{}[\]]""")
 
 
 def quotable(detail: str, sent: Sequence[str]) -> str:
-    """Returns a server's message about a rejected request; empty if it can't be shown safely.
-
-    Quotations are removed. If the rest may contain an address or a part of the request, all of it is withheld:
-    untrusted text must not get into messages or logs.
-    """
+    """Returns a server's message about a rejected request; empty if it can't be shown safely."""
+    # Quotations are removed. If the rest may contain an address or a part of the request, all of it is withheld:
+    # untrusted text must not get into messages or logs.
     words = " ".join(_QUOTED.sub("…", detail).split())
     # Truncated first, as an echo in the part that is not shown is harmless.
     shown = words if len(words) <= _SHOWN else f"{words[:_SHOWN]}…"
@@ -181,37 +185,6 @@ _CONTEXT = re.compile(
     r"exceed_context_size|n_ctx",
     re.I,
 )
-# Excludes digits in names of models and versions, next to letters or dots.
-_NUMBER = re.compile(r"(?<![\w.])\d{2,9}(?![\w.]*\d)")
-
-
-def context_lengths(detail: str) -> tuple[int | None, int | None] | None:
-    """Extracts a model's context length and a request's tokens from an error; None if it is about something else."""
-    # Wording differs between servers, but the context length is the smallest number, and the size of the request, which
-    # exceeded it, the largest.
-    if not _CONTEXT.search(detail):
-        return None
-    numbers = sorted(int(number) for number in _NUMBER.findall(detail))
-    if len(numbers) < 2 or numbers[0] == numbers[-1]:
-        return (numbers[0] if numbers else None), None
-    # Messages may also list the parts of a request, so a number next to words for a limit takes precedence.
-    limit = next((n for n in _limits_in(detail) if n in numbers), numbers[0])
-    return limit, numbers[-1] if numbers[-1] > limit else None
-
-
-def _limits_in(detail: str) -> list[int]:
-    """Returns numbers that directly follow words for a limit."""
-    found = re.findall(r"(?:maximum[\w ]*?|context (?:length|size|window)|limit|n_ctx)\D{0,24}?(\d{2,9})", detail, re.I)
-    return [int(number) for number in found]
-
-
-def _too_long(limit: int | None, requested: int | None) -> str:
-    known = f"takes {limit:,} tokens" if limit is not None else "is too short"
-    request = f"the request with its reply has {requested:,}" if requested is not None else "the request is longer"
-    return (
-        f"The model's context {known}; {request}. Start the server with a longer one (vLLM: --max-model-len), lower "
-        "trial.exhibits or trial.reply_chars, or name a model with more."
-    )
 
 
 def _of_status_error(error: openai.OpenAIError, model: str, sent: Sequence[str]) -> Failure:
