@@ -37,13 +37,16 @@ class BoundedTransport(httpx2.AsyncHTTPTransport):
             max_connections=limits.max_connections,
             max_keepalive_connections=limits.max_keepalive_connections,
             keepalive_expiry=limits.keepalive_expiry,
-            network_backend=_PublicBackend() if public_only else _BoundedBackend(),
+            network_backend=_BoundedBackend(public_only=public_only),
         )
 
 
 class _BoundedBackend(httpcore2.AsyncNetworkBackend):
-    def __init__(self) -> None:
+    """Opens connections, if wanted to public addresses only; certificates are still verified for the host name."""
+
+    def __init__(self, *, public_only: bool) -> None:
         self._backend = httpcore2.AnyIOBackend()
+        self._public_only = public_only
 
     async def connect_tcp(
         self,
@@ -53,35 +56,17 @@ class _BoundedBackend(httpcore2.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
     ) -> httpcore2.AsyncNetworkStream:
-        stream = await self._backend.connect_tcp(
-            host, port, timeout=timeout, local_address=local_address, socket_options=socket_options
-        )
-        return _BoundedStream(stream)
-
-    async def sleep(self, seconds: float) -> None:
-        await self._backend.sleep(seconds)
-
-
-class _PublicBackend(_BoundedBackend):
-    """Opens connections to public addresses only; certificates are still verified for the host name."""
-
-    async def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,  # noqa: ASYNC109
-        local_address: str | None = None,
-        socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
-    ) -> httpcore2.AsyncNetworkStream:
         failure: Exception = httpcore2.ConnectError("the name has no address")
         try:
             # One timeout for resolving and all attempts: a name with many dead addresses must not multiply it.
             async with asyncio.timeout(timeout):
-                for address in await http_addresses.public_addresses(host, port):
+                for address in await http_addresses.public_addresses(host, port) if self._public_only else [host]:
                     try:
                         # Connects to the checked address, as another look-up could give a different one (BO-8).
-                        return await super().connect_tcp(
-                            address, port, local_address=local_address, socket_options=socket_options
+                        return _BoundedStream(
+                            await self._backend.connect_tcp(
+                                address, port, local_address=local_address, socket_options=socket_options
+                            )
                         )
                     # The next address may work.
                     except httpcore2.ConnectError as error:
@@ -91,6 +76,9 @@ class _PublicBackend(_BoundedBackend):
         except OSError:
             failure = httpcore2.ConnectError("the name can't be resolved")
         raise failure
+
+    async def sleep(self, seconds: float) -> None:
+        await self._backend.sleep(seconds)
 
 
 class _BoundedStream(httpcore2.AsyncNetworkStream):
@@ -147,17 +135,9 @@ def http_client(
     ca_file: str | None = None,
     max_answer_bytes: int = MAX_ANSWER_BYTES,
 ) -> httpx2.AsyncClient:
-    """Creates the client through which the service makes all its HTTP requests; several models may share it.
-
-    Keep-alive outlasts the pauses within a trial. The environment is ignored, as pictures and keys must not go to a
-    proxy that happens to be set there. Redirects are not followed, for the same reason.
-
-    Args:
-        connections: Maximum number of concurrent connections; up to 31 more if they can't be divided evenly.
-    """
-    # Imported lazily, as its dependencies are not needed without HTTP.
-    from court.backends.http import BoundedTransport
-
+    """Creates the client through which the service makes all its HTTP requests; several models may share it."""
+    # Keep-alive outlasts the pauses within a trial. The environment is ignored, as pictures and keys must not go to a
+    # proxy that happens to be set there. Redirects are not followed, for the same reason.
     pools = max(1, min(_POOLS, connections // _LEAST))
     each = math.ceil(connections / pools)
     limits = httpx2.Limits(max_connections=each, max_keepalive_connections=max(1, each // 4), keepalive_expiry=30.0)

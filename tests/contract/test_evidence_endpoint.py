@@ -7,10 +7,11 @@ import time
 from contextlib import asynccontextmanager
 from urllib.parse import parse_qs, urlsplit
 
+import httpcore2
 import pytest
 import trustme
 
-from court.backends import http, http_addresses
+from court.backends import http_addresses
 from court.errors import CourtError, Overrun, Unavailable
 from retrieval.facts.endpoint import Endpoint, EndpointEvidence, ResultPaths
 from retrieval.facts.pages import MAX_PAGE_BYTES, PageFetcher
@@ -226,14 +227,14 @@ async def a_host(monkeypatch, tmp_path, answer, addresses=(PUBLIC,)):
             return [host]
         return ["10.0.0.7"] if host == "inside.example" else list(addresses)
 
-    original_connect = http._BoundedBackend.connect_tcp
+    original_connect = httpcore2.AnyIOBackend.connect_tcp
 
     async def connect_tcp(self, host, port, **options):
         connected.append((host, port))
         return await original_connect(self, "127.0.0.1", listening.sockets[0].getsockname()[1], **options)
 
     monkeypatch.setattr(http_addresses, "resolve", resolve)
-    monkeypatch.setattr(http._BoundedBackend, "connect_tcp", connect_tcp)
+    monkeypatch.setattr(httpcore2.AnyIOBackend, "connect_tcp", connect_tcp)
     async with await asyncio.start_server(server.serve, "127.0.0.1", 0, ssl=context) as listening:
         fetcher = PageFetcher(ca_file=str(tmp_path / "authority.pem"))
         try:

@@ -4,11 +4,12 @@ import asyncio
 import ssl
 from contextlib import asynccontextmanager
 
+import httpcore2
 import pytest
 import trustme
 from google.rpc import code_pb2, error_details_pb2
 
-from court.backends import http, http_addresses
+from court.backends import http_addresses
 from court.errors import BadInput, Overrun, Unavailable
 from court.meme import LIMITS
 from serving.rest import remote_pictures
@@ -44,14 +45,14 @@ async def a_host(monkeypatch, tmp_path, answer, addresses=(PUBLIC,)):
     async def resolve(*_):
         return list(addresses)
 
-    original_connect = http._BoundedBackend.connect_tcp
+    original_connect = httpcore2.AnyIOBackend.connect_tcp
 
     async def connect_tcp(self, host, port, **options):
         connected.append((host, port))
         return await original_connect(self, "127.0.0.1", listening.sockets[0].getsockname()[1], **options)
 
     monkeypatch.setattr(http_addresses, "resolve", resolve)
-    monkeypatch.setattr(http._BoundedBackend, "connect_tcp", connect_tcp)
+    monkeypatch.setattr(httpcore2.AnyIOBackend, "connect_tcp", connect_tcp)
     async with (
         await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context) as listening,
         open_remote_pictures([HOST], ca_file=str(tmp_path / "authority.pem")) as fetch,
