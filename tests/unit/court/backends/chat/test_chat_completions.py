@@ -610,7 +610,7 @@ def test_bad_content_or_finish_reason_fails_the_reply():
         ("", False),
     ],
 )
-def test_context_overflow_is_told_with_the_servers_words(server_message, is_told):
+def test_context_overflow_quotes_the_server(server_message, is_told):
     failure = of_status(400, {}, server_message, sent=["a meme about cats"])
     assert failure.error.reason == ("MODEL_CONTEXT_TOO_SHORT" if is_told else "MODEL_REFUSED")
     assert not is_told or ("--max-model-len" in failure.error.message and server_message in failure.error.message)
