@@ -137,7 +137,7 @@ def import_policy(source: Path) -> Imported:
 
 
 @dataclass(slots=True)
-class _Criterion:
+class _ImportedClause:
     category: str
     text: str
     violates: list[str] = field(default_factory=list)
@@ -149,7 +149,7 @@ class _Markdown:
     """Parts of a policy in Markdown, as far as they are read."""
 
     title: str = ""
-    clauses: list[_Criterion] = field(default_factory=list)
+    clauses: list[_ImportedClause] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
     exceptions: list[str] = field(default_factory=list)
     examples: list[tuple[str, str, bool]] = field(default_factory=list)
@@ -233,7 +233,7 @@ def _read_markdown(text: str) -> _Markdown:
             if item:
                 category = here if len(headings) > 1 and max(headings) > 2 else read.title or "harm"
                 bold = re.match(r"\*\*(.+?)\*\*:?\s*(.*)", words)
-                read.clauses.append(_Criterion(bold[1].strip(": ") if bold else category, words.replace("**", "")))
+                read.clauses.append(_ImportedClause(bold[1].strip(": ") if bold else category, words.replace("**", "")))
             else:
                 read.lines.append(words)
         elif kind == "allowed":

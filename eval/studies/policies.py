@@ -64,7 +64,7 @@ def examples_of(policy: Policy) -> tuple[Example, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class JudgedExample:
     """An example and its verdict."""
 
     example: Example
@@ -125,7 +125,7 @@ class PolicyFigures:
         return {**asdict(self), "passed": self.passed}
 
 
-def figures_of(policy: Policy, judged: Sequence[Judged]) -> PolicyFigures:
+def figures_of(policy: Policy, judged: Sequence[JudgedExample]) -> PolicyFigures:
     """Computes what verdicts on the examples of a policy show of it."""
     clauses, confusion = [], dict[str, dict[str, int]]()
     gaps, wide, dead = list[str](), list[str](), list[str]()
@@ -219,16 +219,16 @@ class PolicyTrials:
             )
             yield StoredCourt(executor, calls)
 
-    async def judge(self, policy: Policy, examples: Sequence[Example]) -> list[Judged]:
+    async def judge(self, policy: Policy, examples: Sequence[Example]) -> list[JudgedExample]:
         """Tries examples under a policy. Raises as :func:`eval.session.engine.run_items`, and CourtError."""
         async with self.court(policy) as stored:
             solver = TrialSolver(stored, policy.id, Procedure.FULL, text_only=True)
             return await self._judged(solver, examples)
 
-    async def _judged(self, solver: TrialSolver, examples: Sequence[Example]) -> list[Judged]:
+    async def _judged(self, solver: TrialSolver, examples: Sequence[Example]) -> list[JudgedExample]:
         patience = Patience(self.patience_s)
 
-        async def step(numbered: tuple[int, Example]) -> Judged:
+        async def step(numbered: tuple[int, Example]) -> JudgedExample:
             number, example = numbered
             meme = JudgedMeme(id=str(number), split="examples", line=number, text=example.text)
             tried: list[Tried[Prediction, Any]] = []
@@ -242,7 +242,7 @@ class PolicyTrials:
             record = tried[-1].state
             verdict = record.verdict if record is not None else None
             finding = verdict.finding if verdict is not None else None
-            return Judged(example, prediction.outcome.harmful, finding.clause if finding else "")
+            return JudgedExample(example, prediction.outcome.harmful, finding.clause if finding else "")
 
         watch = Watch(self.concurrency, "examples")
         return await run_items(
@@ -333,7 +333,7 @@ async def suggest(trials: PolicyTrials, policy: Policy, number: str) -> Suggesti
     )
 
 
-async def _reworded(trials: PolicyTrials, policy: Policy, clause: Clause, shown: Sequence[Judged]) -> str:
+async def _reworded(trials: PolicyTrials, policy: Policy, clause: Clause, shown: Sequence[JudgedExample]) -> str:
     prompt = load(PROMPTS, "reword")
     words = {"type": "string", "minLength": 1, "maxLength": _LONGEST}
     agent = Agent(prompt, "reword", partial(parse, _Edit), object_schema({"text": words}))
@@ -348,5 +348,5 @@ async def _reworded(trials: PolicyTrials, policy: Policy, clause: Clause, shown:
         return (await calls.ask(agent, [task])).text
 
 
-def _shown(judged: Judged) -> str:
+def _shown(judged: JudgedExample) -> str:
     return f"- {'' if judged.right else '(judged wrong) '}{judged.example.text}"
