@@ -194,7 +194,7 @@ def _tiles(overall: CategoryRow) -> tuple[Tile, ...]:
     both = (("as they are", overall.before), ("rewritten", overall.after))
     tiles = (
         Tile("Failed", tuple((name, one.failure) for name, one in both if one.failure)),
-        Tile("Mean score", tuple((name, one.mean) for name, one in both if one.mean), LOWEST, HIGHEST, ".2f"),
+        Tile("Mean score", tuple((name, one.mean) for name, one in both if one.mean), LOWEST, HIGHEST, form=".2f"),
         Tile("Scored", tuple((name, share) for name, one in both if (share := wilson(one.scored, one.n)))),
     )
     return tuple(tile for tile in tiles if tile.bars)

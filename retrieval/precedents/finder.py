@@ -115,7 +115,9 @@ class _Snapshot(IndexedMemes):
             # A single assignment, as other threads search the same index; results are the same with and without it.
             digest = self.library.manifest.files[VECTORS].sha256
             path = self.library.directory / _FAST
-            self.base.fast = CandidateIndex.load_or_build(path, self.base.rows, self.base.text_dim, digest, made)
+            self.base.fast = CandidateIndex.load_or_build(
+                path, self.base.rows, self.base.text_dim, digest, progress=made
+            )
         self.base.warm(partial(tell, "bytes of vectors read"))
         self.warmed = True
 

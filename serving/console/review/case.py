@@ -330,7 +330,7 @@ async def _last(request: Request) -> list[_Last]:
             if own and record.verdict is not None:
                 undo = own.seq if reviewing_of(request).queue.can_withdraw(own) else None
                 notes = [one for one in record.all(NoteLeft) if one.by != visitor.name]
-                found.append(_Last(trial_id, own.label, record.verdict.label, undo, notes))
+                found.append(_Last(trial_id, own.label, record.verdict.label, undo, notes=notes))
     return found
 
 
