@@ -11,10 +11,8 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
-from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 VERSION = "text-1"
 """Part of the encoder's identity; change it whenever the rules change."""
@@ -59,34 +57,36 @@ def text_key(text: str) -> str:
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
-def text_keys(texts: Sequence[str]) -> list[str]:
-    """Returns :func:`text_key` of each text."""
-    lines, kinds = _white_space(tuple(texts))
-    # Spaces beside white space; nearly all large tables have none, and then all texts are changed in one call.
-    beside = kinds[1:] * kinds[:-1]
-    if not lines or kinds.max() > _LINE_END or (beside - np.uint8(1) < _LINE_END * _LINE_END - 1).any():
-        return list(map(text_key, texts))
-    return lines.lower().split("\n")[1:-1]
+class TextColumn:
+    """Texts whose keys and words are had in one call, where all are of ASCII words with one space between.
 
+    Nearly all large tables have no others.
+    """
 
-def word_counts(texts: Sequence[str]) -> list[int]:
-    """Returns the number of words of each text, parted by any white space."""
-    lines, kinds = _white_space(tuple(texts))
-    if not lines:
-        return [len(text.split()) for text in texts]
-    words = np.flatnonzero((kinds[1:] == 0) & (kinds[:-1] > 0))
-    return list(np.diff(np.searchsorted(words, np.flatnonzero(kinds == _LINE_END))).tolist())
+    def __init__(self, texts: Sequence[str]) -> None:
+        self._texts = texts
+        # With a line end before each and behind the last.
+        lines = "\n".join(("", *texts, ""))
+        signs = np.frombuffer(lines.encode() if lines.isascii() else b"", np.uint8)
+        blank, ends = signs <= _BLANK, signs == _LINE_END
+        beside = np.flatnonzero(blank[1:] & blank[:-1])
+        counts = list(map(np.count_nonzero, (ends, signs == _BLANK, blank)))
+        # Line ends beside each other are those of an empty text.
+        plain = counts[0] == len(texts) + 1 and sum(counts[:2]) == counts[2] and ends[[beside, beside + 1]].all()
+        self._lines, self._signs = (lines, signs) if plain else ("", signs[:0])
 
+    def keys(self) -> list[str]:
+        """Returns :func:`text_key` of each text."""
+        return self._lines.lower().split("\n")[1:-1] if self._lines else list(map(text_key, self._texts))
 
-# The last ones are kept: keys and words of the same texts are asked for one after the other.
-@lru_cache(maxsize=1)
-def _white_space(texts: tuple[str, ...]) -> tuple[str, NDArray[np.uint8]]:
-    """Texts with a line end before each and behind the last, and the kind of each character: 0 but for white space."""
-    # Both are empty if they are not ASCII, or have line ends of their own: then each has to be read by itself.
-    lines = "\n".join(("", *texts, ""))
-    if not lines.isascii() or lines.count("\n") != len(texts) + 1:
-        lines = ""
-    return lines, np.frombuffer(lines.encode().translate(_WHITE_SPACE), np.uint8)
+    def word_counts(self) -> list[int]:
+        """Returns the number of words of each text, parted by any white space."""
+        if not self._lines or not self._texts:
+            return [len(text.split()) for text in self._texts]
+        ends = np.flatnonzero(self._signs == _LINE_END)
+        spaces = np.add.reduceat(self._signs == _BLANK, ends[:-1], dtype=np.int64)
+        # Line ends beside each other have no word between them.
+        return list((spaces + (np.diff(ends) > 1)).tolist())
 
 
 def letters_of(text: str) -> str:
@@ -106,7 +106,5 @@ def script_of(text: str) -> str:
 
 
 _QUOTES = str.maketrans({"\N{RIGHT SINGLE QUOTATION MARK}": "'", **dict.fromkeys("“”", '"')})
-_LINE_END = 2
-_WHITE_SPACE = bytes({" ": 1, "\n": _LINE_END}.get(chr(n), 3 * chr(n).isspace()) for n in range(256))
-"""Kind of each byte: a space, a line end, other white space, or 0."""
+_LINE_END, _BLANK = 10, 32
 _SIMILAR_LETTERS = str.maketrans({"0": "o", "1": "l", "i": "l", "|": "l", "5": "s", "8": "b", "ı": "l"})

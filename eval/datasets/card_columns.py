@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import repeat
 from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
+import numpy as np
+
 from court.meme import LIMITS
 from eval.datasets.items import JudgedMeme
 from eval.datasets.protocol import Level
+from eval.datasets.record_files import TEXTS, Block, Coded
 from eval.datasets.verbs import MADE_NAMES, Compiled, Expression
 from retrieval.library.cells import BadCell, Record, placeholders_of, require_text
+from retrieval.text import TextColumn
 
 T = TypeVar("T")
-Columns = Mapping[str, Sequence[Any]]
-"""Cells of consecutive rows by column."""
 _REMEMBERED = 1000
 _SIMPLE = frozenset({str, int, bool, type(None)})
 """Types of cells that are equal if they mean the same."""
@@ -35,7 +38,7 @@ class RowGold:
     targets: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class MemeBlock:
     """Memes of rows that follow each other, by columns."""
 
@@ -56,6 +59,11 @@ class MemeBlock:
     def texts(self, name: str) -> Sequence[str]:
         """Values of a field, empty ones if the card does not fill it."""
         return self.fields.get(name) or ("",) * len(self)
+
+    @cached_property
+    def text_column(self) -> TextColumn:
+        """The memes' texts, for work on all of them."""
+        return TextColumn(self.texts("text"))
 
     def values(self, name: str) -> Iterable[Any]:
         """Values of any field of a meme."""
@@ -98,12 +106,13 @@ class CellRule(Generic[T]):
     rule: Callable[[Record], T]
     _known: dict[tuple[Any, ...], T] = field(default_factory=dict)
 
-    def of(self, columns: Columns, rows: int) -> list[T]:
+    def of(self, block: Block) -> Coded[T]:
         """Results for the rows. Raises BadCell if these can't be had by columns."""
+        columns = block.columns
         names = tuple(name for name in self.names if name in columns)
         if not names:
-            return [self.rule({})] * rows
-        kinds = tuple(frozenset(map(type, columns[name])) for name in names)
+            return Coded((self.rule({}),), np.zeros(len(block), np.int64))
+        kinds = tuple(map(block.kinds, names))
         # 1 and true are equal in Python, and two labels.
         if not all(kind <= _SIMPLE and not {int, bool} <= kind for kind in kinds):
             raise BadCell("its cells have to be compared one by one")
@@ -112,36 +121,44 @@ class CellRule(Generic[T]):
         cells: Sequence[Any] = columns[names[0]]
         if len(names) > 1:
             cells = list(zip(*(columns[name] for name in names), strict=True))
-        known: dict[Any, T] = {}
-        for key in set(cells):
+
+        def once(key: Any) -> T:
             if (whole := (names, kinds, key)) not in self._known:
                 self._known[whole] = self.rule(dict(zip(names, key if len(names) > 1 else (key,), strict=True)))
-            known[key] = self._known[whole]
-        return list(map(known.__getitem__, cells))
+            return self._known[whole]
+
+        return Coded.of(cells).with_words(once)
 
 
-def column_rule(expression: Expression, compiled: Compiled) -> Callable[[Columns], Sequence[Any]] | None:
-    """Returns an expression as a function of columns, ``@row`` among them; None if it takes several of them."""
+def column_rule(expression: Expression, compiled: Compiled) -> Callable[[Block], Sequence[str]] | None:
+    """Returns an expression as a function of columns, ``@row`` among them; None if it takes several of them.
+
+    The function returns texts, empty for missing ones, and raises BadCell for other cells than texts and whole numbers.
+    """
     column = expression.column
     if expression.else_ is None and expression.const is not None:
-        return lambda columns: [compiled({})] * len(columns["@row"])
+        return lambda block: _words([compiled({})] * len(block), TEXTS)
     made = column in MADE_NAMES and column != "@row"
     if expression.else_ is not None or not column or made or placeholders_of(column):
         return None
     if expression == Expression(column=column):
-        return lambda columns: columns[column]
-    return lambda columns: [compiled({column: cell}) for cell in columns[column]]
+        return lambda block: _words(block.columns[column], block.kinds(column))
+
+    def computed(block: Block) -> Sequence[str]:
+        cells = [compiled({column: cell}) for cell in block.columns[column]]
+        return _words(cells, frozenset(map(type, cells)))
+
+    return computed
 
 
-def words_in(cells: Sequence[Any]) -> Sequence[str]:
-    """Texts of cells, empty for missing ones. Raises BadCell for other cells than texts and whole numbers."""
-    kinds = set(map(type, cells))
+def _words(cells: Sequence[Any], kinds: Collection[type]) -> Sequence[str]:
     if kinds == {int}:
         return list(map(str, cells))
-    if not kinds <= {str, type(None)}:
+    if not TEXTS.issuperset({*kinds} - {type(None)}):
         raise BadCell("its cells have to be read one by one")
-    words = cells if kinds == {str} else [cell or "" for cell in cells]
-    if not all(map(str.isascii, words)) or max(map(len, words), default=0) > LIMITS.max_text:
+    words = cells if kinds == TEXTS else [cell or "" for cell in cells]
+    joined = "".join(words)
+    if not joined.isascii() or (len(joined) > LIMITS.max_text and max(map(len, words)) > LIMITS.max_text):
         for word in words:
             require_text(word)
     return words

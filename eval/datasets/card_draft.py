@@ -12,9 +12,21 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from court.errors import BadRequest
 from eval.datasets.card import FORMAT, FileKind, SplitRole
-from eval.datasets.record_files import RecordFile, class_names, delimiter_in, header_line, kind_of, picture_columns
+from eval.datasets.record_files import (
+    TEXTS,
+    Coded,
+    RecordFile,
+    class_names,
+    delimiter_in,
+    header_line,
+    kind_of,
+    picture_columns,
+)
 from eval.datasets.verbs import take
 from retrieval.library.cells import BadCell, is_missing, word_of
 from retrieval.library.label_words import classes_of, label_counts
@@ -42,6 +54,8 @@ _NAMED = {
     "language": ("language", "lang"),
     "group": ("group", "template", "template_name", "family", "source"),
 }
+_KEYS = frozenset((*_NAMED["id"], *_NAMED["picture"]))
+"""Names of columns that may be ids; else only pictures are."""
 _CHECK = "# CHECK"
 _SHARDS = "-*"
 
@@ -60,32 +74,43 @@ class Column:
     cells: int = 0
     many: bool = False
     """True if there are more values than are counted."""
-    _seen: set[int] | None = field(default_factory=set)
+    _hashes: list[NDArray[np.int64]] | None = field(default_factory=list)
 
-    def add(self, cells: Sequence[Any], name: str) -> None:
-        """Counts the cells of some rows; ``name`` is that of the column."""
+    def add(self, cells: Sequence[Any], name: str, *, texts: bool) -> None:
+        """Counts the cells of some rows; ``name`` is that of the column, and ``texts`` is true if all are texts."""
         self.rows += len(cells)
-        if set(map(type, cells)) == {str}:
+        cells = cells if texts else self._words_of(cells, name)
+        if not self.many or isinstance(cells, Coded):
+            coded = Coded.of(cells)
+            for cell, count in coded.counts():
+                self._count(cell.strip(), count)
+            words: Sequence[str] = coded.words
+        else:
             words = list(filter(None, map(str.strip, cells)))
             self.missing += len(cells) - len(words)
+            self.cells += len(words)
+            joined = "\n".join(words)
+            self.length += len(joined)
+            # Most columns hold no name of a picture at all.
+            if "." in joined and any(ending in joined.lower() for ending in PICTURE_ENDINGS):
+                self.pictures += sum(map(_names_picture, words))
+        if len(words) < len(cells):
+            self._hashes = None
+        # Hashes in place of values, and only of columns that may be ids: a file may have millions.
+        if self._hashes is not None and (self.pictures or _plain(name) in _KEYS):
+            self._hashes.append(np.fromiter(map(hash, words), np.int64, len(words)))
+
+    def _count(self, word: str, count: int) -> None:
+        if not word:
+            self.missing += count
+            return
+        self.cells += count
+        self.length += len(word) * count
+        self.pictures += _names_picture(word) * count
+        if word in self.values or len(self.values) < _DISTINCT:
+            self.values[word] += count
         else:
-            words = self._words_of(cells, name)
-        self.cells += len(words)
-        self.length += sum(map(len, words))
-        # Most columns hold no name of a picture at all.
-        if "." in (joined := "\n".join(words)) and any(ending in joined.lower() for ending in PICTURE_ENDINGS):
-            self.pictures += sum(map(_names_picture, words))
-        for word, count in Counter(words).items() if not self.many else ():
-            if word in self.values or len(self.values) < _DISTINCT:
-                self.values[word] += count
-            else:
-                self.many = True
-        # Digests in place of values, and only as long as every value is new: a file may have millions.
-        if self._seen is not None:
-            size = len(self._seen) + len(words)
-            self._seen.update(map(hash, words))
-            if len(self._seen) < size:
-                self._seen = None
+            self.many = True
 
     def _words_of(self, values: Sequence[Any], name: str) -> list[str]:
         words = []
@@ -102,13 +127,15 @@ class Column:
                 # Bytes and objects are no labels, but the column still counts as present.
                 with suppress(BadCell):
                     words.append((word_of(cell, name) or "").strip())
-        return words
+        return list(filter(None, words))
 
     @property
     def is_key(self) -> bool:
         """True if every row has a value of its own."""
-        unique = self._seen is not None and self.cells == self.rows > 0
-        return unique and not self.missing and not self.lists
+        if not self._hashes or not self.cells == self.rows > 0 or self.missing or self.lists:
+            return False
+        ordered = np.sort(np.concatenate(self._hashes))
+        return len(ordered) == self.cells and not (ordered[1:] == ordered[:-1]).any()
 
     @property
     def is_label(self) -> bool:
@@ -224,8 +251,8 @@ def inspect_files(paths: Sequence[Path]) -> TableColumns:
                 # Nested values need a path, which a draft does not guess; pictures may be bytes.
                 if name in pictures:
                     columns.setdefault(name, Column()).pictures += len(cells)
-                elif set(map(type, cells)) != {dict}:
-                    columns.setdefault(name, Column()).add(cells, name)
+                elif (kinds := block.kinds(name)) != {dict}:
+                    columns.setdefault(name, Column()).add(cells, name, texts=kinds == TEXTS)
     if not similar:
         raise BadRequest(f"{largest.name} has no row that can be read as {kind}.", reason="DATA_UNUSABLE")
     # Sorted by name again, since the largest file was inspected first.

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from eval.datasets.card import OWN, DatasetCard
-from eval.datasets.card_columns import CellRule, Columns, RowGold, column_rule, words_in
+from eval.datasets.card_columns import CellRule, RowGold, column_rule
 from eval.datasets.label_rules import GoldRule, compile_task
 from eval.datasets.protocol import Level, Protocol
+from eval.datasets.record_files import Block
 from eval.datasets.verbs import MADE_NAMES, Compiled, Expression, JoinOf, compile_expression
 from retrieval.library.cells import BadCell, text_of
 from retrieval.library.picture_finder import ADDRESS, leads_out
@@ -130,7 +131,7 @@ class RowRules:
         values["language"] = record.get("@language", "")
         return tuple(values[name] for name in self.names), gold
 
-    def columns_of(self, columns: Columns, rows: int) -> tuple[tuple[Sequence[str], ...], list[RowGold]]:
+    def columns_of(self, block: Block) -> tuple[tuple[Sequence[str], ...], Sequence[RowGold]]:
         """Returns what :meth:`row_of` does, for many rows at once.
 
         Raises:
@@ -140,23 +141,23 @@ class RowRules:
             raise BadCell("its card takes values of several columns")
         values: dict[str, Sequence[str]] = {
             # A column that the rows don't have is no value, and reported by the reader.
-            name: words_in(rule(columns))
+            name: rule(block)
             for name, rule in self._column_rules.items()
             if rule is not None
         }
-        values["language"] = [word.strip() for word in values.get("language", ())] or [""] * rows
+        values["language"] = list(map(str.strip, values.get("language", ()))) or [""] * len(block)
         if "image" in values:
             values["image"] = [self._image(word.strip()) for word in values["image"]]
-        golds = self._gold_rule.of(columns, rows)
-        if None in golds:
+        golds = self._gold_rule.of(block)
+        if None in golds.words:
             raise BadCell("it is dropped")
-        return tuple(values[name] for name in self.names), [gold for gold in golds if gold is not None]
+        return tuple(values[name] for name in self.names), cast(Sequence[RowGold], golds)
 
-    def ids_of(self, columns: Columns) -> list[str]:
+    def ids_of(self, block: Block) -> list[str]:
         """The ids of many rows of a file without a language. Raises BadCell as :meth:`columns_of`."""
         if self._id_rule is None:
             raise BadCell("its id is none of a single column", self.id_column)
-        ids = [word.strip() for word in words_in(self._id_rule(columns))]
+        ids = list(map(str.strip, self._id_rule(block)))
         if not all(ids) or max(map(len, ids)) > _LONGEST_ID:
             raise BadCell("an id is unusable", self.id_column)
         return ids

@@ -13,11 +13,11 @@ from typing import Any
 from court.digests import digest, sha256_of
 from court.errors import BadRequest
 from eval.datasets.card import DatasetCard, FileKind
-from eval.datasets.card_columns import CellRule, Columns, MemeBlock, RowGold
+from eval.datasets.card_columns import CellRule, MemeBlock, RowGold
 from eval.datasets.card_files import JoinedFiles, find_files, tree_rows
 from eval.datasets.card_rows import TEXT_FIELDS, RowRules
 from eval.datasets.items import JudgedMeme
-from eval.datasets.record_files import Block, RecordFile, as_blocks, holds_pictures
+from eval.datasets.record_files import Block, Coded, RecordFile, as_blocks, holds_pictures
 from eval.datasets.verbs import MADE_NAMES
 from retrieval.library.cells import BadCell, Record, word_of
 from retrieval.library.picture_finder import LOOKED_FOR, DatasetPictures
@@ -102,6 +102,8 @@ class CardReader:
             self.pictures = DatasetPictures(folder, folder, ("",))
         self._joins = JoinedFiles(card, data, self.split, beside=self.paths[0].parent, problems=self.problems)
         self._rules = RowRules(card, self._joins.of)
+        # Without those that only say which rows are of the split.
+        self._used = {name for one in card.expressions() for name in one.columns()} | set(columns)
 
     def with_pictures(self) -> Iterator[JudgedMeme]:
         """The memes; the folder of their pictures is located before the first one is yielded.
@@ -257,22 +259,27 @@ class CardReader:
         """
         if block.fault or language or self.split.labels is not None:
             raise BadCell(block.fault or "its values are of several files")
-        lines, columns = block.numbers, dict(block.columns)
-        columns["@row"] = range(start + 1, start + 1 + len(lines))
-        here = wanted.where.of(columns, len(lines)) if wanted.where is not None else []
-        if not all(here):
-            lines, columns = list(compress(lines, here)), _compressed(columns, here)
-        ids = self._rules.ids_of(columns) if lines else []
+        rows = len(block)
+        block = replace(block, columns={**block.columns, "@row": range(start + 1, start + 1 + rows)})
+        if wanted.where is not None:
+            block = block.taken(wanted.where.of(block), self._used)
+        ids = self._rules.ids_of(block) if len(block) else []
         if wanted.listed is not None and not wanted.listed.issuperset(ids):
             here = [id_ in wanted.listed for id_ in ids]
-            lines, columns, ids = list(compress(lines, here)), _compressed(columns, here), list(compress(ids, here))
+            block, ids = block.taken(Coded.of(here), self._used), list(compress(ids, here))
         if not self._doubles and (len(set(ids)) < len(ids) or not wanted.seen.isdisjoint(ids)):
             raise BadCell(DOUBLED, self._rules.id_column)
-        fields, golds = self._rules.columns_of(columns, len(ids)) if ids else ((), [])
-        self.elsewhere += len(block.numbers) - len(ids)
+        fields, golds = self._rules.columns_of(block) if ids else ((), [])
+        self.elsewhere += rows - len(ids)
         if not self._doubles or wanted.listed is not None:
             wanted.seen.update(ids)
-        return lines, ids, fields, golds, [columns.get(name, (None,) * len(ids)) for name in self._columns]
+        return (
+            block.numbers,
+            ids,
+            fields,
+            golds,
+            [block.columns.get(name, (None,) * len(ids)) for name in self._columns],
+        )
 
     def _by_rows(
         self, block: Block, path: Path, language: str, *, start: int, wanted: _RowsOfSplit
@@ -348,7 +355,3 @@ class CardReader:
             return True
 
         return CellRule(tuple(wanted), is_here)
-
-
-def _compressed(columns: Columns, here: Sequence[bool]) -> dict[str, Sequence[Any]]:
-    return {name: list(compress(cells, here)) for name, cells in columns.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,8 @@ from itertools import chain, repeat
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
+
 from court.digests import sha256_of
 from court.errors import BadPicture, BadRequest, CourtError
 from court.ports import PictureReader
@@ -20,9 +23,9 @@ from eval.datasets.card_columns import MemeBlock, RowGold
 from eval.datasets.card_split import CardReader, first_blocks
 from eval.datasets.known import is_own
 from eval.datasets.recognise import mistaken_for, recognised
+from eval.datasets.record_files import Coded
 from retrieval.library.picture_finder import DatasetPictures
 from retrieval.library.sources import Problem
-from retrieval.text import text_keys
 
 _AT_ONCE = 4
 """Maximum number of pictures decoded concurrently: the number of the reader's processes."""
@@ -72,7 +75,7 @@ class _FoundMemes:
     lines: list[int] = field(default_factory=list)
     ids: list[str] = field(default_factory=list)
     golds: list[RowGold] = field(default_factory=list)
-    texts: list[int] = field(default_factory=list)
+    texts: array[int] = field(default_factory=lambda: array("q"))
     """Hashes of texts but for case and spacing, as texts may be long; 0 without a text."""
     paths: list[Path | None] = field(default_factory=list)
     """Files of their pictures; None if missing."""
@@ -83,7 +86,7 @@ class _FoundMemes:
         self.lines.extend(block.lines)
         self.ids.extend(block.ids)
         self.golds.extend(block.golds)
-        self.texts.extend(map(hash, text_keys(block.texts("text"))))
+        self.texts.extend(map(hash, block.text_column.keys()))
         self.paths.extend(paths)
 
     def name_of(self, place: int) -> str:
@@ -240,7 +243,7 @@ def _split(
         pictures = _PictureSearch(reader, first)
         for block in chain(first, blocks):
             # Rows with equal labels share them.
-            for gold, count in Counter(block.golds).items():
+            for gold, count in Coded.of(block.golds).counts():
                 for task_id, ours in gold.tasks.items():
                     for label in ours:
                         counts[task_id][label] += count
@@ -388,6 +391,8 @@ async def _pictures(
 ) -> list[str | None]:
     """Computes the digest by which each picture is compared, None if unknown; reports pictures that can't be read."""
     digests: list[str | None] = [None] * len(found.paths)
+    if not any(found.paths):
+        return digests
     pictured = [(place, path) for place, path in enumerate(found.paths) if path is not None]
     if reader is None:
         await asyncio.to_thread(_equal_digests, pictured, digests)
@@ -443,14 +448,15 @@ def _equal_digests(pictured: Sequence[tuple[int, Path]], digests: list[str | Non
 
 def _sharing(values: Sequence[Hashable | None]) -> list[list[int]]:
     """Groups of places that share a value, in order of their first places; those with None or 0 are in none."""
-    # Nearly always each value is that of one meme, which a set says fastest.
-    if not any(values) or len(set(values)) == len(values):
+    if not any(values):
         return []
-    shared = {value for value, count in Counter(values).items() if value and count > 1}
-    groups = defaultdict[Hashable, list[int]](list)
-    for place in [place for place, value in enumerate(values) if value in shared]:
-        groups[values[place]].append(place)
-    return list(groups.values())
+    # Nearly always each value is that of one meme, which sorted hashes say fastest; those that meet are compared.
+    hashes = np.fromiter(map(hash, values), np.int64, len(values))
+    order = np.argsort(hashes)
+    same = hashes[order[1:]] == hashes[order[:-1]]
+    places = sorted({*order[1:][same].tolist(), *order[:-1][same].tolist()})
+    groups = _grouped([place for place in places if values[place]], values.__getitem__)
+    return [group for group in groups.values() if len(group) > 1]
 
 
 def _twice(
@@ -476,8 +482,9 @@ def _conflicts(found: _FoundMemes, task: str, digests: Sequence[str | None]) -> 
 
     The same text on another picture is no conflict: FHM contains such pairs on purpose.
     """
-    whole = [picture and (picture, text) for text, picture in zip(found.texts, digests, strict=True)]
-    differ = (group for group in _sharing(whole) if found.labels_differ(group, task))
+    same_pictures = list(chain.from_iterable(_sharing(digests)))
+    whole = _grouped(same_pictures, lambda place: (digests[place], found.texts[place]))
+    differ = sorted(group for group in map(sorted, whole.values()) if found.labels_differ(group, task))
     what = "memes of the same picture and text are labelled differently"
     return [
         DatasetFault(

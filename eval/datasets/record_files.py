@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import csv
 import json
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from itertools import compress, groupby, islice, repeat
+from itertools import compress, count, groupby, islice, repeat
+from operator import itemgetter
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from court.errors import BadRequest
 from eval.datasets.card import FileKind
@@ -22,8 +25,11 @@ from retrieval.library.tables import csv_blocks, header_of, read_text
 
 Numbered = tuple[int, dict[str, Any] | str]
 """Number of a row, counted from 1, and the row, or a description of its fault. In text formats, the line it ends on."""
-Cells = tuple[Sequence[int], Sequence[tuple[str, ...]] | str]
+T_co = TypeVar("T_co", covariant=True)
+S = TypeVar("S")
+Cells = tuple[Sequence[int], Sequence[Sequence[str]] | str]
 """Lines of a table that are of one length, by columns; or lines and their fault."""
+TEXTS = frozenset({str})
 _BLANK = " ,;\t\r\n"
 """Characters of a line without cells: spreadsheets fill blank lines with delimiters."""
 _SMALL = 1 << 25
@@ -44,6 +50,43 @@ _ENDINGS = {
 }
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class Coded(Sequence[T_co]):
+    """Cells of a column in a code: work on few different ones is done once for all rows."""
+
+    words: tuple[T_co, ...]
+    codes: NDArray[np.int64]
+    """Place of each row's cell among the words."""
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def __getitem__(self, place: Any) -> Any:
+        return Coded(self.words, self.codes[place]) if isinstance(place, slice) else self.words[self.codes[place]]
+
+    def __iter__(self) -> Iterator[T_co]:
+        return map(self.words.__getitem__, self.codes.tolist())
+
+    @classmethod
+    def of(cls, cells: Sequence[T_co]) -> Coded[T_co]:
+        """Cells as they are coded, the different ones in order of their first rows."""
+        if isinstance(cells, Coded):
+            return cells
+        places = defaultdict[T_co, int](count().__next__)
+        codes = np.fromiter(map(places.__getitem__, cells), np.int64, len(cells))
+        return cls(tuple(places), codes)
+
+    def with_words(self, change: Callable[[Any], S]) -> Coded[S]:
+        """The same with each word changed that a row has: the header is one that none has."""
+        there = np.bincount(self.codes, minlength=len(self.words)) > 0
+        return Coded(tuple(map(change, compress(self.words, there))), (np.cumsum(there) - 1)[self.codes])
+
+    def counts(self) -> list[tuple[T_co, int]]:
+        """Number of rows by word, of those that a row has."""
+        counts = np.bincount(self.codes, minlength=len(self.words)).tolist()
+        return [(word, count) for word, count in zip(self.words, counts, strict=True) if count]
+
+
 @dataclass(frozen=True, slots=True)
 class Block:
     """Consecutive rows of a file with the same columns."""
@@ -54,6 +97,35 @@ class Block:
     """Cells by column."""
     fault: str = ""
     """Fault of each of the rows, which then have no cells."""
+    texts: bool = False
+    """True if every cell of its file is a text."""
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def kinds(self, name: str) -> frozenset[type]:
+        """Types of the cells of a column."""
+        # Made columns, such as the number of the row, are none of the file.
+        is_text = self.texts and not name.startswith("@")
+        return TEXTS if is_text else frozenset(map(type, self.columns[name]))
+
+    def taken(self, here: Coded[bool], names: Collection[str]) -> Block:
+        """Some columns of the rows for which ``here`` is true."""
+        mask = np.array(here.words, np.bool_)[here.codes]
+        if mask.all():
+            return self
+        places = np.flatnonzero(mask).tolist()
+
+        def pick(cells: Sequence[Any]) -> Sequence[Any]:
+            # In one call and by place, so that cells of other rows are not touched: most lie far apart in memory.
+            return itemgetter(*places)(cells) if len(places) > 1 else [cells[place] for place in places]
+
+        columns = {
+            name: Coded(cells.words, cells.codes[mask]) if isinstance(cells, Coded) else pick(cells)
+            for name, cells in self.columns.items()
+            if name in names
+        }
+        return Block(pick(self.numbers), columns, self.fault, self.texts)
 
     def __iter__(self) -> Iterator[Numbered]:
         names = tuple(self.columns)
@@ -249,19 +321,17 @@ def _faultless_cells(path: Path, delimiter: str) -> list[Cells]:
         return []
     data = path.read_bytes()
     signs = np.frombuffer(data, np.uint8)
-    lines, quotes = (np.flatnonzero(signs == ord(sign)) for sign in '\n"')
+    quotes, lines = np.flatnonzero(signs == ord('"')), data.count(b"\n")
     between = np.isin(np.arange(256), list(map(ord, f"{delimiter}\r\n")))
     if (
         data[-1:] != b"\n"
-        or data.count(b"\r") != data.count(b"\r\n")
-        # Quotes open and close cells in turn, none has one within, and none a line end.
+        # Quotes open and close cells in turn, and none has one within.
         or (np.diff(quotes) == 1).any()
         or not between[signs[quotes[::2] - 1]].all()
         or not between[signs[quotes[1::2] + 1]].all()
-        or (np.searchsorted(quotes, lines) % 2).any()
     ):
         return []
-    names = [f"f{place}" for place in range(data.count(delimiter.encode(), 0, int(lines[0])) + 1)]
+    names = [f"f{place}" for place in range(data.count(delimiter.encode(), 0, data.index(b"\n")) + 1)]
     try:
         table = arrow_csv.read_csv(
             arrow.BufferReader(data),
@@ -271,26 +341,27 @@ def _faultless_cells(path: Path, delimiter: str) -> list[Cells]:
         )
     except arrow.ArrowException:
         return []
+    # Line ends within cells make fewer rows, and so do blank lines, which pyarrow leaves out; carriage returns more.
+    if table.num_rows != lines:
+        return []
     columns = [_shared(column) for column in table.columns]
-    # pyarrow leaves out blank lines.
-    if table.num_rows != len(lines) or not all(map(str.strip, columns[0])):
+    if not all(map(str.strip, columns[0])):
         return []
     return [
         (
-            range(start + 1, min(start + _BATCH, len(lines)) + 1),
-            [tuple(cells[start : start + _BATCH]) for cells in columns],
+            range(start + 1, min(start + _BATCH, lines) + 1),
+            [cells[start : start + _BATCH] for cells in columns],
         )
-        for start in range(0, len(lines), _BATCH)
+        for start in range(0, lines, _BATCH)
     ]
 
 
-def _shared(column: Any) -> list[str]:
-    """Cells of a column of texts; equal ones are one object if there are few different ones."""
+def _shared(column: Any) -> Sequence[str]:
+    """Cells of a column of texts."""
     if len(column.slice(0, _BATCH).unique()) * 10 > min(len(column), _BATCH):
-        return list(column.to_pylist())
+        return tuple(column.to_pylist())
     coded = column.combine_chunks().dictionary_encode()
-    words = np.array(coded.dictionary.to_pylist(), dtype=object)
-    return list(words[coded.indices.to_numpy()])
+    return Coded(tuple(coded.dictionary.to_pylist()), coded.indices.to_numpy())
 
 
 def _by_length(blocks: Iterable[tuple[Sequence[int], list[list[str]] | str]]) -> Iterator[Cells]:
@@ -337,7 +408,7 @@ def _table(file: RecordFile) -> Iterator[Block]:
         if len(columns) != len(header):
             yield Block(numbers, {}, f"the line has {len(columns)} cells and not {len(header)}")
         elif numbers:
-            yield Block(numbers, {name: columns[place] for name, place in places})
+            yield Block(numbers, {name: columns[place] for name, place in places}, texts=True)
 
 
 def _places(file: RecordFile, header: Sequence[str]) -> list[tuple[str, int]]:

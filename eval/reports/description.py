@@ -32,7 +32,6 @@ from eval.session.progress import Progress
 from retrieval.library.cells import BadCell, is_missing, word_of
 from retrieval.library.picture_finder import DatasetPictures
 from retrieval.library.sources import Row
-from retrieval.text import word_counts
 
 _DATES = ("date", "created_at", "created_utc", "timestamp", "published", "Published Date", "posted_at")
 """Columns that a date is looked for in, in any case."""
@@ -78,7 +77,7 @@ class _Material:
     def add(self, reader: CardReader, block: MemeBlock) -> None:
         """Adds memes of a split."""
         self._blocks.append(block)
-        self.words += word_counts(block.texts("text"))
+        self.words += block.text_column.word_counts()
         self.pictures[block.split] = reader.pictures
 
     def values(self, name: str) -> list[Any]:
@@ -125,8 +124,9 @@ class _Material:
     @cached_property
     def months(self) -> list[str]:
         """Month of each meme, of the first column that has any."""
-        dates = (self._cells(name) for name in self.columns if name in (self.wanted.date, *_DATES))
-        found = (list(map(month_of, cells)) for cells in dates if any(cells))
+        names = [name for name in self.columns if name in (self.wanted.date, *_DATES)]
+        named = [name for name in names if any(any(block.cells[name]) for block in self._blocks)]
+        found = (list(map(month_of, self._cells(name))) for name in named)
         return next((months for months in found if any(months)), [])
 
     def _column(self, name: str) -> list[Any]:
@@ -211,10 +211,10 @@ def _tables(checked: DatasetCheck, material: _Material, near: list[tuple[str, st
     counts = np.histogram(words, (*_BINS, np.inf))[0].tolist()
     rows = [(f"from {low}", count, count / len(words)) for low, count in zip(_BINS, counts, strict=True)]
     yield Tabled("words", "Words of the texts", ("words", "memes", "share"), rows=tuple(rows), plot="bars")
-    texts = list(filter(None, material.values("text")))
     languages = Counter(filter(None, material.values("language")))
     notes = []
     if not languages:
+        texts = list(compress(material.values("text"), words))
         texts = texts[:: -(-len(texts) // _DETECTED) or 1]
         languages = Counter(language_of(text, DETECT) or UNKNOWN for text in texts)
         notes.append(f"Detected in {len(texts):,} texts.")

@@ -22,6 +22,7 @@ from scipy.stats import chi2_contingency, fisher_exact, mannwhitneyu
 
 from court.errors import BadRequest
 from eval.datasets.card_columns import RowGold
+from eval.datasets.record_files import Coded
 from eval.scores.bootstrap import Figure
 from eval.scores.compare import holm
 from eval.scores.subgroups import wilson
@@ -101,22 +102,20 @@ def facet_of(
     # Equal numbers may be different cells, as 1 and true.
     if not set(map(type, cells)) <= _ALIKE:
         cells, rule = list(map(rule, cells)), lambda cell: cell
-    found = {cell: rule(cell) for cell in dict.fromkeys(cells)}
-    codes = dict(zip(found, range(len(found)), strict=True))
-    of = np.fromiter(map(codes.__getitem__, cells), np.int64, len(cells))
+    coded = Coded.of(cells).with_words(rule)
     counted = Counter[str]()
-    for several, count in zip(found.values(), np.bincount(of).tolist(), strict=True):
+    for several, count in coded.counts():
         counted.update(dict.fromkeys(several or (), count))
     if not order and name != MONTH and not are_groups(counted, len(cells)):
         raise BadRequest(f"{name} has {len(counted):,} different values: these are texts, and no groups.", field="by")
     values = dict.fromkeys(one for one in (*order, *(one for one, _ in counted.most_common())) if one in counted)
     places = {value: place for place, value in enumerate(sorted(values) if name == MONTH else values)}
-    kinds = [one for one in dict.fromkeys(found.values()) if one is not None]
+    kinds = [one for one in dict.fromkeys(coded.words) if one is not None]
     rows: dict[tuple[str, ...] | None, int] = {one: row for row, one in enumerate(kinds)} | {None: -1}
     has = np.zeros((len(kinds), len(places)), dtype=np.int64)
     for row, one in enumerate(kinds):
         has[row, [places[value] for value in one]] = 1
-    return Facet(name, tuple(places), has, np.array([rows[one] for one in found.values()], dtype=np.int64)[of])
+    return Facet(name, tuple(places), has, np.array([rows[one] for one in coded.words], dtype=np.int64)[coded.codes])
 
 
 def month_of(cell: object) -> str:

@@ -8,10 +8,10 @@ import pytest
 from eval.datasets.card import FileKind, card_of
 from eval.datasets.card_columns import CellRule
 from eval.datasets.card_split import CardReader
-from eval.datasets.record_files import RecordFile, keep_tables
+from eval.datasets.record_files import Block, RecordFile, keep_tables
 from retrieval.library import tables
 from retrieval.library.cells import BadCell
-from retrieval.text import text_key, text_keys, word_counts
+from retrieval.text import TextColumn, text_key
 from tests.support.cards import write_table
 
 LABELS = ("bad", "Bad", "good", "good ", "1", "0", "", "none", "ugly")
@@ -96,8 +96,9 @@ def test_rows_read_at_once_are_those_read_one_by_one(tmp_path, monkeypatch, seed
     "texts", [["A Pond", "b"], ["a  b", "c"], [" a", "b "], ["a\nb", "c"], ["", ""], [], ["Éa", "b"], ["a\tb", "\x1cx"]]
 )
 def test_keys_of_many_texts_are_those_of_each(texts):
-    assert text_keys(texts) == list(map(text_key, texts))
-    assert word_counts(texts) == [len(text.split()) for text in texts]
+    column = TextColumn(texts)
+    assert column.keys() == list(map(text_key, texts))
+    assert column.word_counts() == [len(text.split()) for text in texts]
 
 
 @pytest.mark.parametrize(
@@ -135,9 +136,10 @@ def test_tables_read_by_pyarrow_have_the_cells_and_faults_of_csv(tmp_path, lines
 
 def test_a_column_of_numbers_and_truth_values_is_read_row_by_row():
     rule = CellRule(("label",), lambda record: type(record["label"]).__name__)
-    assert rule.of({"label": [1, 0]}, 2) == ["int", "int"] and rule.of({"label": [True, None]}, 2) == [
-        "bool",
-        "NoneType",
-    ]
+
+    def of(*cells):
+        return list(rule.of(Block(range(len(cells)), {"label": cells})))
+
+    assert of(1, 0) == ["int", "int"] and of(True, None) == ["bool", "NoneType"]
     with pytest.raises(BadCell):
-        rule.of({"label": [1, True]}, 2)
+        of(1, True)
