@@ -20,7 +20,6 @@ from retrieval.library.cells import BadCell, Record, placeholders_of, require_te
 from retrieval.text import TextColumn
 
 T = TypeVar("T")
-_REMEMBERED = 1000
 _SIMPLE = frozenset({str, int, bool, type(None)})
 """Types of cells that are equal if they mean the same."""
 
@@ -104,7 +103,6 @@ class CellRule(Generic[T]):
 
     names: Collection[str]
     rule: Callable[[Record], T]
-    _known: dict[tuple[Any, ...], T] = field(default_factory=dict)
 
     def of(self, block: Block) -> Coded[T]:
         """Results for the rows. Raises BadCell if these can't be had by columns."""
@@ -112,22 +110,13 @@ class CellRule(Generic[T]):
         names = tuple(name for name in self.names if name in columns)
         if not names:
             return Coded((self.rule({}),), np.zeros(len(block), np.int64))
-        kinds = tuple(map(block.kinds, names))
         # 1 and true are equal in Python, and two labels.
-        if not all(kind <= _SIMPLE and not {int, bool} <= kind for kind in kinds):
+        if not all(kind <= _SIMPLE and not {int, bool} <= kind for kind in map(block.kinds, names)):
             raise BadCell("its cells have to be compared one by one")
-        if len(self._known) > _REMEMBERED:
-            self._known.clear()
-        cells: Sequence[Any] = columns[names[0]]
-        if len(names) > 1:
-            cells = list(zip(*(columns[name] for name in names), strict=True))
-
-        def once(key: Any) -> T:
-            if (whole := (names, kinds, key)) not in self._known:
-                self._known[whole] = self.rule(dict(zip(names, key if len(names) > 1 else (key,), strict=True)))
-            return self._known[whole]
-
-        return Coded.of(cells).with_words(once)
+        if len(names) == 1:
+            return Coded.of(columns[names[0]]).with_words(lambda cell: self.rule({names[0]: cell}))
+        rows = list(zip(*(columns[name] for name in names), strict=True))
+        return Coded.of(rows).with_words(lambda cells: self.rule(dict(zip(names, cells, strict=True))))
 
 
 def column_rule(expression: Expression, compiled: Compiled) -> Callable[[Block], Sequence[str]] | None:

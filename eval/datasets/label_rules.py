@@ -26,7 +26,6 @@ class GoldOfTask:
     """Number of annotators; 0 if their votes are not kept."""
 
 
-_REMEMBERED = 1000
 NO_GOLD = GoldOfTask(None)
 _DROPPED = GoldOfTask(None, drop=True)
 GoldRule = Callable[[Record], GoldOfTask]
@@ -53,20 +52,10 @@ def compile_task(task: CardTask, join_of: JoinOf) -> GoldRule:
         return several
     # Created once and shared by rows.
     answers = {label: GoldOfTask((label,)) for label in task.labels}
-    known: dict[str, GoldOfTask] = {}
 
     def one(record: Record) -> GoldOfTask:
         found = value(record)
-        # Cells repeat, so results are cached. The cache is bounded, since a card may name the wrong column.
-        text = type(found) is str
-        if text and found in known:
-            return known[found]
-        if absent(found):
-            return _missing(task, task.of, record)
-        gold = answers[to_label(found)]
-        if text and len(known) < _REMEMBERED:
-            known[found] = gold
-        return gold
+        return _missing(task, task.of, record) if absent(found) else answers[to_label(found)]
 
     return one
 
