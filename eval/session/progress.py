@@ -131,7 +131,9 @@ class ProgressLines(Progress):
 
     def tick(self, score: RunningTotals) -> None:
         """Prints a line if it is due."""
-        if self._due():
+        # Before the first is done, nobody knows how long the others take.
+        early = score.done == score.before and self._now() - score.began < self._every_s
+        if not early and self._due():
             self._print(self._line(score))
 
     def end(self, score: RunningTotals) -> None:

@@ -27,6 +27,16 @@ def test_first_line_with_the_time_left_comes_after_three_seconds():
     assert lines == ["20 memes, 0 of them judged before.", "3 of 20 judged: 60 a minute, 17 s left"]
 
 
+def test_time_left_of_slow_memes_is_shown_with_the_first():
+    now, lines = [0.0], []
+    progress, totals = ProgressLines(lines.append, now=lambda: now[0]), RunningTotals(20, began=0.0)
+    progress.begin(totals)
+    for second in range(1, 12):
+        now[0], totals.done = float(second), second // 10
+        progress.tick(totals)
+    assert lines[1:] == ["1 of 20 judged: 6 a minute, 3 min left"]
+
+
 def test_progress_bar_appears_only_at_the_first_step():
     shown = io.StringIO()
     with ProgressBar(Console(file=shown, force_terminal=True, width=80)) as bar:
