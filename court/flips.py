@@ -6,9 +6,8 @@ gone, at most once for each piece and as often again for a set.
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -37,7 +36,6 @@ from court.precedents import vote as vote_by
 from court.record import TrialRecord
 from court.recorded_case import NotOnRecord, RecordedCase
 from court.recorder import Recorder
-from court.replies import RulingReply
 from court.second_question import ReopenedCase, reopen, require_same, require_verdict
 from court.summary import threshold_of, vote_if_close
 from court.trial import Court
@@ -132,29 +130,21 @@ def _left(tally: Sequence[TallyEntry], gone: Sequence[TallyEntry]) -> list[Tally
 
 def _smallest(by_vote: _Without, tally: Sequence[TallyEntry], label: Label) -> list[TallyEntry]:
     """Returns a smallest set of entries whose loss changes the label; empty if only the loss of all does."""
-    # Given the nearest entry that stays, weights are fixed, and the loss of the nearest others with the verdict's label
-    # moves the share farthest: so for each entry that could be the nearest, the fewest such losses are found by
-    # bisection.
     if len(tally) == 1:
         return list(tally)
-    best: list[TallyEntry] = []
-    for first in range(len(tally)):
-        # A set that leaves this entry as the nearest is at least as large as the best so far.
-        if best and first >= len(best):
-            break
-        own = [entry for entry in tally[first + 1 :] if entry.label is label]
 
-        def gone(count: int, first: int = first, own: Sequence[TallyEntry] = own) -> list[TallyEntry]:
-            return [*tally[:first], *own[:count]]
+    def gone(first: int, more: int) -> list[TallyEntry]:
+        # Given the nearest entry that stays, weights are fixed, and the loss of the nearest others with the verdict's
+        # label moves the share farthest.
+        return [*tally[:first], *[entry for entry in tally[first + 1 :] if entry.label is label][:more]]
 
-        def flipped(count: int, gone: Callable[[int], list[TallyEntry]] = gone) -> bool:
-            return by_vote.outcome(_left(tally, gone(count)))[0] is not label
+    def flips(entries: Sequence[TallyEntry]) -> bool:
+        return by_vote.outcome(_left(tally, entries))[0] is not label
 
-        # Only smaller sets than the best so far are of interest.
-        most = min(len(own), len(best) - 1 - first) if best else len(own)
-        if flipped(most):
-            best = gone(bisect.bisect_left(range(most), True, key=flipped))
-    return best
+    # The largest sets first: most verdicts hang on none.
+    possible = [first for first in range(len(tally)) if flips(gone(first, len(tally)))]
+    sets = (gone(first, size - first) for size in range(1, len(tally)) for first in possible if first <= size)
+    return next(filter(flips, sets), [])
 
 
 def pieces_of(brief: JudgeBrief[P], verdict: Verdict) -> tuple[Piece, ...]:
@@ -348,20 +338,13 @@ class _JudgeSearch:
                     label, harm = _by_odds(score), score
             else:
                 reply = await judge.rule_once(brief_without(brief, pieces, self.findings))
-                call, label, harm = reply.call, _label_of(reply.value), _evidence_of_harm(reply.value)
+                harmful, harmless = reply.value.harmful_strength, reply.value.harmless_strength
+                call, label, harm = reply.call, rule(harmful, harmless), float(harmful.level - harmless.level)
         # Recorded as tried without an outcome: a call was made, and repeating it could fail again.
         except ReplyUnusable:
             pass
         self.tried.append(TriedWithout(without=tuple(pieces), label=label, score=score, call=call))
         return 0.0 if label is None else harm if basis.label is Label.NOT_HARMFUL else -harm
-
-
-def _label_of(ruling: RulingReply) -> Label:
-    return rule(ruling.harmful_strength, ruling.harmless_strength)
-
-
-def _evidence_of_harm(ruling: RulingReply) -> float:
-    return float(ruling.harmful_strength.level - ruling.harmless_strength.level)
 
 
 async def _searched_again(court: Court, record: TrialRecord, picture: Picture | None, keep: EventSink) -> FlipsSought:
