@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,47 +29,36 @@ from retrieval.library.overlay import fits
 
 @dataclass(frozen=True, slots=True)
 class PlannedChange:
-    """A valid change, ready to be stored.
-
-    Attributes:
-        vector: float32 of shape (text_dim + picture_dim,) if a meme is added or restored from the history; otherwise
-            None.
-    """
+    """A valid change, ready to be stored, with vector and picture of a meme that goes in."""
 
     change: Change
     vector: NDArray[np.float32] | None = None
     picture: bytes | None = None
 
 
-class CurrentLibrary(Protocol):
-    """State of a library at the time of a change."""
+@dataclass
+class CurrentLibrary(ABC):
+    """State of a library at the time of a change.
 
-    @property
-    def encoder(self) -> EncoderIdentity:
-        """Identity of the encoder that made the library."""
+    Attributes:
+        written: Number of the last change before rows were renumbered.
+    """
 
-    @property
-    def size(self) -> int:
-        """Number of visible memes."""
+    encoder: EncoderIdentity
+    size: int
+    next_number: int
+    next_row: int
+    written: int
 
-    @property
-    def next_number(self) -> int:
-        """Number of the next change."""
-
-    @property
-    def next_row(self) -> int:
-        """Row of the next added meme."""
-
-    @property
-    def written(self) -> int:
-        """Number of the last change before rows were renumbered."""
-
+    @abstractmethod
     def live(self, id_: str) -> tuple[int, LabelledMeme] | None:
         """Returns row and meme of a visible id; None if there is none."""
 
+    @abstractmethod
     def changes_of(self, meme: str) -> list[Change]:
         """Returns all changes of one meme, in order."""
 
+    @abstractmethod
     def change(self, number: int) -> tuple[Change, bytes | None, bytes | None] | None:
         """Returns a change, with vector and picture of the removed meme if the history stores them separately."""
 
@@ -87,7 +76,6 @@ def plan_add(
 
     Args:
         meme: Meme with an id that was never used in the library, as records of trials refer to precedents by id.
-        vector: float32 of shape (text_dim + picture_dim,), each half of length 1, or 0 if missing.
 
     Raises:
         PrecedentExists: The id is or was in use.

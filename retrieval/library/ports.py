@@ -12,10 +12,17 @@ from numpy.typing import NDArray
 from court.precedents import LibraryIdentity, PrecedentLabel
 from retrieval.embed.encoder import EncoderIdentity
 from retrieval.index.exact import Hits
-from retrieval.library.change_rules import CurrentLibrary, PlannedChange, plan_relabel, plan_remove, plan_revoke
+from retrieval.library.change_rules import (
+    CurrentLibrary,
+    PlannedChange,
+    plan_add,
+    plan_relabel,
+    plan_remove,
+    plan_revoke,
+)
 from retrieval.library.changes import Change, Recorded
 from retrieval.library.filters import Filter
-from retrieval.library.manifest import Counts, LabelledMeme, Tuning
+from retrieval.library.manifest import MAX_KEPT_BYTES, Counts, LabelledMeme, Tuning
 
 Plan: TypeAlias = Callable[[CurrentLibrary], PlannedChange]
 """Plans a change of a library as it is by then; raises BadRequest if it does not fit."""
@@ -32,11 +39,21 @@ class Writer(ABC):
     def encoder(self) -> EncoderIdentity:
         """Identity of the encoder that made the library."""
 
-    @abstractmethod
     def add(
         self, meme: LabelledMeme, vector: NDArray[np.float32], picture: bytes | None, *, who: str, why: str
     ) -> Change:
-        """Adds a meme with its vector, shape (text_dim + picture_dim,), and its thumbnail as JPEG."""
+        """Adds a meme with its vector, shape (text_dim + picture_dim,), and its thumbnail as JPEG.
+
+        Raises:
+            CantChange: Too many changes since a library on disk was last compacted.
+            OSError: The disk is full or can't be written to; the library is unchanged.
+            ValueError: The picture is too large, or the vector does not fit the meme.
+        """
+        if picture and len(picture) > MAX_KEPT_BYTES:
+            raise ValueError(f"a picture of {len(picture)} bytes is larger than any that is kept")
+        # A copy: the caller may change its array before it is written, perhaps by another thread.
+        vector = np.array(vector, dtype=np.float32)
+        return self._made(lambda now: plan_add(now, meme, vector, picture, who=who, why=why))
 
     def remove(self, id_: str, *, who: str, why: str) -> Change:
         """Removes a meme; this can be revoked."""

@@ -13,13 +13,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
 from court.errors import CourtError
 from retrieval.embed.encoder import EncoderIdentity
 from retrieval.library import journal, storage
-from retrieval.library.change_rules import plan_add
+from retrieval.library.change_rules import CurrentLibrary
 from retrieval.library.changes import CantChange, Change, Recorded
 from retrieval.library.journal import JournalEntry
 from retrieval.library.library import Library
@@ -35,29 +32,12 @@ _GATHER_S = 0.005
 """Seconds to wait for further changes to group: a sync takes longer, and the same time for one as for many."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Draft:
-    """A library with the changes that are about to be appended (:class:`CurrentLibrary`)."""
+@dataclass
+class _Draft(CurrentLibrary):
+    """A library with the changes that are about to be appended."""
 
     library: Library
     delta: DeltaBuilder
-    next_number: int
-
-    @property
-    def encoder(self) -> EncoderIdentity:
-        return self.library.manifest.encoder
-
-    @property
-    def size(self) -> int:
-        return self.delta.size
-
-    @property
-    def next_row(self) -> int:
-        return self.delta.next_row
-
-    @property
-    def written(self) -> int:
-        return self.library.manifest.changes
 
     def live(self, id_: str) -> tuple[int, LabelledMeme] | None:
         row = self.delta.row_of(id_)
@@ -101,22 +81,6 @@ class LibraryWriter(Writer):
         """Identity of the encoder that made the library."""
         return self._library.manifest.encoder
 
-    def add(
-        self, meme: LabelledMeme, vector: NDArray[np.float32], picture: bytes | None, *, who: str, why: str
-    ) -> Change:
-        """Adds a meme at the end; as :func:`retrieval.library.change_rules.plan_add`.
-
-        Raises:
-            BadLibrary: The library is damaged.
-            CantChange: Too many changes since the library was last compacted.
-            Unavailable: Another writer holds the lock for too long.
-            OSError: The disk is full or can't be written to; the library is unchanged.
-            And the errors of the rules.
-        """
-        # A copy: the caller may change its array before it is written, perhaps by another thread.
-        vector = np.array(vector, dtype=np.float32)
-        return self._made(lambda now: plan_add(now, meme, vector, picture, who=who, why=why))
-
     def meme(self, id_: str) -> LabelledMeme | None:
         """The current meme of this id; None if there is none. Raises BadLibrary."""
         library = self._caught_up()
@@ -129,10 +93,6 @@ class LibraryWriter(Writer):
 
     def compact(self, *, forget: bool = False) -> Library:
         """Writes a new generation without hidden rows and with an empty journal.
-
-        Args:
-            forget: True to delete removed memes for good, with the generation that held them; the history still says
-                who removed which id, when and why.
 
         Raises:
             BadLibrary: The library is damaged.
@@ -216,7 +176,16 @@ class LibraryWriter(Writer):
                         "Run `memecourt precedents compact`, then make it again.",
                         reason="LIBRARY_NEEDS_COMPACTING",
                     )
-                planned = plan(_Draft(library, draft, number + 1))
+                now = _Draft(
+                    encoder=self.encoder,
+                    size=draft.size,
+                    next_number=number + 1,
+                    next_row=draft.next_row,
+                    written=library.manifest.changes,
+                    library=library,
+                    delta=draft,
+                )
+                planned = plan(now)
                 frame = journal.frame_of(planned.change, planned.vector, planned.picture)
                 # Offsets of pictures are counted as if the journal followed the generation's file (JoinedPictures).
                 start = library.pictures_end + pointer.journal_size + len(frames)

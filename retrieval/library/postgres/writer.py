@@ -15,10 +15,10 @@ from pydantic import ValidationError
 
 from court.precedents import LibraryIdentity
 from retrieval.embed.encoder import EncoderIdentity
-from retrieval.library.change_rules import PlannedChange, plan_add
+from retrieval.library.change_rules import CurrentLibrary, PlannedChange
 from retrieval.library.changes import Change, Effect, Recorded, with_revocations
 from retrieval.library.journal import frame_of, next_head
-from retrieval.library.manifest import MAX_KEPT_BYTES, Counts, LabelledMeme
+from retrieval.library.manifest import Counts, LabelledMeme
 from retrieval.library.ports import Plan, Writer
 from retrieval.library.postgres.address import Address
 from retrieval.library.postgres.connections import Connections
@@ -64,21 +64,6 @@ class PostgresWriter(Writer):
     def close(self) -> None:
         """Closes its connections."""
         self._connections.close()
-
-    def add(
-        self, meme: LabelledMeme, vector: NDArray[np.float32], picture: bytes | None, *, who: str, why: str
-    ) -> Change:
-        """Appends a meme; as :func:`retrieval.library.change_rules.plan_add`.
-
-        Raises:
-            BadLibrary: The library is missing or damaged.
-            Unavailable: The server can't be reached, or another writer holds the lock for too long.
-            ValueError: The picture is too large. And as the rules.
-        """
-        vector = np.ascontiguousarray(vector, dtype=np.float32)
-        if picture and len(picture) > MAX_KEPT_BYTES:
-            raise ValueError(f"a picture of {len(picture)} bytes is larger than any that is kept")
-        return self._made(lambda now: plan_add(now, meme, vector, picture, who=who, why=why))
 
     def forget(self) -> None:
         """Permanently deletes removed memes, also on the previous generation; the history keeps who removed which.
@@ -138,33 +123,20 @@ class PostgresWriter(Writer):
         return self._connections.writing(make, wait_s=_WAIT_S)
 
 
-class _Draft:
-    """Library within the transaction of one change (:class:`~retrieval.library.change_rules.CurrentLibrary`)."""
+class _Draft(CurrentLibrary):
+    """Library within the transaction of one change."""
 
     def __init__(self, connection: Connection, state: State) -> None:
+        super().__init__(
+            encoder=state.about.encoder,
+            size=state.counts.memes,
+            next_number=state.changes + 1,
+            next_row=state.rows,
+            written=state.about.written,
+        )
         self._connection = connection
         self.state = state
         self._counts = state.counts
-
-    @property
-    def encoder(self) -> EncoderIdentity:
-        return self.state.about.encoder
-
-    @property
-    def size(self) -> int:
-        return self._counts.memes
-
-    @property
-    def next_number(self) -> int:
-        return self.state.changes + 1
-
-    @property
-    def next_row(self) -> int:
-        return self.state.rows
-
-    @property
-    def written(self) -> int:
-        return self.state.about.written
 
     def live(self, id_: str) -> tuple[int, LabelledMeme] | None:
         return _live(self._connection, self.state, id_)
