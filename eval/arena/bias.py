@@ -361,7 +361,9 @@ def _under(
     agreements, cases = [], []
     everything = [event for found in judged.values() for event in found]
     # Computed once, over all judges: it is the same reference for each of them.
-    joint = _joint_rates(everything, models)
+    # The joint vote of all judges counts once per battle.
+    rows = [(key.one, key.other, score, key.meme) for key, score in joint_scores(everything, OVERALL).items()]
+    joint = _counted(rows, models)
     for judge, own in judged.items():
         # A judge's verdicts on its own answers are no yardstick for other judges.
         others = [
@@ -430,12 +432,6 @@ def _counted(rows: Sequence[tuple[str, str, float, str]], models: Sequence[str])
     rates, _ = win_rates(wins(battles(models, rows)))
     # NaN means a model without a battle: it has no rate, which is not the same as a rate of 0.
     return {model: float(rate) for model, rate in zip(models, rates, strict=True) if not np.isnan(rate)}
-
-
-def _joint_rates(events: Sequence[Judged], models: Sequence[str]) -> dict[str, float]:
-    """Returns the counted win rates by the joint vote of all judges, which counts once per battle."""
-    rows = [(key.one, key.other, score, key.meme) for key, score in joint_scores(events, OVERALL).items()]
-    return _counted(rows, models)
 
 
 def _own_case(judge: str, own: Sequence[Judged], others: Sequence[Judged], resamples: int, seed: int) -> OwnCase | None:

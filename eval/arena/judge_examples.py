@@ -150,7 +150,9 @@ def judge_examples(
     judged = [e for e in judged if not teachers or e.judge in teachers]
     ArenaFolder.require_memes((event.meme for event in judged), memes)
     # Sorted, so that the draw depends on the seed and the memes, not on the order of events.
-    reserved = _reserve_memes(sorted({event.meme for event in judged}), seed)
+    drawn_from = sorted({event.meme for event in judged})
+    chance = random.Random(f"held memes {seed}")
+    reserved = frozenset(chance.sample(drawn_from, round(_HELD_OUT_SHARE * len(drawn_from))))
     writer = _Writer(manifest, events, memes)
     parts: dict[Part, list[JudgeExample]] = {"train": [], "test": []}
     skipped: Counter[str] = Counter()
@@ -192,11 +194,6 @@ def mirrored_reasons(why: str) -> str | None:
     if _ARTICLE.search(why):
         return None
     return _LABEL.sub(lambda match: "B" if match[0] == "A" else "A", why)
-
-
-def _reserve_memes(memes: Sequence[str], seed: int) -> frozenset[str]:
-    most = round(_HELD_OUT_SHARE * len(memes))
-    return frozenset(random.Random(f"held memes {seed}").sample(memes, most))
 
 
 class _Writer:

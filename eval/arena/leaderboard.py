@@ -204,7 +204,10 @@ def leaderboard(root: Path, humans: Sequence[HumanVerdict] = ()) -> Leaderboard:
         raise BadRequest(f"{root} has no battle yet that could be ranked.", reason="ARENA_EMPTY")
     # Ties say nothing about a preference for the answer shown first.
     decided = [s for event in fought if (s := event.verdicts[OVERALL].score) != 0.5]
-    ties = Counter(_tie(event.verdicts[OVERALL]) for event in fought if event.verdicts[OVERALL].score == 0.5)
+    both = judged_in_both_orders(fought, OVERALL)
+    named = {Verdict.BOTH_GOOD: "both good", Verdict.BOTH_BAD: "both bad"}
+    overall = [event.verdicts[OVERALL] for event in fought]
+    ties = Counter(named.get(verdict, "even") for verdict in overall if verdict.score == 0.5)
     settings = manifest.settings
     return Leaderboard(
         manifest=manifest,
@@ -219,7 +222,7 @@ def leaderboard(root: Path, humans: Sequence[HumanVerdict] = ()) -> Leaderboard:
         merged=sum(isinstance(event, FusionRound) for event in events),
         # 0.5 without a decided battle: no preference either way.
         first_wins=(float(np.mean(decided)) if decided else 0.5, len(decided)),
-        consistent=_consistency(fought),
+        consistent=(float(np.mean([one == other for one, other in both])), len(both)) if both else None,
         both=dict(ties),
         references=dict(Counter(str(event.setting) for event in fought)),
         steps=_steps(manifest, events),
@@ -239,15 +242,6 @@ def leaderboard(root: Path, humans: Sequence[HumanVerdict] = ()) -> Leaderboard:
             seed=manifest.seed,
         ),
     )
-
-
-def _tie(verdict: Verdict) -> str:
-    return {Verdict.BOTH_GOOD: "both good", Verdict.BOTH_BAD: "both bad"}.get(verdict, "even")
-
-
-def _consistency(fought: Sequence[Judged]) -> tuple[float, int] | None:
-    both = judged_in_both_orders(fought, OVERALL)
-    return (float(np.mean([one == other for one, other in both])), len(both)) if both else None
 
 
 def _targets(manifest: ArenaManifest, events: Sequence[Event]) -> tuple[Target, ...]:

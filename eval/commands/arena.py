@@ -12,10 +12,8 @@ import click
 
 from eval.commands.distilling import distil_check, export_judge
 from eval.commands.follow_ups import detect_memes, difficulty, explain
-from eval.commands.options import command_line, show_sections, vllm_turns_options, write_page
+from eval.commands.options import command_line, sampled_options, show_sections, write_page
 from eval.commands.rating import rate_arena
-from eval.runs.spec import Circumstances, JudgingSpec
-from eval.session.spec import spec_options
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,33 +27,13 @@ PAGE, GROUP_PAGE = "leaderboard.html", "groups.html"
 
 
 @click.group(invoke_without_command=True)
-@click.option(
-    "--models",
-    type=click.Path(path_type=Path),
-    default=Path("arena.toml"),
-    show_default=True,
-    help="File of models (TOML), with the table [arena]: judges, controller and all other settings.",
-)
-@vllm_turns_options
-@spec_options(
-    JudgingSpec,
-    *("dataset", "split", "limit", "seed"),
-    dataset={"metavar": "ID", "help": "Data set. [default: the one that is recognised there]"},
-    split={"help": "Split. [default: the first test split]"},
-    seed={"default": 0},
-)
-@spec_options(
-    Circumstances,
-    *("data", "out", "name", "concurrency", "calls"),
+@sampled_options(
+    "arena.toml",
+    "arena",
+    about="File of models (TOML), with the table [arena]: judges, controller and all other settings.",
+    own=("name",),
     out={"default": Path("arena")},
     concurrency={"default": 4},
-)
-@click.option(
-    "--repeats",
-    default=1,
-    show_default=True,
-    type=click.IntRange(1, 100),
-    help="Number of arenas about the same memes, each with the next seed, in folders side by side in --out.",
 )
 @click.option(
     "--tasks",
@@ -77,7 +55,6 @@ PAGE, GROUP_PAGE = "leaderboard.html", "groups.html"
     metavar="KEY,KEY,…",
     help="Boards by group too: dataset, label, gold, language, rounds, relevance, or a tag of the questions.",
 )
-@click.option("--report", "only_report", is_flag=True, help="Call no model: report on the arena in --out.")
 @click.option("--yes", is_flag=True, help="Begin without asking in a terminal to confirm the number of calls.")
 @click.option("--json", "as_json", is_flag=True, help="Print the leaderboard as one JSON object, without any text.")
 @click.pass_context

@@ -59,7 +59,7 @@ def compare(run_a: Path, run_b: Path, protocol: str | None, seed: int, as_json: 
         click.echo(json.dumps({"a": where_a, "b": where_b, "comparisons": [asdict(one) for one in found]}))
         return
     lead = [f"A is {where_a}; B is {where_b}. Memes are matched by id alone."] if where_a != where_b else []
-    click.echo(as_text(lead, map(_section, found)))
+    click.echo(as_text(lead, [_section(one) for one in found]))
 
 
 def _section(found: Comparison) -> Section:

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from eval.runs.spec import Circumstances, JudgingSpec
+from eval.session.spec import spec_options
 from serving.access.private_files import hand_on
-from serving.cli.common import FiniteRange
+from serving.cli.common import FiniteRange, with_options
 
 if TYPE_CHECKING:
     from eval.arena.folder import ArenaManifest
@@ -265,6 +267,35 @@ def vllm_turns_options(command: F) -> F:
         help="Pass a flag to vLLM: --vllm-flag=--quantization=fp8.",
     )
     return models(flag(command))
+
+
+def sampled_options(
+    models: str, what: str, *, about: str, own: Sequence[str] = (), **changed: Mapping[str, Any]
+) -> Callable[[F], F]:
+    """Options of an arena or a probe: models, memes, folder, repeats, report."""
+    path = click.Path(path_type=Path)
+    return with_options(
+        click.option(
+            "--models", type=path, default=Path(models), show_default=True, help=f"File of models (TOML){about}"
+        ),
+        vllm_turns_options,
+        spec_options(
+            JudgingSpec,
+            *("dataset", "split", "limit", "seed"),
+            dataset={"metavar": "ID", "help": "Data set. [default: the one that is recognised there]"},
+            split={"help": "Split. [default: the first test split]"},
+            seed={"default": 0},
+        ),
+        spec_options(Circumstances, "data", "out", *own, "concurrency", "calls", **changed),
+        click.option(
+            "--repeats",
+            default=1,
+            show_default=True,
+            type=click.IntRange(1, 100),
+            help=f"Number of {what}s of the same memes, each with the next seed, in folders side by side in --out.",
+        ),
+        click.option("--report", "only_report", is_flag=True, help=f"Call no model: report on the {what} in --out."),
+    )
 
 
 def run_watched(

@@ -202,15 +202,15 @@ def plan_of(options: Mapping[str, Any], trial: Mapping[str, Any] | None = None, 
     court = CourtOptions(**{one.name: options[one.name] for one in fields(CourtOptions) if one.name in options})
     dataset: DatasetCard = own.get("dataset") or dataset_of(options["dataset"])
     procedure = Procedure(own.get("procedure") or (options.get("procedure") or "summary").upper())
-    split, apart = own.get("split"), False
-    if split is None:
-        split, apart = split_of(dataset, options.get("split") or dataset.first_test())
+    split = own.get("split") or options.get("split") or dataset.first_test()
+    if apart := split == TEMPLATE_SPLIT and split not in {one.name for one in dataset.splits}:
+        split = dataset.first_test()
     same = {one.name for one in fields(Plan)} - {"dataset", "settings", "vllm"}
     values = {name: value for name, value in options.items() if name in same and value not in (None, "")}
     started = court.started(procedure)
     planned: dict[str, Any] = {
         "name": options["out"].resolve().name if options.get("out") else "",  # a folder may be named by a point alone
-        "concurrency": concurrency_for(procedure),
+        "concurrency": 4 if procedure == "SUMMARY" else 16,  # without a model, this machine's processors are the limit
         "command": command_line(),
         # A vLLM that is started here has one name in the store of calls, whatever its address is.
         "server": SERVER if started else "",
@@ -232,11 +232,6 @@ def plan_of(options: Mapping[str, Any], trial: Mapping[str, Any] | None = None, 
     return Plan(**planned)
 
 
-def concurrency_for(procedure: str) -> int:
-    """Memes on trial at once, unless the user says: what asks no model is bound by this machine's processors."""
-    return 4 if procedure == "SUMMARY" else 16
-
-
 def tag_of(language: str | None) -> str:
     """The language that is given: a BCP 47 tag, ``detect``, ``card`` or empty. Raises BadRequest if it is none."""
     from eval.datasets.language import CARD, DETECT, shared_detector
@@ -246,10 +241,3 @@ def tag_of(language: str | None) -> str:
         shared_detector()  # what is not installed is said before anything is prepared
         return DETECT
     return CARD if language == CARD else checked(language or "", "language")
-
-
-def split_of(dataset: DatasetCard, name: str) -> tuple[str, bool]:
-    """The split of this name, and True if templates are to be held apart for it."""
-    if name == TEMPLATE_SPLIT and name not in {split.name for split in dataset.splits}:
-        return dataset.first_test(), True
-    return name, False

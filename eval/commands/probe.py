@@ -13,15 +13,13 @@ from eval.commands.options import (
     chosen_models,
     command_line,
     run_watched,
+    sampled_options,
     say,
     show_sections,
     threshold_option,
-    vllm_turns_options,
     write_page,
 )
 from eval.commands.rating import rate_probe
-from eval.runs.spec import Circumstances, JudgingSpec
-from eval.session.spec import spec_options
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,24 +42,10 @@ AS_PUBLISHED = {"seeds": 10, "steps": 10, "batch": 1, "per_category": 200}
     help="Model that sorts memes, writes references, scores and rewrites. May be repeated, the senior one first: three "
     "of different makers vote better than one.",
 )
-@click.option(
-    "--models",
-    type=click.Path(path_type=Path),
-    default=Path("models.toml"),
-    show_default=True,
-    help="File of models (TOML): addresses of their servers, prices and budgets.",
-)
-@vllm_turns_options
-@spec_options(
-    JudgingSpec,
-    *("dataset", "split", "limit", "seed"),
-    dataset={"metavar": "ID", "help": "Data set. [default: the one that is recognised there]"},
-    split={"help": "Split. [default: the first test split]"},
-    seed={"default": 0},
-)
-@spec_options(
-    Circumstances,
-    *("data", "out", "concurrency", "calls"),
+@sampled_options(
+    "models.toml",
+    "probe",
+    about="File of models (TOML): addresses of their servers, prices and budgets.",
     out={"help": "The probe's folder. [default: probe-TARGET]"},
     concurrency={"default": 8},
 )
@@ -89,19 +73,11 @@ AS_PUBLISHED = {"seeds": 10, "steps": 10, "batch": 1, "per_category": 200}
     help="Begin searches with the memes of another probe (its folder, or its seeds.json), to compare targets.",
 )
 @click.option(
-    "--repeats",
-    default=1,
-    show_default=True,
-    type=click.IntRange(1, 100),
-    help="Number of probes of the same memes, each with the next seed, in folders side by side in --out.",
-)
-@click.option(
     "--as-published",
     is_flag=True,
     help="Values of AdamMeme: ten seeds and ten steps, memes sorted one by one, 200 memes a category. Options that you "
     "name take precedence.",
 )
-@click.option("--report", "only_report", is_flag=True, help="Call no model: report on the probe in --out.")
 @click.option(
     "--json", "as_json", is_flag=True, help="Print the figures as one JSON object, without any text of a meme."
 )

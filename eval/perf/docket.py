@@ -26,6 +26,7 @@ import time
 import tracemalloc
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -168,7 +169,7 @@ async def _append(folder: Path, *, trials: int, events: int, rounds: int) -> Res
                 for each in trial
             ]
             # Both in each turn, so that a slowdown affects both.
-            bulk_s = seconds_of(lambda rows=rows: _insert(plain, rows, trials))
+            bulk_s = seconds_of(partial(_insert, plain, rows, trials))
             began = time.perf_counter()
             await _write(docket, batch)
             ours_s = time.perf_counter() - began

@@ -83,7 +83,9 @@ def _first_verdicts(turns: int) -> Result:
 
 def startup(turns: int = 15) -> Result:
     """Compares the CPU time of ``memecourt --help`` with that of an empty Python, in pairs."""
-    pairs = in_turns([_help, _empty], range(turns))  # the first run of each compiles and fills caches
+    pairs = in_turns(
+        [lambda _: _cpu_of("-m", "serving.cli", "--help"), lambda _: _cpu_of("-c", "pass")], range(turns)
+    )  # the first run of each compiles and fills caches
     looked = subprocess.run([sys.executable, "-c", _SCRIPT], check=True, capture_output=True, text=True)
     figures = medians(
         pairs,
@@ -117,14 +119,6 @@ def _serving(memecourt: str, folder: Path, environ: Mapping[str, str]) -> Iterat
             yield next(line.partition("listening on ")[2] for line in lines if "listening on " in line), process.pid
         finally:
             process.send_signal(signal.SIGTERM)
-
-
-def _help(_: int) -> float:
-    return _cpu_of("-m", "serving.cli", "--help")
-
-
-def _empty(_: int) -> float:
-    return _cpu_of("-c", "pass")
 
 
 def _cpu_of(*arguments: str) -> float:

@@ -110,7 +110,9 @@ def export_exam(
     for name, those in ((ROWS, rows), (TRAIN_ROWS, train)):
         if those:
             replace_lines(target / name, those)
-    id_ = _exam_id(manifest, rows)
+    # Runs are stored by this id, so exams with different memes must not share one.
+    content = digest([manifest.dataset, manifest.split, [row.id for row in rows]])
+    id_ = f"exam-{re.sub(r'[^a-z0-9_.-]+', '-', manifest.target.lower())}-{content[-8:]}"
     # Last: without a card the folder is no data set, so that a crash leaves none by half.
     (target / CARD).write_text(
         _card(id_, manifest, samples, threshold=threshold, with_train=bool(train)), encoding="utf-8"
@@ -226,12 +228,6 @@ def _exam_row(gold: _Gold, id_: str, scored: Sequence[Scored], *, image: str) ->
 def _ending(picture: Path) -> str:
     ending = picture.suffix.lower()
     return ending if ending in PICTURE_ENDINGS else ""
-
-
-def _exam_id(manifest: ProbeManifest, rows: Sequence[ExamMeme]) -> str:
-    # Runs are stored by this id, so exams with different memes must not share one.
-    content = digest([manifest.dataset, manifest.split, [row.id for row in rows]])
-    return f"exam-{re.sub(r'[^a-z0-9_.-]+', '-', manifest.target.lower())}-{content[-8:]}"
 
 
 def _card(id_: str, manifest: ProbeManifest, samples: Samples, *, threshold: int, with_train: bool) -> str:

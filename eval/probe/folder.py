@@ -20,7 +20,7 @@ files have the results in a form that is easy to read.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal
@@ -288,10 +288,6 @@ class ProbeFolder(SessionFolder[ProbeManifest]):
         """The memes; None where their pictures have not been prepared. Raises BadRequest if a line can't be read."""
         return self.read(MEMES, ProbedMeme) if (self.root / MEMES).exists() else None
 
-    def write_memes(self, memes: Iterable[ProbedMeme]) -> None:
-        """In one step, and after their pictures."""
-        self.write(MEMES, memes)
-
     def write_erased(self, name: str, png: bytes) -> None:
         """A picture without its text."""
         folder = self.root / ERASED
@@ -325,13 +321,9 @@ class ProbeFolder(SessionFolder[ProbeManifest]):
         """The final categories."""
         return _CATEGORIES.validate_json((self.root / TAXONOMY).read_bytes())
 
-    def write_taxonomy(self, categories: tuple[Category, ...]) -> None:
-        """In one step."""
-        replace_file(self.root / TAXONOMY, _CATEGORIES.dump_json(categories, indent=2).decode() + "\n")
-
-    def write_seeds(self, seeds: SeedSet) -> None:
-        """In one step."""
-        replace_file(self.root / SEEDS, json.dumps(seed_content(seeds), indent=2) + "\n")
+    def write_json(self, name: str, content: object) -> None:
+        """Replaces a JSON file atomically."""
+        replace_file(self.root / name, json.dumps(content, indent=2) + "\n")
 
     def usage(self) -> tuple[ModelUsage, ...]:
         """Returns the usage of each model; empty if the probe was broken off before it was written."""

@@ -122,11 +122,6 @@ class ProbeReport:
     """The lowest scores first."""
     usage: tuple[ModelUsage, ...]
 
-    @property
-    def threshold_words(self) -> str:
-        """Explanation of the threshold."""
-        return THRESHOLD_WORDS.format(threshold=self.threshold)
-
 
 @dataclass(frozen=True, slots=True)
 class _One:

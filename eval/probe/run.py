@@ -8,6 +8,7 @@ one at which it was interrupted.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,15 +26,19 @@ from eval.models.metered import MeteredModel
 from eval.probe.agents import BEGIN, Category, ProbeModels, Subject, Taxonomy, prompt_digests
 from eval.probe.erasing import erase
 from eval.probe.folder import (
+    MEMES,
     MINED,
     REWRITTEN,
     SCORED,
+    SEEDS,
+    TAXONOMY,
     Mined,
     ModelUsage,
     ProbedMeme,
     ProbeFolder,
     ProbeManifest,
     Scored,
+    ScoringOutcome,
     SeedSet,
     Step,
     seed_content,
@@ -104,7 +109,7 @@ async def _go_through(
     taxonomy = Taxonomy(plan.taxonomy)
     with _lines(folder, MINED, progress, len(subjects)) as line:
         mined = await mine(models, subjects, taxonomy, batch=plan.batch, tell=line)
-    folder.write_taxonomy(taxonomy.categories)
+    folder.write_json(TAXONOMY, [one.model_dump(mode="json") for one in taxonomy.categories])
     # Before the cap, so that the file has the whole sorting.
     folder.write(MINED, mined)
     progress.tell(_mined_words(mined, taxonomy, len(plan.taxonomy)))
@@ -118,11 +123,13 @@ async def _go_through(
         scored = await score_all(models, known, pairs, taxonomy, concurrency=plan.concurrency, tell=line)
     # In the order of the pairs: so far lines stand in the order in which calls came back.
     folder.write(SCORED, scored)
-    progress.tell(f"{len(scored):,} pairs of a meme and a category: {_scored_words(scored)}.")
+    outcomes = Counter(one.scoring.outcome for one in scored)
+    counts = ", ".join(f"{outcomes[outcome]:,} {outcome}" for outcome in ScoringOutcome)
+    progress.tell(f"{len(scored):,} pairs of a meme and a category: {counts}.")
 
     good = {category.name: usable(scored, category.name) for category in taxonomy.categories}
     seeds = _seeds(plan, good, progress)
-    folder.write_seeds({name: tuple(one.meme for one in those) for name, those in seeds.items() if those})
+    folder.write_json(SEEDS, {name: [one.meme for one in those] for name, those in seeds.items() if those})
     most = plan.limits.steps * sum(map(len, seeds.values()))
     with _lines(folder, REWRITTEN, progress, most) as line:
 
@@ -171,7 +178,7 @@ async def _subjects(
 
         shown = partial(progress.step, "erased")
         prepared = tuple(await run_items(list(enumerate(memes, 1)), one, concurrency=concurrency, progress=shown))
-        folder.write_memes(prepared)
+        folder.write(MEMES, prepared)  # after their pictures
         left = sum(meme.left > 0 for meme in prepared)
         progress.tell(
             f"{sum(m.lines for m in prepared):,} lines were painted over; of {left:,} pictures some can still be read."
@@ -285,8 +292,3 @@ def _mined_words(mined: Sequence[Mined], taxonomy: Taxonomy, before: int) -> str
     new = taxonomy.names[before:]
     words = ", ".join(f"{count:,} {outcome}" for outcome, count in counts.items())
     return f"{len(mined):,} memes sorted: {words}. New categories: {', '.join(new) or 'none'}."
-
-
-def _scored_words(scored: Sequence[Scored]) -> str:
-    outcomes = [str(one.scoring.outcome) for one in scored]
-    return ", ".join(f"{outcomes.count(outcome):,} {outcome}" for outcome in ("scored", "refused", "unscored"))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from eval.probe.agents import HIGHEST, LOWEST
 from eval.probe.folder import StepOutcome, small_pictures
-from eval.probe.report import CategoryRow, ProbeReport, Rates, StepRow, UnexplainedMeme
+from eval.probe.report import THRESHOLD_WORDS, CategoryRow, ProbeReport, Rates, StepRow, UnexplainedMeme
 from eval.reports.sections import Drawn, Filter, MemeEntry, Rows, Section, Tile, need_page
 from eval.reports.svg import Ink, drawing, themed
 from eval.scores.bootstrap import Figure as Estimate
@@ -151,7 +151,7 @@ def weakness_lead(report: ProbeReport) -> list[str]:
     return [
         f"{manifest.target} on {manifest.dataset}, {manifest.split}: {len(report.memes):,} memes, {counts}.",
         found,
-        report.threshold_words,
+        THRESHOLD_WORDS.format(threshold=report.threshold),
         "Scores are those of a model, held against a reference that models wrote. Intervals are 95 %, by bootstrap "
         "over memes. Refused and unscored answers are in no mean and no rate.",
     ]

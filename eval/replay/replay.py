@@ -447,18 +447,14 @@ def _require_replayable(record: TrialRecord) -> None:
     if GONE in (*snippets, *(weighed.text for weighed in record.all(DocumentWeighed))):
         # Whether a passage stands in its document could not be checked again.
         raise _Obstacle("A document that the expert witness read was erased.")
-    if _is_erased_in_part(record):
+    cited = record.precedents
+    if cited is not None and any(precedent.text == GONE for precedent in cited.findings.exhibits):
         return  # what was sent can't be made again, and was said all the same
     for event in record.events:
         for made in messages_of(record, event):
             # Without a digest nobody can say whether the words are the same; such a record is replayed all the same.
             if not made.exact and made.call.messages_digest:
                 raise _Obstacle(f"Event {event.seq} ({event.kind}): {made.why}")
-
-
-def _is_erased_in_part(record: TrialRecord) -> bool:
-    cited = record.precedents
-    return cited is not None and any(precedent.text == GONE for precedent in cited.findings.exhibits)
 
 
 def _settings(record: TrialRecord) -> TrialSettings:

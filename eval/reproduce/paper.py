@@ -117,10 +117,6 @@ class _TestOutcome:
     remark: str = ""
 
 
-def _better_than_each(judged: JudgedArms, arms: Sequence[str]) -> _TestOutcome:
-    return _whole([_better(judged, judged.arms["full"], judged.arms[arm]) for arm in arms])
-
-
 def _losses_in_order(judged: JudgedArms, arms: Sequence[str]) -> _TestOutcome:
     right = [_right(judged.arms[arm], judged.protocol) for arm in arms]
     # The same draws for all arms, so that differences are paired.
@@ -257,7 +253,9 @@ def _rounds(sides: Mapping[str, object]) -> dict[Side, int]:
 
 
 _TESTS: Mapping[str, Callable[[JudgedArms, Sequence[str]], _TestOutcome | str]] = {
-    "better than each": _better_than_each,
+    "better than each": lambda judged, arms: _whole(
+        [_better(judged, judged.arms["full"], judged.arms[arm]) for arm in arms]
+    ),
     "accuracy in this order": _losses_in_order,
     "larger is better": _larger_is_better,
     "below the court and chance": _below_chance,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
+from itertools import chain, repeat
 from typing import Any
 
 from court.events import QuestionAsked, Side
@@ -17,7 +18,7 @@ from eval.reports.records import read_records
 from eval.reports.sections import Drawn, Section
 from eval.reproduce.outcome import BALANCED_DRAWS, BalancedFigures, Reproduced, RowOutcome
 from eval.reproduce.paper import Claim, ClaimPart
-from eval.runs.results import Judged, Results
+from eval.runs.results import Results
 from eval.scores.bootstrap import Figure
 from eval.scores.tables import NOTHING
 from serving.presets import Preset
@@ -247,10 +248,8 @@ async def _figure_3(outcome: Reproduced) -> list[Section]:
     # Chosen by difference in rounds, not by hand: examples that were picked for their look prove
     # nothing. Ties go by id, so that the same runs give the same page.
     for meme in chosen:
-        rows = [
-            [f"{number + 1}", *(_nth(series[when][meme].get(side, []), number) for when in series for side in Side)]
-            for number in range(_QUESTIONS_SHOWN)
-        ]
+        columns = [chain(series[when][meme].get(side, []), repeat(NOTHING)) for when in series for side in Side]
+        rows = [[f"{n}", *cells] for n, *cells in zip(range(1, _QUESTIONS_SHOWN + 1), *columns, strict=False)]
         heads = ["question", *(f"{side.lower()}, {when}" for when in series for side in Side)]
         tables.append(_grid(f"Meme {meme}", heads, rows, words=True))
     line = (
@@ -288,10 +287,6 @@ async def _questions(results: Results, memes: Sequence[str]) -> dict[str, dict[S
     return questions
 
 
-def _nth(questions: Sequence[str], number: int) -> str:
-    return questions[number] if number < len(questions) else NOTHING
-
-
 async def _figure_4(outcome: Reproduced) -> list[Section]:
     title = "Figure 4: the chain of one meme of Harm-P"
     if outcome.chain is None:
@@ -320,7 +315,8 @@ async def _figure_4(outcome: Reproduced) -> list[Section]:
         if own
         else f"The paper's meme, {paper.meme}, is not among those that were judged. In its place {meme}, "
         "whose sides differ most in rounds.",
-        f"{_rounds_in_words(one)} Gold: {one.meme.source_label}; verdict: {one.prediction.outcome.lower()}.",
+        f"{', '.join(f'{side.lower()} {one.prediction.sides[side].rounds} rounds' for side in Side)}. "
+        f"Gold: {one.meme.source_label}; verdict: {one.prediction.outcome.lower()}.",
         f"Description: {shown.description}",
     ]
     arguments = [
@@ -338,10 +334,6 @@ def _turn(turn: Any) -> tuple[str, str]:
     if turn is None or turn.ahead:
         return NOTHING, NOTHING
     return turn.question or NOTHING, turn.answer or NOTHING
-
-
-def _rounds_in_words(one: Judged) -> str:
-    return f"{', '.join(f'{side.lower()} {one.prediction.sides[side].rounds} rounds' for side in Side)}."
 
 
 def _figure_5(outcome: Reproduced) -> list[Section]:

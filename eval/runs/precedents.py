@@ -120,11 +120,12 @@ async def prepare_precedents(
     by = encoder if compared_by is None or compared_by.identity == encoder.identity else compared_by
     # In threads: all pictures are read for hashing.
     made_of = await asyncio.to_thread(_made_of, train, encoder)
-    looked_at = await asyncio.to_thread(_looked_at, judged, pictures)
+    looked_at: dict[str, JsonValue] = {"memes": [[meme.id, meme.image, meme.text] for meme in judged]}
+    looked_at["pictures"] = await asyncio.to_thread(_digests, [meme.image for meme in judged], pictures)
     key = digest(
         {
             "train": made_of,
-            "judged": looked_at,
+            "judged": digest(looked_at),
             "nearness": nearness.model_dump(mode="json"),
             "shuffled": shuffled_labels,
             "dropped": list(dropped_labels),
@@ -203,7 +204,9 @@ async def prepare_precedents(
         number = sum(meme.source_label in dropped_labels for meme in whole.memes)
         notes += (f"{number:,} memes of the train split that are {' or '.join(dropped_labels)} are no precedents.",)
     if keep_leaks:
-        notes += (f"{len(leaks):,} precedents too near to a judged meme were kept (a control){_by_why(leaks)}.",)
+        why = ", ".join(f"{count:,} {why}" for why, count in _counts(leaks).items())
+        kept = f"{len(leaks):,} precedents too near to a judged meme were kept (a control)"
+        notes += (f"{kept}: {why}." if why else f"{kept}.",)
     check = PreparedCheck(
         key=key,
         nearness=nearness,
@@ -258,11 +261,6 @@ def _counts(leaks: Iterable[Excluded]) -> dict[str, int]:
     return {why: found[why] for why in WHYS if found[why]}
 
 
-def _by_why(leaks: Iterable[Excluded]) -> str:
-    counts = ", ".join(f"{count:,} {why}" for why, count in _counts(leaks).items())
-    return f": {counts}" if counts else ""
-
-
 def _prepared_file(place: Path) -> Path:
     return place.with_name(f"{place.name}.json")
 
@@ -301,11 +299,6 @@ def _made_of(train: Sequence[Source], encoder: Encoder) -> str:
         sources.append({"files": files, "name": source.label, "pictures": pictures, "recipe": source.recipe})
     built = {"format": FORMAT, "safeguards": USUAL.model_dump(mode="json")}
     return digest({"sources": sources, "encoder": encoder.identity.digest, **built})
-
-
-def _looked_at(judged: Sequence[JudgedMeme], pictures: Path | None) -> str:
-    memes: list[JsonValue] = [[meme.id, meme.image, meme.text] for meme in judged]
-    return digest({"memes": memes, "pictures": _digests([meme.image for meme in judged], pictures)})
 
 
 def _digests(names: Iterable[str], folder: Path | None) -> str:

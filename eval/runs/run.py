@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,7 +44,6 @@ from serving.wiring import open_court
 
 if TYPE_CHECKING:
     from eval.runs.precedents import Prepared, PreparedCheck
-    from eval.runs.ray_cluster import Cluster
     from retrieval.embed.encoder import Encoder
 
 
@@ -98,7 +97,12 @@ async def run(plan: Plan, progress: Progress) -> RunFolder:
         if plan.vllm is None:
             require_models(plan.procedure, plan.settings)
         async with AsyncExitStack() as stack:
-            cluster = await stack.enter_async_context(_cluster(plan)) if plan.ray else None
+            cluster = None
+            if plan.ray:
+                from eval.runs.ray_cluster import connected  # imports Ray
+
+                connecting = connected(plan.ray, workers=plan.ray_workers, concurrency=plan.concurrency)
+                cluster = await stack.enter_async_context(connecting)
             calls = None
             if plan.procedure is not Procedure.SUMMARY:
                 # Opened before the court, so closed after it: replies that arrive during shutdown are still stored.
@@ -200,13 +204,6 @@ def _require_same_material(folder: RunFolder, begun: RunManifest, plan: Plan, ma
     if not differ and tuple(on_template(meme, {}) for meme in folder.memes()) != material.memes:
         differ = ["how this version of MemeCourt reads the data set"]
     folder.refuse_different(differ)
-
-
-def _cluster(plan: Plan) -> AbstractAsyncContextManager[Cluster]:
-    """Returns the Ray cluster; Ray is only imported if it is used."""
-    from eval.runs.ray_cluster import connected
-
-    return connected(plan.ray, workers=plan.ray_workers, concurrency=plan.concurrency)
 
 
 async def _served(plan: Plan, stack: AsyncExitStack, progress: Progress) -> Plan:

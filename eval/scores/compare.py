@@ -167,8 +167,8 @@ def compare(
     systems = of_a.arrays(judged_a), of_b.arrays(judged_b)
     groups, n = group_numbers_of(judged_a), len(ids)
     if protocol is not None:
-        task, usual = "harm", ("accuracy", "macro-f1")
-        official = usual[0]
+        task, official = "harm", "accuracy"
+        usual: tuple[str, ...] = ("accuracy", "macro-f1")
     else:
         question = question_of(a)
         # Metrics of probabilities only if both have some; the ceiling of agreement is a figure of the annotators.

@@ -269,17 +269,8 @@ def differing_answers(one: TaskArrays, other: TaskArrays) -> Bools:
     return np.asarray(~same)
 
 
-def _coverage(arrays: TaskArrays, weights: Floats) -> Floats:
-    """Share of memes with an answer."""
-    return _mean(weights, arrays.answered)
-
-
 def _accuracy(arrays: TaskArrays, weights: Floats) -> Floats:
     return _mean(weights, right_answers(arrays))
-
-
-def _macro_f1(arrays: TaskArrays, weights: Floats) -> Floats:
-    return np.asarray(_f1(*_counts(arrays, weights)).mean(axis=1))
 
 
 def _micro_f1(arrays: TaskArrays, weights: Floats) -> Floats:
@@ -296,10 +287,6 @@ def _jaccards(arrays: TaskArrays) -> Floats:
     """Jaccard similarity of answer and gold, shape (memes,); 1 where both are empty, 0 without an answer."""
     both, either = (arrays.gold & arrays.predicted).sum(axis=1), (arrays.gold | arrays.predicted).sum(axis=1)
     return np.asarray(np.where(either > 0, both / np.maximum(either, 1), 1.0) * arrays.answered)
-
-
-def _jaccard(arrays: TaskArrays, weights: Floats) -> Floats:
-    return _mean(weights, _jaccards(arrays))
 
 
 def _masi(arrays: TaskArrays, weights: Floats) -> Floats:
@@ -321,14 +308,6 @@ def _binary_macro_f1s(arrays: TaskArrays, weights: Floats) -> Floats:
     denied, absent = arrays.answered[:, None] & ~arrays.predicted, ~arrays.gold
     no = (weights @ each.astype(np.float64) for each in (denied & absent, denied, absent))
     return np.asarray((_f1(*_counts(arrays, weights)) + _f1(*no)) / 2)
-
-
-def _mean_binary_accuracy(arrays: TaskArrays, weights: Floats) -> Floats:
-    return np.asarray(_binary_accuracies(arrays, weights).mean(axis=1))
-
-
-def _mean_binary_macro_f1(arrays: TaskArrays, weights: Floats) -> Floats:
-    return np.asarray(_binary_macro_f1s(arrays, weights).mean(axis=1))
 
 
 def _weighted_binary_macro_f1(arrays: TaskArrays, weights: Floats) -> Floats:
@@ -432,6 +411,11 @@ def _one(of: Callable[[TaskArrays, Floats], Floats], arrays: TaskArrays, weights
     return np.asarray(of(arrays, weights)[:, place])
 
 
+def _over_labels(of: Metric, arrays: TaskArrays, weights: Floats) -> Floats:
+    """Mean of a function that returns a column per label."""
+    return np.asarray(of(arrays, weights).mean(axis=1))
+
+
 def _f1s(arrays: TaskArrays, weights: Floats) -> Floats:
     return _f1(*_counts(arrays, weights))
 
@@ -462,14 +446,14 @@ _PER_LABEL: Mapping[str, Callable[..., Floats]] = {
 METRICS: Mapping[str, Metric] = {
     "accuracy": _accuracy,
     "exact": _accuracy,
-    "coverage": _coverage,
-    "macro-f1": _macro_f1,
+    "coverage": lambda arrays, weights: _mean(weights, arrays.answered),
+    "macro-f1": partial(_over_labels, _f1s),
     "micro-f1": _micro_f1,
     "weighted-f1": _weighted_f1,
-    "jaccard": _jaccard,
+    "jaccard": lambda arrays, weights: _mean(weights, _jaccards(arrays)),
     "masi": _masi,
-    "mean-binary-accuracy": _mean_binary_accuracy,
-    "mean-binary-macro-f1": _mean_binary_macro_f1,
+    "mean-binary-accuracy": partial(_over_labels, _binary_accuracies),
+    "mean-binary-macro-f1": partial(_over_labels, _binary_macro_f1s),
     "weighted-binary-macro-f1": _weighted_binary_macro_f1,
     "auroc": _auroc,
     "micro-auroc": _micro_auroc,

@@ -37,7 +37,8 @@ class RunningTotals:
         parts = []
         if fresh and seconds > 0:
             rate = fresh / seconds
-            parts.append(f"{_rounded(60 * rate)} a minute")
+            # Three significant digits, and all digits before the point.
+            parts.append(f"{60 * rate:{',.0f' if 60 * rate >= 100 else '.3g'}} a minute")
             if self.done < self.total:
                 parts.append(f"{_span((self.total - self.done) / rate)} left")
         return ", ".join([*parts, *self.figures()])
@@ -219,11 +220,6 @@ def watching(say: Callable[[str], None], *, stderr: bool = True) -> Iterator[Pro
         return
     with ProgressBar(console) as bar:
         yield bar
-
-
-def _rounded(number: float) -> str:
-    """The number with three significant digits, and all digits before the point."""
-    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
 def _span(seconds: float) -> str:
