@@ -205,8 +205,8 @@ async def prepare_precedents(
         notes += (f"{number:,} memes of the train split that are {' or '.join(dropped_labels)} are no precedents.",)
     if keep_leaks:
         why = ", ".join(f"{count:,} {why}" for why, count in _counts(leaks).items())
-        kept = f"{len(leaks):,} precedents too near to a judged meme were kept (a control)"
-        notes += (f"{kept}: {why}." if why else f"{kept}.",)
+        note = f"{len(leaks):,} precedents too near to a judged meme were kept (a control)"
+        notes += (f"{note}: {why}." if why else f"{note}.",)
     check = PreparedCheck(
         key=key,
         nearness=nearness,
