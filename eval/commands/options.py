@@ -286,7 +286,7 @@ def sampled_options(
             split={"help": "Split. [default: the first test split]"},
             seed={"default": 0},
         ),
-        spec_options(Circumstances, *("data", "out", *own, "concurrency", "calls"), **changed),
+        spec_options(Circumstances, *("data", "out", *own, "concurrency", "calls"), with_defaults=False, **changed),
         click.option(
             "--repeats",
             default=1,

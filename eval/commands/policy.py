@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from eval.commands.options import patience_option, run_watched
-from eval.commands.plans import CourtOptions, concurrency_for
+from eval.commands.plans import CourtOptions
 from eval.session.spec import spec_options
 from serving.cli.common import docket_in, docket_option, run
 
@@ -272,6 +272,4 @@ def _trials(out: Path, options: dict[str, Any], progress: Progress) -> PolicyTri
     names = CourtOptions.__dataclass_fields__
     court = CourtOptions(**{name: value for name, value in options.items() if name in names})
     settings = court.settings_with(dict(parse_setting(each) for each in court.settings))
-    return PolicyTrials(
-        settings, out, progress, patience_s=60 * options["patience"], concurrency=concurrency_for("FULL")
-    )
+    return PolicyTrials(settings, out, progress, patience_s=60 * options["patience"])

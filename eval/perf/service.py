@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -80,7 +81,11 @@ def _answers(*, memes: int, clients: int, seconds: float, turns: int) -> Result:
 def _in_turns(job: Job, echo_address: str, turns: int) -> list[tuple[LoadOutcome, ...]]:
     jobs = [job, replace(job, address=echo_address)]
     # Without a separate warm-up turn: each job warms up by itself.
-    return in_turns([lambda _, job=job: ask(job).require_all_answered() for job in jobs], range(turns), warm_up=False)
+    return in_turns([partial(_asked, job) for job in jobs], range(turns), warm_up=False)
+
+
+def _asked(job: Job, _turn: int) -> LoadOutcome:
+    return ask(job).require_all_answered()
 
 
 def _growth(early: int, late: int, memes: int) -> Result:
