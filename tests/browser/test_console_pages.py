@@ -42,6 +42,8 @@ def console(tmp_path_factory):
     tokens = tokens_for(folder)
     with running_console(place, folder) as served:
         served.tokens = tokens
+        served.cookies = {}
+        """Sessions by person: signing in takes a browser longer than many a test."""
         yield served
 
 
@@ -57,10 +59,15 @@ class Opened:
         self.page.on("console", self._on_console)
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.page.on("dialog", lambda dialog: (self.dialogs.append(dialog.message), dialog.dismiss()))
+        if cookies := console.cookies.get(person):
+            self.context.add_cookies(cookies)
+            self.page.goto(console.url)
+            return
         self.page.goto(f"{console.url}/sign-in")
         self.page.get_by_label("Token").fill(console.tokens[person])
         self.page.get_by_role("button", name="Sign in").click()
         self.page.wait_for_url(lambda url: "/sign-in" not in url)
+        console.cookies[person] = self.context.cookies()
 
     def _on_console(self, message):
         if message.type in ("error", "warning"):
@@ -299,16 +306,18 @@ def test_console_can_be_used_without_javascript(opened, console):
     page.get_by_text("System message").first.wait_for()
     page.locator("header .menu summary").first.click()
     page.get_by_role("button", name="Sign out").click()
+    console.cookies.clear()
     expect(page.locator("h1")).to_have_text("Sign in")
 
 
-@pytest.mark.parametrize("width", [390, 820])
-def test_no_page_scrolls_sideways(opened, width):
-    browser = opened(viewport={"width": width, "height": 844})
+def test_no_page_scrolls_sideways(opened):
+    browser = opened()
     for path in (*PAGES, f"/trials/{LONG}", f"/trials/{LONG}/compare?with={ONE}", "/nowhere"):
         page = browser.go(path)
         page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
-        assert page.evaluate("document.documentElement.scrollWidth") <= width, path
+        for width in (390, 820):
+            page.set_viewport_size({"width": width, "height": 844})
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, path
 
 
 def test_light_and_dark_follow_the_system_and_the_switch(opened):
@@ -344,6 +353,7 @@ def test_pages_have_no_accessibility_violations(opened, scheme, paths):
         if path == "/sign-in":
             page.locator("header .menu summary").first.click()
             page.get_by_role("button", name="Sign out").click()
+            browser.console.cookies.clear()
         with everything_open(page):
             result = Axe().run(page, options=AXE)
             found[path] = [(one["id"], one["nodes"][0]["html"][:160]) for one in result.response["violations"]]

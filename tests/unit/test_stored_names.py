@@ -30,7 +30,6 @@ from eval.runs.precedents import PreparedCheck
 from eval.runs.results import Excluded, RunManifest
 from eval.solvers.question import Prediction
 from eval.studies.arms import StudyManifest
-from retrieval.index.candidates import _Sidecar
 from retrieval.library.changes import Change
 from retrieval.library.manifest import Counts, LabelledMeme, Manifest
 from retrieval.library.meme_table import MemeWriter
@@ -59,7 +58,6 @@ SCHEMAS = {
         "manifest.json": Manifest,
         "meme": LabelledMeme,
         "change": Change,
-        "file beside the candidate index": _Sidecar,
         "PostgreSQL: about": About,
         "PostgreSQL: counts": Counts,
     },

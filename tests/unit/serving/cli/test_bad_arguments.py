@@ -14,9 +14,11 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner, Result
+from PIL import Image
 
 from court.errors import NotLoaded
 from eval.cli import cli as eval_cli
+from eval.reports.gather import gather
 from retrieval.facts.documents import FactDocument
 from retrieval.facts.writer import write_corpus
 from serving.cli.main import cli
@@ -127,7 +129,7 @@ VALID: dict[str, tuple[str, ...]] = {
     "memecourt-eval classify": (
         *("--dataset", "climatememes", "--data", "{data}", "--task", "stance", "--out", "{new}"),
     ),
-    "memecourt-eval audition": ("--out", "{new}"),
+    "memecourt-eval audition": ("--data", "{data}", "--dataset", "synthetic-harmeme", "--out", "{new}"),
     "memecourt-eval compare": ("{run}", "{run}"),
     "memecourt-eval counterfactual": ("{folder}",),
     "memecourt-eval stability": ("{folder}",),
@@ -253,6 +255,9 @@ def without_heavy_parts(places: dict[str, Path], tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("eval.models.open.open_models", entered)
     monkeypatch.setattr("court.backends.sandbox.process.WorkerProcess.start", entered)
     monkeypatch.setattr("retrieval.embed.weights.fetch_weights", loaded)
+    for name in ("draw_meme", "draw_case"):
+        monkeypatch.setattr(f"eval.synthetic.functional.{name}", lambda *_, **__: Image.new("RGB", (8, 8)))
+    monkeypatch.setitem(gather.__kwdefaults__, "resamples", 20)
     monkeypatch.setattr("court.backends.ocr.rapidocr_models.fetch_model", loaded)
 
     def stopped() -> asyncio.Event:
