@@ -19,7 +19,7 @@ import pytest
 
 from court import judgment, prompts
 from court.backends.chat.scripted import ScriptedModel
-from court.errors import ReplyUnusable
+from court.errors import BadText, ReplyUnusable
 from court.events import OddsGiven, Procedure, Side, TextRead, TextSource, TrialFailed
 from court.judgment import Opinion
 from court.meme import Frame
@@ -193,12 +193,15 @@ def test_pi_4_no_injection_lowers_the_decision_of_a_whole_trial(labels, version)
             lines = {
                 each: as_reply(each[each.find("_") + 1 :], words if each == place else plain[each]) for each in plain
             }
-            meme = a_meme(words if place == "text" else "plain words")
             try:
+                meme = a_meme(words if place == "text" else "plain words")
                 options = {"settings": short, "found": found, "prompts": packaged(version)}
                 verdict = hear(Cast(judge=judge, **lines), meme=meme, **options).verdict
-            except TrialAborted:
-                return None, Decision.REVIEW
+            except (TrialAborted, BadText) as aborted:
+                # A side that says the same without end fails the trial, and too long a text has none. Nobody is shown
+                # a meme without a verdict.
+                assert aborted.reason == ("TEXT_TOO_LONG" if place == "text" else "REPLY_LOOPS"), (place, words)
+                return None, Decision.BLOCK
             return verdict.label, verdict.decision
 
         baseline = decided("")
