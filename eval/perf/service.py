@@ -81,10 +81,10 @@ def _answers(*, memes: int, clients: int, seconds: float, turns: int) -> Result:
 def _in_turns(job: Job, echo_address: str, turns: int) -> list[tuple[LoadOutcome, ...]]:
     jobs = [job, replace(job, address=echo_address)]
     # Without a separate warm-up turn: each job warms up by itself.
-    return in_turns([partial(_asked, job) for job in jobs], range(turns), warm_up=False)
+    return in_turns([partial(_run_job, job) for job in jobs], range(turns), warm_up=False)
 
 
-def _asked(job: Job, _turn: int) -> LoadOutcome:
+def _run_job(job: Job, _turn: int) -> LoadOutcome:
     return ask(job).require_all_answered()
 
 
