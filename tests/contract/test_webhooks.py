@@ -369,7 +369,7 @@ def test_a_review_from_the_console_is_sent_after_its_minute_and_never_if_undone(
                 await it.desk.take(trial_id, "ada", reopen=True)
                 look = Look.UNKNOWN if trial_id == "elsewhere" else Look.SHOWN
                 fields = {"label": Label.HARMFUL, "clause": "1", "reason": "I looked.", "look": look}
-                reviews[trial_id] = await it.desk.review(trial_id, "ada", **fields)
+                (reviews[trial_id],) = await it.desk.review(trial_id, "ada", **fields)
             await until_idle(hook_sender)
             first = reviews_sent(receiver)
             await append_all(it.docket, decided("later"))
