@@ -350,7 +350,7 @@ def test_scored_predictions_are_taken_like_a_run(tmp_path):
         write_table(tmp_path / f"{name}.csv", ("id", "label", "score"), cells)
         invoke("score", tmp_path / f"{name}.csv", *data, "--out", tmp_path / "runs" / name)
     assert "one" in (report := invoke("report", tmp_path / "runs")) and "two" in report
-    assert "40 memes: one has an accuracy" in invoke("compare", tmp_path / "runs/one", tmp_path / "runs/two")
+    assert "40 memes: accuracy of one 0.825" in invoke("compare", tmp_path / "runs/one", tmp_path / "runs/two")
     invoke("subgroups", tmp_path / "runs/one", "--by", "label")
     invoke("labels", "noise", tmp_path / "runs/one", tmp_path / "runs/two")
     assert "not empty" in invoke("score", tmp_path / "one.csv", *data, "--out", tmp_path / "runs/one", code=1)
