@@ -13,7 +13,6 @@ from memecourt.client import judge_request
 from memecourt.v1 import court_pb2 as wire
 from memecourt.v1.court_pb2_grpc import CourtStub
 from serving.rpc.flow_control import MESSAGE_BYTES
-from serving.rpc.judge import SERVICE
 from tests.support.cast import Cast, full_court
 from tests.support.fakes import FakeReader
 from tests.support.playing import until
@@ -191,7 +190,7 @@ def test_many_of_the_largest_requests_stay_within_the_memory_budget(tmp_path):
 
 def call_without_request(channel, method="Judge"):
     """Returns a call whose request never arrives."""
-    return channel.stream_unary(f"/{SERVICE}/{method}")(timeout=300)
+    return channel.stream_unary(f"/memecourt.v1.Court/{method}")(timeout=300)
 
 
 def test_a_call_without_a_request_ends_with_a_reason(tmp_path):
