@@ -240,8 +240,8 @@ def _read_markdown(text: str) -> _Markdown:
             read.exceptions.append(words)
         else:
             read.lines.append(words)
-    examples, read.examples = read.examples, []
-    for above, example, forbidden in examples if read.clauses else ():
+    # At the end, as examples may stand before the clauses that they belong to.
+    for above, example, forbidden in read.examples if read.clauses else ():
         read.take_example(above, example, forbidden)
     return read
 

@@ -15,6 +15,7 @@ from eval.session.spec import spec_options
 from serving.cli.common import docket_in, docket_option, run
 
 if TYPE_CHECKING:
+    from court.policy import Policy
     from eval.replay.replay import UnderPolicy
     from eval.reports.sections import Section
     from eval.session.progress import Progress
@@ -33,6 +34,7 @@ _out = click.option(
     help="Folder of the model calls: a call that is stored there is not made again.",
 )
 _as_json = click.option("--json", "as_json", is_flag=True, help="Print the figures as one JSON object.")
+# The policy is an argument, and a handful of examples is not worth the start of a server.
 _NOT_HERE = ("policy", "vllm", "vllm_flags")
 _court = spec_options(CourtOptions, *(name for name in CourtOptions.__dataclass_fields__ if name not in _NOT_HERE))
 
@@ -126,7 +128,7 @@ def _sections(found: PolicyFigures) -> list[Section]:
 @policy.command()
 @click.argument("new", type=_FILE)
 @click.option("--namespace", help="Only trials of this namespace.")
-@click.option("--limit", type=click.IntRange(1), help="Only so many trials, the newest first.")
+@click.option("--limit", type=click.IntRange(1), help="Only so many trials, the oldest first.")
 @click.option("--ask", is_flag=True, help="Ask the models where the record has no reply to the request.")
 @_court
 @docket_option
@@ -176,7 +178,7 @@ def diff(
         click.echo(f"{count:,} not compared: {why}")
 
 
-def _numbers(loaded: Any) -> set[str]:
+def _numbers(loaded: Policy) -> set[str]:
     return {clause.number for clause in loaded.clauses}
 
 
@@ -201,21 +203,21 @@ def _print_changes(changed: list[UnderPolicy]) -> None:
 
 
 async def _compared(
-    settings: Settings, loaded: Any, namespace: str | None, limit: int | None, *, ask: bool
+    settings: Settings, loaded: Policy, namespace: str | None, limit: int | None, *, ask: bool
 ) -> tuple[list[UnderPolicy], int]:
     """Compares cases one by one; returns them, and the calls that those without a result would need."""
     from contextlib import AsyncExitStack
 
     from court.events import Role
     from court.record import TrialState
-    from eval.replay.replay import under_policy
+    from eval.replay.replay import UnderPolicy, under_policy
     from serving.cli.common import tell
     from serving.docket.store.listing import TrialFilter
     from serving.export.tables import Selection
     from serving.wiring import open_court
 
     which = TrialFilter(states=frozenset({TrialState.DECIDED}), namespace=namespace, erased=False)
-    found, calls = list[Any](), 0
+    found, calls = list[UnderPolicy](), 0
     async with AsyncExitStack() as stack:
         store = await stack.enter_async_context(docket_in(settings))
         executor = await stack.enter_async_context(open_court(settings, tell=tell, duplicates=False)) if ask else None

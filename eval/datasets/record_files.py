@@ -77,7 +77,7 @@ class Coded(Sequence[T_co]):
         return cls(tuple(places), codes)
 
     def with_words(self, change: Callable[[Any], S]) -> Coded[S]:
-        """The same with each word changed that a row has: the header is one that none has."""
+        """Applies a change to each word that occurs in a row; a header may occur in none."""
         there = np.bincount(self.codes, minlength=len(self.words)) > 0
         return Coded(tuple(map(change, compress(self.words, there))), (np.cumsum(there) - 1)[self.codes])
 
