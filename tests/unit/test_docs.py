@@ -131,30 +131,34 @@ def test_every_console_block_is_run_or_exempt_with_a_reason():
     assert not unknown
 
 
+def unknown_words(line):
+    """Yields the subcommands and options of a command line that no program of ours has."""
+    line = line.replace("\\\n", " ").replace("reproduce memecourt", "reproduce PAPER")
+    programs = {"memecourt": cli, "memecourt-eval": eval_cli, "memecourt-queue": queue_cli}
+    for found in re.finditer(r"(?<![\w./:-])(memecourt(?:-eval|-queue)?) ([^|\n#`;&)]*)", line):
+        known, after_option = programs[found[1]], False
+        for word in found[2].split(" -- ")[0].split():
+            name = word.strip("[],.:").partition("=")[0]
+            if name.startswith("--"):
+                if name not in {each for one in known.params for each in (*one.opts, *one.secondary_opts)} | {"--help"}:
+                    yield f"{found[0]}: {name}"
+            elif isinstance(known, click.Group) and re.fullmatch(r"[a-z-]+", name) and not after_option:
+                subcommand = known.get_command(click.Context(known, **cli.context_settings), name)
+                if subcommand is None:
+                    yield f"{found[0]}: {name}"
+                    break
+                known = subcommand
+            after_option = name.startswith("--")
+
+
 def test_commands_and_options_in_the_docs_exist():
-    """Covers commands that are not run, too."""
+    """Covers commands that are not run, and those in the middle of a sentence or table."""
     for page in doc_blocks.pages():
-        for command in doc_blocks.commands(page):
-            for program, root in (("memecourt", cli), ("memecourt-eval", eval_cli), ("memecourt-queue", queue_cli)):
-                words = re.search(
-                    rf"(?:^|[ |(]){program} ([^|\n#]*)",
-                    command.line.replace("\\\n", " ").replace("reproduce memecourt", "reproduce PAPER"),
-                )
-                if words is None or command.line.startswith("docker "):  # the image has the same name
-                    continue
-                known, where, before = root, [program], ""
-                for word in words[1].split(" -- ")[0].split():
-                    value, before = before.startswith("--"), word
-                    if isinstance(known, click.Group) and not word.startswith("-") and word != "…":
-                        subcommand = known.get_command(click.Context(known, **cli.context_settings), word)
-                        if subcommand is None and value:
-                            continue  # the value of an option
-                        assert subcommand is not None, f"{command.page}: {command.line}"
-                        known, where = subcommand, [*where, word]
-                    elif word.startswith("--"):
-                        names = {name for one in known.params for name in (*one.opts, *one.secondary_opts)}
-                        name = word.strip("[]").partition("=")[0]
-                        assert name in names or isinstance(known, click.Group), f"{command.page}: {where} {name}"
+        prose = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+        spans = [re.sub(r"\s*\n\s*", " ", span) for span in re.findall(r"`(memecourt[^`]+)`", prose)]
+        lines = [command.line for command in doc_blocks.commands(page) if not command.line.startswith("docker ")]
+        unknown = [word for line in (*spans, *lines) for word in unknown_words(line)]
+        assert not unknown, f"{page.name}: {unknown}"
 
 
 def test_tests_selected_by_a_keyword_in_the_docs_exist():
