@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from eval.commands.options import write_page
-
 if TYPE_CHECKING:
     from eval.runs.results import Results
 
@@ -20,24 +18,17 @@ _PATH = click.Path(path_type=Path)
 @click.argument("run", type=_PATH)
 @click.option("--inspect", type=_PATH, metavar="FILE", help="Inspect AI log to write (….eval or ….json).")
 @click.option("--parquet", type=_PATH, metavar="FILE", help="Parquet file of predictions to write, one row per meme.")
-@click.option(
-    "--eval-card",
-    type=_PATH,
-    metavar="FILE",
-    help="Evaluation card to write: ….html for a page, else Markdown with the metadata of a model card.",
-)
-def export(run: Path, inspect: Path | None, parquet: Path | None, eval_card: Path | None) -> None:
+def export(run: Path, inspect: Path | None, parquet: Path | None) -> None:
     """Exports RUN for other tools, in one or several formats.
 
     The log for Inspect AI has one sample per meme, with the trial's events as transcript: it holds texts of memes and
-    everything said about them. The other formats hold ids, gold labels and predictions, without texts. Pictures
-    stay in the run. The evaluation card is one page on the run: system, data, figures beside
-    those of others, and limits. Open the log with ``inspect view --log-dir FOLDER``.
+    everything said about them. Parquet holds ids, gold labels and predictions, without texts. Pictures stay in the run.
+    Open the log with ``inspect view --log-dir FOLDER``.
     """
     from eval.runs.results import read_results
 
-    if inspect is None and parquet is None and eval_card is None:
-        raise click.UsageError("Name a form: --inspect FILE, --parquet FILE or --eval-card FILE.")
+    if inspect is None and parquet is None:
+        raise click.UsageError("Name a form: --inspect FILE or --parquet FILE.")
     try:
         results = read_results(run)
         if inspect is not None:
@@ -49,20 +40,8 @@ def export(run: Path, inspect: Path | None, parquet: Path | None, eval_card: Pat
             click.echo(f"{write_parquet(results, parquet):,} rows in {parquet}.")
             if not results.finished:
                 click.echo(f"{results.name} is not finished: memes without an answer yet stand as NOT_JUDGED.")
-        if eval_card is not None:
-            _eval_card(results, eval_card)
     except OSError as error:
         raise click.ClickException(f"{error.filename or 'The file'} can't be written: {error.strerror}.") from None
-
-
-def _eval_card(results: Results, target: Path) -> None:
-    from eval.reports.eval_card import eval_card
-
-    made = asyncio.run(eval_card(results))
-    # By its ending alone: nobody wants a page that is called Markdown.
-    is_page = target.suffix.lower() in (".html", ".htm")
-    write_page(target, made.as_html() if is_page else made.as_markdown())
-    click.echo(f"{target} is the card of the evaluation.")
 
 
 def _inspect(run: Path, results: Results, target: Path) -> int:

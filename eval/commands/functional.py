@@ -28,7 +28,7 @@ def make(out: Path, cases: int, seed: int) -> None:
     """Draws and writes the tests into OUT, a new directory, as the data set synthetic-functional.
 
     Its train split is the starter library's memes: precedents for whoever has no other. Any system can be tested that
-    judges test.jsonl: the court by `run`, others by a file of predictions for `functional score`.
+    judges test.jsonl: the court by `run`, others by their predictions, which `score --out` stores as a run.
     """
     from eval.commands.options import say
     from eval.session.progress import watching
@@ -43,49 +43,26 @@ def make(out: Path, cases: int, seed: int) -> None:
 
 @functional.command()
 @click.argument("data", type=click.Path(path_type=Path, exists=True, file_okay=False), metavar="DIR")
-@click.argument("runs", nargs=-1, metavar="[RUN...]", type=click.Path(path_type=Path))
-@click.option(
-    "--predictions",
-    multiple=True,
-    type=click.Path(path_type=Path),
-    help="Predictions of another system, as `memecourt-eval score` reads them. Repeatable.",
-)
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
 @click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write an HTML page to this file.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as one JSON object.")
-def score(data: Path, runs: tuple[Path, ...], predictions: tuple[Path, ...], html: Path | None, as_json: bool) -> None:
+def score(data: Path, runs: tuple[Path, ...], html: Path | None, as_json: bool) -> None:
     """Shows each RUN's pass rate in DIR per functionality, and which contrast sets it gets right.
 
-    A case passes if it gets its label; one without a class fails. Rates have 95 % Wilson intervals.
+    RUN may hold another system's predictions, as `memecourt-eval score --out` stores them. A case passes if it gets its
+    label; one without a class fails. Rates have 95 % Wilson intervals.
     """
     from eval.commands.options import command_line, show_sections, unfinished_in_words
-    from eval.datasets.known import find_card
-    from eval.datasets.read import read_split
     from eval.reports.gather import runs_below
     from eval.reports.label_sections import functional_sections
     from eval.runs.results import read_results, require_verdicts
     from eval.scores.functional import functional_scores
-    from eval.scores.prediction_file import read_predictions
-    from eval.synthetic.functional import DATASET, read_key, suite
+    from eval.synthetic.functional import read_key, suite
 
-    if not runs and not predictions:
-        raise click.UsageError("Name a run, or --predictions FILE.")
     cases = read_key(data)
     results = [read_results(root) for path in runs for root in runs_below(path)]
     for one in results:
         require_verdicts(one)
-    if predictions:
-        # The tests are the split test; train is for precedents.
-        memes = read_split(find_card(DATASET), data, "test").memes
-        results += [
-            read_predictions(file, memes).results(
-                memes,
-                name=file.stem,
-                dataset=DATASET,
-                split="test",
-                protocols=find_card(DATASET).protocols,
-            )
-            for file in predictions
-        ]
     rows = [(one.name, functional_scores(cases, one)) for one in results]
     figures = {"systems": [{"name": name, **asdict(scores)} for name, scores in rows]}
     show_sections(

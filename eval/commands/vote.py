@@ -6,12 +6,9 @@ import asyncio
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
-
-if TYPE_CHECKING:
-    from eval.scores.metrics import Scores
 
 
 @click.command()
@@ -22,14 +19,8 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path, file_okay=False, exists=True),
     help="Folder that the file's picture names are relative to.",
 )
-@click.option("--leave-one-out", is_flag=True, help="Use the library's own memes instead, leaving each out in turn.")
-@click.option("--folds", is_flag=True, help="Use its own texts in five folds, and show verdicts beside the votes.")
 @click.option(
-    "--split",
-    type=click.Choice(["meme", "template"]),
-    default="meme",
-    show_default=True,
-    help="With --leave-one-out: leave out one meme, or all memes with near-duplicate pictures, at a time.",
+    "--folds", is_flag=True, help="Use the library's own texts in five folds, and show verdicts beside the votes."
 )
 @click.option(
     "--protocol",
@@ -55,30 +46,23 @@ def vote(library: Path, file: Path | None, **options: Any) -> None:
     # Imports stay inside the command: they pull in scikit-learn and the encoders, which `--help` should
     # not wait for.
     from eval.datasets.protocol import Protocol
-    from eval.studies.vote import measure_left_out, measure_vote
+    from eval.studies.vote import measure_vote
     from retrieval.library.sources import Source
 
-    leave_one_out, extreme, as_json = options["leave_one_out"], options["protocol"] == "extreme", options["as_json"]
-    # Exactly one of the two: with a file and --leave-one-out it would not be clear whose memes are measured.
-    if (file is not None) + leave_one_out + options["folds"] != 1:
-        raise click.UsageError("Give FILE, --leave-one-out or --folds.")
-    if options["folds"]:
+    as_json = options["as_json"]
+    # Exactly one of the two: with both it would not be clear whose memes are measured.
+    if (file is None) is not options["folds"]:
+        raise click.UsageError("Give FILE or --folds.")
+    if file is None:
         _print_folds(library, options["seed"], as_json)
         return
-    if options["split"] == "template" and file is not None:
-        raise click.UsageError("--split template is for --leave-one-out.")
-    if options["drop_precedents"] and not extreme:
+    if options["drop_precedents"] and options["protocol"] != "extreme":
         raise click.UsageError("--drop-precedents is for --protocol extreme: merged drops no label.")
     how: dict[str, Any] = {
         "protocol": Protocol(options["protocol"]),
         "drop_precedents": options["drop_precedents"],
         "seed": options["seed"],
     }
-    if file is None:
-        templates = options["split"] == "template"
-        scores = measure_left_out(library, templates_too=templates, **how)
-        _print_scores(scores, {}, as_json)
-        return
     report = asyncio.run(measure_vote(library, Source(path=file, pictures=options["pictures"]), **how))
     remarks = {
         "protocol": f"{how['protocol']}: {report.dropped:,} memes and {report.precedents_dropped:,} precedents dropped",
@@ -87,8 +71,19 @@ def vote(library: Path, file: Path | None, **options: Any) -> None:
         "text alone": f"{report.without_picture:,} were judged without their picture",
         "left out": f"{len(report.problems):,} rows can't be used; --json lists them",
     }
-    # In JSON the report is whole; the lines for people hold only what changes how the figures are read.
-    _print_scores(report.scores, remarks, as_json, asdict(report))
+    if as_json:
+        click.echo(json.dumps(asdict(report)))
+        return
+    scores = report.scores
+    click.echo(f"memes        {scores.n:,}: {scores.harmful:,} harmful, {scores.n - scores.harmful:,} not")
+    click.echo(f"majority     {scores.majority:.3f}")
+    for name, figure in (("accuracy", scores.accuracy), ("macro-F1", scores.macro_f1)):
+        click.echo(f"{name:<12} {figure.value:.3f}  [{figure.low:.3f}, {figure.high:.3f}]")
+    if scores.brier is not None:
+        click.echo(f"Brier        {scores.brier:.3f}")
+    # Only what changes how the figures are read.
+    for name, remark in remarks.items():
+        click.echo(f"{name:<12} {remark}")
 
 
 def _print_folds(library: Path, seed: int, as_json: bool) -> None:
@@ -112,19 +107,3 @@ def _print_folds(library: Path, seed: int, as_json: bool) -> None:
             f"{zone.name:<12} {zone.n:,} from {zone.similarity:.2f} on: accuracy {zone.accuracy:.3f}, "
             f"score shown {zone.shown:.3f}, harmful {zone.harmful:.3f}"
         )
-
-
-def _print_scores(
-    scores: Scores, remarks: dict[str, str], as_json: bool, report: dict[str, object] | None = None
-) -> None:
-    if as_json:
-        click.echo(json.dumps(report or {"scores": asdict(scores)}))
-        return
-    click.echo(f"memes        {scores.n:,}: {scores.harmful:,} harmful, {scores.n - scores.harmful:,} not")
-    click.echo(f"majority     {scores.majority:.3f}")
-    for name, figure in (("accuracy", scores.accuracy), ("macro-F1", scores.macro_f1)):
-        click.echo(f"{name:<12} {figure.value:.3f}  [{figure.low:.3f}, {figure.high:.3f}]")
-    if scores.brier is not None:
-        click.echo(f"Brier        {scores.brier:.3f}")
-    for name, remark in remarks.items():
-        click.echo(f"{name:<12} {remark}")

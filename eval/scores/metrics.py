@@ -332,16 +332,15 @@ def score(
     *,
     resamples: int = RESAMPLES,
     seed: int = 0,
-    groups: Ints | None = None,
 ) -> Scores:
-    """Scores labels against gold ones, with 95 % percentile bootstrap intervals over memes, or groups of them.
+    """Scores labels against gold ones, with 95 % percentile bootstrap intervals over memes.
 
     Raises ValueError: There is no meme, or the sequences differ in length.
     """
     if not gold or len(gold) != len(predicted):
         raise ValueError("scores need at least one meme, and one label each")
     arrays = harm_arrays(gold, predicted)
-    found = measure(arrays, ("accuracy", "macro-f1"), groups, resamples=resamples, seed=seed)
+    found = measure(arrays, ("accuracy", "macro-f1"), None, resamples=resamples, seed=seed)
     share = float(arrays.gold[:, 1].mean())
     errors = None if probabilities is None else np.asarray(probabilities) - arrays.gold[:, 1]
     return Scores(

@@ -26,15 +26,14 @@ from eval.datasets.protocol import LEVELS, Protocol, of_level
 from eval.scores.bootstrap import Figure
 from eval.scores.compare import paired_differences
 from eval.scores.metrics import Scores, harm_arrays, score
-from retrieval.audit.leakage import TEMPLATE, template_numbers
+from retrieval.audit.leakage import template_numbers
 from retrieval.calibration.calibrate import calibrate, safeguarded_votes
-from retrieval.calibration.leave_one_out import NEARLY, Neighbours, leave_one_out_neighbours
+from retrieval.calibration.leave_one_out import NEARLY, leave_one_out_neighbours
 from retrieval.embed.encoder import Encoder
-from retrieval.embed.onnx_texts import NAME as ONNX_TEXTS
 from retrieval.library.library import Library
 from retrieval.library.readers import read_source
 from retrieval.library.sources import Problem, Row, Source
-from retrieval.open import BUILTIN, load_encoder_for, name_of
+from retrieval.open import load_encoder_for
 from retrieval.precedents.finder import LibraryFinder
 
 
@@ -123,60 +122,17 @@ async def measure_vote(
     )
 
 
-def measure_left_out(
-    place: Path,
-    *,
-    templates_too: bool = False,
-    protocol: Protocol = Protocol.MERGED,
-    drop_precedents: bool = False,
-    seed: int = 0,
-) -> Scores:
-    """Measures the vote on each meme of the library in ``place``, leaving that meme out, with the library's settings.
-
-    Memes with the same picture or the same words are left out, too. The settings were chosen on the same memes, so the
-    result is slightly optimistic; the manifest's own figure is not.
-
-    Args:
-        templates_too: True to also leave out memes on the same template, that is, to cross-validate with templates held
-            apart. The bootstrap then draws whole templates.
-
-    Raises:
-        BadLibrary: The library can't be opened.
-        BadRequest: Its labels don't fit the protocol, no meme is left, or templates are to be held apart in a library
-            that was not embedded by the built-in encoder, for which the threshold was measured.
-    """
-    # Opened without an encoder: nothing is embedded, as rows of the library are compared with each other.
-    whole = Library.open(place, None)
-    # A custom text encoder embeds pictures like the built-in one.
-    if templates_too and whole.manifest.encoder.name not in (name_of(BUILTIN), ONNX_TEXTS):
-        raise BadRequest(
-            f"Templates are told by the built-in encoder, and {whole.manifest.name} was made with "
-            f"{whole.manifest.encoder.name}. Build it with --encoder builtin.",
-            reason="TEMPLATES_UNKNOWN",
-        )
-    with _voters(whole, protocol, drop_precedents) as library:
-        return _left_out(library, templates_too=templates_too, protocol=protocol, seed=seed)
-
-
 def left_out_probabilities(place: Path) -> list[tuple[str, bool, float | None]]:
     """Id and label of each meme of a library, and the probability of harm by the vote of the others.
 
-    As in calibration, near-duplicates and the meme's neighbours in the library are left out, too: memes that were
-    labelled together would confirm each other's labels. The probability is None if no precedent is left.
+    As in calibration, memes with the same picture or words, near-duplicates and the meme's neighbours in the library
+    are left out, too: memes that were labelled together would confirm each other's labels. The probability is None if
+    no precedent is left.
 
     Raises BadLibrary: The library can't be opened.
     """
+    # Opened without an encoder: nothing is embedded, as rows of the library are compared with each other.
     library = Library.open(place, None)
-    neighbours, probabilities = _votes_left_out(library, apart=True)
-    by_row = dict(zip(neighbours.rows.tolist(), probabilities, strict=True))
-    # A meme that can't be compared with any other has no probability.
-    return [(meme.id, meme.harmful, by_row.get(row)) for row, meme in enumerate(library.memes)]
-
-
-def _votes_left_out(
-    library: Library, *, apart: bool = False, template: float | None = None
-) -> tuple[Neighbours, list[float]]:
-    """Leave-one-out neighbours of each meme, and the probability of harm by their vote."""
     tuning = library.manifest.tuning
     (neighbours,) = leave_one_out_neighbours(
         library.rows,
@@ -186,31 +142,15 @@ def _votes_left_out(
         alphas=[tuning.alpha],
         depth=tuning.vote.k + 1,
         limit=len(library.memes),
-        apart=apart,
-        template=template,
+        apart=True,
         safeguards=tuning.safeguards,
     )
-    return neighbours, safeguarded_votes(
+    probabilities = safeguarded_votes(
         neighbours.similarities, neighbours.harmful, tuning.vote, tuning.safeguards
     ).tolist()
-
-
-def _left_out(library: Library, *, templates_too: bool, protocol: Protocol, seed: int) -> Scores:
-    neighbours, probabilities = _votes_left_out(library, template=TEMPLATE if templates_too else None)
-    # Dropped after the vote: memes that are not judged still vote as precedents, unless `_voters`
-    # removed them.
-    counted = [_keeps_label(library.memes[row].source_label, protocol) for row in neighbours.rows.tolist()]
-    gold = [label for label, keep in zip(neighbours.labels.tolist(), counted, strict=True) if keep]
-    probabilities = [p for p, keep in zip(probabilities, counted, strict=True) if keep]
-    groups = None
-    # Memes that are left out together are not independent draws.
-    if templates_too:
-        judged = neighbours.rows[np.asarray(counted, dtype=np.bool_)]
-        groups = template_numbers(library.rows[judged][:, library.manifest.encoder.text_dim :], TEMPLATE)
-    if not gold:
-        raise BadRequest(f"No meme of the library is left to be judged under the protocol {protocol}.")
-    threshold = library.manifest.tuning.vote.threshold
-    return score(gold, [p >= threshold for p in probabilities], probabilities, seed=seed, groups=groups)
+    by_row = dict(zip(neighbours.rows.tolist(), probabilities, strict=True))
+    # A meme that can't be compared with any other has no probability.
+    return [(meme.id, meme.harmful, by_row.get(row)) for row, meme in enumerate(library.memes)]
 
 
 def _keeps_label(source_label: str, protocol: Protocol) -> bool:

@@ -45,7 +45,6 @@ def leave_one_out_neighbours(
     limit: int,
     twins_too: bool = True,
     apart: bool = False,
-    template: float | None = None,
     safeguards: Safeguards | None = None,
     groups: NDArray[np.int64] | None = None,
 ) -> Iterator[Neighbours]:
@@ -54,7 +53,7 @@ def leave_one_out_neighbours(
     Args:
         apart: True to also leave out near-duplicates (:data:`NEARLY`) and memes in the same block of :data:`GROUP`,
             which a data set often collected from one place.
-        groups: int64 of shape (n,): groups of memes, such as templates, to use instead of blocks of :data:`GROUP`; None
+        groups: int64 of shape (n,): groups of memes to use instead of blocks of :data:`GROUP`; None
             for the blocks.
     """
     # As in a search, a meme that lacks a half is compared by the other alone, clones count once, and the safeguards
@@ -87,8 +86,6 @@ def leave_one_out_neighbours(
         if apart:
             left_out |= (by_text > NEARLY) | (by_picture > NEARLY)
             left_out |= groups[block, None] == groups
-        if template is not None:
-            left_out |= (by_picture >= template) & has_picture[block, None] & has_picture
         left_out |= silent
         # If the judged meme is the first of its clones, the next clone votes for the others.
         next_ = following[block]

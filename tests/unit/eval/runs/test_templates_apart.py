@@ -14,7 +14,7 @@ from eval.datasets.items import JudgedMeme
 from eval.datasets.known import known_cards
 from eval.datasets.protocol import Protocol
 from eval.runs.results import Judged, RunFolder, not_judged, read_results
-from eval.scores.metrics import card, group_numbers_of, score
+from eval.scores.metrics import card, group_numbers_of
 from eval.synthetic.make import Layout, make
 from retrieval.audit.leakage import TEMPLATE, template_numbers
 from retrieval.embed.descriptor import describe
@@ -120,14 +120,6 @@ def test_memes_sharing_a_group_or_template_are_drawn_together():
     assert numbers(("a", ""), ("", ""), ("a", ""), ("b", ""), ("", "")) == [0, 1, 0, 2, 3]
     assert numbers(("a", ""), ("a", "m1"), ("b", "m1"), ("b", ""), ("c", "")) == [0, 0, 0, 0, 1]
     assert numbers(("a", ""), ("", "a")) == [0, 1], "a group and a template of the same name are unrelated"
-
-
-def test_scores_over_groups_have_wider_intervals():
-    gold, answers = [True] * 6 + [False] * 6, [True] * 6 + [False] * 3 + [True] * 3
-    alone = score(gold, answers)
-    grouped = score(gold, answers, groups=np.repeat([0, 1, 2, 3], 3))
-    assert grouped.accuracy.value == alone.accuracy.value
-    assert grouped.accuracy.high - grouped.accuracy.low > 1.3 * (alone.accuracy.high - alone.accuracy.low)
 
 
 def test_no_data_set_has_a_split_named_template():

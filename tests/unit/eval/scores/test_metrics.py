@@ -454,8 +454,6 @@ def test_exact_intervals_count_groups_if_groups_are_resampled():
     assert found.strict.classes[0].support == 10
     # The normal approximation would treat memes as independent.
     assert "±" not in noise_in_words(found)
-    plain = score([True, False], [True, False], resamples=50, groups=np.array([0, 0]))
-    assert (plain.accuracy.low, plain.macro_f1.low) == pytest.approx((0.025, 0.025))
 
 
 def test_single_meme_makes_no_figure_certain():

@@ -7,13 +7,10 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from court.backends.pictures.reader import GuardedPictureReader
 from eval.cli import cli
-from eval.studies.vote import measure_left_out, measure_vote
-from eval.synthetic.scenes import SCENES, draw_meme
+from eval.studies.vote import measure_vote
 from retrieval.build import build_library
 from retrieval.library.sources import Source
-from retrieval.open import load_encoder
 from tests.support.encoders import WordEncoder
 
 BAD = ["throw them out", "all of them lie", "kick them all out of town"]
@@ -74,12 +71,6 @@ def test_memes_also_in_the_library_and_undecided_ones_are_counted(library, tmp_p
     assert report.undecided == 1
 
 
-def test_leave_one_out_scores_the_library_s_own_memes(library):
-    scores = measure_left_out(library)
-    assert (scores.n, scores.majority) == (40, 0.5)
-    assert scores.accuracy.value == 1.0
-
-
 def test_folds_show_verdicts_beside_votes_and_leave_distant_memes_undecided(library, tmp_path):
     rows = [*labelled("t", 20), ["far", "harmful", "zebra umbrella quartz"]]
     source = Source(write_memes(tmp_path / "far.csv", rows))
@@ -91,7 +82,7 @@ def test_folds_show_verdicts_beside_votes_and_leave_distant_memes_undecided(libr
     assert [zone["n"] for zone in report["zones"]] == [13, 14, 13]
     lines = CliRunner().invoke(cli, ["vote", str(tmp_path / "far"), "--folds"]).output.splitlines()
     assert lines[1] == "labelled     40; 0 need nobody to look" and lines[2].endswith("+0.000 [+0.000, +0.000]")
-    assert CliRunner().invoke(cli, ["vote", str(library), "--folds", "--leave-one-out"]).exit_code == 2
+    assert CliRunner().invoke(cli, ["vote", str(library), str(tmp_path / "far.csv"), "--folds"]).exit_code == 2
 
 
 def test_folds_of_texts_without_comparable_others_are_refused(tmp_path):
@@ -107,40 +98,8 @@ def test_command_prints_figures_with_intervals_and_the_majority(library, tmp_pat
     outcome = CliRunner().invoke(cli, ["vote", str(library), str(file)])
     assert outcome.exit_code == 0
     assert "majority     0.500" in outcome.output and "accuracy     0.800  [" in outcome.output
-    as_json = json.loads(CliRunner().invoke(cli, ["vote", str(library), "--leave-one-out", "--json"]).output)
-    assert as_json["scores"]["n"] == 40
+    as_json = json.loads(CliRunner().invoke(cli, ["vote", str(library), str(file), "--json"]).output)
+    assert as_json["scores"]["n"] == 20
     assert CliRunner().invoke(cli, ["vote", str(library)]).exit_code == 2
     missing = CliRunner().invoke(cli, ["vote", str(tmp_path / "none"), str(file)])
     assert missing.exit_code == 1 and "no precedent library" in missing.output
-
-
-def test_template_split_needs_a_suitable_encoder_and_the_library_s_own_memes(library, tmp_path):
-    refused = CliRunner().invoke(cli, ["vote", str(library), "--leave-one-out", "--split", "template"])
-    assert refused.exit_code == 1 and "Build it with --encoder builtin" in refused.output
-    file = write_memes(tmp_path / "e.csv", labelled("v", 4, wrong=1))
-    both = CliRunner().invoke(cli, ["vote", str(library), str(file), "--split", "template"])
-    assert both.exit_code == 2 and "is for --leave-one-out" in both.output
-
-
-@pytest.mark.slow
-def test_vote_that_relies_on_templates_fails_with_templates_left_out(tmp_path, monkeypatch):
-    """The scenes determine the labels and the words don't: without its own scene, the vote is no better than chance."""
-    monkeypatch.undo()
-    lines, pictures = [], tmp_path / "img"
-    pictures.mkdir()
-    for number in range(48):
-        scene, harmful = SCENES[number % 8], number % 8 < 4
-        draw_meme(scene, f"word {number}", seed=1).save(pictures / f"{number}.png")
-        line = {"id": str(number), "image": f"{number}.png", "text": f"word {number}", "label": str(int(harmful))}
-        lines.append(json.dumps(line) + "\n")
-    (tmp_path / "memes.jsonl").write_text("".join(lines))
-    encoder = load_encoder("builtin")
-    source = Source(tmp_path / "memes.jsonl", pictures=pictures)
-    asyncio.run(
-        build_library(tmp_path / "library", [source], name="l", encoder=encoder, picture_reader=GuardedPictureReader())
-    )
-    together = measure_left_out(tmp_path / "library")
-    apart = measure_left_out(tmp_path / "library", templates_too=True)
-    assert together.accuracy.value >= 0.9 and apart.accuracy.value <= 0.6
-    outcome = CliRunner().invoke(cli, ["vote", str(tmp_path / "library"), "--leave-one-out", "--split", "template"])
-    assert outcome.exit_code == 0 and f"{apart.accuracy.value:.3f}" in outcome.output

@@ -130,14 +130,17 @@ def test_drawn_tests_yield_pass_rates_of_a_court_and_of_foreign_predictions(tmp_
     file = tmp_path / "oracle.csv"
     with file.open("w", newline="") as out:
         csv.writer(out).writerows([("id", "label"), *((case.id, int(case.harmful)) for case in key)])
-    score = ("functional", "score", tmp_path / "tests", tmp_path / "court", "--predictions", file)
+    invoke(
+        *("score", file, "--dataset", DATASET, "--data", tmp_path / "tests", "--split", "test"),
+        *("--out", tmp_path / "oracle"),
+    )
+    score = ("functional", "score", tmp_path / "tests", tmp_path / "court", tmp_path / "oracle")
     output = invoke(*score, "--html", tmp_path / "page.html")
     assert "attack-on-shown-group" in output and "whole sets right" in output
     assert "quoted-to-refuse" in (tmp_path / "page.html").read_text()
     court, oracle = json.loads(invoke(*score, "--json"))["systems"]
     assert oracle["passed"]["value"] == 1 and 0 < court["passed"]["value"] < 1
     assert "holds no functional tests" in invoke("functional", "score", tmp_path, tmp_path / "court", code=1)
-    assert "Name a run" in invoke("functional", "score", tmp_path / "tests", code=2)
 
 
 def test_functional_tests_are_written_only_into_an_empty_directory(tmp_path):

@@ -196,18 +196,6 @@ def test_meme_without_text_or_picture_is_compared_by_the_other() -> None:
     assert found.similarities[:, 0].tolist() == [1.0, 0.5, 1.0]
 
 
-def test_memes_with_the_same_template_are_left_out_together() -> None:
-    """Pictures of 0 and 1 are nearly the same; 3 and 4 have no picture and share no template."""
-    rows = np.zeros((5, 2 * DIM), np.float32)
-    rows[:, 0] = 1
-    rows[0, DIM], rows[1, DIM : DIM + 2], rows[2, DIM + 2] = 1, (0.8, 0.6), 1
-    memes = [meme(i, i % 2 == 0, pixels=f"p{i}" if i < 3 else "") for i in range(5)]
-    (found,) = leave_one_out_neighbours(rows, memes, DIM, alphas=[0.5], depth=5, limit=5, template=0.7)
-    assert [int(np.isfinite(row).sum()) for row in found.similarities] == [3, 3, 4, 4, 4]
-    (together,) = leave_one_out_neighbours(rows, memes, DIM, alphas=[0.5], depth=5, limit=5)
-    assert np.isfinite(together.similarities[:, :4]).all()
-
-
 def test_memes_without_neighbours_are_skipped() -> None:
     rows = np.tile(np.eye(2 * DIM, dtype=np.float32)[0], (3, 1))
     duplicates = [meme(i, True, text="same") for i in range(3)]
