@@ -145,7 +145,8 @@ class QuotingArgumentOnClaim(QuotingArgument):
 Support = Literal["harmful", "harmless", "neither"]
 
 
-_Evidence = Annotated[Words, TextBounds(4), Field(max_length=600)]
+# Half of a text: small models copy a side's whole sentence, and go on in scraps where the schema cuts it off.
+_Evidence = Annotated[Words, TextBounds(2), Field(max_length=1000)]
 
 
 class RulingReply(Reply):
@@ -363,7 +364,9 @@ def parse_ruling(text: str, policy: Policy, precedents: int) -> RulingReply:
     for name in ("harmful_evidence", "harmless_evidence"):
         # The reply types are strict, and JSON has no tuples.
         if isinstance(content.get(name), list):
-            content[name] = tuple(content[name])
+            # Scraps such as "," beside evidence say nothing, and no trial fails for them. Scraps alone are no evidence.
+            entries = [each for each in content[name] if not isinstance(each, str) or _has_content(each)]
+            content[name] = tuple(entries or content[name])
     ruling = _valid(RulingReply, content)
     if ruling.precedents.keys() != {str(number) for number in range(1, precedents + 1)}:
         _malformed(f"it must speak about each of the {precedents} precedents once")

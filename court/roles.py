@@ -60,6 +60,8 @@ _OPTIONS = ("A", "B")
 _CUT = "a text in it was cut off at its limit; be shorter, and end every sentence"
 PROBE_STEPS: Mapping[Side | None, int] = {None: 1, Side.ACCUSER: 2, Side.DEFENDER: 3}
 """Steps by which requests for odds are told apart from those of the ruling, which are step 0."""
+# At temperature 0 a model that is told its fault often writes the same reply again.
+_REPAIR_TEMPERATURE = 0.5
 _ASKED_AGAIN = len(PROBE_STEPS) + 1
 _REPEATS = "it said the same over and over; say each thing once"
 _MOST_THOUGHT = 20_000
@@ -332,7 +334,13 @@ class Speaker:
         quoted = quotable(first.text[: find_loop_in_reply(first.text)] if repeats else first.text)
         # Fenced, as the reply may repeat the meme's content and is untrusted too.
         repair = conversation.repair(self.fence, quoted, why)
-        second = await self._call(repair, dataclasses.replace(call_id, attempt=2), priority, avoid_repetition=repeats)
+        second = await self._call(
+            repair,
+            dataclasses.replace(call_id, attempt=2),
+            priority,
+            avoid_repetition=repeats,
+            least_temperature=_REPAIR_TEMPERATURE if self.repairs else 0.0,
+        )
         try:
             value = _read(second, parse, last=True)
         except UnusableReply as fault:
@@ -365,6 +373,7 @@ class Speaker:
         priority: int,
         *,
         avoid_repetition: bool = False,
+        least_temperature: float = 0.0,
         share: float = 1.0,
     ) -> ChatReply:
         request = ChatRequest(
@@ -372,7 +381,7 @@ class Speaker:
             parts=conversation.parts,
             reply_schema=conversation.schema,
             max_tokens=self.model.max_tokens or most_tokens(call_id.role, self.reply_chars),
-            temperature=self.model.temperature,
+            temperature=max(self.model.temperature, least_temperature),
             thought_tokens=self.model.thought_tokens,
             priority=priority,
             avoid_repetition=avoid_repetition,

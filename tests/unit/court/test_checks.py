@@ -241,19 +241,24 @@ def test_repaired_check_leaves_no_trace_but_the_fault():
     def defend(request):
         return summary(SOUND[1][1] if next(attempts) == 0 else SOUND[-1][1])
 
-    record = try_meme(Cast(**{**SIDES, "defender_summarise": defend}))
+    cast = Cast(**{**SIDES, "defender_summarise": defend})
+    record = try_meme(cast)
     assert failed_in(record) == [] and not record.verdict.review
+    # At temperature 0 the same reply would come again.
+    assert {request.temperature for request in cast.requests() if request.call_id.attempt == 1} == {0.0}
+    assert [request.temperature for request in cast.requests() if request.call_id.attempt == 2] == [0.5]
     faults = [event.call.fault for event in record.all(Summarised) if event.side is Side.DEFENDER]
     assert faults[0] == "it argues for the other side; argue for your own" and not any(faults[1:])
 
 
 def test_as_published_records_checks_and_declares_no_mistrial():
-    cast = Cast(**CHANGED)
+    cast = Cast(**CHANGED, describe=lambda request: "" if request.call_id.attempt == 1 else {"description": "A bus."})
     record = try_meme(cast, settings=TrialSettings(mistrials=False))
     assert Check.SIDE_CHANGED in failed_in(record) and not record.last(TrialChecked).mistrial
     in_review, in_signals = reasons(record)
     assert Check.MISTRIAL not in in_review and Check.SIDE_CHANGED in in_signals
-    assert not any("could not be used" in prompt_text(request) for request in cast.requests())
+    (repair,) = (request for request in cast.requests() if "could not be used" in prompt_text(request))
+    assert repair.call_id.role == "PROPOSER" and repair.temperature == 0.0
 
 
 def test_checks_that_are_not_essential_are_signals():

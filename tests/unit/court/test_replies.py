@@ -185,6 +185,9 @@ def test_text_without_letters_or_digits_is_no_reply(blank):
             parse(text)
     assert label_of(json.dumps({**ACQUITTAL, "rationale": blank})) is None
     assert label_of(json.dumps({**ACQUITTAL, "harmless_evidence": [blank]})) is None
+    # A list that its schema cut off may go on in scraps.
+    ruling = json.dumps({**ACQUITTAL, "harmless_evidence": [blank, "a flag", blank]})
+    assert parse_ruling(ruling, DEFAULT_POLICY, len(ACQUITTAL["precedents"])).harmless_evidence == ("a flag",)
 
 
 def test_text_in_any_script_is_a_reply():
