@@ -121,7 +121,7 @@ def _python_client() -> Iterator[str]:
                 yield f"\n### {kind.__name__}.{name}\n\n```python\n{_signature(method, name)}\n```\n\n{_docs(method)}\n"
     written = _signature(judge_request, "judge_request")
     yield f"\n## judge_request\n\n```python\n{written}\n```\n\n{_docs(judge_request)}\n"
-    yield f"\n## python -m memecourt.verify\n\n{_prose(verify.__doc__ or '')}\n"
+    yield f"\n## python -m memecourt.verify\n\n{prose(verify.__doc__ or '')}\n"
 
 
 def _public_module(kind: type) -> str:
@@ -149,10 +149,10 @@ def _signature(function: Any, name: str = "") -> str:
 
 
 def _docs(thing: Any) -> str:
-    return _prose(inspect.cleandoc(thing.__doc__ or ""))
+    return prose(inspect.cleandoc(thing.__doc__ or ""))
 
 
-def _prose(docstring: str) -> str:
+def prose(docstring: str) -> str:
     """A docstring as Markdown: its sections as lists, what it names as code."""
     lines, section = [], ""
     for line in _marked(docstring).splitlines():

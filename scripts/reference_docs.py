@@ -1,11 +1,10 @@
-"""The reference pages of the documentation, made of the code: commands, settings, events, metrics, alerts, interfaces.
+"""The reference pages of the documentation, made of the code: commands, settings, events, metrics, files, interfaces.
 
 They are made anew for each build of the site (``scripts/docs_site.py``), so that they can't go stale.
 """
 
 from __future__ import annotations
 
-import ast
 import inspect
 import json
 import re
@@ -20,10 +19,16 @@ from pydantic import BaseModel
 from court import verdict
 from court.events import EVENT_KINDS
 from eval.cli import cli as eval_cli
+from eval.solvers.witness import Arm as WitnessArm
+from eval.studies.arms import ARMS
 from memecourt_queue.cli import main as queue_cli
+from memecourt_queue.metrics import QueueMetrics
 from scripts.reference_api import api_pages, cell
+from scripts.reference_errors import errors
+from scripts.reference_formats import formats, member_docs
 from serving.cli.main import cli
 from serving.cli.settings import attribute_docs
+from serving.models.presets import PRESETS
 from serving.rest.operations import OPERATIONS
 from serving.rpc.server import SCOPES
 from serving.settings import Settings
@@ -44,6 +49,10 @@ def pages() -> dict[str, str]:
         "alerts.md": "".join(_alerts()),
         "http.md": "".join(_http()),
         "reasons.md": "".join(_reasons()),
+        "formats.md": "".join(formats()),
+        "errors.md": "".join(errors()),
+        "models.md": "".join(_models()),
+        "arms.md": "".join(_arms()),
         **api_pages(),
     }
 
@@ -103,33 +112,32 @@ def _events() -> Iterator[str]:
 
 
 def _metrics() -> Iterator[str]:
-    yield (
-        "# Metrics\n\nWhat to watch and when to be woken: [monitoring.md](../monitoring.md).\n\n"
-        "| name | kind | labels | |\n|---|---|---|---|\n"
-    )
-    registry = Metrics(Settings()).registry
-    labels = {}
-    for collector, names in registry._collector_to_names.items():
-        labels |= dict.fromkeys(names, getattr(collector, "_labelnames", ()))
-    families = {each.name: each for each in registry.collect() if each.name.startswith("memecourt_")}
-    for name, family in sorted(families.items()):
-        full = name + {"counter": "_total", "info": "_info"}.get(family.type, "")
-        labelled = ", ".join(f"`{label}`" for label in labels.get(full, ()))
-        yield f"| `{full}` | {family.type} | {labelled} | {cell(family.documentation)} |\n"
+    yield "# Metrics\n\nWhat to watch and when to be woken: [monitoring.md](../monitoring.md).\n"
+    for title, registry in (("The court", Metrics(Settings()).registry), ("A consumer", QueueMetrics().registry)):
+        yield f"\n## {title}\n\n| name | kind | labels | |\n|---|---|---|---|\n"
+        labels = {}
+        for collector, names in registry._collector_to_names.items():
+            labels |= dict.fromkeys(names, getattr(collector, "_labelnames", ()))
+        families = {each.name: each for each in registry.collect() if each.name.startswith("memecourt_")}
+        for name, family in sorted(families.items()):
+            full = name + {"counter": "_total", "info": "_info"}.get(family.type, "")
+            labelled = ", ".join(f"`{label}`" for label in labels.get(full, ()))
+            yield f"| `{full}` | {family.type} | {labelled} | {cell(family.documentation)} |\n"
 
 
 def _alerts() -> Iterator[str]:
     yield (
-        "# Alerts\n\nThe rules of `deploy/prometheus`; what to do at each: "
-        "[operations.md](../operations.md#when-an-alert-fires), [queue.md](../queue.md#metrics-and-alerts).\n\n"
-        "| alert | how soon | after | |\n|---|---|---|---|\n"
+        "# Alerts\n\nThe rules of `deploy/prometheus`, and what to do at each; an alert carries the same as its "
+        "`description`.\n\n| alert | how soon | after | | what to do |\n|---|---|---|---|---|\n"
     )
     for name in ("alerts.yml", "queue_alerts.yml"):
         rules = yaml.safe_load((_ROOT / "deploy" / "prometheus" / name).read_text("utf-8"))["groups"][0]["rules"]
         for rule in rules:
             soon = "now" if rule["labels"]["severity"] == "page" else "this week"
-            summary = cell(re.sub(r"\{\{.*?\}\}", "…", rule["annotations"]["summary"]))
-            yield f"| `{rule['alert']}` | {soon} | {rule.get('for', 'at once')} | {summary} |\n"
+            annotations = rule["annotations"]
+            summary = cell(re.sub(r"\{\{.*?\}\}", "…", annotations["summary"]))
+            after = rule.get("for", "at once")
+            yield f"| `{rule['alert']}` | {soon} | {after} | {summary} | {cell(annotations['description'])} |\n"
 
 
 def _http() -> Iterator[str]:
@@ -148,15 +156,33 @@ def _reasons() -> Iterator[str]:
         "# Reasons for a review\n\nWhy a person should look at a verdict (`reasons`), and signals that ask for nobody. "
         "What to do: [troubleshooting](../troubleshooting.md).\n\n| reason | |\n|---|---|\n"
     )
-    # Texts below the members of an enum stand in the source alone.
-    (body,) = (
-        one.body
-        for one in ast.parse(inspect.getsource(verdict)).body
-        if isinstance(one, ast.ClassDef) and one.name == "ReviewReason"
+    for name, text in member_docs(verdict.ReviewReason):
+        yield f"| `{name}` | {cell(text)} |\n"
+
+
+def _models() -> Iterator[str]:
+    yield (
+        "# Models with a preset\n\n`memecourt vllm --preset NAME`, `memecourt serve --vllm NAME`. Memory of a GPU is "
+        "computed for the weights in bfloat16 and one prompt of full length; more holds more trials at once. How many "
+        "memes an hour, and at which cost: [sizing.md](../sizing.md).\n\n"
+        "| preset | model | weights | GPU memory, GiB | each of two, GiB | context |\n|---|---|--:|--:|--:|--:|\n"
     )
-    for name, text in zip(body[1::2], body[2::2], strict=True):
-        assert isinstance(name, ast.Assign) and isinstance(text, ast.Expr)
-        yield f"| `{ast.literal_eval(name.value)}` | {cell(ast.literal_eval(text.value))} |\n"
+    for one in PRESETS.values():
+        memory = f"{one.memory_gib():.1f} | {one.memory_gib(2):.1f}"
+        yield f"| `{one.name}` | `{one.model}` | {one.weights / 1e9:.1f} billion | {memory} | {one.context:,} |\n"
+
+
+def _arms() -> Iterator[str]:
+    yield (
+        "# Arms of a study\n\nWhat `memecourt-eval ablate --arms NAME,NAME` alters, and `memecourt-eval witness "
+        "--arm NAME`. How to use them: [studies.md](../studies.md), [witness.md](../witness.md).\n\n"
+        "| arm | |\n|---|---|\n"
+    )
+    for arm in ARMS.values():
+        yield f"| `{arm.name}` | {cell(arm.what)} |\n"
+    yield "\n## Of the expert witness\n\n| arm | |\n|---|---|\n"
+    for name, text in member_docs(WitnessArm):
+        yield f"| `{name}` | {cell(text)} |\n"
 
 
 def _plain(value: Any) -> str:

@@ -33,7 +33,7 @@ from serving.export.dsa import CATEGORIES, clause_of
 from serving.export.tables import Selection
 
 _PAGE = 500
-_COLUMNS = (
+COLUMNS = (
     "Applicability", "Service", "Reporting period", "Section", "Indicator", "Scope", "Value", "Contextual Information",
 )  # fmt: skip
 _DECIDED = "Decisions to block. Whether a restriction followed, and whether a notice led to it, the platform knows."
@@ -183,8 +183,8 @@ def parts(figures: Figures, service: str = "") -> Mapping[str, Sequence[Sequence
     ]
     return {
         six["file"]: table,
-        seven["file"]: [_COLUMNS, *complaints],
-        eight["file"]: [_COLUMNS, *means],
+        seven["file"]: [COLUMNS, *complaints],
+        eight["file"]: [COLUMNS, *means],
         "appendix.csv": [("Figure", "Value"), *_appendix(figures)],
         "blank.csv": [("Left blank", "Because"), *rows["blank"].items()],
     }

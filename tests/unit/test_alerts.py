@@ -72,10 +72,10 @@ def test_dashboard_has_the_expected_layout_and_data_source():
     assert len(cells) == len(set(cells)) and max(x for x, _ in cells) < 24
 
 
-def test_each_alert_has_a_severity_and_is_documented():
+def test_each_alert_has_a_severity_and_says_what_to_do():
     for rule in RULES:
         assert rule["labels"]["severity"] in ("page", "ticket") and rule["annotations"]["summary"]
-        assert f"\n| `{rule['alert']}` |" in (ROOT / "docs/operations.md").read_text()
+        assert rule["annotations"]["description"]
 
 
 RULE_FILES = ("alerts", "queue_alerts")

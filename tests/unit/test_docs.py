@@ -1,5 +1,6 @@
 """The documentation site: its pages and links, and reference pages that match the code."""
 
+import ast
 import inspect
 import re
 import tomllib
@@ -9,16 +10,26 @@ import click
 import pytest
 from google.rpc import code_pb2
 
+from court.errors import BadPicture, BadRequest, Overrun, ReplyUnusable
 from court.events import EVENT_KINDS
 from court.verdict import ReviewReason
 from eval.cli import cli as eval_cli
 from memecourt.client import AsyncClient, Client
 from memecourt.v1 import court_pb2 as wire
 from memecourt_queue.cli import main as queue_cli
+from retrieval.library.changes import NoSuchPrecedent
+from retrieval.library.sources import SourceFormat
 from scripts.diagrams import DIAGRAMS, svg
 from scripts.docs_site import gather
 from scripts.reference_docs import pages
+from scripts.reference_formats import FORMATS
+from serving.access.callers import NotAllowed
 from serving.cli.main import cli
+from serving.cli.settings import attribute_docs
+from serving.docket.errors import RequestConflict
+from serving.errors import Busy
+from serving.rest.problems import problem_of
+from serving.rpc.status import DEADLINE, status_of
 from serving.settings import Settings
 from tests.support import doc_blocks
 from tests.support.paths import ROOT
@@ -109,11 +120,57 @@ def test_reference_pages_are_complete_and_machine_independent(tmp_path, monkeypa
     for event in EVENT_KINDS:
         assert f"\n## {event.model_fields['kind'].default}\n" in made["events.md"]
     assert "| `memecourt_worker_deaths_total` | counter |" in made["metrics.md"]
+    assert "| `memecourt_queue_dead_total` | counter | `reason` |" in made["metrics.md"]
     assert "\n| `MemeCourtDown` | now | 1m |" in made["alerts.md"] and "`QueueGrows`" in made["alerts.md"]
     assert "\n| `POST /v1/judge` | `Court.Judge` | `judge` |" in made["http.md"]
     assert all(f"\n| `{reason}` |" in made["reasons.md"] for reason in ReviewReason)
     for text in made.values():
         assert str(ROOT) not in text and str(tmp_path) not in text and str(Path.home()) not in text
+
+
+def test_formats_page_has_every_field_of_stored_classes(site):
+    page = (site / "reference" / "formats.md").read_text()
+    for _, title, _, models in FORMATS:
+        part = page.split(f"\n### {title}\n")[1].split("\n### ")[0]
+        for model in models:
+            for name, field in model.model_fields.items():
+                by_program = "Set by the program" in attribute_docs(model).get(name, "")
+                assert f"\n| `{name}` | " in part or by_program, (title, name)
+                assert not by_program or f"\n| `{name}` | " not in part, field
+    assert "| `splits[].files` | list of text |" in page and "| `tasks[].votes.least` | whole number |" in page
+    assert "| `said.NAME.labels` | list of text (required) |" in page and "| `predictions.jsonl` | the pred" in page
+    assert "| `opened_at` | timestamp[us, tz=UTC] |" in page and "`entries`, `parts`, `known`" in page
+    assert all(f"| `{layout}` | " in page for layout in SourceFormat) and "FacTool-KBQA" in page
+
+
+def test_errors_page_has_every_reason_with_the_status_that_a_caller_gets(site):
+    page = (site / "reference" / "errors.md").read_text()
+    rows = set(re.findall(r"^\| `([A-Z_0-9]+)` \|", page, re.MULTILINE))
+    assert len(rows) > 200
+    for error in (
+        Busy("Come again."),
+        RequestConflict("Another request has that id."),
+        NoSuchPrecedent("There is none."),
+        Overrun("Too slow.", reason=DEADLINE),
+        BadPicture("It is damaged.", reason="PICTURE_DAMAGED"),
+        NotAllowed("Not here.", reason="NAMESPACE_NOT_ALLOWED"),
+        ReplyUnusable("JUDGE", "ruling", "REPLY_EMPTY", "it was empty"),
+        BadRequest("Too large.", reason="BODY_TOO_LARGE"),
+    ):
+        status = status_of(error)
+        part = page.split(f"\n## {code_pb2.Code.Name(status.code)}\n")[1].split("\n## ")[0]
+        assert f"\n| `{error.reason}` | {int(problem_of(status).status)} |" in part, error.reason
+    raised_for = {
+        node.value.value
+        for folder in ("court", "retrieval", "serving")
+        for path in (ROOT / folder).rglob("*.py")
+        if "cli" not in path.parts
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.keyword) and node.arg == "reason" and isinstance(node.value, ast.Constant)
+    }
+    # Handed to a function that fetches files, for `memecourt setup` alone.
+    missing = raised_for - rows - {"TEXT_READER_DAMAGED"}
+    assert sorted(one for one in missing if isinstance(one, str) and one.isupper()) == []
 
 
 def test_every_console_block_is_run_or_exempt_with_a_reason():

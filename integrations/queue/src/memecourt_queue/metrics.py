@@ -11,7 +11,9 @@ from memecourt_queue import __version__
 
 # Seconds: from the repetition of a known verdict to the verdict of a busy court.
 _MESSAGE_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
-_GIVEN_BACK = "Deliveries that ended here without an answer: the message is delivered again."
+_GIVEN_BACK = (
+    "Deliveries that ended without an answer, to be repeated: failed counts against the message, stopped does not."
+)
 
 
 class QueueMetrics:
@@ -31,7 +33,11 @@ class QueueMetrics:
             buckets=_MESSAGE_S,
             registry=to,
         )
-        self.unread = Gauge("memecourt_queue_unread", "Messages that no consumer of the group has read.", registry=to)
+        self.unread = Gauge(
+            "memecourt_queue_unread",
+            "Messages that no consumer of the group has read, every 15 s; no number if the queue does not tell.",
+            registry=to,
+        )
         self.reachable = Gauge("memecourt_queue_reachable", "1 if the broker was usable at last.", registry=to)
         self._working = Gauge("memecourt_queue_working", "Messages that are worked on here.", registry=to)
         # From the start on, for whoever alerts on the first one.
