@@ -37,6 +37,17 @@ def missing_data(wheel: Path) -> list[str]:
         return sorted(data - set(archive.namelist()))
 
 
+def relative_links(wheel: Path) -> list[str]:
+    """Returns the links of the wheel's README that lead nowhere on a package page."""
+    # As a script it has scripts/ on its path, and not the root.
+    sys.path.insert(0, str(ROOT))
+    from scripts.package_readme import RELATIVE
+
+    with zipfile.ZipFile(wheel) as archive:
+        metadata = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        return [link[0] for link in RELATIVE.finditer(archive.read(metadata).decode())]
+
+
 def main() -> None:
     """Builds, installs, lists, checks."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -46,6 +57,8 @@ def main() -> None:
     wheel = next(DIST.glob("*.whl"))
     if missing := missing_data(wheel):
         sys.exit(f"The wheel lacks {', '.join(missing)}.")
+    if links := relative_links(wheel):
+        sys.exit(f"The package page would have links that lead nowhere: {', '.join(links)}.")
     with tempfile.TemporaryDirectory() as folder:
         run(sys.executable, "-m", "venv", folder)
         python = Path(folder) / "bin" / "python"

@@ -127,6 +127,8 @@ def test_image_has_a_user_a_volume_and_a_health_check():
     # Without the ignore file, COPY would include keys and dockets.
     ignored = (ROOT / ".containerignore").read_text().splitlines()
     assert "*" in ignored
+    hook = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["metadata"]["hooks"]["custom"]["path"]
+    assert f"!{hook}" in ignored, "the wheel's build calls it"
 
 
 def test_compose_mounts_exist_and_its_vllm_options_match_ours():
