@@ -18,9 +18,9 @@ ROOT = Path(__file__).parent.parent
 SOURCES = ROOT / "build" / "docs"
 """Folder that the site is built from; ``zensical.toml`` names it too."""
 _AT_ROOT = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
-_TO_CODE = re.compile(r"\[([^\]]+)\]\(((?:\.\./)*[\w./-]*(?:\.(?:py|mjs|proto|toml|cff)|LICENSE|Makefile|/))\)")
+_TO_CODE = re.compile(r"\[([^\]]+)\]\(((?:\.\./)*[\w./-]*(?:\.(?:py|mjs|go|proto|toml|cff)|LICENSE|Makefile|/))\)")
 """Links to files that are no pages: in the site they lead to pages that show them (:func:`_shown`)."""
-_LEXERS = {".py": "python", ".mjs": "javascript", ".proto": "protobuf", ".toml": "toml", ".cff": "yaml"}
+_LEXERS = {".py": "python", ".mjs": "javascript", ".go": "go", ".proto": "protobuf", ".toml": "toml", ".cff": "yaml"}
 
 
 def gather(folder: Path) -> None:

@@ -13,6 +13,7 @@ import io
 import re
 import sys
 import tokenize
+import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,8 +49,10 @@ PRODUCT = ("court/", "retrieval/", "serving/", "eval/", "proto/")
 
 MEAN_SENTENCE, LONGEST_SENTENCE, LONGEST_PARAGRAPH, NEGATED = 18, 40, 90, 0.2
 """Words of a page's mean and longest sentence and of its longest paragraph; share of its sentences with a negation."""
-MOST_WORDS = 45_000
-"""Words of all pages of ``docs/`` together."""
+MOST_WORDS, MOST_DOOR_WORDS = 45_000, 25_000
+"""Words of all pages of ``docs/`` together, and of the start (README, tutorial) with the pages of the three doors."""
+DOORS = ("Engineer", "Reviewer and auditor", "Researcher")
+"""Groups of the navigation (``zensical.toml``) whose pages people read to do something."""
 NEGATION = re.compile(
     r"(?<!non-)\b(?:not(?! harmful)|no|never|none|nobody|nothing|nor|neither|cannot|\w+n't)\b", re.IGNORECASE
 )
@@ -132,6 +135,15 @@ def documentation() -> list[Path]:
     return sorted(page for page in (ROOT / "docs").rglob("*.md") if "node_modules" not in page.parts)
 
 
+def door_pages() -> set[str]:
+    """Returns the pages of the start and of the three doors, as the site's navigation groups them."""
+    nav = tomllib.loads((ROOT / "zensical.toml").read_text("utf-8"))["project"]["nav"]
+    groups = {title: pages for group in nav for title, pages in group.items()}
+    # Looked up and not searched for: a door of another name ends the check.
+    listed = {f"docs/{page}" for door in DOORS for entry in groups[door] for page in entry.values()}
+    return {"README.md", "docs/tutorial.md", *listed}
+
+
 def page_faults(file: str, text: str) -> Iterator[str]:
     """Yields a line for each bound that a page does not hold."""
     parts = list(paragraphs(text))
@@ -165,6 +177,9 @@ def main(places: list[str]) -> None:
     found += [fault for page, text in words.items() for fault in page_faults(page, text)]
     if (total := sum(len(text.split()) for page, text in words.items() if page.startswith("docs/"))) > MOST_WORDS:
         found.append(f"{total} words in docs/, more than {MOST_WORDS}")
+    doors = door_pages()
+    if (total := sum(len(text.split()) for page, text in words.items() if page in doors)) > MOST_DOOR_WORDS:
+        found.append(f"{total} words in the start and the three doors, more than {MOST_DOOR_WORDS}")
     share = comment_share(text for file, text in texts.items() if file.startswith(PRODUCT))
     if not places and share < LEAST_COMMENTS:
         found.append(f"{share:.2f} comments on 100 lines, fewer than {LEAST_COMMENTS:g}: say why, not what")

@@ -142,11 +142,13 @@ def test_documentation_examples_run_verbatim(start, tmp_path):
     url = url_of(start(None, "--http", "127.0.0.1:0").ready())
     (tmp_path / "meme.png").write_bytes(png_of((250, 5, 5), (5, 250, 5)))
     blocks = dict(re.findall(r"^```(\w+)\n(.*?)^```$", PAGE.read_text("utf-8").partition("## Addresses")[0], FLAGS))
-    curl = blocks["console"].replace("$ ", "").replace("http://127.0.0.1:8081", url)
+    curl, listing = (
+        one.line.replace("http://127.0.0.1:8081", url) for one in commands(PAGE) if one.line.startswith("curl")
+    )
     (tmp_path / "ask.py").write_text(blocks["python"])
-    (tmp_path / "ask.mjs").write_text(blocks["js"])
-    (tmp_path / "ask.go").write_text(blocks["go"])
-    assert all(len(blocks[name].strip().splitlines()) <= 15 for name in ("console", "python", "js", "go"))
+    for name in ("ask.mjs", "ask.go"):
+        shutil.copy(PAGE.parent / "calling" / name, tmp_path)
+    assert all(len((tmp_path / f"ask.{kind}").read_text().splitlines()) <= 16 for kind in ("py", "mjs", "go"))
     environment = {**os.environ, "COURT": url, "TOKEN": "any", "NO_PROXY": "*"}
 
     def output_of(*command, shell=False):
@@ -157,6 +159,8 @@ def test_documentation_examples_run_verbatim(start, tmp_path):
         return result.stdout
 
     verdict = json.loads(output_of(curl, shell=True))
+    listed = json.loads(output_of(listing, shell=True))["trials"]
+    assert [one["trial_id"] for one in listed] == [verdict["verdict_id"]]
     assert output_of(sys.executable, "ask.py").strip() == verdict["decision"]
     if shutil.which("node"):
         assert output_of("node", "ask.mjs").strip() == verdict["decision"]

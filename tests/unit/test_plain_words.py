@@ -2,7 +2,8 @@
 
 import ast
 
-from scripts.plain_words import faults, name_faults, page_faults, paragraphs
+from scripts.plain_words import MOST_DOOR_WORDS, door_pages, faults, name_faults, page_faults, paragraphs
+from tests.support.paths import ROOT
 
 NESTED = """
 def outer(told):
@@ -69,3 +70,9 @@ def test_each_bound_of_a_page_is_reported():
         *["a sentence"] * 3,
         "a paragraph",
     ]
+
+
+def test_start_and_doors_stay_within_their_words():
+    pages = door_pages()
+    assert {"README.md", "docs/tutorial.md", "docs/engineer.md", "docs/reviewer.md"} < pages and len(pages) > 30
+    assert sum(len((ROOT / page).read_text("utf-8").split()) for page in pages) <= MOST_DOOR_WORDS
