@@ -1,19 +1,340 @@
-"""Turns a row of a file into a meme by the rules of a card."""
+"""Turns rows of a file into memes by the rules of a card: many at once by columns, or one by one.
+
+By columns is several times as fast, as large tables have equal cells. A block with a cell that is unusable, or a card
+with rules on several columns, is read row by row instead, which names the cell.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import repeat
+from operator import attrgetter
+from typing import Any, Generic, TypeVar, cast
 
-from eval.datasets.card import OWN, DatasetCard
-from eval.datasets.card_columns import CellRule, RowGold, column_rule
-from eval.datasets.label_rules import GoldRule, compile_task
+import numpy as np
+
+from court.meme import LIMITS
+from eval.datasets.card import OWN, CardTask, DatasetCard, TaskKind
+from eval.datasets.items import JudgedMeme
 from eval.datasets.protocol import Level, Protocol
-from eval.datasets.record_files import Block
+from eval.datasets.record_files import TEXTS, Block, Coded
 from eval.datasets.verbs import MADE_NAMES, Compiled, Expression, JoinOf, compile_expression
-from retrieval.library.cells import BadCell, text_of
+from retrieval.library.cells import (
+    BadCell,
+    Record,
+    is_missing,
+    label_of,
+    placeholders_of,
+    plain_word,
+    require_text,
+    text_of,
+    word_of,
+)
 from retrieval.library.picture_finder import ADDRESS, leads_out
+from retrieval.text import TextColumn
+
+_TRUE = {"1": "true", "0": "false", "yes": "true", "no": "false", "true": "true", "false": "false"}
+
+
+@dataclass(frozen=True, slots=True)
+class GoldOfTask:
+    """Gold of one task for a row."""
+
+    labels: tuple[str, ...] | None
+    """Labels in the task's words; None if the row has none for this task."""
+    drop: bool = False
+    shares: tuple[tuple[str, float], ...] = ()
+    """Share of annotators per label, if there are several and the card keeps their votes."""
+    annotators: int = 0
+    """Number of annotators; 0 if their votes are not kept."""
+
+
+NO_GOLD = GoldOfTask(None)
+_DROPPED = GoldOfTask(None, drop=True)
+GoldRule = Callable[[Record], GoldOfTask]
+
+
+def compile_task(task: CardTask, join_of: JoinOf) -> GoldRule:
+    """Returns a function that computes a row's gold for a task, and raises BadCell for a value that no rule names."""
+    if task.columns:
+        return _by_columns(task, join_of)
+    assert task.of is not None
+    value, to_label, absent = compile_expression(task.of, join_of), _label_of(task), _absent(task)
+    if task.votes is not None:
+        return _by_votes(task, join_of)
+    if task.kind is TaskKind.MULTI:
+
+        def several(record: Record) -> GoldOfTask:
+            found = value(record)
+            if found is None or (not isinstance(found, list) and absent(found)):
+                return _missing(task, task.of, record)
+            items = found if isinstance(found, list) else [found]
+            # A label that a row names twice counts once.
+            return GoldOfTask(tuple(dict.fromkeys(to_label(item) for item in items)))
+
+        return several
+    # Created once and shared by rows.
+    answers = {label: GoldOfTask((label,)) for label in task.labels}
+
+    def one(record: Record) -> GoldOfTask:
+        found = value(record)
+        return _missing(task, task.of, record) if absent(found) else answers[to_label(found)]
+
+    return one
+
+
+def _missing(task: CardTask, of: Expression | None, record: Record) -> GoldOfTask:
+    assert of is not None
+    if task.missing == "problem":
+        if of.column not in ("", *record):
+            reason = "there is no label, as in a test split: the row has no such column"
+        # A missing row, column or cell: a lookup can't tell them apart.
+        elif of.join is not None:
+            reason = f"the label is empty, or {of.join.file} has no such row or column"
+        else:
+            reason = "the label is empty"
+        raise BadCell(reason, of.name)
+    return _DROPPED if task.missing == "drop" else NO_GOLD
+
+
+def _absent(task: CardTask) -> Callable[[object], bool]:
+    """Returns a test for missing values: blank cells, and words such as ``nan`` that the card names as no label."""
+    # A card that tells cells true from false by a map names no label by it.
+    named = {plain_word(word) or "" for word in (*task.map, *([] if task.columns else task.labels))}
+
+    def absent(value: object) -> bool:
+        return is_missing(value) or (isinstance(value, str) and label_of(value, named) is None)
+
+    return absent
+
+
+def _label_of(task: CardTask) -> Callable[[object], str]:
+    """Returns the lookup from cells to labels: exact spelling first, then ignoring case and punctuation."""
+    mapping = {key: str(label) for key, label in task.map.items()} or {label: label for label in task.labels}
+    exact = dict(mapping)
+    loose = _loose(exact)
+    name = task.of.name if task.of else ""
+
+    def label(value: object) -> str:
+        word = word_of(value, name)
+        if word is None or not word.strip():
+            raise BadCell(f"a label of {task.id} is empty", name)
+        found = exact.get(word)
+        if found is None:
+            # Exact spelling first: two labels of a card may differ only in case.
+            found = exact.get(word.strip()) or loose.get(plain_word(word) or "")
+        if found is None:
+            raise BadCell(f"it is no value that the card names for {task.id} ({', '.join(list(exact)[:8])})", name)
+        return found
+
+    return label
+
+
+def _loose(exact: dict[str, str]) -> dict[str, str]:
+    """Labels by their values in plain words, as far as those are unambiguous; 1 and 0 also as true and false."""
+    words: dict[str, set[str]] = {}
+    for key, label in exact.items():
+        words.setdefault(plain_word(key) or "", set()).add(label)
+    # Words shared by two labels are ambiguous and left out.
+    loose = {word: next(iter(labels)) for word, labels in words.items() if len(labels) == 1}
+    if set(loose) == {"0", "1"}:
+        loose |= {"true": loose["1"], "false": loose["0"]}
+    return loose
+
+
+def _by_columns(task: CardTask, join_of: JoinOf) -> GoldRule:
+    absent = _absent(task)
+    columns = [(label, compile_expression(of, join_of), of) for label, of in task.columns.items()]
+    exact = {key: bool(value) for key, value in task.map.items()}
+    loose = {plain_word(key): value for key, value in exact.items()}
+    loose = loose or {word: meaning == "true" for word, meaning in _TRUE.items()}
+
+    def several(record: Record) -> GoldOfTask:
+        found: list[str] = []
+        for label, value, of in columns:
+            cell = value(record)
+            if absent(cell):
+                # One empty cell makes the whole answer unknown: treating it as "no" would be a guess.
+                return _missing(task, of, record)
+            word = word_of(cell, of.name) or ""
+            named = exact.get(word)
+            if named is None:
+                named = loose.get(plain_word(word))
+            if named is None:
+                raise BadCell(
+                    f"it is no value that the card names for {task.id} ({', '.join(exact or _TRUE)})", of.name
+                )
+            if named:
+                found.append(label)
+        return GoldOfTask(tuple(found))
+
+    return several
+
+
+def _by_votes(task: CardTask, join_of: JoinOf) -> GoldRule:
+    assert task.of is not None and task.votes is not None
+    value, to_label, name, votes = compile_expression(task.of, join_of), _label_of(task), task.of.name, task.votes
+    absent = _absent(task)
+
+    def voted(record: Record) -> GoldOfTask:
+        found = value(record)
+        cells = found if isinstance(found, list) else [found]
+        # An empty cell is an annotator who gave no answer.
+        counts = Counter(to_label(cell) for cell in cells if not absent(cell))
+        total = sum(counts.values())
+        if not total:
+            return _missing(task, task.of, record)
+        # In the task's order, so that equal votes are written identically.
+        shares = tuple((label, counts[label] / total) for label in task.labels if counts[label]) if votes.keep else ()
+        annotators = total if shares else 0
+        most = max(counts.values())
+        first = [label for label, count in counts.items() if count == most]
+        if len(first) > 1 or most < votes.least:
+            if task.missing == "problem":
+                raise BadCell(f"no label of {task.id} has the most votes, and {votes.least} or more", name)
+            # A tie yields no label, but the shares are kept all the same.
+            return GoldOfTask(None, task.missing == "drop", shares, annotators)
+        return GoldOfTask((first[0],), shares=shares, annotators=annotators)
+
+    return voted
+
+
+T = TypeVar("T")
+_SIMPLE = frozenset({str, int, bool, type(None)})
+"""Types of cells that are equal if they mean the same."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class RowGold:
+    """Gold labels of a row, shared by rows with equal cells."""
+
+    tasks: dict[str, tuple[str, ...]]
+    shares: dict[str, dict[str, float]]
+    annotators: dict[str, int]
+    harmful: bool | None = None
+    level: Level | None = None
+    source_label: str = ""
+    targets: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class MemeBlock:
+    """Memes of rows that follow each other, by columns."""
+
+    split: str
+    file: str
+    """Name of their file below the data set's directory."""
+    lines: Sequence[int]
+    ids: Sequence[str]
+    fields: Mapping[str, Sequence[str]]
+    """Texts by field of a meme, for the fields that the card fills."""
+    golds: Sequence[RowGold]
+    cells: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    """Cells of further columns that the reader was asked for."""
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def texts(self, name: str) -> Sequence[str]:
+        """Values of a field, empty ones if the card does not fill it."""
+        return self.fields.get(name) or ("",) * len(self)
+
+    @cached_property
+    def text_column(self) -> TextColumn:
+        """The memes' texts, for work on all of them."""
+        return TextColumn(self.texts("text"))
+
+    def values(self, name: str) -> Iterable[Any]:
+        """Values of any field of a meme."""
+        if name == "split":
+            return repeat(self.split, len(self))
+        return map(attrgetter(name), self.golds) if name in RowGold.__slots__ else self.texts(name)
+
+    def pictures(self) -> Iterator[tuple[str, dict[str, str]]]:
+        """Names of the pictures, as :attr:`~eval.datasets.items.JudgedMeme.picture` of each meme."""
+        for image, id_, language, group in zip(
+            self.texts("image"), self.ids, self.texts("language"), self.texts("group"), strict=True
+        ):
+            yield image, {"id": id_, "language": language, "group": group}
+
+    def memes(self) -> Iterator[JudgedMeme]:
+        """The memes one by one."""
+        values = zip(*self.fields.values(), strict=True) if self.fields else iter([()] * len(self))
+        for id_, line, gold, cells in zip(self.ids, self.lines, self.golds, values, strict=True):
+            yield JudgedMeme(
+                id=id_,
+                split=self.split,
+                file=self.file,
+                line=line,
+                tasks=gold.tasks,
+                shares=gold.shares,
+                annotators=gold.annotators,
+                harmful=gold.harmful,
+                level=gold.level,
+                source_label=gold.source_label,
+                targets=gold.targets,
+                **dict(zip(self.fields, cells, strict=True)),
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class CellRule(Generic[T]):
+    """A rule on some columns, which is applied once to equal cells."""
+
+    names: Collection[str]
+    rule: Callable[[Record], T]
+
+    def of(self, block: Block) -> Coded[T]:
+        """Results for the rows. Raises BadCell if these can't be had by columns."""
+        columns = block.columns
+        names = tuple(name for name in self.names if name in columns)
+        if not names:
+            return Coded((self.rule({}),), np.zeros(len(block), np.int64))
+        # 1 and true are equal in Python, and two labels.
+        if not all(kind <= _SIMPLE and not {int, bool} <= kind for kind in map(block.kinds, names)):
+            raise BadCell("its cells have to be compared one by one")
+        if len(names) == 1:
+            return Coded.of(columns[names[0]]).with_words(lambda cell: self.rule({names[0]: cell}))
+        rows = list(zip(*(columns[name] for name in names), strict=True))
+        return Coded.of(rows).with_words(lambda cells: self.rule(dict(zip(names, cells, strict=True))))
+
+
+def column_rule(expression: Expression, compiled: Compiled) -> Callable[[Block], Sequence[str]] | None:
+    """Returns an expression as a function of columns, ``@row`` among them; None if it takes several of them.
+
+    The function returns texts, empty for missing ones, and raises BadCell for other cells than texts and whole numbers.
+    """
+    column = expression.column
+    if expression.else_ is None and expression.const is not None:
+        return lambda block: _words([compiled({})] * len(block), TEXTS)
+    made = column in MADE_NAMES and column != "@row"
+    if expression.else_ is not None or not column or made or placeholders_of(column):
+        return None
+    if expression == Expression(column=column):
+        return lambda block: _words(block.columns[column], block.kinds(column))
+
+    def computed(block: Block) -> Sequence[str]:
+        cells = [compiled({column: cell}) for cell in block.columns[column]]
+        return _words(cells, frozenset(map(type, cells)))
+
+    return computed
+
+
+def _words(cells: Sequence[Any], kinds: Collection[type]) -> Sequence[str]:
+    if kinds == {int}:
+        return list(map(str, cells))
+    if not TEXTS.issuperset({*kinds} - {type(None)}):
+        raise BadCell("its cells have to be read one by one")
+    words = cells if kinds == TEXTS else [cell or "" for cell in cells]
+    joined = "".join(words)
+    if not joined.isascii() or (len(joined) > LIMITS.max_text and max(map(len, words)) > LIMITS.max_text):
+        for word in words:
+            require_text(word)
+    return words
+
 
 TEXT_FIELDS = ("text", "ocr", "caption", "group")
 _LONGEST_ID = 200

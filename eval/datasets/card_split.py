@@ -13,9 +13,8 @@ from typing import Any
 from court.digests import digest, sha256_of
 from court.errors import BadRequest
 from eval.datasets.card import DatasetCard, FileKind
-from eval.datasets.card_columns import CellRule, MemeBlock, RowGold
 from eval.datasets.card_files import JoinedFiles, find_files, tree_rows
-from eval.datasets.card_rows import TEXT_FIELDS, RowRules
+from eval.datasets.card_rows import TEXT_FIELDS, CellRule, MemeBlock, RowGold, RowRules
 from eval.datasets.items import JudgedMeme
 from eval.datasets.record_files import Block, Coded, RecordFile, as_blocks, holds_pictures
 from eval.datasets.verbs import MADE_NAMES

@@ -19,7 +19,7 @@ from court.digests import sha256_of
 from court.errors import BadPicture, BadRequest, CourtError
 from court.ports import PictureReader
 from eval.datasets.card import CardSplit, DatasetCard
-from eval.datasets.card_columns import MemeBlock, RowGold
+from eval.datasets.card_rows import MemeBlock, RowGold
 from eval.datasets.card_split import CardReader, first_blocks
 from eval.datasets.known import is_own
 from eval.datasets.recognise import mistaken_for, recognised

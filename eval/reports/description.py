@@ -15,7 +15,7 @@ import numpy as np
 
 from court.errors import BadRequest
 from eval.datasets.card import DatasetCard
-from eval.datasets.card_columns import MemeBlock, RowGold
+from eval.datasets.card_rows import MemeBlock, RowGold
 from eval.datasets.card_split import CardReader
 from eval.datasets.check import DatasetCheck, check
 from eval.datasets.language import DETECT, language_of

@@ -21,7 +21,7 @@ from scipy.sparse import coo_array
 from scipy.stats import chi2_contingency, fisher_exact, mannwhitneyu
 
 from court.errors import BadRequest
-from eval.datasets.card_columns import RowGold
+from eval.datasets.card_rows import RowGold
 from eval.datasets.record_files import Coded
 from eval.scores.bootstrap import Figure
 from eval.scores.compare import holm

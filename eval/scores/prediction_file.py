@@ -23,8 +23,8 @@ from scipy.stats import mannwhitneyu
 
 from court.errors import BadRequest
 from eval.datasets.card import CardTask, TaskKind
+from eval.datasets.card_rows import GoldRule, compile_task
 from eval.datasets.items import JudgedMeme
-from eval.datasets.label_rules import GoldRule, compile_task
 from eval.datasets.protocol import Level, Protocol
 from eval.datasets.verbs import Expression, Join
 from eval.runs.results import Judged, Results, not_judged

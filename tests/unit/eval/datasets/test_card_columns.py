@@ -6,7 +6,7 @@ import random
 import pytest
 
 from eval.datasets.card import FileKind, card_of
-from eval.datasets.card_columns import CellRule
+from eval.datasets.card_rows import CellRule
 from eval.datasets.card_split import CardReader
 from eval.datasets.record_files import Block, RecordFile, keep_tables
 from retrieval.library import tables
