@@ -16,82 +16,67 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, get_peft_model
-from PIL import Image
-from transformers import AutoModelForImageTextToText, AutoProcessor, Trainer, TrainingArguments
+from datasets import Dataset, Image, List
+from peft import LoraConfig
+from transformers import AutoModelForImageTextToText, AutoProcessor
+from trl import SFTConfig, SFTTrainer
+from trl.trainer.sft_trainer import DataCollatorForVisionLanguageModeling
 
-IGNORED = -100
-"""Label of a token that is not learned, as PyTorch's cross entropy has it."""
 LANGUAGE = r"^(?!.*visual).*\.(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)$"
 """Attention and MLP of the language part."""
 
 
-class ReplyOnly:
-    """Collates chat examples into a batch in which only the last message is learned."""
+class WholeReplies(DataCollatorForVisionLanguageModeling):
+    """Collates examples into a batch in which the reply alone is learned, and whole."""
 
-    def __init__(self, processor: Any, pictures: Path, longest: int) -> None:
-        """Stores what every batch needs."""
-        self._processor = processor
-        self._pictures = pictures
-        self._longest = longest
-
-    def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
-        """Returns tokens and labels, int tensors of shape (examples, tokens), and pixels of some examples."""
-        whole = [self._text(one["messages"]) for one in examples]
-        # Includes the tokens that open a reply, so that these are not learned either.
-        prompts = [self._text(one["messages"][:-1], asks=True) for one in examples]
-        pictures = [[self._picture(name) for name in one["pictures"]] for one in examples]
-        # Padded on the right: the tokens of the question are counted from the left below.
-        batch = self._processor(text=whole, images=pictures, padding=True, padding_side="right", return_tensors="pt")
-        labels = batch["input_ids"].clone()
-        labels[batch["attention_mask"] == 0] = IGNORED
-        for row, (text, own) in enumerate(zip(prompts, pictures, strict=True)):
-            # Tokenized with its pictures, as each of them is many tokens.
-            length = self._processor(text=[text], images=[own], return_tensors="pt")["input_ids"].shape[1]
-            labels[row, :length] = IGNORED
-            if (labels[row] != IGNORED).sum() == 0:
-                raise SystemExit(f"The example about {examples[row]['meme']} has no reply that could be learned.")
-        if labels.shape[1] > self._longest:
-            raise SystemExit(
-                f"An example has {labels.shape[1]:,} tokens, more than --longest {self._longest:,}: cut off, its reply "
-                "would be lost. Raise --longest, or hold the arena with smaller reply_chars."
-            )
-        return {**batch, "labels": labels}
-
-    def _text(self, messages: Sequence[Mapping[str, Any]], *, asks: bool = False) -> str:
+    def __init__(self, processor: Any, longest: int) -> None:
         # In some checkpoints, only the tokenizer has the template.
-        template = self._processor.chat_template or self._processor.tokenizer.chat_template
-        text: str = self._processor.apply_chat_template(
-            messages, chat_template=template, tokenize=False, add_generation_prompt=asks
-        )
-        return text
+        processor.chat_template = processor.chat_template or processor.tokenizer.chat_template
+        super().__init__(processor, completion_only_loss=True)
+        self.longest = longest
 
-    def _picture(self, name: str) -> Image.Image:
-        with Image.open(self._pictures / name) as opened:
-            return opened.convert("RGB")
+    def torch_call(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
+        """Returns tokens, labels and pictures. Raises SystemExit for an example of too many tokens."""
+        batch: dict[str, Any] = super().torch_call(examples)
+        if (tokens := batch["labels"].shape[1]) > self.longest:
+            raise SystemExit(
+                f"An example has {tokens:,} tokens, more than --longest {self.longest:,}: cut off, its reply would be "
+                "lost. Raise --longest, or hold the arena with smaller reply_chars."
+            )
+        return batch
+
+
+def read_dataset(folder: Path) -> Dataset:
+    """Reads the examples of a folder; their pictures are opened as they are needed."""
+    lines = (folder / "train.jsonl").read_text("ascii").splitlines()
+    if not lines:
+        raise SystemExit(f"{folder / 'train.jsonl'} has no example.")
+    rows = [_example(json.loads(line), folder / "pictures") for line in lines]
+    return Dataset.from_list(rows).cast_column("images", List(Image(mode="RGB")))
+
+
+def _example(one: Mapping[str, Any], pictures: Path) -> dict[str, Any]:
+    *asked, reply = one["messages"]
+    # The trainer puts each picture in a place that is marked for one and names none.
+    prompt = [
+        {**each, "content": [{"type": part["type"], "text": part.get("text", "")} for part in each["content"]]}
+        for each in asked
+    ]
+    return {"prompt": prompt, "completion": [reply], "images": [str(pictures / name) for name in one["pictures"]]}
 
 
 def train(arguments: argparse.Namespace) -> dict[str, float]:
     """Trains, writes the adapter, and returns the first and the last loss, in nats per token."""
-    lines = (arguments.examples / "train.jsonl").read_text("ascii").splitlines()
-    examples = [json.loads(line) for line in lines]
-    if not examples:
-        raise SystemExit(f"{arguments.examples / 'train.jsonl'} has no example.")
     gpu = torch.cuda.is_available()
     processor: Any = AutoProcessor.from_pretrained(arguments.base)  # type: ignore[no-untyped-call]
     base: Any = AutoModelForImageTextToText.from_pretrained(
         arguments.base, dtype=torch.bfloat16 if gpu else torch.float32, device_map="auto" if gpu else None
     )
-    model: Any = get_peft_model(
-        base, LoraConfig(r=16, lora_alpha=32, lora_dropout=0.05, target_modules=LANGUAGE, task_type="CAUSAL_LM")
-    )
-    # Inputs require gradients: otherwise checkpointing would cut off adapters behind frozen layers.
-    model.enable_input_require_grads()
     # Batches of 16, however many examples fit on the GPU, so that a learning rate means the same everywhere.
     steps_of_16 = max(1, 16 // arguments.at_once)
-    trainer = Trainer(
-        model=model,
-        args=TrainingArguments(
+    trainer = SFTTrainer(
+        model=base,
+        args=SFTConfig(
             output_dir=str(arguments.out / "checkpoints"),
             num_train_epochs=arguments.epochs,
             max_steps=arguments.steps or -1,
@@ -110,14 +95,15 @@ def train(arguments: argparse.Namespace) -> dict[str, float]:
             save_strategy="no",
             # Reports to no service, whichever is installed.
             report_to=[],
-            # Otherwise the trainer would drop every field of an example, as none is an argument of the model.
-            remove_unused_columns=False,
+            max_length=None,
         ),
-        train_dataset=examples,
-        data_collator=ReplyOnly(processor, arguments.examples / "pictures", arguments.longest),
+        train_dataset=read_dataset(arguments.examples),
+        data_collator=WholeReplies(processor, arguments.longest),
+        processing_class=processor,
+        peft_config=LoraConfig(r=16, lora_alpha=32, lora_dropout=0.05, target_modules=LANGUAGE, task_type="CAUSAL_LM"),
     )
     trainer.train()
-    model.save_pretrained(arguments.out)
+    trainer.model.save_pretrained(arguments.out)
     losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
     return {"first": losses[0], "last": losses[-1]}
 

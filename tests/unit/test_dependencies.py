@@ -57,7 +57,7 @@ IMPORTED_AS = {
     "scikit-learn": "sklearn",
 }
 """Module names that differ from those of their distributions (with ``_`` for ``-``)."""
-NOT_IMPORTED = {"clip": {"transformers"}, "train": {"accelerate", "torchvision"}}
+NOT_IMPORTED = {"clip": {"transformers"}, "train": {"torchvision"}}
 """Imported only by another library of the same extra: open_clip and transformers."""
 
 

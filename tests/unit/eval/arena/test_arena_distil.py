@@ -1,6 +1,7 @@
 """Distilled judges: training examples without held-out families and memes, and evaluation against the teacher."""
 
 import asyncio
+import copy
 import io
 import json
 import re
@@ -210,12 +211,12 @@ def test_training_learns_only_the_replies(folder, tmp_path):
     # Only the last message is learned.
     from transformers import AutoProcessor
 
-    processor = AutoProcessor.from_pretrained(base)
-    batch = train_judge.ReplyOnly(processor, few / "pictures", 16_384)([json.loads(line) for line in lines[:2]])
+    processor, examples = AutoProcessor.from_pretrained(base), list(train_judge.read_dataset(few))
+    batch = train_judge.WholeReplies(processor, 16_384)(copy.deepcopy(examples[:2]))
     for row, line in enumerate(lines[:2]):
         labels = batch["labels"][row]
-        learned = processor.tokenizer.decode(labels[labels != train_judge.IGNORED])
+        learned = processor.tokenizer.decode(labels[labels != -100])
         reply = json.loads(line)["messages"][2]["content"][0]["text"]
         assert learned.split("<|im_end|>")[0] == reply
     with pytest.raises(SystemExit, match="more than --longest 10"):
-        train_judge.ReplyOnly(processor, few / "pictures", 10)([json.loads(lines[0])])
+        train_judge.WholeReplies(processor, 10)(examples[:1])
