@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from court.errors import BadRequest
 from eval.arena.events import AnyEvent, Event, MemeDone, MemeLeftOut
 from eval.arena.settings import ArenaSettings
-from eval.datasets.json_lines import read_json_lines
+from eval.datasets.record_files import read_json_lines
 from eval.session.directory import SessionFolder
 from eval.session.engine import run_items
 from eval.session.sampled import SampledManifest

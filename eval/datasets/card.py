@@ -412,6 +412,34 @@ class DatasetCard(CardModel):
                 found.append(one.else_)
         return found
 
+    def count_differences(self, split: CardSplit, rows: int, labels: Mapping[str, Mapping[str, int]]) -> list[str]:
+        """Describes counts that differ from the published ones, in a sentence without an end each.
+
+        Args:
+            labels: Memes by label, of each task that is to be compared.
+        """
+        remark = f" ({split.remark})" if split.remark else ""
+        found = []
+        if split.memes is not None and rows != split.memes:
+            other = next((one.name for one in self.splits if one.memes == rows), "")
+            hint = f", which is the number of the split {other}" if other else ""
+            found.append(f"{rows:,} rows{hint}; {split.memes:,} were published{remark}")
+        # Covers unpublished counts: an empty split means a truncated file or a `where` value that no row has.
+        elif split.memes is None and not rows:
+            found.append("no row is of this split")
+        # If a variant was chosen, the task has its bare id, and the labels of other juries are not read.
+        ids = {name: one.id for one in self.all_tasks() for name in (one.id, f"{one.id}:{one.variant}")}
+        for task in split.classes:
+            if ids.get(task) not in labels:
+                continue
+            # Labels without memes are dropped on both sides: cards need not list them.
+            ours = {label: count for label, count in labels[ids[task]].items() if count}
+            theirs = {label: count for label, count in split.labels_of(task).items() if count}
+            if ours != theirs:
+                prefix = f"{task}: " if len(labels) > 1 else ""
+                found.append(f"{prefix}{_counts_in_words(ours)}; published: {_counts_in_words(theirs)}{remark}")
+        return found
+
     def _variants(self) -> dict[str, CardTask]:
         # Includes all tasks and both kinds of names, because published counts may be those of any jury.
         return {f"{task.id}:{variant}": task for task in self.tasks for variant in (*task.variants, OWN)}
@@ -577,3 +605,7 @@ def _is_below(place: tuple[int | str, ...], above: tuple[int | str, ...]) -> boo
 def _in_words(kind: str, message: str) -> str:
     known = {"missing": "it is missing", "extra_forbidden": "there is no such key; docs/datasets.md lists them"}
     return known.get(kind, message.removeprefix("Value error, "))
+
+
+def _counts_in_words(classes: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} {label}" for label, count in classes.items()) or "no labels"

@@ -8,8 +8,7 @@ from typing import Any
 
 from court.errors import BadRequest
 from eval.datasets.card import CardSplit, DatasetCard, FileKind, LabelFile
-from eval.datasets.json_lines import parse_object
-from eval.datasets.record_files import Numbered, RecordFile, kind_of
+from eval.datasets.record_files import Numbered, RecordFile, kind_of, parse_object
 from eval.datasets.verbs import MADE_NAMES, Join
 from retrieval.library.cells import BadCell, Record, fill, placeholders_of, word_of
 from retrieval.library.picture_finder import PICTURE_ENDINGS

@@ -21,8 +21,8 @@ from court.ports import PictureReader
 from eval.datasets.card import CardSplit, DatasetCard
 from eval.datasets.card_rows import MemeBlock, RowGold
 from eval.datasets.card_split import CardReader, first_blocks
-from eval.datasets.known import is_own
-from eval.datasets.recognise import mistaken_for, recognised
+from eval.datasets.known import is_own, mistaken_for
+from eval.datasets.recognise import recognised
 from eval.datasets.record_files import Coded
 from retrieval.library.picture_finder import DatasetPictures
 from retrieval.library.sources import Problem
@@ -278,7 +278,7 @@ def _split(
     )
     findings += (
         DatasetFault(DatasetFaultKind.COUNT_DIFFERS, split.name, what)
-        for what in count_differences(card, split, checked.rows, checked.tasks)
+        for what in card.count_differences(split, checked.rows, checked.tasks)
     )
     return checked
 
@@ -349,41 +349,6 @@ def _problems(split: str, problems: Sequence[Problem], findings: list[DatasetFau
         findings.append(
             DatasetFault(kind=DatasetFaultKind.ROW_DAMAGED, split=split, what=reason, count=len(group), where=where)
         )
-
-
-def count_differences(
-    card: DatasetCard, split: CardSplit, rows: int, labels: Mapping[str, Mapping[str, int]]
-) -> list[str]:
-    """Describes counts that differ from the published ones, in a sentence without an end each.
-
-    Args:
-        labels: Memes by label, of each task that is to be compared.
-    """
-    remark = f" ({split.remark})" if split.remark else ""
-    found = []
-    if split.memes is not None and rows != split.memes:
-        other = next((one.name for one in card.splits if one.memes == rows), "")
-        hint = f", which is the number of the split {other}" if other else ""
-        found.append(f"{rows:,} rows{hint}; {split.memes:,} were published{remark}")
-    # Covers unpublished counts: an empty split means a truncated file or a `where` value that no row has.
-    elif split.memes is None and not rows:
-        found.append("no row is of this split")
-    # If a variant was chosen, the task has its bare id, and the labels of other juries are not read.
-    ids = {name: one.id for one in card.all_tasks() for name in (one.id, f"{one.id}:{one.variant}")}
-    for task in split.classes:
-        if ids.get(task) not in labels:
-            continue
-        # Labels without memes are dropped on both sides: cards need not list them.
-        ours = {label: count for label, count in labels[ids[task]].items() if count}
-        theirs = {label: count for label, count in split.labels_of(task).items() if count}
-        if ours != theirs:
-            prefix = f"{task}: " if len(labels) > 1 else ""
-            found.append(f"{prefix}{_in_words(ours)}; published: {_in_words(theirs)}{remark}")
-    return found
-
-
-def _in_words(classes: Mapping[str, int]) -> str:
-    return ", ".join(f"{count:,} {label}" for label, count in classes.items()) or "no labels"
 
 
 async def _pictures(

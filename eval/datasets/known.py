@@ -7,18 +7,23 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 
 from court.errors import BadRequest
-from eval.datasets.card import DatasetCard, read_card
+from eval.datasets.card import DatasetCard, FileKind, SplitRole, read_card
+from eval.datasets.card_files import located, tree_rows
+from eval.datasets.record_files import RecordFile, row_count
 
 CARDS_VARIABLE = "MEMECOURT_CARDS"
 SYNTHETIC_KEY = "synthetic.json"
 """File beside synthetic data that records how they were generated."""
 FUNCTIONAL_KEY = "functional.jsonl"
 """File beside functional tests with the functionality and contrast set of each meme; one line per meme."""
+# A few rows are enough to see the columns; rows of JSON lines may lack some.
+_PEEKED = 20
+"""Rows sampled for the columns of a file."""
 _SHIPPED = Path(__file__).parent / "cards"
 _FILE = re.compile(r"(?P<path>.+\.toml)(?::(?P<variant>\w+))?")
 
@@ -103,3 +108,47 @@ def find_card(name: str) -> DatasetCard:
 def _read_once(path: Path, changed_ns: int) -> DatasetCard:
     """Reads a card, cached until its file changes."""
     return read_card(path)
+
+
+def mistaken_for(card: DatasetCard, data: Path) -> DatasetCard | None:
+    """Another data set whose train split has exactly the number of rows found here; None if the number is as published.
+
+    HarMeme's parts and versions share file names, so a wrong directory would be read without any error.
+    """
+    train = next(iter(card.of_role(SplitRole.TRAIN)), None)
+    # A user's own card is trusted, whatever its file looks like.
+    if train is None or train.rows is None or is_own(card):
+        return None
+    place = located(card, data, train.files)
+    kind = card.layout.kind
+    # With `where` or `ids` the file holds more than the split, so its row count says nothing about the split.
+    if place is None or train.where or train.ids or (count := row_count_of(card, place[0])) == train.rows:
+        return None
+    for other in known_cards():
+        same = other.id != card.id and other.layout.kind is kind
+        if same and any(one.memes == count for one in other.of_role(SplitRole.TRAIN)) and fits(other, place[0][0]):
+            return other
+    return None
+
+
+def fits(card: DatasetCard, path: Path) -> bool:
+    """True if a file has the columns that a card requires in every row."""
+    if card.layout.kind is FileKind.TREE:
+        # A tree of pictures has no columns to compare.
+        return True
+    fields = (card.fields.id, card.fields.picture, card.fields.text)
+    # Columns with a placeholder are only known per row, and those with @ are made by the reader.
+    wanted = {name for one in fields if one for name in one.columns() if "{" not in name and not name.startswith("@")}
+    try:
+        rows = iter(RecordFile(path, card.layout.kind, frozenset(wanted), records=card.layout.records))
+        records = (record for _, (_, record) in zip(range(_PEEKED), rows, strict=False) if isinstance(record, dict))
+        # One complete row is enough: JSON often omits the keys of absent values.
+        return any(wanted <= set(record) for record in records)
+    except BadRequest:
+        return False
+
+
+def row_count_of(card: DatasetCard, paths: Iterable[Path]) -> int:
+    """Number of rows of some files of a card."""
+    kind = card.layout.kind
+    return sum(len(list(tree_rows(path))) if kind is FileKind.TREE else row_count(path, kind) for path in paths)

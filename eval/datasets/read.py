@@ -13,12 +13,11 @@ from court.question import CourtQuestion
 from court.verdict import Label
 from eval.datasets.card import CardSplit, CardTask, DatasetCard, SplitRole
 from eval.datasets.card_split import DOUBLED, CardReader
-from eval.datasets.check import count_differences
 from eval.datasets.items import JudgedMeme
-from eval.datasets.known import SYNTHETIC_KEY, find_card, is_own
+from eval.datasets.known import SYNTHETIC_KEY, find_card, is_own, mistaken_for
 from eval.datasets.plain_table import PlainTable, read_plain_table, table_options
 from eval.datasets.protocol import Level, Protocol, of_level
-from eval.datasets.recognise import mistaken_for, recognised
+from eval.datasets.recognise import recognised
 from retrieval.library.picture_finder import DatasetPictures
 from retrieval.library.sources import Problem, Row, Rows, Source, SourceFormat
 
@@ -124,7 +123,7 @@ def read_split(
     }
     # Rows that are refused are told above, and would be missing in the counts of labels.
     compared = {} if reader.refused else labels
-    differences = count_differences(card, reader.split, reader.rows - reader.elsewhere, compared)
+    differences = card.count_differences(reader.split, reader.rows - reader.elsewhere, compared)
     return SplitRead(
         memes=_with_picture_names(memes, reader.pictures),
         problems=tuple(sorted((*reader.problems, *unlabelled), key=lambda problem: problem.line)),

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
 
 from court.errors import BadRequest
-from eval.datasets.card import DatasetCard, FileKind, SplitRole
-from eval.datasets.card_files import located, tree_rows
+from eval.datasets.card import DatasetCard
+from eval.datasets.card_files import located
 from eval.datasets.card_split import CardReader
-from eval.datasets.known import FUNCTIONAL_KEY, SYNTHETIC_KEY, find_card, is_own, known_cards
-from eval.datasets.record_files import RecordFile, row_count
+from eval.datasets.known import FUNCTIONAL_KEY, SYNTHETIC_KEY, find_card, fits, known_cards, mistaken_for, row_count_of
 
-# A few rows are enough to see the columns; rows of JSON lines may lack some.
-_PEEKED = 20
-"""Rows sampled for the columns of a file."""
 _SYNTHETIC = "synthetic"
 
 
@@ -49,7 +44,7 @@ def recognised(data: Path) -> tuple[DatasetCard, ...]:
             continue
         for name, (paths, surely) in found.items():
             # A folder's own name outweighs a published size, and either outweighs none (see `_owners`).
-            counted = _row_count(card, paths) == card.split(name).rows
+            counted = row_count_of(card, paths) == card.split(name).rows
             # Many data sets share file names such as "train.jsonl", hence the columns are checked.
             if (surely or counted) and fits(card, paths[0]):
                 claims.setdefault(paths[0], {})[id_] = (surely, counted)
@@ -108,49 +103,6 @@ def _has_its_labels(card: DatasetCard, data: Path, path: Path) -> bool:
                 return False
             return counts == split.classes
     return False
-
-
-def mistaken_for(card: DatasetCard, data: Path) -> DatasetCard | None:
-    """Another data set whose train split has exactly the number of rows found here; None if the number is as published.
-
-    HarMeme's parts and versions share file names, so a wrong directory would be read without any error.
-    """
-    train = next(iter(card.of_role(SplitRole.TRAIN)), None)
-    # A user's own card is trusted, whatever its file looks like.
-    if train is None or train.rows is None or is_own(card):
-        return None
-    place = located(card, data, train.files)
-    kind = card.layout.kind
-    # With `where` or `ids` the file holds more than the split, so its row count says nothing about the split.
-    if place is None or train.where or train.ids or (count := _row_count(card, place[0])) == train.rows:
-        return None
-    for other in known_cards():
-        same = other.id != card.id and other.layout.kind is kind
-        if same and any(one.memes == count for one in other.of_role(SplitRole.TRAIN)) and fits(other, place[0][0]):
-            return other
-    return None
-
-
-def fits(card: DatasetCard, path: Path) -> bool:
-    """True if a file has the columns that a card requires in every row."""
-    if card.layout.kind is FileKind.TREE:
-        # A tree of pictures has no columns to compare.
-        return True
-    fields = (card.fields.id, card.fields.picture, card.fields.text)
-    # Columns with a placeholder are only known per row, and those with @ are made by the reader.
-    wanted = {name for one in fields if one for name in one.columns() if "{" not in name and not name.startswith("@")}
-    try:
-        rows = iter(RecordFile(path, card.layout.kind, frozenset(wanted), records=card.layout.records))
-        records = (record for _, (_, record) in zip(range(_PEEKED), rows, strict=False) if isinstance(record, dict))
-        # One complete row is enough: JSON often omits the keys of absent values.
-        return any(wanted <= set(record) for record in records)
-    except BadRequest:
-        return False
-
-
-def _row_count(card: DatasetCard, paths: Iterable[Path]) -> int:
-    kind = card.layout.kind
-    return sum(len(list(tree_rows(path))) if kind is FileKind.TREE else row_count(path, kind) for path in paths)
 
 
 def _found(card: DatasetCard, data: Path) -> dict[str, tuple[tuple[Path, ...], bool]]:

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
+from pydantic import BaseModel, ValidationError
 
 from court.errors import BadRequest
 from eval.datasets.card import FileKind
-from eval.datasets.json_lines import parse_object
 from retrieval.library.picture_finder import PICTURE_ENDINGS, leads_out
 from retrieval.library.tables import csv_blocks, header_of, read_text
 
@@ -27,6 +28,7 @@ Numbered = tuple[int, dict[str, Any] | str]
 """Number of a row, counted from 1, and the row, or a description of its fault. In text formats, the line it ends on."""
 T_co = TypeVar("T_co", covariant=True)
 S = TypeVar("S")
+M = TypeVar("M", bound=BaseModel)
 Cells = tuple[Sequence[int], Sequence[Sequence[str]] | str]
 """Lines of a table that are of one length, by columns; or lines and their fault."""
 TEXTS = frozenset({str})
@@ -220,6 +222,45 @@ def _opened(path: Path, newline: str = "\n") -> Iterator[TextIO]:
             # Raises an error with the line and advice on converting the file.
             read_text(path, "memes")
             raise
+
+
+def read_json_lines(path: Path, kind: type[M]) -> Iterator[tuple[int, M]]:
+    """Reads the lines of a file with their numbers, counted from 1; blank lines are skipped.
+
+    Raises:
+        BadRequest: The file or a line can't be read.
+    """
+    try:
+        # Splits at line feeds only: splitlines would also split at other characters within a text.
+        lines = path.read_text("utf-8").split("\n")
+    except (OSError, ValueError):
+        raise BadRequest(f"{path} can't be read.", reason="FILE_UNREADABLE") from None
+    for number, text in enumerate(lines, 1):
+        if not text.strip():
+            continue
+        try:
+            yield number, kind.model_validate_json(text)
+        except ValidationError as error:
+            fault = error.errors()[0]
+            raise BadRequest(
+                f"{path.name}, line {number}: {'.'.join(map(str, fault['loc']))}: {fault['msg']}.",
+                reason="FILE_UNREADABLE",
+            ) from None
+
+
+def parse_object(text: str) -> dict[str, Any] | None:
+    """The JSON object in a text; None if it is not one."""
+    # orjson is several times faster, but strict; lines that it refuses are parsed again below.
+    try:
+        record = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        # Python's json writes NaN, Infinity and lone surrogates, which are not valid JSON, so files contain them.
+        try:
+            record = json.loads(text)
+        # Deep nesting raises RecursionError, which counts as a fault of the line and must not stop the reader.
+        except (ValueError, RecursionError):
+            return None
+    return record if isinstance(record, dict) else None
 
 
 def _json_lines(path: Path) -> Iterator[Numbered]:

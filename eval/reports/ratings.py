@@ -30,7 +30,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from court.errors import BadRequest
-from eval.datasets.json_lines import read_json_lines
+from eval.datasets.record_files import read_json_lines
 from eval.reports.sections import Section
 from eval.scores.annotators import alpha
 from eval.scores.bootstrap import Figure, mean_of

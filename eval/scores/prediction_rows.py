@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from court.errors import BadRequest, NotLoaded
 from eval.datasets.card import FileKind
-from eval.datasets.json_lines import parse_object
-from eval.datasets.record_files import RecordFile
+from eval.datasets.record_files import RecordFile, parse_object
 from eval.scores.meme_rows import table_records
 from eval.solvers.question import Outcome
 from retrieval.library.cells import plain_word

@@ -6,7 +6,7 @@ import pytest
 
 from court.errors import BadRequest
 from eval.arena.folder import HumanReference
-from eval.datasets.json_lines import read_json_lines
+from eval.datasets.record_files import read_json_lines
 from eval.session.directory import replace_lines, stored_lines
 
 
