@@ -38,7 +38,6 @@ NOT_RUN: tuple[tuple[str, str], ...] = (
     (r"memecourt-eval audition\b", "needs a model server: tests/integration/test_audition.py"),
     (r"--llm-url|eval\.standin\.server|--arms list", "needs a model server: tests/integration/test_benchmark_chain.py"),
     (r"--dataset exams/", "needs an exam of a probe: tests/unit/eval/probe/test_probe_exam.py holds a run on one"),
-    (r"memecourt-eval export\b", "needs a finished run: tests/unit/eval/arena/test_export_forms.py"),
     (r"-m eval\.arena\.train_judge\b", "trains on a GPU: test_arena_distil.py trains a tiny model"),
     (r"memecourt-eval witness --claims\b", "needs a model server: tests/unit/eval/witness/test_witness_eval.py"),
     (r"memecourt-eval (arena|probe)\b", "needs model servers: tests/unit/eval/arena/test_arena.py, test_probe_run.py"),
