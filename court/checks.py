@@ -23,7 +23,7 @@ _FUNCTION = frozenset(
 )
 """Function words of English that other languages don't share."""
 _HARM = re.compile(
-    r"\bharm(?:s|ful|fully)?\b|\battack\w*|\binsult\w*|\bdemean\w*|\bderogat\w*|\bhat(?:e|es|eful|red)\b"
+    r"\bharm(?:s|ful|fully)?\b|\battack\w*|\binsult\w*|\bdemean\w*|\bderogat\w*|\bhat(?:e|es|eful|red)\b|\bhurt\w*"
 )
 _HARMLESS = re.compile(
     r"\bharmless\w*|\bbenign\b|\binnocent\w*|\bplayful\w*|\bfriendl\w*|\bjok\w*|\bhumou?r\w*|\bcelebrat\w*|\bsatir\w*|"
@@ -51,6 +51,11 @@ _OF_EVERY_HEARING = frozenset(
     )
 )
 """Words of policies that any argument needs."""
+
+_OF_EVERY_RULING = _OF_EVERY_HEARING | frozenset(
+    word[:_STEM] for word in _WORD.findall("according policy harmless content")
+)
+"""Words that any rationale needs, as in "which is harmful according to the policy"."""
 
 CUT_MARK = "[…]"
 """Stands where the end of a text was cut off."""
@@ -162,9 +167,13 @@ def of_rationale(
         material: Texts of the meme and its precedents that the Judge was shown, apart from the arguments.
     """
     found = []
-    # Words of the meme are quoted by everybody.
+    # Words of the meme are quoted by everybody, and a formula beside a copied sentence makes it no reason of one's own.
     quoted = {run for text in material for run in _runs(text)}
-    own = [run for run in _runs(rationale) if run not in quoted]
+    own = [
+        run
+        for run in _runs(rationale)
+        if run not in quoted and not _OF_EVERY_RULING.issuperset(_content(" ".join(run)))
+    ]
     by_side = {side: set(_runs(argument)) for side, argument in arguments.items()}
     # Of both together: small models put a sentence of one beside a sentence of the other.
     copied = _share(own, set().union(*by_side.values()))
