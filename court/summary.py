@@ -7,17 +7,17 @@ operator accepts (:class:`court.precedents.RiskCurve`).
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from court.events import Side, TextRead, TextSource
-from court.injection.disguise import disguises_in
+from court.events import Side, TextLine, TextRead, TextSource
 from court.policy import Policy
 from court.precedents import Findings, Precedent, VerifiedCopy, Vote
 from court.precedents import vote as vote_by
-from court.reading_confidence import reading_confidence, stacked_letters
 from court.settings import TrialSettings
 from court.verdict import (
     CLOSE_CALL,
@@ -412,3 +412,87 @@ def _distance(findings: Findings, coverage: Coverage) -> str:
     if not parts:
         return f"Nothing of this meme could be compared with the library {findings.library.name}."
     return f"Every precedent in {findings.library.name} is too far: highest similarity " + ", ".join(parts) + "."
+
+
+_MOST_LETTERS = 2
+"""Maximum letters of a line that may be part of a vertical stack; OCR joins two that stand close to one line."""
+_FEWEST = 4
+"""Minimum lines of a stack: three letters below each other may be a list, or initials."""
+_MOST_COMPARED = 100
+"""Maximum number of short lines that are compared; more of them, all over the picture, have no known order either."""
+
+_Bounds = tuple[float, float, float, float]
+"""Left, top, right and bottom of a line, in pixels."""
+
+
+def reading_confidence(text: TextRead) -> float:
+    """Mean confidence of the reading, in [0, 1]."""
+    # Lines of stacked letters count as confidence 0: each letter may be certain, but in reading order they make no
+    # words.
+    # By identity: of two equal lines, only one may be in a stack.
+    stacked = {id(line) for line in stacked_letters(text.lines)}
+    # Weighted by characters: a misread long line matters more than a stray mark.
+    characters = sum(len(line.text) for line in text.lines) or 1
+    return sum(len(line.text) * line.confidence for line in text.lines if id(line) not in stacked) / characters
+
+
+def stacked_letters(lines: Sequence[TextLine]) -> list[TextLine]:
+    """Returns lines of one or two letters, close above or below another such line; empty if they are few."""
+    short = [line for line in lines if sum(map(str.isalnum, line.text)) in range(1, _MOST_LETTERS + 1)]
+    # The comparison is quadratic, which a picture full of single letters would make slow.
+    if len(short) > _MOST_COMPARED:
+        return short
+    bounds = [(line.frame, _bounds(line)) for line in short]
+    stacked = [
+        line
+        for line, (frame, place) in zip(short, bounds, strict=True)
+        if any(frame == other_frame and _is_next_to(place, other) for other_frame, other in bounds)
+    ]
+    return stacked if len(stacked) >= _FEWEST else []
+
+
+def _is_next_to(line: _Bounds, other: _Bounds) -> bool:
+    """True if the other line stands under or over this one, closer than either is tall."""
+    if other is line:
+        return False
+    (left, top, right, bottom), (left2, top2, right2, bottom2) = line, other
+    overlap = min(right, right2) - max(left, left2)
+    gap = max(top, top2) - min(bottom, bottom2)
+    # Relative to the smaller of the two, so that a tall headline does not pull in lines near it.
+    return 2 * overlap >= min(right - left, right2 - left2) and gap < min(bottom - top, bottom2 - top2)
+
+
+def _bounds(line: TextLine) -> _Bounds:
+    xs, ys = [x for x, _ in line.box], [y for _, y in line.box]
+    return min(xs), min(ys), max(xs), max(ys)
+
+
+_LOOKALIKES = "авекмнорстухіјѕԁԛԝьαβεικνορτυχγωАВЕКМНОРСТУХІЈЅ"
+"""Cyrillic and Greek letters that look like Latin ones."""
+_MIXED = re.compile(rf"\b(?=\w*[A-Za-z])(?=\w*[{_LOOKALIKES}])\w+\b")
+_NO_SPACES = "\u0e00-\u0eff\u0f00-\u109f\u1780-\u17ff\u1950-\u1aaf\u1b00-\u1b7f\ua980-\ua9ff"
+"""Scripts that mark the ends of words by a zero-width space, such as Thai, Lao, Tibetan, Burmese and Khmer."""
+_INVISIBLE = re.compile(
+    f"[\u00ad\u034f\u115f\u1160\u2060-\u2064\u3164\ufeff\uffa0]|(?<![{_NO_SPACES}])\u200b(?![{_NO_SPACES}])"
+)
+_DECORATION = re.compile("[\u0300-\u036f\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe00-\ufe0f\ufe20-\ufe2f]")
+"""Marks that belong to no script and can be put on any letter."""
+_SYLLABLE_ENDS = str.maketrans("", "", "\u0f0b\u0f0c\u200b\u200c\u200d")
+"""Signs within words: between syllables of Tibetan, and joiners."""
+_APART = re.compile(r"(?<![^\W_])[^\W_](?:[\W_]{1,3}[^\W_](?![^\W_])){4,}")
+
+
+def disguises_in(text: str) -> tuple[str, ...]:
+    """Returns descriptions of a text's disguises; empty if there are none."""
+    found = {
+        "letters of another alphabet that look like Latin ones": _MIXED.search(text),
+        "characters that are not seen": _INVISIBLE.search(text),
+        "letters set apart from each other": _APART.search(_letters_of(text)),
+    }
+    return tuple(name for name, match in found.items() if match)
+
+
+def _letters_of(text: str) -> str:
+    """Returns the text with marks that write vowels as letters, as they are in the scripts that have them."""
+    bare = _DECORATION.sub("", text).translate(_SYLLABLE_ENDS)
+    return "".join("x" if unicodedata.category(letter)[0] == "M" else letter for letter in bare)

@@ -43,11 +43,10 @@ from serving.rpc.precedents import PrecedentsService
 from serving.rpc.server import Methods, make_server
 from serving.settings import Settings
 from serving.telemetry import Telemetry, open_telemetry
-from serving.telemetry.state_metrics import measure_docket, measure_sample
+from serving.telemetry.metrics import measure_docket, measure_sample
 from serving.webhooks.attempts import Receiver
 from serving.webhooks.messages import PRECEDENT_CHANGED
-from serving.webhooks.precedents import note_precedent_changes
-from serving.webhooks.sender import send_webhooks
+from serving.webhooks.sender import note_precedent_changes, send_webhooks
 from serving.wiring import corrections_for, forget_by, open_court, readiness_checks, rules_of
 
 _NOTIFY_S = 5.0

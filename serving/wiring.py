@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -19,36 +20,39 @@ from court.digests import digest
 from court.errors import BadRequest, Unavailable
 from court.events import Procedure, VerdictReviewed
 from court.policy import DEFAULT_POLICY, Policy
-from court.ports import BindingFinder, PictureReader, PrecedentFinder
+from court.ports import BindingFinder, EvidenceSource, PictureReader, PrecedentFinder
 from court.prompts.sets import open_set
 from court.settings import TrialSettings
 from court.trial import Court
 from retrieval.build import STARTER_MEMES, build_starter
 from retrieval.embed.encoder import Encoder
 from retrieval.embed.process import EncoderProcess
+from retrieval.facts.endpoint import Endpoint, EndpointEvidence, ResultPaths
+from retrieval.facts.pages import PageFetcher
+from retrieval.facts.source import CorpusEvidence
 from retrieval.library.library import Library
 from retrieval.library.manifest import FORMAT, USUAL
 from retrieval.library.postgres.address import Address
 from retrieval.library.storage import CURRENT
-from retrieval.open import choose_encoder, load_encoder_for, open_writer, open_writer_of
+from retrieval.open import choose_encoder, load_encoder_for, open_facts, open_writer, open_writer_of
 from retrieval.precedents.finder import LibraryFinder, NoLibrary, follow
 from retrieval.precedents.postgres_finder import PgvectorFinder
 from serving.docket.open import Docket, open_docket
 from serving.docket.retention import WHO
 from serving.docket.review.corrections import Corrections, Overrulings, forget_precedent, keep_precedents
 from serving.docket.review.projection import Rules
-from serving.evidence import open_evidence
 from serving.judging.executor import TrialExecutor
 from serving.judging.near_duplicates import NearDuplicateIndex
 from serving.models.connect import connect_models
 from serving.rpc.health import COURT, DOCKET, DOCKET_WITHIN_S, OVERALL, PRECEDENTS, ModelProbe, ReadinessCheck
-from serving.settings import RoleName, Settings
+from serving.settings import EvidenceSettings, RoleName, Settings
 from serving.telemetry import SILENT
 from serving.version import SOFTWARE
 
 if TYPE_CHECKING:
     from serving.console.registry import Reviewing
     from serving.telemetry.metrics import Metrics
+
 
 _LARGE_LIBRARY = 10**9
 """Size in bytes from which the check of a library reports its progress."""
@@ -447,3 +451,42 @@ def readiness_checks(executor: TrialExecutor, settings: Settings) -> dict[str, S
         models = [ModelProbe(model) for model in by_id.values() if isinstance(model, ChatCompletions)]
     everything = [docket, encoder, *models]
     return {COURT: everything, OVERALL: everything, DOCKET: [docket], PRECEDENTS: [encoder]}
+
+
+async def open_evidence(
+    settings: Settings, stack: AsyncExitStack, encoder: Encoder | None = None
+) -> EvidenceSource | None:
+    """Opens the source of evidence in the settings; None if there is none.
+
+    Args:
+        encoder: The court's encoder, which a corpus may have been built with.
+
+    Raises:
+        BadLibrary: The corpus is missing, damaged or was built with another encoder.
+        BadRequest: The encoder can't be used, or the key of the endpoint is not set.
+        NotLoaded: The packages that search a corpus, or run the encoder, are not installed.
+    """
+    named = settings.expert
+    if named.corpus is not None:
+        corpus, name = named.corpus, named.encoder
+        return CorpusEvidence(await asyncio.to_thread(lambda: open_facts(corpus, name, at_hand=encoder)))
+    if named.url is None:
+        return None
+    paths = ResultPaths(**named.paths.model_dump())
+    endpoint = Endpoint(named.url, named.shape, key=_key(named), paths=paths, query=named.query)
+    source = EndpointEvidence(endpoint, PageFetcher() if named.fetch else None)
+    stack.push_async_callback(source.aclose)
+    return source
+
+
+def _key(named: EvidenceSettings) -> str | None:
+    if named.key_env is None:
+        return None
+    key = os.environ.get(named.key_env)
+    if not key:
+        raise BadRequest(
+            f"The key of the search endpoint is to be in the environment variable {named.key_env}, which is not set.",
+            reason="KEY_MISSING",
+            field="expert.key_env",
+        )
+    return key

@@ -278,7 +278,7 @@ def _print_check(report: DatasetCheck) -> None:
     from collections import Counter
 
     from eval.scores.tables import plain
-    from retrieval.library.label_words import counted
+    from retrieval.library.readers import counted
 
     click.echo(f"{report.dataset}: {report.title}")
     for split in report.splits:

@@ -109,7 +109,7 @@ async def _in_docket(settings: Settings, trial_ids: tuple[str, ...]) -> AsyncIte
 
 def _in_files(folder: Path) -> Iterator[TrialRecord]:
     from court.errors import BadRequest
-    from serving.export.document import read_document
+    from serving.export.source import read_document
 
     # Sorted, for folders list in any order, and two runs are to say the same.
     for path in sorted((*folder.rglob("*.json"), *folder.rglob("*.jsonl"))):

@@ -167,7 +167,7 @@ async def _run(plan: WitnessPlan, options: dict[str, Any], progress: Progress) -
     from eval.witness.run import WitnessFolder, run_witness
     from eval.witness.world import open_drawn
     from serving.cli.common import settings_of
-    from serving.evidence import open_evidence
+    from serving.wiring import open_evidence
 
     # Before the store of calls is opened, which would leave its files in somebody else's folder.
     WitnessFolder(plan.out).require_own()

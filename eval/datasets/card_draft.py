@@ -29,8 +29,8 @@ from eval.datasets.record_files import (
 )
 from eval.datasets.verbs import take
 from retrieval.library.cells import BadCell, is_missing, word_of
-from retrieval.library.label_words import classes_of, label_counts
 from retrieval.library.picture_finder import PICTURE_ENDINGS
+from retrieval.library.readers import classes_of, label_counts
 from retrieval.library.tables import header_of, read_text
 
 _SAMPLE = 5000

@@ -12,7 +12,7 @@ from court.errors import BadRequest
 from eval.datasets.card import FORMAT, DatasetCard, SplitRole, card_of
 from eval.datasets.card_draft import Column, TableColumns, id_column, inspect_files, named_column, role_of, split_column
 from retrieval.library.cells import plain_word
-from retrieval.library.label_words import classes_of, counted, label_counts
+from retrieval.library.readers import classes_of, counted, label_counts
 
 TRAIN, TEST, ALL = "train", "test", "all"
 _ROLES = ("id", "picture", "text", "label", "split", "language", "group")

@@ -33,7 +33,7 @@ from court.errors import Overrun, Unavailable
 from court.meme import Frame
 from court.ports import ChatModel, ChatReply, ChatRequest, Odds, ReplicatedModel
 from court.roles import RoleModel, RoleModels
-from serving.docket.store.group_commit import GroupCommit, sqlite_engine, transaction
+from serving.docket.store.transactions import GroupCommit, sqlite_engine, transaction
 
 T = TypeVar("T")
 

@@ -57,8 +57,8 @@ from serving.docket.log.notes import VerifierKey
 from serving.docket.open import Docket
 from serving.docket.store import tables as t
 from serving.docket.store.bodies import packed
-from serving.docket.store.group_commit import sqlite_engine, transaction
 from serving.docket.store.listing import finding_row
+from serving.docket.store.transactions import sqlite_engine, transaction
 from serving.judging.known import Findings
 
 _PLAIN = Table("plain", MetaData(), *(Column(name, String) for name in ("trial_id", "kind")), Column("body", Text))

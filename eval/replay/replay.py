@@ -55,10 +55,10 @@ from eval.replay.model import (
 )
 from serving.docket.store.bodies import GONE
 from serving.judging.executor import TrialExecutor
+from serving.judging.follow import RecordedEvidence
 from serving.version import SOFTWARE
 from serving.views.messages import messages_of
 from serving.views.recheck import Difference
-from serving.views.recorded_evidence import RecordedEvidence
 
 _NONE = "none"
 

@@ -213,7 +213,7 @@ def as_page(
         NotLoaded: jinja2 or matplotlib is not installed.
     """
     need_page()
-    from serving.views.in_file import style_sheet
+    from serving.export.trial_file import style_sheet
     from serving.views.text import environment
 
     own = environment("eval.reports")
@@ -248,7 +248,7 @@ def _data_uri(jpeg: bytes) -> str:
 
 
 def _course(record: TrialRecord, pictures: Mapping[str, bytes]) -> Any:
-    from serving.views.in_file import course_of
+    from serving.export.trial_file import course_of
 
     # The page blurs them until the meme's entry is shown.
     figures = {id_: {"veiled": _data_uri(jpeg), "sharp": "", "another": False} for id_, jpeg in pictures.items()}

@@ -29,7 +29,7 @@ from eval.scores.bootstrap import (
     share_of,
 )
 from retrieval.library.cells import plain_word
-from retrieval.library.label_words import LABEL_WORDS
+from retrieval.library.readers import LABEL_WORDS
 
 
 class Scale(StrEnum):

@@ -19,7 +19,7 @@ from eval.runs.results import Judged, Results
 from eval.scores.bootstrap import RESAMPLES, Figure, Ints
 from eval.scores.label_metrics import TaskArrays, measure
 from eval.solvers.question import Outcome
-from retrieval.linked import number_linked
+from retrieval.audit.leakage import number_linked
 
 OUTCOMES = (Outcome.NOT_HARMFUL, Outcome.HARMFUL, Outcome.UNDECIDED, Outcome.FAILED)
 """The columns of a confusion matrix, in this order."""

@@ -31,7 +31,7 @@ from eval.runs.results import Judged, Results, not_judged
 from eval.scores.prediction_rows import PredictionRows, prediction_rows
 from eval.solvers.question import Outcome, Prediction, TaskAnswer
 from retrieval.library.cells import BadCell, Record, is_missing, label_of, plain_word
-from retrieval.library.label_words import LABEL_WORDS
+from retrieval.library.readers import LABEL_WORDS
 
 _MOST_LISTED = 10
 """Largest number of faults that an error message lists."""

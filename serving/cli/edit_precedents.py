@@ -1,6 +1,6 @@
-"""``memecourt precedents add-one|remove|relabel|history|revoke|compact``: changing a library while it is in use.
+"""``memecourt precedents add-one|remove|relabel|history|revoke|compact|push``: changing a library while it is in use.
 
-All but ``compact`` do so with a library on disk and with one in a database.
+All but ``compact`` do so with a library on disk and with one in a database; ``push`` puts the one into the other.
 """
 
 from __future__ import annotations
@@ -14,13 +14,26 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from court.display import word
-from serving.cli.common import FILE, awaited, changed_place, excerpt, place_on_disk, printable, run, settings_of, tell
+from serving.cli.common import (
+    FILE,
+    PATH,
+    awaited,
+    changed_place,
+    excerpt,
+    place_on_disk,
+    printable,
+    run,
+    settings_of,
+    tell,
+)
 
 if TYPE_CHECKING:
     from court.precedents import PrecedentLabel
     from retrieval.library.changes import Change, Recorded
     from retrieval.library.ports import Writer
     from retrieval.library.postgres.address import Address
+    from retrieval.library.postgres.push import Pushed
+
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -182,9 +195,6 @@ async def compact(address: Path, forget: bool, as_json: bool) -> None:
         click.echo(f"{library.counts.memes:,} memes, digest {library.digest}")
 
 
-COMMANDS = (add_one, remove, relabel, revoke, history, compact)
-
-
 def _label(word: str) -> PrecedentLabel:
     from court.verdict import Label
 
@@ -220,3 +230,64 @@ def _what(change: Change) -> str:
     return (
         f"{'added' if str(change.kind) == 'add' else 'removed' if str(change.kind) == 'remove' else 'relabelled'} {of}"
     )
+
+
+_STEP = 20  # of how many times it is told how far a push is
+
+
+@click.command()
+@click.argument("path", type=PATH, metavar="LIBRARY")
+@click.argument("database", metavar="postgresql://…")
+@click.option("--replace", is_flag=True, help="Replace an existing library and lose the changes made to it.")
+@click.option("--json", "as_json", is_flag=True, help="Print the outcome as one JSON object.")
+@awaited
+async def push(path: Path, database: str, replace: bool, as_json: bool) -> None:
+    """Copies a LIBRARY into a PostgreSQL database with pgvector, in one transaction.
+
+    Courts with `--library postgresql://…` then search it without a restart. Keep the password out of the command line:
+    PGPASSWORD and password files are read.
+    """
+    import asyncio
+
+    from court.errors import BadLibrary
+    from retrieval.library.library import Library
+    from retrieval.library.postgres.address import Address
+    from retrieval.library.postgres.push import push_library
+
+    address = Address(database)
+    announced = 0
+
+    def progress(step: str, done: int, total: int) -> None:
+        nonlocal announced
+        if _STEP * done // total > announced:
+            announced = _STEP * done // total
+            tell(f"{step}: {done:,} of {total:,}")
+
+    def work() -> Pushed:
+        try:
+            return push_library(Library.open(path, None), address, replace=replace, progress=progress)
+        except OSError as error:
+            raise BadLibrary("The precedent library can't be read.") from error
+
+    pushed = await asyncio.to_thread(work)
+    if as_json:
+        replaced = pushed.replaced
+        click.echo(
+            json.dumps(
+                {
+                    "library": pushed.identity.model_dump(mode="json"),
+                    "was_there": pushed.was_there,
+                    "replaced": None if replaced is None else replaced.model_dump(mode="json"),
+                    "changes_lost": pushed.changes_lost,
+                }
+            )
+        )
+        return
+    if pushed.was_there:
+        tell("The database has this very library already.")
+    if pushed.changes_lost:
+        tell(f"{pushed.changes_lost:,} changes that were made in the database were lost, as was asked for.")
+    click.echo(f"{pushed.identity.size:,} memes, digest {pushed.identity.digest}")
+
+
+COMMANDS = (add_one, remove, relabel, revoke, history, compact, push)

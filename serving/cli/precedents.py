@@ -29,7 +29,6 @@ from serving.cli.common import (
     with_options,
 )
 from serving.cli.edit_precedents import COMMANDS
-from serving.cli.push import push
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -119,7 +118,7 @@ def precedents() -> None:
     """Makes, extends, searches and describes libraries of precedents: labelled memes that verdicts rest on."""
 
 
-for _command in (*COMMANDS, check, push):
+for _command in (*COMMANDS, check):
     precedents.add_command(_command)
 
 

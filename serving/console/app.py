@@ -36,8 +36,7 @@ from serving.docket.errors import NotDecided, TrialUnknown
 from serving.docket.open import Docket
 from serving.docket.review.locks import CaseError
 from serving.export.source import PictureSource
-from serving.http.hosts import own_names
-from serving.http.listen import Listener, open_listener, split_address
+from serving.http.listen import Listener, open_listener, own_names, split_address
 from serving.settings import Settings
 from serving.views.blur import LibraryPictures
 

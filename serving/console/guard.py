@@ -20,7 +20,7 @@ from court.meme import LIMITS
 from serving.access.callers import NotAllowed
 from serving.console.registry import Form, Page, console_of, redirect, root_of
 from serving.console.visitors import Visitor
-from serving.http.hosts import host_of, under
+from serving.http.listen import host_of, under
 
 POLICY = (
     "default-src 'none'; img-src 'self'; style-src 'self'; script-src 'self'; connect-src 'self'; form-action 'self'; "

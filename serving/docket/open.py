@@ -18,7 +18,6 @@ from serving.docket.ports import TrialReader, TrialWriter
 from serving.docket.review.projection import USUAL, Rules
 from serving.docket.review.queue import ReviewQueue
 from serving.docket.store import sqlite
-from serving.docket.store.database import Database
 from serving.docket.store.erasure import Eraser, remove_erased_pictures
 from serving.docket.store.hooks import DeliveryStore, HookStore
 from serving.docket.store.listing import FindingStore, TrialIndex
@@ -28,6 +27,7 @@ from serving.docket.store.pictures import ObjectPictures
 from serving.docket.store.postgres import PostgresDatabase
 from serving.docket.store.requests import FingerprintStore, HeartbeatStore, LeaseStore, VerdictKeys
 from serving.docket.store.reviews import ReviewStore
+from serving.docket.store.tables import Database
 from serving.docket.store.transactions import Transactions
 from serving.docket.store.trials import SqlTrialReader, SqlTrialWriter
 from serving.settings import Settings

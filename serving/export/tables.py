@@ -1,6 +1,6 @@
 """A selection of trials as a table: as many as there are, page by page, in memory that stays the same.
 
-A line of JSON is a whole record (:mod:`serving.export.document`); a row of Parquet has what is counted and filtered by
+A line of JSON is a whole record (:mod:`serving.export.source`); a row of Parquet has what is counted and filtered by
 in columns of its own, and the events as JSON beside it; a row of CSV has those columns alone.
 """
 
@@ -19,8 +19,7 @@ from court.record import TrialRecord
 from serving.docket.errors import TrialErased
 from serving.docket.ports import TrialReader
 from serving.docket.store.listing import DocketLine, TrialFilter, TrialIndex
-from serving.export.document import document
-from serving.export.source import ExportSource
+from serving.export.source import ExportSource, document
 
 if TYPE_CHECKING:
     import pyarrow

@@ -13,14 +13,30 @@ from typing import Any
 
 from markupsafe import Markup
 
-from serving.export.document import write_document
+from court.record import TrialRecord
 from serving.export.dsa import draft
-from serving.export.source import ExportSource, Pictures, data_uri
+from serving.export.source import ExportSource, Pictures, data_uri, write_document
 from serving.views.blur import blurred
-from serving.views.in_file import course_of, style_sheet
 from serving.views.messages import PictureShown, messages_of
 from serving.views.text import environment
 from serving.views.trial_view import view_of
+
+
+def course_of(record: TrialRecord, figures: Mapping[str, Mapping[str, Any]]) -> Markup:
+    """Returns the course of a trial as HTML without links and ids, so that a page may hold several.
+
+    Args:
+        figures: Pictures of precedents by id: data URI of the ``veiled`` and of the ``sharp`` one (or empty), and
+            ``another``, True if it is not the picture that the Judge was shown.
+    """
+    values = {"record": record, "view": view_of(record), "figures": figures, "static": True}
+    return Markup(environment(__package__).get_template("trial/static.html").render(values))
+
+
+def style_sheet() -> str:
+    """Returns the style sheet of all pages with that of a trial's parts."""
+    static = files("serving.console") / "static"
+    return "".join((static / name).read_text("utf-8") for name in ("base.css", "trial.css"))
 
 
 def page(

@@ -19,8 +19,16 @@ from court.meme import Meme, Picture, is_text_digest, text_digest
 from court.ports import PictureReader
 from serving.docket.store.listing import Failure, TrialIndex
 from serving.judging.admission import Admission
-from serving.judging.request import AdmissionSlot, Caller, PictureMemory, TrialRequest, size_of, uncounted
-from serving.judging.single_flight import LRUCache, SingleFlight
+from serving.judging.request import (
+    AdmissionSlot,
+    Caller,
+    LRUCache,
+    PictureMemory,
+    SingleFlight,
+    TrialRequest,
+    size_of,
+    uncounted,
+)
 from serving.telemetry import SILENT, Telemetry
 
 # RE-6 promises this number across restarts and servers: it is counted from the docket.

@@ -45,9 +45,8 @@ from serving.judging.leases import (
     request_of,
 )
 from serving.judging.orphans import Orphans, Reaper
-from serving.judging.request import AdmissionSlot, Answer, Caller, PictureMemory, TrialRequest, uncounted
+from serving.judging.request import AdmissionSlot, Answer, Caller, PictureMemory, TrialRequest, WorkCancelled, uncounted
 from serving.judging.running import RunningTrial, TrialsInFlight
-from serving.judging.single_flight import WorkCancelled
 from serving.settings import Settings
 from serving.telemetry import SILENT, Telemetry
 

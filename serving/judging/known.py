@@ -35,8 +35,7 @@ from serving.docket.store.log_queries import LogFollower
 from serving.docket.store.requests import VerdictKeys
 from serving.judging.decode import DecodingPool, Quarantine
 from serving.judging.executor import TrialExecutor
-from serving.judging.request import Caller, TrialRequest
-from serving.judging.single_flight import LRUCache
+from serving.judging.request import Caller, LRUCache, TrialRequest
 from serving.settings import Settings
 
 _MOST_RECORDS = 512

@@ -21,8 +21,8 @@ from serving.docket.ports import TrialWriter
 from serving.docket.store.requests import Lease
 from serving.judging.executor import EventFeed
 from serving.judging.leases import LeaseTable, Orphaned, RunningElsewhere, request_of
+from serving.judging.request import WorkCancelled
 from serving.judging.running import TrialsInFlight, UnstoredEnd
-from serving.judging.single_flight import WorkCancelled
 
 AGAIN_S = 1.0
 """Seconds between two attempts while the docket is unavailable."""

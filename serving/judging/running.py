@@ -18,8 +18,7 @@ from serving.judging.decode import DecodingPool, Quarantine
 from serving.judging.executor import TrialExecutor
 from serving.judging.known import VerdictCache
 from serving.judging.leases import LeaseTable
-from serving.judging.request import AdmissionSlot, Caller, TrialRequest
-from serving.judging.single_flight import LRUCache, SingleFlight
+from serving.judging.request import AdmissionSlot, Caller, LRUCache, SingleFlight, TrialRequest
 from serving.telemetry import Telemetry
 
 _MOST_UNRESUMABLE = 4096

@@ -24,8 +24,7 @@ from court.errors import BadRequest
 from serving.access.callers import NotAllowed
 from serving.access.exposure import only_here
 from serving.export.notice_links import PATH as NOTICE
-from serving.http.hosts import host_of, own_names, under
-from serving.http.listen import Listener, open_listener, split_address
+from serving.http.listen import Listener, host_of, open_listener, own_names, split_address, under
 from serving.rest.api import Api, Endpoint, EventEndpoint, error_response, json_response
 from serving.rest.events import EventForm
 from serving.rest.judging import JudgeEndpoint

@@ -17,8 +17,7 @@ from serving.access.callers import check_in_force, check_namespace, current
 from serving.docket.errors import TrialUnknown
 from serving.judging.executor import TrialExecutor
 from serving.judging.judge import TrialRunner
-from serving.judging.request import Answer, TrialRequest
-from serving.judging.single_flight import LRUCache
+from serving.judging.request import Answer, LRUCache, TrialRequest
 from serving.rpc.calls import (
     Budget,
     Responses,

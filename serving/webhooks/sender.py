@@ -19,16 +19,22 @@ from typing import TYPE_CHECKING
 
 from court.deadline import cancel_all
 from court.errors import CourtError
-from serving.docket.log.entries import Entry
+from retrieval.library.changes import Change
+from retrieval.open import open_writer_of
+from retrieval.precedents.finder import LibraryFinder
+from retrieval.precedents.postgres_finder import PgvectorFinder
+from serving.docket.log.entries import Entry, PrecedentChanged
 from serving.docket.open import Docket
 from serving.docket.store.hooks import NOTHING, Delivery, Hook, HookStates
 from serving.docket.store.log_queries import LogFollower
+from serving.docket.store.reviews import ReviewStore
 from serving.judging.heartbeat import Heartbeat
 from serving.webhooks.attempts import CONNECTIONS, Outcome, Receiver, ReceiverAnswer, next_attempt
 from serving.webhooks.messages import Message, messages_of, wanted_kinds
 
 if TYPE_CHECKING:
     from serving.telemetry.metrics import Metrics
+
 
 POLL_S = 0.5
 """Seconds between two polls for something to send."""
@@ -319,3 +325,50 @@ async def _registered(docket: Docket, names: Sequence[str]) -> None:
         except CourtError as error:
             _log.warning("webhooks wait for the docket: reason=%s", error.reason)
             await asyncio.sleep(AGAIN_S)
+
+
+PRECEDENTS_EVERY_S = 2.0
+"""Seconds between two checks of the library."""
+
+
+async def note_precedent_changes(
+    reviews: ReviewStore, finder: LibraryFinder | PgvectorFinder, *, every_s: float = PRECEDENTS_EVERY_S
+) -> None:
+    """Records changes of the served library until cancelled.
+
+    For a library without recorded changes, only those from now on.
+    """
+    recorded, since = "", None
+    while True:
+        try:
+            identity = (await finder.account()).identity
+            if identity.digest != recorded:
+                history = await asyncio.to_thread(_history, finder)
+                if since is None:
+                    since = history[-1].number if history else 0
+                changes = [_entry_of(change, identity.name) for change in history]
+                if added := await reviews.record_changes(changes, since=since):
+                    _log.info("changes of precedents are on record: changes=%d", added)
+                # Only once they are stored, so that a failed round is repeated.
+                recorded = identity.digest
+        except CourtError as error:
+            _log.warning("changes of precedents can't be put on record now: reason=%s", error.reason)
+        except ValueError:
+            _log.warning("changes of precedents can't be put on record now: the library can't be read")
+        await asyncio.sleep(every_s)
+
+
+def _history(finder: LibraryFinder | PgvectorFinder) -> list[Change]:
+    with open_writer_of(finder) as writer:
+        return [recorded.change for recorded in writer.history()]
+
+
+def _entry_of(change: Change, library: str) -> PrecedentChanged:
+    return PrecedentChanged(
+        at=change.at,
+        precedent_id=change.meme,
+        change=change.kind.value,
+        library=library,
+        number=change.number,
+        trial_id="",
+    )

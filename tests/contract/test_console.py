@@ -25,7 +25,7 @@ from serving.console.guard import POLICY
 from serving.console.registry import Page
 from serving.console.visitors import LONGEST_S, Role, Sessions
 from serving.docket.store.bodies import packed, unpacked
-from serving.export.document import read_document
+from serving.export.source import read_document
 from tests.support.cli import assert_matches_golden
 from tests.support.consoles import (
     ConsoleVisitor,

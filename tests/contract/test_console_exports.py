@@ -12,7 +12,7 @@ import pytest
 from court.errors import Unavailable
 from court.events import ReviewOutcome
 from court.verdict import Label
-from serving.export.document import read_document
+from serving.export.source import read_document
 from tests.support.consoles import ConsoleVisitor, app_of, create_docket, open_recording_docket, tokens_for
 from tests.support.dockets import events_of
 from tests.support.shown_trials import TEXT, drawn_picture, full_trial

@@ -24,8 +24,7 @@ from serving.telemetry import SILENT
 from serving.webhooks import attempts, sender
 from serving.webhooks.attempts import AFTER_S, ATTEMPTS, Receiver
 from serving.webhooks.messages import messages_of
-from serving.webhooks.precedents import note_precedent_changes
-from serving.webhooks.sender import HookSender, send_webhooks
+from serving.webhooks.sender import HookSender, note_precedent_changes, send_webhooks
 from tests.support.desks import with_desk
 from tests.support.docket_log import checked_log
 from tests.support.dockets import NOON, append_all, parse_place, review_trial

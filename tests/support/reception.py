@@ -13,8 +13,7 @@ from serving.docket.open import Docket
 from serving.judging.executor import TrialExecutor
 from serving.judging.heartbeat import Heartbeat
 from serving.judging.judge import TrialRunner
-from serving.judging.request import TrialRequest, uncounted
-from serving.judging.single_flight import SingleFlight
+from serving.judging.request import SingleFlight, TrialRequest, uncounted
 from serving.settings import Settings
 from serving.telemetry import SILENT
 from tests.support.fakes import LIBRARY, FakeFinder, FakeReader, H, findings, ticking_clock

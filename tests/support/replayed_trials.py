@@ -24,8 +24,7 @@ from court.record import TrialAborted, TrialRecord
 from court.roles import GuardModel, RoleModel, RoleModels
 from court.second_question import QuestionBrief, rule_on_question
 from court.settings import TrialSettings
-from serving.export.document import document
-from serving.export.source import ExportSource
+from serving.export.source import ExportSource, document
 from tests.support.cast import ACQUITTAL, RULING, Cast, full_court, is_repair, try_meme
 from tests.support.evidence import (
     CLAIM,

@@ -10,14 +10,134 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import importlib.metadata
-from typing import Protocol
+import logging
+from typing import Annotated, Protocol
 from urllib.parse import urlsplit
 
+import httpx2
+from pydantic import BaseModel, Field, ValidationError
+
+from court.backends.http import http_client
 from court.backends.ocr.rapidocr_models import LANGUAGES, find_model
-from court.backends.ocr.served import ServedTextReader
-from court.backends.ocr.worker_reader import WorkerTextReader
-from court.ports import TextReader
+from court.backends.ocr.worker_reader import (
+    FoundLine,
+    WorkerTextReader,
+    check_sample,
+    reader_failed,
+    sample_frame,
+    text_lines,
+)
+from court.errors import Unavailable
+from court.events import TextLine
+from court.meme import Frame, Picture
+from court.ports import Reading, TextReader
+
+logger = logging.getLogger(__name__)
+
+_READ_S = 60.0
+_CONNECTIONS = 64
+_Point = tuple[float, float]
+_Many = Annotated[list[float], Field(max_length=1000)]
+
+
+class _TextLines(BaseModel):
+    # Extra fields are ignored, unlike in a worker's reply: the protocol has many that are not needed here.
+    rec_texts: list[str] = Field(max_length=1000)
+    rec_scores: _Many
+    rec_polys: list[tuple[_Point, _Point, _Point, _Point]] = Field(max_length=1000)
+
+
+class _Page(BaseModel):
+    prunedResult: _TextLines
+
+
+class _ServedResult(BaseModel):
+    ocrResults: list[_Page] = Field(min_length=1, max_length=1)
+
+
+class _ServerReply(BaseModel):
+    errorCode: int
+    result: _ServedResult
+
+
+class ServedTextReader:
+    """A :class:`~court.ports.TextReader` that calls a server; safe to call concurrently.
+
+    The server is trusted with the pictures only: its answers are limited in size and checked.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._client = http_client(_CONNECTIONS)
+
+    @property
+    def identity(self) -> str:
+        """Protocol and address, as the server does not report its models."""
+        return f"paddlex-serving {self._url}"
+
+    async def read(self, picture: Picture) -> Reading:
+        """Reads the text on the picture, frame by frame in reading order; no lines if there is none.
+
+        Raises:
+            Unavailable: The server can't be reached, fails, or sends an invalid answer.
+        """
+        frames = await asyncio.gather(*(self._read(frame) for frame in picture.frames))
+        return Reading(lines=tuple(line for lines in frames for line in lines))
+
+    async def warm(self) -> None:
+        """Sends a sample picture.
+
+        Raises:
+            Unavailable: The server can't be reached, or did not read the sample's word.
+        """
+        try:
+            lines = await self._read(sample_frame())
+        except Unavailable:
+            raise Unavailable(
+                f"The text reader at {self._url} can't be asked. Start it, or name another with --reader.",
+                reason="TEXT_READER_FAILED",
+            ) from None
+        check_sample(lines, reads_latin=True)
+
+    async def aclose(self) -> None:
+        """Closes the connections."""
+        await self._client.aclose()
+
+    async def _read(self, frame: Frame) -> list[TextLine]:
+        # The larger copy of a long picture, in which small letters are legible.
+        png = frame.legible_png or frame.png
+        # In this protocol type 1 is an image, and 0 a PDF.
+        body = {"file": base64.b64encode(png).decode(), "fileType": 1, "visualize": False}
+        try:
+            async with asyncio.timeout(_READ_S):
+                response = await self._client.post(self._url, json=body)
+            response.raise_for_status()
+            answer = _ServerReply.model_validate_json(response.content)
+            if answer.errorCode:
+                raise ValueError("an error code")
+            found = _found(answer.result.ocrResults[0].prunedResult, frame.width / _width(png))
+        except (httpx2.HTTPError, TimeoutError, ValidationError, ValueError) as error:
+            # A failure must never be mistaken for a picture without text.
+            logger.warning("the text reader at %s failed by %s", self._url, type(error).__name__)
+            raise reader_failed() from None
+        return text_lines(found, frame.index)
+
+
+def _found(lines: _TextLines, scale: float) -> list[FoundLine]:
+    """Lines in pixels of the frame. Raises ValueError if the lists differ in length."""
+    return [
+        FoundLine(text=text, confidence=score, box=tuple((x * scale, y * scale) for x, y in box))
+        for text, score, box in zip(lines.rec_texts, lines.rec_scores, lines.rec_polys, strict=True)
+    ]
+
+
+def _width(png: bytes) -> int:
+    """Width of a PNG written by this program, in pixels, from its header."""
+    return int.from_bytes(png[16:20], "big")
+
 
 RAPIDOCR = "rapidocr"
 NONE = "none"

@@ -19,7 +19,7 @@ from serving.console.registry import Page, Trying, console_of, form_of, redirect
 from serving.console.rendering import render
 from serving.console.visitors import Role
 from serving.docket.errors import TrialUnknown
-from serving.export.document import read_document
+from serving.export.source import read_document
 from serving.judging.request import TrialRequest
 from serving.views.trial_view import view_of
 

@@ -26,10 +26,9 @@ from serving.docket.log.notes import SigningKey, read_checkpoint, sign_note, spl
 from serving.docket.review.drift import wilson
 from serving.docket.store import log_queries
 from serving.docket.store import tables as t
-from serving.docket.store.group_commit import Batch
 from serving.docket.store.log_append import EntryDraft, open_appender
 from serving.docket.store.log_queries import TransparencyLog
-from serving.docket.store.transactions import Rank, Transactions
+from serving.docket.store.transactions import Batch, Rank, Transactions
 
 RESULT = "memecourt-audit/1"
 """First line of the signed result of an audit."""

@@ -23,13 +23,11 @@ from court.in_force import standing
 from court.record import TrialState
 from serving.docket.errors import NotDecided, TrialUnknown
 from serving.docket.store import review_tables as t
-from serving.docket.store.database import insert_into, unknown
-from serving.docket.store.group_commit import Batch
 from serving.docket.store.listing import events_by_people
 from serving.docket.store.log_append import open_appender
 from serving.docket.store.reviews import UNDO, ReviewEvent, append_review, settled_at
-from serving.docket.store.tables import stamp
-from serving.docket.store.transactions import Rank
+from serving.docket.store.tables import insert_into, stamp, unknown
+from serving.docket.store.transactions import Batch, Rank
 
 _case = t.cases.c
 

@@ -29,10 +29,9 @@ from serving.docket.review.agreement import Agreement, agreement
 from serving.docket.review.locks import AnotherWanted, CaseClosed, CaseTaken, Lock, LockedReview, Withdrawal
 from serving.docket.review.projection import KINDS, USUAL, ReviewPriority, Rules, apply_entries, same_letters
 from serving.docket.store import review_tables as t
-from serving.docket.store.database import insert_into, unknown
 from serving.docket.store.log_queries import LogFollower, TransparencyLog
 from serving.docket.store.reviews import UNDO
-from serving.docket.store.tables import stamp
+from serving.docket.store.tables import insert_into, stamp, unknown
 from serving.docket.store.transactions import Transactions
 
 A = TypeVar("A")

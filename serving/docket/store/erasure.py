@@ -26,12 +26,11 @@ from serving.docket.log.entries import Erased, erased_of
 from serving.docket.store import review_tables
 from serving.docket.store import tables as t
 from serving.docket.store.bodies import part_key, unpacked
-from serving.docket.store.database import Database, insert_into, unknown
-from serving.docket.store.group_commit import Batch
 from serving.docket.store.listing import erase_finding
 from serving.docket.store.log_append import EntryDraft, open_appender
 from serving.docket.store.pictures import ObjectPictures
-from serving.docket.store.transactions import Rank, SqlStore, Transactions
+from serving.docket.store.tables import Database, insert_into, unknown
+from serving.docket.store.transactions import Batch, Rank, SqlStore, Transactions
 from serving.docket.store.trials import buried, part_draft
 
 UNFINISHED = "ERASURE_UNFINISHED"

@@ -13,10 +13,9 @@ from court.events import ReviewWithdrawn
 from court.in_force import DEFAULT_RULES, FindingRules, InForce
 from serving.docket.store import tables as t
 from serving.docket.store.bodies import event_in, unpacked
-from serving.docket.store.database import insert_into
-from serving.docket.store.group_commit import Batch
 from serving.docket.store.listing import LISTED, line_in
-from serving.docket.store.transactions import Rank, SqlStore, Transactions
+from serving.docket.store.tables import insert_into
+from serving.docket.store.transactions import Batch, Rank, SqlStore, Transactions
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,7 @@ from retrieval.text import text_key
 from serving.docket.store import review_tables
 from serving.docket.store import tables as t
 from serving.docket.store.bodies import event_in, unpacked
-from serving.docket.store.database import no_record
+from serving.docket.store.tables import no_record
 from serving.docket.store.transactions import SqlStore, Transactions
 
 _row, _entry, _case = t.trials.c, t.entries.c, review_tables.cases.c

@@ -32,7 +32,7 @@ from serving.docket.log.merkle import Frontier, Node, tile_updates
 from serving.docket.log.notes import SigningKey, sign_checkpoint
 from serving.docket.store import tables as t
 from serving.docket.store.bodies import seal_bodies
-from serving.docket.store.database import insert_into, insert_rows
+from serving.docket.store.tables import insert_into, insert_rows
 
 Signer = Callable[[str], SigningKey]
 """Returns the signing key for the docket's public key, which is empty if there is none yet."""

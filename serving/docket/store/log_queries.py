@@ -19,10 +19,9 @@ from serving.docket.log.notes import SigningKey, VerifierKey
 from serving.docket.log.rotation import read_rotation, sign_rotation
 from serving.docket.store import tables as t
 from serving.docket.store.bodies import part_value, parts_in, unpacked
-from serving.docket.store.database import unknown
-from serving.docket.store.group_commit import Batch
 from serving.docket.store.log_append import EntryDraft, LogAppender, open_appender
-from serving.docket.store.transactions import Rank, SqlStore
+from serving.docket.store.tables import unknown
+from serving.docket.store.transactions import Batch, Rank, SqlStore
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,9 +25,8 @@ from court.errors import BadRequest, Unavailable
 from court.events import MemeIdentity
 from court.meme import Frame, Picture, PictureFormat
 from serving.docket.store import tables as t
-from serving.docket.store.database import insert_into
-from serving.docket.store.group_commit import Batch
-from serving.docket.store.transactions import Rank
+from serving.docket.store.tables import insert_into
+from serving.docket.store.transactions import Batch, Rank
 
 T = TypeVar("T")
 

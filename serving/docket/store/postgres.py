@@ -16,8 +16,8 @@ from retrieval.library.postgres.address import Address
 from serving.docket.errors import DocketError
 from serving.docket.store import schema
 from serving.docket.store import tables as t
-from serving.docket.store.database import Database, exists, failed, later_format, unavailable
-from serving.docket.store.group_commit import RolledBack
+from serving.docket.store.tables import Database, exists, failed, later_format, unavailable
+from serving.docket.store.transactions import RolledBack
 
 if TYPE_CHECKING:
     import psycopg
@@ -83,6 +83,7 @@ class PostgresDatabase(Database):
     """A docket's database, in its own schema."""
 
     read_only = False
+    on_server = True
 
     def __init__(self, address: Address, patience: float) -> None:
         """Connects lazily. Raises NotLoaded if the driver is not installed."""

@@ -18,9 +18,8 @@ from court.in_force import ContentKey
 from court.record import TrialState
 from serving.docket.errors import RequestConflict
 from serving.docket.store import tables as t
-from serving.docket.store.database import insert_into
-from serving.docket.store.group_commit import Batch
-from serving.docket.store.transactions import Rank, SqlStore
+from serving.docket.store.tables import insert_into
+from serving.docket.store.transactions import Batch, Rank, SqlStore
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,10 +20,9 @@ from serving.docket.log.canonical_json import parse
 from serving.docket.log.entries import PictureShown, PrecedentChanged
 from serving.docket.store import tables as t
 from serving.docket.store.bodies import event_in, unpacked
-from serving.docket.store.database import erased, unknown
-from serving.docket.store.group_commit import Batch
 from serving.docket.store.log_append import EntryDraft, LogAppender, open_appender
-from serving.docket.store.transactions import Rank, SqlStore
+from serving.docket.store.tables import erased, unknown
+from serving.docket.store.transactions import Batch, Rank, SqlStore
 from serving.docket.store.trials import append_events
 
 

@@ -21,8 +21,8 @@ from court.errors import CourtError
 from serving.docket.errors import DocketError
 from serving.docket.store import schema
 from serving.docket.store import tables as t
-from serving.docket.store.database import Database, exists, failed, later_format, unavailable
-from serving.docket.store.group_commit import sqlite_engine, sqlite_reader, transaction
+from serving.docket.store.tables import Database, exists, failed, later_format, unavailable
+from serving.docket.store.transactions import sqlite_engine, sqlite_reader, transaction
 
 _AGAIN_S = 0.05
 """Seconds between two attempts while readers are active."""
@@ -132,6 +132,7 @@ class SqliteDatabase(_SqliteFile):
     """A docket's database in a file."""
 
     read_only = False
+    on_server = False
 
     def __init__(self, path: Path, patience: float) -> None:
         self._path = path
@@ -239,6 +240,7 @@ class ReadOnlySqliteDatabase(_SqliteFile):
     """A docket's file that this user may only read, such as an auditor's copy."""
 
     read_only = True
+    on_server = False
 
     def __init__(self, path: Path, patience: float) -> None:
         """Prepares the engine without opening the file.

@@ -40,12 +40,11 @@ from serving.docket.store.bodies import (
     parts_in,
     unpacked,
 )
-from serving.docket.store.database import erased, insert_into, no_record, unknown
-from serving.docket.store.group_commit import Batch
 from serving.docket.store.listing import HEARD, finding_about, standing_review, update_finding
 from serving.docket.store.log_append import EntryDraft, LogAppender, open_appender
 from serving.docket.store.pictures import WRITE_PICTURE, ObjectPictures, frames_in_table
-from serving.docket.store.transactions import Rank, SqlStore, Transactions
+from serving.docket.store.tables import erased, insert_into, no_record, unknown
+from serving.docket.store.transactions import Batch, Rank, SqlStore, Transactions
 
 _row, _entry = t.trials.c, t.entries.c
 _AT_ONCE = 500  # keys in one query

@@ -9,9 +9,8 @@ from PIL import Image, ImageDraw, ImageFont
 from court.backends.ocr.reader import open_reader
 from court.backends.pictures.reader import GuardedPictureReader
 from court.events import TextLine, TextRead, TextSource
-from court.reading_confidence import reading_confidence, stacked_letters
 from court.settings import TrialSettings
-from court.summary import unsure_text
+from court.summary import reading_confidence, stacked_letters, unsure_text
 
 
 def line(text, left, top, size=60, confidence=1.0, frame=0):

@@ -26,9 +26,8 @@ from court.record import TrialAborted, TrialRecord, TrialState
 from court.settings import TrialSettings
 from court.trial import TrialCase
 from court.verdict import ReviewReason
-from serving.export.document import document, read_document, write_document
 from serving.export.dsa import draft
-from serving.export.source import ExportSource
+from serving.export.source import ExportSource, document, read_document, write_document
 from serving.export.trial_file import page
 from serving.views.compare import compare
 from serving.views.event_text import pieces_of

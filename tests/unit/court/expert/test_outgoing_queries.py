@@ -3,7 +3,7 @@
 import pytest
 
 from court.events import EvidenceSearched, QueriesPlanned
-from court.expert.outgoing import HELD_BACK, names_of_picture, outgoing
+from court.expert.witness import HELD_BACK, names_of_picture, outgoing
 from court.verdict import ReviewReason
 from tests.support.cast import Cast
 from tests.support.evidence import TEXT, Expert, FakeEvidence, try_with_expert

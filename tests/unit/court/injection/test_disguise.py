@@ -4,7 +4,7 @@ import unicodedata
 
 import pytest
 
-from court.injection.disguise import disguises_in
+from court.summary import disguises_in
 from court.verdict import ReviewReason
 from tests.support.fakes import N, findings
 from tests.support.summary import judged, text_read

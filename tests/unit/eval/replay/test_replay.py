@@ -20,7 +20,7 @@ from court.trial import TrialCase
 from court.verdict import Label, Strength, Strengths
 from eval.cli import cli as eval_cli
 from eval.replay.replay import outcome, replay
-from serving.export.document import read_document
+from serving.export.source import read_document
 from tests.support.cast import Cast, full_court, try_meme
 from tests.support.fakes import RecordingSink, a_meme
 from tests.support.replayed_trials import FOLDER, TRIALS

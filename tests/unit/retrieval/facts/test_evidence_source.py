@@ -15,8 +15,8 @@ from retrieval.facts.reading import read_documents
 from retrieval.facts.source import CorpusEvidence
 from retrieval.facts.starter import STARTER_FACTS
 from retrieval.facts.writer import write_corpus
-from serving.evidence import open_evidence
 from serving.settings import Settings
+from serving.wiring import open_evidence
 from tests.support.encoders import WordEncoder
 from tests.support.evidence import WEIGHED, Expert, try_with_expert
 from tests.support.fakes import a_meme

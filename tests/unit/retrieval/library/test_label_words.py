@@ -3,7 +3,7 @@
 import pytest
 
 from court.errors import BadRequest
-from retrieval.library.label_words import classes_of, label_counts
+from retrieval.library.readers import classes_of, label_counts
 
 
 @pytest.mark.parametrize(

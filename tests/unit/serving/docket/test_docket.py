@@ -19,9 +19,9 @@ from retrieval.library.postgres.address import Address
 from serving.cli.records import records
 from serving.docket.errors import DocketError
 from serving.docket.open import Docket
-from serving.docket.store.group_commit import sqlite_engine
 from serving.docket.store.listing import TrialFilter
 from serving.docket.store.sqlite import SqliteDatabase
+from serving.docket.store.transactions import sqlite_engine
 from serving.settings import Settings
 from tests.support.dockets import (
     NOON,

@@ -14,8 +14,7 @@ from serving.cli.main import cli
 from serving.docket.review.drift import FEWEST, SampledVerdict, measure_drift, propose_cutoff, wilson
 from serving.docket.review.projection import Rules, is_sampled
 from serving.settings import Settings
-from serving.telemetry.metrics import Metrics
-from serving.telemetry.state_metrics import measure_sample
+from serving.telemetry.metrics import Metrics, measure_sample
 from tests.support.desks import verdict, with_desk
 from tests.support.dockets import NOON
 from tests.support.playing import until

@@ -15,8 +15,7 @@ from serving.docket.audit.anchoring import FileWitness, keep_anchored
 from serving.docket.open import Docket
 from serving.rpc.health import COURT, SERVING, Health
 from serving.settings import Settings
-from serving.telemetry.metrics import Metrics
-from serving.telemetry.state_metrics import measure_docket
+from serving.telemetry.metrics import Metrics, measure_docket
 from tests.support.dockets import append_all, review_trial
 from tests.support.webhooks import decided
 

@@ -13,9 +13,8 @@ from eval.replay.replay import replay
 from memecourt.v1 import court_pb2 as wire
 from serving.cli.records import render
 from serving.docket.review.projection import ReviewPriority
-from serving.export.document import document, read_document, write_document
 from serving.export.dsa import draft
-from serving.export.source import ExportSource
+from serving.export.source import ExportSource, document, read_document, write_document
 from serving.export.trial_file import page
 from serving.judging.known import whole
 from serving.rpc.convert import verdict_of

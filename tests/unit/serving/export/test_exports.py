@@ -27,8 +27,7 @@ from serving.cli.main import cli
 from serving.docket.errors import DocketError, TrialErased, TrialUnknown
 from serving.docket.store.listing import DocketLine, TrialFilter
 from serving.export import tables
-from serving.export.document import document, read_document, write_document
-from serving.export.source import ExportSource, Pictures, gather
+from serving.export.source import ExportSource, Pictures, document, gather, read_document, write_document
 from serving.export.tables import Form, Selection
 from serving.export.trial_file import page
 from serving.views.blur import blurred

@@ -21,8 +21,7 @@ from serving.errors import Busy
 from serving.judging.executor import TrialExecutor
 from serving.judging.known import FRESH_S
 from serving.judging.leases import MEMES
-from serving.judging.request import Caller, RequiredPolicy, RequiredVersions
-from serving.judging.single_flight import SingleFlight
+from serving.judging.request import Caller, RequiredPolicy, RequiredVersions, SingleFlight
 from serving.settings import Settings
 from serving.telemetry import Telemetry
 from serving.telemetry.metrics import Metrics

@@ -20,8 +20,7 @@ from PIL import Image
 
 from court.backends.ocr import rapidocr_models
 from court.backends.ocr.rapidocr_models import LANGUAGES, MIRROR, RecognitionModel, find_model
-from court.backends.ocr.reader import check_reader_name, open_reader
-from court.backends.ocr.served import ServedTextReader
+from court.backends.ocr.reader import ServedTextReader, check_reader_name, open_reader
 from court.errors import BadRequest, NotLoaded, Unavailable
 from court.meme import Frame, Picture, PictureFormat
 from serving.cli.main import cli
