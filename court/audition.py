@@ -30,8 +30,8 @@ _SUREST = 0.001
 """Probabilities are clipped to this distance from 0 and 1: beyond it, models are sure without being right."""
 _FREE = frozenset(
     {
-        *("review_risk", "review_rate", "review_margin", "review_one_sided", "review_confidence", "harm_cost"),
-        *("vote_disagreement", "audition", "overlap", "call_s", "find_s", "read_s", CALIBRATION),
+        *("review_risk", "review_rate", "harm_cost", "vote_disagreement", "audition", "overlap"),
+        *("call_s", "find_s", "read_s", CALIBRATION),
     }
 )
 """Settings that change no evidence, so that a calibration outlasts their change."""

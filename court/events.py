@@ -434,6 +434,11 @@ class Summarised(RoundEvent):
     """Quotes that stand nowhere in what the side was shown, and were left out of its argument."""
     call: ModelCall | None = None
 
+    @property
+    def argument(self) -> str:
+        """Words of the side before the Judge: without an examination, the justification may be empty."""
+        return self.justification or self.summary
+
 
 class SummarisedAhead(RoundEvent):
     """A side summarised a round speculatively, before it is known whether the round counts.

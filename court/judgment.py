@@ -156,7 +156,7 @@ def verdict_of(
         *_guard_reasons(guard, label),
         *(review_of(testimony, label, facts=facts) if testimony else ()),
         *_cut_short(sides),
-        *unsure_text(text, settings),
+        *unsure_text(text),
         *_mistrial(failed, settings),
         # The picture may be what harms, so nobody is acquitted without a description of it.
         *(_check_reasons(missing) if label is not Label.HARMFUL else ()),

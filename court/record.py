@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -14,14 +14,19 @@ from court.events import (
     Event,
     FlipsSought,
     GuardHeard,
+    JudgeRuled,
     NearDuplicatesFound,
+    PrecedentReading,
     PrecedentsCited,
     QuestionRuled,
     ReportedCall,
     ReviewWithdrawn,
+    Side,
+    SideRested,
     Summarised,
     SummarisedAhead,
     TextRead,
+    TrialChecked,
     TrialFailed,
     TrialOpened,
     TrialResumed,
@@ -76,6 +81,7 @@ class TrialRecord:
     claims_found = _Last(ClaimsFound)
     verdict_event = _Last(VerdictGiven)
     failure = _Last(TrialFailed)
+    checked = _Last(TrialChecked)
 
     def __post_init__(self) -> None:
         if not self.events or not isinstance(self.events[0], TrialOpened):
@@ -199,9 +205,26 @@ class TrialRecord:
         end = next(e for e in reversed(self.events) if not e.after_end)
         return (end.at - self.opened.at).total_seconds()
 
+    @property
+    def rested(self) -> Mapping[Side, SideRested]:
+        """End of each side's questioning."""
+        return {event.side: event for event in self.all(SideRested)}
+
+    @property
+    def readings(self) -> Mapping[str, PrecedentReading]:
+        """Reading of each precedent by the Judge, or by one judge of a panel that has not ruled, by its id."""
+        # All judges of a panel were shown the same.
+        ruled = self.verdict_event or self.last(JudgeRuled)
+        return {one.id: one for one in ruled.ruling.precedents} if ruled and ruled.ruling else {}
+
+    @property
+    def questions(self) -> Sequence[QuestionRuled]:
+        """Rulings on further questions, in order."""
+        return self.all(QuestionRuled)
+
     def ruling_on(self, question: str) -> QuestionRuled | None:
         """Returns the last ruling on the question with this id, or None."""
-        return next((event for event in reversed(self.all(QuestionRuled)) if event.question.id == question), None)
+        return next((event for event in reversed(self.questions) if event.question.id == question), None)
 
     def all(self, kind: type[E]) -> tuple[E, ...]:
         """Returns all events of a kind, in order."""

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from court.events import JudgeRuled, PrecedentsCited, Side, SideRested, Summarised
+from court.events import PrecedentsCited, Side, Summarised
 from court.expert.findings import testimony_of
 from court.expert.messages import findings_words
 from court.guard import opinion_words
@@ -86,11 +86,8 @@ class RecordedCase:
         cited = self._cited
         if cited is None or not self.settings.exhibits_shown:
             return ()
-        # All judges of a panel were shown the same.
-        ruled = self.record.verdict_event or self.record.last(JudgeRuled)
-        readings = ruled.ruling.precedents if ruled and ruled.ruling else ()
-        pictures = {reading.id: reading.picture for reading in readings}
-        return tuple((precedent, pictures.get(precedent.id, "")) for precedent in cited.findings.exhibits)
+        read = self.record.readings
+        return tuple((each, read[each.id].picture if each.id in read else "") for each in cited.findings.exhibits)
 
     @property
     def _cited(self) -> PrecedentsCited | None:
@@ -99,7 +96,7 @@ class RecordedCase:
 
     def justification(self, side: Side) -> str:
         """Returns the justification shown to the Judge: of the last round that counts. Empty without advocates."""
-        rested = next((event for event in self.record.all(SideRested) if event.side is side), None)
+        rested = self.record.rested.get(side)
         # Without advocates there is no SideRested event, and the Judge saw no arguments.
         if rested is None:
             return ""

@@ -28,12 +28,6 @@ class TrialSettings(Value):
     """Share of memes to send to a person for their risk, in place of ``review_risk``; 0 sends none."""
     harm_cost: float = Field(default=1.0, ge=0.01, le=100)
     """How many false alarms a missed harmful meme is worth, in the summary procedure."""
-    review_margin: float = Field(default=0.0, ge=0, le=0.5)
-    """A person must also look if the probability of harm is closer than this to its threshold."""
-    review_one_sided: bool = False
-    """A person must also look if "not harmful" rests on text or picture alone although the meme has both."""
-    review_confidence: float = Field(default=0.7, ge=0, le=1)
-    """Mean confidence of a text read off the picture, below which the reading counts as unsure."""
 
     rounds_min: int = Field(default=2, ge=1, le=50)
     """Rounds before an examination may stop (R_min)."""

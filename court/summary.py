@@ -34,6 +34,8 @@ from court.verdict import (
 
 _LABEL_OF = {Side.ACCUSER: Label.HARMFUL, Side.DEFENDER: Label.NOT_HARMFUL}
 _WORDS = {Label.HARMFUL: "harmful", Label.NOT_HARMFUL: "not harmful", Label.UNDECIDED: "undecided"}
+_UNSURE = 0.7
+"""Mean confidence of a text read off the picture, below which the reading counts as unsure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +142,7 @@ def weigh(findings: Findings, vote: Vote | None, text: TextRead, settings: Trial
             review=(
                 Review(reason=ReviewReason.NO_SIMILAR_PRECEDENT, detail=_distance(findings, coverage)),
                 *_text_reasons(findings, text),
-                *unsure_text(text, settings),
+                *unsure_text(text),
             ),
         )
     threshold = threshold_of(vote, settings)
@@ -148,15 +150,7 @@ def weigh(findings: Findings, vote: Vote | None, text: TextRead, settings: Trial
     label = rule(strengths.harmful, strengths.benign)
     # Only for "not harmful": anyone able to add one precedent must not get memes acquitted unseen (docs/security.md).
     sole = _sole_precedent(findings, vote, threshold) if label is Label.NOT_HARMFUL else None
-    # Either a reason for review or a signal, never both, so that reviewers don't read the same sentence twice.
-    one_sided = _half_reasons(findings, coverage)
-    needs_review = one_sided if settings.review_one_sided and label is Label.NOT_HARMFUL else ()
-    signals = (
-        *(() if needs_review else one_sided),
-        *unsure_text(text, settings),
-        *_sole_reason(sole),
-    )
-    confidence = reading_confidence(text) if unsure_text(text, settings) else 1.0
+    confidence = reading_confidence(text) if unsure_text(text) else 1.0
     risk = _risk(vote, label, threshold, sole=sole, confidence=confidence)
     # A calibration on memes with pictures is overconfident for text-only memes; without another measurement, give no
     # risk.
@@ -176,12 +170,11 @@ def weigh(findings: Findings, vote: Vote | None, text: TextRead, settings: Trial
         finding=finding,
         review=(
             *_text_reasons(findings, text),
-            *_contrary_precedents(vote, label, threshold, settings.review_margin),
-            *needs_review,
+            *_contrary_precedents(vote, label, threshold),
             *_risk_reasons(findings, risk, settings),
         ),
         risk=risk if measured else None,
-        signals=signals,
+        signals=(*_half_reasons(findings, coverage), *unsure_text(text), *_sole_reason(sole)),
     )
 
 
@@ -295,18 +288,14 @@ def _capital(sentence: str) -> str:
     return f"{sentence[:1].upper()}{sentence[1:].rstrip('.')}"
 
 
-def _contrary_precedents(vote: Vote, label: Label, threshold: float, margin: float) -> tuple[Review, ...]:
-    """A reason for review if nearest precedents and whole library disagree, or the vote is close to the threshold."""
-    if (vote.by_precedents >= threshold) != (label is Label.HARMFUL):
-        detail = (
-            f"The nearest precedents put the probability of harm at {vote.by_precedents:.2f}, the whole library at "
-            f"{vote.probability:.2f}: they lead to different labels."
-        )
-    # Around the effective threshold, which depends on harm_cost.
-    elif abs(vote.probability - threshold) < margin:
-        detail = f"The probability of harm ({vote.probability:.2f}) is within {margin:.2f} of {threshold:.2f}."
-    else:
+def _contrary_precedents(vote: Vote, label: Label, threshold: float) -> tuple[Review, ...]:
+    """A reason for review if the nearest precedents and the whole library lead to different labels."""
+    if (vote.by_precedents >= threshold) == (label is Label.HARMFUL):
         return ()
+    detail = (
+        f"The nearest precedents put the probability of harm at {vote.by_precedents:.2f}, the whole library at "
+        f"{vote.probability:.2f}: they lead to different labels."
+    )
     return (Review(reason=ReviewReason.PRECEDENTS_DISAGREE, detail=detail),)
 
 
@@ -363,13 +352,13 @@ def _half_reasons(findings: Findings, coverage: Coverage) -> tuple[Review, ...]:
     return ()
 
 
-def unsure_text(text: TextRead, settings: TrialSettings) -> tuple[Review, ...]:
+def unsure_text(text: TextRead) -> tuple[Review, ...]:
     """A reason for review if the text was read off the picture with low confidence; otherwise empty."""
     # A caller's text is taken as given; only OCR has a confidence.
     if text.source is not TextSource.OCR or not text.lines:
         return ()
     confidence = reading_confidence(text)
-    if confidence >= settings.review_confidence:
+    if confidence >= _UNSURE:
         return ()
     detail = f"The text was read off the picture with a mean confidence of only {confidence:.2f}."
     if stacked := stacked_letters(text.lines):

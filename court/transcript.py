@@ -1,20 +1,17 @@
-"""A record laid out for reading: both sides of each round next to each other, with the cost of every call."""
+"""A record laid out for reading: both sides of each round next to each other."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from court.display import word
 from court.events import (
     AnswerGiven,
     JudgeRuled,
-    ModelCall,
     NearDuplicate,
     OddsGiven,
     QuestionAsked,
     Ruling,
     Side,
-    SideRested,
     Summarised,
 )
 from court.precedents import Precedent, Vote
@@ -25,16 +22,10 @@ from court.record import TrialRecord
 class Turn:
     """One round of one side; ``ahead`` after the one at which the side stopped, on which no verdict rests."""
 
-    question: str
-    answer: str
-    summary: str
-    entropy: float | None
-    change: float | None
-    ahead: bool
-    calls: tuple[ModelCall, ...]
     asked: QuestionAsked | None
     answered: AnswerGiven | None
     summed: Summarised | None
+    ahead: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,24 +37,16 @@ class Round:
 
 
 @dataclass(frozen=True, slots=True)
-class Argument:
-    """A side's argument before the Judge, and the reason why it stopped asking."""
-
-    justification: str
-    cites: tuple[str, ...]
-    rested: str
-    call: ModelCall | None
-    """Call of an argument without an examination; otherwise None, as the last round has the call."""
-    event: Summarised
-
-
-@dataclass(frozen=True, slots=True)
 class Transcript:
-    """A record in reading order: all that has to be put together from several events, or to be found inside of one."""
+    """A record in reading order: all that has to be put together from several events, or to be found inside of one.
+
+    Attributes:
+        arguments: Last summary of each side, which is its argument before the Judge.
+    """
 
     description: str
     rounds: tuple[Round, ...]
-    arguments: dict[Side, Argument | None]
+    arguments: dict[Side, Summarised | None]
     searched: str
     precedents: tuple[Precedent, ...]
     vote: Vote | None
@@ -81,51 +64,24 @@ def transcript(record: TrialRecord) -> Transcript:
     answered = {(event.side, event.round): event for event in record.all(AnswerGiven)}
     # Without summaries run ahead: once such a round counts, another event repeats it.
     summed = {(event.side, event.round): event for event in record.all(Summarised)}
-    rested = {event.side: event for event in record.all(SideRested)}
+    rested = record.rested
 
     def turn(side: Side, number: int) -> Turn | None:
-        question, answer, summary = (events.get((side, number)) for events in (questions, answered, summed))
-        if question is None and answer is None and summary is None:
+        at = side, number
+        if at not in questions and at not in answered and at not in summed:
             return None
-        assert isinstance(summary, Summarised | None)
-        return Turn(
-            question=question.question if isinstance(question, QuestionAsked) else "",
-            answer=answer.answer if isinstance(answer, AnswerGiven) else "",
-            summary=summary.summary if summary else "",
-            entropy=summary.entropy if summary else None,
-            change=summary.entropy_change if summary else None,
-            # As long as the side has not stopped, it is unknown which of its rounds count.
-            ahead=side in rested and number > rested[side].rounds,
-            calls=tuple(event.call for event in (question, answer, summary) if event is not None and event.call),
-            asked=question if isinstance(question, QuestionAsked) else None,
-            answered=answer if isinstance(answer, AnswerGiven) else None,
-            summed=summary,
-        )
+        # As long as the side has not stopped, it is unknown which of its rounds count.
+        ahead = side in rested and number > rested[side].rounds
+        return Turn(questions.get(at), answered.get(at), summed.get(at), ahead)
 
-    def argument(side: Side) -> Argument | None:
-        last = max((number for of, number in summed if of is side), default=None)
-        if last is None:
-            return None
-        event = summed[side, last]
-        why = word(rested[side].reason) if side in rested else ""
-        # Without an examination the justification may be empty, and the summary is the argument.
-        text = event.justification or event.summary
-        return Argument(
-            justification=text,
-            cites=event.cites,
-            rested=why,
-            # With an examination, this call belongs to the last round and would be counted twice.
-            call=event.call if last == 0 else None,
-            event=event,
-        )
-
+    last = {side: max((number for of, number in summed if of is side), default=None) for side in Side}
     # Round 0 is an argument without an examination and not a round.
     numbers = sorted({number for _, number in (*questions, *answered, *summed) if number})
     library = cited.findings.library if cited else None
     return Transcript(
         description=described.description if described else "",
         rounds=tuple(Round(number, {side: turn(side, number) for side in Side}) for number in numbers),
-        arguments={side: argument(side) for side in Side},
+        arguments={side: None if number is None else summed[side, number] for side, number in last.items()},
         searched=f"{library.name}, {library.size:,} memes" if library else "",
         precedents=cited.findings.exhibits if cited else (),
         vote=cited.vote if cited else None,

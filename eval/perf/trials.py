@@ -22,7 +22,6 @@ from court.events import (
     Procedure,
     QuestionAsked,
     Side,
-    SideRested,
     Summarised,
 )
 from court.meme import Frame, Meme, Picture, PictureFormat
@@ -124,7 +123,7 @@ def times(record: TrialRecord, speed: Speed) -> Times:
     """Returns the calls of a trial that ended in a verdict."""
     sides = []
     for side in Side:
-        rounds = next(event.rounds for event in record.all(SideRested) if event.side is side)
+        rounds = record.rested[side].rounds
         recorded = (record.all(QuestionAsked), record.all(AnswerGiven), record.all(Summarised))
         sides.append(Examined(*(_rounds(events, side, rounds, speed) for events in recorded)))
     described, verdict = record.described, record.verdict_event

@@ -135,7 +135,7 @@ def _fields(record: TrialRecord) -> _Fields:
         yield f"{name} rationale", ruled.seq, ruled.rationale
     for side in Side:
         yield from _side(record, side)
-    for answered in record.all(QuestionRuled):
+    for answered in record.questions:
         name = f"{answered.question.id}'s"
         words = answered.failure if answered.chosen is None else ", ".join(answered.chosen) or _NONE
         yield f"{name} answer", answered.seq, words
@@ -174,7 +174,7 @@ def _verdict(event: VerdictGiven) -> _Fields:
 
 def _side(record: TrialRecord, side: Side) -> _Fields:
     who = side.capitalize()
-    rested = next((event for event in record.all(SideRested) if event.side is side), None)
+    rested = record.rested.get(side)
     if rested is not None:
         yield f"{who}'s rounds", rested.seq, f"{rested.rounds}, {word(rested.reason)}"
     # Rounds run ahead beyond the stop depend on timing, and the verdict does not rest on them.
@@ -407,8 +407,7 @@ def _with_answers(rerun: TrialRecord, record: TrialRecord) -> TrialRecord:
     # Numbered behind the replay's own events, of which there may be fewer.
     last = rerun.events[-1].seq
     answers = [
-        _read_again(ruled).model_copy(update={"seq": last + number})
-        for number, ruled in enumerate(record.all(QuestionRuled), 1)
+        _read_again(ruled).model_copy(update={"seq": last + number}) for number, ruled in enumerate(record.questions, 1)
     ]
     return TrialRecord.of((*rerun.events, *answers))
 

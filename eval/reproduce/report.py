@@ -320,7 +320,7 @@ async def _figure_4(outcome: Reproduced) -> list[Section]:
         f"Description: {shown.description}",
     ]
     arguments = [
-        [side.lower(), argument.justification] for side, argument in shown.arguments.items() if argument is not None
+        [side.lower(), argument.argument] for side, argument in shown.arguments.items() if argument is not None
     ]
     tables = [
         _grid("Rounds", heads, rows, words=True),
@@ -333,7 +333,7 @@ def _turn(turn: Any) -> tuple[str, str]:
     # Generated ahead and never needed: no part of the examination that the side rested after.
     if turn is None or turn.ahead:
         return NOTHING, NOTHING
-    return turn.question or NOTHING, turn.answer or NOTHING
+    return turn.asked.question if turn.asked else NOTHING, turn.answered.answer if turn.answered else NOTHING
 
 
 def _figure_5(outcome: Reproduced) -> list[Section]:

@@ -199,10 +199,10 @@ async def _figure(record: TrialRecord, what: str, *, frames: Sequence[bytes], ke
 
 def changed_since(record: TrialRecord, what: str, frames: Sequence[bytes]) -> bool:
     """True if a precedent's picture is known to differ from the one that the Judge was shown."""
-    verdict = record.verdict_event
-    readings = verdict.ruling.precedents if verdict and verdict.ruling else ()
-    then = next((one.picture for one in readings if f"{_PRECEDENT}{one.id}" == what), "")
-    return bool(then) and [hashlib.sha256(frame).hexdigest() for frame in frames] != [then]
+    read = record.readings.get(what.removeprefix(_PRECEDENT)) if what.startswith(_PRECEDENT) else None
+    if read is None or not read.picture:
+        return False
+    return [hashlib.sha256(frame).hexdigest() for frame in frames] != [read.picture]
 
 
 async def record_shown(request: Request, record: TrialRecord, what: str) -> None:

@@ -61,12 +61,8 @@ class ExportSource:
 
     def changed(self, precedent: str) -> bool:
         """True if a precedent's picture differs now from the one that the Judge was shown."""
-        verdict = self.record.verdict_event
-        readings = verdict.ruling.precedents if verdict and verdict.ruling else ()
-        shown = {reading.id: reading.picture for reading in readings}
-        png = self.precedents.get(precedent)
-        then = shown.get(precedent, "")
-        return bool(png is not None and then and hashlib.sha256(png).hexdigest() != then)
+        png, read = self.precedents.get(precedent), self.record.readings.get(precedent)
+        return bool(png and read and read.picture and hashlib.sha256(png).hexdigest() != read.picture)
 
 
 async def gather(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from court.display import word
-from court.events import ReviewOutcome, Side, SideRested, Summarised
+from court.events import ReviewOutcome, Side, Summarised
 from court.record import TrialRecord
 from court.transcript import Transcript, transcript
 
@@ -96,7 +96,7 @@ def _sections(record: TrialRecord) -> Iterator[tuple[str, _Rows]]:
     yield "Verdict", _verdict(record)
     yield "Meme", _meme(record, transcribed)
     yield "Sides", _sides(record, transcribed)
-    yield "Precedents", _precedents(transcribed)
+    yield "Precedents", _precedents(record, transcribed)
     yield "Versions", _versions(record)
     yield "Settings", ((str(name), (str(value), False)) for name, value in sorted(record.opened.settings.items()))
 
@@ -131,7 +131,7 @@ def _meme(record: TrialRecord, transcribed: Transcript) -> _Rows:
 
 
 def _sides(record: TrialRecord, transcribed: Transcript) -> _Rows:
-    rested = {event.side: event for event in record.all(SideRested)}
+    rested = record.rested
     for side in Side:
         if side in rested:
             yield f"{side.lower()}: rounds", (f"{rested[side].rounds}, {word(rested[side].reason)}", False)
@@ -139,16 +139,14 @@ def _sides(record: TrialRecord, transcribed: Transcript) -> _Rows:
         if bits:
             yield f"{side.lower()}: entropy by round", (", ".join(bits), False)
         argument = transcribed.arguments[side]
-        yield f"{side.lower()}: justification", (argument.justification if argument else "", True)
+        yield f"{side.lower()}: justification", (argument.argument if argument else "", True)
 
 
-def _precedents(transcribed: Transcript) -> _Rows:
+def _precedents(record: TrialRecord, transcribed: Transcript) -> _Rows:
     yield "library", (transcribed.searched, False)
-    readings: Mapping[str, str] = (
-        {one.id: one.supports for one in transcribed.ruling.precedents} if transcribed.ruling else {}
-    )
+    readings = record.readings
     for number, one in enumerate(transcribed.precedents, 1):
-        read = f"; the Judge: {readings[one.id]}" if one.id in readings else ""
+        read = f"; the Judge: {readings[one.id].supports}" if one.id in readings else ""
         yield f"precedent {number}", (f"{one.id}, {word(one.label)}, similarity {one.similarity:.3f}{read}", False)
     if transcribed.vote:
         vote = transcribed.vote

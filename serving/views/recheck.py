@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from court.checks import is_cut
-from court.events import ClaimSettled, DocumentWeighed, QuestioningEnd, QuestionRuled, Side, SideRested, Summarised
+from court.events import ClaimSettled, DocumentWeighed, QuestioningEnd, Side, Summarised
 from court.examination import entropy
 from court.expert.documents import text_sha256
 from court.expert.replies import stands_in
@@ -47,7 +47,7 @@ def differences(record: TrialRecord) -> tuple[Difference, ...]:
 
 
 def _answers(record: TrialRecord) -> Iterator[Difference]:
-    for ruled in record.all(QuestionRuled):
+    for ruled in record.questions:
         # An answer without strengths can't be worked out again, and of another version's rule nothing is known here.
         if ruled.chosen is None or ruled.rule != QUESTION_RULE:
             continue
@@ -86,7 +86,7 @@ def _stop_reasons(record: TrialRecord) -> Iterator[Difference]:
     # A record of another procedure, or of another version, may have none of these settings.
     if not isinstance(epsilon, int | float) or not isinstance(least, int):
         return
-    for rested in record.all(SideRested):
+    for rested in record.rested.values():
         if rested.reason is QuestioningEnd.NO_EXAMINATION:
             continue
         entropies = {

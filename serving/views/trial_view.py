@@ -19,15 +19,10 @@ from court.events import (
     EvidenceSearched,
     Flips,
     ModelCall,
-    QuestionRuled,
     ReviewOutcome,
     RoundEvent,
     Side,
-    SideRested,
     SteeringFound,
-    TrialChecked,
-    TrialResumed,
-    VerdictGiven,
     VerdictReviewed,
 )
 from court.expert.findings import ClaimRecord
@@ -148,11 +143,7 @@ class SideEvidence:
 
 @dataclass(frozen=True, slots=True)
 class TrialView:
-    """View model of a trial.
-
-    Attributes:
-        readings: The Judge's reading of each precedent, by its id.
-    """
+    """View model of a trial."""
 
     record: TrialRecord
     transcript: Transcript
@@ -161,30 +152,14 @@ class TrialView:
     steps: Sequence[Step]
     costs: Costs
     differences: Mapping[int, Sequence[Difference]]
-    readings: Mapping[str, str]
     steering: Mapping[int, Sequence[SteeringFound]]
     claims: Sequence[ClaimView]
     live: bool
 
     @property
-    def verdict_event(self) -> VerdictGiven | None:
-        """Returns the verdict's event."""
-        return self.record.verdict_event
-
-    @property
-    def questions(self) -> Sequence[QuestionRuled]:
-        """Rulings on further questions, in order."""
-        return self.record.all(QuestionRuled)
-
-    @property
     def flips(self) -> Flips | None:
         """Pieces whose loss would have flipped the verdict, as far as they are known."""
         return flips_of(self.record)
-
-    @property
-    def rested(self) -> Mapping[Side, SideRested]:
-        """Returns why each side stopped asking."""
-        return {event.side: event for event in self.record.all(SideRested)}
 
     @property
     def evidence(self) -> Mapping[Side, SideEvidence | None]:
@@ -215,13 +190,13 @@ class TrialView:
     @property
     def checks(self) -> Sequence[tuple[str, bool]]:
         """Checks of a trial with a verdict, in words, and whether each passed; failed ones first."""
-        if self.verdict_event is None:
+        if self.record.verdict_event is None:
             return ()
         same = "worked out again: the same" if not self.differences else "worked out again: not the same"
         failed: Sequence[CheckFailed] = ()
         passed: Sequence[str] = ()
         if self.transcript.ruling is not None:
-            checked = self.record.last(TrialChecked)
+            checked = self.record.checked
             failed = checked.failed if checked else ()
             wanting = {one.check for one in failed}
             debated = all(self.transcript.arguments.values())
@@ -260,8 +235,8 @@ def _evidence(record: TrialRecord, transcribed: Transcript, side: Side) -> SideE
     # The Judge's own evidence comes first, since the verdict is based on it.
     if ruling is not None and (named := ruling.harmful_evidence if accuses else ruling.harmless_evidence):
         return SideEvidence(named, "judge")
-    if argument is not None and argument.justification:
-        return SideEvidence((argument.justification,), "side")
+    if argument is not None and argument.argument:
+        return SideEvidence((argument.argument,), "side")
     nearest = None if cited is None else cited.findings.nearest_harmful if accuses else cited.findings.nearest_benign
     return SideEvidence((nearest.text,), "precedent") if nearest is not None and nearest.text else None
 
@@ -277,7 +252,6 @@ def view_of(record: TrialRecord) -> TrialView:
     steering: dict[int, list[SteeringFound]] = {}
     for sign in verdict_event.steering if verdict_event else ():
         steering.setdefault(sign.event, []).append(sign)
-    ruling = transcribed.ruling
     return TrialView(
         record=record,
         transcript=transcribed,
@@ -286,7 +260,6 @@ def view_of(record: TrialRecord) -> TrialView:
         steps=_steps(record),
         costs=_costs(record),
         differences=amiss,
-        readings={one.id: one.supports for one in ruling.precedents} if ruling else {},
         steering=steering,
         claims=claims_of(record),
         live=record.state is TrialState.OPEN,
@@ -312,8 +285,8 @@ def _curves(transcribed: Transcript) -> Mapping[Side, Markup]:
     points: dict[Side, list[Point]] = {}
     for one in transcribed.rounds:
         for side, turn in one.turns.items():
-            if turn is not None and turn.entropy is not None:
-                points.setdefault(side, []).append(Point(one.number, turn.entropy, not turn.ahead))
+            if turn is not None and turn.summed is not None:
+                points.setdefault(side, []).append(Point(one.number, turn.summed.entropy, not turn.ahead))
     if not points:
         return {}
     # The same scale for both sides, so that their curves can be compared.
@@ -326,14 +299,14 @@ def _curves(transcribed: Transcript) -> Mapping[Side, Markup]:
 
 def _steps(record: TrialRecord) -> Sequence[Step]:
     """Returns all steps that took time. Events are stored at the end of a step, so its start is computed."""
-    rested = {event.side: event.rounds for event in record.all(SideRested)}
     opened = record.opened.at
     steps: list[Step] = []
     for event, calls in record.first_reports:
         if not event.step_name:
             continue
         # Until a side rests, all of its rounds count.
-        counts = not isinstance(event, RoundEvent) or event.round <= rested.get(event.side, event.round)
+        rest = record.rested.get(event.side) if isinstance(event, RoundEvent) else None
+        counts = rest is None or event.round <= rest.rounds
         owner = str(getattr(event, "side", "")).lower() if event.step_owner == "side" else event.step_owner
         made: list[tuple[str, ModelCall | None, float]] = [
             (_step_name(event, each.task), each.call, each.call.latency_s) for each in calls
@@ -388,8 +361,3 @@ def _costs(record: TrialRecord) -> Costs:
         tokens_cached=sum(each.call.tokens_cached for each in calls),
         seconds=record.seconds,
     )
-
-
-def interrupted(record: TrialRecord) -> bool:
-    """True if the trial was interrupted and resumed, so that times between its steps are meaningless."""
-    return bool(record.all(TrialResumed))

@@ -126,7 +126,7 @@ async def probe(
         checks["priorities"] = _priorities
     if thoughts:
         checks["thoughts"] = _thoughts
-    began, unknown = time.monotonic(), []
+    began, unknown, assumed = time.monotonic(), [], False
     try:
         for number, (name, check) in enumerate(checks.items(), 1):
             spent = time.monotonic() - began
@@ -141,6 +141,7 @@ async def probe(
                 # Every vLLM keeps replies to a schema, and without one the replies of small models can't be used.
                 if check is _json_schema and listed is not None and listed.is_vllm:
                     found = replace(found, json_schema=True)
+                    assumed = True
                 else:
                     unknown.append(name)
     finally:
@@ -148,6 +149,10 @@ async def probe(
         model.capabilities = found
     if unknown:
         sentences.append(f"It is too slow or too busy to find out about its {', '.join(unknown)}: trials do without.")
+    if assumed:
+        sentences.append(
+            "It did not show in time that it keeps replies to JSON schemas: every vLLM does, so it is asked to."
+        )
     if listed is not None and listed.is_vllm and not found.priorities and "priorities" not in unknown:
         sentences.append(
             "It serves requests as they come: a batch holds up who waits for one verdict. Start vLLM with "

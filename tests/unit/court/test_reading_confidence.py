@@ -9,7 +9,6 @@ from PIL import Image, ImageDraw, ImageFont
 from court.backends.ocr.reader import open_reader
 from court.backends.pictures.reader import GuardedPictureReader
 from court.events import TextLine, TextRead, TextSource
-from court.settings import TrialSettings
 from court.summary import reading_confidence, stacked_letters, unsure_text
 
 
@@ -82,7 +81,7 @@ def reasons(reading):
         lines=reading.lines,
         latency_s=0.0,
     )
-    return reading_confidence(text), unsure_text(text, TrialSettings())
+    return reading_confidence(text), unsure_text(text)
 
 
 def test_reading_of_stacked_letters_has_low_confidence_and_a_review_reason():

@@ -292,7 +292,7 @@ def test_views_show_the_answer_and_replay_reveals_an_altered_one():
     _, _, after = rule_with(RULED_FRAMES, FRAMES)
     ruled = after.ruling_on("frames")
     view = view_of(after)
-    assert view.questions == (ruled,) and "Judge answers: frames" in [step.name for step in view.steps]
+    assert after.questions == (ruled,) and "Judge answers: frames" in [step.name for step in view.steps]
     facts = [piece for piece in pieces_of(ruled) if isinstance(piece, Fact)]
     assert Fact("answer", "crowd") in facts and Fact("weather", "weak for it, strong against it") in facts
     html = page(ExportSource(after), messages=True)

@@ -99,16 +99,12 @@ def test_similar_halves_must_carry_half_of_the_weight(alpha, text, picture, clos
     assert (judged(found).label is Label.UNDECIDED) == (not close)
 
 
-def test_verdict_on_half_a_meme_is_signalled_and_reviewed_if_configured():
+def test_verdict_on_half_a_meme_is_signalled():
     verdict = judged(findings([N] * 5, picture=0.2))
     assert verdict.label is N and not verdict.review
     assert signals(verdict) == {ReviewReason.PICTURE_NOT_WEIGHED}
     assert "Only the text was weighed" in verdict.rationale
     assert signals(judged(findings([N] * 5, text=0.1))) == {ReviewReason.TEXT_NOT_WEIGHED}
-    strict = SETTINGS.model_copy(update={"review_one_sided": True})
-    assert reasons(judged(findings([N] * 5, picture=0.2), strict)) == {ReviewReason.PICTURE_NOT_WEIGHED}
-    # One half is enough for a harmful label.
-    assert not judged(findings([H] * 5, picture=0.2), strict).review
 
 
 def test_label_above_the_risk_cutoff_needs_review():

@@ -357,9 +357,9 @@ def test_record_shows_every_statement_of_the_trial(usual_run):
         turns = [examined.turns[side] for examined in shown_transcript.rounds if examined.turns[side]]
         counted = [turn for turn in turns if not turn.ahead]
         assert len(counted) == verdict.prediction.sides[side].rounds == 3
-        assert all(turn.question and turn.answer and turn.summary and len(turn.calls) == 3 for turn in counted)
-        assert [turn.entropy for turn in counted] == list(verdict.prediction.sides[side].entropies)
-    assert shown_transcript.arguments[Side.ACCUSER].justification.startswith("the accuser's reasons")
+        assert all(turn.asked.call and turn.answered.call and turn.summed.call for turn in counted)
+        assert [turn.summed.entropy for turn in counted] == list(verdict.prediction.sides[side].entropies)
+    assert shown_transcript.arguments[Side.ACCUSER].argument.startswith("the accuser's reasons")
     assert (
         shown_transcript.description
         and shown_transcript.ruling

@@ -121,7 +121,7 @@ def test_steps_have_their_times_and_costs():
     view = view_of(record())
     assert [step.begin for step in view.steps] == sorted(step.begin for step in view.steps)
     judge = next(step for step in view.steps if step.name == "Judge rules")
-    verdict_given = view.verdict_event
+    verdict_given = view.record.verdict_event
     assert judge.begin + judge.seconds == pytest.approx((verdict_given.at - view.record.opened.at).total_seconds())
     assert view.costs.calls == len([step for step in view.steps if step.call]) + 1, "the odds are two calls"
     assert view.costs.tokens_in == sum(step.call.tokens_in for step in view.steps if step.call)

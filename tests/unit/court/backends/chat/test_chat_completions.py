@@ -778,7 +778,8 @@ def test_check_that_a_server_is_too_slow_or_busy_for_is_left_out(script):
     async def scenario(chat, server):
         return await probe(chat, within_s=5 if "hang" in script else 60)
 
-    assert with_server(scenario, Settings(api_key=KEY, script=script)).capabilities.json_schema  # vLLM has them
+    of_vllm = with_server(scenario, Settings(api_key=KEY, script=script))
+    assert of_vllm.capabilities.json_schema and "every vLLM does" in of_vllm.sentences[0]
     found = with_server(scenario, Settings(api_key=KEY, script=script, owned_by="another"))
     assert found.sentences[0] == "It is too slow or too busy to find out about its JSON schemas: trials do without."
     # The others are checked.
