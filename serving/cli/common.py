@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from retrieval.library.postgres.address import Address
     from serving.docket.open import Docket
+    from serving.docket.review.queue import ReviewQueue
     from serving.settings import Settings
 
 
@@ -384,6 +385,16 @@ async def docket_in(settings: Settings) -> AsyncIterator[Docket]:
         yield docket
     finally:
         await docket.close()
+
+
+async def caught_up(docket: Docket, settings: Settings) -> ReviewQueue:
+    """Returns the review queue once it has read the whole log; for a large docket it takes several calls."""
+    from serving.wiring import rules_of
+
+    queue = docket.review_queue(rules_of(settings))
+    while not await queue.catch_up():
+        pass
+    return queue
 
 
 async def whole_id(docket: Docket, beginning: str) -> str:

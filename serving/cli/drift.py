@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from serving.cli.common import FiniteRange, awaited, docket_in, docket_option, settings_of
+from serving.cli.common import FiniteRange, awaited, caught_up, docket_in, docket_option, settings_of
 
 if TYPE_CHECKING:
     from retrieval.library.postgres.address import Address
@@ -21,9 +21,6 @@ EXIT_DRIFTED = 3
 
 
 @click.command()
-@click.option(
-    "--weeks", default=12, show_default=True, type=click.IntRange(1, 520), help="Number of weeks, up to today."
-)
 @click.option("--namespace", help="Only trials of this namespace.")
 @click.option(
     "--risk",
@@ -39,7 +36,6 @@ EXIT_DRIFTED = 3
 @awaited
 async def drift(
     context: click.Context,
-    weeks: int,
     namespace: str | None,
     risk: float | None,
     as_json: bool,
@@ -51,17 +47,12 @@ async def drift(
     Exit code: 3 if the error rate of the last 28 days is significantly above the verdicts' own risks, else 0.
     """
     from serving.docket.review.drift import measure_drift
-    from serving.wiring import rules_of
 
     settings = settings_of(docket=docket)
     wanted = risk or settings.trial.review_risk
     async with docket_in(settings) as store:
-        queue = store.review_queue(rules_of(settings))
-        while not await queue.catch_up():
-            pass  # of a large docket it takes longer than one call waits for
-        report = await measure_drift(
-            queue, store.trials, now=datetime.now(UTC), weeks=weeks, wanted=wanted, namespace=namespace
-        )
+        queue = await caught_up(store, settings)
+        report = await measure_drift(queue, store.trials, now=datetime.now(UTC), wanted=wanted, namespace=namespace)
     if as_json:
         figures = {
             "weeks": {str(monday): asdict(figure) for monday, figure in report.weeks.items()},

@@ -18,6 +18,7 @@ from serving.cli.common import (
     FILE,
     FOLDER,
     awaited,
+    caught_up,
     docket_in,
     docket_option,
     printable,
@@ -133,13 +134,10 @@ def _check(context: click.Context, words: tuple[str, ...], form: str) -> None:
 async def selected(store: Docket, settings: Settings, search: Sequence[str]) -> TrialFilter:
     """Returns the filter of what the console's search bar takes; that of all trials without any."""
     from serving.docket.review.search import parse_search
-    from serving.wiring import rules_of
 
     which = parse_search(" ".join(search)).which
     if search:
-        queue = store.review_queue(rules_of(settings))
-        while not await queue.catch_up():
-            pass  # of a large docket it takes longer than one call waits for
+        await caught_up(store, settings)
     return which
 
 

@@ -268,11 +268,6 @@ async def add(
 @click.option(
     "-k", "most", default=5, show_default=True, type=click.IntRange(1, 100), help="Number of precedents to show."
 )
-@click.option(
-    "--alpha",
-    type=FiniteRange(0, 1),
-    help="Weight of the text against the picture, 0 to 1. [default: the library's own]",
-)
 @_filters
 @click.option(
     "--leave-out-duplicates", "no_twins", is_flag=True, help="Leave out the meme itself and its near-duplicates."
@@ -285,7 +280,6 @@ async def search(
     text: str | None,
     picture: Path | None,
     most: int,
-    alpha: float | None,
     library: Path | None,
     encoder: str | None,
     no_twins: bool,
@@ -320,7 +314,6 @@ async def search(
                 pixels_sha256=shown.pixels_sha256 if shown else "",
                 exhibits=most,
                 tally=most,
-                alpha=alpha,
                 where=_filter_of(**where),
                 leave_out_duplicates=no_twins,
             )

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from serving.cli.common import MOST_WHO, NEW_FOLDER, awaited, docket_in, docket_option, require_text, settings_of
+from serving.cli.common import (
+    MOST_WHO,
+    NEW_FOLDER,
+    awaited,
+    caught_up,
+    docket_in,
+    docket_option,
+    require_text,
+    settings_of,
+)
 from serving.cli.exports import output_file, utc
 
 if TYPE_CHECKING:
@@ -48,7 +57,6 @@ async def transparency(
 
     from serving.export.transparency import as_csv, measure, parts
     from serving.views.text import environment
-    from serving.wiring import rules_of
 
     if last < since:
         raise click.UsageError("--to is before --from.")
@@ -56,9 +64,7 @@ async def transparency(
     begin, end = utc(since), utc(last + timedelta(days=1))
     assert begin is not None and end is not None
     async with docket_in(settings) as store:
-        queue = store.review_queue(rules_of(settings))
-        while not await queue.catch_up():
-            pass  # of a large docket it takes longer than one call waits for
+        queue = await caught_up(store, settings)
         tables = parts(await measure(store, queue, since=begin, until=end, namespace=namespace), service)
     style = files("serving.export").joinpath("templates/page.css").read_text("utf-8")
     page = environment("serving.export").get_template("transparency.html")
