@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from court.errors import BadRequest, CourtError
 from serving.cli.common import NEW_FOLDER, PATH, FiniteRange, place_on_disk, printable, settings_of, tell
 
 if TYPE_CHECKING:
@@ -55,8 +56,6 @@ def check(
 
     Exit code: 0 if nothing was found, 1 if something was, 2 if the library can't be checked.
     """  # noqa: D301 - click's mark for text that is not to be wrapped
-    from court.errors import CourtError
-
     if pictures is not None and against is None:
         raise click.UsageError("--pictures are those of --against: give that too.")
     try:
@@ -79,7 +78,6 @@ async def _check(
     from tempfile import TemporaryDirectory
 
     from court.backends.pictures.reader import GuardedPictureReader
-    from court.errors import BadRequest
     from retrieval.audit.leakage import LeakThresholds, find_leaks
     from retrieval.audit.library_check import check_library
     from retrieval.library.library import Library

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import difflib
 import functools
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 import click
 
 from court.display import split_hidden
+from court.errors import BadRequest, CourtError
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -65,7 +67,6 @@ def _library_place(context: click.Context, parameter: click.Parameter, value: st
 
 def changed_place(_: click.Context, __: click.Parameter, value: str) -> Path | Address:
     """Parses the path or database address of a library to change, or of a docket."""
-    from court.errors import BadRequest
     from retrieval.library.postgres.address import place_of
 
     try:
@@ -306,7 +307,6 @@ def settings_of(**values: Any) -> Settings:
     from pydantic import ValidationError
     from pydantic_settings import SettingsError
 
-    from court.errors import BadRequest
     from serving.settings import Settings
 
     _warn_of_misspelled()
@@ -376,8 +376,6 @@ def _warn_of_misspelled() -> None:
 @asynccontextmanager
 async def docket_in(settings: Settings) -> AsyncIterator[Docket]:
     """Opens the docket that the settings name, which must exist."""
-    import asyncio
-
     from serving.docket.open import open_docket
 
     docket = await asyncio.to_thread(lambda: open_docket(settings, create=False))
@@ -403,8 +401,6 @@ async def whole_id(docket: Docket, beginning: str) -> str:
     Raises:
         BadRequest: Several trials begin so.
     """
-    from court.errors import BadRequest
-
     ids = await docket.index.ids(beginning, 2)
     # An id may be the beginning of another one: the first in order is then meant.
     if len(ids) > 1 and ids[0] != beginning:
@@ -430,8 +426,6 @@ def run(work: Coroutine[Any, Any, T]) -> T:
     Raises:
         Interrupted: A signal ended it; see :func:`run_until_signal`.
     """
-    from court.errors import CourtError
-
     try:
         return run_until_signal(work)
     except CourtError as error:
@@ -460,8 +454,6 @@ def run_until_signal(work: Coroutine[Any, Any, T]) -> T:
     Raises:
         Interrupted: A signal came, and the work has ended.
     """
-    import asyncio
-
     received: list[int] = []
 
     async def interruptible() -> T:

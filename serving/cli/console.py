@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from court.errors import NotLoaded
 from serving.cli.common import PATH, awaited, docket_option, insecure_option, library_option, settings_of, tls_options
 
 if TYPE_CHECKING:
-    from contextlib import AsyncExitStack
-
     from memecourt.client import Tls
     from serving.console.registry import Trying
     from serving.docket.open import Docket
@@ -59,10 +60,6 @@ async def console(address: str, server: str | None, token: str | None, tls: Tls 
     and who viewed which picture. Without --tokens it accepts connections from this machine only. With --server people
     try memes at that court. `memecourt serve --console` serves the same pages beside gRPC.
     """
-    import asyncio
-    from contextlib import AsyncExitStack
-
-    from court.errors import NotLoaded
     from retrieval.open import require_library
     from serving.access.reload import follow_files
     from serving.access.tls import Certificates

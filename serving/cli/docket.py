@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections import Counter
 from collections.abc import Mapping
@@ -413,7 +414,6 @@ def _progress(entries: int) -> None:
 
 def _report_lines(report: Report, with_anchor: bool) -> list[str]:
     """The report for people to read."""
-    import base64
 
     def line(name: str, text: str) -> str:
         return f"{name:<13}{text}"
@@ -441,8 +441,6 @@ def _report_lines(report: Report, with_anchor: bool) -> list[str]:
 
 
 def _as_json(report: Report) -> dict[str, object]:
-    import base64
-
     return {
         "outcome": "violated" if report.violated else "unchecked" if report.unchecked else "clean",
         "entries": report.size,

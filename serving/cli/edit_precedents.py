@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from court.display import word
+from court.errors import BadLibrary, BadPicture
 from serving.cli.common import (
     FILE,
     PATH,
@@ -90,7 +91,6 @@ async def add_one(
     A server finds it within a second in a library on disk, and at once in a database.
     """
     from court.backends.pictures.reader import GuardedPictureReader
-    from court.errors import BadPicture
     from retrieval.library.edit import add_meme
     from retrieval.library.sources import Provenance
     from retrieval.open import load_encoder_for, open_writer
@@ -247,9 +247,6 @@ async def push(path: Path, database: str, replace: bool, as_json: bool) -> None:
     Courts with `--library postgresql://…` then search it without a restart. Keep the password out of the command line:
     PGPASSWORD and password files are read.
     """
-    import asyncio
-
-    from court.errors import BadLibrary
     from retrieval.library.library import Library
     from retrieval.library.postgres.address import Address
     from retrieval.library.postgres.push import push_library

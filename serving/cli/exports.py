@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sys
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
+from court.errors import BadRequest
 from serving.access.private_files import hand_on
 from serving.cli.common import (
     FILE,
@@ -147,8 +149,6 @@ def utc(at: datetime | None) -> datetime | None:
 
 
 async def _one(settings: Settings, trial_id: str, form: str, options: dict[str, Any]) -> tuple[str, bytes]:
-    import asyncio
-
     from court.prompts.sets import open_set
     from serving.export.source import ExportSource, Pictures, gather
     from serving.export.trial_file import TrialForm, write_trial
@@ -175,8 +175,6 @@ async def _one(settings: Settings, trial_id: str, form: str, options: dict[str, 
 
 def _filled(path: Path | None) -> dict[str, Any]:
     """The fields of a statement that are filled in by hand."""
-    from court.errors import BadRequest
-
     if path is None:
         return {}
     try:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from court.errors import BadRequest
 from serving.cli.common import NEW_FILE, NEW_FOLDER, PATH, awaited, excerpt, printable, run, tell
 
 if TYPE_CHECKING:
@@ -74,9 +77,6 @@ def build(
         raise click.UsageError("The starter corpus names its sources and dates: leave --source and --date out.")
 
     async def make() -> tuple[CorpusManifest, list[Problem]]:
-        import asyncio
-
-        from court.errors import BadRequest
         from retrieval.facts.extraction import TextExtractor
         from retrieval.facts.reading import Origin, read_documents, read_trust
         from retrieval.open import BUILTIN, load_text_encoder
@@ -166,8 +166,6 @@ async def search(folder: Path, query: str, most: int, encoder: str | None, as_js
 
 
 async def _open(folder: Path, encoder: str | None, *, search: bool) -> FactCorpus:
-    import asyncio
-
     from retrieval.facts.corpus import open_corpus
     from retrieval.open import open_facts
 
@@ -178,7 +176,6 @@ async def _open(folder: Path, encoder: str | None, *, search: bool) -> FactCorpu
 
 
 def _checked_date(date: str) -> str:
-    from court.errors import BadRequest
     from retrieval.facts.documents import is_date
 
     if not is_date(date):
@@ -200,8 +197,6 @@ def _summary(manifest: CorpusManifest) -> str:
 
 
 def _sources(corpus: FactCorpus) -> list[tuple[str, int]]:
-    from collections import Counter
-
     return Counter(one.source for one in corpus.documents).most_common(20)
 
 

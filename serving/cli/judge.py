@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from google.protobuf.json_format import MessageToDict
 
+from court.errors import CourtError
 from memecourt.client import MESSAGE_BYTES, AsyncClient, JudgeError, Tls, judge_request
 from memecourt.result import Decision, Label, Result
 from memecourt.v1 import court_pb2 as wire
@@ -255,7 +256,6 @@ async def judging_here(
     watch: bool,
 ) -> AsyncIterator[Judge]:
     """Yields a function that tries a meme in this process."""
-    from court.errors import CourtError
     from court.events import Procedure
     from serving.cli.records import show_event
     from serving.models.connect import expected_trial

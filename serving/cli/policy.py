@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from court.errors import BadRequest
+
 EXIT_FAULTS = 1
 
 
@@ -26,7 +28,6 @@ def check(context: click.Context, file: Path) -> None:
 
     Exit code: 0 if there is no fault, 1 if there is one.
     """
-    from court.errors import BadRequest
     from court.policy import Policy
     from serving.policy_files import faults_of
 
@@ -57,7 +58,6 @@ def import_(source: Path, out: Path) -> None:
     Criteria become clauses, definitions and exceptions the preamble, examples the tests of the clauses. What has no
     counterpart, such as levels of severity, is listed. Read the file before you use it.
     """
-    from court.errors import BadRequest
     from serving.policy_files import import_policy, to_toml
 
     if out.exists():

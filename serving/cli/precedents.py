@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
+from datetime import UTC, datetime
 from functools import partial
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from court.display import word
+from court.errors import BadPicture, BadRequest, CourtError
 from serving.cli.check import check
 from serving.cli.common import (
     FILE,
@@ -31,8 +36,6 @@ from serving.cli.common import (
 from serving.cli.edit_precedents import COMMANDS
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from court.ports import PictureReader
     from retrieval.build import BuildReport
     from retrieval.embed.encoder import Encoder
@@ -287,9 +290,6 @@ async def search(
     **where: Any,
 ) -> None:
     """Finds the precedents most similar to a text, a picture, or both."""
-    import asyncio
-
-    from court.errors import BadPicture
     from court.meme import check_text
     from retrieval.open import choose_encoder
     from serving.wiring import open_finder
@@ -340,7 +340,6 @@ async def search(
 @awaited
 async def info(library: Path | None, as_json: bool) -> None:
     """Describes a library after checking every byte: its contents, its vote, and the measured quality of that vote."""
-    from court.errors import BadRequest
     from retrieval.library.library import Library
     from retrieval.library.postgres.address import Address
     from retrieval.open import choose_encoder
@@ -406,10 +405,6 @@ def _sources_of(
 
 def _of_dataset(dataset: str, data: Path, split: str, **table: Any) -> Source:
     """A split of a data set or a plain table, as whoever reads it (an entry point ``memecourt.datasets``) finds it."""
-    from importlib.metadata import entry_points
-
-    from court.errors import CourtError
-
     try:
         # By entry point: data sets are known to the package for evaluation, which need not be installed.
         for point in entry_points(group="memecourt.datasets"):
@@ -424,8 +419,6 @@ def _of_dataset(dataset: str, data: Path, split: str, **table: Any) -> Source:
 
 
 def _filter_of(since: datetime | None, until: datetime | None, verified: bool, **names: tuple[str, ...]) -> Filter:
-    from datetime import UTC
-
     from retrieval.library.filters import Filter
 
     # click reads times without a zone; all times of a library are in UTC.
@@ -436,8 +429,6 @@ def _filter_of(since: datetime | None, until: datetime | None, verified: bool, *
 @asynccontextmanager
 async def _tools(choose: Callable[[], Callable[[], Encoder]]) -> AsyncIterator[tuple[Encoder, PictureReader]]:
     """The encoder, chosen and loaded in a thread, and a picture reader."""
-    import asyncio
-
     from court.backends.pictures.reader import GuardedPictureReader
 
     load = await asyncio.to_thread(choose)
@@ -452,8 +443,6 @@ async def _tools(choose: Callable[[], Callable[[], Encoder]]) -> AsyncIterator[t
 
 def _require_files(sources: list[Source]) -> None:
     """Before anything is loaded: raises BadRequest where a file of labelled memes can't be read."""
-    from court.errors import BadRequest
-
     for source in sources:
         try:
             with source.path.open("rb"):
@@ -464,8 +453,6 @@ def _require_files(sources: list[Source]) -> None:
 
 def _progress() -> Callable[[str, int, int], None]:
     """Says how far each step is; redraws one line where there is a terminal to redraw it on."""
-    import sys
-
     # In a file or a pipe, carriage returns would make one endless line.
     drawn = sys.stderr.isatty()
 

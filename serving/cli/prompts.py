@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from court.errors import CourtError
 from serving.cli.common import run, settings_of
 
 if TYPE_CHECKING:
@@ -49,7 +50,6 @@ def list_prompts() -> None:
 )
 def show_prompt(role: str, name: str | None) -> None:
     """Prints the file of one prompt, as a start for your own."""
-    from court.errors import CourtError
     from court.prompts.sets import source
 
     try:
@@ -90,7 +90,6 @@ def diff_prompts(first: str, second: str) -> None:
 
 
 def _open(name: str) -> PromptSet:
-    from court.errors import CourtError
     from court.prompts.sets import open_set
 
     try:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from court.display import word
+from court.errors import BadRequest
 from court.in_force import Authority
 from serving.cli.common import (
     MOST_ID,
@@ -197,7 +198,6 @@ async def flips_of_record(
     For a verdict by precedents alone it follows from the record; otherwise it is what was recorded last. With --ask,
     settings, models, precedents and policy must be those of the trial. The verdict stays as it is.
     """
-    from court.errors import BadRequest
     from court.flips import flips_of
     from serving.views.event_text import flip_pieces
     from serving.wiring import open_court

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import Counter
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from court.display import word
+from court.errors import BadRequest, CourtError
 from serving.cli.common import (
     FiniteRange,
     docket_in,
@@ -173,9 +175,6 @@ async def _followed(
     follow: bool,
     as_json: bool,
 ) -> Counter[str]:
-    import asyncio
-
-    from court.errors import BadRequest, CourtError
     from serving.docket.review.search import parse_search
     from serving.docket.store.listing import TrialFilter
     from serving.judging.follow import Follower, FollowRules

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,8 +54,6 @@ async def transparency(
     What the docket can't know is blank and listed in blank.csv; figures without a row in the templates stand in
     appendix.csv.
     """
-    from importlib.resources import files
-
     from serving.export.transparency import as_csv, measure, parts
     from serving.views.text import environment
 

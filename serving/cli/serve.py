@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from court.errors import BadRequest
 from serving.cli.common import (
     PATH,
     docket_option,
@@ -108,7 +109,6 @@ async def _models(
     if model is None:
         yield settings_of(**values), None
         return
-    from court.errors import BadRequest
     from serving.models.connect import pictures_per_prompt
     from serving.models.presets import vllm_settings
     from serving.models.vllm import VllmFailed, VllmServer

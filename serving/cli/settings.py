@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 from pydantic import BaseModel
 
+from court.errors import BadRequest
 from serving.cli.common import settings_of
 from serving.settings import (
     GuardSettings,
@@ -85,7 +86,6 @@ def settings(as_json: bool, example: bool, preset: str | None) -> None:
 
 
 def _preset(name: str) -> Preset:
-    from court.errors import BadRequest
     from serving.presets import load_preset
 
     try:

@@ -6,6 +6,7 @@ import os
 
 import click
 
+from court.errors import CourtError, NotLoaded
 from serving.cli.common import tell
 
 
@@ -22,7 +23,6 @@ def setup(reader: str | None) -> None:
     Weights in the folder that MEMECOURT_ENCODER_WEIGHTS names, or installed as a package, are used as they are.
     """
     from court.backends.ocr.rapidocr_models import fetch_model, find_model
-    from court.errors import CourtError, NotLoaded
     from retrieval.embed.weights import WEIGHTS, fetch_weights, find_weights
 
     language = None if reader is None else _language(reader)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
+from court.errors import BadRequest
 from serving.cli.common import NEW_FILE, printable
 
 if TYPE_CHECKING:
@@ -107,8 +108,6 @@ def _line(entry: Entry) -> str:
 
 
 def _done(work: Callable[[], T]) -> T:
-    from court.errors import BadRequest
-
     try:
         return work()
     except BadRequest as error:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from court.errors import BadRequest, NotLoaded
 from serving.cli.common import PATH, printable, run, settings_of, tell
 
 if TYPE_CHECKING:
@@ -80,7 +81,6 @@ def vllm(
     one in MEMECOURT_LLM__API_KEY, else a new one that is printed once on standard output. Progress goes to standard
     error, as do the last lines of vLLM's log if it fails.
     """
-    from court.errors import BadRequest, NotLoaded
     from serving.models.connect import pictures_per_prompt
     from serving.models.presets import AUTO, PRESETS, vllm_settings
 

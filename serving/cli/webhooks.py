@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from court.errors import BadRequest
 from serving.cli.common import NEW_FILE, awaited, docket_in, docket_option, printable, settings_of
 
 if TYPE_CHECKING:
@@ -120,7 +121,6 @@ def secret(path: Path, ed25519: bool) -> None:
 
     With --ed25519 it prints the public key, which is all that the receiver needs.
     """
-    from court.errors import BadRequest
     from serving.webhooks.signing import make_secret
 
     try:
@@ -132,7 +132,6 @@ def secret(path: Path, ed25519: bool) -> None:
 
 def _public_keys(hook: WebhookSettings) -> list[str]:
     """Keys that signatures are verified with; none where the secrets are not for whoever asks."""
-    from court.errors import BadRequest
     from serving.webhooks.signing import signers_of
 
     try:
