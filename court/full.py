@@ -41,7 +41,7 @@ from court.messages import AdvocateBrief, Exhibit, JudgeBrief
 from court.policy import Policy
 from court.ports import EvidenceSource
 from court.precedents import Precedent, Vote
-from court.prompts import PromptSet
+from court.prompts import Fence, PromptSet
 from court.prompts.sets import packaged
 from court.recorded_case import RecordedCase
 from court.recorder import EventDraft, Recorder
@@ -49,7 +49,6 @@ from court.replies import RulingReply
 from court.roles import Advocate, Judge, Proposer, RoleModel, RoleModels, RoleReply, Speaker, check_ruling
 from court.settings import TrialSettings
 from court.summary import precedents_for
-from court.untrusted import Fence
 
 _GRACE_S = 0.15  # after the deadline: later than a model's own, which says better what it was that took so long
 

@@ -21,10 +21,10 @@ from court.events import GuardHeard, Role
 from court.meme import Frame
 from court.messages import Messages, apart, quotable
 from court.policy import Policy
+from court.prompts import Fence, neutralise
 from court.recorder import EventDraft
 from court.replies import TextBounds, UnusableReply
 from court.roles import GuardModel, Speaker
-from court.untrusted import Fence, neutralise
 
 P = TypeVar("P")
 """A picture, or a stand-in such as its digest; never a text."""

@@ -21,10 +21,9 @@ from court.events import Side
 from court.meme import is_language_tag
 from court.policy import Policy
 from court.precedents import Precedent, Vote
-from court.prompts import Prompt, PromptSet, load
+from court.prompts import Fence, Prompt, PromptSet, load
 from court.prompts.sets import packaged
 from court.question import CourtQuestion
-from court.untrusted import Fence
 from court.verdict import Label
 
 P = TypeVar("P")

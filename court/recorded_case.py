@@ -16,10 +16,9 @@ from court.guard import opinion_words
 from court.messages import Exhibit, JudgeBrief
 from court.policy import Policy
 from court.precedents import Precedent
-from court.prompts import PromptSet
+from court.prompts import Fence, PromptSet
 from court.record import TrialRecord
 from court.settings import TrialSettings
-from court.untrusted import Fence
 
 P = TypeVar("P")
 

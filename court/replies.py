@@ -14,8 +14,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from court import checks
 from court.policy import Policy
+from court.prompts import neutralise
 from court.question import CourtQuestion, OptionStrengths, options_that_fit
-from court.untrusted import neutralise
 from court.verdict import Label, Strength
 
 REPLY_LOOPS = "REPLY_LOOPS"

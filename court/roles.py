@@ -38,7 +38,7 @@ from court.ports import (
     ReplicatedModel,
     Speed,
 )
-from court.prompts import ADDED_PROMPTS, EXPERT_PROMPTS, PromptSet, load
+from court.prompts import ADDED_PROMPTS, EXPERT_PROMPTS, Fence, PromptSet, load
 from court.prompts.sets import packaged
 from court.question import CourtQuestion
 from court.replies import (
@@ -50,7 +50,6 @@ from court.replies import (
     find_loop,
     find_loop_in_reply,
 )
-from court.untrusted import Fence
 from court.verdict import Label, rule
 
 T = TypeVar("T")

@@ -17,13 +17,13 @@ from court.evidence import search_late
 from court.meme import Frame, Picture
 from court.messages import JudgeBrief, file_sha256
 from court.ports import EventSink
+from court.prompts import Fence
 from court.question import QUESTION_RULE, CourtQuestion
 from court.record import TrialRecord, TrialState
 from court.recorded_case import NotOnRecord, RecordedCase
 from court.recorder import Recorder
 from court.roles import Judge, Speaker
 from court.trial import Court
-from court.untrusted import Fence
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,13 +42,12 @@ from court.messages import file_sha256
 from court.policy import DEFAULT_POLICY, Policy
 from court.ports import BindingFinder, DuplicateFinder, EventSink, EvidenceSource, PrecedentFinder, TextReader
 from court.precedents import VerifiedCopy
-from court.prompts import PromptSet
+from court.prompts import Fence, PromptSet
 from court.prompts.sets import packaged
 from court.record import TrialAborted, TrialRecord, TrialState
 from court.recorder import EventDraft, Recorder
 from court.roles import RoleModels
 from court.settings import TrialSettings
-from court.untrusted import Fence
 from court.verdict import Label
 
 _log = logging.getLogger("memecourt.trial")

@@ -10,9 +10,8 @@ from court.events import RankedHit
 from court.expert import replies
 from court.messages import Messages, apart
 from court.ports import EvidenceDocument
-from court.prompts import Prompt, PromptSet, load
+from court.prompts import Fence, Prompt, PromptSet, load
 from court.prompts.sets import packaged
-from court.untrusted import Fence
 from court.verdict import ClaimFinding, ClaimLabel, QuotedPassage
 
 IN_WORDS = {

@@ -11,8 +11,8 @@ from pydantic import Field
 
 from court import replies
 from court.events import CheckableClaim
+from court.prompts import neutralise
 from court.replies import TextBounds, UnusableReply, Words
-from court.untrusted import neutralise
 from court.verdict import ClaimLabel
 
 # More than the schema allows: a server without schemas may send more, which is truncated instead of rejected.

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from court.meme import Frame
-from court.untrusted import Fence
+from court.prompts import Fence
 from eval.arena.judge_examples import PICTURES, JudgeExample, JudgeExamplesManifest
 from eval.arena.procedure import reply_or_reason
 from eval.arena.ranking.battles import Floats, battles, rated, wins

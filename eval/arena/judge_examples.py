@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from court.errors import BadRequest
 from court.meme import Frame
-from court.untrusted import Fence
+from court.prompts import Fence
 from eval.arena.events import Answered, Event, FusionBegun, FusionRound, Judged, TaskFormulated
 from eval.arena.folder import ArenaFolder, ArenaManifest
 from eval.arena.speakers import FixedQuestion, comparison, prompt_of

@@ -14,9 +14,8 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import Field, create_model
 
 from court.meme import Frame
-from court.prompts import Prompt
+from court.prompts import Fence, Prompt
 from court.replies import Reply, TextBounds, UnusableReply, Words, object_schema, parse, schema_of
-from court.untrusted import Fence
 from eval.arena.events import ReplyCost, Style, cost_of
 from eval.arena.settings import Criterion, keys_of
 from eval.arena.words import LossError, Relevance, Verdict, Verdicts, words_of

@@ -26,10 +26,9 @@ from court.events import Role
 from court.meme import Frame
 from court.messages import Messages, apart
 from court.ports import BATCH_PRIORITY, ChatModel, ChatReply, ChatRequest, Odds
-from court.prompts import Prompt
+from court.prompts import Fence, Prompt
 from court.replies import UnusableReply
 from court.roles import RoleModel, RoleReply, Speaker
-from court.untrusted import Fence
 from eval.models.call_cache import CachedModel, CallCache, HitCounter
 
 T = TypeVar("T")

@@ -29,10 +29,10 @@ from court.deadline import Deadline
 from court.events import Side
 from court.examination import entropy
 from court.messages import AdvocateBrief, Exchange, Exhibit, JudgeBrief
+from court.prompts import Fence
 from court.roles import Advocate, Judge, Proposer, RoleModel, Speaker
 from court.summary import vote_if_close
 from court.trial import Court, TrialCase
-from court.untrusted import Fence
 from eval.perf.bench import Result, medians
 from eval.perf.trials import KnownFinder, Speed, bar, case, times, unwatched
 from eval.standin.process import model_server

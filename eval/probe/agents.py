@@ -17,9 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from court.errors import CourtError, ModelRefused, Overrun, ReplyUnusable
 from court.meme import Frame
 from court.ports import ChatReply, FinishReason
-from court.prompts import Prompt
+from court.prompts import Fence, Prompt
 from court.replies import Reply, TextBounds, UnusableReply, Words, object_schema, parse, schema_of
-from court.untrusted import Fence
 from eval.models.metered import Agent, MeteredModel, load
 
 NAME = re.compile(r"[a-z]+( [a-z]+){0,2}")

@@ -12,10 +12,10 @@ from court.deadline import Deadline
 from court.errors import BadInput, BadRequest, CourtError, Unavailable
 from court.events import Role
 from court.meme import Frame
+from court.prompts import Fence
 from court.record import TrialRecord
 from court.roles import RoleModels, Speaker
 from court.trial import Court
-from court.untrusted import Fence
 from eval.datasets.items import JudgedMeme
 from eval.models.call_cache import CallCache, CallsError, HitCounter, stored_models
 from eval.models.metered import Agent

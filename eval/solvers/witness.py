@@ -34,10 +34,10 @@ from court.ports import (
     FinishReason,
     Odds,
 )
+from court.prompts import Fence
 from court.recorder import Recorder
 from court.roles import RoleModel, Speaker
 from court.settings import TrialSettings
-from court.untrusted import Fence
 from court.verdict import ClaimBasis, ClaimLabel, QuotedPassage
 from eval.datasets.claims import Gold, GoldClaim
 from eval.models.metered import Agent, BudgetSpent, load, speaker_without_deadline

@@ -212,6 +212,3 @@ class LibraryWriter(Writer):
 
     def _caught_up(self) -> Library:
         return self._library.newer() or self._library
-
-
-__all__ = ["MOST", "LibraryWriter"]

@@ -142,8 +142,7 @@ async def _rotated(settings: Settings, path: Path, *, who: str, why: str, compro
 
 
 async def _last_rotation(store: Docket) -> KeyRotated:
-    from serving.docket.log.canonical_json import parse
-    from serving.docket.log.entries import KeyRotated
+    from serving.docket.log.entries import KeyRotated, parse
 
     last, first = None, 0
     while found := await store.log.entries(first, _AT_ONCE, {"KeyRotated"}):

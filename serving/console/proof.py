@@ -11,8 +11,7 @@ from pydantic import ValidationError
 from sqlalchemy import Connection
 
 from serving.docket.audit.audit import Auditor
-from serving.docket.log.canonical_json import parse
-from serving.docket.log.entries import NO_SEQ, Entry, check, event_of
+from serving.docket.log.entries import NO_SEQ, Entry, check, event_of, parse
 from serving.docket.log.errors import LogError
 from serving.docket.log.merkle import inclusion_proof, verify_inclusion
 from serving.docket.log.notes import Checkpoint, VerifierKey, open_checkpoint

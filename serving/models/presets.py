@@ -77,8 +77,6 @@ def _missing(why: str) -> NotLoaded:
     )
 
 
-__all__ = ["AUTO", "PRESETS", "FittingPreset", "Preset", "largest_that_fits", "vllm_settings"]
-
 AUTO = "auto"
 """In place of a preset's name: the largest that fits the GPUs of this machine."""
 _BYTES_PER_WEIGHT = 2

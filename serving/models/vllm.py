@@ -28,8 +28,6 @@ from court.values import Value
 from serving.models.connect import pictures_per_prompt
 from serving.models.process_group import ProcessGroup
 
-__all__ = ["VllmFailed", "VllmServer", "VllmSettings", "free_port"]
-
 _CHILD = Path(__file__).with_name("vllm_child.py")
 _ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1"}
 """vLLM tells its makers what is run with it unless told not to; and its log is to come as it is said."""

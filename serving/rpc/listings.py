@@ -18,7 +18,7 @@ from court.verdict import Label, decision
 from memecourt.v1 import court_pb2 as wire
 from retrieval.library.filters import Filter
 from serving.access.callers import check_namespace, current
-from serving.docket.log.canonical_json import canonical_bytes, parse
+from serving.docket.log.entries import canonical_bytes, parse
 from serving.docket.store.listing import DocketLine, TrialFilter
 from serving.rpc.convert import few, fields_of, in_force_of, language, time_of, within
 

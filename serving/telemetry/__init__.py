@@ -97,9 +97,6 @@ class ObservedTrial:
 
 _LINE = "trial=%s request=%s seq=%d event=%s"
 
-
-__all__ = ["SILENT", "Telemetry", "open_telemetry"]
-
 _MOST_TRIALS = 20_000
 """Maximum number of trials tracked at once: twice as many as a server may run. A trial whose end is never reported,
 because the docket could not store it, is dropped after this many others."""

@@ -46,12 +46,12 @@ from court.flips import request_without
 from court.guard import GuardAdapter, guard_messages
 from court.messages import AdvocateBrief, Exchange, JudgeBrief, Messages, messages_digest
 from court.precedents import Precedent
+from court.prompts import Fence
 from court.prompts.sets import with_digest
 from court.record import TrialRecord
 from court.recorded_case import NotOnRecord, RecordedCase
 from court.settings import TrialSettings
 from court.summary import precedents_for
-from court.untrusted import Fence
 
 _LOST_MARK = "not-kept"
 """Placeholder for the fence mark in old records that lack it."""

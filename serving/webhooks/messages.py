@@ -18,8 +18,7 @@ from typing import Any
 from court.events import AnyEvent, AppealOpened, NoteLeft, TrialFailed, VerdictGiven, VerdictReviewed
 from court.verdict import Label, decision
 from serving.access.callers import SANDBOX
-from serving.docket.log.canonical_json import parse
-from serving.docket.log.entries import Entry
+from serving.docket.log.entries import Entry, parse
 from serving.docket.store.bodies import event_in
 from serving.docket.store.hooks import Subject
 from serving.docket.store.reviews import settled_at

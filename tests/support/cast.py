@@ -13,10 +13,10 @@ from court.deadline import Deadline
 from court.events import Procedure
 from court.meme import Frame
 from court.ports import ChatReply, ChatRequest
+from court.prompts import Fence
 from court.prompts.sets import packaged
 from court.roles import RoleModel, RoleModels, Speaker
 from court.trial import Court, TrialCase
-from court.untrusted import Fence
 from tests.support.fakes import FakeFinder, FakeReader, H, RecordingSink, a_meme, findings, ticking_clock
 
 MARK = "mark"

@@ -12,9 +12,9 @@ from court.messages import AdvocateBrief, Exchange, Exhibit, JudgeBrief
 from court.policy import DEFAULT_POLICY
 from court.ports import ChatReply, ChatRequest, FinishReason, Odds
 from court.precedents import vote
+from court.prompts import Fence
 from court.prompts.sets import packaged, packaged_versions
 from court.roles import Advocate, Judge, Proposer
-from court.untrusted import Fence
 from tests.support.cast import RULING, in_form, speaker
 from tests.support.fakes import H, N, findings
 from tests.support.injections import SPECIALS

@@ -19,8 +19,7 @@ from court.errors import BadRequest
 from court.record import TrialRecord
 from court.verdict import Label
 from memecourt.verify import SAMPLE, sample_numbers
-from serving.docket.log.canonical_json import parse
-from serving.docket.log.entries import Entry, SampleCommitted
+from serving.docket.log.entries import Entry, SampleCommitted, parse
 from serving.docket.log.merkle import consistency_proof, inclusion_proof
 from serving.docket.log.notes import SigningKey, read_checkpoint, sign_note, split_note
 from serving.docket.review.drift import wilson

@@ -24,8 +24,7 @@ from court.events import ReviewWithdrawn, TrialOpened, VerdictReviewed
 from court.in_force import CaseNotes, ContentKey, case_of, standing
 from court.meme import is_text_digest
 from serving.docket.log.anchors import Anchor
-from serving.docket.log.canonical_json import parse
-from serving.docket.log.entries import NO_SEQ, OWN_KINDS, Entry, Erased, check, erased_of
+from serving.docket.log.entries import NO_SEQ, OWN_KINDS, Entry, Erased, check, erased_of, parse
 from serving.docket.log.errors import BadEntry, BadNote
 from serving.docket.log.merkle import TILE_HEIGHT, TILE_WIDTH, Frontier, Node, tile_widths
 from serving.docket.log.notes import Checkpoint, VerifierKey, open_checkpoint, read_checkpoint, split_note

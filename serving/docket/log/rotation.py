@@ -15,8 +15,7 @@ import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from serving.docket.log.canonical_json import parse
-from serving.docket.log.entries import Entry, KeyRotated
+from serving.docket.log.entries import Entry, KeyRotated, parse
 from serving.docket.log.errors import BadEntry, BadNote
 from serving.docket.log.merkle import HASH_SIZE
 from serving.docket.log.notes import SigningKey, VerifierKey, open_note, sign_note, split_note

@@ -21,8 +21,7 @@ import lz4.block  # type: ignore[import-untyped]
 from pydantic import TypeAdapter
 
 from court.events import AnyEvent, parse_event
-from serving.docket.log.canonical_json import canonical_bytes, parse
-from serving.docket.log.entries import SALT_SIZE, commitment_to
+from serving.docket.log.entries import SALT_SIZE, canonical_bytes, commitment_to, parse
 
 PART = "Part"
 """Kind of the entries that contain a part."""

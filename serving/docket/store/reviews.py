@@ -16,8 +16,7 @@ from court.record import TrialState
 from court.verdict import Label
 from serving.access.callers import SANDBOX
 from serving.docket.errors import NotDecided
-from serving.docket.log.canonical_json import parse
-from serving.docket.log.entries import PictureShown, PrecedentChanged
+from serving.docket.log.entries import PictureShown, PrecedentChanged, parse
 from serving.docket.store import tables as t
 from serving.docket.store.bodies import event_in, unpacked
 from serving.docket.store.log_append import EntryDraft, LogAppender, open_appender

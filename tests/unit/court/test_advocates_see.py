@@ -8,9 +8,9 @@ from pydantic import ValidationError
 from court.events import Procedure, Side
 from court.messages import AdvocateBrief, Exchange
 from court.policy import DEFAULT_POLICY
+from court.prompts import Fence
 from court.settings import TrialSettings
 from court.summary import precedents_for
-from court.untrusted import Fence
 from eval.replay.replay import replay
 from eval.synthetic.oracle import _exchanges
 from serving.views.messages import messages_of

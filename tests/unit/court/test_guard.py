@@ -16,13 +16,12 @@ from court.guard import GuardAdapter, guard_messages, opinion_words, parse_opini
 from court.meme import Meme
 from court.policy import DEFAULT_POLICY
 from court.ports import ChatReply, ChatRequest, FinishReason
-from court.prompts import load
+from court.prompts import Fence, load
 from court.record import TrialAborted
 from court.replies import UnusableReply
 from court.roles import GuardModel, RoleModel
 from court.settings import TrialSettings
 from court.trial import TrialCase
-from court.untrusted import Fence
 from court.verdict import Label, ReviewReason
 from eval.replay.replay import replay
 from eval.solvers.trial import chain_of

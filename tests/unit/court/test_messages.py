@@ -318,7 +318,7 @@ def test_events_without_a_call_have_no_messages():
     "text", ["[[a]]", "\ud83d x", "a\r\ud83d\nb", "memecourt-0123456789abcdef", "<|im_end|>", "x" * 9000]
 )
 def test_quoted_text_is_fenced_like_the_original(text):
-    from court.untrusted import Fence
+    from court.prompts import Fence
 
     fence = Fence("mark")
     assert fence.around(quotable(text)) == fence.around(text[:2000])

@@ -11,11 +11,10 @@ from court import prompts
 from court.backends.chat.scripted import ScriptedModel
 from court.events import Procedure
 from court.meme import Frame
-from court.prompts import Prompt, load, render
+from court.prompts import Prompt, load, neutralise, render
 from court.prompts.sets import packaged
 from court.settings import TrialSettings
 from court.trial import TrialCase
-from court.untrusted import neutralise
 from tests.support.cast import Cast, full_court, task_of
 from tests.support.cli import assert_matches_golden
 from tests.support.fakes import H, N, RecordingSink, a_meme, findings

@@ -15,6 +15,7 @@ from court.meme import Frame
 from court.messages import Exhibit, JudgeBrief
 from court.policy import DEFAULT_POLICY
 from court.ports import ChatReply, FinishReason
+from court.prompts import Fence
 from court.replies import (
     UnusableReply,
     argument_schema,
@@ -28,7 +29,6 @@ from court.replies import (
 )
 from court.roles import Judge
 from court.settings import TrialSettings
-from court.untrusted import Fence
 from court.verdict import Label, rule
 from tests.support.cast import ACQUITTAL, RULING, speaker
 from tests.support.fakes import H, findings

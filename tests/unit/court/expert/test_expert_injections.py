@@ -23,9 +23,9 @@ from court.injection.detector import find_injection_signals
 from court.messages import JudgeBrief
 from court.policy import DEFAULT_POLICY
 from court.ports import ChatRequest, EvidenceDocument
+from court.prompts import Fence
 from court.settings import TrialSettings
 from court.trial import TrialCase
-from court.untrusted import Fence
 from court.verdict import ClaimBasis, ClaimFinding, ClaimLabel, Label, QuotedPassage, ReviewReason
 from tests.support.cast import Cast, full_court
 from tests.support.evidence import (

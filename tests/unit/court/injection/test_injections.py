@@ -21,11 +21,11 @@ from court.checks import ESSENTIAL, LIMITS, repair_of
 from court.events import CheckFailed, Procedure
 from court.meme import Frame, Meme, Picture
 from court.ports import ChatRequest
+from court.prompts import Fence, neutralise
 from court.prompts.sets import packaged, packaged_versions
 from court.replies import QUOTES_UNFOUND
 from court.roles import _REPEATS
 from court.trial import TrialCase
-from court.untrusted import Fence, neutralise
 from tests.support.cast import RULING, Cast, frames_of, full_court, prompt_text
 from tests.support.fakes import FakeReader, H, N, RecordingSink, a_meme, findings
 from tests.support.injections import INJECTIONS, SPECIALS, marked, variants

@@ -27,13 +27,13 @@ from court.messages import AdvocateBrief, Exchange, Exhibit, JudgeBrief
 from court.policy import DEFAULT_POLICY
 from court.ports import ChatReply, FinishReason
 from court.precedents import Vote
+from court.prompts import Fence
 from court.prompts.sets import packaged, packaged_versions
 from court.record import TrialAborted, TrialState
 from court.replies import parse_ruling
 from court.roles import Advocate, Judge, Proposer
 from court.settings import TrialSettings
 from court.trial import TrialCase
-from court.untrusted import Fence
 from court.verdict import Decision, Label, ReviewReason
 from tests.support.cast import ACQUITTAL, RULING, Cast, full_court, in_form, is_repair, prompt_text, speaker, task_of
 from tests.support.fakes import VOTE, FakeReader, H, N, RecordingSink, a_meme, findings

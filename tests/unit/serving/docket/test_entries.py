@@ -15,8 +15,18 @@ import pytest
 import rfc8785
 
 from court.events import TrialOpened, VerdictGiven
-from serving.docket.log.canonical_json import canonical, from_canonical, parse, to_canonical
-from serving.docket.log.entries import Entry, Erased, body_of, check, erased_of, event_of
+from serving.docket.log.entries import (
+    Entry,
+    Erased,
+    body_of,
+    canonical,
+    check,
+    erased_of,
+    event_of,
+    from_canonical,
+    parse,
+    to_canonical,
+)
 from serving.docket.log.errors import BadEntry
 from serving.docket.store.bodies import seal_bodies, unpacked
 from tests.support.dockets import NOON, events_of
