@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -43,33 +43,10 @@ def curve(side: Side, points: Sequence[Point], *, lowest: float, highest: float,
     def y(bits: float) -> float:
         return _TOP + (_HEIGHT - _TOP - _BOTTOM) * (high - bits) / (high - low)
 
-    line = " ".join(f"{x(point.round):.1f},{y(point.bits):.1f}" for point in points)
     described = ", ".join(f"round {point.round} {point.bits:.2f}" for point in points)
-    parts = [
-        Markup(
-            '<svg class="curve {side}" viewBox="0 0 {width:.0f} {height:.0f}" role="img" aria-label="{label}">'
-        ).format(
-            side=side.lower(), width=_WIDTH, height=_HEIGHT, label=f"Entropy of the summaries in bits: {described}"
-        )
-    ]
-    for bits in (high, low):
-        parts.append(
-            Markup('<line class="grid" x1="{}" x2="{}" y1="{:.1f}" y2="{:.1f}"/>').format(
-                _LEFT, _WIDTH - _RIGHT, y(bits), y(bits)
-            )
-        )
-        parts.append(
-            Markup('<text class="scale" x="{:.1f}" y="{:.1f}" text-anchor="end">{:.1f}</text>').format(
-                _LEFT - 5, y(bits) + 3.5, bits
-            )
-        )
-    for point in points:
-        parts.append(
-            Markup('<text class="scale" x="{:.1f}" y="{:.1f}" text-anchor="middle">{}</text>').format(
-                x(point.round), _HEIGHT - 5, point.round
-            )
-        )
-    parts.append(Markup('<polyline class="line" points="{}"/>').format(line))
+    parts = [_grid_line(y(bits), f"{bits:.1f}") for bits in (high, low)]
+    parts += [_scale(x(point.round), _HEIGHT - 5, "middle", point.round) for point in points]
+    parts.append(_polyline(f"{x(point.round):.1f},{y(point.bits):.1f}" for point in points))
     for point in points:
         parts.append(
             Markup('<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="3.5"><title>{title}</title></circle>').format(
@@ -79,7 +56,26 @@ def curve(side: Side, points: Sequence[Point], *, lowest: float, highest: float,
                 title=f"round {point.round}: {point.bits:.3f} bit",
             )
         )
-    return Markup("").join([*parts, Markup("</svg>")])
+    return _svg(side.lower(), f"Entropy of the summaries in bits: {described}", parts)
+
+
+def _svg(kind: str, label: str, parts: Iterable[Markup]) -> Markup:
+    return Markup('<svg class="curve {}" viewBox="0 0 {:.0f} {:.0f}" role="img" aria-label="{}">{}</svg>').format(
+        kind, _WIDTH, _HEIGHT, label, Markup("").join(parts)
+    )
+
+
+def _scale(x: float, y: float, anchor: str, words: object) -> Markup:
+    return Markup('<text class="scale" x="{:.1f}" y="{:.1f}" text-anchor="{}">{}</text>').format(x, y, anchor, words)
+
+
+def _grid_line(y: float, words: str) -> Markup:
+    line = Markup('<line class="grid" x1="{}" x2="{}" y1="{:.1f}" y2="{:.1f}"/>').format(_LEFT, _WIDTH - _RIGHT, y, y)
+    return line + _scale(_LEFT - 5, y + 3.5, "end", words)
+
+
+def _polyline(points: Iterable[str]) -> Markup:
+    return Markup('<polyline class="line" points="{}"/>').format(" ".join(points))
 
 
 class Column(NamedTuple):
@@ -104,32 +100,14 @@ def columns(label: str, values: Sequence[Column], *, highest: float | None = Non
         return floor - (floor - _TOP) * min(value / top, 1.0)
 
     described = "; ".join(f"{each.name}: {each.words}" for each in values if each.value) or "nothing yet"
-    parts = [
-        Markup('<svg class="curve chart" viewBox="0 0 {:.0f} {:.0f}" role="img" aria-label="{}">').format(
-            _WIDTH, _HEIGHT, f"{label}. {described}"
-        )
-    ]
-    for value in (top, 0.0):
-        name = f"{value:.0%}" if highest else f"{value:,.0f}"
-        parts.append(
-            Markup('<line class="grid" x1="{}" x2="{}" y1="{:.1f}" y2="{:.1f}"/>').format(
-                _LEFT, _WIDTH - _RIGHT, y(value), y(value)
-            )
-            + Markup('<text class="scale" x="{:.1f}" y="{:.1f}" text-anchor="end">{}</text>').format(
-                _LEFT - 5, y(value) + 3.5, name
-            )
-        )
+    parts = [_grid_line(y(value), f"{value:.0%}" if highest else f"{value:,.0f}") for value in (top, 0.0)]
     for number, each in enumerate(values):
         left = _LEFT + number * step
         # All names where they fit, else the first and the last.
         if len(values) <= 6 or number in (0, len(values) - 1):
             anchor = "middle" if len(values) <= 6 else "end" if number else "start"
             at = left + step * (0.5 if len(values) <= 6 else float(bool(number)))
-            parts.append(
-                Markup('<text class="scale" x="{:.1f}" y="{:.1f}" text-anchor="{}">{}</text>').format(
-                    at, _HEIGHT - 5, anchor, each.name
-                )
-            )
+            parts.append(_scale(at, _HEIGHT - 5, anchor, each.name))
         if each.value is None:
             continue
         title = Markup("<title>{}: {}</title>").format(each.name, each.words)
@@ -157,9 +135,9 @@ def columns(label: str, values: Sequence[Column], *, highest: float | None = Non
                 run.append(f"{_LEFT + (number + 0.5) * step:.1f},{y(each.value):.1f}")
                 continue
             if len(run) > 1:
-                parts.append(Markup('<polyline class="line" points="{}"/>').format(" ".join(run)))
+                parts.append(_polyline(run))
             run = []
-    return Markup("").join([*parts, Markup("</svg>")])
+    return _svg("chart", f"{label}. {described}", parts)
 
 
 def bar(begin: float, length: float, *, whole: float, kind: str, cached: float = 0.0) -> Markup:

@@ -19,7 +19,7 @@ from serving.settings import Settings
 from tests.support.paths import ROOT
 from tests.support.pictures import captioned, encode
 
-MOST_FILES = 75
+MOST_FILES = 70
 """Most files of court, retrieval and serving in which functions run in the server's process during one full trial."""
 BACKGROUND = {
     "retrieval/library/storage.py",
