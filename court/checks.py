@@ -154,12 +154,7 @@ def of_sides(accuser: str, defender: str) -> tuple[CheckFailed, ...]:
 
 
 def of_rationale(
-    rationale: str,
-    *,
-    arguments: Mapping[Side, str],
-    material: Sequence[str],
-    chars: int,
-    instructions: str,
+    rationale: str, *, arguments: Mapping[Side, str], material: Sequence[str], chars: int, instructions: str
 ) -> tuple[CheckFailed, ...]:
     """Checks the Judge's rationale.
 
@@ -267,10 +262,7 @@ def _argues_for(argument: str) -> Side | None:
     # Quotes are what the meme says.
     text = _QUOTED.sub(" ", argument).casefold()
     stances = set()
-    for words, asserted, denied in (
-        (_HARM, Side.ACCUSER, Side.DEFENDER),
-        (_HARMLESS, Side.DEFENDER, Side.ACCUSER),
-    ):
+    for words, asserted, denied in ((_HARM, Side.ACCUSER, Side.DEFENDER), (_HARMLESS, Side.DEFENDER, Side.ACCUSER)):
         for found in words.finditer(text):
             before = _CLAUSE.split(text[max(0, found.start() - _BEFORE) : found.start()])[-1]
             # "Nothing here is harmful" and "it attacks nobody" speak for the Defender; "if it were" for nobody.

@@ -2,14 +2,19 @@
 
 ::
 
-    CourtError ├── BadInput               the input can't be tried; the same input will fail again │   ├── BadPicture
-    the picture │   ├── BadText            the text │   └── BadRequest         any other part of the request ├──
-    NotLoaded              the requested feature exists, but is not set up in this court ├── CantResume             a
-    trial can't be resumed ├── BadLibrary             a precedent library is damaged, incompatible or missing ├──
-    Unavailable            a dependency is unavailable; a later retry may succeed │   └── Overrun            it timed
-    out ├── ModelRefused           the model server rejected a request; the same request will fail again ├──
-    ReplyUnusable          a model's reply can't be used, even after asking again └── TrialAborted           a trial
-    began and ended without a verdict; carries its record
+    CourtError
+    ├── BadInput               the input can't be tried; the same input will fail again
+    │   ├── BadPicture         the picture
+    │   ├── BadText            the text
+    │   └── BadRequest         any other part of the request
+    ├── NotLoaded              the requested feature exists, but is not set up in this court
+    ├── CantResume             a trial can't be resumed
+    ├── BadLibrary             a precedent library is damaged, incompatible or missing
+    ├── Unavailable            a dependency is unavailable; a later retry may succeed
+    │   └── Overrun            it timed out
+    ├── ModelRefused           the model server rejected a request; the same request will fail again
+    ├── ReplyUnusable          a model's reply can't be used, even after asking again
+    └── TrialAborted           a trial began and ended without a verdict; carries its record
 
 No error is a verdict: none of them means "not harmful".
 """

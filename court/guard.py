@@ -197,12 +197,7 @@ class GuardWitness:
     async def opinion(self, text: str, description: str | None) -> EventDraft:
         """Asks for the guard's opinion once, and drafts the event of the opinion or the failure."""
         messages = guard_messages(
-            self._adapter,
-            self.frames,
-            policy=self.policy,
-            fence=self.speaker.fence,
-            text=text,
-            description=description,
+            self._adapter, self.frames, policy=self.policy, fence=self.speaker.fence, text=text, description=description
         )
         event = {"adapter": self._adapter, "pictures": len(pictures_for(self._adapter, self.frames))}
         try:

@@ -89,10 +89,7 @@ def median_strengths(opinions: Sequence[Opinion]) -> Strengths:
     by_level = {strength.level: strength for strength in Strength}
     harmful = sorted(opinion.ruling.harmful_strength.level for opinion in opinions)
     benign = sorted(opinion.ruling.harmless_strength.level for opinion in opinions)
-    return Strengths(
-        harmful=by_level[harmful[len(harmful) // 2]],
-        benign=by_level[benign[(len(benign) - 1) // 2]],
-    )
+    return Strengths(harmful=by_level[harmful[len(harmful) // 2]], benign=by_level[benign[(len(benign) - 1) // 2]])
 
 
 def spokesman_of(opinions: Sequence[Opinion]) -> int:
@@ -167,11 +164,7 @@ def verdict_of(
         **(
             _estimate(score, label, prior, settings.vote_weight, doubts=len(failed))
             if weighed is None
-            else {
-                "harm_score": likely,
-                "harm_score_meaning": ScoreMeaning.JUDGE_AND_VOTE,
-                "risk": weighed.risk(label),
-            }
+            else {"harm_score": likely, "harm_score_meaning": ScoreMeaning.JUDGE_AND_VOTE, "risk": weighed.risk(label)}
         ),
         rationale=ruling.rationale,
         finding=Finding(
@@ -259,10 +252,7 @@ def _estimate(
 ) -> dict[str, Any]:
     """Returns the score and its meaning, and in a cascade a risk, from which each failed check (``doubts``) takes."""
     if prior is None or weight == 0:
-        return {
-            "harm_score": score,
-            "harm_score_meaning": None if score is None else ScoreMeaning.LABEL_PROBABILITY,
-        }
+        return {"harm_score": score, "harm_score_meaning": None if score is None else ScoreMeaning.LABEL_PROBABILITY}
     meaning = ScoreMeaning.PRECEDENT_VOTE if score is None else ScoreMeaning.JUDGE_AND_VOTE
     # Without a score, the vote that sent the cascade here is better than no estimate; the meaning says which it is.
     joint_score = prior.probability if score is None else joined_odds(score, prior.probability, weight)
@@ -449,11 +439,7 @@ def with_copies(verdict: Verdict, cited: PrecedentsCited | None) -> Verdict:
 
 
 async def give_verdict(
-    recorder: Recorder,
-    *before: Drafted,
-    verdict: Verdict,
-    copies: Sequence[VerifiedCopy] = (),
-    **values: Any,
+    recorder: Recorder, *before: Drafted, verdict: Verdict, copies: Sequence[VerifiedCopy] = (), **values: Any
 ) -> None:
     """Records a verdict, with the signs of steering found in all untrusted texts, the description included."""
 

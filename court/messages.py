@@ -325,11 +325,7 @@ class JudgeBrief(Generic[P]):
         return parts
 
     def _precedent(self, prompt: Prompt, number: int, precedent: Precedent) -> list[str]:
-        values = {
-            "number": str(number),
-            "label": self._label_of(precedent),
-            "text": self.fence.around(precedent.text),
-        }
+        values = {"number": str(number), "label": self._label_of(precedent), "text": self.fence.around(precedent.text)}
         if self.similarity_shown:
             halves = [
                 f"{name} {value:.2f}"

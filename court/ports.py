@@ -89,14 +89,7 @@ class PrecedentFinder(Protocol):
         """Identity of the library that is searched."""
 
     async def find(
-        self,
-        *,
-        text: str,
-        frames: Sequence[Frame],
-        pixels_sha256: str,
-        exhibits: int,
-        tally: int,
-        alpha: float | None,
+        self, *, text: str, frames: Sequence[Frame], pixels_sha256: str, exhibits: int, tally: int, alpha: float | None
     ) -> Findings:
         """Finds the most similar precedents.
 

@@ -267,12 +267,7 @@ def _strength_schema() -> dict[str, Any]:
 
 def object_schema(properties: dict[str, Any]) -> dict[str, Any]:
     """JSON schema of an object with exactly these properties, in this order."""
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties),
-        "additionalProperties": False,
-    }
+    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
 
 
 def has_cut_text(text: str, schema: dict[str, Any]) -> bool:

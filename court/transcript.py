@@ -4,16 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from court.events import (
-    AnswerGiven,
-    JudgeRuled,
-    NearDuplicate,
-    OddsGiven,
-    QuestionAsked,
-    Ruling,
-    Side,
-    Summarised,
-)
+from court.events import AnswerGiven, JudgeRuled, NearDuplicate, OddsGiven, QuestionAsked, Ruling, Side, Summarised
 from court.precedents import Precedent, Vote
 from court.record import TrialRecord
 

@@ -169,13 +169,7 @@ async def add_to_library(
     old = library.manifest.tuning
     memes = [*library.memes, *gathered.memes]
     tuning = await asyncio.to_thread(
-        tune,
-        rows,
-        memes,
-        encoder=encoder,
-        error=old.settle_error,
-        safeguards=old.safeguards,
-        progress=progress,
+        tune, rows, memes, encoder=encoder, error=old.settle_error, safeguards=old.safeguards, progress=progress
     )
     larger = await asyncio.to_thread(
         library.add,
@@ -189,11 +183,7 @@ async def add_to_library(
     return larger, gathered.report
 
 
-async def build_starter(
-    path: Path,
-    encoder: Encoder,
-    picture_reader: PictureReader,
-) -> tuple[Library, BuildReport]:
+async def build_starter(path: Path, encoder: Encoder, picture_reader: PictureReader) -> tuple[Library, BuildReport]:
     """Builds the default library of a new court: tame memes that ``eval.synthetic.scenes`` has drawn."""
     return await build_library(
         path,

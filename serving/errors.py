@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from court.errors import Unavailable
+from court.errors import BadRequest, Unavailable
+
+
+class Malformed(BadRequest):
+    """Raised for a request that is not in the form that it has to be in."""
+
+    default_reason = "MALFORMED_REQUEST"
 
 
 class Busy(Unavailable):

@@ -138,12 +138,7 @@ class ClaimRecord:
 def document_of(event: DocumentWeighed) -> EvidenceDocument:
     """The document of an event."""
     return EvidenceDocument(
-        id=event.document,
-        title=event.title,
-        source=event.source,
-        date=event.date,
-        text=event.text,
-        sha256=event.sha256,
+        id=event.document, title=event.title, source=event.source, date=event.date, text=event.text, sha256=event.sha256
     )
 
 

@@ -131,12 +131,7 @@ async def find_leaks(
 
 
 async def embed_rows(
-    judged: Sequence[Row],
-    pictures: Path | None,
-    encoder: Encoder,
-    reader: PictureReader,
-    scratch: Path,
-    tell: Progress,
+    judged: Sequence[Row], pictures: Path | None, encoder: Encoder, reader: PictureReader, scratch: Path, tell: Progress
 ) -> tuple[Mapping[int, ImportedPicture], NDArray[np.float32]]:
     """Embeds memes to compare them: pictures by index, without unusable ones, and rows as in a library."""
     await asyncio.to_thread(scratch.mkdir, parents=True, exist_ok=True)
@@ -160,10 +155,7 @@ async def embed_rows(
 
 
 def duplicate_numbers(
-    rows: Sequence[Row],
-    pictures: Mapping[int, ImportedPicture],
-    vectors: NDArray[np.float32],
-    text_dim: int,
+    rows: Sequence[Row], pictures: Mapping[int, ImportedPicture], vectors: NDArray[np.float32], text_dim: int
 ) -> NDArray[np.int64]:
     """Numbers groups of memes from 0, such that none is a leak of one in another group."""
     nearness = LeakThresholds()

@@ -65,12 +65,7 @@ class LibraryCheck:
         return not (self.duplicates or self.conflicts or self.suspicious or (self.leaks and self.leaks.leaks))
 
 
-def check_library(
-    library: Library,
-    *,
-    leaks: Leaks | None = None,
-    sure: float = SURE,
-) -> LibraryCheck:
+def check_library(library: Library, *, leaks: Leaks | None = None, sure: float = SURE) -> LibraryCheck:
     """Compares all precedents with each other, in quadratic time; ``sure`` is in (0, 0.5).
 
     Raises:

@@ -57,10 +57,7 @@ def fit(x: NDArray[np.float64], y: NDArray[np.bool_], strength: float) -> Fitted
 
 
 def cross_validated_log_odds(
-    x: NDArray[np.float64],
-    y: NDArray[np.bool_],
-    folds: NDArray[np.int64],
-    learnable: NDArray[np.bool_],
+    x: NDArray[np.float64], y: NDArray[np.bool_], folds: NDArray[np.int64], learnable: NDArray[np.bool_]
 ) -> NDArray[np.float64]:
     """Log-odds of memes, shape (``STRENGTHS``, n), by regressions without their fold and near-duplicates."""
     # A fold without which only one label is left gets the log-odds of that label's share.

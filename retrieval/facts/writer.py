@@ -13,15 +13,7 @@ from numpy.typing import NDArray
 from court.errors import BadRequest, Unavailable
 from retrieval.embed.encoder import Encoder
 from retrieval.facts import lexical
-from retrieval.facts.corpus import (
-    DOCUMENTS,
-    FORMAT,
-    MANIFEST,
-    PASSAGES,
-    VECTORS,
-    CorpusManifest,
-    read_corpus_manifest,
-)
+from retrieval.facts.corpus import DOCUMENTS, FORMAT, MANIFEST, PASSAGES, VECTORS, CorpusManifest, read_corpus_manifest
 from retrieval.facts.documents import FactDocument, passages_of
 from retrieval.facts.lexical import LexicalIndex
 from retrieval.library import storage

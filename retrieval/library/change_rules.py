@@ -64,13 +64,7 @@ class CurrentLibrary(ABC):
 
 
 def plan_add(
-    now: CurrentLibrary,
-    meme: LabelledMeme,
-    vector: NDArray[np.float32],
-    picture: bytes | None,
-    *,
-    who: str,
-    why: str,
+    now: CurrentLibrary, meme: LabelledMeme, vector: NDArray[np.float32], picture: bytes | None, *, who: str, why: str
 ) -> PlannedChange:
     """Plans to append a meme.
 

@@ -140,6 +140,5 @@ async def add_meme(
     # Decoded before the library is opened, which an unreadable file makes unnecessary.
     picture = None if image is None else await pictures.read(image)
     return await changed(
-        opened,
-        lambda writer: add_precedent(writer, encoder, id_=id_, label=label, text=text, picture=picture, **known),
+        opened, lambda writer: add_precedent(writer, encoder, id_=id_, label=label, text=text, picture=picture, **known)
     )

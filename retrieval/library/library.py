@@ -249,14 +249,7 @@ class Library:
             before = _generation_or_none(root)
             shelved = ((meme, pictures) for meme in memes)
             return cls._write(
-                root,
-                before,
-                name=name,
-                encoder=encoder,
-                shelved=shelved,
-                blocks=[rows],
-                tuning=tuning,
-                notes=notes,
+                root, before, name=name, encoder=encoder, shelved=shelved, blocks=[rows], tuning=tuning, notes=notes
             )
 
     @classmethod

@@ -8,13 +8,7 @@ from typing import Any
 import cv2
 
 from court.backends.sandbox import child as worker_child
-from retrieval.near_duplicates.match import (
-    Agreement,
-    MatchThresholds,
-    MemeText,
-    fingerprint,
-    pictures_differ,
-)
+from retrieval.near_duplicates.match import Agreement, MatchThresholds, MemeText, fingerprint, pictures_differ
 from retrieval.near_duplicates.tiles import Tolerance
 
 _NO_TEXT = MemeText("", read=False)

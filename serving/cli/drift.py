@@ -35,11 +35,7 @@ EXIT_DRIFTED = 3
 @click.pass_context
 @awaited
 async def drift(
-    context: click.Context,
-    namespace: str | None,
-    risk: float | None,
-    as_json: bool,
-    docket: Path | Address | None,
+    context: click.Context, namespace: str | None, risk: float | None, as_json: bool, docket: Path | Address | None
 ) -> None:
     """Shows how often people disagreed with the court on randomly sampled verdicts, week by week.
 

@@ -14,6 +14,7 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import Request
 
 from court.errors import BadRequest
+from serving.errors import Malformed
 from serving.rest.messages import loaded, message_of, object_of, with_picture
 from serving.rest.operations import JUDGE, PICTURE, Operation, Source
 from serving.rest.remote_pictures import Fetch, picture_at
@@ -112,26 +113,21 @@ class FormReader:
             self._charset = parse_options_header(self._value)[1].get(b"charset", b"utf-8").lower()
         # Without decoding it, an encoded text would be judged literally.
         elif self._header.lower() == b"content-transfer-encoding" and self._value.strip().lower() not in _AS_IT_IS:
-            raise BadRequest(
-                "A part of the form has a Content-Transfer-Encoding. Send its bytes as they are.",
-                reason="MALFORMED_REQUEST",
-            )
+            raise Malformed("A part of the form has a Content-Transfer-Encoding. Send its bytes as they are.")
         self._header = self._value = b""
 
     def _headers_end(self) -> None:
         if self._name is None:
             raise _malformed()
         if self._name in self.form.fields or (self._name == PICTURE and self.form.picture is not None):
-            raise BadRequest(
-                f"The form has the part {self._name[:100]} twice.", reason="MALFORMED_REQUEST", field=self._name[:100]
-            )
+            raise Malformed(f"The form has the part {self._name[:100]} twice.", field=self._name[:100])
         if self._name == PICTURE:
             self.form.picture = bytearray()
         elif self._charset not in _UTF_8 and not self._charset.startswith(_ASCII_IN_THEM):
             raise self._not_utf_8()
         # Names are checked when the form has ended: until then, the number and length of fields limit the memory.
         elif len(self.form.fields) == _MOST_FIELDS:
-            raise BadRequest(f"The form has more than {_MOST_FIELDS} fields.", reason="MALFORMED_REQUEST")
+            raise Malformed(f"The form has more than {_MOST_FIELDS} fields.")
         else:
             self.form.fields[self._name] = bytearray()
 
@@ -155,16 +151,14 @@ class FormReader:
 
     def _not_utf_8(self) -> BadRequest:
         name = (self._name or "")[:100]
-        return BadRequest(f"The part {name} is not UTF-8.", reason="MALFORMED_REQUEST", field=name)
+        return Malformed(f"The part {name} is not UTF-8.", field=name)
 
     def _end(self) -> None:
         self._ended = True
 
 
 def _malformed() -> BadRequest:
-    return BadRequest(
-        "The body is no multipart/form-data with the boundary that its Content-Type names.", reason="MALFORMED_REQUEST"
-    )
+    return Malformed("The body is no multipart/form-data with the boundary that its Content-Type names.")
 
 
 # The same limit for both transports, so that no request is too large for only one of them.
@@ -278,9 +272,8 @@ async def _of_form(operation: Operation, request: Request, own: Mapping[str, str
             reader.feed(piece)
         form = reader.finish()
     for name in form.fields.keys() - _IN_FORM:
-        raise BadRequest(
+        raise Malformed(
             f"A form has the parts image, request (a JSON object) and text; {name[:100]} is none of them.",
-            reason="MALFORMED_REQUEST",
             field=name[:100],
         )
     fields = loaded(form.fields["request"]) if "request" in form.fields else {}
@@ -288,14 +281,12 @@ async def _of_form(operation: Operation, request: Request, own: Mapping[str, str
         try:
             text = form.fields["text"].decode()
         except UnicodeDecodeError:
-            raise BadRequest("The part text is not UTF-8.", reason="MALFORMED_REQUEST", field="text") from None
+            raise Malformed("The part text is not UTF-8.", field="text") from None
         # The same text twice is harmless. Two different texts are refused, as it would be unclear which one was judged.
         if fields.setdefault("text", text) != text:
-            raise BadRequest(
-                "The text stands in the form twice, and is not the same.", reason="MALFORMED_REQUEST", field="text"
-            )
+            raise Malformed("The text stands in the form twice, and is not the same.", field="text")
     if form.picture is not None and PICTURE in fields:
-        raise BadRequest("The picture stands in the form twice.", reason="MALFORMED_REQUEST", field=PICTURE)
+        raise Malformed("The picture stands in the form twice.", field=PICTURE)
     message = with_picture(message_of(operation.request, fields, own), form.picture)
     return ReceivedRequest(message, sum(map(len, form.fields.values())) + len(form.picture or b""))
 
@@ -303,7 +294,7 @@ async def _of_form(operation: Operation, request: Request, own: Mapping[str, str
 async def _with_fetched(fields: dict[str, object], own: Mapping[str, str], fetch: Fetch) -> ReceivedRequest:
     url = fields.pop("image_url")
     if PICTURE in fields:
-        raise BadRequest("Give image or image_url, not both.", reason="MALFORMED_REQUEST", field="image_url")
+        raise Malformed("Give image or image_url, not both.", field="image_url")
     message = message_of(JUDGE.request, fields, own)  # report errors in the other fields first
     picture = await picture_at(url, fetch)
     return ReceivedRequest(with_picture(message, picture), len(picture))
@@ -315,7 +306,7 @@ def _query_of(request: Request) -> Sequence[tuple[str, str]]:
         # Strictly: Starlette replaces invalid bytes, so that a text that nobody sent would be judged.
         return parse_qsl(request.scope["query_string"].decode(), keep_blank_values=True, errors="strict")
     except UnicodeDecodeError:
-        raise BadRequest("The query is not UTF-8, percent-encoded.", reason="MALFORMED_REQUEST") from None
+        raise Malformed("The query is not UTF-8, percent-encoded.") from None
 
 
 def idempotency_key(request: Request) -> str:

@@ -19,6 +19,7 @@ from google.protobuf.message import Message
 
 from court.backends.pictures.refusals import bad_picture
 from court.errors import BadRequest
+from serving.errors import Malformed
 from serving.rest.operations import PICTURE
 
 _MAX_ERROR_CHARS = 300
@@ -40,9 +41,9 @@ def loaded(body: bytes | bytearray) -> dict[str, Any]:
         _require_single_names(body)
         found = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise BadRequest(f"The body is no JSON: {error.msg}.", reason="MALFORMED_REQUEST") from None
+        raise Malformed(f"The body is no JSON: {error.msg}.") from None
     if not isinstance(found, dict):
-        raise BadRequest("The body is JSON, and no object.", reason="MALFORMED_REQUEST")
+        raise Malformed("The body is JSON, and no object.")
     return found
 
 
@@ -52,7 +53,7 @@ def _require_single_names(body: bytes | bytearray) -> None:
     for count, part in enumerate(_JSON_PARTS.finditer(body)):
         # Few are needed; without a limit, a body of empty objects would take seconds.
         if count > _MOST_JSON_PARTS:
-            raise BadRequest("The body has too many parts.", reason="MALFORMED_REQUEST")
+            raise Malformed("The body has too many parts.")
         if part[1] == b"{":
             names.append(set())
         elif part[1] == b"}":
@@ -61,9 +62,7 @@ def _require_single_names(body: bytes | bytearray) -> None:
             # Unescaped, since a name can be written in several ways.
             name = str(orjson.loads(body[part.start("text") : part.end("text")]))
             if name in names[-1]:
-                raise BadRequest(
-                    f"The body has the name {name[:100]} twice.", reason="MALFORMED_REQUEST", field=name[:100]
-                )
+                raise Malformed(f"The body has the name {name[:100]} twice.", field=name[:100])
             names[-1].add(name)
 
 
@@ -120,7 +119,7 @@ def _by_own_names(kind: type[Message], fields: Mapping[str, Any]) -> dict[str, A
     for name, value in fields.items():
         own = known.get(name, name)
         if own in found:
-            raise BadRequest(f"{own} stands there twice.", reason="MALFORMED_REQUEST", field=own)
+            raise Malformed(f"{own} stands there twice.", field=own)
         found[own] = value
     return found
 
@@ -150,7 +149,7 @@ def _with_enums(kind: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _no_request(kind: type[Message], why: str) -> BadRequest:
-    return BadRequest(f"The request is no {kind.DESCRIPTOR.full_name}: {why}", reason="MALFORMED_REQUEST")
+    return Malformed(f"The request is no {kind.DESCRIPTOR.full_name}: {why}")
 
 
 def from_base64(value: object, field: str) -> bytes:
@@ -191,18 +190,14 @@ def object_of(kind: Descriptor, pairs: Iterable[tuple[str, str]]) -> dict[str, A
         if field.is_repeated:
             place.setdefault(last, []).append(read)
         elif last in place:
-            raise BadRequest(f"{name[:100]} stands there twice.", reason="MALFORMED_REQUEST", field=name[:100])
+            raise Malformed(f"{name[:100]} stands there twice.", field=name[:100])
         else:
             place[last] = read
     return found
 
 
 def _not_taken(name: str) -> BadRequest:
-    return BadRequest(
-        f"There is no {name[:100]} here that a query could give: see /v1/openapi.json.",
-        reason="MALFORMED_REQUEST",
-        field=name[:100],
-    )
+    return Malformed(f"There is no {name[:100]} here that a query could give: see /v1/openapi.json.", field=name[:100])
 
 
 def require_bytes(picture: bytes | bytearray) -> None:

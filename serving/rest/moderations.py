@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from court.errors import BadRequest
 from memecourt.v1 import court_pb2 as wire
+from serving.errors import Malformed
 from serving.rest.api import USUAL_TIMEOUT_S, Api, Call, finished, json_response, timeout_of
 from serving.rest.bodies import ReceivedRequest, idempotency_key, whole_body
 from serving.rest.messages import loaded, message_of, response_json, with_picture
@@ -107,14 +108,10 @@ async def judge_requests(fields: Mapping[str, Any], request_id: str, fetch: Fetc
         BadRequest: The request does not follow OpenAI's format, or uses something unsupported.
     """
     for name in fields.keys() - _FIELDS:
-        raise BadRequest(
-            f"There is no {name[:100]} here; model, input and content are taken.",
-            reason="MALFORMED_REQUEST",
-            field=name[:100],
-        )
+        raise Malformed(f"There is no {name[:100]} here; model, input and content are taken.", field=name[:100])
     for name in ("model", "user"):  # both are OpenAI's, and mean nothing here
         if not isinstance(fields.get(name, ""), str):
-            raise BadRequest(f"{name} is a name; any will do.", reason="MALFORMED_REQUEST", field=name)
+            raise Malformed(f"{name} is a name; any will do.", field=name)
     inputs = fields.get("input")
     content = {"content": fields["content"]} if "content" in fields else {}
     texts: Sequence[Any] = [inputs] if isinstance(inputs, str) else inputs if isinstance(inputs, list) else ()
@@ -165,7 +162,7 @@ def _parts(parts: Sequence[Any]) -> tuple[Sequence[str], Sequence[object]]:
 
 
 def _no_input(what: str) -> BadRequest:
-    return BadRequest(f"input is {what}.", reason="MALFORMED_REQUEST", field="input")
+    return Malformed(f"input is {what}.", field="input")
 
 
 def moderation_of(verdicts: Sequence[wire.JudgeResponse]) -> Mapping[str, Any]:

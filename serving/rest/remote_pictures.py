@@ -19,6 +19,7 @@ from court.backends.http_addresses import AddressRefused
 from court.backends.http_head import UnreadableAnswer
 from court.errors import BadPicture, BadRequest, Overrun, Unavailable
 from court.meme import LIMITS
+from serving.errors import Malformed
 from serving.rest.messages import from_base64
 
 Fetch: TypeAlias = Callable[[str], Awaitable[bytes]]
@@ -85,7 +86,7 @@ async def open_remote_pictures(hosts: Sequence[str], *, ca_file: str | None = No
 async def picture_at(url: object, fetch: Fetch, field: str = "image_url") -> bytes:
     """Returns the picture of a ``data:`` or https address. Raises BadRequest, Unavailable."""
     if not isinstance(url, str):
-        raise BadRequest(f"{field} is an address, as text.", reason="MALFORMED_REQUEST", field=field)
+        raise Malformed(f"{field} is an address, as text.", field=field)
     if url[:5].lower() != "data:":
         return await fetch(url)
     head, comma, data = url.partition(",")

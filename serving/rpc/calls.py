@@ -25,7 +25,7 @@ from grpc_status import rpc_status
 
 from court.errors import BadRequest, CourtError, Unavailable
 from court.record import TrialAborted
-from serving.errors import Busy, closing, starting
+from serving.errors import Busy, Malformed, closing, starting
 from serving.rpc.status import status_of
 
 ANSWER_RESERVE_S = 0.1
@@ -59,7 +59,7 @@ def parse_request(kind: type[Request], data: bytes) -> Request:
         return kind.FromString(data)
     except DecodeError:
         name = kind.DESCRIPTOR.full_name
-        raise BadRequest(f"The message is no {name}.", reason="MALFORMED_REQUEST") from None
+        raise Malformed(f"The message is no {name}.") from None
 
 
 def to_court_error(error: Exception) -> CourtError:
@@ -181,7 +181,7 @@ class Method(Generic[Request]):
     async def _received(self, source: RequestSource) -> tuple[Request, Reservation]:
         received = await self._memory.receive(source, of=self._of)
         if received is None:
-            raise BadRequest("The call ended without a request.", reason="MALFORMED_REQUEST")
+            raise Malformed("The call ended without a request.")
         data, reservation = received
         try:
             return (parse_request(self._request, data) if isinstance(data, bytes) else data.message), reservation

@@ -120,11 +120,7 @@ def columns(label: str, values: Sequence[Column], *, highest: float | None = Non
                 '<rect class="column" x="{left:.1f}" y="{top:.1f}" width="{width:.1f}" height="{height:.1f}">'
                 "{title}</rect>"
             ).format(
-                left=left + step * 0.15,
-                top=y(each.value),
-                width=step * 0.7,
-                height=floor - y(each.value),
-                title=title,
+                left=left + step * 0.15, top=y(each.value), width=step * 0.7, height=floor - y(each.value), title=title
             )
         parts.append(mark)
     if highest:

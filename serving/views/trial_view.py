@@ -61,11 +61,7 @@ def claims_of(record: TrialRecord) -> tuple[ClaimView, ...]:
     return tuple(views)
 
 
-_TELLS: Mapping[Label, str] = {
-    Label.HARMFUL: "Harmful",
-    Label.NOT_HARMFUL: "Not harmful",
-    Label.UNDECIDED: "Undecided",
-}
+_TELLS: Mapping[Label, str] = {Label.HARMFUL: "Harmful", Label.NOT_HARMFUL: "Not harmful", Label.UNDECIDED: "Undecided"}
 
 _CHECKS: Mapping[ReviewReason, tuple[str, bool]] = {
     ReviewReason.SIDE_CHANGED: ("sides kept their side", True),

@@ -208,11 +208,7 @@ def prepare(threads: int, recognition: str | None) -> worker_child.Handler:
         scale = most / np.array(pixels.shape[1::-1], dtype=np.float32)
         return {
             "lines": [
-                {
-                    "text": line.text,
-                    "confidence": line.confidence,
-                    "box": (line.corners * scale).clip(0, most).tolist(),
-                }
+                {"text": line.text, "confidence": line.confidence, "box": (line.corners * scale).clip(0, most).tolist()}
                 for line in lines
             ]
         }, []

@@ -131,12 +131,7 @@ class WorkerTextReader:
     """A :class:`~court.ports.TextReader` whose engine runs in worker processes; safe to call concurrently."""
 
     def __init__(
-        self,
-        identity: str,
-        *,
-        settings: Mapping[str, Any],
-        reads_latin: bool = True,
-        workers: int = 1,
+        self, identity: str, *, settings: Mapping[str, Any], reads_latin: bool = True, workers: int = 1
     ) -> None:
         """Starts nothing yet; ``reads_latin`` if it should be able to read an English word."""
         guard = Guard(

@@ -248,13 +248,7 @@ class GuardedWorkers:
     """A pool of at most ``workers`` sandboxed processes that run a module, started on demand."""
 
     def __init__(
-        self,
-        module: str,
-        guard: Guard,
-        *,
-        name: str,
-        workers: int = 1,
-        watch: Callable[[Reply], None] | None = None,
+        self, module: str, guard: Guard, *, name: str, workers: int = 1, watch: Callable[[Reply], None] | None = None
     ) -> None:
         self._module = module
         self._guard = guard

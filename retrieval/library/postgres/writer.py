@@ -203,13 +203,7 @@ class _Draft(CurrentLibrary):
         """Records a change; ``keeps`` are vector and picture of the removed meme."""
         self._connection.execute(
             f"INSERT INTO {self.state.history} (number, meme, entry, vector, jpeg) VALUES (%s, %s, %s, %s, %s)",
-            (
-                change.number,
-                change.meme,
-                change.model_dump_json(exclude_defaults=True),
-                keeps[0] or None,
-                keeps[1],
-            ),
+            (change.number, change.meme, change.model_dump_json(exclude_defaults=True), keeps[0] or None, keeps[1]),
         )
         # Chained as in a journal on disk: the head, which records refer to, covers every change since the push.
         head = next_head(self.state.head, frame_of(change, vector, picture))
