@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from court.errors import BadRequest
-from serving.cli.common import NEW_FILE, NEW_FOLDER, PATH, awaited, excerpt, printable, run, tell
+from serving.cli.common import NEW_FILE, NEW_FOLDER, PATH, awaited, excerpt, printable, tell
 
 if TYPE_CHECKING:
     from retrieval.facts.corpus import CorpusManifest, FactCorpus
@@ -45,7 +45,8 @@ def facts() -> None:
 @click.option("--replace", is_flag=True, help="Replace an existing corpus, atomically.")
 @click.option("--skip-bad", is_flag=True, help="Skip and list unreadable documents instead of stopping.")
 @_json
-def build(
+@awaited
+async def build(
     folder: Path,
     files: tuple[Path, ...],
     starter: bool,
@@ -68,55 +69,50 @@ def build(
     A document that can't be read ends it, and nothing is written, unless --skip-bad is given. PDF and HTML are read in
     a process with limits of memory and time. Where the encoder is not set up, --encoder none searches by words alone.
     """  # noqa: D301 - click's mark for text that is not to be wrapped
+    from retrieval.facts.extraction import TextExtractor
+    from retrieval.facts.reading import Origin, read_documents, read_trust
     from retrieval.facts.starter import STARTER_FACTS
     from retrieval.facts.writer import refuse_corpus_place, write_corpus
+    from retrieval.open import BUILTIN, load_text_encoder
 
     if bool(files) is starter:
         raise click.UsageError("Name FILEs, or give --starter; not both.")
     if starter and (source or date):
         raise click.UsageError("The starter corpus names its sources and dates: leave --source and --date out.")
 
-    async def make() -> tuple[CorpusManifest, list[Problem]]:
-        from retrieval.facts.extraction import TextExtractor
-        from retrieval.facts.reading import Origin, read_documents, read_trust
-        from retrieval.open import BUILTIN, load_text_encoder
-
-        trusted = read_trust(trust) if trust else {}
-        origin = Origin(source, _checked_date(date))
-        refuse_corpus_place(folder, replace)  # before anything is read or loaded
-        extractor = TextExtractor()
-        try:
-            read = await read_documents([STARTER_FACTS] if starter else files, extractor, origin=origin)
-        finally:
-            await extractor.aclose()
-        if read.problems and not skip_bad:
-            _print_problems(read.problems)
-            raise BadRequest(
-                f"{len(read.problems):,} of {len(read.problems) + len(read.good):,} documents can't be read. Nothing "
-                "was written. Mend them, or leave them out with --skip-bad.",
-                reason="DOCUMENTS_UNREADABLE",
-            )
-        # After the documents are read: a file that can't be is found before seconds are spent on weights.
-        loaded = await asyncio.to_thread(load_text_encoder, encoder or BUILTIN)
-        manifest = await asyncio.to_thread(
-            lambda: write_corpus(
-                folder,
-                read.good,
-                name=name or ("starter" if starter else folder.resolve().name),
-                encoder=loaded,
-                trust=trusted,
-                demonstration=starter,
-                replace=replace,
-            )
+    trusted = read_trust(trust) if trust else {}
+    origin = Origin(source, _checked_date(date))
+    refuse_corpus_place(folder, replace)  # before anything is read or loaded
+    extractor = TextExtractor()
+    try:
+        read = await read_documents([STARTER_FACTS] if starter else files, extractor, origin=origin)
+    finally:
+        await extractor.aclose()
+    if read.problems and not skip_bad:
+        _print_problems(read.problems)
+        raise BadRequest(
+            f"{len(read.problems):,} of {len(read.problems) + len(read.good):,} documents can't be read. Nothing "
+            "was written. Mend them, or leave them out with --skip-bad.",
+            reason="DOCUMENTS_UNREADABLE",
         )
-        return manifest, read.problems
-
-    manifest, problems = run(make())
+    # After the documents are read: a file that can't be is found before seconds are spent on weights.
+    loaded = await asyncio.to_thread(load_text_encoder, encoder or BUILTIN)
+    manifest = await asyncio.to_thread(
+        lambda: write_corpus(
+            folder,
+            read.good,
+            name=name or ("starter" if starter else folder.resolve().name),
+            encoder=loaded,
+            trust=trusted,
+            demonstration=starter,
+            replace=replace,
+        )
+    )
     if as_json:
-        left_out = [{"file": one.source, "line": one.line, "id": one.id, "reason": one.reason} for one in problems]
+        left_out = [{"file": one.source, "line": one.line, "id": one.id, "reason": one.reason} for one in read.problems]
         click.echo(json.dumps({**_figures(manifest), "left_out": left_out}))
         return
-    _print_problems(problems)
+    _print_problems(read.problems)
     click.echo(_summary(manifest))
 
 
@@ -133,7 +129,7 @@ async def show(folder: Path, as_json: bool) -> None:
         return
     click.echo(_summary(manifest))
     click.echo(f"digest   sha256:{corpus.digest}")
-    for source, count in _sources(corpus):
+    for source, count in Counter(one.source for one in corpus.documents).most_common(20):
         click.echo(f"{count:>6,}  {excerpt(source, 90)}")
 
 
@@ -194,10 +190,6 @@ def _summary(manifest: CorpusManifest) -> str:
         f"The corpus {printable(manifest.name)}: {manifest.documents:,} documents in {manifest.passages:,} passages, "
         f"searched by {by}.{mark}"
     )
-
-
-def _sources(corpus: FactCorpus) -> list[tuple[str, int]]:
-    return Counter(one.source for one in corpus.documents).most_common(20)
 
 
 def _print_problems(problems: list[Problem]) -> None:
