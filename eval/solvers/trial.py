@@ -23,10 +23,8 @@ from court.events import (
     Procedure,
     RoundEvent,
     Side,
-    SideRested,
     Summarised,
     SummarisedAhead,
-    TrialChecked,
     TrialFailed,
     TrialResumed,
     Unused,
@@ -66,7 +64,7 @@ def prediction_of(meme: JudgedMeme, record: TrialRecord, *, stored: int = 0) -> 
         outcome, reason = Outcome.FAILED, failed.reason
     else:
         raise ValueError(f"trial {record.trial_id} is not over")
-    checked = record.last(TrialChecked)
+    checked = record.checked
     precedent_vote = None
     if record.precedents and record.precedents.findings.tally:
         precedent_vote = vote(record.precedents.findings.tally, record.precedents.findings.vote_settings)
@@ -144,7 +142,7 @@ def chain_of(record: TrialRecord) -> int:
             judged = max(judged, made, sum(each.requests for each in calls) - made)
     overlap = record.opened.settings.get("overlap", True) is not False
     longest = 0
-    for rested in record.all(SideRested):
+    for rested in record.rested.values():
         # Without questions (the arm no-captioner) the side only sums up once.
         chain = last = summed[rested.side, 0] if rested.rounds == 0 else 0
         for number in range(1, rested.rounds + 1):
@@ -177,7 +175,7 @@ def _seconds(record: TrialRecord) -> float:
 
 def _sides(record: TrialRecord) -> dict[str, SideCourse]:
     courses = {}
-    for rested in record.all(SideRested):
+    for rested in record.rested.values():
         entropies = {e.round: e.entropy for e in record.all(Summarised) if e.side is rested.side}
         courses[str(rested.side)] = SideCourse(
             rounds=rested.rounds,

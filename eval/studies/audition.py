@@ -10,7 +10,7 @@ from typing import Any
 
 from court.audition import Audition, Bound
 from court.errors import BadRequest
-from court.events import CheckFailed, JudgeRuled, OddsGiven, TrialChecked, TrialOpened
+from court.events import CheckFailed, JudgeRuled, OddsGiven, TrialOpened
 from court.judgment import score_of
 from court.record import TrialRecord
 from court.verdict import Label
@@ -54,7 +54,7 @@ def audition_study(plan: Plan, *, labelled: bool) -> Study:
 
 def checked_in(record: TrialRecord) -> tuple[CheckFailed, ...]:
     """Returns the checks that failed in a trial."""
-    checked = record.last(TrialChecked)
+    checked = record.checked
     return checked.failed if checked else ()
 
 
@@ -69,7 +69,7 @@ def evidence_in(meme: str, gold: bool, record: TrialRecord) -> Evidence:
     """Returns the evidence of a trial, as a calibration weighs it in the court."""
     least = record.opened.settings.get("least_label_mass")
     mass = float(least) if isinstance(least, int | float) else 0.0
-    checked, verdict = record.last(TrialChecked), record.verdict
+    checked, verdict = record.checked, record.verdict
     after = [score for odds in odds_in(record) if (score := score_of(odds, mass)) is not None]
     cited = record.precedents
     labelled = verdict is not None and verdict.label is not Label.UNDECIDED
