@@ -251,6 +251,7 @@ class Event(Value):
         parts: Parts of a trial's page that the event changes, apart from those that every event changes.
         step_name: The step that the event ends, in words, with its fields in braces; empty if it took no time.
         step_owner: Owner of that step: the court, a role, or the ``side`` of the event.
+        untrusted: Name of the field with a text other than the court's own sides'; empty without one.
     """
 
     state: ClassVar[TrialState | None] = None
@@ -260,6 +261,7 @@ class Event(Value):
     parts: ClassVar[tuple[str, ...]] = ()
     step_name: ClassVar[str] = ""
     step_owner: ClassVar[str] = "court"
+    untrusted: ClassVar[str] = ""
 
     trial_id: str = Field(min_length=1)
     seq: int = Field(ge=0)
@@ -285,7 +287,8 @@ class Event(Value):
 
     def untrusted_texts(self) -> Iterator[tuple[Mapping[str, str], str]]:
         """Yields texts other than those of the court's own sides, each with its precedent or document."""
-        yield from ()
+        if self.untrusted:
+            yield {}, getattr(self, self.untrusted)
 
 
 class CheckFailed(Value):
@@ -354,6 +357,7 @@ class TextRead(Event):
     metric = "text_read"
     parts = ("meme",)
     step_name = "text read off the picture"
+    untrusted = "text"
     kind: Literal["TextRead"] = "TextRead"
     text: str
     source: TextSource
@@ -367,10 +371,6 @@ class TextRead(Event):
     def took_s(self) -> float | None:
         return self.latency_s if self.reader else None
 
-    @override
-    def untrusted_texts(self) -> Iterator[tuple[Mapping[str, str], str]]:
-        yield {}, self.text
-
 
 class Described(Event):
     """The Proposer described the picture."""
@@ -378,13 +378,10 @@ class Described(Event):
     parts = ("description",)
     step_name = "description"
     step_owner = "proposer"
+    untrusted = "description"
     kind: Literal["Described"] = "Described"
     description: str
     call: ModelCall
-
-    @override
-    def untrusted_texts(self) -> Iterator[tuple[Mapping[str, str], str]]:
-        yield {}, self.description
 
 
 class QuestionAsked(RoundEvent):
@@ -403,13 +400,10 @@ class AnswerGiven(RoundEvent):
     parts = ("rounds",)
     step_name = "Answer to the {Side}, {round}"
     step_owner = "proposer"
+    untrusted = "answer"
     kind: Literal["AnswerGiven"] = "AnswerGiven"
     answer: str
     call: ModelCall
-
-    @override
-    def untrusted_texts(self) -> Iterator[tuple[Mapping[str, str], str]]:
-        yield {}, self.answer
 
 
 class Summarised(RoundEvent):
