@@ -110,7 +110,7 @@ class ReviewReason(StrEnum):
     NO_SIMILAR_PRECEDENT = "NO_SIMILAR_PRECEDENT"
     """No precedent in the library is near enough to count."""
     PRECEDENTS_DISAGREE = "PRECEDENTS_DISAGREE"
-    """The nearest precedents favour the other label, or the vote is close to its threshold."""
+    """The nearest precedents lead to another label than the whole library."""
     PICTURE_NOT_WEIGHED = "PICTURE_NOT_WEIGHED"
     """The verdict rests on the text alone."""
     TEXT_NOT_WEIGHED = "TEXT_NOT_WEIGHED"

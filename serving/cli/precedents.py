@@ -314,6 +314,7 @@ async def search(
                 pixels_sha256=shown.pixels_sha256 if shown else "",
                 exhibits=most,
                 tally=most,
+                alpha=None,
                 where=_filter_of(**where),
                 leave_out_duplicates=no_twins,
             )
