@@ -44,7 +44,7 @@ from serving.cli.settings import attribute_docs
 from serving.docket.audit import audit
 from serving.docket.backup import Backup
 from serving.docket.log import entries
-from serving.export import document, dsa, tables, transparency
+from serving.export import dsa, source, tables, transparency
 
 _EVENTS = "events.md"
 
@@ -190,7 +190,7 @@ def _folders() -> Iterator[str]:
 
 def _docket() -> Iterator[str]:
     yield "\n### A record, `records export --as json`\n\n"
-    yield f"`{document.FORMAT}`; `jsonl` has one a line. Keys: {_keys(document.document)}. {_LIST_OF_EVENTS}\n"
+    yield f"`{source.FORMAT}`; `jsonl` has one a line. Keys: {_keys(source.document)}. {_LIST_OF_EVENTS}\n"
     yield f"\n### A bundle, `docket bundle`\n\n`{audit.FORMAT}`. Keys: {_keys(audit.bundle, 'value')}.\n\n"
     yield f"Each of `entries` and `parts` has {_keys(audit.bundle, 'return')}.\n"
     yield f"\n### A draft of a statement of reasons, `records export --as dsa`\n\n`{dsa.FORMAT}`. Keys: "
