@@ -60,9 +60,9 @@ def curve(side: Side, points: Sequence[Point], *, lowest: float, highest: float,
 
 
 def _svg(kind: str, label: str, parts: Iterable[Markup]) -> Markup:
-    return Markup('<svg class="curve {}" viewBox="0 0 {:.0f} {:.0f}" role="img" aria-label="{}">{}</svg>').format(
-        kind, _WIDTH, _HEIGHT, label, Markup("").join(parts)
-    )
+    box = f"0 0 {_WIDTH:.0f} {_HEIGHT:.0f}"
+    words = Markup('<svg class="curve {}" viewBox="{}" role="img" aria-label="{}">{}</svg>')
+    return words.format(kind, box, label, Markup("").join(parts))
 
 
 def _scale(x: float, y: float, anchor: str, words: object) -> Markup:
