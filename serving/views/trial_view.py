@@ -295,14 +295,14 @@ def _curves(transcribed: Transcript) -> Mapping[Side, Markup]:
 
 def _steps(record: TrialRecord) -> Sequence[Step]:
     """Returns all steps that took time. Events are stored at the end of a step, so its start is computed."""
+    rested = {side: event.rounds for side, event in record.rested.items()}
     opened = record.opened.at
     steps: list[Step] = []
     for event, calls in record.first_reports:
         if not event.step_name:
             continue
         # Until a side rests, all of its rounds count.
-        rest = record.rested.get(event.side) if isinstance(event, RoundEvent) else None
-        counts = rest is None or event.round <= rest.rounds
+        counts = not isinstance(event, RoundEvent) or event.round <= rested.get(event.side, event.round)
         owner = str(getattr(event, "side", "")).lower() if event.step_owner == "side" else event.step_owner
         made: list[tuple[str, ModelCall | None, float]] = [
             (_step_name(event, each.task), each.call, each.call.latency_s) for each in calls
