@@ -166,7 +166,10 @@ def svg(diagram: Diagram) -> str:
             x1, y1, x2, y2 = x1 + WIDTH, y1 + HEIGHT / 2, x2 - 4, y2 + HEIGHT / 2
         parts.append(f'<path d="M{x1:g} {y1:g}L{x2:g} {y2:g}" stroke="#678" fill="none" marker-end="url(#to)"/>')
         if word:
-            parts.append(f'<text x="{(x1 + x2) / 2 + 6:g}" y="{(y1 + y2) / 2 - 6:g}" fill="#678">{escape(word)}</text>')
+            # In the middle of a gap between columns, where a word has no more room; beside an arrow that goes down.
+            place = f'x="{(x1 + x2) / 2 + 6 * (x1 == x2):g}" y="{(y1 + y2) / 2 - 6:g}"'
+            anchor = "" if x1 == x2 else ' text-anchor="middle"'
+            parts.append(f'<text {place}{anchor} fill="#678">{escape(word)}</text>')
     for name, (x, y) in corners.items():
         lines = boxes[name][2].split("|")
         parts.append(f'<rect x="{x:g}" y="{y:g}" width="{WIDTH}" height="{HEIGHT}" rx="6" fill="#fff" stroke="#345"/>')
