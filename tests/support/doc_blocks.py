@@ -27,7 +27,6 @@ NOT_RUN: tuple[tuple[str, str], ...] = (
     (r"--vllm\b|memecourt vllm\b", "needs vLLM and a GPU: tests/live (make test-vllm)"),
     (r"\bdocker\b|:16686|:6006|scripts/phoenix", "needs Docker or Phoenix; tests/live sends traces to a real Phoenix"),
     (r"\bgrpcurl\b|\bbuf (curl|generate)\b|\bnode judge|base64", "run by tests/integration/test_other_clients.py"),
-    (r"\bbuf breaking\b", "run by make lint"),
     (r"postgresql://|\bpsql\b", "needs a database: tests/contract/test_postgres_cli.py, test_replicas.py"),
     (r"[Hh]arm-[cCpP]|HarMeme", "needs annotations that are their authors' to give: tests marked corpus"),
     (r"--dataset climatememes", "needs files that are their authors' to give: tests/unit/eval/runs/test_classify.py"),

@@ -256,7 +256,7 @@ def test_safeguards_hold_on_real_annotations(tmp_path, name):
     if not train.is_file():
         pytest.skip("the annotations of HarMeme are missing")
     library, _ = asyncio.run(build_library(tmp_path / "l", [Source(train)], name=name, encoder=BuiltinEncoder()))
-    # The bounds that docs/libraries.md states.
+    # The bounds that docs/security.md states.
     assert mean_drop(library, 0.01, seeds=4) <= 0.01 and mean_drop(library, 0.05, seeds=4) <= 0.04
     acquitted = acquitted_by_planted(library, trials=10)
     assert acquitted["clones counted twice"] == 0
