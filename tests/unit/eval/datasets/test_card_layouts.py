@@ -158,6 +158,26 @@ def test_pride_mm_splits_its_file_by_a_column(tmp_path):
     ]
 
 
+def test_functional_memes_have_a_function_and_lie_below_its_folder(tmp_path):
+    header = ("img", "text", "label", "functionality")
+    rows = [("F1/a.png", "pond", 1, "F1"), ("F25/memes/b.png", "pond", 0, "F25"), ("F3/c.png", "pond", 1, "F26")]
+    write_table(tmp_path / "FBHM/train.csv", header, rows)
+    write_table(tmp_path / "FBHM/test.csv", header[:3], [("F2/d.png", "pond", 0)])
+    for name in ("F1/memes/a.png", "F25/memes/b.png"):
+        (tmp_path / "FBHM" / name).parent.mkdir(parents=True)
+        (tmp_path / "FBHM" / name).write_bytes(b"picture")
+    read = read_by_card(find_card("fbhm"), tmp_path, "train")
+    assert [(one.harmful, one.targets, one.tasks["function"]) for one in read.memes] == [
+        (True, ("F1",), ("F1",)),
+        (False, ("F25",), ("F25",)),
+    ]
+    assert [read.picture_of(one).name for one in read.memes] == ["a.png", "b.png"]
+    assert [problem.line for problem in read.problems] == [4]
+    # Whether the authors' test file has the column is not known: without it, memes have no function.
+    (one,) = read_by_card(find_card("fbhm"), tmp_path, "test").memes
+    assert one.harmful is False and one.targets == ()
+
+
 def test_multi_off_accepts_the_spellings_of_its_files(tmp_path):
     rows = [("a.png", "pond", "offensive"), ("b.png", "pond", "Non-offensiv"), ("c.png", "pond", "Offensive ")]
     write_table(tmp_path / "Split Dataset/Testing_meme_dataset.csv", ("image_name", "sentence", "label"), rows)
