@@ -945,6 +945,13 @@ class Flips(Value):
         return tuple(each for each in self.tried if len(each.without) == 1)
 
     @property
+    def risk(self) -> float | None:
+        """Least probability that the label is wrong, if a single piece decides it; None if none does."""
+        # As for a sole precedent in a summary: whoever brought that piece in would otherwise decide alone.
+        scores = [0.5 if each.score is None else each.score for each in self.singles if self.flips(each)]
+        return max((s if self.label is Label.NOT_HARMFUL else 1 - s for s in scores), default=None)
+
+    @property
     def in_words(self) -> str:
         """The smallest set in a sentence, for reviewers."""
         found = self.smallest

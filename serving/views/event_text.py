@@ -324,6 +324,8 @@ def flip_pieces(flips: e.Flips) -> Iterator[Piece]:
         score = "" if each.score is None else f", {each.score:.2f}"
         changed = ": another verdict" if flips.flips(each) else ""
         yield Fact("without", f"{', '.join(piece.in_words for piece in each.without)}: {found}{score}{changed}")
+    if flips.risk is not None:
+        yield Fact("risk", f"at least {flips.risk:.2f} that the label is wrong, as it rests on one piece")
     if any(each.call for each in flips.tried):
         yield Fact("in the cache", f"{flips.cached_share:.0%} of the tokens read")
 

@@ -17,6 +17,7 @@ from court.events import (
     AnyEvent,
     AppealOpened,
     Described,
+    FlipsSought,
     NoteLeft,
     ReviewWithdrawn,
     TextRead,
@@ -48,6 +49,7 @@ KINDS: Final = frozenset(
         "TextRead",
         "Described",
         "VerdictGiven",
+        "FlipsSought",
         "TrialFailed",
         "TrialResumed",
         "VerdictReviewed",
@@ -237,6 +239,11 @@ class _Case:
                 row["state"] = TrialState.OPEN
             case VerdictGiven():
                 self._decided(event, rules)
+            # An acquittal that nobody has looked at. A block needs no review for it: a meme could provoke one.
+            case FlipsSought() if row.get("holds") == Label.NOT_HARMFUL and not row.get("outcome"):
+                if (risk := event.flips.risk) is not None:
+                    words = f"{event.flips.in_words} The risk of a wrong label is at least {risk:.2f}."
+                    self._waits(((ReviewPriority.COURT_ASKS, words),))
             case VerdictReviewed():
                 self._reviewed(event, number, connection)
             case ReviewWithdrawn():

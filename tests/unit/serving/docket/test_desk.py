@@ -9,7 +9,17 @@ import pytest
 from sqlalchemy import text
 
 from court.errors import BadRequest
-from court.events import NoteLeft, ReviewOutcome, VerdictReviewed
+from court.events import (
+    FlipBasis,
+    Flips,
+    FlipsSought,
+    NoteLeft,
+    Piece,
+    PieceKind,
+    ReviewOutcome,
+    TriedWithout,
+    VerdictReviewed,
+)
 from court.verdict import Label, ReviewReason, Strength
 from retrieval.text import text_key
 from serving.docket.errors import NotDecided, TrialUnknown
@@ -111,6 +121,27 @@ def test_queue_lists_cases_by_urgency(path):
     assert counts == {ReviewPriority.UNDECIDED: 2, ReviewPriority.DISAGREE: 1, ReviewPriority.LOW_SCORE: 1}
     assert tie.reasons[0][0] is ReviewPriority.DISAGREE and "both moderate" in tie.reasons[0][1]
     assert (tie.label, tie.holds, tie.outcome, tie.namespace) == (H, H, None, "forum")
+
+
+@pytest.mark.parametrize(
+    ("label", "pieces", "without", "waits"),
+    [(N, 1, H, True), (N, 1, N, False), (N, 2, H, False), (H, 1, N, False)],
+)
+def test_acquittal_by_a_single_piece_waits_for_review(path, label, pieces, without, waits):
+    async def scenario(court):
+        for trial_id in ("new", "reviewed"):
+            await court.tried(trial_id, verdict(label))
+        await court.reviewed("reviewed", "ada", label, again=True)
+        gone = (Piece(kind=PieceKind.ACCUSER), Piece(kind=PieceKind.DEFENDER))[:pieces]
+        tried = TriedWithout(without=gone, label=without, score=0.7 if without is H else 0.3)
+        flips = Flips(basis=FlipBasis.ODDS, label=label, score=0.2, tried=(tried,))
+        for trial_id in ("new", "reviewed"):
+            await court.docket.writer.append(FlipsSought(trial_id=trial_id, seq=9, at=NOON, flips=flips))
+        return await court.waiting(), (await court.desk.case("new")).reasons
+
+    waiting, reasons = with_desk(path, scenario)
+    assert waiting == ["new"] * waits and [why for why, _ in reasons] == [ReviewPriority.COURT_ASKS] * waits
+    assert all("Without the accuser's argument" in words and "at least 0.70" in words for _, words in reasons)
 
 
 def test_new_trials_appear_in_the_queue_at_once(path):
