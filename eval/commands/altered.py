@@ -43,11 +43,16 @@ def stability(study: Path, as_json: bool) -> None:
         f"Memes that at least one alteration flips: {figure(found.worst)}.",
         f"Accuracy {figure(found.right)}; with every alteration as well, the worst of {len(arms) + 1}: "
         f"{figure(found.right_always)}.",
+        f"Mean risk of a wrong label, by the scores: {figure(found.risk)}; with the flips as well: "
+        f"{figure(found.risk_with_flips)}.",
     ]
     parts = {"alteration": found.arms, **found.depends}
     sections = [Section(name, f"Flips by {name}", _rows(name, rates)) for name, rates in parts.items()]
-    most = tuple((meme, str(flips), str(n)) for meme, flips, n in found.memes)
-    sections.append(Section("memes", "Memes that flip most", (("meme", "flips", "verdicts"), *most), words=True))
+    wrong = tuple((each.name, f"{each.n:,}", figure(each.share)) for each in found.wrong)
+    sections.append(Section("wrong", "Wrong labels", (("memes", "with a label", "wrong"), *wrong)))
+    most = tuple((meme, str(flips), str(n), f"{risk:.2f}") for meme, flips, n, risk in found.memes)
+    head = ("meme", "flips", "verdicts", "risk")
+    sections.append(Section("memes", "Memes that flip most", (head, *most), words=True))
     click.echo(as_text(lead, sections))
 
 

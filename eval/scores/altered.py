@@ -41,8 +41,10 @@ class Stability:
         of_memes: Mean share of alterations that flip a meme, by bootstrap over memes.
         worst: Share of memes that at least one alteration flips.
         right: Accuracy of the run on memes with a label; ``right_always`` with every alteration as well.
+        risk: Mean risk of a wrong label by the scores alone; ``risk_with_flips`` with the flips of each meme.
+        wrong: Shares of wrong labels of memes that no alteration flips, and of those that one flips.
         depends: Flip rates by parts of the memes, by the name of what they are divided by.
-        memes: Memes that flip most: id, flips, and number of verdicts.
+        memes: Memes that flip most: id, flips, number of verdicts, and risk.
     """
 
     n: int
@@ -50,9 +52,12 @@ class Stability:
     worst: Figure | None
     right: Figure | None
     right_always: Figure | None
+    risk: Figure | None
+    risk_with_flips: Figure | None
+    wrong: tuple[FlipRate, ...]
     arms: tuple[FlipRate, ...]
     depends: Mapping[str, tuple[FlipRate, ...]]
-    memes: tuple[tuple[str, int, int], ...]
+    memes: tuple[tuple[str, int, int, float], ...]
 
 
 def stability(base: Results, arms: Sequence[Results], *, resamples: int = RESAMPLES_OF_MEANS) -> Stability:
@@ -73,19 +78,35 @@ def stability(base: Results, arms: Sequence[Results], *, resamples: int = RESAMP
     right = {meme: label(known[meme]) is harmful for meme, harmful in gold.items()}
     # Right by luck does not count: right under every alteration that was tried.
     always = [right[meme] and not any(flips[meme]) for meme in right]
-    most = sorted(((meme, sum(each), len(each)) for meme, each in flips.items() if any(each)), key=lambda it: -it[1])
+    wrong = {
+        name: [not fine for meme, fine in right.items() if any(flips[meme]) is moved]
+        for name, moved in (("that nothing flips", False), ("that something flips", True))
+    }
+    own = {meme: _risk(known[meme]) for meme in flips}
+    # Of two opposite labels of one meme one is wrong: the risk is at least the share of flips, whatever the score says.
+    risk = {meme: max(own[meme] or 0.0, sum(each) / len(each)) for meme, each in flips.items()}
+    most = [(meme, sum(each), len(each), risk[meme]) for meme, each in flips.items() if any(each)]
     return Stability(
         n=len(flips),
         of_memes=share_of([(meme, float(one)) for meme, each in flips.items() for one in each], resamples),
         worst=wilson(sum(any(each) for each in flips.values()), len(flips)),
         right=wilson(sum(right.values()), len(right)),
         right_always=wilson(sum(always), len(always)),
+        risk=mean_of([(meme, each) for meme, each in own.items() if each is not None], resamples),
+        risk_with_flips=mean_of([(meme, risk[meme]) for meme, each in own.items() if each is not None], resamples),
+        wrong=tuple(FlipRate(name, len(each), wilson(sum(each), len(each))) for name, each in wrong.items()),
         arms=tuple(rates),
         depends={
             name: tuple(_rates(parts, flips, resamples)) for name, parts in _divided([known[meme] for meme in flips])
         },
-        memes=tuple(most[:_MOST]),
+        memes=tuple(sorted(most, key=lambda it: -it[1])[:_MOST]),
     )
+
+
+def _risk(one: Judged) -> float | None:
+    """Returns the probability of the other label by the score; None without a label or a score."""
+    found, score = label(one), one.prediction.score
+    return None if found is None or score is None else 1 - score if found else score
 
 
 def label(one: Judged) -> bool | None:

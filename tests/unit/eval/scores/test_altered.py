@@ -53,7 +53,7 @@ def test_known_chances_of_a_flip_are_recovered_within_their_intervals():
         any_flip = 1 - 0.98 * 0.9 * 0.7
         assert abs(found.worst.value - any_flip) < 0.1
         assert found.right_always.value < found.right.value
-        assert found.memes[0][1] == max(flips for _, flips, _ in found.memes)
+        assert found.memes[0][1] == max(flips for _, flips, *_ in found.memes)
     assert missed <= 8
 
 
@@ -66,6 +66,18 @@ def test_report_names_what_flips_depend_on():
     assert near.share.value == 1 and [each.share.value for each in farther] == [0, 0]
     assert [each.share.value for each in found.depends["length of the text"]] == [1, 0, 0]
     assert [(each.name, each.n) for each in found.depends["verdict"]] == [("HARMFUL", 300)]
+
+
+def test_flips_feed_the_risk_and_find_wrong_labels():
+    """Memes with an even number are harmful; the court blocks all, surely, and flips on every fourth, an odd one."""
+    arms = [results(name, ["w"] * 80, [number % 4 != 3 for number in range(80)]) for name in ("cropped", "scaled")]
+    arms.append(results("white-space", ["w"] * 80, [True] * 80))
+    found = stability(results("full", ["w"] * 80, [True] * 80, [0.9] * 80), arms)
+    steady, flipped = found.wrong
+    assert (steady.n, round(steady.share.value, 3), flipped.n, flipped.share.value) == (60, 0.333, 20, 1)
+    assert found.risk.value == pytest.approx(0.1)
+    assert found.risk_with_flips.value == pytest.approx((60 * 0.1 + 20 * 2 / 3) / 80)
+    assert all(each[1:] == (2, 3, pytest.approx(2 / 3)) for each in found.memes)
 
 
 def test_a_meme_without_a_verdict_in_one_run_is_no_flip_and_is_counted():
