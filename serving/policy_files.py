@@ -6,9 +6,10 @@ import csv
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from court.errors import BadRequest
 from court.policy import Clause, Policy
@@ -59,12 +60,11 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-@dataclass(slots=True)
-class Imported:
+class Imported(NamedTuple):
     """A policy that was read from another format."""
 
     policy: Policy
-    left_out: list[str] = field(default_factory=list)
+    left_out: list[str]
     """Headings and files without a counterpart, in order."""
 
 
@@ -100,104 +100,129 @@ def import_policy(source: Path) -> Imported:
     try:
         text = path.read_bytes()[:_LONGEST].decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise BadRequest(
-            f"{path} can't be read: {getattr(error, 'strerror', None) or 'it is no text in UTF-8'}.",
-            reason="BAD_POLICY",
-            field="policy",
+        raise _unusable(
+            f"{path} can't be read: {getattr(error, 'strerror', None) or 'it is no text in UTF-8'}."
         ) from None
-    read = _read_markdown(text)
+    read = _Parts()
+    read.take_markdown(text)
     if not read.clauses:
-        raise BadRequest(
-            f"{path} names nothing that is forbidden: a heading such as “Violates” with a list of criteria is missing.",
-            reason="BAD_POLICY",
-            field="policy",
+        raise _unusable(
+            f"{path} names nothing that is forbidden: a heading such as “Violates” with a list of criteria is missing."
         )
-    if source.is_dir():
-        read.take_data_sets(source / "datasets")
+    read.take_data_sets(source / "datasets")
     title = read.title or path.stem
-    return Imported(
-        Policy(
-            id=re.sub(r"[^a-z0-9]+", "-", title.casefold()).strip("-")[:128] or "imported",
-            version="1",
-            preamble=(read.preamble() or title)[:10_000],
-            targets=("individual", "organization", "community", "society"),
-            clauses=tuple(
-                Clause(
-                    number=str(number),
-                    category=each.category[:60],
-                    text=each.text[:2000],
-                    violates=tuple(dict.fromkeys(each.violates)),
-                    allows=tuple(dict.fromkeys(each.allows)),
-                )
-                for number, each in enumerate(read.clauses, 1)
-            ),
-        ),
-        read.left_out,
+    allowed = [f"Allowed: {' '.join(read.exceptions)}"] if read.exceptions else []
+    policy = Policy(
+        id=re.sub(r"[^a-z0-9]+", "-", title.casefold()).strip("-")[:128] or "imported",
+        version="1",
+        preamble=("\n".join([*read.lines, *allowed]) or title)[:10_000],
+        targets=("individual", "organization", "community", "society"),
+        clauses=tuple(map(read.clause, range(len(read.clauses)))),
     )
+    return Imported(policy, read.left_out)
+
+
+def _unusable(why: str) -> BadRequest:
+    return BadRequest(why, reason="BAD_POLICY", field="policy")
 
 
 @dataclass(slots=True)
-class _ImportedClause:
-    category: str
-    text: str
-    violates: list[str] = field(default_factory=list)
-    allows: list[str] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class _Markdown:
-    """Parts of a policy in Markdown, as far as they are read."""
+class _Parts:
+    """Parts of a policy, as far as they are read."""
 
     title: str = ""
-    clauses: list[_ImportedClause] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
     exceptions: list[str] = field(default_factory=list)
+    clauses: list[tuple[str, str]] = field(default_factory=list)
+    """Category and text."""
     examples: list[tuple[str, str, bool]] = field(default_factory=list)
+    """Section or category, text, and True for what is forbidden."""
     left_out: list[str] = field(default_factory=list)
 
-    def preamble(self) -> str:
-        allowed = [f"Allowed: {' '.join(self.exceptions)}"] if self.exceptions else []
-        return "\n".join([*self.lines, *allowed])
+    def clause(self, place: int) -> Clause:
+        """Returns a clause with its examples, once all is read: they may stand before the clauses."""
+        categories = [category.casefold() for category, _ in self.clauses]
+        own = {True: dict[str, None](), False: dict[str, None]()}
+        for where, text, forbidden in self.examples:
+            named = (at for at, category in enumerate(categories) if category in where.casefold())
+            if next(named, 0) == place:
+                own[forbidden][text] = None
+        category, text = self.clauses[place]
+        violates, allows = tuple(own[True]), tuple(own[False])
+        return Clause(number=str(place + 1), category=category[:60], text=text[:2000], violates=violates, allows=allows)
 
-    def take_example(self, heading: str, text: str, forbidden: bool) -> None:
-        named = (each for each in self.clauses if each.category.casefold() in heading.casefold())
-        clause = next(named, self.clauses[0])
-        (clause.violates if forbidden else clause.allows).append(text)
+    def take_markdown(self, text: str) -> None:
+        kind, headings = "preamble", dict[int, str]()
+        for line in text.splitlines():
+            if heading := _HEADING.match(line):
+                level, words = len(heading[1]), heading[2].strip("*_ ")
+                headings = {at: name for at, name in headings.items() if at < level} | {level: words}
+                if level == 1 and not self.title:
+                    self.title = words
+                    continue
+                # A heading below one of a kind, such as a category below "Violates", is of the same kind.
+                found = next((name for name, form in _KINDS if re.search(form, words, re.IGNORECASE)), None)
+                kind = found or (kind if any(1 < at < level for at in headings) else "skipped")
+                if kind == "skipped":
+                    self.left_out.append(words)
+                continue
+            item = _ITEM.match(line)
+            words = (item[1] if item else line).strip()
+            if not words or kind == "skipped":
+                continue
+            here = headings[max(headings)] if headings else ""
+            if kind.endswith("examples"):
+                self._take_example(here, words, allowed=kind == "allowed examples")
+            elif kind == "clauses" and item:
+                category = here if len(headings) > 1 and max(headings) > 2 else self.title or "harm"
+                bold = re.match(r"\*\*(.+?)\*\*:?\s*(.*)", words)
+                self.clauses.append((bold[1].strip(": ") if bold else category, words.replace("**", "")))
+            else:
+                (self.exceptions if kind == "allowed" else self.lines).append(words)
+
+    def _take_example(self, heading: str, words: str, *, allowed: bool) -> None:
+        quoted = _EXAMPLE.match(words)
+        label = _side(quoted[2]) if quoted else None
+        forbidden = label if label is not None else False if allowed else _side(heading)
+        if forbidden is None:
+            # Of which side it is nobody says.
+            self.left_out.append(f"example below {heading}")
+            return
+        self.examples.append((heading, quoted[1] if quoted else words, forbidden))
 
     def take_data_sets(self, folder: Path) -> None:
-        for path in sorted(folder.rglob("*")) if folder.is_dir() else ():
-            taken = 0
-            if path.suffix in (".csv", ".jsonl") and path.stat().st_size <= _LONGEST:
-                for row in _rows(path):
-                    fields = {str(name).casefold(): str(value) for name, value in row.items()}
-                    content = next(
-                        (fields[name] for name in ("text", "content", "input", "prompt") if name in fields), ""
-                    )
-                    label = next((fields[name] for name in ("label", "expected", "violates") if name in fields), "")
-                    side = _side(label)
-                    if content.strip() and side is not None:
-                        self.take_example(fields.get("category", ""), content, side)
-                        taken += 1
-            if path.is_file() and not taken:
-                self.left_out.append(f"file {path.name}")
+        for path in sorted(each for each in folder.rglob("*") if each.is_file()):
+            taken = list(_labelled(path)) if path.stat().st_size <= _LONGEST else []
+            self.examples += taken
+            self.left_out += [] if taken else [f"file {path.name}"]
+
+
+def _labelled(path: Path) -> Iterator[tuple[str, str, bool]]:
+    """Yields category, text and side of the labelled rows of a file; nothing of files of other formats."""
+    with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+        rows: Iterable[object] = ()
+        if path.suffix == ".csv":
+            rows = csv.DictReader(file)
+        elif path.suffix == ".jsonl":
+            rows = map(_parsed, file)
+        for row in rows:
+            if isinstance(row, dict):
+                fields = {str(name).casefold(): str(value) for name, value in row.items()}
+                content = _first(fields, "text", "content", "input", "prompt")
+                side = _side(_first(fields, "label", "expected", "violates"))
+                if content.strip() and side is not None:
+                    yield fields.get("category", ""), content, side
+
+
+def _parsed(line: str) -> object:
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None
 
 
 def _first(fields: dict[str, str], *names: str) -> str:
     return next((fields[name] for name in names if name in fields), "")
-
-
-def _rows(path: Path) -> Iterator[dict[str, object]]:
-    with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
-        if path.suffix == ".csv":
-            yield from csv.DictReader(file)
-            return
-        for line in file:
-            try:
-                row = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(row, dict):
-                yield row
 
 
 def _side(words: str) -> bool | None:
@@ -205,53 +230,3 @@ def _side(words: str) -> bool | None:
     if _GOOD.search(words):
         return False
     return True if _BAD.search(words) else None
-
-
-def _read_markdown(text: str) -> _Markdown:
-    read, kind, headings = _Markdown(), "preamble", dict[int, str]()
-    for line in text.splitlines():
-        if heading := _HEADING.match(line):
-            level, words = len(heading[1]), heading[2].strip("*_ ")
-            headings = {at: name for at, name in headings.items() if at < level} | {level: words}
-            if level == 1 and not read.title:
-                read.title = words
-                continue
-            # A heading below one of a kind, such as a category below "Violates", is of the same kind.
-            found = next((name for name, form in _KINDS if re.search(form, words, re.IGNORECASE)), None)
-            above = next((name for at, name in sorted(headings.items(), reverse=True) if 1 < at < level), "")
-            kind = found or (kind if above else "skipped")
-            if kind == "skipped":
-                read.left_out.append(words)
-            continue
-        words = (item[1] if (item := _ITEM.match(line)) else line).strip()
-        if not words or kind == "skipped":
-            continue
-        here = headings[max(headings)] if headings else ""
-        if kind.endswith("examples"):
-            _take_example(read, here, words, allowed=kind == "allowed examples")
-        elif kind == "clauses":
-            if item:
-                category = here if len(headings) > 1 and max(headings) > 2 else read.title or "harm"
-                bold = re.match(r"\*\*(.+?)\*\*:?\s*(.*)", words)
-                read.clauses.append(_ImportedClause(bold[1].strip(": ") if bold else category, words.replace("**", "")))
-            else:
-                read.lines.append(words)
-        elif kind == "allowed":
-            read.exceptions.append(words)
-        else:
-            read.lines.append(words)
-    # At the end, as examples may stand before the clauses that they belong to.
-    for above, example, forbidden in read.examples if read.clauses else ():
-        read.take_example(above, example, forbidden)
-    return read
-
-
-def _take_example(read: _Markdown, heading: str, words: str, *, allowed: bool) -> None:
-    quoted = _EXAMPLE.match(words)
-    label = _side(quoted[2]) if quoted else None
-    forbidden = label if label is not None else False if allowed else _side(heading)
-    if forbidden is None:
-        # Of which side it is nobody says.
-        read.left_out.append(f"example below {heading}")
-        return
-    read.examples.append((heading, quoted[1] if quoted else words, forbidden))

@@ -68,6 +68,6 @@ def import_(source: Path, out: Path) -> None:
         raise click.ClickException(error.message) from None
     out.write_text(to_toml(found.policy), encoding="utf-8")
     examples = sum(len(clause.violates) + len(clause.allows) for clause in found.policy.clauses)
-    click.echo(f"Written: {out}, with {len(found.policy.clauses)} clauses and {examples} examples.")
+    click.echo(f"Written: {out}. Clauses: {len(found.policy.clauses)}; examples: {examples}.")
     for each in found.left_out:
         click.echo(f"No counterpart: {each}")

@@ -93,7 +93,7 @@ def test_faults_are_named_and_none_is_invented(tmp_path):
 def test_guard_model_policy_is_imported(tmp_path):
     (tmp_path / "policy.md").write_text(MARKDOWN)
     output = invoke("import", tmp_path / "policy.md", "--out", tmp_path / "own.toml")
-    assert "3 clauses and 3 examples" in output
+    assert "Clauses: 3; examples: 3." in output
     for left_out in ("INSTRUCTIONS", "Severity levels", "example below EXAMPLES"):
         assert f"No counterpart: {left_out}" in output
     read = Policy.load(tmp_path / "own.toml")
