@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +26,9 @@ from serving.cli.common import (
 from serving.cli.exports import output_file, utc
 
 if TYPE_CHECKING:
-    from court.verdict import Label
+    from memecourt.verify import Sample
     from retrieval.library.postgres.address import Address
+    from serving.docket.open import Docket
 
 _MOST = 10_000
 
@@ -49,12 +51,11 @@ async def commit(who: str, count: int, beacon: str, round_: int, due: datetime, 
 
     at_due = utc(due)
     assert at_due is not None
+    bound: dict[str, Any] = {"who": who, "count": count, "beacon": beacon, "round_": round_, "due": at_due}
     async with docket_in(settings_of(docket=docket)) as store:
-        commitment = await commit_sample(
-            store.transactions, store.log, who=who, count=count, beacon=beacon, round_=round_, due=at_due,
-            at=datetime.now(UTC),
-        )  # fmt: skip
-    click.echo(json.dumps(commitment, indent=1))
+        click.echo(
+            json.dumps(await commit_sample(store.transactions, store.log, at=datetime.now(UTC), **bound), indent=1)
+        )
 
 
 @click.command()
@@ -71,23 +72,23 @@ async def sample(commitment: Path, value: str, out: Path, sheet: Path, docket: P
 
     `python -m memecourt.verify SAMPLE --key KEY --commitment COMMITMENT --value VALUE` checks it without the docket.
     """
-    from memecourt.verify import verify_sample
     from serving.docket.audit.sample import draw_sample, sheet_row
     from serving.docket.errors import TrialUnknown
 
-    expected, rows = _read(commitment), list[Mapping[str, str]]()
+    expected, rows = _read(commitment), StringIO()
+    table = csv.DictWriter(rows, ["trial_id", "content_id", "text", "label"], lineterminator="\n")
+    table.writeheader()
     async with docket_in(settings_of(docket=docket)) as store:
         text = await draw_sample(store.transactions, store.log, int(expected.get("entry", -1)), value)
-        keys = [str(key) for key in await store.log_keys.keys()]
         # Checked as the auditor will, so that a sheet is never of a sample that does not verify.
-        drawn = _verified(verify_sample, text, keys, expected=expected, value=value)
+        drawn = await _verified(store, text, expected, value)
         for trial_id in drawn.trials:
             try:
-                rows.append(sheet_row(await store.trials.record(trial_id)))
+                table.writerow(sheet_row(await store.trials.record(trial_id)))
             # An erased trial stays in the sample: else erasing would be a way to choose it.
             except TrialUnknown:
                 tell(f"{trial_id} is erased; it counts as not judged.")
-    for path, content in ((out, text), (sheet, _table(rows))):
+    for path, content in ((out, text), (sheet, rows.getvalue())):
         with output_file(path) as file:
             file.write(content.encode())
     tell(f"{len(drawn.trials)} trials drawn: {out}, {sheet}")
@@ -106,30 +107,31 @@ async def audit(sample_file: Path, sheet: Path, commitment: Path, value: str, do
     A label is harmful or not_harmful; rows without one count as not judged.
     """
     from court.verdict import Label
-    from memecourt.verify import verify_sample
     from serving.docket.audit.sample import sign_result
 
-    expected, labels = _read(commitment), _labels(sheet)
+    expected, pairs = _read(commitment), dict[str, tuple[Label, Label]]()
     async with docket_in(settings_of(docket=docket)) as store:
-        keys = [str(key) for key in await store.log_keys.keys()]
-        drawn = _verified(verify_sample, _text(sample_file), keys, expected=expected, value=value)
-        pairs = dict[str, tuple[Label, Label]]()
-        for trial_id, found in labels.items():
+        drawn = await _verified(store, _text(sample_file), expected, value)
+        for row in csv.DictReader(_text(sheet).splitlines(keepends=True)):
+            trial_id, label = row.get("trial_id") or "", (row.get("label") or "").strip().upper().replace(" ", "_")
+            if label not in ("", Label.HARMFUL, Label.NOT_HARMFUL):
+                raise click.ClickException(f"{sheet}: a label is harmful or not_harmful.")
             # A label for another trial would move the error towards what somebody wished for.
             if trial_id not in drawn.trials:
                 raise click.ClickException(f"{sheet}: a row is of a trial that was not drawn.")
-            verdict = (await store.trials.record(trial_id)).verdict
-            assert verdict is not None, "verdicts are drawn"
-            pairs[trial_id] = (verdict.label, found)
+            if label:
+                verdict = (await store.trials.record(trial_id)).verdict
+                assert verdict is not None, "verdicts are drawn"
+                pairs[trial_id] = (verdict.label, Label(label))
         key = store.signer(await store.log.vkey())
     click.echo(sign_result(expected, drawn.trials, pairs, key), nl=False)
 
 
-def _verified(verify: Any, text: str, keys: Sequence[str], **bound: Any) -> Any:
-    from memecourt.verify import CantCheck, Violated
+async def _verified(store: Docket, text: str, expected: Mapping[str, Any], value: str) -> Sample:
+    from memecourt.verify import CantCheck, Violated, verify_sample
 
     try:
-        return verify(text, keys, **bound)
+        return verify_sample(text, [str(key) for key in await store.log_keys.keys()], expected=expected, value=value)
     except (CantCheck, Violated) as error:
         raise click.ClickException(str(error)) from None
 
@@ -147,26 +149,3 @@ def _read(path: Path) -> Mapping[str, Any]:
 
 def _text(path: Path) -> str:
     return path.read_text("utf-8", errors="replace")
-
-
-def _labels(sheet: Path) -> Mapping[str, Label]:
-    from court.verdict import Label
-
-    found = {}
-    for row in csv.DictReader(_text(sheet).splitlines(keepends=True)):
-        label = (row.get("label") or "").strip().upper().replace(" ", "_")
-        if label not in ("", Label.HARMFUL, Label.NOT_HARMFUL):
-            raise click.ClickException(f"{sheet}: a label is harmful or not_harmful.")
-        if label:
-            found[row.get("trial_id") or ""] = Label(label)
-    return found
-
-
-def _table(rows: Sequence[Mapping[str, str]]) -> str:
-    from io import StringIO
-
-    out = StringIO()
-    table = csv.DictWriter(out, ["trial_id", "content_id", "text", "label"], lineterminator="\n")
-    table.writeheader()
-    table.writerows(rows)
-    return out.getvalue()
