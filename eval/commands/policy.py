@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,10 @@ from eval.session.spec import spec_options
 from serving.cli.common import docket_in, docket_option, run
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from court.policy import Policy
+    from eval.models.metered import CallBudget
     from eval.replay.replay import UnderPolicy
     from eval.reports.sections import Section
     from eval.session.progress import Progress
@@ -34,6 +38,9 @@ _out = click.option(
     help="Folder of the model calls: a call that is stored there is not made again.",
 )
 _as_json = click.option("--json", "as_json", is_flag=True, help="Print the figures as one JSON object.")
+_most_calls = click.option(
+    "--most-calls", type=click.IntRange(0), metavar="N", help="Make at most so many calls that are not stored yet."
+)
 # The policy is an argument, and a handful of examples is not worth the start of a server.
 _NOT_HERE = ("policy", "vllm", "vllm_flags")
 _court = spec_options(CourtOptions, *(name for name in CourtOptions.__dataclass_fields__ if name not in _NOT_HERE))
@@ -49,6 +56,7 @@ def policy() -> None:
 @_out
 @click.option("--against", type=_FILE, help="Policy that contradicts it: is one meme judged by whichever is in force?")
 @_court
+@_most_calls
 @patience_option
 @_as_json
 @click.pass_context
@@ -59,7 +67,8 @@ def test(context: click.Context, /, file: Path, out: Path, against: Path | None,
     others catch all that it forbids. Two clauses clash if one catches what the other allows. With --against, examples
     that the two policies label oppositely are tried under both.
 
-    Exit code: 0 if nothing is wrong, 1 if something is. The same command goes on where it was interrupted.
+    Exit code: 0 if nothing is wrong, 1 if something is, 3 if calls were not enough. The same command goes on from
+    there.
     """
     from court.policy import Policy
     from eval.reports.sections import as_text
@@ -74,55 +83,47 @@ def test(context: click.Context, /, file: Path, out: Path, against: Path | None,
 
     async def work(progress: Progress) -> tuple[PolicyFigures, int]:
         trials = _trials(out, options, progress)
+        trials.announce(len(examples) + len(opposite))
         judged = await trials.judge(own, examples)
         if other is None:
             return figures_of(own, judged), 0
-        sides = {each.example.text.strip(): each.right for each in judged}
+        sides = {each.text.strip(): each.right for each in judged}
         pairs = [Example("", text, not forbidden) for text, forbidden in opposite.items()]
-        both = [each.right and sides[each.example.text] for each in await trials.judge(other, pairs)]
+        both = [each.right and sides[each.text] for each in await trials.judge(other, pairs)]
         return figures_of(own, judged), sum(both)
 
     found, read = run_watched(work)
     share = wilson(read, len(opposite))
     if as_json:
         pairs = {"pairs": len(opposite), "pairs_right": read} if opposite else {}
-        click.echo(json.dumps({**found.as_json(), **pairs}))
+        click.echo(json.dumps({**asdict(found), "passed": found.passed, **pairs}))
     else:
         lead = [f"{len(examples):,} examples of {own.id}, version {own.version}. Right: {figure(found.right)}."]
         if share is not None:
             lead.append(f"{len(opposite):,} contradictory pairs, right under both policies: {figure(share)}.")
-        lead += _faults(found)
-        click.echo(as_text(lead, _sections(found)))
+        click.echo(as_text([*lead, *_faults(found)], list(_sections(found))))
     context.exit(0 if found.passed and read == len(opposite) else EXIT_WRONG)
 
 
-def _faults(found: PolicyFigures) -> list[str]:
-    clashes = [f"{allows} with {forbids}" for allows, forbids in found.clashes]
-    named = {"Gaps in": found.gaps, "Too wide": found.too_wide, "Dead": found.dead, "Clashes of": clashes}
-    sentences = [f"{words}: {', '.join(clauses)}." for words, clauses in named.items() if clauses]
-    sentences += [f"Without examples of both kinds: {', '.join(found.untested)}."] if found.untested else []
-    return [*sentences, f"Without a label: {found.silent:,} examples."] if found.silent else sentences
+def _faults(found: PolicyFigures) -> Iterator[str]:
+    clauses = {"Gaps in": found.gaps, "Too wide": found.too_wide, "Dead": found.dead}
+    clashes = tuple(f"{allows} with {forbids}" for allows, forbids in found.clashes)
+    for words, names in {**clauses, "Clashes of": clashes, "Without examples of both kinds": found.untested}.items():
+        if names:
+            yield f"{words}: {', '.join(names)}."
+    if found.silent:
+        yield f"Without a label: {found.silent:,} examples."
 
 
-def _sections(found: PolicyFigures) -> list[Section]:
+def _sections(found: PolicyFigures) -> Iterator[Section]:
     from eval.reports.sections import Section
 
     head = ("clause", "forbidden", "caught", "under it", "allowed", "passed")
-    rows = [
-        (each.clause, *(f"{n:,}" for n in (each.forbidden, each.found, each.named, each.allowed, each.passed)))
-        for each in found.clauses
-    ]
-    elsewhere = [
-        (clause, named, f"{count:,}")
-        for clause, names in found.confusion.items()
-        for named, count in names.items()
-        if named != clause
-    ]
-    sections = [Section("clauses", "Examples by clause", (head, *rows))]
-    if elsewhere:
-        rows_ = (("forbidden by", "caught by", "examples"), *elsewhere)
-        sections.append(Section("confusion", "Caught by another clause", rows_))
-    return sections
+    rows = [tuple(f"{value}" for value in astuple(each)) for each in found.clauses]
+    yield Section("clauses", "Examples by clause", (head, *rows))
+    named = [(clause, *each) for clause, names in found.confusion.items() for each in names.items()]
+    if elsewhere := [(clause, name, f"{count:,}") for clause, name, count in named if name != clause]:
+        yield Section("confusion", "Caught by another clause", (("forbidden by", "caught by", "examples"), *elsewhere))
 
 
 @policy.command()
@@ -130,6 +131,7 @@ def _sections(found: PolicyFigures) -> list[Section]:
 @click.option("--namespace", help="Only trials of this namespace.")
 @click.option("--limit", type=click.IntRange(1), help="Only so many trials, the oldest first.")
 @click.option("--ask", is_flag=True, help="Ask the models where the record has no reply to the request.")
+@_most_calls
 @_court
 @docket_option
 @_as_json
@@ -138,76 +140,69 @@ def diff(
     namespace: str | None,
     limit: int | None,
     ask: bool,
+    most_calls: int | None,
     docket: Path | Address | None,
     as_json: bool,
     **options: Any,
 ) -> None:
     """Lists the recorded cases that another policy would decide otherwise, by clause; nothing is stored.
 
-    Requests that stay the same get their recorded reply. The others need a model: without --ask their number is printed
-    and nobody is asked. Texts and pictures are not shown; `memecourt records show ID` does.
+    Requests that stay the same get their recorded reply. The others need a model: their number is printed, and with
+    --ask they are made. Texts and pictures are not shown; `memecourt records show ID` does.
     """
     from court.policy import Policy
+    from eval.models.metered import CallBudget
+    from eval.reports.sections import as_text
 
     settings = CourtOptions(**options).settings_with({})
     settings = settings.model_copy(update={"docket": docket}) if docket is not None else settings
-    loaded = Policy.load(new)
-    found, calls = run(_compared(settings, loaded, namespace, limit, ask=ask))
-    known = [each for each in found if each.after is not None]
-    changed = [each for each in known if each.after != each.before]
-    waiting = [each for each in found if each.needs_models]
-    others = Counter(each.obstacle for each in found if each.obstacle and not each.needs_models)
-    gone = sum(bool(each.before[1]) and each.before[1] not in _numbers(loaded) for each in found)
+    loaded, budget = Policy.load(new), CallBudget(most_calls)
+    found, calls = run(_compared(settings, loaded, namespace, limit, budget if ask else None))
+    changed = [each for each in found if each.after not in (None, each.before)]
+    others = Counter(each.obstacle for each in found if each.after is None and not each.needs_models)
+    numbers = {"", *(clause.number for clause in loaded.clauses)}
+    counts = {
+        "cases": len(found),
+        "compared": sum(each.after is not None for each in found),
+        "need_models": sum(each.needs_models for each in found),
+        "calls_needed": calls,
+        "calls_made": budget.made,
+        "clause_gone": sum(each.before[1] not in numbers for each in found),
+    }
     if as_json:
         rows = [[each.trial_id, *each.before, *(each.after or ())] for each in changed]
-        counts = {"cases": len(found), "compared": len(known), "calls_made": sum(each.calls for each in found)}
-        click.echo(
-            json.dumps(
-                {**counts, "changed": rows, "need_models": len(waiting), "calls_needed": calls, "clause_gone": gone}
-                | {"not_compared": dict(others)}
-            )
-        )
+        click.echo(json.dumps({**counts, "changed": rows, "not_compared": dict(others)}))
         return
-    click.echo(f"{len(found):,} cases, {len(known):,} compared, {len(changed):,} would change.")
-    _print_changes(changed)
-    if waiting:
-        click.echo(f"{len(waiting):,} need about {calls:,} calls of models whose requests change. --ask makes them.")
-    if gone:
-        click.echo(f"{gone:,} rest on a clause that the new policy lacks.")
-    for why, count in others.most_common():
-        click.echo(f"{count:,} not compared: {why}")
+    lead = [f"{len(found):,} cases, {counts['compared']:,} compared, {len(changed):,} would change."]
+    if counts["need_models"]:
+        lead.append(f"{counts['need_models']:,} need about {calls:,} calls of models. --ask makes them.")
+    if counts["clause_gone"]:
+        lead.append(f"{counts['clause_gone']:,} rest on a clause that the new policy lacks.")
+    lead += [f"{count:,} not compared: {why}" for why, count in others.most_common()]
+    click.echo(as_text(lead, list(_changes(changed))))
 
 
-def _numbers(loaded: Policy) -> set[str]:
-    return {clause.number for clause in loaded.clauses}
-
-
-def _print_changes(changed: list[UnderPolicy]) -> None:
+def _changes(changed: list[UnderPolicy]) -> Iterator[Section]:
     from court.display import word
-    from eval.scores.tables import table
-    from serving.cli.common import printable
+    from eval.reports.sections import Section
 
-    def in_words(side: tuple[str, str]) -> str:
-        return f"{word(side[0])}{f', clause {side[1]}' if side[1] else ''}"
+    def in_words(side: tuple[str, str] | None) -> str:
+        label, clause = side or ("", "")
+        return f"{word(label)}, clause {clause}" if clause else word(label)
 
     if not changed:
         return
-    cells = Counter((in_words(each.before), in_words(each.after or ("", ""))) for each in changed)
-    click.echo(table([["was", "would be", "cases"], *([*cell, f"{n:,}"] for cell, n in cells.most_common())]))
-    rows = [
-        [printable(each.trial_id), in_words(each.before), in_words(each.after or ("", ""))] for each in changed[:_SHOWN]
-    ]
-    click.echo("\n" + table([["trial", "was", "would be"], *rows], numbers=False))
-    if len(changed) > _SHOWN:
-        click.echo(f"and {len(changed) - _SHOWN:,} more; --json lists all")
+    pairs = [(each.trial_id, in_words(each.before), in_words(each.after)) for each in changed]
+    cells = Counter(pair[1:] for pair in pairs).most_common()
+    yield Section("kinds", "Changes", (("was", "would be", "cases"), *((*cell, f"{n:,}") for cell, n in cells)))
+    title = "Cases" if len(pairs) <= _SHOWN else f"The first {_SHOWN} cases; --json lists all"
+    yield Section("cases", title, (("trial", "was", "would be"), *pairs[:_SHOWN]), words=True)
 
 
 async def _compared(
-    settings: Settings, loaded: Policy, namespace: str | None, limit: int | None, *, ask: bool
+    settings: Settings, loaded: Policy, namespace: str | None, limit: int | None, budget: CallBudget | None
 ) -> tuple[list[UnderPolicy], int]:
-    """Compares cases one by one; returns them, and the calls that those without a result would need."""
-    from contextlib import AsyncExitStack
-
+    """Compares cases by their records, then with a budget by models; returns them, and the calls that these take."""
     from court.events import Role
     from court.record import TrialState
     from eval.replay.replay import UnderPolicy, under_policy
@@ -218,16 +213,23 @@ async def _compared(
 
     which = TrialFilter(states=frozenset({TrialState.DECIDED}), namespace=namespace, erased=False)
     found, calls = list[UnderPolicy](), 0
-    async with AsyncExitStack() as stack:
-        store = await stack.enter_async_context(docket_in(settings))
-        executor = await stack.enter_async_context(open_court(settings, tell=tell, duplicates=False)) if ask else None
+    async with docket_in(settings) as store:
         async for record in Selection(store.index, store.trials, which).records():
-            found.append(await under_policy(record, loaded, executor))
+            found.append(await under_policy(record, loaded))
             if found[-1].needs_models:
                 # The description and the answers of the Proposer stay: it is not shown the policy.
                 calls += sum(each.requests for each in record.calls if each.call.role is not Role.PROPOSER)
             if len(found) == limit:
                 break
+        waiting = [place for place, each in enumerate(found) if each.needs_models]
+        if budget is None or not waiting:
+            return found, calls
+        bound = "" if budget.most is None else f", of which {budget.most:,} may be made"
+        tell(f"{len(waiting):,} cases take about {calls:,} calls{bound}.")
+        async with open_court(settings, tell=tell, duplicates=False) as executor:
+            for place in waiting:
+                record = await store.trials.record(found[place].trial_id)
+                found[place] = await under_policy(record, loaded, executor, budget)
     return found, calls
 
 
@@ -236,31 +238,25 @@ async def _compared(
 @_out
 @click.option("--clause", required=True, metavar="NUMBER", help="Clause to reword.")
 @_court
+@_most_calls
 @patience_option
-@_as_json
 @click.pass_context
-def suggest(context: click.Context, /, file: Path, out: Path, clause: str, as_json: bool, **options: Any) -> None:
+def suggest(context: click.Context, /, file: Path, out: Path, clause: str, **options: Any) -> None:
     """Lets the Judge's model reword a clause, and tries the wording on examples that the model was not shown.
 
     It is accepted if it decides more of the held-out examples as they are meant, and no example of another clause
-    worse. Then OUT/policy.toml has it. Exit code: 0 if it is accepted, 1 if not.
+    worse. Then OUT/policy.toml has it. Exit code: 0 if it is accepted, 1 if not, 3 if calls were not enough.
     """
-    from dataclasses import asdict
-
     from court.policy import Policy
     from eval.studies.policies import suggest as suggested
     from serving.policy_files import to_toml
 
     found = run_watched(lambda progress: suggested(_trials(out, options, progress), Policy.load(file), clause))
-    if as_json:
-        rest = {name: value for name, value in asdict(found).items() if name != "policy"}
-        click.echo(json.dumps({**rest, "accepted": found.accepted}))
-    else:
-        click.echo(f"- {found.old}\n+ {found.new}")
-        click.echo(
-            f"Held-out examples: {found.gained} gained, {found.lost} lost (p {found.p:.3g}); "
-            f"{found.lost_elsewhere} lost elsewhere. {'Accepted' if found.accepted else 'Not accepted'}."
-        )
+    click.echo(f"- {found.old}\n+ {found.new}")
+    click.echo(
+        f"Held-out examples: {found.gained} gained, {found.lost} lost (p {found.p:.3g}); "
+        f"{found.lost_elsewhere} lost elsewhere. {'Accepted' if found.accepted else 'Not accepted'}."
+    )
     if found.accepted:
         (out / "policy.toml").write_text(to_toml(found.policy), encoding="utf-8")
         click.echo(f"Written: {out / 'policy.toml'}", err=True)
@@ -268,10 +264,11 @@ def suggest(context: click.Context, /, file: Path, out: Path, clause: str, as_js
 
 
 def _trials(out: Path, options: dict[str, Any], progress: Progress) -> PolicyTrials:
+    from eval.models.metered import CallBudget
     from eval.runs.plan import parse_setting
     from eval.studies.policies import PolicyTrials
 
-    names = CourtOptions.__dataclass_fields__
-    court = CourtOptions(**{name: value for name, value in options.items() if name in names})
+    patience_s, budget = 60 * options.pop("patience"), CallBudget(options.pop("most_calls"))
+    court = CourtOptions(**options)
     settings = court.settings_with(dict(parse_setting(each) for each in court.settings))
-    return PolicyTrials(settings, out, progress, patience_s=60 * options["patience"])
+    return PolicyTrials(settings, out, progress, patience_s=patience_s, budget=budget)

@@ -238,6 +238,8 @@ class CallCache(ABC):
 
     def __init__(self, fence_key: bytes) -> None:
         self.fence_key = fence_key
+        self.before_call: Callable[[], None] = lambda: None
+        """Called before each call that is not stored; what it raises is raised in place of the call."""
         self._flights: dict[str, _Flight] = {}
 
     @abstractmethod
@@ -296,6 +298,7 @@ class CallCache(ABC):
                 stored = await self.read(key)
                 if stored is not None:
                     return stored, True
+                self.before_call()
                 body = await ask(within_s)
                 # From here on the call is not cancelled: the reply is paid for, and is stored before it is used, so
                 # that a trial that continues from it finds it again after a crash.

@@ -108,6 +108,23 @@ class Limit:
 
 
 @dataclass(slots=True)
+class CallBudget:
+    """Calls that a command may make of all its models together; stored replies cost nothing."""
+
+    most: int | None = None
+    made: int = 0
+    spent: bool = False
+    """True if a call was refused."""
+
+    def spend(self) -> None:
+        """Counts a call that is about to be made. Raises BudgetSpent if it may not be."""
+        self.spent = self.made == self.most
+        if self.spent:
+            raise BudgetSpent(f"The {self.made:,} calls of --most-calls are made.")
+        self.made += 1
+
+
+@dataclass(slots=True)
 class Account:
     """Totals of calls, tokens and cost."""
 

@@ -25,6 +25,7 @@ from court.events import (
 from court.expert.witness import TIME, WitnessOutOfTime
 from court.ports import CallId, ChatModel, ChatReply, ChatRequest, Odds
 from court.record import TrialRecord
+from eval.models.metered import CallBudget
 
 
 class NotRecorded(CourtError):
@@ -136,16 +137,15 @@ class FallbackModel:
     """A :class:`~court.ports.ChatModel` that answers from a record, and asks a model where the request is another."""
 
     def __init__(
-        self, recorded: ChatModel, model: ChatModel | None, sent: Collection[Sent], counts: Counter[str]
+        self, recorded: ChatModel, model: ChatModel | None, sent: Collection[Sent], budget: CallBudget
     ) -> None:
         """Sets record and model.
 
         Args:
             model: Model that is asked; None to ask nobody.
             sent: All requests of the record.
-            counts: Counter whose entry ``calls`` counts the model's calls.
         """
-        self._recorded, self._model, self._sent, self._counts = recorded, model, sent, counts
+        self._recorded, self._model, self._sent, self._budget = recorded, model, sent, budget
 
     @property
     def name(self) -> str:
@@ -175,7 +175,7 @@ class FallbackModel:
     def _fallback(self) -> ChatModel:
         if self._model is None:
             raise PromptChanged("A model would be asked in other words than it was.")
-        self._counts["calls"] += 1
+        self._budget.spend()
         return self._model
 
 

@@ -7,7 +7,6 @@ would be asked in other words than then can't be replayed: nobody knows what the
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -44,6 +43,7 @@ from court.roles import PROBE_STEPS, GuardModel, RoleModel, RoleModels
 from court.settings import TrialSettings
 from court.trial import Court, TrialCase, calibration_of
 from court.verdict import Review
+from eval.models.metered import CallBudget
 from eval.replay.model import (
     FallbackModel,
     NotRecorded,
@@ -262,37 +262,42 @@ class UnderPolicy:
     """Label on record and the clause that it names; empty strings where there is none."""
     after: tuple[str, str] | None = None
     """None if it is not known."""
-    calls: int = 0
-    """Calls of models that were made: those whose reply is not on record."""
-    needs_models: bool = False
-    """True if it is not known for want of replies; a model has to be asked."""
     obstacle: str = ""
+    needs_models: bool = False
+    """True if only replies of models are missing."""
 
 
-async def under_policy(record: TrialRecord, policy: Policy, executor: TrialExecutor | None = None) -> UnderPolicy:
+async def under_policy(
+    record: TrialRecord, policy: Policy, executor: TrialExecutor | None = None, budget: CallBudget | None = None
+) -> UnderPolicy:
     """Runs a recorded trial under another policy, with the recorded reply to each request that stays the same.
 
     Args:
         executor: Court whose models give the replies that the record lacks, and that reads the picture; None to ask
             nobody.
+        budget: Bound of these calls, and their count.
     """
     before = _decided(record)
-    if reason := _no_outcome(record):
-        return UnderPolicy(record.trial_id, before, obstacle=reason)
-    counts, picture = Counter[str](), None
-    live = executor.court.role_models if executor is not None else None
+    picture: Picture | None = None
+    live: RoleModels | None = None
     try:
+        if reason := _no_outcome(record):
+            raise _Obstacle(reason)
+        pictures = _stand_ins(record)
         if executor is not None:
+            live = executor.court.role_models
             if live is None:
                 raise _Obstacle("No model is configured to be asked.")
-            picture = await executor.picture_of_trial(record)
-        models = _models_with_fallback(record, live, counts)
-        pictures = executor.court.finder.pictures if executor is not None else _stand_ins(record)
+            picture, pictures = await executor.picture_of_trial(record), executor.court.finder.pictures
+        models = _models_with_fallback(record, live, budget or CallBudget())
         rerun = await _rerun(record, policy=policy, models=models, picture=picture, pictures=pictures)
+        # A server that is gone, or a spent budget, says nothing of the policy.
+        if rerun.failure is not None:
+            raise _Obstacle(rerun.failure.message)
     except (_Obstacle, CourtError, NotOnRecord) as obstacle:
-        needs = isinstance(obstacle, _Obstacle) and obstacle.asks and executor is None
-        return UnderPolicy(record.trial_id, before, calls=counts["calls"], needs_models=needs, obstacle=str(obstacle))
-    return UnderPolicy(record.trial_id, before, _decided(rerun), counts["calls"])
+        needs_models = isinstance(obstacle, _Obstacle) and obstacle.asks
+        return UnderPolicy(record.trial_id, before, obstacle=str(obstacle), needs_models=needs_models)
+    return UnderPolicy(record.trial_id, before, _decided(rerun))
 
 
 def _stand_ins(record: TrialRecord) -> _Pictures:
@@ -307,12 +312,11 @@ def _stand_ins(record: TrialRecord) -> _Pictures:
 
 def _decided(record: TrialRecord) -> tuple[str, str]:
     verdict = record.verdict
-    if verdict is None:
-        return "FAILED", ""
-    return str(verdict.label), verdict.finding.clause if verdict.finding else ""
+    finding = verdict.finding if verdict else None
+    return str(verdict.label) if verdict else "FAILED", finding.clause if finding else ""
 
 
-def _models_with_fallback(record: TrialRecord, live: RoleModels | None, counts: Counter[str]) -> RoleModels:
+def _models_with_fallback(record: TrialRecord, live: RoleModels | None, budget: CallBudget) -> RoleModels:
     """Models of the roles that answer from the record, and are asked where it has no reply to the same request."""
     sent = {
         (
@@ -327,16 +331,11 @@ def _models_with_fallback(record: TrialRecord, live: RoleModels | None, counts: 
 
     def of(role: Role) -> RoleModel:
         own = live.by_role[role] if live is not None else recorded.by_role[role]
-        fallback = FallbackModel(recorded.by_role[role].model, own.model if live is not None else None, sent, counts)
+        fallback = FallbackModel(recorded.by_role[role].model, own.model if live is not None else None, sent, budget)
         return replace(own, model=fallback, servers=None)
 
-    return replace(
-        recorded,
-        proposer=of(Role.PROPOSER),
-        accuser=of(Role.ACCUSER),
-        defender=of(Role.DEFENDER),
-        judge=of(Role.JUDGE),
-    )
+    proposer, accuser, defender, judge = map(of, (Role.PROPOSER, Role.ACCUSER, Role.DEFENDER, Role.JUDGE))
+    return replace(recorded, proposer=proposer, accuser=accuser, defender=defender, judge=judge)
 
 
 async def _rerun(

@@ -20,7 +20,6 @@ from typing import Literal
 from pydantic import SecretStr, ValidationError
 
 from court.errors import BadRequest
-from court.settings import TrialSettings
 from eval.datasets.card import SplitRole
 from eval.datasets.items import JudgedMeme
 from eval.datasets.read import read_split
@@ -31,7 +30,7 @@ from eval.runs.plan import Plan
 from eval.runs.results import RunFolder
 from eval.session.directory import CALLS, refuse_others
 from eval.session.progress import Progress
-from eval.studies.arms import ARMS, FULL_ARM, Study, StudyFolder, StudyManifest, run_study
+from eval.studies.arms import ARMS, FULL_ARM, Study, StudyFolder, StudyManifest, calls_of_arm, run_study
 from serving.settings import RoleSettings
 
 POST_STANCE = "post-stance"
@@ -303,34 +302,3 @@ async def run_reproduction(plan: Reproduction, servers: Servers, progress: Progr
             for name in stage.runs:
                 progress.tell(f"{stage.size}, {name}:")
                 await run_study(plan.study(stage, plan.benchmark(name), served), progress)
-
-
-def calls_of_arm(arm: str, settings: TrialSettings) -> tuple[int, int]:
-    """Smallest and largest number of calls per meme in an arm, in addition to those shared with ``full``.
-
-    A full trial takes ``D + R(q + a + s)`` for each of two sides and ``J``; probabilities take two more calls.
-    Speculative calls that turn out to be unnecessary and repeated requests for a usable reply come on top.
-    """
-    # The ruling; with a score two calls more, one for each order of the options.
-    judge = 3 if settings.score else 1
-    # Two sides; each round has a question, an answer and a summary.
-    examined = tuple(2 * 3 * rounds for rounds in (settings.rounds_min, settings.rounds_max))
-    fewest, most = (1 + calls + judge for calls in examined)
-    match arm:
-        case "full" | "equal-compute":
-            # Equal compute spends as many tokens as full; a sample is about as long as the mean call of a trial.
-            return fewest, most
-        case "post-stance":
-            # Everything but the description, which is shared with full.
-            return examined[0] + judge, examined[1] + judge
-        case "no-captioner":
-            # One summary of each side; the description is shared.
-            return 2 + judge, 2 + judge
-        case "plain-judge":
-            return 1, 1
-        case "mars":
-            # Description, evidence for, evidence against, conclusion.
-            return 4, 4
-        case _:
-            # Everything before the judgment is shared with full, by the store of calls.
-            return judge, judge

@@ -457,3 +457,34 @@ async def _prepared(study: Study, arm: Arm, name: str, *, progress: Progress) ->
     encoder = await asyncio.to_thread(load_encoder_for, None, plan.settings.encoder)
     prepared = await prepare_library(plan, plan.out / name, material, encoder=encoder, progress=progress)
     return prepared.library.root
+
+
+def calls_of_arm(arm: str, settings: TrialSettings) -> tuple[int, int]:
+    """Smallest and largest number of calls per meme in an arm, in addition to those shared with ``full``.
+
+    A full trial takes ``D + R(q + a + s)`` for each of two sides and ``J``; probabilities take two more calls.
+    Speculative calls that turn out to be unnecessary and repeated requests for a usable reply come on top.
+    """
+    # The ruling; with a score two calls more, one for each order of the options.
+    judge = 3 if settings.score else 1
+    # Two sides; each round has a question, an answer and a summary.
+    examined = tuple(2 * 3 * rounds for rounds in (settings.rounds_min, settings.rounds_max))
+    fewest, most = (1 + calls + judge for calls in examined)
+    match arm:
+        case "full" | "equal-compute":
+            # Equal compute spends as many tokens as full; a sample is about as long as the mean call of a trial.
+            return fewest, most
+        case "post-stance":
+            # Everything but the description, which is shared with full.
+            return examined[0] + judge, examined[1] + judge
+        case "no-captioner":
+            # One summary of each side; the description is shared.
+            return 2 + judge, 2 + judge
+        case "plain-judge":
+            return 1, 1
+        case "mars":
+            # Description, evidence for, evidence against, conclusion.
+            return 4, 4
+        case _:
+            # Everything before the judgment is shared with full, by the store of calls.
+            return judge, judge

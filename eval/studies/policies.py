@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from pydantic import Field
 
@@ -19,31 +18,41 @@ from court.policy import Clause, Policy
 from court.replies import Reply, Words, object_schema, parse
 from eval.datasets.items import JudgedMeme
 from eval.models.call_cache import SqliteCallCache
-from eval.models.metered import Agent, load
+from eval.models.metered import Agent, CallBudget, load
 from eval.runs.plan import require_models
 from eval.scores.bootstrap import Figure
 from eval.scores.compare import mcnemar
 from eval.scores.subgroups import wilson
 from eval.session.directory import CALLS
-from eval.session.engine import Patience, Tried, Watch, patiently, run_items
+from eval.session.engine import Later, Patience, Watch, patiently, run_items
 from eval.session.progress import Progress
 from eval.solvers.calls import PROMPTS, DecodedMeme, MemeCalls, MemeItem, StoredCourt
-from eval.solvers.question import Prediction
 from eval.solvers.trial import TrialSolver
+from eval.studies.arms import calls_of_arm
 from serving.policy_files import to_toml
 from serving.settings import Settings
 from serving.wiring import open_court
 
 _LONGEST = 2000
+_AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One test of a policy: the text of a meme that a clause forbids or allows."""
+    """One test of a policy: the text of a meme that a clause forbids or allows, and the verdict on it."""
 
     clause: str
     text: str
     forbidden: bool
+    harmful: bool | None = None
+    """None without a label, or while it is not tried."""
+    named: str = ""
+    """Clause that the verdict names; empty if it names none."""
+
+    @property
+    def right(self) -> bool:
+        """True if the label is what the example asks for, whichever clause is named."""
+        return self.harmful is self.forbidden
 
 
 def examples_of(policy: Policy) -> tuple[Example, ...]:
@@ -61,22 +70,6 @@ def examples_of(policy: Policy) -> tuple[Example, ...]:
             field="policy",
         )
     return found
-
-
-@dataclass(frozen=True, slots=True)
-class JudgedExample:
-    """An example and its verdict."""
-
-    example: Example
-    harmful: bool | None
-    """None without a label."""
-    clause: str = ""
-    """Clause that the verdict names; empty if it names none."""
-
-    @property
-    def right(self) -> bool:
-        """True if the label is what the example asks for, whichever clause is named."""
-        return self.harmful is self.example.forbidden
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,45 +113,33 @@ class PolicyFigures:
         """True if nothing is wrong; clauses without examples are not counted."""
         return not (self.gaps or self.too_wide or self.clashes or self.dead or self.silent)
 
-    def as_json(self) -> dict[str, Any]:
-        """Returns the figures for programs."""
-        return {**asdict(self), "passed": self.passed}
 
-
-def figures_of(policy: Policy, judged: Sequence[JudgedExample]) -> PolicyFigures:
+def figures_of(policy: Policy, tried: Sequence[Example]) -> PolicyFigures:
     """Computes what verdicts on the examples of a policy show of it."""
     clauses, confusion = [], dict[str, dict[str, int]]()
-    gaps, wide, dead = list[str](), list[str](), list[str]()
-    clashes = dict[tuple[str, str], None]()
-    for clause in policy.clauses:
-        own = [each for each in judged if each.example.clause == clause.number]
-        forbidden = [each for each in own if each.example.forbidden]
-        allowed = [each for each in own if not each.example.forbidden]
-        found = [each for each in forbidden if each.harmful]
-        named = Counter(each.clause or "none" for each in found)
-        row = (len(forbidden), len(found), named[clause.number], len(allowed))
-        clauses.append(ClauseFigures(clause.number, *row, sum(each.right for each in allowed)))
-        if named:
-            confusion[clause.number] = dict(named)
-        if any(each.harmful is False for each in forbidden):
-            gaps.append(clause.number)
-        if found and not named[clause.number]:
-            dead.append(clause.number)
-        for each in allowed:
-            if each.harmful and each.clause in ("", clause.number):
-                wide.append(clause.number)
-            elif each.harmful:
-                clashes[clause.number, each.clause] = None
+    gaps, wide, dead, clashes = list[str](), list[str](), list[str](), list[tuple[str, str]]()
+    for number in (clause.number for clause in policy.clauses):
+        forbidden = [each for each in tried if each.clause == number and each.forbidden]
+        allowed = [each for each in tried if each.clause == number and not each.forbidden]
+        named = Counter(each.named or "none" for each in forbidden if each.harmful)
+        passed = sum(each.right for each in allowed)
+        clauses.append(ClauseFigures(number, len(forbidden), named.total(), named[number], len(allowed), passed))
+        confusion |= {number: dict(named)} if named else {}
+        gaps += [number] if any(each.harmful is False for each in forbidden) else []
+        dead += [number] if named and number not in named else []
+        caught = dict.fromkeys(each.named for each in allowed if each.harmful)
+        wide += [number] if caught.keys() & {"", number} else []
+        clashes += [(number, name) for name in caught if name not in ("", number)]
     return PolicyFigures(
         clauses=tuple(clauses),
-        right=wilson(sum(each.right for each in judged), len(judged)),
+        right=wilson(sum(each.right for each in tried), len(tried)),
         confusion=confusion,
         gaps=tuple(gaps),
-        too_wide=tuple(dict.fromkeys(wide)),
+        too_wide=tuple(wide),
         clashes=tuple(clashes),
         dead=tuple(dead),
         untested=tuple(clause.number for clause in policy.clauses if not (clause.violates and clause.allows)),
-        silent=sum(each.harmful is None for each in judged),
+        silent=sum(each.harmful is None for each in tried),
     )
 
 
@@ -185,15 +166,23 @@ class PolicyTrials:
 
     Attributes:
         out: Folder of the model calls, shared by all policies that are tried there.
+        budget: Bound of the calls that are not stored there.
     """
 
     settings: Settings
     out: Path
     progress: Progress
     patience_s: float = 0.0
-    concurrency: int = 16
-    made: int = field(default=0, init=False)
-    """Model calls that were made, and not found among those of before."""
+    budget: CallBudget = field(default_factory=CallBudget)
+
+    def announce(self, trials: int, more: int = 0) -> None:
+        """Says before the first of so many trials how many calls they and some more may take."""
+        # Everything but a description, since the examples are texts.
+        fewest, most = (trials * calls + more for calls in calls_of_arm("post-stance", self.settings.trial))
+        bound = "" if self.budget.most is None else f" At most {self.budget.most:,} are made."
+        self.progress.tell(
+            f"{trials:,} trials take {fewest:,} to {most:,} calls, less those that {self.out} has.{bound}"
+        )
 
     @asynccontextmanager
     async def court(self, policy: Policy) -> AsyncIterator[StoredCourt]:
@@ -213,45 +202,40 @@ class PolicyTrials:
             settings = self.settings.model_copy(update={**own, "procedure": Procedure.FULL, "docket_key": None})
             # Opened before the court, so closed after it: replies that arrive during shutdown are still stored.
             calls = SqliteCallCache.open(self.out / CALLS)
+            calls.before_call = self.budget.spend
             stack.push_async_callback(calls.close)
             executor = await stack.enter_async_context(
                 open_court(settings, read_text=False, duplicates=False, search=False, tell=self.progress.tell)
             )
             yield StoredCourt(executor, calls)
 
-    async def judge(self, policy: Policy, examples: Sequence[Example]) -> list[JudgedExample]:
-        """Tries examples under a policy. Raises as :func:`eval.session.engine.run_items`, and CourtError."""
+    async def judge(self, policy: Policy, examples: Sequence[Example]) -> list[Example]:
+        """Tries examples under a policy; returns them with their verdicts.
+
+        Raises Unavailable: The budget is spent. Or as :func:`eval.session.engine.run_items`, and CourtError.
+        """
+        patience = Patience(self.patience_s)
         async with self.court(policy) as stored:
             solver = TrialSolver(stored, policy.id, Procedure.FULL, text_only=True)
-            return await self._judged(solver, examples)
 
-    async def _judged(self, solver: TrialSolver, examples: Sequence[Example]) -> list[JudgedExample]:
-        patience = Patience(self.patience_s)
+            async def step(numbered: tuple[int, Example]) -> Example:
+                number, example = numbered
+                meme = JudgedMeme(id=str(number), split="examples", line=number, text=example.text)
+                prediction = await patiently(partial(solver.solve, MemeItem(meme, _no_picture)), patience)
+                if self.budget.spent:
+                    # A trial that lacks calls has failed for want of them, and says nothing of the policy.
+                    raise Later("BUDGET_SPENT", "The calls of --most-calls are made.")
+                record = await stored.executor.docket.trials.record(prediction.trial) if prediction.trial else None
+                finding = record.verdict.finding if record and record.verdict else None
+                return replace(example, harmful=prediction.outcome.harmful, named=finding.clause if finding else "")
 
-        async def step(numbered: tuple[int, Example]) -> JudgedExample:
-            number, example = numbered
-            meme = JudgedMeme(id=str(number), split="examples", line=number, text=example.text)
-            tried: list[Tried[Prediction, Any]] = []
-
-            async def attempt(state: Any) -> Tried[Prediction, Any]:
-                tried.append(await solver.solve(MemeItem(meme, _no_picture), state))
-                return tried[-1]
-
-            prediction = await patiently(attempt, patience)
-            self.made += prediction.cost.calls - prediction.cost.stored
-            record = tried[-1].state
-            verdict = record.verdict if record is not None else None
-            finding = verdict.finding if verdict is not None else None
-            return JudgedExample(example, prediction.outcome.harmful, finding.clause if finding else "")
-
-        watch = Watch(self.concurrency, "examples")
-        return await run_items(
-            list(enumerate(examples, 1)),
-            step,
-            concurrency=self.concurrency,
-            watch=watch,
-            progress=partial(self.progress.step, "examples"),
-        )
+            return await run_items(
+                list(enumerate(examples, 1)),
+                step,
+                concurrency=_AT_ONCE,
+                watch=Watch(_AT_ONCE, "examples"),
+                progress=partial(self.progress.step, "examples"),
+            )
 
 
 async def _no_picture() -> bytes | None:
@@ -266,10 +250,10 @@ class _Edit(Reply):
 class Suggestion:
     """A wording of a clause that a model proposed, and what it is worth on examples that the model was not shown."""
 
-    clause: str
+    policy: Policy
+    """The policy with the new wording."""
     old: str
     new: str
-    policy: Policy
     gained: int
     """Held-out examples of the clause that only the new wording gets right."""
     lost: int
@@ -296,57 +280,43 @@ async def suggest(trials: PolicyTrials, policy: Policy, number: str) -> Suggesti
     if clause is None:
         names = ", ".join(each.number for each in policy.clauses)
         raise BadRequest(f"The policy has no clause {number}. It has: {names}.", field="clause")
-    examples = examples_of(policy)
-    own = [each for each in examples if each.clause == number]
     # Every second one of each kind, in the order of the file: the same halves whenever it is asked for.
-    shown = {each.text for kind in (True, False) for each in [one for one in own if one.forbidden is kind][::2]}
-    held_out = [each for each in own if each.text not in shown]
-    if not held_out:
+    shown, rest = ({*clause.violates[first::2], *clause.allows[first::2]} for first in (0, 1))
+    if not (held_out := rest - shown):
         raise BadRequest(
             f"Clause {number} has too few examples: give it two that it forbids, and two that it allows.",
             reason="NO_EXAMPLES",
             field="clause",
         )
+    examples = examples_of(policy)
+    trials.announce(2 * len(examples), 1)
     before = await trials.judge(policy, examples)
-    new = await _reworded(trials, policy, clause, [each for each in before if each.example.text in shown])
+    own = [each for each in before if each.clause == number]
+    new = await _reworded(trials, policy, clause, [each for each in own if each.text in shown])
     edited = clause.model_copy(update={"text": new})
-    changed = policy.model_copy(
-        update={
-            "version": f"{policy.version}+"[:64],
-            "clauses": tuple(edited if each.number == number else each for each in policy.clauses),
-        }
-    )
+    clauses = tuple(edited if each.number == number else each for each in policy.clauses)
+    changed = policy.model_copy(update={"version": f"{policy.version}+"[:64], "clauses": clauses})
     after = await trials.judge(changed, examples)
     pairs = list(zip(before, after, strict=True))
-    held_out_pairs = [(one.right, other.right) for one, other in pairs if one.example in held_out]
-    elsewhere = [(one.right, other.right) for one, other in pairs if one.example.clause != number]
-    gained, lost = held_out_pairs.count((False, True)), held_out_pairs.count((True, False))
-    return Suggestion(
-        clause=number,
-        old=clause.text,
-        new=new,
-        policy=changed,
-        gained=gained,
-        lost=lost,
-        lost_elsewhere=elsewhere.count((True, False)),
-        p=mcnemar(gained, lost),
-    )
+    # Not by text alone: another clause may have the same example.
+    unseen = [(one.right, other.right) for one, other in pairs if one.clause == number and one.text in held_out]
+    elsewhere = [(one.right, other.right) for one, other in pairs if one.clause != number]
+    gained, lost = unseen.count((False, True)), unseen.count((True, False))
+    lost_elsewhere = elsewhere.count((True, False))
+    return Suggestion(changed, clause.text, new, gained, lost, lost_elsewhere, mcnemar(gained, lost))
 
 
-async def _reworded(trials: PolicyTrials, policy: Policy, clause: Clause, shown: Sequence[JudgedExample]) -> str:
+async def _reworded(trials: PolicyTrials, policy: Policy, clause: Clause, shown: Sequence[Example]) -> str:
     prompt = load(PROMPTS, "reword")
     words = {"type": "string", "minLength": 1, "maxLength": _LONGEST}
     agent = Agent(prompt, "reword", partial(parse, _Edit), object_schema({"text": words}))
     async with trials.court(policy) as stored:
         calls = MemeCalls(stored, DecodedMeme(JudgedMeme(id=clause.number, split="reword", line=0)), 0)
-        lists = {
-            "forbidden": [each for each in shown if each.example.forbidden],
-            "allowed": [each for each in shown if not each.example.forbidden],
-        }
-        texts = {name: calls.fence.around("\n".join(map(_shown, those)) or "-") for name, those in lists.items()}
-        task = prompt.task("reword", number=clause.number, policy=policy.text, clause=clause.text, **texts)
-        return (await calls.ask(agent, [task])).text
 
+        def fenced(forbidden: bool) -> str:
+            kind = [each for each in shown if each.forbidden is forbidden]
+            lines = [f"- {'' if each.right else '(judged wrong) '}{each.text}" for each in kind]
+            return calls.fence.around("\n".join(lines) or "-")
 
-def _shown(judged: JudgedExample) -> str:
-    return f"- {'' if judged.right else '(judged wrong) '}{judged.example.text}"
+        texts = {"policy": policy.text, "clause": clause.text, "forbidden": fenced(True), "allowed": fenced(False)}
+        return (await calls.ask(agent, [prompt.task("reword", number=clause.number, **texts)])).text

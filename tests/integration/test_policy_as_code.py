@@ -2,12 +2,14 @@
 
 import json
 import re
+import sqlite3
 
 import pytest
 from click.testing import CliRunner
 
 from court.policy import Policy
 from eval.cli import cli
+from eval.session.directory import CALLS
 from eval.standin.replies import scripted_reply
 from serving.cli.main import cli as court_cli
 from tests.integration.test_audition import served
@@ -31,6 +33,7 @@ class Literal:
         words = "\n".join(each["content"] if isinstance(each["content"], str) else each["content"][-1]["text"]
                           for each in payload["messages"])  # fmt: skip
         if "Reword clause" in words:
+            assert "kites" not in payload["messages"][0]["content"] and words.count("[begin ") == 2
             return json.dumps({"text": self.rewording})
         if reply is None or "harmful_strength" not in reply:
             return reply
@@ -99,6 +102,7 @@ def invoke(tmp_path, home):
         places = {"MEMECOURT_HOME": str(home), "MEMECOURT_DOCKET": str(tmp_path / "docket.sqlite")}
         result = CliRunner(env=places).invoke(program, [str(word) for word in words], catch_exceptions=False)
         assert status is None or result.exit_code == status, result.output
+        assert words[1] not in ("test", "suggest") or re.search(r"\d+ trials take \d+ to \d+ calls", result.stderr)
         return result.stdout
 
     return call
@@ -120,6 +124,10 @@ def test_planted_faults_are_found_and_none_is_invented(tmp_path, invoke):
         assert json.loads(invoke(*arguments)) == sound
         assert oracle.rulings == before, "calls are stored"
         path = policy(tmp_path, "faulty", FAULTY)
+        few = [*settings(url, "policy", "test", path, "--out", tmp_path / "o2", "--json"), "--most-calls", "3"]
+        assert invoke(*few, status=3) == "", "a policy that was tried in part has no figures"
+        with sqlite3.connect(tmp_path / "o2" / CALLS) as calls:
+            assert 0 < calls.execute("SELECT count(*) FROM calls").fetchone()[0] <= 3
         faulty = json.loads(
             invoke(*settings(url, "policy", "test", path, "--out", tmp_path / "o2", "--json"), status=1)
         )
@@ -152,6 +160,9 @@ def test_changed_policy_is_compared_on_recorded_cases(tmp_path, invoke):
         before = json.loads(invoke("policy", "diff", new, "--json"))
         assert before["cases"] == before["need_models"] == 3 and before["calls_needed"] >= 3 and not before["changed"]
         assert before["clause_gone"] == 0 and not before["calls_made"]
+        few = json.loads(invoke(*settings(url, "policy", "diff", new, "--ask", "--most-calls", "2", "--json")))
+        assert few["calls_made"] == 2 and few["calls_needed"] == before["calls_needed"] and few["compared"] < 3
+        assert list(few["not_compared"]) == ["The 2 calls of --most-calls are made."] and not few["need_models"]
         after = json.loads(invoke(*settings(url, "policy", "diff", new, "--ask", "--json")))
         same = json.loads(invoke("policy", "diff", old, "--json"))
     assert same["compared"] == 3 and not same["changed"] and not same["need_models"]
@@ -171,8 +182,9 @@ def test_rewording_is_accepted_if_it_helps_new_examples_and_harms_none(tmp_path,
         ("greedy", "Forbids kites or balloons or ladders", False),
     ):
         with served(Literal(rewording)) as url:
-            words = settings(url, "policy", "suggest", path, "--clause", "1", "--out", tmp_path / name, "--json")
-            found = json.loads(invoke(*words, status=0 if accepted else 1))
-        assert found["accepted"] is accepted and found["lost_elsewhere"] == (name == "greedy")
+            words = settings(url, "policy", "suggest", path, "--clause", "1", "--out", tmp_path / name)
+            found = invoke(*words, status=0 if accepted else 1)
+        assert f"+ {rewording}\n" in found and f"{int(name == 'greedy')} lost elsewhere" in found
+        assert found.endswith("Accepted.\n") is accepted
         assert (tmp_path / name / "policy.toml").exists() is accepted
     assert Policy.load(tmp_path / "good" / "policy.toml").clauses[0].text == "Forbids kites or balloons"

@@ -37,7 +37,6 @@ from eval.reproduce.study import (
     Reproduction,
     Served,
     Stage,
-    calls_of_arm,
     named_servers,
     run_reproduction,
     stages_of,
@@ -46,7 +45,7 @@ from eval.runs.plan import Plan
 from eval.session.engine import UNFINISHED
 from eval.session.progress import Progress
 from eval.solvers.question import Outcome, SideCourse
-from eval.studies.arms import ARMS, StudyFolder
+from eval.studies.arms import ARMS, StudyFolder, calls_of_arm
 from eval.synthetic.make import Layout, make
 from serving.presets import load_preset, policy_named, preset_names
 from serving.settings import Settings
