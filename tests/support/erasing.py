@@ -20,7 +20,7 @@ from court.events import (
 )
 from court.verdict import Label
 from serving.docket.store.requests import RequestName
-from tests.support.dockets import append_all, events_of, review_trial
+from tests.support.dockets import NOON, append_all, events_of, review_trial
 from tests.support.fakes import a_picture
 
 
@@ -30,9 +30,9 @@ class Marked:
     def __init__(self, number, chance):
         self.trial_id = f"t{number}"
         self.precedent = f"from t{number}"
-        kinds = ("text", "post", "request", "saying", "look", "key", "reply")
+        kinds = ("text", "post", "request", "saying", "look", "key", "reply", "objection")
         words = [f"{word}{chance.getrandbits(48):012x}" for word in kinds]
-        self.text, self.post, self.request, self.saying, self.look, self.key, self.reply = words
+        self.text, self.post, self.request, self.saying, self.look, self.key, self.reply, self.objection = words
         self.pixels = hashlib.sha256(self.text.encode()).hexdigest()
         self.bytes = hashlib.sha256(self.pixels.encode()).hexdigest()
         self.png = f"pixels of {self.text}".encode()
@@ -40,7 +40,7 @@ class Marked:
 
     def traces(self):
         """Returns every byte sequence of the meme that a file might still contain."""
-        strings = [self.text, self.post, self.request, self.saying, self.reply]
+        strings = [self.text, self.post, self.request, self.saying, self.reply, self.objection]
         occurrences = [*strings, self.look, self.key, self.pixels, self.bytes]
         return [*(one.encode() for one in occurrences), bytes.fromhex(self.pixels), bytes.fromhex(self.bytes)]
 
@@ -87,6 +87,10 @@ class Marked:
             docket.fingerprints.put_fingerprint(self.trial_id, self.look.encode()),
         )
         await review_trial(docket, self.trial_id, ReviewOutcome.UPHELD, Label.HARMFUL, reviewer=self.saying)
+        # By the link of a notice; the review queue keeps its words.
+        await docket.reviews.open_appeal(
+            self.trial_id, by="a link", statement=self.objection, reference="notice 1", at=NOON, by_link=True
+        )
 
     async def quoted(self, docket, by):
         """Appends a later trial that is shown this meme as a precedent."""

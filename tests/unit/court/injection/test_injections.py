@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from court.checks import ESSENTIAL, LIMITS, repair_of
 from court.events import CheckFailed, Procedure
+from court.flips import seek_flips
 from court.meme import Frame, Meme, Picture
 from court.ports import ChatRequest
 from court.prompts import Fence, neutralise
@@ -171,7 +172,10 @@ def test_fence_marks_are_unique():
 
 def run_trial(cast, *, meme=None, **options):
     court = dataclasses.replace(full_court(cast, **options), fence_mark=MARK)
-    return asyncio.run(court.run(TrialCase("t", meme or a_meme("plain words"), Procedure.FULL), RecordingSink()))
+    meme = meme or a_meme("plain words")
+    record = asyncio.run(court.run(TrialCase("t", meme, Procedure.FULL), RecordingSink()))
+    # Asked again with pieces left out, for what would have flipped the verdict.
+    asyncio.run(seek_flips(court, record, meme.picture, keep=RecordingSink()))
 
 
 CHECKS = [*LIMITS, *ESSENTIAL]
@@ -211,6 +215,9 @@ def test_pi_1_to_3_hold_in_whole_trials(ocr, version):
         role: [without_faults(split_fenced(request)[0]) for cast in (plain, looping) for request in cast.requests(role)]
         for role in plain.models
     }
+    # Without its clause a Judge has a shorter policy.
+    systems = {role: {request.system for request in plain.requests(role)} for role in plain.models}
+    assert all(SYSTEMS[version][role] in systems[role] and len(systems[role]) <= 2 for role in plain.models)
     trials = requests = 0
     # All places at once, where the sweep above has one after the other: a quarter for each way and set of prompts.
     quarter = 2 * ocr + packaged_versions().index(version) % 2
@@ -222,7 +229,7 @@ def test_pi_1_to_3_hold_in_whole_trials(ocr, version):
             for request in cast.requests(role):
                 requests += 1
                 ours, theirs = split_fenced(request)
-                assert request.system == SYSTEMS[version][role]
+                assert request.system in systems[role]
                 assert without_faults(ours) in usual[role], injection
                 assert not [body for body in theirs if specials_in(body) or MARK in folded(body)]
     assert trials >= (120 if FULL else 40) and requests > trials * 10

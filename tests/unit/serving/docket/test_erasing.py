@@ -10,6 +10,7 @@ from court.errors import Unavailable
 from court.events import VerdictGiven
 from serving.docket.errors import TrialErased
 from serving.docket.open import Docket
+from serving.docket.review.projection import USUAL
 from tests.support.dockets import NOON, append_all, events_of, with_docket
 from tests.support.erasing import Marked, occurrences
 from tests.support.sizes import FULL
@@ -30,6 +31,8 @@ def test_erased_memes_leave_no_trace_in_any_file(tmp_path):
             await asyncio.gather(*(append_all(docket, events_of(f"{meme.trial_id} {n}")) for n in range(4)))
         for meme in memes:
             await meme.quoted(docket, f"quotes {meme.trial_id}")
+        while not await docket.review_queue(USUAL).catch_up():
+            pass
         before = [occurrences(tmp_path, meme.traces()) for meme in doomed]
         for meme in doomed:
             await docket.eraser.erase(meme.trial_id, who="Ruth", why="asked for", at=NOON, precedents=[meme.precedent])
