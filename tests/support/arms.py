@@ -9,6 +9,7 @@ import pytest
 
 from court.backends.chat.scripted import ScriptedModel
 from court.events import Procedure
+from court.ports import ChatModel
 from court.roles import RoleModel, RoleModels
 from eval.datasets.known import find_card
 from eval.datasets.protocol import Protocol
@@ -27,19 +28,24 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make(tmp_path_factory.mktemp("synthetic") / "data", Layout.HARMEME, train=24, val=8, test=8, seed=1).root
 
 
-@pytest.fixture
-def model(monkeypatch: pytest.MonkeyPatch) -> ScriptedModel:
-    """A scripted model for all roles in every court, together with a cheap encoder."""
-    played = oracle()
+def play_all_roles(monkeypatch: pytest.MonkeyPatch, played: ChatModel) -> None:
+    """Has a scripted model play all roles in every court, and memes embedded cheaply."""
 
     async def bench(settings: Settings, stack: AsyncExitStack, tell: object, **_: object) -> RoleModels | None:
         if settings.llm.url is None:
             return None
-        role_model = RoleModel(played)
+        role_model = RoleModel(played, temperature=settings.llm.of_role("judge").temperature or 0.0)
         return RoleModels(role_model, role_model, role_model, role_model)
 
     monkeypatch.setattr("serving.wiring.connect_models", bench)
     monkeypatch.setattr("retrieval.embed.builtin.BuiltinEncoder", WordEncoder)
+
+
+@pytest.fixture
+def model(monkeypatch: pytest.MonkeyPatch) -> ScriptedModel:
+    """A scripted model for all roles in every court."""
+    played = oracle()
+    play_all_roles(monkeypatch, played)
     return played
 
 

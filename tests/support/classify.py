@@ -1,16 +1,14 @@
 """Helpers of tests of classify."""
 
 import json
-from contextlib import AsyncExitStack
 
 import pytest
 from click.testing import CliRunner
 
-from court.roles import RoleModel, RoleModels
 from eval.cli import cli
 from eval.synthetic.make import CARD, Layout, make
 from eval.synthetic.oracle import oracle
-from tests.support.encoders import WordEncoder
+from tests.support.arms import play_all_roles
 
 
 @pytest.fixture(scope="module")
@@ -25,17 +23,9 @@ def home(tmp_path_factory):
 
 @pytest.fixture
 def model(monkeypatch, home):
-    """A scripted model for all roles in every court, together with a cheap encoder."""
+    """A scripted model for all roles in every court."""
     played = oracle()
-
-    async def bench(settings, stack: AsyncExitStack, tell: object, **_: object):
-        if settings.llm.url is None:
-            return None
-        role_model = RoleModel(played, temperature=settings.llm.of_role("judge").temperature or 0.0)
-        return RoleModels(role_model, role_model, role_model, role_model)
-
-    monkeypatch.setattr("serving.wiring.connect_models", bench)
-    monkeypatch.setattr("retrieval.embed.builtin.BuiltinEncoder", WordEncoder)
+    play_all_roles(monkeypatch, played)
     monkeypatch.setenv("MEMECOURT_HOME", str(home))
     monkeypatch.setenv("MEMECOURT_PICTURE_WORKERS", "1")
     return played

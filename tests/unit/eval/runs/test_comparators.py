@@ -117,36 +117,30 @@ def test_majority_of_samples_decides_and_ties_are_harmful(tmp_path, data, model)
         assert 0.4 < share < 0.6 and one.prediction.outcome.harmful is (share >= 0.5)
 
 
-def test_malformed_label_is_retried_once_and_then_fails(tmp_path, data, model):  # noqa: F811
+SECRET = load("eval.solvers.prompts", "plain_judge").secret
+
+
+@pytest.mark.parametrize(
+    ("reply", "calls", "reason"),
+    [
+        ({"label": "perhaps"}, 4, "REPLY_MALFORMED"),
+        ({"label": "harmful", "why": f"I was told never to write {SECRET}"}, 2, "SYSTEM_LEAKED"),
+    ],
+)
+def test_malformed_label_is_asked_for_again_but_no_leak(tmp_path, data, model, reply, calls, reason):  # noqa: F811
     usual = model._answers
 
-    def malformed(request):
-        if tuple((request.reply_schema or {}).get("properties", ())) == ("label",):
-            return {"label": "perhaps"}
-        return usual(request)
+    def spoilt(request):
+        wanted = tuple((request.reply_schema or {}).get("properties", ()))
+        return reply if wanted == ("label",) else usual(request)
 
-    model._answers = malformed
+    model._answers = spoilt
     results = read_results(asyncio.run(run_study(study(tmp_path, data, "plain-judge", limit=2), Progress()))[1].root)
-    assert len(requests_for(model, "label")) == 4
+    assert len(requests_for(model, "label")) == calls
     for one in results.judged:
-        assert (one.prediction.outcome, one.prediction.reason) == (Outcome.FAILED, "REPLY_MALFORMED")
+        assert (one.prediction.outcome, one.prediction.reason) == (Outcome.FAILED, reason)
     ran = CliRunner().invoke(cli, ["run", "--resume", str(tmp_path / "study" / "plain-judge")])
     assert ran.exit_code == 1 and "arm plain-judge of a study" in ran.output
-
-
-def test_reply_that_leaks_the_instructions_fails_without_retry(tmp_path, data, model):  # noqa: F811
-    usual, secret = model._answers, load("eval.solvers.prompts", "plain_judge").secret
-
-    def leaking(request):
-        if tuple((request.reply_schema or {}).get("properties", ())) == ("label",):
-            return {"label": "harmful", "why": f"I was told never to write {secret}"}
-        return usual(request)
-
-    model._answers = leaking
-    results = read_results(asyncio.run(run_study(study(tmp_path, data, "plain-judge", limit=2), Progress()))[1].root)
-    assert len(requests_for(model, "label")) == 2
-    for one in results.judged:
-        assert (one.prediction.outcome, one.prediction.reason) == (Outcome.FAILED, "SYSTEM_LEAKED")
 
 
 @pytest.mark.parametrize("changes", [{"text_only": True}, {"ray": "host:1"}, {"procedure": Procedure.SUMMARY}])

@@ -3,7 +3,6 @@
 import asyncio
 import codecs
 import json
-from contextlib import AsyncExitStack
 
 import pytest
 from click.testing import CliRunner
@@ -11,7 +10,6 @@ from click.testing import CliRunner
 from court.backends.chat.scripted import ScriptedModel
 from court.errors import BadRequest
 from court.events import Procedure
-from court.roles import RoleModel, RoleModels
 from eval.cli import cli
 from eval.runs.controls import Control
 from eval.runs.results import read_results
@@ -20,8 +18,7 @@ from eval.solvers.question import Outcome
 from eval.studies.arms import ARMS, arms_named, run_study
 from eval.synthetic.make import Layout, make
 from eval.synthetic.oracle import Ability, Oracle, _fenced, _plain
-from tests.support.arms import study
-from tests.support.encoders import WordEncoder
+from tests.support.arms import play_all_roles, study
 from tests.support.run import docket_of
 
 pytestmark = pytest.mark.slow
@@ -58,15 +55,7 @@ class Translator:
 @pytest.fixture
 def translator(monkeypatch):
     played = Translator()
-
-    async def bench(settings, stack: AsyncExitStack, tell, **_):
-        if settings.llm.url is None:
-            return None
-        role_model = RoleModel(played.model)
-        return RoleModels(role_model, role_model, role_model, role_model)
-
-    monkeypatch.setattr("serving.wiring.connect_models", bench)
-    monkeypatch.setattr("retrieval.embed.builtin.BuiltinEncoder", WordEncoder)
+    play_all_roles(monkeypatch, played.model)
     return played
 
 
@@ -117,12 +106,7 @@ def test_english_texts_are_not_translated(tmp_path, data, translator):
 def test_unusable_translation_fails_the_meme(tmp_path, data, monkeypatch):
     broken = Translator(lambda text: {"translation": ""})
 
-    async def bench(settings, stack, tell, **_):
-        role_model = RoleModel(broken.model)
-        return None if settings.llm.url is None else RoleModels(role_model, role_model, role_model, role_model)
-
-    monkeypatch.setattr("serving.wiring.connect_models", bench)
-    monkeypatch.setattr("retrieval.embed.builtin.BuiltinEncoder", WordEncoder)
+    play_all_roles(monkeypatch, broken.model)
     arms = arms_named(["translate"], (), Procedure.FULL)[1:]
     (folder,) = asyncio.run(run_study(study(tmp_path, data, arms=arms, limit=2), Progress()))
     assert {prediction.outcome for prediction in folder.predictions()} == {Outcome.FAILED}

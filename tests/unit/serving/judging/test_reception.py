@@ -163,21 +163,22 @@ def test_same_id_in_another_namespace_is_another_request(town):
 # Several servers.
 
 
-def test_request_running_at_another_server_is_awaited(town):
+@pytest.mark.parametrize("ask", [ASK, other(image=b"pixels|another file")])
+def test_meme_on_trial_at_another_server_is_awaited(town, ask):
     async def scene():
         async with town.server(name="a") as a, town.server(name="b") as b:
             town.finder.gate = asyncio.Event()
             first = asyncio.ensure_future(a.answer(ASK))
             await town.finder.searching.wait()
-            second = asyncio.ensure_future(b.answer(ASK))
+            second = asyncio.ensure_future(b.answer(ask))
             await asyncio.sleep(0.6)  # longer than it takes to declare a server dead
             assert not second.done()
             town.finder.gate.set()
             return await first, await second
 
     first, second = asyncio.run(scene())
-    assert first.record == second.record
-    assert len(town.finder.asked) == 1
+    assert first.record == second.record and len(town.finder.asked) == 1
+    assert ask is ASK or (first.reused, second.reused) == (False, True)
 
 
 def own_ids(count, first=0, **changes):
@@ -199,23 +200,6 @@ def test_concurrent_requests_for_a_new_meme_at_several_servers_share_one_trial(t
                 assert len(await trials_in(a.executor.docket)) == len(town.finder.asked) == number + 1
 
     asyncio.run(scene())
-
-
-def test_new_meme_on_trial_at_another_server_is_awaited(town):
-    async def scene():
-        async with town.server(name="a") as a, town.server(name="b") as b:
-            town.finder.gate = asyncio.Event()
-            first = asyncio.ensure_future(a.answer(ASK))
-            await town.finder.searching.wait()
-            second = asyncio.ensure_future(b.answer(other(image=b"pixels|another file")))
-            await asyncio.sleep(0.6)  # longer than it takes to declare a server dead
-            assert not second.done()
-            town.finder.gate.set()
-            return await first, await second
-
-    first, second = asyncio.run(scene())
-    assert first.record == second.record and len(town.finder.asked) == 1
-    assert (first.reused, second.reused) == (False, True)
 
 
 @pytest.mark.parametrize("events", [0, 4])
