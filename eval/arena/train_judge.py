@@ -56,11 +56,11 @@ def read_dataset(folder: Path) -> Dataset:
 
 
 def _example(one: Mapping[str, Any], pictures: Path) -> dict[str, Any]:
-    *asked, reply = one["messages"]
+    *messages, reply = one["messages"]
     # The trainer puts each picture in a place that is marked for one and names none.
     prompt = [
         {**each, "content": [{"type": part["type"], "text": part.get("text", "")} for part in each["content"]]}
-        for each in asked
+        for each in messages
     ]
     return {"prompt": prompt, "completion": [reply], "images": [str(pictures / name) for name in one["pictures"]]}
 

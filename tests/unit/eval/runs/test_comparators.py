@@ -127,7 +127,7 @@ SECRET = load("eval.solvers.prompts", "plain_judge").secret
         ({"label": "harmful", "why": f"I was told never to write {SECRET}"}, 2, "SYSTEM_LEAKED"),
     ],
 )
-def test_malformed_label_is_asked_for_again_but_no_leak(tmp_path, data, model, reply, calls, reason):  # noqa: F811
+def test_malformed_label_is_retried_once_and_a_leak_is_not(tmp_path, data, model, reply, calls, reason):  # noqa: F811
     usual = model._answers
 
     def spoilt(request):
