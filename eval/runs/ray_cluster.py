@@ -448,8 +448,7 @@ class Judge:
                     (root / "policy.toml").write_bytes(policy)
                 # A court requires a docket, but records stay in memory. A worker has one processor.
                 changes: dict[str, Any] = {"home": root, "docket": root / "docket.sqlite", "library": root / "library"}
-                changes |= {"picture_workers": 1, "text_workers": 1}
-                changes["policy"] = None if policy is None else root / "policy.toml"
+                changes |= {"picture_workers": 1, "text_workers": 1, "policy": policy and root / "policy.toml"}
                 opening = open_court(settings.model_copy(update=changes), read_text=False, duplicates=False)
                 executor = await self._court.enter_async_context(opening)
         except Exception as error:
