@@ -56,6 +56,22 @@ def _list(context: click.Context, _: click.Parameter, preset: str | None) -> str
 @click.option(
     "--context", type=click.IntRange(1024), help="Context length in tokens, prompt and reply together. [default: 32768]"
 )
+@click.option(
+    "--images",
+    type=click.IntRange(0, 64),
+    help=(
+        "Maximum pictures in one prompt; 0 for a text model. [default: what a trial shows, four frames plus "
+        "trial.exhibits]"
+    ),
+)
+@click.option(
+    "--max-pixels",
+    type=click.IntRange(0),
+    help=(
+        "Maximum pixels of a picture; larger ones are scaled down. 0 for a model without such a bound. "
+        "[default: 1003520]"
+    ),
+)
 @click.option("--tensor-parallel", type=click.IntRange(1, 64), help="Number of GPUs that share the model. [default: 1]")
 @click.option(
     "--python",
@@ -70,6 +86,8 @@ def vllm(
     name: str | None,
     port: int,
     context: int | None,
+    images: int | None,
+    max_pixels: int | None,
     tensor_parallel: int | None,
     python: Path | None,
     verbose: bool,
@@ -92,7 +110,8 @@ def vllm(
         "name": name,
         "port": port,
         "context": context,
-        "images": pictures_per_prompt(settings_of().trial),
+        "images": pictures_per_prompt(settings_of().trial) if images is None else images,
+        "max_pixels": max_pixels,
         "tensor_parallel": tensor_parallel,
         "python": python,
         "flags": flags,
