@@ -107,8 +107,8 @@ def _raised_in(path: Path) -> Iterator[RaisedError]:
             for reason in _reasons(kind, arguments.get("reason"), names):
                 yield _error(kind, reason, _words(message, names), arguments)
         elif ast.unparse(call.func) == "UnusableReply":
-            reason, fault = call.args
-            for each in _reasons(ReplyUnusable, reason, names):
+            first, fault = call.args
+            for each in _reasons(ReplyUnusable, first, names):
                 yield _error(ReplyUnusable, each, _words(fault, names), {})
 
 

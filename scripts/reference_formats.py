@@ -18,21 +18,20 @@ from typing import Any, get_args
 import pyarrow
 from pydantic import BaseModel, TypeAdapter
 
-import eval.arena.events
-import eval.arena.folder
-import eval.arena.settings
-import eval.datasets.items
-import eval.models.open
-import eval.probe.folder
-import eval.reports.parquet
-import eval.runs.results
-import eval.solvers.question
-import eval.studies.arms
 from court.audition import Audition
 from court.policy import Policy
 from court.question import CourtQuestion
+from eval.arena import folder as arena_folder
+from eval.arena.settings import ArenaSettings
 from eval.datasets.card import DatasetCard
 from eval.datasets.claims import read_claims
+from eval.datasets.items import JudgedMeme
+from eval.models.open import ModelSpec
+from eval.probe import folder as probe_folder
+from eval.reports.parquet import write_parquet
+from eval.runs import results as run_results
+from eval.solvers.question import Prediction
+from eval.studies.arms import StudyManifest
 from retrieval.facts.corpus import CorpusManifest
 from retrieval.facts.documents import FactDocument
 from retrieval.library.changes import Change
@@ -67,25 +66,25 @@ FORMATS: tuple[tuple[str, str, str, tuple[type[BaseModel], ...]], ...] = (
     ("Libraries", "`manifest.json` of a corpus", "What `memecourt facts show` prints.", (CorpusManifest,)),
     ("Measuring", "Data-set card", "A TOML file: [how to write one](../datasets.md).", (DatasetCard,)),
     ("Measuring", "`audition.json`", "Calibration of full trials: `--audition`.", (Audition,)),
-    ("Measuring", "`manifest.json` of a run", "What must be the same to repeat it.", (eval.runs.results.RunManifest,)),
-    ("Measuring", "`memes.jsonl`", "A line a judged meme.", (eval.datasets.items.JudgedMeme,)),
-    ("Measuring", "`excluded.jsonl`", "A line a precedent that was left out.", (eval.runs.results.Excluded,)),
-    ("Measuring", "`predictions.jsonl`", "A line a prediction.", (eval.solvers.question.Prediction,)),
-    ("Measuring", "`study.json`", "The description of an ablation.", (eval.studies.arms.StudyManifest,)),
-    ("Models", "`[models.NAME]`", "A model of a file of models (`--models`).", (eval.models.open.ModelSpec,)),
-    ("Models", "`[arena]`", "Settings of an arena, in the same file.", (eval.arena.settings.ArenaSettings,)),
-    ("Models", "`tasks.jsonl`", "Questions for an arena (`--tasks`).", (eval.arena.folder.FixedTask,)),
-    ("Models", "`references.jsonl`", "Answers by people (`--references`).", (eval.arena.folder.HumanReference,)),
-    ("Models", "`memes.jsonl` of a probe", "Its memes.", (eval.probe.folder.ProbedMeme,)),
-    ("Models", "`mined.jsonl`", "Kinds of harm of each meme.", (eval.probe.folder.Mined,)),
-    ("Models", "`scored.jsonl`", "Explanations and their scores.", (eval.probe.folder.Scored,)),
-    ("Models", "`rewritten.jsonl`", "Steps of the refinement.", (eval.probe.folder.Step,)),
+    ("Measuring", "`manifest.json` of a run", "What must be the same to repeat it.", (run_results.RunManifest,)),
+    ("Measuring", "`memes.jsonl`", "A line a judged meme.", (JudgedMeme,)),
+    ("Measuring", "`excluded.jsonl`", "A line a precedent that was left out.", (run_results.Excluded,)),
+    ("Measuring", "`predictions.jsonl`", "A line a prediction.", (Prediction,)),
+    ("Measuring", "`study.json`", "The description of an ablation.", (StudyManifest,)),
+    ("Models", "`[models.NAME]`", "A model of a file of models (`--models`).", (ModelSpec,)),
+    ("Models", "`[arena]`", "Settings of an arena, in the same file.", (ArenaSettings,)),
+    ("Models", "`tasks.jsonl`", "Questions for an arena (`--tasks`).", (arena_folder.FixedTask,)),
+    ("Models", "`references.jsonl`", "Answers by people (`--references`).", (arena_folder.HumanReference,)),
+    ("Models", "`memes.jsonl` of a probe", "Its memes.", (probe_folder.ProbedMeme,)),
+    ("Models", "`mined.jsonl`", "Kinds of harm of each meme.", (probe_folder.Mined,)),
+    ("Models", "`scored.jsonl`", "Explanations and their scores.", (probe_folder.Scored,)),
+    ("Models", "`rewritten.jsonl`", "Steps of the refinement.", (probe_folder.Step,)),
 )
 # Modules that begin with a table of the files of a folder.
 _FOLDERS: tuple[tuple[str, ModuleType], ...] = (
-    ("A run", eval.runs.results),
-    ("An arena", eval.arena.folder),
-    ("A probe", eval.probe.folder),
+    ("A run", run_results),
+    ("An arena", arena_folder),
+    ("A probe", probe_folder),
 )
 
 
@@ -204,7 +203,7 @@ def _docket() -> Iterator[str]:
 
 
 def _measuring() -> Iterator[str]:
-    about = _cut(eval.reports.parquet.write_parquet.__doc__ or "")
+    about = _cut(write_parquet.__doc__ or "")
     yield f"\n### `memecourt-eval export --parquet`\n\n{about}\n"
 
 
@@ -218,8 +217,7 @@ def member_docs(kind: type[Enum]) -> Iterator[tuple[str, str]]:
     for place, node in enumerate(body):
         if isinstance(node, ast.Assign):
             after = body[place + 1] if place + 1 < len(body) else None
-            described = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
-            yield ast.literal_eval(node.value), str(after.value.value) if described else ""
+            yield ast.literal_eval(node.value), ast.literal_eval(after.value) if isinstance(after, ast.Expr) else ""
 
 
 def _keys(function: Any, where: str = "") -> str:
