@@ -6,7 +6,7 @@ import csv
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -208,8 +208,8 @@ def _labelled(path: Path) -> Iterator[tuple[str, str, bool]]:
         for row in rows:
             if isinstance(row, dict):
                 fields = {str(name).casefold(): str(value) for name, value in row.items()}
-                content = _first(fields, "text", "content", "input", "prompt")
-                side = _side(_first(fields, "label", "expected", "violates"))
+                content = _first(fields, ("text", "content", "input", "prompt"))
+                side = _side(_first(fields, ("label", "expected", "violates")))
                 if content.strip() and side is not None:
                     yield fields.get("category", ""), content, side
 
@@ -221,7 +221,7 @@ def _parsed(line: str) -> object:
         return None
 
 
-def _first(fields: dict[str, str], *names: str) -> str:
+def _first(fields: dict[str, str], names: Sequence[str]) -> str:
     return next((fields[name] for name in names if name in fields), "")
 
 

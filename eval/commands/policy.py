@@ -157,7 +157,7 @@ def diff(
     settings = CourtOptions(**options).settings_with({})
     settings = settings.model_copy(update={"docket": docket}) if docket is not None else settings
     loaded, budget = Policy.load(new), CallBudget(most_calls)
-    found, calls = run(_compared(settings, loaded, namespace, limit, budget if ask else None))
+    found, calls = run(_compared(settings, loaded, namespace, limit=limit, budget=budget if ask else None))
     changed = [each for each in found if each.after not in (None, each.before)]
     others = Counter(each.obstacle for each in found if each.after is None and not each.needs_models)
     numbers = {"", *(clause.number for clause in loaded.clauses)}
@@ -200,7 +200,7 @@ def _changes(changed: list[UnderPolicy]) -> Iterator[Section]:
 
 
 async def _compared(
-    settings: Settings, loaded: Policy, namespace: str | None, limit: int | None, budget: CallBudget | None
+    settings: Settings, loaded: Policy, namespace: str | None, *, limit: int | None, budget: CallBudget | None
 ) -> tuple[list[UnderPolicy], int]:
     """Compares cases by their records, then with a budget by models; returns them, and the calls that these take."""
     from court.events import Role

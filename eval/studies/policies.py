@@ -123,7 +123,15 @@ def figures_of(policy: Policy, tried: Sequence[Example]) -> PolicyFigures:
         allowed = [each for each in tried if each.clause == number and not each.forbidden]
         named = Counter(each.named or "none" for each in forbidden if each.harmful)
         passed = sum(each.right for each in allowed)
-        clauses.append(ClauseFigures(number, len(forbidden), named.total(), named[number], len(allowed), passed))
+        figures = ClauseFigures(
+            clause=number,
+            forbidden=len(forbidden),
+            found=named.total(),
+            named=named[number],
+            allowed=len(allowed),
+            passed=passed,
+        )
+        clauses.append(figures)
         confusion |= {number: dict(named)} if named else {}
         gaps += [number] if any(each.harmful is False for each in forbidden) else []
         dead += [number] if named and number not in named else []
@@ -303,7 +311,15 @@ async def suggest(trials: PolicyTrials, policy: Policy, number: str) -> Suggesti
     elsewhere = [(one.right, other.right) for one, other in pairs if one.clause != number]
     gained, lost = unseen.count((False, True)), unseen.count((True, False))
     lost_elsewhere = elsewhere.count((True, False))
-    return Suggestion(changed, clause.text, new, gained, lost, lost_elsewhere, mcnemar(gained, lost))
+    return Suggestion(
+        policy=changed,
+        old=clause.text,
+        new=new,
+        gained=gained,
+        lost=lost,
+        lost_elsewhere=lost_elsewhere,
+        p=mcnemar(gained, lost),
+    )
 
 
 async def _reworded(trials: PolicyTrials, policy: Policy, clause: Clause, shown: Sequence[Example]) -> str:
