@@ -19,8 +19,8 @@ import torch
 from datasets import Dataset, Image, List
 from peft import LoraConfig
 from transformers import AutoModelForImageTextToText, AutoProcessor
-from trl import SFTConfig, SFTTrainer
-from trl.trainer.sft_trainer import DataCollatorForVisionLanguageModeling
+from trl.trainer.sft_config import SFTConfig
+from trl.trainer.sft_trainer import DataCollatorForVisionLanguageModeling, SFTTrainer
 
 LANGUAGE = r"^(?!.*visual).*\.(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)$"
 """Attention and MLP of the language part."""
@@ -74,7 +74,7 @@ def train(arguments: argparse.Namespace) -> dict[str, float]:
     )
     # Batches of 16, however many examples fit on the GPU, so that a learning rate means the same everywhere.
     steps_of_16 = max(1, 16 // arguments.at_once)
-    trainer = SFTTrainer(
+    trainer: Any = SFTTrainer(
         model=base,
         args=SFTConfig(
             output_dir=str(arguments.out / "checkpoints"),
