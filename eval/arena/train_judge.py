@@ -103,7 +103,8 @@ def train(arguments: argparse.Namespace) -> dict[str, float]:
         peft_config=LoraConfig(r=16, lora_alpha=32, lora_dropout=0.05, target_modules=LANGUAGE, task_type="CAUSAL_LM"),
     )
     trainer.train()
-    trainer.model.save_pretrained(arguments.out)
+    trained: Any = trainer.model
+    trained.save_pretrained(arguments.out)
     losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
     return {"first": losses[0], "last": losses[-1]}
 
