@@ -1,10 +1,10 @@
 """Trying a meme in a real browser: by drop, by paste, by keyboard alone and without scripts."""
 
-import asyncio
 import base64
-import threading
+from contextlib import asynccontextmanager
 
 import pytest
+from anyio.from_thread import start_blocking_portal
 
 from court.events import Procedure
 from serving.console.app import open_console
@@ -29,22 +29,16 @@ HAND_OVER = """([kind, encoded]) => {
 def address(tmp_path, chromium):
     """URL of a console with a court, in another thread, as the browser's driver runs an event loop in this one."""
     del chromium  # requested so that the test is skipped without a browser
-    found, ready, done = [], threading.Event(), threading.Event()
 
-    async def work():
+    @asynccontextmanager
+    async def console():
         async with real_court(tmp_path) as court:
             trying = Trying(court.court.start, [Procedure.SUMMARY])
             async with open_console(court.docket, Settings(), "127.0.0.1:0", tokens=None, trying=trying) as url:
-                found.append(url)
-                ready.set()
-                await asyncio.to_thread(done.wait)
+                yield url
 
-    thread = threading.Thread(target=asyncio.run, args=(work(),), daemon=True)
-    thread.start()
-    assert ready.wait(120)
-    yield found[0]
-    done.set()
-    thread.join(120)
+    with start_blocking_portal() as portal, portal.wrap_async_context_manager(console()) as url:
+        yield url
 
 
 @pytest.fixture

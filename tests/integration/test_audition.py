@@ -9,10 +9,10 @@ import random
 import re
 import subprocess
 import sys
-import threading
 from contextlib import contextmanager
 
 import pytest
+from anyio.from_thread import start_blocking_portal
 from click.testing import CliRunner
 
 from court.audition import Audition
@@ -93,27 +93,10 @@ class Planted:
 @contextmanager
 def served(stand_in, model="planted", **settings):
     """Serves a stand-in from a thread; yields its address."""
-    began, urls, loops = threading.Event(), [], []
-
-    async def serve():
-        end = asyncio.Event()
-        server = FakeModelServer(
-            StandIn(model=model, capacity=64, **settings), answer=stand_in.answer, odds=stand_in.odds
-        )
-        async with serving(server) as port:
-            urls.append(f"http://127.0.0.1:{port}/v1")
-            loops.append((asyncio.get_running_loop(), end))
-            began.set()
-            await end.wait()
-
-    thread = threading.Thread(target=asyncio.run, args=(serve(),), daemon=True)
-    thread.start()
-    assert began.wait(60)
-    try:
-        yield urls[0]
-    finally:
-        loops[0][0].call_soon_threadsafe(loops[0][1].set)
-        thread.join()
+    own = StandIn(model=model, capacity=64, **settings)
+    server = FakeModelServer(own, answer=stand_in.answer, odds=stand_in.odds)
+    with start_blocking_portal() as portal, portal.wrap_async_context_manager(serving(server)) as port:
+        yield f"http://127.0.0.1:{port}/v1"
 
 
 def write_table(path):

@@ -15,12 +15,12 @@ import math
 import os
 import subprocess
 import sys
-import threading
 import urllib.request
 from collections import Counter
 from statistics import mean
 
 import pytest
+from anyio.from_thread import start_blocking_portal
 from click.testing import CliRunner
 
 from eval.cli import cli
@@ -231,24 +231,8 @@ class OracleServer:
 
     @contextlib.contextmanager
     def listening(self):
-        ready, ends = threading.Event(), []
-
-        async def serve():
-            end = asyncio.Event()
-            async with serving(self.server) as port:
-                ends.append((asyncio.get_running_loop(), end, port))
-                ready.set()
-                await end.wait()
-
-        thread = threading.Thread(target=asyncio.run, args=(serve(),))
-        thread.start()
-        assert ready.wait(120)
-        loop, end, port = ends[0]
-        try:
+        with start_blocking_portal() as portal, portal.wrap_async_context_manager(serving(self.server)) as port:
             yield f"http://127.0.0.1:{port}/v1"
-        finally:
-            loop.call_soon_threadsafe(end.set)
-            thread.join()
 
     def trial_calls(self):
         """Counts the calls of trials by their body, without those that probe the server's capabilities."""

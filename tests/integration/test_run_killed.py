@@ -4,7 +4,6 @@ The fake model server, on a real socket, puts a digest of the request into each 
 of calls can be compared with the requests made.
 """
 
-import asyncio
 import contextlib
 import hashlib
 import json
@@ -15,11 +14,11 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 
 import pytest
+from anyio.from_thread import start_blocking_portal
 
 from eval.runs.results import DOCKET, RunFolder
 from eval.session.directory import CALLS
@@ -69,25 +68,8 @@ class Server:
 
     @contextlib.contextmanager
     def __call__(self):
-        ready, port, ends = threading.Event(), [], []
-
-        async def serve():
-            end = asyncio.Event()
-            ends.append((asyncio.get_running_loop(), end))
-            async with serving(self.server) as number:
-                port.append(number)
-                ready.set()
-                await end.wait()
-
-        thread = threading.Thread(target=asyncio.run, args=(serve(),))
-        thread.start()
-        assert ready.wait(120)
-        try:
-            yield f"http://127.0.0.1:{port[0]}/v1"
-        finally:
-            loop, end = ends[0]
-            loop.call_soon_threadsafe(end.set)
-            thread.join()
+        with start_blocking_portal() as portal, portal.wrap_async_context_manager(serving(self.server)) as port:
+            yield f"http://127.0.0.1:{port}/v1"
 
 
 @pytest.fixture(scope="module")
