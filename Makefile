@@ -19,8 +19,10 @@ demo: .venv/server ## Install, start the real server, judge three memes, print t
 demo-full: .venv/full ## Try three drawn memes with a real model, the debate shown live: MODEL=name on the hub, folder or address
 	MEMECOURT_HOME=.demo $(BIN)/python -m scripts.demo_full $(MODEL)
 
-reproduce-demo: .venv/dev ## Reproduce the paper's tables and figures on drawn memes with a stand-in of known ability: no GPU, minutes
-	MEMECOURT_HOME=.demo $(BIN)/python scripts/reproduce_demo.py .demo/reproduce
+PAPERS = memecourt climatememes emulate
+reproduce-demo: .venv/dev ## Reproduce the papers' tables and figures on drawn data with stand-ins of known ability: no GPU, minutes
+	for paper in $(PAPERS); do \
+	  MEMECOURT_HOME=.demo $(BIN)/memecourt-eval reproduce $$paper --demo --out .demo/reproduce/$$paper --resume --yes || exit 1; done
 
 # Four workers, because many tests wait for subprocesses. Tests of a file stay together, so that they share fixtures, and
 # the slowest folders start first. Bytecode is cached whatever the environment says: otherwise each subprocess of a test

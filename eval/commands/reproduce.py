@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, redirect_stdout
+from importlib import import_module
+from io import StringIO
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,22 +18,43 @@ from eval.commands.options import EXIT_UNFINISHED, patience_option, run_watched,
 from eval.commands.plans import CourtOptions
 from eval.runs.spec import Circumstances, JudgingSpec
 from eval.session.spec import spec_options
-from serving.cli.common import FiniteRange
+from serving.cli.common import FiniteRange, with_options
 
 if TYPE_CHECKING:
+    from eval.reports.sections import Section
     from eval.reproduce.outcome import Reproduced
-    from eval.reproduce.paper import Paper
+    from eval.reproduce.paper import Claim, Paper
+    from eval.reproduce.staged import StagedOutcome, StagePlan
     from eval.reproduce.study import Benchmark, PlannedRun, Reproduction, Servers
     from serving.presets import Preset
 
 
-@click.command()
-@click.argument("paper", metavar="PAPER")
+@click.group()
+def reproduce() -> None:
+    """Reproduces a paper: its tables and figures beside the published ones, and its claims as tests.
+
+    Each paper is a command. It shows its plan before any call, goes on where it was with --resume, and writes
+    reproduction.json, .md and .html. --demo runs it on drawn data with stand-ins of known ability.
+    """
+
+
+_paper_options = with_options(
+    click.option(
+        "--demo", is_flag=True, help="Use drawn data, which are put below --out, and stand-ins of known ability."
+    ),
+    click.option("--resume", is_flag=True, help="Continue the reproduction in this folder, or add to it."),
+    click.option("--dry-run", is_flag=True, help="Show the plan and exit."),
+    click.option("--yes", is_flag=True, help="Start without asking for confirmation."),
+    click.option("--json", "as_json", is_flag=True, help="Print the figures or the plan as one JSON object."),
+)
+
+
+@reproduce.command()
 @spec_options(
     Circumstances,
     *("data", "out", "concurrency", "allow_missing", "retry_failed"),
     concurrency={"default": 16},
-    data={"required": True, "help": "Folder of the unpacked data sets."},
+    data={"help": "Folder of the unpacked data sets."},
     out={"required": True, "metavar": "STUDY"},
     retry_failed={"help": "With --resume: retry memes that failed for a transient reason."},
 )
@@ -65,29 +91,15 @@ if TYPE_CHECKING:
     "--with-leaks", is_flag=True, help="Add an arm that keeps precedents too near to judged memes, to see their worth."
 )
 @click.option("--harm-p", type=click.Choice(["v1", "v0"]), default="v1", show_default=True, help="Version of Harm-P.")
-@click.option(
-    "--dataset",
-    "source",
-    type=click.Choice(["public", "synthetic-harmeme"]),
-    default="public",
-    show_default=True,
-    help=(
-        "Data sets of the paper, or drawn ones (folders harm-c, harm-p, fhm) with the oracle's figures as the"
-        " published ones."
-    ),
-)
 @patience_option
-@click.option("--resume", is_flag=True, help="Continue the reproduction in this folder, or add to it.")
-@click.option("--dry-run", is_flag=True, help="Show the plan and exit.")
 @click.option(
     "--calls-per-minute",
     type=FiniteRange(0, min_open=True),
     help="Throughput of your server in calls per minute, to estimate the duration in the plan.",
 )
-@click.option("--yes", is_flag=True, help="Start without asking for confirmation.")
-@click.option("--json", "as_json", is_flag=True, help="Print the figures or the plan as one JSON object.")
-def reproduce(paper: str, **options: Any) -> None:
-    """Reproduces a PAPER: its tables beside the published figures, its claims as tests, and its figures.
+@_paper_options
+def memecourt(**options: Any) -> None:
+    """Reproduces MemeCourt: its tables beside the published figures, its claims as tests, and its figures.
 
     Model sizes run one after another, the largest first. The plan is shown before any call; --resume continues from
     what exists. The folder gets reproduction.json, .md and .html.
@@ -95,8 +107,22 @@ def reproduce(paper: str, **options: Any) -> None:
     Exit code: 0 if every run of the plan is finished, 3 if some memes have no answer yet for want of a server, 1 if it
     could not go on, 130 if it was interrupted.
     """
+    from eval.reproduce.drawn import draw_benchmarks, stand_ins
+
+    if options["data"] is None and not options["demo"]:
+        raise click.UsageError("Missing option --data.")
+    with ExitStack() as stack:
+        if options["data"] is None:
+            options["data"], options["encoder"] = options["out"] / "data", options["encoder"] or "builtin"
+            draw_benchmarks(options["data"], train=24, test=56)
+            # With --dry-run, too: the plan says which sizes there are servers for.
+            options["urls"] = [f"{size}={url}" for size, url in stack.enter_context(stand_ins()).items()]
+        _reproduce_court(options)
+
+
+def _reproduce_court(options: dict[str, Any]) -> None:
     # Options and data are checked, and the plan is complete, before the first call.
-    plan, servers, preset = _planned(paper, options)
+    plan, servers, preset = _planned(options)
     runs = plan.planned()
     _print_plan(plan, runs, options)
     # Before the check of the folder: a plan can be looked at while a study is there.
@@ -116,23 +142,20 @@ def reproduce(paper: str, **options: Any) -> None:
         sys.exit(EXIT_UNFINISHED)
 
 
-def _planned(name: str, options: dict[str, Any]) -> tuple[Reproduction, Servers, Preset | None]:
+def _planned(options: dict[str, Any]) -> tuple[Reproduction, Servers, Preset | None]:
     from eval.reproduce.drawn import drawn_model, drawn_paper
-    from eval.reproduce.paper import papers, read_paper
+    from eval.reproduce.paper import read_paper
     from eval.reproduce.study import Reproduction, named_servers, present, stages_of, started_servers, urls_of
     from serving.models.connect import pictures_per_prompt
     from serving.presets import load_preset
 
-    if name not in papers():
-        raise click.UsageError(f"There is no paper {name!r}; there are {', '.join(papers())}.")
     if options["vllm"] and options["urls"]:
         raise click.UsageError("--vllm starts the servers; leave --llm-url out.")
     if options["vllm_flags"] and not options["vllm"]:
         raise click.UsageError("--vllm-flag goes with --vllm.")
     if options["retry_failed"] and not options["resume"]:
         raise click.UsageError("--retry-failed goes with --resume.")
-    paper = read_paper(name)
-    drawn = options["source"] != "public"
+    paper, drawn = read_paper(), options["demo"]
     preset = load_preset(paper.preset) if options["as_published"] else None
     urls = _by_size(options["urls"], paper.sizes, "llm-url")
     models = _by_size(options["models"], paper.sizes, "model")
@@ -292,22 +315,34 @@ def _written(plan: Reproduction, preset: Preset | None, balanced: bool) -> Repro
     """Scores what was judged and writes the three files."""
     import asyncio
 
-    from eval.commands.options import write_page
-    from eval.reports.sections import as_markdown, as_page
     from eval.reproduce.outcome import outcome_of
     from eval.reproduce.report import as_json, reproduction_lead, reproduction_sections, reproduction_title
 
     outcome = outcome_of(plan, balanced=balanced)
     title, lead = reproduction_title(outcome), reproduction_lead(outcome, preset)
     sections = asyncio.run(reproduction_sections(outcome, preset))
+    _write(plan.out, title, lead, sections, as_json(outcome))
+    return outcome
+
+
+def _write(
+    out: Path,
+    title: str,
+    lead: Sequence[str],
+    sections: Sequence[Section],
+    figures: Mapping[str, Any],
+    links: Sequence[tuple[str, str]] = (),
+) -> None:
+    from eval.commands.options import write_page
+    from eval.reports.sections import as_markdown, as_page
+
     contents = {
-        "json": json.dumps(as_json(outcome), indent=2) + "\n",
+        "json": json.dumps(figures, indent=2) + "\n",
         "md": as_markdown(title, lead, sections),
-        "html": as_page(title, lead, sections),
+        "html": as_page(title, lead, sections, links=links),
     }
     for ending, content in contents.items():
-        write_page(plan.out / f"reproduction.{ending}", content)
-    return outcome
+        write_page(out / f"reproduction.{ending}", content)
 
 
 def _print_plan(plan: Reproduction, runs: Sequence[PlannedRun], options: dict[str, Any]) -> None:
@@ -378,7 +413,6 @@ def _stored(plan: Reproduction) -> int:
 
 def _print_outcome(outcome: Reproduced, as_json: bool) -> None:
     from eval.reproduce import report
-    from eval.scores.tables import table
 
     if as_json:
         click.echo(json.dumps(report.as_json(outcome)))
@@ -393,6 +427,165 @@ def _print_outcome(outcome: Reproduced, as_json: bool) -> None:
             for figure in ((ours.accuracy, ours.macro_f1) if ours else (None, None))
         ]
         rows.append([row.id or f"{row.arm}, {row.size}", row.benchmark, published, *figures, str(row.reached)])
+    _print_result(rows, outcome.claims, outcome.plan.out)
+
+
+def _print_result(rows: Sequence[Sequence[str]], claims: Sequence[Claim], out: Path) -> None:
+    from eval.scores.tables import table
+
     click.echo(table(rows, numbers=False) + "\n")
-    click.echo("\n".join(f"{claim.id} {claim.verdict}: {claim.claim}" for claim in outcome.claims))
-    click.echo(f"\n{outcome.plan.out} holds reproduction.json, .md and .html.")
+    click.echo("\n".join(f"{claim.id} {claim.verdict}: {claim.claim}" for claim in claims))
+    click.echo(f"\n{out} holds reproduction.json, .md and .html.")
+
+
+def _staged(name: str, title: str) -> click.Command:
+    """The command of a paper whose figures come from our other commands."""
+
+    @reproduce.command(name, short_help=f"Reproduces {title}.", help=_STAGED_HELP.format(title=title))
+    @spec_options(
+        Circumstances,
+        *("data", "out"),
+        data={"help": "Folder of the data that the stages need; the plan names what is missing."},
+        out={"required": True, "metavar": "STUDY"},
+    )
+    @click.option("--models", type=click.Path(path_type=Path), help="File of models (TOML), by the paper's names.")
+    @click.option("--as-published/--as-served", default=True, help="Use the paper's settings. [default: as published]")
+    @spec_options(JudgingSpec, "limit", "seed", seed={"default": 0})
+    @_paper_options
+    def command(**options: Any) -> None:
+        _reproduce_stages(name, options)
+
+    return command
+
+
+_STAGED_HELP = """Reproduces {title}: its tables and figures beside the published ones, its claims as tests.
+
+Its stages are our own commands, one after the other; the page names each. A stage without its data or models is left
+out, and the plan says what to fetch.
+
+Exit code: 0 if no stage is left that could run, 3 if one is not finished, 130 if it was interrupted.
+"""
+# Names here and not from the files: --help is to be quick.
+STAGED = {"climatememes": "ClimateMemes", "emulate": "EMULATE"}
+for _name, _title in STAGED.items():
+    _staged(_name, _title)
+
+
+def _reproduce_stages(name: str, options: dict[str, Any]) -> None:
+    from eval.models.open import read_models
+    from eval.reproduce.demonstrations import DEMONSTRATIONS
+    from eval.reproduce.report import staged_json, staged_lead, staged_sections
+    from eval.reproduce.staged import STAGES, StagedOutcome, plan_stages, read_staged
+
+    paper, out, planted, tables = read_staged(name), options["out"], None, {}
+    with ExitStack() as stack:
+        models: dict[str, dict[str, Any]] = {}
+        data: Path | None = options["data"]
+        demo = DEMONSTRATIONS[name] if options["demo"] else None
+        if demo is not None:
+            paper, data = paper.demonstrated(), data or out / "data"
+            models = stack.enter_context(demo.models())
+        elif options["models"]:
+            file = read_models(options["models"])
+            models = {key: spec.model_dump(exclude_defaults=True) for key, spec in file.models.items()}
+            tables = dict(file.rest)
+        further = ["--seed", str(options["seed"]), *(["--limit", str(options["limit"])] if options["limit"] else [])]
+        plans = plan_stages(paper, out, data, models, tables=tables, published=options["as_published"], further=further)
+        stored = {plan.spec.id: plan.stored() for plan in plans}
+        _print_stages(plans, stored, options)
+        if options["dry_run"]:
+            return
+        if (out / STAGES).exists() and not options["resume"]:
+            raise click.UsageError(f"{out} holds a reproduction already. --resume goes on with it.")
+        if all(plan.missing for plan in plans):
+            raise click.ClickException(f"No stage can run. {plans[0].spec.id}: {plans[0].missing}.")
+        if not options["yes"] and sys.stdin.isatty() and any(found is None for found in stored.values()):
+            click.confirm("Begin?", abort=True, err=True)
+        (out / STAGES).mkdir(parents=True, exist_ok=True)
+        if demo is not None and data is not None:
+            demo.draw(data)
+            planted = demo.planted(data)
+        left: dict[str, str] = {}
+        for number, plan in enumerate(plans, 1):
+            if stored[plan.spec.id] is None:
+                say(f"Stage {number} of {len(plans)}, {plan.spec.id}: {plan.spec.title}.")
+                stored[plan.spec.id], why = (None, plan.missing) if plan.missing else _run_stage(plan)
+                if why:
+                    left[plan.spec.id] = why
+                    say(f"The stage {plan.spec.id} stands: {why}")
+    outcome = StagedOutcome(paper, {key: found for key, found in stored.items() if found is not None}, left, planted)
+    mode = "as published, as far as the paper states them" if options["as_published"] else "as served"
+    commands = {plan.spec.id: f"memecourt-eval {shlex.join(plan.words)}" for plan in plans}
+    links = [
+        (plan.spec.title, f"{STAGES}/{plan.spec.page}") for plan in plans if (out / STAGES / plan.spec.page).is_file()
+    ]
+    figures = staged_json(outcome)
+    sections = staged_sections(outcome, commands)
+    _write(out, f"{paper.paper}, reproduced", staged_lead(outcome, mode), sections, figures, links)
+    if options["as_json"]:
+        click.echo(json.dumps(figures))
+    else:
+        _print_staged(outcome, out)
+    if failed := {plan.spec.id for plan in plans if not plan.missing} & left.keys():
+        say(f"Not finished: {', '.join(sorted(failed))}. The same command with --resume goes on.")
+        sys.exit(EXIT_UNFINISHED)
+
+
+def _run_stage(plan: StagePlan) -> tuple[Any, str]:
+    """Runs the command of a stage in this process; returns its figures, or the reason why there are none."""
+    from court.errors import CourtError
+
+    if plan.content:
+        (plan.file.parent / f"{plan.spec.id}.toml").write_text(plan.content, "utf-8")
+    name, *arguments = plan.words
+    command: click.Command = getattr(import_module(f"eval.commands.{name}"), name)
+    printed, argv = StringIO(), sys.argv
+    # Manifests and pages name the command that made them, which is the stage's and not this one.
+    sys.argv = ["memecourt-eval", *plan.words]
+    try:
+        with redirect_stdout(printed):
+            command.main([*arguments, "--json"], prog_name=f"memecourt-eval {name}", standalone_mode=False)
+    except CourtError as error:
+        return None, error.message
+    except click.ClickException as error:
+        return None, error.format_message()
+    except SystemExit as error:
+        # Only a stage that waits for its server is left for later; after an interruption nothing further is begun.
+        if error.code != EXIT_UNFINISHED:
+            raise
+        return None, "not finished, for want of a server"
+    finally:
+        sys.argv = argv
+    figures = json.loads(printed.getvalue())
+    plan.store(figures)
+    return figures, ""
+
+
+def _print_stages(plans: Sequence[StagePlan], stored: Mapping[str, Any], options: dict[str, Any]) -> None:
+    """Shows the stages in order, with the calls that they take; on standard error but for a dry run."""
+    from eval.scores.tables import table
+
+    rows = [["stage", "what", "calls", "state"]]
+    for plan in plans:
+        items = min(plan.spec.items, options["limit"] or plan.spec.items)
+        low, high = (f"{items * each:,.0f}" for each in plan.spec.calls)
+        calls = low if low == high else f"{low} to {high}"
+        state = "finished" if stored[plan.spec.id] is not None else plan.missing or "to run"
+        rows.append([plan.spec.id, plan.spec.title, calls, state])
+    if options["dry_run"] and options["as_json"]:
+        stages = [dict(zip(rows[0], row, strict=True)) for row in rows[1:]]
+        click.echo(json.dumps({"stages": stages}))
+        return
+    click.echo(table(rows, numbers=False), err=not options["dry_run"])
+
+
+def _print_staged(outcome: StagedOutcome, out: Path) -> None:
+    named = "published" if outcome.planted is None else "must be"
+    rows = [["table", "row", "figure", named, "ours", "beside it"]]
+    for name, cells in outcome.tables().items():
+        for cell in cells:
+            ours = f"{cell.ours.value:.{cell.places}f}" if cell.ours else "–"
+            interval = f" [{cell.ours.low:.{cell.places}f}, {cell.ours.high:.{cell.places}f}]" if cell.ours else ""
+            theirs = "–" if cell.published is None else f"{cell.published:.{cell.places}f}"
+            rows.append([name, cell.row, cell.figure, theirs, ours + interval, str(cell.reached)])
+    _print_result(rows, outcome.claims(), out)

@@ -25,8 +25,8 @@ from eval.synthetic.world import SIZE
 
 
 @contextlib.contextmanager
-def stand_ins() -> Iterator[dict[str, str]]:
-    """Runs a fake server of each ability on the loopback interface; yields their addresses by size."""
+def served(servers: Mapping[str, FakeModelServer]) -> Iterator[dict[str, str]]:
+    """Runs fake servers on the loopback interface; yields their addresses by name."""
     listening = threading.Event()
     urls: dict[str, str] = {}
     loops: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
@@ -34,11 +34,8 @@ def stand_ins() -> Iterator[dict[str, str]]:
     async def serve() -> None:
         end = asyncio.Event()
         async with contextlib.AsyncExitStack() as stack:
-            for size, ability in ABILITIES.items():
-                oracle = ServedOracle(ability)
-                settings = Settings(model=drawn_model(size), play="synthetic", capacity=64)
-                server = FakeModelServer(settings, answer=oracle.answer, odds=oracle.odds)
-                urls[size] = f"http://127.0.0.1:{await stack.enter_async_context(serving(server))}/v1"
+            for name, server in servers.items():
+                urls[name] = f"http://127.0.0.1:{await stack.enter_async_context(serving(server))}/v1"
             loops.append((asyncio.get_running_loop(), end))
             listening.set()
             await end.wait()
@@ -57,10 +54,22 @@ def stand_ins() -> Iterator[dict[str, str]]:
         thread.join()
 
 
+def oracle_server(model: str, ability: Ability) -> FakeModelServer:
+    """A fake server of a model of this ability."""
+    oracle = ServedOracle(ability)
+    settings = Settings(model=model, play="synthetic", capacity=64)
+    return FakeModelServer(settings, answer=oracle.answer, odds=oracle.odds)
+
+
+def stand_ins() -> contextlib.AbstractContextManager[dict[str, str]]:
+    """Runs a fake server of each ability; yields their addresses by size."""
+    return served({size: oracle_server(drawn_model(size), ability) for size, ability in ABILITIES.items()})
+
+
 def arguments(root: Path, urls: dict[str, str]) -> list[str]:
     """The command's arguments for drawn benchmarks and stand-ins."""
     servers = [word for size, url in urls.items() for word in ("--llm-url", f"{size}={url}")]
-    drawn = ["--data", str(root / "data"), "--dataset", "synthetic-harmeme", "--encoder", "builtin"]
+    drawn = ["--demo", "--data", str(root / "data"), "--encoder", "builtin"]
     # With --resume and --yes, as the demo may run repeatedly and unattended.
     return ["reproduce", "memecourt", *drawn, "--out", str(root / "study"), *servers, "--balanced", "--resume", "--yes"]
 

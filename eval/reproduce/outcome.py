@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 from court.events import Side
 from eval.datasets.protocol import Protocol
@@ -14,6 +13,7 @@ from eval.reproduce.paper import (
     Claim,
     ClaimPart,
     JudgedArms,
+    Reached,
     Target,
     claims_of,
     has_accuracy,
@@ -27,16 +27,6 @@ from eval.scores.metrics import Card, card, score
 from eval.studies.arms import FULL_ARM
 
 BALANCED_DRAWS = 5
-
-
-class Reached(StrEnum):
-    """Relation of a published row to ours."""
-
-    WITHIN = "within interval"
-    OUTSIDE = "outside"
-    UNREACHABLE = "unreachable on this split"
-    NOT_RUN = "not run"
-    NONE = "nothing published"
 
 
 @dataclass(frozen=True, slots=True)

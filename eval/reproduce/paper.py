@@ -39,6 +39,16 @@ class ClaimVerdict(StrEnum):
     UNTESTED = "not tested"
 
 
+class Reached(StrEnum):
+    """Relation of a published figure to ours."""
+
+    WITHIN = "within interval"
+    OUTSIDE = "outside"
+    UNREACHABLE = "unreachable on this split"
+    NOT_RUN = "not run"
+    NONE = "nothing published"
+
+
 @dataclass(frozen=True, slots=True)
 class ClaimPart:
     """One measurement of a claim."""
@@ -153,12 +163,12 @@ def _below_chance(judged: JudgedArms, arms: Sequence[str]) -> _TestOutcome:
     accuracy = late.strict.accuracy
     parts = [
         _better(judged, judged.arms["full"], judged.arms[arm]),
-        ClaimPart("accuracy with the stance at the summary (chance: 0.5)", accuracy, None, _below(accuracy, 0.5)),
+        ClaimPart("accuracy with the stance at the summary (chance: 0.5)", accuracy, None, below(accuracy, 0.5)),
         ClaimPart(
             f"the same less always saying the more frequent class ({late.majority:.3f})",
             Figure(*(value - late.majority for value in (accuracy.value, accuracy.low, accuracy.high))),
             None,
-            _below(accuracy, late.majority),
+            below(accuracy, late.majority),
         ),
     ]
     return _whole(parts)
@@ -180,7 +190,7 @@ def _fewer_rounds(judged: JudgedArms, arms: Sequence[str]) -> _TestOutcome | str
         if figure is None:
             return "no meme was examined in both"
         what = f"rounds of the {side.lower()}, from the start less at the summary, {len(differences):,} memes"
-        verdict = _below(figure, 0.0) if _enough(differences) else ClaimVerdict.OPEN
+        verdict = below(figure, 0.0) if _enough(differences) else ClaimVerdict.OPEN
         parts.append(ClaimPart(what, figure, None, verdict))
     return _whole(parts)
 
@@ -197,9 +207,9 @@ def _favoured_side_stops_sooner(judged: JudgedArms, _: Sequence[str]) -> _TestOu
     measured, unsure = "rounds of the Accuser less the Defender", ClaimVerdict.OPEN
     # Number of ways to assign the leads to two labels, of which a two-sided permutation test counts the extreme ones.
     dealt = comb(len(leads[True]) + len(leads[False]), len(leads[True]))
-    of_harmful = _below(harmful, 0.0) if _enough(leads[True]) else unsure
-    of_benign = _above(benign, 0.0) if _enough(leads[False]) else unsure
-    of_both = _below(difference, 0.0) if 2 / dealt < SURE else unsure
+    of_harmful = below(harmful, 0.0) if _enough(leads[True]) else unsure
+    of_benign = above(benign, 0.0) if _enough(leads[False]) else unsure
+    of_both = below(difference, 0.0) if 2 / dealt < SURE else unsure
     parts = [
         ClaimPart(f"{measured}, {len(leads[True]):,} harmful memes", harmful, None, of_harmful),
         ClaimPart(f"{measured}, {len(leads[False]):,} others", benign, None, of_benign),
@@ -219,13 +229,19 @@ def _better(judged: JudgedArms, better: Results, worse: Results, what: str = "")
 
 
 def _whole(parts: Sequence[ClaimPart], decided_by: Sequence[ClaimPart] = ()) -> _TestOutcome:
+    return _TestOutcome(whole(decided_by or parts), parts)
+
+
+def whole(parts: Sequence[ClaimPart]) -> ClaimVerdict:
+    """The verdict on a claim of several parts."""
     # A significantly contradicting part makes the claim fail; an open part leaves it open.
-    verdicts = {part.verdict for part in decided_by or parts}
+    verdicts = {part.verdict for part in parts}
     verdict = ClaimVerdict.FAILS if ClaimVerdict.FAILS in verdicts else ClaimVerdict.OPEN
-    return _TestOutcome(ClaimVerdict.HOLDS if verdicts == {ClaimVerdict.HOLDS} else verdict, parts)
+    return ClaimVerdict.HOLDS if verdicts == {ClaimVerdict.HOLDS} else verdict
 
 
-def _below(figure: Figure, bound: float) -> ClaimVerdict:
+def below(figure: Figure, bound: float) -> ClaimVerdict:
+    """Says whether a figure is below a bound, by its whole interval."""
     if figure.high < bound:
         return ClaimVerdict.HOLDS
     return ClaimVerdict.FAILS if figure.low > bound else ClaimVerdict.OPEN
@@ -236,9 +252,10 @@ def _enough(differences: Sequence[tuple[str, float]]) -> bool:
     return sum(difference != 0 for _, difference in differences) >= FEWEST_TO_SAY
 
 
-def _above(figure: Figure, bound: float) -> ClaimVerdict:
+def above(figure: Figure, bound: float) -> ClaimVerdict:
+    """Says whether a figure is above a bound, by its whole interval."""
     # Mirrored, so that both directions follow one rule.
-    return _below(Figure(-figure.value, -figure.high, -figure.low), -bound)
+    return below(Figure(-figure.value, -figure.high, -figure.low), -bound)
 
 
 def _right(results: Results, protocol: Protocol) -> list[tuple[str, float]]:
@@ -271,11 +288,13 @@ _ROUNDING = 0.005 + 1e-9
 """Largest distance, in percent, of a figure from its value rounded to two places."""
 
 
-class _PaperPart(BaseModel):
+class PaperPart(BaseModel):
+    """A part of a paper's file."""
+
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class BenchmarkSpec(_PaperPart):
+class BenchmarkSpec(PaperPart):
     """A split that figures are compared on."""
 
     name: str
@@ -294,7 +313,7 @@ class BenchmarkSpec(_PaperPart):
     """Synthetic data set in its place; empty if there is none."""
 
 
-class RunsSpec(_PaperPart):
+class RunsSpec(PaperPart):
     """Runs that some tables and figures take, in addition to the full court."""
 
     tables: frozenset[int] = frozenset()
@@ -311,7 +330,7 @@ class RunsSpec(_PaperPart):
         return bool(tables & self.tables or figures & self.figures)
 
 
-class ClaimSpec(_PaperPart):
+class ClaimSpec(PaperPart):
     """A claim, and the name of its test in :mod:`eval.reproduce.paper`."""
 
     id: str
@@ -322,7 +341,7 @@ class ClaimSpec(_PaperPart):
     """Reason why it can't be tested."""
 
 
-class Chain(_PaperPart):
+class Chain(PaperPart):
     """Meme whose chain of questions the paper shows."""
 
     data: str
@@ -330,7 +349,7 @@ class Chain(_PaperPart):
     note: str
 
 
-class Target(_PaperPart):
+class Target(PaperPart):
     """A published row, with figures in percent."""
 
     id: str
@@ -343,7 +362,7 @@ class Target(_PaperPart):
     macro_f1: float = Field(ge=0, le=100)
 
 
-class Paper(_PaperPart):
+class Paper(PaperPart):
     """A paper, and all figures that it publishes about itself."""
 
     paper: str
@@ -379,12 +398,6 @@ class Paper(_PaperPart):
         return frozenset().union(*(getattr(each, what) for each in self.runs))
 
 
-def papers() -> tuple[str, ...]:
-    """Names of the papers that can be reproduced."""
-    folder = files("eval.reproduce") / FOLDER
-    return tuple(sorted(each.name.removesuffix(".toml") for each in folder.iterdir() if each.name.endswith(".toml")))
-
-
 @cache
 def read_paper(name: str = "memecourt") -> Paper:
     """Reads the file of a paper."""
@@ -413,4 +426,9 @@ def is_reachable(target: Target, *, benign: int, harmful: int) -> bool:
 
 def has_accuracy(percent: float, n: int) -> bool:
     """True if some number of right answers among ``n`` rounds to this accuracy."""
-    return bool(n) and bool(np.any(np.abs(100 * np.arange(n + 1) / n - percent) <= _ROUNDING))
+    return has_share(percent / 100, n, _ROUNDING / 100)
+
+
+def has_share(share: float, n: int, rounding: float) -> bool:
+    """True if some number out of ``n`` is this share, within a rounding."""
+    return bool(n) and bool(np.any(np.abs(np.arange(n + 1) / n - share) <= rounding))

@@ -6,7 +6,7 @@ Only the document, which stays in the folder, quotes memes and models; the figur
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import chain, repeat
 from typing import Any
@@ -18,6 +18,7 @@ from eval.reports.records import read_records
 from eval.reports.sections import Drawn, Section
 from eval.reproduce.outcome import BALANCED_DRAWS, BalancedFigures, Reproduced, RowOutcome
 from eval.reproduce.paper import Claim, ClaimPart
+from eval.reproduce.staged import Cell, StagedOutcome
 from eval.runs.results import Results
 from eval.scores.bootstrap import Figure
 from eval.scores.tables import NOTHING
@@ -60,7 +61,7 @@ async def reproduction_sections(outcome: Reproduced, preset: Preset | None) -> l
             if any(row.table == number for row in outcome.rows)
         ),
         _baselines(outcome),
-        _claims(outcome),
+        _claims(outcome.claims),
         *_leaks(outcome),
         await _figure_3(outcome),
         await _figure_4(outcome),
@@ -192,10 +193,10 @@ def _baselines(outcome: Reproduced) -> list[Section]:
     return _part("baselines", "Baselines that the paper quotes", lines=lines, tables=tables)
 
 
-def _claims(outcome: Reproduced) -> list[Section]:
-    rows = [list(cells) for claim in outcome.claims for cells in _claim_rows(claim)]
+def _claims(claims: Sequence[Claim]) -> list[Section]:
+    rows = [list(cells) for claim in claims for cells in _claim_rows(claim)]
     line = (
-        "Tests of each claim on the memes that were judged here, with the largest model that was run. Several tests at "
+        "Tests of each claim on what was judged here, with the largest model that was run. Several tests at "
         "5 %: one in twenty comes out by chance alone."
     )
     heads = ["claim", "measured", "value", "p", "outcome"]
@@ -373,14 +374,13 @@ def _left_out(outcome: Reproduced) -> Iterator[str]:
 
 
 def _differences(outcome: Reproduced, preset: Preset | None) -> list[Section]:
-    title = "What differs from the paper"
     if preset is None:
         line = (
             "The court was run as it is served, not as the paper describes it: precedents with their likeness and the "
             "vote of a wider set before the Judge, the product's own policy, and probabilities asked for. The preset "
             "as-published (memecourt settings --preset as-published) has the paper's values."
         )
-        return _part("differences", title, lines=[line])
+        return _part("differences", "What differs from the paper", lines=[line])
     trial = outcome.plan.base.settings.model_dump(mode="json")
     rows = []
     for value in preset.values:
@@ -394,6 +394,79 @@ def _differences(outcome: Reproduced, preset: Preset | None) -> list[Section]:
         rows.append([value.setting, here, value.source_words, value.why])
     for other in preset.others:
         rows.append([other.thing, other.here, other.source_words, f"the paper: {other.paper}"])
+    return _differing(rows, ["Made of the preset that the runs were held with.", *_left_out(outcome)])
+
+
+def _differing(rows: Sequence[Sequence[str]], lines: Sequence[str]) -> list[Section]:
     grid = _grid("Settings and choices", ["what", "here", "in the paper", "why"], rows, words=True)
-    lines = ["Made of the preset that the runs were held with.", *_left_out(outcome)]
-    return _part("differences", title, lines=lines, tables=[grid])
+    return _part("differences", "What differs from the paper", lines=lines, tables=[grid])
+
+
+def staged_lead(outcome: StagedOutcome, mode: str) -> list[str]:
+    """Sentences before the sections of a paper whose figures come from our other commands."""
+    what = "is published" if outcome.planted is None else "must be"
+    return [
+        f"Settings: {mode}. Intervals are 95 %, by bootstrap; differences are ours less what {what}.",
+        "A published share of right answers is unreachable where no number of them, out of ours, rounds to it."
+        if outcome.planted is None
+        else "What must be follows from the drawn data and the abilities of the stand-ins.",
+        *(f"The stage {stage} stands: {why}." for stage, why in outcome.left.items()),
+    ]
+
+
+def staged_sections(outcome: StagedOutcome, commands: Mapping[str, str]) -> list[Section]:
+    """All sections of such a paper, in order.
+
+    Args:
+        commands: The command of each stage.
+    """
+    paper = outcome.paper
+    named = "published" if outcome.planted is None else "must be"
+    heads = ("row", "figure", "n", named, "ours", "difference", "can occur here", f"beside what is {named}")
+    parts = []
+    for spec in paper.tables:
+        cells = outcome.tables()[spec.id]
+        grid = _grid(f"{spec.id}: figures", heads, list(map(_staged_cells, cells)))
+        lines = [spec.note] if spec.note else []
+        # A table of the paper that the demonstration has no rows of is named all the same.
+        lines += [] if cells else ["The demonstration has no rows of it."]
+        key = spec.id.lower().replace(" ", "-")
+        parts += _part(key, f"{spec.id}: {spec.title}", lines=lines, tables=[grid] if cells else [])
+    stages = [[one.id, one.title, commands[one.id], outcome.left.get(one.id, "finished")] for one in paper.stages]
+    unread = [[what, why] for what, why in paper.unread.items()]
+    return [
+        *parts,
+        *_claims(outcome.claims()),
+        *_differing([[one.what, one.here, one.paper, one.why] for one in paper.differs], []),
+        *_part("unread", "Not shown", tables=[_grid("Parts of the paper", ["what", "why"], unread, words=True)]),
+        *_part(
+            "stages", "Stages", tables=[_grid("Commands", ["stage", "what", "command", "state"], stages, words=True)]
+        ),
+    ]
+
+
+def _staged_cells(cell: Cell) -> list[str]:
+    def number(value: float | None, sign: str = "") -> str:
+        return NOTHING if value is None else f"{value:{sign},.{cell.places}f}"
+
+    ours = number(cell.ours.value if cell.ours else None)
+    if cell.ours and cell.ours.low != cell.ours.high:
+        ours = f"{ours} ({number(cell.ours.low)} to {number(cell.ours.high)})"
+    occurs = {None: NOTHING, True: "yes", False: "no"}[cell.occurs]
+    n = NOTHING if cell.n is None else f"{cell.n:,}"
+    published, difference = number(cell.published), number(cell.difference, "+")
+    return [cell.row, cell.figure, n, published, ours, difference, occurs, str(cell.reached)]
+
+
+def staged_json(outcome: StagedOutcome) -> dict[str, Any]:
+    """The figures of such a paper, without any text of memes or models."""
+    return {
+        "paper": outcome.paper.paper,
+        "finished": not outcome.left,
+        "left": dict(outcome.left),
+        "tables": {
+            name: [{**asdict(cell), "difference": cell.difference} for cell in cells]
+            for name, cells in outcome.tables().items()
+        },
+        "claims": [asdict(claim) for claim in outcome.claims()],
+    }

@@ -285,7 +285,7 @@ async def run_reproduction(plan: Reproduction, servers: Servers, progress: Progr
     # Before any run: nothing may be written into a folder of another reproduction.
     begun = plan.begun()
     if not begun:
-        refuse_others(plan.out, "reproduction", plan.paper.sizes)
+        refuse_others(plan.out, "reproduction", (*plan.paper.sizes, "data"))
     for stage in plan.stages:
         for name in stage.runs:
             if before := begun.get((stage.size, name)):

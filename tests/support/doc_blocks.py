@@ -51,7 +51,7 @@ NOT_RUN: tuple[tuple[str, str], ...] = (
     (r"memecourt prompts\b|--prompts ours", "run by tests/unit/court/test_prompt_sets.py"),
     (r"memecourt-eval replay\b", "run by tests/unit/eval/replay/test_replay.py"),
     (r"\bwebhooks (secret|test|list|replay)\b|cat memecourt\.toml", "run by tests/integration/test_webhooks.py"),
-    (r"memecourt-eval reproduce\b", "needs the data sets: tests/unit/eval/reproduce/test_reproduce.py"),
+    (r"memecourt-eval reproduce\b(?!.*--demo)", "needs data sets: tests/unit/eval/reproduce/test_reproduce.py"),
     (r"\bcurl\b.*:9464", "asks what serves: tests/integration/test_monitoring.py"),
     (
         r"memecourt-eval (compare|score|report|run --resume|labels|subgroups)\b",

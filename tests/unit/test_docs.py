@@ -190,7 +190,7 @@ def test_every_console_block_is_run_or_exempt_with_a_reason():
 
 def unknown_words(line):
     """Yields the subcommands and options of a command line that no program of ours has."""
-    line = line.replace("\\\n", " ").replace("reproduce memecourt", "reproduce PAPER")
+    line = line.replace("\\\n", " ")
     programs = {"memecourt": cli, "memecourt-eval": eval_cli, "memecourt-queue": queue_cli}
     for found in re.finditer(r"(?<![\w./:-])(memecourt(?:-eval|-queue)?) ([^|\n#`;&)]*)", line):
         known, after_option = programs[found[1]], False

@@ -29,7 +29,6 @@ from eval.reproduce.paper import (
     claims_of,
     has_accuracy,
     is_reachable,
-    papers,
     read_paper,
 )
 from eval.reproduce.study import (
@@ -259,9 +258,8 @@ def test_stages_run_one_server_at_a_time_and_finished_stages_none(tmp_path, monk
     assert log == ["open 32b", "l harm-c full", "close 32b"]
 
 
-@pytest.mark.parametrize("name", papers())
-def test_every_paper_names_arms_and_data_sets_that_there_are(name):
-    paper = read_paper(name)
+def test_paper_names_arms_and_data_sets_that_there_are():
+    paper = read_paper()
     arms = {arm for each in (*paper.runs, *paper.claims) for arm in each.arms}
     assert arms | set(paper.controls) | {row.arm for row in paper.targets} <= ARMS.keys()
     sets = {id_ for each in paper.benchmarks for id_ in (each.dataset, *each.versions.values(), each.drawn) if id_}
@@ -447,7 +445,7 @@ def reproduce(*words, code=0):
 
 
 def test_dry_run_shows_the_plan_and_writes_nothing(data, tmp_path):
-    drawn = ("--data", data, "--out", tmp_path / "study", "--dataset", "synthetic-harmeme", "--encoder", "builtin")
+    drawn = ("--data", data, "--out", tmp_path / "study", "--demo", "--encoder", "builtin")
     plan = json.loads(reproduce(*drawn, "--dry-run", "--json", "--calls-per-minute", "60"))
     assert [run["size"] for run in plan["runs"]] == ["32b"] * 14 + ["7b", "3b"]
     memes = next(run["memes"] for run in plan["runs"] if run["dataset"] == "synthetic-fhm")
@@ -463,7 +461,7 @@ def test_dry_run_shows_the_plan_and_writes_nothing(data, tmp_path):
 
 def test_missing_data_set_is_reported_and_leaves_its_rows_empty(data, tmp_path):
     (data / "fhm" / "test_seen.jsonl").unlink()
-    drawn = ("--data", data, "--out", tmp_path / "study", "--dataset", "synthetic-harmeme", "--encoder", "builtin")
+    drawn = ("--data", data, "--out", tmp_path / "study", "--demo", "--encoder", "builtin")
     (data / "harm-p" / "train.jsonl").unlink()
     output = reproduce(*drawn, "--dry-run", "--size", "7b")
     assert "fhm is left out, its rows stay empty" in output and "harm-p is left out" in output
@@ -488,7 +486,7 @@ def test_missing_data_set_is_reported_and_leaves_its_rows_empty(data, tmp_path):
     ],
 )
 def test_mistakes_are_reported_before_any_work_begins(words, code, message, data, tmp_path):
-    drawn = ("--data", data, "--out", tmp_path / "study", "--dataset", "synthetic-harmeme", "--encoder", "builtin")
+    drawn = ("--data", data, "--out", tmp_path / "study", "--demo", "--encoder", "builtin")
     assert message in reproduce(*drawn, *words, code=code)
     assert not (tmp_path / "study").exists()
 
@@ -502,7 +500,7 @@ def test_memes_without_an_answer_leave_the_report_unfinished_and_exit_with_3(rea
         raise Unavailable("3 memes have no answer yet.", reason=reason)
 
     monkeypatch.setattr("eval.reproduce.study.run_reproduction", interrupted)
-    drawn = ("--data", data, "--out", tmp_path / "study", "--dataset", "synthetic-harmeme", "--encoder", "builtin")
+    drawn = ("--data", data, "--out", tmp_path / "study", "--demo", "--encoder", "builtin")
     output = reproduce(*drawn, "--llm-url", "7b=http://127.0.0.1:9/v1", "--yes", code=3)
     assert "3 memes have no answer yet." in output and "--resume goes on" in output
     stored = json.loads((tmp_path / "study" / "reproduction.json").read_text())
@@ -517,8 +515,7 @@ def test_unsuitable_data_and_output_folders_are_refused(data, tmp_path):
     server = (
         "--llm-url",
         "7b=http://127.0.0.1:9/v1",
-        "--dataset",
-        "synthetic-harmeme",
+        "--demo",
         "--encoder",
         "builtin",
         "--yes",

@@ -1,0 +1,133 @@
+"""Demonstrations of the papers whose figures come from our other commands: drawn data, stand-ins, and planted truth."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from eval.reproduce.drawn import oracle_server, served
+from eval.solvers.witness import Arm
+from eval.standin.server import FakeModelServer
+from eval.synthetic.make import KEY, Layout, make, read_key
+from eval.synthetic.oracle import Ability
+from eval.synthetic.task_oracle import TaskInput, answer_signs, answer_target
+from eval.synthetic.world import SIGNS, TARGETS, signs_of, target_of
+from eval.witness.world import WorldReader, draw_world, expected
+
+
+def _nothing(_: Path) -> None:
+    """Draws nothing."""
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """A world in which a paper's figures are known."""
+
+    planted: Callable[[Path], Mapping[str, Any]]
+    """Figures that each stage must come to, from the drawn data; in the shape of the stage's own."""
+    draw: Callable[[Path], None] = _nothing
+    """Draws the data into a folder, unless they are there."""
+    servers: Callable[[], Mapping[str, FakeModelServer]] = dict
+    """Stand-ins for models, by name."""
+
+    @contextlib.contextmanager
+    def models(self) -> Iterator[dict[str, dict[str, Any]]]:
+        """Runs the stand-ins; yields their tables of the file of models, by name."""
+        with served(self.servers()) as urls:
+            # The same server at another address is the same model: its stored calls hold.
+            yield {name: {"url": url, "model": name, "server": name, "family": name} for name, url in urls.items()}
+
+
+def _f1s(pairs: Sequence[tuple[str, str | None]], labels: Sequence[str]) -> list[float]:
+    """F1 of each label, from gold and answer of each item."""
+    found = []
+    for label in labels:
+        hits = sum(gold == answer == label for gold, answer in pairs)
+        named = sum((gold == label) + (answer == label) for gold, answer in pairs)
+        found.append(2 * hits / named if named else 0.0)
+    return found
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _witness(_: Path) -> Mapping[str, Any]:
+    facts = draw_world()
+    reader = WorldReader(facts)
+    labels = {"SUPPORTED": "True", "REFUTED": "False"}
+    arms = []
+    for arm in Arm:
+        pairs = [
+            (str(fact.true), labels.get(expected(fact, arm, remembers=reader.remembers(fact)).name)) for fact in facts
+        ]
+        scores = []
+        for label, f1 in zip(("False", "True"), _f1s(pairs, ("False", "True")), strict=True):
+            hits, answer = sum(gold == one == label for gold, one in pairs), sum(one == label for _, one in pairs)
+            scores.append(
+                {"precision": hits / answer, "recall": hits / sum(gold == label for gold, _ in pairs), "f1": f1}
+            )
+        shares = [_mean([gold == label for gold, _ in pairs]) for label in ("False", "True")]
+        arms.append(
+            {
+                "arm": str(arm),
+                "labels": scores,
+                "macro_f1": _mean([one["f1"] for one in scores]),
+                "weighted_f1": sum(share * one["f1"] for share, one in zip(shares, scores, strict=True)),
+                "coverage": _mean([answer is not None for _, answer in pairs]),
+            }
+        )
+    return {"bingcheck": {"arms": arms}}
+
+
+_READER = Ability(harmful=0.95, benign=0.95, eyes=0.2, description=0.55, precedents=0.25)
+"""The model that stands in for those of ClimateMemes: it sees little itself, and captions and examples help it."""
+
+
+def _draw_memes(data: Path) -> None:
+    if not (data / KEY).exists():
+        make(data, Layout.FHM, train=48, val=8, test=60, seed=3, size=(320, 240))
+
+
+def _labels(data: Path) -> Mapping[str, Any]:
+    memes = [meme for meme in read_key(data) if meme.split == "test_seen"]
+    stance, frames = [], []
+    for caption, shots in product((False, True), (0, 4)):
+        seen = [TaskInput(meme.text, meme.badge, meme.badge if caption else None, follow=shots > 0) for meme in memes]
+        name = f"picture+text{'+caption' * caption},{shots}-shot"
+        pairs = [(target_of(one.text, one.badge), answer_target(one, _READER)) for one in seen]
+        present = [label for label in TARGETS if any(label in pair for pair in pairs)]
+        figures = {
+            "accuracy": _mean([gold == answer for gold, answer in pairs]),
+            "macro-f1": sum(_f1s(pairs, present)) / len(TARGETS),
+        }
+        stance.append({"name": name, "card": {"figures": figures}})
+        signs = [(set(signs_of(one.text, one.badge)), set(answer_signs(one, _READER))) for one in seen]
+        binary = [[(str(sign in gold), str(sign in answer)) for gold, answer in signs] for sign in SIGNS]
+        figures = {
+            "mean-binary-accuracy": _mean([_mean([gold == answer for gold, answer in each]) for each in binary]),
+            "mean-binary-macro-f1": _mean([_mean(_f1s(each, ("True", "False"))) for each in binary]),
+        }
+        frames.append({"name": name, "card": {"figures": figures}})
+    counts = [sum(target_of(meme.text, meme.badge) == label for meme in memes) for label in TARGETS]
+    sign_counts = [sum(sign in signs_of(meme.text, meme.badge) for meme in memes) for sign in SIGNS]
+    return {
+        "stance-llava": {"groups": [{"runs": stance}]},
+        "frames-llava": {"groups": [{"runs": frames}]},
+        "describe": {
+            "tables": [
+                {"key": "target-by-split", "rows": [["test", len(memes), *counts]]},
+                {"key": "signs-by-split", "rows": [["test", len(memes), *sign_counts]]},
+            ]
+        },
+    }
+
+
+DEMONSTRATIONS: Mapping[str, Demonstration] = {
+    "climatememes": Demonstration(_labels, _draw_memes, lambda: {"oracle": oracle_server("oracle", _READER)}),
+    "emulate": Demonstration(_witness),
+}

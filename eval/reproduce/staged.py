@@ -1,0 +1,403 @@
+"""A paper whose figures come from our other commands: its stages, tables and claims, as data.
+
+A *stage* is a command of ``memecourt-eval`` with its arguments; its figures are what it prints with ``--json``. Tables
+and claims name figures by path, ``arms[arm=no-rank].accuracy``, in a stage or in a file of published figures.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from court.errors import BadRequest
+from eval.datasets.published import published_file
+from eval.reproduce.paper import (
+    FOLDER,
+    Claim,
+    ClaimPart,
+    ClaimVerdict,
+    PaperPart,
+    Reached,
+    above,
+    below,
+    has_share,
+    whole,
+)
+from eval.scores.bootstrap import Figure
+from eval.scores.compare import SURE
+
+STAGES = "stages"
+"""Folder of the stages' figures, a file each, and of what a stage writes itself."""
+
+
+class StageSpec(PaperPart):
+    """A command, and what it needs; ``{data}``, ``{out}``, ``{models}``, ``{url}`` and ``{model}`` are filled in."""
+
+    id: str
+    title: str
+    command: tuple[str, ...]
+    published: tuple[str, ...] = ()
+    """Further words for the paper's own settings."""
+    sampled: bool = False
+    """True if the command takes ``--seed`` and ``--limit``."""
+    items: int = 0
+    """Number of items of the data that the paper names: memes, claims or tasks."""
+    calls: tuple[float, float] = (0, 0)
+    """Fewest and most calls for each of them."""
+    needs: dict[str, str] = Field(default_factory=dict)
+    """Files and folders below the data, and where to fetch them."""
+    models: tuple[str, ...] = ()
+    """Models of the file of models that it calls; ``url`` and ``model`` are those of the first."""
+    tables: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Tables that are added to its file of models, such as ``arena``."""
+    after: tuple[str, ...] = ()
+    """Stages whose folders it reads."""
+    page: str = ""
+    """Page that the command writes, below the folder of the stages."""
+    demo: dict[str, Any] = Field(default_factory=dict)
+    """Values in the demonstration that differ."""
+
+
+class ColumnSpec(PaperPart):
+    """A figure of each row of a table; ``{key}`` and ``{cite}`` are those of the row."""
+
+    title: str
+    ours: str
+    published: str = ""
+    n: str = ""
+    """Path of the number of memes or claims behind it."""
+    scale: float = 1.0
+    """Factor from our figure to the published one's unit."""
+    places: int = 2
+    share: bool = False
+    """True if it is a number of right answers out of ``n``, so that some values can't occur."""
+
+
+class RowSpec(PaperPart):
+    """A row of a table; without a stage it is one that the paper quotes, or whose model is not run."""
+
+    name: str
+    stage: str = ""
+    key: str = ""
+    cite: str = ""
+
+
+class TableSpec(PaperPart):
+    """A table or figure of the paper."""
+
+    id: str
+    title: str
+    columns: tuple[ColumnSpec, ...]
+    rows: tuple[RowSpec, ...]
+    demo: tuple[RowSpec, ...] = ()
+    """Rows of the demonstration."""
+    note: str = ""
+
+
+class PartSpec(PaperPart):
+    """A measurement that a claim rests on: its whole interval is above or below a bound."""
+
+    what: str
+    stage: str
+    path: str
+    above: float | None = None
+    below: float | None = None
+    p: str = ""
+    """Path of a p-value that has to be below 5 % as well."""
+
+
+class StagedClaim(PaperPart):
+    """A claim of the paper."""
+
+    id: str
+    claim: str
+    parts: tuple[PartSpec, ...] = ()
+    demo: tuple[PartSpec, ...] = ()
+    """Its parts in the demonstration, if they differ."""
+    why: str = ""
+    """Reason why it can't be tested, or a remark."""
+
+
+class Differing(PaperPart):
+    """A choice that differs from the paper's, or that the paper leaves open."""
+
+    what: str
+    here: str
+    paper: str
+    why: str
+
+
+class StagedPaper(PaperPart):
+    """A paper, as its file has it."""
+
+    paper: str
+    source: str
+    """File of its published figures, such as ``papers/emulate``."""
+    card: str = ""
+    """Card of a data set that quotes further figures; they stand under ``card``."""
+    stages: tuple[StageSpec, ...]
+    tables: tuple[TableSpec, ...]
+    claims: tuple[StagedClaim, ...]
+    differs: tuple[Differing, ...]
+    unread: dict[str, str] = Field(default_factory=dict)
+    """Tables and figures of which nothing is shown, and the reason."""
+
+    def demonstrated(self) -> StagedPaper:
+        """The paper on drawn data."""
+        stages = [StageSpec.model_validate({**dict(one), "demo": {}, **one.demo}) for one in self.stages if one.demo]
+        tables = [one.model_copy(update={"rows": one.demo}) for one in self.tables]
+        claims = [one.model_copy(update={"parts": one.demo or one.parts}) for one in self.claims]
+        return self.model_copy(update={"stages": tuple(stages), "tables": tuple(tables), "claims": tuple(claims)})
+
+    def figures(self) -> Mapping[str, Any]:
+        """The published figures."""
+        if not self.card:
+            return published_file(self.source)
+        card = tomllib.loads((files("eval.datasets") / "cards" / f"{self.card}.toml").read_text("utf-8"))
+        return {**published_file(self.source), "card": card}
+
+
+@cache
+def read_staged(name: str) -> StagedPaper:
+    """Reads the file of a paper."""
+    return StagedPaper.model_validate(tomllib.loads((files("eval.reproduce") / FOLDER / f"{name}.toml").read_text()))
+
+
+_STEP = re.compile(r"\[(\w+=[^\]]*)\]|\[(\d+)\]|([^.\[\]]+)")
+
+
+def find(content: Any, path: str) -> Any:
+    """The value at a path: names between points, ``[3]`` an index, ``[name=value&…]`` the only entry with these values.
+
+    A list of one stands for its entry. None if there is no such value, or several entries have those values.
+    """
+    for wanted, index, name in _STEP.findall(path):
+        if name and isinstance(content, list) and len(content) == 1:
+            content = content[0]
+        match content:
+            case list() if wanted:
+                content = [one for one in content if all(_has(one, pair) for pair in wanted.split("&"))]
+                content = content[0] if len(content) == 1 else None
+            case list() if index and int(index) < len(content):
+                content = content[int(index)]
+            case dict() if name:
+                content = content.get(name)
+            case _:
+                return None
+    return content
+
+
+def _has(entry: Any, pair: str) -> bool:
+    key, _, value = pair.partition("=")
+    # Rows of a description are lists, whose cells have numbers in place of names.
+    return str(entry[int(key)] if key.isdecimal() else entry.get(key)) == value
+
+
+def figure_of(value: Any, scale: float = 1.0) -> Figure | None:
+    """A number, or a figure with its interval, times a factor."""
+    if isinstance(value, dict) and {"value", "low", "high"} <= value.keys():
+        return Figure(*(scale * float(value[name]) for name in ("value", "low", "high")))
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return Figure(*[scale * float(value)] * 3)
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A figure of a table, beside ours."""
+
+    row: str
+    figure: str
+    n: int | None
+    """Number of memes or claims behind ours; None if it was not run."""
+    published: float | None
+    ours: Figure | None
+    occurs: bool | None
+    """True if the published figure can occur among ``n``; None if that isn't known."""
+    reached: Reached
+    places: int
+
+    @property
+    def difference(self) -> float | None:
+        """Ours less the published one; None if either is missing."""
+        return None if self.ours is None or self.published is None else self.ours.value - self.published
+
+
+@dataclass(frozen=True)
+class StagedOutcome:
+    """Figures of the stages that are finished, and the reasons for the others."""
+
+    paper: StagedPaper
+    figures: Mapping[str, Any]
+    """Figures of each finished stage."""
+    left: Mapping[str, str]
+    """Stages that are not finished, with the reason."""
+    planted: Mapping[str, Any] | None = None
+    """Figures that each stage must come to in the demonstration; None for real data."""
+
+    def tables(self) -> dict[str, list[Cell]]:
+        """Cells by the id of their table."""
+        return {
+            one.id: [self._cell(row, column) for row in one.rows for column in one.columns] for one in self.paper.tables
+        }
+
+    def _cell(self, row: RowSpec, column: ColumnSpec) -> Cell:
+        def at(content: Any, path: str) -> Any:
+            # A row without a source has no published figure, whatever the rest of the path finds.
+            if not path or ("{cite}" in path and not row.cite):
+                return None
+            return find(content, path.replace("{key}", row.key or row.name).replace("{cite}", row.cite))
+
+        stage = self.figures.get(row.stage)
+        ours = figure_of(at(stage, column.ours), column.scale)
+        if self.planted is None:
+            theirs = figure_of(at(self.paper.figures(), column.published))
+        else:
+            theirs = figure_of(at(self.planted.get(row.stage), column.ours), column.scale)
+        published, n = theirs.value if theirs else None, at(stage, column.n)
+        known = column.share and published is not None and isinstance(n, int)
+        rounding = 0.5 * 10**-column.places + 1e-9
+        occurs = has_share(published / column.scale, n, rounding / column.scale) if known else None
+        reached = _reached(published, ours, rounding, occurs=occurs)
+        return Cell(row.name, column.title, n, published, ours, occurs, reached, column.places)
+
+    def claims(self) -> tuple[Claim, ...]:
+        """The paper's claims, each tested if its stages are finished."""
+        return tuple(map(self._claim, self.paper.claims))
+
+    def _claim(self, spec: StagedClaim) -> Claim:
+        parts, lacks = [], []
+        for one in spec.parts:
+            stage = self.figures.get(one.stage)
+            figure, p = figure_of(find(stage, one.path)), find(stage, one.p) if one.p else None
+            if figure is None:
+                lacks.append(f"{one.stage}: {one.what}")
+                continue
+            verdict = above(figure, one.above) if one.above is not None else below(figure, one.below or 0.0)
+            # An interval that excludes the bound says little where the exact test does not agree.
+            if p is not None and p >= SURE:
+                verdict = ClaimVerdict.OPEN
+            parts.append(ClaimPart(one.what, figure, p, verdict))
+        if lacks or not parts:
+            why = spec.why or f"not run, or without a figure: {'; '.join(lacks)}"
+            return Claim(spec.id, spec.claim, ClaimVerdict.UNTESTED, why=why)
+        return Claim(spec.id, spec.claim, whole(parts), tuple(parts), spec.why)
+
+
+def _reached(published: float | None, ours: Figure | None, rounding: float, *, occurs: bool | None) -> Reached:
+    if ours is None:
+        return Reached.NOT_RUN
+    if published is None:
+        return Reached.NONE
+    if occurs is False:
+        return Reached.UNREACHABLE
+    # Published figures are rounded: half of the last place is allowed for.
+    return Reached.WITHIN if ours.low - rounding <= published <= ours.high + rounding else Reached.OUTSIDE
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """A stage with its words, ready to run."""
+
+    spec: StageSpec
+    words: tuple[str, ...]
+    file: Path
+    """File of its figures."""
+    missing: str
+    """Reason why it can't run; empty if it can."""
+    content: str = ""
+    """Its file of models; empty if it needs none."""
+    url: str = ""
+
+    @property
+    def command(self) -> list[str]:
+        """Its words but for the server's address, at which another server may be next time."""
+        return ["URL" if self.url and word == self.url else word for word in self.words]
+
+    def stored(self) -> Any:
+        """Its figures, if it has finished. Raises BadRequest if those of other arguments are there."""
+        if not self.file.exists():
+            return None
+        found = json.loads(self.file.read_text("utf-8"))
+        if found["command"] != self.command:
+            raise BadRequest(
+                f"{self.file} is of another reproduction: memecourt-eval {' '.join(found['command'])}. Name another "
+                "--out, or give the same options.",
+                reason="STUDY_DIFFERS",
+            )
+        return found["figures"]
+
+    def store(self, figures: Any) -> None:
+        """Keeps the figures of the finished stage."""
+        self.file.write_text(json.dumps({"command": self.command, "figures": figures}) + "\n", "utf-8")
+
+
+def plan_stages(
+    paper: StagedPaper,
+    out: Path,
+    data: Path | None,
+    models: Mapping[str, Mapping[str, Any]],
+    *,
+    tables: Mapping[str, Mapping[str, Any]],
+    published: bool = True,
+    further: Sequence[str] = (),
+) -> tuple[StagePlan, ...]:
+    """The stages in order, with what each lacks.
+
+    Args:
+        models: Tables of the file of models, by name.
+        tables: Other tables of that file; their values take precedence over the paper's.
+        further: Words for stages that are sampled, such as ``--seed 1``.
+    """
+    plans: list[StagePlan] = []
+    lacking: set[str] = set()
+    for spec in paper.stages:
+        missing = [
+            f"{data / name if data else name} is missing: {fetch}"
+            for name, fetch in spec.needs.items()
+            if data is None or not (data / name).exists()
+        ]
+        if unknown := [name for name in spec.models if name not in models]:
+            missing.append(f"the file of models (--models) has no {', '.join(unknown)}")
+        missing += [f"it needs the stage {one}" for one in spec.after if one in lacking]
+        lacking |= {spec.id} if missing else set()
+        named = models.get(spec.models[0], {}) if spec.models else {}
+        own = {name: {**table, **tables.get(name, {})} for name, table in spec.tables.items()}
+        content = "".join(f"{name} = {_toml(table)}\n" for name, table in {"models": models, **own}.items())
+        filled = {
+            "data": str(data or ""),
+            "out": str(out / STAGES),
+            "models": str(out / STAGES / f"{spec.id}.toml"),
+            "url": str(named.get("url", "")),
+            "model": str(named.get("model", "")),
+        }
+        words = (*spec.command, *(spec.published if published else ()), *(further if spec.sampled else ()))
+        plans.append(
+            StagePlan(
+                spec,
+                tuple(re.sub(r"\{(\w+)\}", lambda found, by=filled: by[found[1]], word) for word in words),
+                out / STAGES / f"{spec.id}.json",
+                missing="; ".join(missing),
+                content=content if "{models}" in spec.command else "",
+                url=filled["url"],
+            )
+        )
+    return tuple(plans)
+
+
+def _toml(value: Any) -> str:
+    """A value in TOML, tables in one line."""
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{json.dumps(key)} = {_toml(one)}' for key, one in value.items())}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    return json.dumps(value)

@@ -1,0 +1,215 @@
+"""Tests of papers whose figures come from our other commands: figures by path, tables, claims, plans."""
+
+import json
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from court.errors import BadRequest
+from eval.cli import cli
+from eval.commands.reproduce import STAGED
+from eval.reproduce.demonstrations import DEMONSTRATIONS
+from eval.reproduce.paper import ClaimVerdict, Reached
+from eval.reproduce.report import staged_sections
+from eval.reproduce.staged import StagedOutcome, find, plan_stages, read_staged
+from eval.witness.run import WitnessFolder
+
+CARD = {"value": 0.85, "low": 0.78, "high": 0.92}
+
+
+def run(*words, code=0):
+    result = CliRunner().invoke(cli, ["reproduce", *map(str, words)])
+    assert result.exit_code == code, result.output
+    return result
+
+
+@pytest.mark.parametrize(
+    ("path", "found"),
+    [
+        ("arms[arm=b].n", 4),
+        ("arms[arm=b].labels[1].f1", 0.5),
+        ("arms[arm=b&n=4].n", 4),
+        ("single.name", "x"),
+        ("rows[0=test][2]", 9),
+        ("arms[arm=c].n", None),
+        ("arms.n", None),
+        ("arms[7]", None),
+        ("nothing.of[0].that", None),
+    ],
+)
+def test_figures_are_found_by_path(path, found):
+    content = {
+        "arms": [{"arm": "a", "n": 3}, {"arm": "b", "n": 4, "labels": [{"f1": 0.1}, {"f1": 0.5}]}],
+        "single": [{"name": "x"}],
+        "rows": [["train", 1, 2], ["test", 8, 9]],
+    }
+    assert find(content, path) == found
+
+
+@pytest.mark.parametrize("name", STAGED)
+def test_every_published_figure_of_a_table_is_found(name):
+    paper = read_staged(name)
+    cited = [(row, column) for one in paper.tables for row in one.rows if row.cite for column in one.columns]
+    found = [cell for cells in StagedOutcome(paper, {}, {}).tables().values() for cell in cells]
+    published = [cell for cell in found if cell.published is not None]
+    assert published and all(cell.reached is Reached.NOT_RUN for cell in found)
+    # A row that quotes a source has at least one figure there: a path with a slip would find none.
+    named = {cell.row for cell in published}
+    assert not [row.name for row, _ in cited if row.name not in named]
+
+
+@pytest.mark.parametrize("name", STAGED)
+def test_rows_claims_and_stages_of_a_paper_name_stages_that_there_are(name):
+    for paper in (read_staged(name), read_staged(name).demonstrated()):
+        stages = {one.id for one in paper.stages}
+        assert len(stages) == len(paper.stages) and paper.differs
+        assert {row.stage for one in paper.tables for row in one.rows if row.stage} <= stages
+        assert {part.stage for one in paper.claims for part in one.parts} <= stages
+        assert all(one.parts or one.why for one in paper.claims)
+        assert len({one.id for one in paper.tables}) == len(paper.tables)
+    assert name in DEMONSTRATIONS
+
+
+def outcome(**changed):
+    witness = {"arm": "witness", "n": 10, "true": 8, "labels": [{"f1": CARD}, {"recall": CARD | changed, "f1": CARD}]}
+    lesser = {"arm": "no-rank", "against": {"value": -0.2, "low": -0.3, "high": -0.1}}
+    return StagedOutcome(read_staged("emulate"), {"kbqa": {"arms": [witness, lesser]}}, {})
+
+
+def test_cells_say_whether_the_published_figure_is_within_ours_and_can_occur():
+    cells = {(cell.row, cell.figure): cell for cell in outcome().tables()["Table 2"]}
+    f1 = cells["EMULATE, FacTool-KBQA", "F1 of True"]
+    assert (f1.published, f1.ours.value, f1.n, f1.reached) == (0.91, 0.85, 10, Reached.WITHIN)
+    assert f1.difference == pytest.approx(-0.06) and f1.occurs is None
+    # Of 8 true claims no number is 0.92 of them.
+    recall = cells["EMULATE, FacTool-KBQA", "recall of True"]
+    assert recall.occurs is False and recall.reached is Reached.UNREACHABLE
+    shares = np.round(np.arange(9) / 8, 2)
+    assert not np.any(shares == recall.published)
+    assert cells["FIRE, BingCheck", "macro-F1"].reached is Reached.NOT_RUN
+
+
+def test_claim_needs_every_part_and_says_what_is_missing():
+    found = {claim.id: claim for claim in outcome().claims()}
+    assert found["C1"].verdict is ClaimVerdict.UNTESTED and "bench: accuracy without ranking" in found["C1"].why
+    paper = read_staged("emulate")
+    paper = paper.model_copy(
+        update={"claims": tuple(one.model_copy(update={"parts": one.parts[:1]}) for one in paper.claims)}
+    )
+    assert StagedOutcome(paper, outcome().figures, {}).claims()[0].verdict is ClaimVerdict.HOLDS
+    worse = {"kbqa": {"arms": [{"arm": "no-rank", "against": {"value": 0.2, "low": 0.1, "high": 0.3}}]}}
+    assert StagedOutcome(paper, worse, {}).claims()[0].verdict is ClaimVerdict.FAILS
+    titles = [section.title for section in staged_sections(outcome(), dict.fromkeys([s.id for s in paper.stages], "c"))]
+    assert {"Table 2: The witness beside other methods", "What differs from the paper"} <= set(titles)
+
+
+def test_plan_says_what_to_fetch_and_which_models_are_missing(tmp_path):
+    output = run("emulate", "--data", tmp_path, "--out", tmp_path / "study", "--dry-run").output
+    assert "bingcheck.jsonl is missing: BingCheck's claims" in output and "has no main" in output
+    assert "4,660 to 46,600" in output and not (tmp_path / "study").exists()
+    output = run("climatememes", "--out", tmp_path / "study", code=1).output
+    assert "No stage can run" in output and "mainlp/ClimateMemes" in output
+    limited = json.loads(run("emulate", "--out", tmp_path / "s", "--limit", 5, "--dry-run", "--json").stdout)
+    assert limited["stages"][0]["calls"] == "20 to 200"
+
+
+def test_stage_with_other_arguments_is_refused(tmp_path):
+    (first, *_) = plan_stages(read_staged("emulate"), tmp_path, tmp_path, {}, tables={})
+    first.file.parent.mkdir()
+    first.store({"arms": []})
+    assert first.stored() == {"arms": []}
+    (other, *_) = plan_stages(read_staged("emulate"), tmp_path, tmp_path, {}, tables={}, published=False)
+    with pytest.raises(BadRequest, match="of another reproduction: memecourt-eval witness"):
+        other.stored()
+
+
+def test_models_and_tables_of_a_stage_become_its_file_of_models(tmp_path):
+    import tomllib
+
+    paper = read_staged("emulate")
+    spec = paper.stages[0].model_copy(update={"tables": {"arena": {"levels": 5, "judges": ["main"]}}})
+    models = {"main": {"url": "http://a/v1", "model": "m x"}}
+    (plan,) = plan_stages(
+        paper.model_copy(update={"stages": (spec,)}), tmp_path, None, models, tables={"arena": {"levels": 3}}
+    )
+    read = tomllib.loads(plan.content)
+    assert read == {"models": models, "arena": {"levels": 3, "judges": ["main"]}}
+    assert "http://a/v1" not in plan.command and plan.missing.startswith("bingcheck.jsonl is missing")
+
+
+# Demonstrations: every figure is known from the drawn data
+
+
+@pytest.fixture(scope="module")
+def demonstrated(tmp_path_factory):
+    """Runs a demonstration once; returns its folder and figures."""
+    ran = {}
+
+    def demonstrate(name):
+        if name not in ran:
+            out = tmp_path_factory.mktemp(name) / "study"
+            with pytest.MonkeyPatch.context() as patched:
+                patched.setenv("MEMECOURT_HOME", str(out.parent / "home"))
+                ran[name] = out, json.loads(run(name, "--demo", "--out", out, "--yes", "--json").stdout)
+        return ran[name]
+
+    return demonstrate
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STAGED)
+def test_demonstration_comes_to_the_planted_figures_and_its_claims_hold(name, demonstrated):
+    out, found = demonstrated(name)
+    assert found["finished"] and not found["left"]
+    cells = [cell for cells in found["tables"].values() for cell in cells]
+    planted = [cell for cell in cells if cell["published"] is not None]
+    assert planted and all(abs(cell["difference"]) < 1e-9 for cell in planted)
+    assert {claim["verdict"] for claim in found["claims"]} <= {"holds", "not tested"}
+    assert "holds" in {claim["verdict"] for claim in found["claims"]}
+    page, text = ((out / f"reproduction.{ending}").read_text() for ending in ("html", "md"))
+    for one in read_staged(name).tables:
+        assert f"{one.id}: {one.title}" in text and one.title.replace("'", "&#39;") in page
+    assert "must be" in page and "What differs from the paper" in page
+    assert run(name, "--demo", "--out", out, "--yes", code=2)
+    # Finished stages are not run again, whatever address the servers have this time.
+    again = run(name, "--demo", "--out", out, "--yes", "--json", "--resume")
+    assert json.loads(again.stdout) == found and "Stage 1" not in again.stderr
+
+
+@pytest.mark.slow
+def test_figures_of_emulate_are_those_of_its_stored_checks(demonstrated):
+    from sklearn.metrics import f1_score, recall_score
+
+    out, found = demonstrated("emulate")
+    checked = WitnessFolder(out / "stages/bingcheck-run").checked()
+    label = {True: "True", False: "False", None: "none"}
+    pairs = {
+        arm: [(str(one.gold), label[one.answer]) for one in checked if one.arm == arm] for arm in ("witness", "no-rank")
+    }
+    cells = {
+        (cell["row"], cell["figure"]): cell["ours"]["value"] for cells in found["tables"].values() for cell in cells
+    }
+    for row, arm in (("the witness, drawn claims", "witness"), ("without SearchRank", "no-rank")):
+        weighted = f1_score(*zip(*pairs[arm], strict=True), labels=["False", "True"], average="weighted")
+        assert cells[row, "weighted F1"] == pytest.approx(weighted)
+    (recall,) = recall_score(*zip(*pairs["witness"], strict=True), labels=["True"], average=None)
+    assert cells["the witness, drawn claims", "recall of True"] == pytest.approx(recall)
+
+
+@pytest.mark.slow
+def test_figures_of_climatememes_are_those_of_its_predictions(demonstrated):
+    from sklearn.metrics import f1_score
+
+    from eval.runs.results import read_results
+
+    out, found = demonstrated("climatememes")
+    judged = read_results(out / "stages/stance-llava-run/picture+text,4-shot").judged
+    gold = [one.meme.gold["target"][0] for one in judged]
+    answer = [one.prediction.said["target"].labels[0] for one in judged]
+    cells = {(cell["row"], cell["figure"]): cell["ours"]["value"] for cell in found["tables"]["Table 2, stance"]}
+    labels = sorted({*gold, *answer})
+    assert cells["picture and text", "accuracy"] == pytest.approx(np.mean(np.array(gold) == np.array(answer)))
+    assert cells["picture and text", "macro-F1"] == pytest.approx(
+        f1_score(gold, answer, average="macro", labels=labels)
+    )
