@@ -466,7 +466,7 @@ out, and the plan says what to fetch.
 Exit code: 0 if no stage is left that could run, 3 if one is not finished, 130 if it was interrupted.
 """
 # Names here and not from the files: --help is to be quick.
-STAGED = {"climatememes": "ClimateMemes", "emulate": "EMULATE"}
+STAGED = {"climatememes": "ClimateMemes", "emulate": "EMULATE", "memearena": "MemeArena"}
 for _name, _title in STAGED.items():
     _staged(_name, _title)
 
@@ -489,8 +489,8 @@ def _reproduce_stages(name: str, options: dict[str, Any]) -> None:
             file = read_models(options["models"])
             models = {key: spec.model_dump(exclude_defaults=True) for key, spec in file.models.items()}
             tables = dict(file.rest)
-        further = ["--seed", str(options["seed"]), *(["--limit", str(options["limit"])] if options["limit"] else [])]
-        plans = plan_stages(paper, out, data, models, tables=tables, published=options["as_published"], further=further)
+        how = {"published": options["as_published"], "seed": options["seed"], "limit": options["limit"]}
+        plans = plan_stages(paper, out, data, models, tables=tables, **how)
         stored = {plan.spec.id: plan.stored() for plan in plans}
         _print_stages(plans, stored, options)
         if options["dry_run"]:
@@ -580,12 +580,9 @@ def _print_stages(plans: Sequence[StagePlan], stored: Mapping[str, Any], options
 
 
 def _print_staged(outcome: StagedOutcome, out: Path) -> None:
+    from eval.reproduce.report import staged_cells
+
     named = "published" if outcome.planted is None else "must be"
-    rows = [["table", "row", "figure", named, "ours", "beside it"]]
-    for name, cells in outcome.tables().items():
-        for cell in cells:
-            ours = f"{cell.ours.value:.{cell.places}f}" if cell.ours else "–"
-            interval = f" [{cell.ours.low:.{cell.places}f}, {cell.ours.high:.{cell.places}f}]" if cell.ours else ""
-            theirs = "–" if cell.published is None else f"{cell.published:.{cell.places}f}"
-            rows.append([name, cell.row, cell.figure, theirs, ours + interval, str(cell.reached)])
+    rows = [["table", "row", "figure", "n", named, "ours", "difference", "can occur", "beside it"]]
+    rows += [[name, *staged_cells(cell)] for name, cells in outcome.tables().items() for cell in cells]
     _print_result(rows, outcome.claims(), out)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -12,6 +13,8 @@ from typing import Any
 from eval.reproduce.drawn import oracle_server, served
 from eval.solvers.witness import Arm
 from eval.standin.server import FakeModelServer
+from eval.standin.settings import FEATURES, Settings
+from eval.synthetic.arena_oracle import ArenaVoice
 from eval.synthetic.make import KEY, Layout, make, read_key
 from eval.synthetic.oracle import Ability
 from eval.synthetic.task_oracle import TaskInput, answer_signs, answer_target
@@ -127,7 +130,38 @@ def _labels(data: Path) -> Mapping[str, Any]:
     }
 
 
+_STRENGTHS = {"ash": 1.2, "beech": 0.6, "cedar": 0.0, "elm": -0.6, "fir": -1.2}
+
+
+def _speakers() -> Mapping[str, FakeModelServer]:
+    """Models of known strength; one judge takes sides, and all see less without a fused guideline."""
+    return {
+        name: FakeModelServer(
+            Settings(model=name, capacity=64, features=FEATURES - {"picture_ids"}),
+            answer=ArenaVoice(
+                name, strength, favours=1.6 * (name == "cedar"), unaided=0.4, detects=0.6 + strength / 3
+            ).answer,
+        )
+        for name, strength in _STRENGTHS.items()
+    }
+
+
+def _arena(_: Path) -> Mapping[str, Any]:
+    middle = _mean(list(_STRENGTHS.values()))
+    rows = [
+        {"model": name, "rating": 1000 + 400 / math.log(10) * (strength - middle)}
+        for name, strength in _STRENGTHS.items()
+    ]
+    return {"arena": {"boards": [{"dimension": "overall", "rows": rows}]}}
+
+
+def _draw_few(data: Path) -> None:
+    if not (data / KEY).exists():
+        make(data, Layout.FHM, train=4, val=0, test=24, seed=5, size=(320, 240))
+
+
 DEMONSTRATIONS: Mapping[str, Demonstration] = {
     "climatememes": Demonstration(_labels, _draw_memes, lambda: {"oracle": oracle_server("oracle", _READER)}),
     "emulate": Demonstration(_witness),
+    "memearena": Demonstration(_arena, _draw_few, _speakers),
 }

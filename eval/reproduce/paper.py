@@ -44,6 +44,8 @@ class Reached(StrEnum):
 
     WITHIN = "within interval"
     OUTSIDE = "outside"
+    DIFFERS = "differs"
+    """Ours has no interval."""
     UNREACHABLE = "unreachable on this split"
     NOT_RUN = "not run"
     NONE = "nothing published"

@@ -426,7 +426,7 @@ def staged_sections(outcome: StagedOutcome, commands: Mapping[str, str]) -> list
     parts = []
     for spec in paper.tables:
         cells = outcome.tables()[spec.id]
-        grid = _grid(f"{spec.id}: figures", heads, list(map(_staged_cells, cells)))
+        grid = _grid(f"{spec.id}: figures", heads, list(map(staged_cells, cells)))
         lines = [spec.note] if spec.note else []
         # A table of the paper that the demonstration has no rows of is named all the same.
         lines += [] if cells else ["The demonstration has no rows of it."]
@@ -445,7 +445,9 @@ def staged_sections(outcome: StagedOutcome, commands: Mapping[str, str]) -> list
     ]
 
 
-def _staged_cells(cell: Cell) -> list[str]:
+def staged_cells(cell: Cell) -> list[str]:
+    """A figure in words: its row and name, n, what it is beside, ours with its interval, and how the two stand."""
+
     def number(value: float | None, sign: str = "") -> str:
         return NOTHING if value is None else f"{value:{sign},.{cell.places}f}"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -47,8 +47,10 @@ class StageSpec(PaperPart):
     command: tuple[str, ...]
     published: tuple[str, ...] = ()
     """Further words for the paper's own settings."""
+    seeded: bool = False
+    """True if the command takes ``--seed``."""
     sampled: bool = False
-    """True if the command takes ``--seed`` and ``--limit``."""
+    """True if it takes ``--seed`` and ``--limit``."""
     items: int = 0
     """Number of items of the data that the paper names: memes, claims or tasks."""
     calls: tuple[float, float] = (0, 0)
@@ -204,8 +206,11 @@ def _has(entry: Any, pair: str) -> bool:
 
 def figure_of(value: Any, scale: float = 1.0) -> Figure | None:
     """A number, or a figure with its interval, times a factor."""
-    if isinstance(value, dict) and {"value", "low", "high"} <= value.keys():
-        return Figure(*(scale * float(value[name]) for name in ("value", "low", "high")))
+    if isinstance(value, dict) and {"low", "high"} <= value.keys():
+        # Judges' lifts in their own case have a name of their own; an interval may be missing for want of memes.
+        found = value.get("value", value.get("lift"))
+        ends = [found if value[end] is None else value[end] for end in ("low", "high")]
+        return Figure(*(scale * float(one) for one in (found, *ends)))
     if isinstance(value, int | float) and not isinstance(value, bool):
         return Figure(*[scale * float(value)] * 3)
     return None
@@ -301,6 +306,8 @@ def _reached(published: float | None, ours: Figure | None, rounding: float, *, o
     if occurs is False:
         return Reached.UNREACHABLE
     # Published figures are rounded: half of the last place is allowed for.
+    if ours.low == ours.high and abs(published - ours.value) > rounding:
+        return Reached.DIFFERS
     return Reached.WITHIN if ours.low - rounding <= published <= ours.high + rounding else Reached.OUTSIDE
 
 
@@ -349,14 +356,14 @@ def plan_stages(
     *,
     tables: Mapping[str, Mapping[str, Any]],
     published: bool = True,
-    further: Sequence[str] = (),
+    seed: int = 0,
+    limit: int | None = None,
 ) -> tuple[StagePlan, ...]:
     """The stages in order, with what each lacks.
 
     Args:
         models: Tables of the file of models, by name.
         tables: Other tables of that file; their values take precedence over the paper's.
-        further: Words for stages that are sampled, such as ``--seed 1``.
     """
     plans: list[StagePlan] = []
     lacking: set[str] = set()
@@ -380,14 +387,16 @@ def plan_stages(
             "url": str(named.get("url", "")),
             "model": str(named.get("model", "")),
         }
-        words = (*spec.command, *(spec.published if published else ()), *(further if spec.sampled else ()))
+        words = (*spec.command, *(spec.published if published else ()))
+        words += ("--seed", str(seed)) if spec.seeded or spec.sampled else ()
+        words += ("--limit", str(limit)) if limit and spec.sampled else ()
         plans.append(
             StagePlan(
                 spec,
                 tuple(re.sub(r"\{(\w+)\}", lambda found, by=filled: by[found[1]], word) for word in words),
                 out / STAGES / f"{spec.id}.json",
                 missing="; ".join(missing),
-                content=content if "{models}" in spec.command else "",
+                content=content.replace("{data}", filled["data"]) if "{models}" in spec.command else "",
                 url=filled["url"],
             )
         )

@@ -154,6 +154,7 @@ VALID: dict[str, tuple[str, ...]] = {
     "memecourt-eval probe rate": ("{folder}",),
     "memecourt-eval reproduce climatememes": ("--data", "{data}", "--out", "{new}", "--dry-run"),
     "memecourt-eval reproduce emulate": ("--data", "{data}", "--out", "{new}", "--models", "{models}", "--dry-run"),
+    "memecourt-eval reproduce memearena": ("--data", "{data}", "--out", "{new}", "--models", "{models}", "--dry-run"),
     "memecourt-eval reproduce memecourt": ("--data", "{data}", "--out", "{new}", "--dry-run"),
     "memecourt-eval report": ("{run}",),
     "memecourt-eval run": ("--dataset", "synthetic-harmeme", "--data", "{data}", "--out", "{new}"),
