@@ -10,7 +10,6 @@ from eval.arena.bias import BiasReport, contrast_sections
 from eval.arena.boards import Board, BoardRow, Estimate, on_one_scale
 from eval.arena.leaderboard import Leaderboard, Target
 from eval.arena.words import SETTING_WORDS, Setting
-from eval.datasets.published import published_file
 from eval.reports.sections import Drawn, Section, Tile, need_page
 from eval.reports.svg import Ink, drawing, themed
 from eval.scores.bootstrap import Figure
@@ -352,7 +351,6 @@ def _judges(board: Leaderboard, *, page: bool) -> Iterator[Section]:
 
 
 def _bias(bias: BiasReport, *, page: bool) -> Section:
-    paper = published_file("papers/memearena")
     head = ("reference", "judgements", "NDCG", "by chance", "τ", "own lift", "NDCG, joint vote", "τ, joint vote")
     rows = [(*head, "first wins", "favour themselves")]
     for one in bias.settings:
@@ -369,7 +367,6 @@ def _bias(bias: BiasReport, *, page: bool) -> Section:
         )
         joint = (f"{one.joint:.3f}", figure(one.joint_tau, ".2f"), _share(one.first_wins))
         rows.append((SETTING_WORDS[one.setting], f"{one.battles:,}", *numbers, *joint, ", ".join(guilty) or "nobody"))
-    theirs = ", ".join(f"{SETTING_WORDS[name]} {row[-1]:.2f}" for name, row in paper["ndcg"].items())
     drawn: tuple[Drawn, ...] = ()
     if page:
         own = own_cases(bias, "own-cases")
@@ -380,12 +377,11 @@ def _bias(bias: BiasReport, *, page: bool) -> Section:
             else "No judge had a case of its own that others judged too."
         )
         drawn = (Drawn("Judges in their own case", own or "", caption),)
-    published = f"Published with the joint vote, of fifteen models, for which chance gives .807: {theirs} "
     return Section(
         "bias",
         "Bias, by what judges are shown as a reference",
         tuple(rows),
-        notes=(*_BIAS, f"{published}({paper['source']}, table 2)."),
+        notes=_BIAS,
         drawn=drawn,
         caption="Mean over judges",
         level=3,

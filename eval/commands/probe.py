@@ -53,6 +53,14 @@ AS_PUBLISHED = {"seeds": 10, "steps": 10, "batch": 1, "per_category": 200}
     "--steps", type=click.IntRange(1, 100), default=10, show_default=True, help="Maximum steps of a search (N)."
 )
 @click.option("--seeds", type=click.IntRange(0, 1000), default=5, show_default=True, help="Searches in a category.")
+@click.option(
+    "--examples",
+    "order",
+    type=click.Choice(["descending", "ascending"]),
+    default="descending",
+    show_default=True,
+    help="Order by score of the examples that the Refiner is shown; the paper's is descending.",
+)
 @click.option("--batch", type=click.IntRange(min=1), default=8, show_default=True, help="Memes sorted alike; see docs.")
 @click.option(
     "--threshold",
@@ -302,7 +310,7 @@ def _planned(options: dict[str, Any]) -> ProbePlan:
         # To be named twice gives nobody a second voice.
         controllers=tuple(dict.fromkeys(options["controllers"])),
         seed=options["seed"],
-        limits=Limits(steps=options["steps"], seeds=options["seeds"]),
+        limits=Limits(steps=options["steps"], seeds=options["seeds"], examples_order=options["order"]),
         batch=options["batch"],
         concurrency=options["concurrency"],
         per_category=options["per_category"],

@@ -321,7 +321,7 @@ def _written(plan: Reproduction, preset: Preset | None, balanced: bool) -> Repro
     outcome = outcome_of(plan, balanced=balanced)
     title, lead = reproduction_title(outcome), reproduction_lead(outcome, preset)
     sections = asyncio.run(reproduction_sections(outcome, preset))
-    _write(plan.out, title, lead, sections, as_json(outcome))
+    _write(plan.out, title, lead, sections=sections, figures=as_json(outcome))
     return outcome
 
 
@@ -329,6 +329,7 @@ def _write(
     out: Path,
     title: str,
     lead: Sequence[str],
+    *,
     sections: Sequence[Section],
     figures: Mapping[str, Any],
     links: Sequence[tuple[str, str]] = (),
@@ -466,7 +467,7 @@ out, and the plan says what to fetch.
 Exit code: 0 if no stage is left that could run, 3 if one is not finished, 130 if it was interrupted.
 """
 # Names here and not from the files: --help is to be quick.
-STAGED = {"climatememes": "ClimateMemes", "emulate": "EMULATE", "memearena": "MemeArena"}
+STAGED = {"adammeme": "AdamMeme", "climatememes": "ClimateMemes", "emulate": "EMULATE", "memearena": "MemeArena"}
 for _name, _title in STAGED.items():
     _staged(_name, _title)
 
@@ -521,7 +522,8 @@ def _reproduce_stages(name: str, options: dict[str, Any]) -> None:
     ]
     figures = staged_json(outcome)
     sections = staged_sections(outcome, commands)
-    _write(out, f"{paper.paper}, reproduced", staged_lead(outcome, mode), sections, figures, links)
+    lead = staged_lead(outcome, mode)
+    _write(out, f"{paper.paper}, reproduced", lead, sections=sections, figures=figures, links=links)
     if options["as_json"]:
         click.echo(json.dumps(figures))
     else:

@@ -10,7 +10,6 @@ import numpy as np
 
 from court.digests import digest
 from court.errors import BadRequest
-from eval.datasets.published import published_file
 from eval.probe.folder import MINED, REWRITTEN, SCORED, Mined, ProbeFolder, ProbeManifest, Scored, Step
 from eval.probe.refining import usable
 from eval.probe.report import THRESHOLD
@@ -35,8 +34,7 @@ def comparison_lead(comparison: ProbeComparison) -> list[str]:
 
 
 def comparison_sections(comparison: ProbeComparison) -> list[Section]:
-    """The tables: scores, failure rates, the change by rewriting, and what was published."""
-    paper = published_file("papers/adammeme")
+    """The tables: scores, failure rates, and the change by rewriting."""
     header = ("target", *comparison.categories)
 
     def table(metric: str) -> tuple[tuple[str, ...], ...]:
@@ -72,26 +70,6 @@ def comparison_sections(comparison: ProbeComparison) -> list[Section]:
             "refinement",
             "Change by rewriting, mean of categories",
             (("target", "as they are, %", "together, %", "change, points", "scored", "rewritten"), *changes),
-        ),
-        Section(
-            "published",
-            "Published",
-            (
-                ("target", "mean score", "together, %", "as they are, %"),
-                *(
-                    (
-                        one["target"],
-                        f"{one['score']:.2f}",
-                        f"{100 * one['failure']:.2f}",
-                        f"{100 * one['failure_before']:.2f}",
-                    )
-                    for one in paper["targets"]
-                ),
-            ),
-            (
-                f"{paper['source']}, tables 1 and 2: 1,577 memes, other controllers and references. For "
-                "orientation, not for a comparison.",
-            ),
         ),
     ]
 

@@ -219,7 +219,7 @@ class Step(_Stored):
     before: int = Field(ge=LOWEST, le=HIGHEST)
     """Its score as it is."""
     examples: tuple[str, ...]
-    """Ids of the examples shown to the Refiner, lowest score first, with a trailing ``+`` for a rewritten meme."""
+    """Ids of the examples shown to the Refiner, in order, with a trailing ``+`` for a rewritten meme."""
     outcome: StepOutcome
     text: str = ""
     """The rewritten one."""
@@ -246,6 +246,8 @@ class ProbeManifest(SampledManifest):
     """Largest number of searches per category."""
     examples: int
     """Largest number of examples shown to the Refiner."""
+    examples_order: str
+    """Order of these by their scores, ``descending`` or ``ascending``."""
     batch: int
     """Memes that are sorted by the same categories."""
     per_category: int | None = None

@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from court.deadline import gather_or_cancel
 from court.ports import ChatReply
@@ -113,6 +114,8 @@ class Limits:
     steps: int = 10
     seeds: int = 5
     examples: int = 3
+    examples_order: Literal["descending", "ascending"] = "descending"
+    """Order of the examples by their scores; the paper's is descending."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,12 +224,13 @@ def _next(meme: Scored, pool: list[Scored]) -> Scored | None:
     return pool.pop(found[0]) if found else None
 
 
-def _examples(meme: Scored, history: Sequence[_Known], most: int) -> list[_Known]:
-    """The most similar ones, lowest score first; of equal scores, the more similar first."""
+def _examples(meme: Scored, history: Sequence[_Known], limits: Limits) -> list[_Known]:
+    """The most similar ones by their scores; of equal scores, the more similar first."""
     # A meme, as it is or rewritten, is no example for itself.
     others = [one for one in history if one.meme != meme.meme]
-    indices = most_similar(meme.misbelief, [one.misbelief for one in others], most)
-    return sorted((others[index] for index in indices), key=lambda one: one.score)
+    indices = most_similar(meme.misbelief, [one.misbelief for one in others], limits.examples)
+    sign = -1 if limits.examples_order == "descending" else 1
+    return sorted((others[index] for index in indices), key=lambda one: sign * one.score)
 
 
 async def _step(
@@ -240,7 +244,7 @@ async def _step(
     limits: Limits,
 ) -> Step:
     subject, before = subjects[meme.meme], _score(meme)
-    shown = _examples(meme, history, limits.examples)
+    shown = _examples(meme, history, limits)
     step = Step(
         category=category.name,
         seed=seed,

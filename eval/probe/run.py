@@ -264,6 +264,7 @@ def _manifest(
         steps=plan.limits.steps,
         seeds=plan.limits.seeds,
         examples=plan.limits.examples,
+        examples_order=plan.limits.examples_order,
         batch=plan.batch,
         prompts=prompt_digests(),
         text_reader=reader.identity,

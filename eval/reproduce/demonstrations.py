@@ -6,11 +6,13 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from eval.reproduce.drawn import oracle_server, served
+from eval.reproduce.probe_world import FULL, WEAK, ProbeVoice, kind_of, score_of
 from eval.solvers.witness import Arm
 from eval.standin.server import FakeModelServer
 from eval.standin.settings import FEATURES, Settings
@@ -22,17 +24,13 @@ from eval.synthetic.world import SIGNS, TARGETS, signs_of, target_of
 from eval.witness.world import WorldReader, draw_world, expected
 
 
-def _nothing(_: Path) -> None:
-    """Draws nothing."""
-
-
 @dataclass(frozen=True)
 class Demonstration:
     """A world in which a paper's figures are known."""
 
     planted: Callable[[Path], Mapping[str, Any]]
     """Figures that each stage must come to, from the drawn data; in the shape of the stage's own."""
-    draw: Callable[[Path], None] = _nothing
+    draw: Callable[[Path], object] = bool
     """Draws the data into a folder, unless they are there."""
     servers: Callable[[], Mapping[str, FakeModelServer]] = dict
     """Stand-ins for models, by name."""
@@ -91,9 +89,9 @@ _READER = Ability(harmful=0.95, benign=0.95, eyes=0.2, description=0.55, precede
 """The model that stands in for those of ClimateMemes: it sees little itself, and captions and examples help it."""
 
 
-def _draw_memes(data: Path) -> None:
+def _draw(data: Path, *, train: int, test: int, seed: int) -> None:
     if not (data / KEY).exists():
-        make(data, Layout.FHM, train=48, val=8, test=60, seed=3, size=(320, 240))
+        make(data, Layout.FHM, train=train, val=0, test=test, seed=seed, size=(320, 240))
 
 
 def _labels(data: Path) -> Mapping[str, Any]:
@@ -155,13 +153,42 @@ def _arena(_: Path) -> Mapping[str, Any]:
     return {"arena": {"boards": [{"dimension": "overall", "rows": rows}]}}
 
 
-def _draw_few(data: Path) -> None:
-    if not (data / KEY).exists():
-        make(data, Layout.FHM, train=4, val=0, test=24, seed=5, size=(320, 240))
+def _weakness(data: Path) -> Mapping[str, Any]:
+    texts = [meme.text for meme in read_key(data) if meme.split == "test_seen"]
+    rows = []
+    # A drawn split may lack a kind.
+    for kind in sorted(filter(None, set(map(kind_of, texts)))):
+        scores = [score_of(text, kind, WEAK) for text in texts if kind_of(text) == kind]
+        rows.append(
+            {"name": kind, "before": {"mean": _mean(scores), "failure": _mean([score <= 4 for score in scores])}}
+        )
+    means = {name: _mean([row["before"][name] for row in rows]) for name in ("mean", "failure")}
+    named = {"score": means["mean"], "failure_before": means["failure"]}
+    cells = [
+        {"target": "weak", "category": "mean of categories", "figures": named},
+        {
+            "target": "able",
+            "category": "mean of categories",
+            "figures": {"score": FULL, "failure": 0, "failure_before": 0},
+        },
+    ]
+    return {"llava-v1-6-7b": {"categories": rows}, "compare": {"cells": cells}}
+
+
+def _probed() -> Mapping[str, FakeModelServer]:
+    return {
+        name: FakeModelServer(Settings(model=name, capacity=64), answer=ProbeVoice(WEAK * (name == "weak")).answer)
+        for name in ("weak", "able", "controller")
+    }
+
+
+def _reader() -> Mapping[str, FakeModelServer]:
+    return {"oracle": oracle_server("oracle", _READER)}
 
 
 DEMONSTRATIONS: Mapping[str, Demonstration] = {
-    "climatememes": Demonstration(_labels, _draw_memes, lambda: {"oracle": oracle_server("oracle", _READER)}),
+    "adammeme": Demonstration(_weakness, partial(_draw, train=4, test=20, seed=13), _probed),
+    "climatememes": Demonstration(_labels, partial(_draw, train=48, test=48, seed=3), _reader),
     "emulate": Demonstration(_witness),
-    "memearena": Demonstration(_arena, _draw_few, _speakers),
+    "memearena": Demonstration(_arena, partial(_draw, train=4, test=24, seed=5), _speakers),
 }

@@ -66,14 +66,6 @@ def stand_ins() -> contextlib.AbstractContextManager[dict[str, str]]:
     return served({size: oracle_server(drawn_model(size), ability) for size, ability in ABILITIES.items()})
 
 
-def arguments(root: Path, urls: dict[str, str]) -> list[str]:
-    """The command's arguments for drawn benchmarks and stand-ins."""
-    servers = [word for size, url in urls.items() for word in ("--llm-url", f"{size}={url}")]
-    drawn = ["--demo", "--data", str(root / "data"), "--encoder", "builtin"]
-    # With --resume and --yes, as the demo may run repeatedly and unattended.
-    return ["reproduce", "memecourt", *drawn, "--out", str(root / "study"), *servers, "--balanced", "--resume", "--yes"]
-
-
 _PLANTED = Ability(
     harmful=1.0, benign=1.0, groups_told=3, unseen=0.3, lead=2, late=0.8,
 )  # fmt: skip

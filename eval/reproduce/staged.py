@@ -40,17 +40,18 @@ STAGES = "stages"
 
 
 class StageSpec(PaperPart):
-    """A command, and what it needs; ``{data}``, ``{out}``, ``{models}``, ``{url}`` and ``{model}`` are filled in."""
+    """A command, what it needs, and what is different in the demonstration.
+
+    ``{data}``, ``{out}``, ``{models}``, ``{url}`` and ``{model}`` are filled in; ``published`` has further words for
+    the paper's settings, ``tables`` further tables of its file of models, ``after`` the stages whose folders it reads.
+    """
 
     id: str
     title: str
     command: tuple[str, ...]
     published: tuple[str, ...] = ()
-    """Further words for the paper's own settings."""
     seeded: bool = False
-    """True if the command takes ``--seed``."""
     sampled: bool = False
-    """True if it takes ``--seed`` and ``--limit``."""
     items: int = 0
     """Number of items of the data that the paper names: memes, claims or tasks."""
     calls: tuple[float, float] = (0, 0)
@@ -60,13 +61,11 @@ class StageSpec(PaperPart):
     models: tuple[str, ...] = ()
     """Models of the file of models that it calls; ``url`` and ``model`` are those of the first."""
     tables: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    """Tables that are added to its file of models, such as ``arena``."""
     after: tuple[str, ...] = ()
-    """Stages whose folders it reads."""
+    among: tuple[str, ...] = ()
+    """Stages, two at least, whose folders it reads as far as they are there."""
     page: str = ""
-    """Page that the command writes, below the folder of the stages."""
     demo: dict[str, Any] = Field(default_factory=dict)
-    """Values in the demonstration that differ."""
 
 
 class ColumnSpec(PaperPart):
@@ -76,7 +75,6 @@ class ColumnSpec(PaperPart):
     ours: str
     published: str = ""
     n: str = ""
-    """Path of the number of memes or claims behind it."""
     scale: float = 1.0
     """Factor from our figure to the published one's unit."""
     places: int = 2
@@ -101,7 +99,6 @@ class TableSpec(PaperPart):
     columns: tuple[ColumnSpec, ...]
     rows: tuple[RowSpec, ...]
     demo: tuple[RowSpec, ...] = ()
-    """Rows of the demonstration."""
     note: str = ""
 
 
@@ -124,9 +121,7 @@ class StagedClaim(PaperPart):
     claim: str
     parts: tuple[PartSpec, ...] = ()
     demo: tuple[PartSpec, ...] = ()
-    """Its parts in the demonstration, if they differ."""
     why: str = ""
-    """Reason why it can't be tested, or a remark."""
 
 
 class Differing(PaperPart):
@@ -143,7 +138,6 @@ class StagedPaper(PaperPart):
 
     paper: str
     source: str
-    """File of its published figures, such as ``papers/emulate``."""
     card: str = ""
     """Card of a data set that quotes further figures; they stand under ``card``."""
     stages: tuple[StageSpec, ...]
@@ -223,7 +217,6 @@ class Cell:
     row: str
     figure: str
     n: int | None
-    """Number of memes or claims behind ours; None if it was not run."""
     published: float | None
     ours: Figure | None
     occurs: bool | None
@@ -243,9 +236,7 @@ class StagedOutcome:
 
     paper: StagedPaper
     figures: Mapping[str, Any]
-    """Figures of each finished stage."""
     left: Mapping[str, str]
-    """Stages that are not finished, with the reason."""
     planted: Mapping[str, Any] | None = None
     """Figures that each stage must come to in the demonstration; None for real data."""
 
@@ -273,7 +264,10 @@ class StagedOutcome:
         rounding = 0.5 * 10**-column.places + 1e-9
         occurs = has_share(published / column.scale, n, rounding / column.scale) if known else None
         reached = _reached(published, ours, rounding, occurs=occurs)
-        return Cell(row.name, column.title, n, published, ours, occurs, reached, column.places)
+        return Cell(
+            row.name, column.title, n=n, published=published, ours=ours, occurs=occurs, reached=reached,
+            places=column.places,
+        )  # fmt: skip
 
     def claims(self) -> tuple[Claim, ...]:
         """The paper's claims, each tested if its stages are finished."""
@@ -295,7 +289,7 @@ class StagedOutcome:
         if lacks or not parts:
             why = spec.why or f"not run, or without a figure: {'; '.join(lacks)}"
             return Claim(spec.id, spec.claim, ClaimVerdict.UNTESTED, why=why)
-        return Claim(spec.id, spec.claim, whole(parts), tuple(parts), spec.why)
+        return Claim(spec.id, spec.claim, whole(parts), parts=tuple(parts), why=spec.why)
 
 
 def _reached(published: float | None, ours: Figure | None, rounding: float, *, occurs: bool | None) -> Reached:
@@ -318,11 +312,8 @@ class StagePlan:
     spec: StageSpec
     words: tuple[str, ...]
     file: Path
-    """File of its figures."""
     missing: str
-    """Reason why it can't run; empty if it can."""
     content: str = ""
-    """Its file of models; empty if it needs none."""
     url: str = ""
 
     @property
@@ -339,7 +330,7 @@ class StagePlan:
             raise BadRequest(
                 f"{self.file} is of another reproduction: memecourt-eval {' '.join(found['command'])}. Name another "
                 "--out, or give the same options.",
-                reason="STUDY_DIFFERS",
+                reason="RUN_DIFFERS",
             )
         return found["figures"]
 
@@ -376,6 +367,8 @@ def plan_stages(
         if unknown := [name for name in spec.models if name not in models]:
             missing.append(f"the file of models (--models) has no {', '.join(unknown)}")
         missing += [f"it needs the stage {one}" for one in spec.after if one in lacking]
+        if spec.among and len(set(spec.among) - lacking) < 2:
+            missing.append("it needs two of the stages before it")
         lacking |= {spec.id} if missing else set()
         named = models.get(spec.models[0], {}) if spec.models else {}
         own = {name: {**table, **tables.get(name, {})} for name, table in spec.tables.items()}
@@ -387,7 +380,8 @@ def plan_stages(
             "url": str(named.get("url", "")),
             "model": str(named.get("model", "")),
         }
-        words = (*spec.command, *(spec.published if published else ()))
+        absent = {f"{{out}}/{one}-run" for one in lacking.intersection(spec.among)}
+        words = (*(word for word in spec.command if word not in absent), *(spec.published if published else ()))
         words += ("--seed", str(seed)) if spec.seeded or spec.sampled else ()
         words += ("--limit", str(limit)) if limit and spec.sampled else ()
         plans.append(

@@ -5,21 +5,19 @@ A claim is answered like a question with two labels; intervals are 95 %, by perc
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from court.errors import BadRequest
 from court.verdict import ClaimLabel
 from eval.datasets.claims import Gold
-from eval.datasets.published import published_file
 from eval.reports.sections import Section
 from eval.scores.bootstrap import RESAMPLES, Figure, difference_of, share_of
 from eval.scores.label_metrics import TaskArrays, measure
 from eval.scores.metrics import ClassScores, class_scores, known_figure
-from eval.scores.tables import NOTHING, figure, listed
+from eval.scores.tables import figure, listed
 from eval.solvers.witness import Arm, CheckedClaim
 from eval.witness.run import WitnessManifest
 
@@ -78,23 +76,7 @@ def witness_sections(manifest: WitnessManifest, cards: Sequence[WitnessCard]) ->
         if manifest.citations_by
         else "No model judged whether passages back the findings.",
     )
-    published = Section(
-        key="published",
-        title="Published, not measured here",
-        rows=(
-            ("data", "method", "True P/R/F1", "False P/R/F1", "macro-F1", "weighted F1"),
-            *(_published(row) for row in published_file("papers/emulate")["rows"]),
-        ),
-        notes=("Compare runs with --as-published alone: with abstentions the figures have another meaning.",),
-    )
-    figures = Section(key="figures", title="Figures", rows=tuple(rows), notes=notes)
-    # Next to a synthetic world, published figures would invite a meaningless comparison.
-    return [figures] if manifest.demonstration else [figures, published]
-
-
-def _published(row: Mapping[str, Any]) -> tuple[str, ...]:
-    labels = ("/".join(f"{value:.2f}" for value in row.get(name, ())) or NOTHING for name in ("true", "false"))
-    return (row["data"], row["method"], *labels, f"{row['macro_f1']:.2f}", f"{row['weighted_f1']:.2f}")
+    return [Section(key="figures", title="Figures", rows=tuple(rows), notes=notes)]
 
 
 _ABSTAINED, _FAILED = 2, 3

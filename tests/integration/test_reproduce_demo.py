@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from court.events import Side
 from eval.cli import cli
-from eval.reproduce.drawn import ABILITIES, arguments, draw_benchmarks, stand_ins
+from eval.reproduce.drawn import ABILITIES, draw_benchmarks, stand_ins
 from eval.reproduce.paper import ClaimVerdict, JudgedArms, claims_of, read_paper
 from eval.runs.results import RunFolder, read_results
 from eval.synthetic.make import read_key
@@ -42,6 +42,13 @@ ROWS = {
     "T3.32b": ("32b", "harm-c", "full"),
     "T3.post": ("32b", "harm-c", "post-stance"),
 }
+
+
+def arguments(root, urls):
+    """The command's arguments for drawn benchmarks and stand-ins."""
+    servers = [word for size, url in urls.items() for word in ("--llm-url", f"{size}={url}")]
+    drawn = ["--demo", "--data", str(root / "data"), "--encoder", "builtin"]
+    return ["reproduce", "memecourt", *drawn, "--out", str(root / "study"), *servers, "--balanced", "--resume", "--yes"]
 
 
 def reproduce(root, urls, *more, code=0):

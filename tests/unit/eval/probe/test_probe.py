@@ -456,9 +456,12 @@ def test_search_continues_with_similar_memes_until_a_score_is_not_lower(tmp_path
     ]
     assert all((s.category, s.seed) == ("religion", "seed") for s in steps)
     # The three most similar scored memes of the category, by score, including rewritten ones.
-    assert steps[0].examples == ("next", "near", "far")
-    assert steps[1].examples == ("seed+", "next", "seed")
-    assert steps[2].examples == ("near+", "near", "seed")
+    assert steps[0].examples == ("far", "near", "next")
+    assert steps[1].examples == ("seed", "next", "seed+")
+    assert steps[2].examples == ("seed", "near", "near+")
+    limits = Limits(steps=10, seeds=1, examples_order="ascending")
+    turned = refined(tmp_path / "ascending", scorer_giving([2, 6, 5]), MEMES, limits)
+    assert [step.examples for step in turned] == [step.examples[::-1] for step in steps]
 
 
 def test_search_ends_with_its_steps_or_its_pool(tmp_path, monkeypatch):
@@ -475,18 +478,18 @@ def test_examples_are_shown_by_score_with_their_text_erased_from_the_picture(tmp
     world.says["refiner"] = lambda request: requests.append(request)
     refined(tmp_path, world, MEMES, Limits(seeds=1))
     (request,) = requests
-    assert fenced(request) == ["text of next", "text of near", "text of far", "text of seed", "hats are red boats"]
+    assert fenced(request) == ["text of far", "text of near", "text of next", "text of seed", "hats are red boats"]
     assert [
         line for part in request.parts if isinstance(part, str) for line in part.splitlines() if "Score:" in line
     ] == [
-        "Score: 5",
-        "Score: 7",
         "Score: 9",
+        "Score: 7",
+        "Score: 5",
         "Score: 8",
     ]
     pictures = [part for part in request.parts if isinstance(part, Frame)]
     shown = {one.meme: subject(one.meme, one.text) for one in MEMES}
-    assert pictures == [*(shown[name].erased[0] for name in ("next", "near", "far")), shown["seed"].frames[0]]
+    assert pictures == [*(shown[name].erased[0] for name in ("far", "near", "next")), shown["seed"].frames[0]]
 
 
 @pytest.mark.parametrize(

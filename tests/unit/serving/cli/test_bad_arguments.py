@@ -152,6 +152,7 @@ VALID: dict[str, tuple[str, ...]] = {
     "memecourt-eval probe export-exam": ("{folder}", "--data", "{data}", "--to", "{new}"),
     "memecourt-eval probe compare": ("{folder}", "{folder}"),
     "memecourt-eval probe rate": ("{folder}",),
+    "memecourt-eval reproduce adammeme": ("--data", "{data}", "--out", "{new}", "--models", "{models}", "--dry-run"),
     "memecourt-eval reproduce climatememes": ("--data", "{data}", "--out", "{new}", "--dry-run"),
     "memecourt-eval reproduce emulate": ("--data", "{data}", "--out", "{new}", "--models", "{models}", "--dry-run"),
     "memecourt-eval reproduce memearena": ("--data", "{data}", "--out", "{new}", "--models", "{models}", "--dry-run"),
