@@ -19,7 +19,7 @@ demo: .venv/server ## Install, start the real server, judge three memes, print t
 demo-full: .venv/full ## Try three drawn memes with a real model, the debate shown live: MODEL=name on the hub, folder or address
 	MEMECOURT_HOME=.demo $(BIN)/python -m scripts.demo_full $(MODEL)
 
-PAPERS = memecourt adammeme climatememes emulate memearena
+PAPERS = memecourt adammeme climatememes emulate memearena probench
 reproduce-demo: .venv/dev ## Reproduce the papers' tables and figures on drawn data with stand-ins of known ability: no GPU, minutes
 	for paper in $(PAPERS); do \
 	  MEMECOURT_HOME=.demo $(BIN)/memecourt-eval reproduce $$paper --demo --out .demo/reproduce/$$paper --resume --yes || exit 1; done

@@ -109,6 +109,16 @@ _PRESETS: Mapping[str, Mapping[str, Any]] = {
         "guideline": "fused",
         "vote": "majority",
     },
+    "probench": {
+        "levels": 5,
+        "swapped": True,
+        "pairing": "baseline",
+        "answers_per_task": 2,
+        "criteria": "probench",
+        "guideline": "none",
+        "elo_k": 32.0,
+        "temperature": 0.0,
+    },
 }
 """Settings that go together, by name; the whole panel judges each battle besides."""
 

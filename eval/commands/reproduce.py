@@ -18,7 +18,7 @@ from eval.commands.options import EXIT_UNFINISHED, patience_option, run_watched,
 from eval.commands.plans import CourtOptions
 from eval.runs.spec import Circumstances, JudgingSpec
 from eval.session.spec import spec_options
-from serving.cli.common import FiniteRange, with_options
+from serving.cli.common import with_options
 
 if TYPE_CHECKING:
     from eval.reports.sections import Section
@@ -92,11 +92,6 @@ _paper_options = with_options(
 )
 @click.option("--harm-p", type=click.Choice(["v1", "v0"]), default="v1", show_default=True, help="Version of Harm-P.")
 @patience_option
-@click.option(
-    "--calls-per-minute",
-    type=FiniteRange(0, min_open=True),
-    help="Throughput of your server in calls per minute, to estimate the duration in the plan.",
-)
 @_paper_options
 def memecourt(**options: Any) -> None:
     """Reproduces MemeCourt: its tables beside the published figures, its claims as tests, and its figures.
@@ -113,8 +108,9 @@ def memecourt(**options: Any) -> None:
         raise click.UsageError("Missing option --data.")
     with ExitStack() as stack:
         if options["data"] is None:
-            options["data"], options["encoder"] = options["out"] / "data", options["encoder"] or "builtin"
-            draw_benchmarks(options["data"], train=24, test=56)
+            data: Path = options["out"] / "data"
+            draw_benchmarks(data, train=24, test=56)
+            options |= {"data": data, "encoder": options["encoder"] or "builtin"}
             # With --dry-run, too: the plan says which sizes there are servers for.
             options["urls"] = [f"{size}={url}" for size, url in stack.enter_context(stand_ins()).items()]
         _reproduce_court(options)
@@ -350,10 +346,8 @@ def _print_plan(plan: Reproduction, runs: Sequence[PlannedRun], options: dict[st
     """Shows the runs in order, with the calls that they take; on standard error but for a dry run."""
     from eval.scores.tables import table
 
-    stored = _stored(plan)
     left = [run for run in runs if not run.finished]
     fewest, most = sum(run.fewest for run in left), sum(run.most for run in left)
-    minutes = options["calls_per_minute"]
     if options["dry_run"] and options["as_json"]:
         planned = [
             {
@@ -369,8 +363,7 @@ def _print_plan(plan: Reproduction, runs: Sequence[PlannedRun], options: dict[st
             }
             for run in runs
         ]
-        hours = [fewest / minutes / 60, most / minutes / 60] if minutes else None
-        click.echo(json.dumps({"runs": planned, "calls": [fewest, most], "stored": stored, "hours": hours}))
+        click.echo(json.dumps({"runs": planned, "calls": [fewest, most]}))
         return
     rows = [["size", "model", "data", "arm", "memes", "calls", "judged"]]
     for run in runs:
@@ -385,31 +378,7 @@ def _print_plan(plan: Reproduction, runs: Sequence[PlannedRun], options: dict[st
         f"{', then '.join(f'{stage.size} ({stage.model})' for stage in plan.stages)}.",
         "Calls that an arm shares with full are counted with full.",
     ]
-    if stored:
-        lines.append(f"The stores of calls hold {stored:,} replies already.")
-    if minutes:
-        low, high = fewest / minutes / 60, most / minutes / 60
-        lines.append(f"At {minutes:g} calls a minute that is {low:,.1f} to {high:,.1f} hours.")
     click.echo("\n".join(lines), err=not options["dry_run"])
-
-
-def _stored(plan: Reproduction) -> int:
-    """Number of replies in the stores of calls that are there."""
-    import asyncio
-
-    from eval.models.call_cache import SqliteCallCache
-
-    async def count() -> int:
-        total = 0
-        for path in plan.stores():
-            store = SqliteCallCache.open(path)
-            try:
-                total += await store.count()
-            finally:
-                await store.close()
-        return total
-
-    return asyncio.run(count())
 
 
 def _print_outcome(outcome: Reproduced, as_json: bool) -> None:
@@ -467,7 +436,13 @@ out, and the plan says what to fetch.
 Exit code: 0 if no stage is left that could run, 3 if one is not finished, 130 if it was interrupted.
 """
 # Names here and not from the files: --help is to be quick.
-STAGED = {"adammeme": "AdamMeme", "climatememes": "ClimateMemes", "emulate": "EMULATE", "memearena": "MemeArena"}
+STAGED = {
+    "adammeme": "AdamMeme",
+    "climatememes": "ClimateMemes",
+    "emulate": "EMULATE",
+    "memearena": "MemeArena",
+    "probench": "ProBench",
+}
 for _name, _title in STAGED.items():
     _staged(_name, _title)
 
@@ -478,7 +453,9 @@ def _reproduce_stages(name: str, options: dict[str, Any]) -> None:
     from eval.reproduce.report import staged_json, staged_lead, staged_sections
     from eval.reproduce.staged import STAGES, StagedOutcome, plan_stages, read_staged
 
-    paper, out, planted, tables = read_staged(name), options["out"], None, {}
+    paper, out = read_staged(name), options["out"]
+    planted: Mapping[str, Any] | None = None
+    tables: dict[str, Any] = {}
     with ExitStack() as stack:
         models: dict[str, dict[str, Any]] = {}
         data: Path | None = options["data"]

@@ -247,7 +247,6 @@ class ProbeManifest(SampledManifest):
     examples: int
     """Largest number of examples shown to the Refiner."""
     examples_order: str
-    """Order of these by their scores, ``descending`` or ``ascending``."""
     batch: int
     """Memes that are sorted by the same categories."""
     per_category: int | None = None

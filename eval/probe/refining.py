@@ -115,7 +115,6 @@ class Limits:
     seeds: int = 5
     examples: int = 3
     examples_order: Literal["descending", "ascending"] = "descending"
-    """Order of the examples by their scores; the paper's is descending."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
+from statistics import fmean as _mean
 from typing import Any
 
 from eval.reproduce.drawn import oracle_server, served
@@ -26,14 +27,11 @@ from eval.witness.world import WorldReader, draw_world, expected
 
 @dataclass(frozen=True)
 class Demonstration:
-    """A world in which a paper's figures are known."""
+    """A world in which a paper's figures are known: those ``planted`` have the shape of the stage's own."""
 
     planted: Callable[[Path], Mapping[str, Any]]
-    """Figures that each stage must come to, from the drawn data; in the shape of the stage's own."""
     draw: Callable[[Path], object] = bool
-    """Draws the data into a folder, unless they are there."""
     servers: Callable[[], Mapping[str, FakeModelServer]] = dict
-    """Stand-ins for models, by name."""
 
     @contextlib.contextmanager
     def models(self) -> Iterator[dict[str, dict[str, Any]]]:
@@ -53,10 +51,6 @@ def _f1s(pairs: Sequence[tuple[str, str | None]], labels: Sequence[str]) -> list
     return found
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
 def _witness(_: Path) -> Mapping[str, Any]:
     facts = draw_world()
     reader = WorldReader(facts)
@@ -66,12 +60,7 @@ def _witness(_: Path) -> Mapping[str, Any]:
         pairs = [
             (str(fact.true), labels.get(expected(fact, arm, remembers=reader.remembers(fact)).name)) for fact in facts
         ]
-        scores = []
-        for label, f1 in zip(("False", "True"), _f1s(pairs, ("False", "True")), strict=True):
-            hits, answer = sum(gold == one == label for gold, one in pairs), sum(one == label for _, one in pairs)
-            scores.append(
-                {"precision": hits / answer, "recall": hits / sum(gold == label for gold, _ in pairs), "f1": f1}
-            )
+        scores = [{"f1": f1} for f1 in _f1s(pairs, ("False", "True"))]
         shares = [_mean([gold == label for gold, _ in pairs]) for label in ("False", "True")]
         arms.append(
             {
@@ -131,21 +120,21 @@ def _labels(data: Path) -> Mapping[str, Any]:
 _STRENGTHS = {"ash": 1.2, "beech": 0.6, "cedar": 0.0, "elm": -0.6, "fir": -1.2}
 
 
-def _speakers() -> Mapping[str, FakeModelServer]:
-    """Models of known strength; one judge takes sides, and all see less without a fused guideline."""
+def _speakers(favours: float = 1.6, unaided: float = 0.4) -> Mapping[str, FakeModelServer]:
+    """Models of known strength; one judge may take sides, and all see less without a fused guideline."""
     return {
         name: FakeModelServer(
             Settings(model=name, capacity=64, features=FEATURES - {"picture_ids"}),
             answer=ArenaVoice(
-                name, strength, favours=1.6 * (name == "cedar"), unaided=0.4, detects=0.6 + strength / 3
+                name, strength, favours=favours * (name == "cedar"), unaided=unaided, detects=0.6 + strength / 3
             ).answer,
         )
         for name, strength in _STRENGTHS.items()
     }
 
 
-def _arena(_: Path) -> Mapping[str, Any]:
-    middle = _mean(list(_STRENGTHS.values()))
+def _arena(_: Path, *, anchor: str = "") -> Mapping[str, Any]:
+    middle = _STRENGTHS[anchor] if anchor else _mean(list(_STRENGTHS.values()))
     rows = [
         {"model": name, "rating": 1000 + 400 / math.log(10) * (strength - middle)}
         for name, strength in _STRENGTHS.items()
@@ -155,7 +144,7 @@ def _arena(_: Path) -> Mapping[str, Any]:
 
 def _weakness(data: Path) -> Mapping[str, Any]:
     texts = [meme.text for meme in read_key(data) if meme.split == "test_seen"]
-    rows = []
+    rows: list[dict[str, Any]] = []
     # A drawn split may lack a kind.
     for kind in sorted(filter(None, set(map(kind_of, texts)))):
         scores = [score_of(text, kind, WEAK) for text in texts if kind_of(text) == kind]
@@ -187,8 +176,11 @@ def _reader() -> Mapping[str, FakeModelServer]:
 
 
 DEMONSTRATIONS: Mapping[str, Demonstration] = {
-    "adammeme": Demonstration(_weakness, partial(_draw, train=4, test=20, seed=13), _probed),
+    "adammeme": Demonstration(_weakness, partial(_draw, train=4, test=24, seed=61), _probed),
     "climatememes": Demonstration(_labels, partial(_draw, train=48, test=48, seed=3), _reader),
     "emulate": Demonstration(_witness),
+    "probench": Demonstration(
+        partial(_arena, anchor="cedar"), partial(_draw, train=4, test=24, seed=5), partial(_speakers, 0.0, 1.0)
+    ),
     "memearena": Demonstration(_arena, partial(_draw, train=4, test=24, seed=5), _speakers),
 }

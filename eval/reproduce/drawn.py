@@ -111,7 +111,7 @@ def drawn_paper(paper: Paper, benchmarks: Sequence[Benchmark]) -> Paper:
         rows.append(
             row.model_copy(update={"accuracy": 100 * figures.accuracy.value, "macro_f1": 100 * figures.macro_f1.value})
         )
-    changes = {"paper": "The oracle on drawn memes", "figures": "must be", "targets": tuple(rows), "baselines": {}}
+    changes = {"paper": "The oracle on drawn memes", "figures": "must be", "targets": tuple(rows)}
     return paper.model_copy(update=changes)
 
 

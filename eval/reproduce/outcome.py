@@ -35,10 +35,8 @@ class BalancedFigures:
 
     n: int
     accuracy: Figure
-    """Mean accuracy, with the lowest and highest."""
     macro_f1: Figure
     reachable: bool | None
-    """True if the published figures can occur with so many memes of each class."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,19 +44,15 @@ class RowOutcome:
     """A published row beside ours, or a run of ours without a published counterpart."""
 
     id: str
-    """Id of the target; empty if nothing is published."""
     table: int | None
-    """Number of the table; None if nothing is published."""
     row: str
     size: str
     model: str
-    """Model that was called; empty if it was not run."""
     benchmark: str
     split: str
     arm: str
     target: Target | None
     card: Card | None
-    """Our score card; None if it was not run, or is not finished."""
     reached: Reached
     why: str
     calls: float = 0.0
@@ -83,18 +77,14 @@ class Reproduced:
 
     plan: Reproduction
     rows: tuple[RowOutcome, ...]
-    """Published rows and ours, by table; then runs of ours alone."""
     claims: tuple[Claim, ...]
     full: Mapping[str, Results]
-    """Runs of the full court with the largest model, by benchmark."""
     rounds: Mapping[str, tuple[Rounds, ...]]
-    """Rounds by side and gold label of these: figure 5."""
     chain: tuple[Results, str] | None
     """Run and meme of figure 4; None if there was no examination."""
     asked: tuple[Results, Results] | None
     """Runs with the stance from the start and at the summary: figure 3; None if either is missing."""
     finished: bool
-    """True if every run that is planned or was begun is finished."""
     leaks: ClaimPart | None = None
     """Lead of the full court with leaks over that without, of the largest model; None where either is missing."""
 

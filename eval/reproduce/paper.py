@@ -71,7 +71,6 @@ class Claim:
     verdict: ClaimVerdict
     parts: tuple[ClaimPart, ...] = ()
     why: str = ""
-    """Reason why it was not tested, or a remark; empty for none."""
 
 
 @dataclass(frozen=True)
@@ -79,9 +78,7 @@ class JudgedArms:
     """Runs on the benchmark that the claims are about."""
 
     arms: Mapping[str, Results]
-    """Runs of the largest model by arm."""
     sizes: Mapping[str, Results]
-    """Runs of the full court by size, the smallest first."""
     protocol: Protocol
     seed: int = 0
     resamples: int = RESAMPLES
@@ -301,12 +298,9 @@ class BenchmarkSpec(PaperPart):
 
     name: str
     data: str
-    """Name of the data set in the paper's tables."""
     title: str
     dataset: str
-    """Data set of ours."""
     versions: dict[str, str] = Field(default_factory=dict)
-    """Other versions of the data set, by name."""
     split: str
     protocol: Protocol
     drops: bool = False
@@ -323,7 +317,6 @@ class RunsSpec(PaperPart):
     data: tuple[str, ...]
     arms: tuple[str, ...] = ()
     controls: bool = False
-    """True to add the arms that the paper lacks."""
     every_size: bool = False
     """True for runs with each model, not only with the largest."""
 
@@ -340,7 +333,6 @@ class ClaimSpec(PaperPart):
     claim: str
     arms: tuple[str, ...] = ()
     why: str = ""
-    """Reason why it can't be tested."""
 
 
 class Chain(PaperPart):
@@ -372,11 +364,8 @@ class Paper(PaperPart):
     figures: Literal["is published", "must be"] = "is published"
     """What its figures beside ours are: the oracle must reach those of the drawn benchmarks."""
     models: dict[str, str]
-    """Models by size, from the smallest to the largest."""
     controls: tuple[str, ...] = ()
-    """Arms that the paper lacks."""
     tables: dict[int, str]
-    """Titles of its tables."""
     benchmarks: tuple[BenchmarkSpec, ...]
     runs: tuple[RunsSpec, ...]
     claims: tuple[ClaimSpec, ...] = ()

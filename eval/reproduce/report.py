@@ -17,7 +17,7 @@ from eval.reports import figures
 from eval.reports.records import read_records
 from eval.reports.sections import Drawn, Section
 from eval.reproduce.outcome import BALANCED_DRAWS, BalancedFigures, Reproduced, RowOutcome
-from eval.reproduce.paper import Claim, ClaimPart
+from eval.reproduce.paper import Claim, ClaimPart, Reached
 from eval.reproduce.staged import Cell, StagedOutcome
 from eval.runs.results import Results
 from eval.scores.bootstrap import Figure
@@ -188,9 +188,8 @@ def _baselines(outcome: Reproduced) -> list[Section]:
         for name, pairs in outcome.plan.paper.baselines.items()
     ]
     line = "The paper quotes these figures and did not run them; nor do we. They are context."
-    tables = [_grid("Accuracy / macro-F1, in percent", ["system", *outcome.plan.paper.titles], rows)] if rows else []
-    lines = [line] if rows else ["None."]
-    return _part("baselines", "Baselines that the paper quotes", lines=lines, tables=tables)
+    tables = [_grid("Accuracy / macro-F1, in percent", ["system", *outcome.plan.paper.titles], rows)]
+    return _part("baselines", "Baselines that the paper quotes", lines=[line], tables=tables)
 
 
 def _claims(claims: Sequence[Claim]) -> list[Section]:
@@ -421,23 +420,23 @@ def staged_sections(outcome: StagedOutcome, commands: Mapping[str, str]) -> list
         commands: The command of each stage.
     """
     paper = outcome.paper
-    named = "published" if outcome.planted is None else "must be"
-    heads = ("row", "figure", "n", named, "ours", "difference", "can occur here", f"beside what is {named}")
     parts = []
     for spec in paper.tables:
         cells = outcome.tables()[spec.id]
+        named = "must be" if outcome.planted is not None and spec.demo else "published"
+        heads = ("row", "figure", "n", named, "ours", "difference", "can occur here", "beside it")
         grid = _grid(f"{spec.id}: figures", heads, list(map(staged_cells, cells)))
         lines = [spec.note] if spec.note else []
-        # A table of the paper that the demonstration has no rows of is named all the same.
-        lines += [] if cells else ["The demonstration has no rows of it."]
+        if outcome.planted is not None and not spec.demo:
+            lines.append("Nothing drawn is for it: the figures below are the published ones.")
         key = spec.id.lower().replace(" ", "-")
-        parts += _part(key, f"{spec.id}: {spec.title}", lines=lines, tables=[grid] if cells else [])
+        parts += _part(key, f"{spec.id}: {spec.title}", lines=lines, tables=[grid])
     stages = [[one.id, one.title, commands[one.id], outcome.left.get(one.id, "finished")] for one in paper.stages]
     unread = [[what, why] for what, why in paper.unread.items()]
     return [
         *parts,
         *_claims(outcome.claims()),
-        *_differing([[one.what, one.here, one.paper, one.why] for one in paper.differs], []),
+        *_differing([[one[key] for key in ("what", "here", "paper", "why")] for one in paper.differs], []),
         *_part("unread", "Not shown", tables=[_grid("Parts of the paper", ["what", "why"], unread, words=True)]),
         *_part(
             "stages", "Stages", tables=[_grid("Commands", ["stage", "what", "command", "state"], stages, words=True)]
@@ -457,7 +456,8 @@ def staged_cells(cell: Cell) -> list[str]:
     occurs = {None: NOTHING, True: "yes", False: "no"}[cell.occurs]
     n = NOTHING if cell.n is None else f"{cell.n:,}"
     published, difference = number(cell.published), number(cell.difference, "+")
-    return [cell.row, cell.figure, n, published, ours, difference, occurs, str(cell.reached)]
+    reached = NOTHING if cell.reached is Reached.NONE else str(cell.reached)
+    return [cell.row, cell.figure, n, published, ours, difference, occurs, reached]
 
 
 def staged_json(outcome: StagedOutcome) -> dict[str, Any]:

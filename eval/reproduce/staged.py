@@ -43,7 +43,8 @@ class StageSpec(PaperPart):
     """A command, what it needs, and what is different in the demonstration.
 
     ``{data}``, ``{out}``, ``{models}``, ``{url}`` and ``{model}`` are filled in; ``published`` has further words for
-    the paper's settings, ``tables`` further tables of its file of models, ``after`` the stages whose folders it reads.
+    the paper's settings, ``tables`` further tables of its file of models, ``after`` the stages whose folders it reads,
+    ``among`` such of which two suffice, ``items`` the memes or claims, and ``calls`` the fewest and most for each.
     """
 
     id: str
@@ -53,17 +54,12 @@ class StageSpec(PaperPart):
     seeded: bool = False
     sampled: bool = False
     items: int = 0
-    """Number of items of the data that the paper names: memes, claims or tasks."""
     calls: tuple[float, float] = (0, 0)
-    """Fewest and most calls for each of them."""
     needs: dict[str, str] = Field(default_factory=dict)
-    """Files and folders below the data, and where to fetch them."""
     models: tuple[str, ...] = ()
-    """Models of the file of models that it calls; ``url`` and ``model`` are those of the first."""
     tables: dict[str, dict[str, Any]] = Field(default_factory=dict)
     after: tuple[str, ...] = ()
     among: tuple[str, ...] = ()
-    """Stages, two at least, whose folders it reads as far as they are there."""
     page: str = ""
     demo: dict[str, Any] = Field(default_factory=dict)
 
@@ -75,11 +71,10 @@ class ColumnSpec(PaperPart):
     ours: str
     published: str = ""
     n: str = ""
-    scale: float = 1.0
-    """Factor from our figure to the published one's unit."""
+    above: float = 0.0
+    """Number that our figure is below the published scale by, such as of a rating with another anchor."""
     places: int = 2
     share: bool = False
-    """True if it is a number of right answers out of ``n``, so that some values can't occur."""
 
 
 class RowSpec(PaperPart):
@@ -111,7 +106,6 @@ class PartSpec(PaperPart):
     above: float | None = None
     below: float | None = None
     p: str = ""
-    """Path of a p-value that has to be below 5 % as well."""
 
 
 class StagedClaim(PaperPart):
@@ -124,33 +118,24 @@ class StagedClaim(PaperPart):
     why: str = ""
 
 
-class Differing(PaperPart):
-    """A choice that differs from the paper's, or that the paper leaves open."""
-
-    what: str
-    here: str
-    paper: str
-    why: str
-
-
 class StagedPaper(PaperPart):
     """A paper, as its file has it."""
 
     paper: str
     source: str
     card: str = ""
-    """Card of a data set that quotes further figures; they stand under ``card``."""
     stages: tuple[StageSpec, ...]
     tables: tuple[TableSpec, ...]
     claims: tuple[StagedClaim, ...]
-    differs: tuple[Differing, ...]
+    differs: tuple[dict[str, str], ...]
     unread: dict[str, str] = Field(default_factory=dict)
-    """Tables and figures of which nothing is shown, and the reason."""
 
     def demonstrated(self) -> StagedPaper:
         """The paper on drawn data."""
         stages = [StageSpec.model_validate({**dict(one), "demo": {}, **one.demo}) for one in self.stages if one.demo]
-        tables = [one.model_copy(update={"rows": one.demo}) for one in self.tables]
+        # Tables that nothing drawn is for have their published figures, and no figure of ours.
+        quoted = {one.id: [row.model_copy(update={"stage": ""}) for row in one.rows] for one in self.tables}
+        tables = [one.model_copy(update={"rows": one.demo or tuple(quoted[one.id])}) for one in self.tables]
         claims = [one.model_copy(update={"parts": one.demo or one.parts}) for one in self.claims]
         return self.model_copy(update={"stages": tuple(stages), "tables": tuple(tables), "claims": tuple(claims)})
 
@@ -198,15 +183,15 @@ def _has(entry: Any, pair: str) -> bool:
     return str(entry[int(key)] if key.isdecimal() else entry.get(key)) == value
 
 
-def figure_of(value: Any, scale: float = 1.0) -> Figure | None:
-    """A number, or a figure with its interval, times a factor."""
+def figure_of(value: Any, more: float = 0.0) -> Figure | None:
+    """A number, or a figure with its interval, and a number more."""
     if isinstance(value, dict) and {"low", "high"} <= value.keys():
         # Judges' lifts in their own case have a name of their own; an interval may be missing for want of memes.
-        found = value.get("value", value.get("lift"))
+        found: Any = value.get("value", value.get("lift"))
         ends = [found if value[end] is None else value[end] for end in ("low", "high")]
-        return Figure(*(scale * float(one) for one in (found, *ends)))
+        return Figure(*(more + float(one) for one in (found, *ends)))
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return Figure(*[scale * float(value)] * 3)
+        return Figure(*[more + float(value)] * 3)
     return None
 
 
@@ -220,7 +205,6 @@ class Cell:
     published: float | None
     ours: Figure | None
     occurs: bool | None
-    """True if the published figure can occur among ``n``; None if that isn't known."""
     reached: Reached
     places: int
 
@@ -238,7 +222,6 @@ class StagedOutcome:
     figures: Mapping[str, Any]
     left: Mapping[str, str]
     planted: Mapping[str, Any] | None = None
-    """Figures that each stage must come to in the demonstration; None for real data."""
 
     def tables(self) -> dict[str, list[Cell]]:
         """Cells by the id of their table."""
@@ -254,15 +237,16 @@ class StagedOutcome:
             return find(content, path.replace("{key}", row.key or row.name).replace("{cite}", row.cite))
 
         stage = self.figures.get(row.stage)
-        ours = figure_of(at(stage, column.ours), column.scale)
-        if self.planted is None:
+        ours = figure_of(at(stage, column.ours), column.above)
+        if self.planted is None or not row.stage:
             theirs = figure_of(at(self.paper.figures(), column.published))
         else:
-            theirs = figure_of(at(self.planted.get(row.stage), column.ours), column.scale)
+            theirs = figure_of(at(self.planted.get(row.stage), column.ours), column.above)
         published, n = theirs.value if theirs else None, at(stage, column.n)
-        known = column.share and published is not None and isinstance(n, int)
         rounding = 0.5 * 10**-column.places + 1e-9
-        occurs = has_share(published / column.scale, n, rounding / column.scale) if known else None
+        occurs = None
+        if column.share and published is not None and isinstance(n, int):
+            occurs = has_share(published, n, rounding)
         reached = _reached(published, ours, rounding, occurs=occurs)
         return Cell(
             row.name, column.title, n=n, published=published, ours=ours, occurs=occurs, reached=reached,
@@ -274,7 +258,8 @@ class StagedOutcome:
         return tuple(map(self._claim, self.paper.claims))
 
     def _claim(self, spec: StagedClaim) -> Claim:
-        parts, lacks = [], []
+        parts: list[ClaimPart] = []
+        lacks: list[str] = []
         for one in spec.parts:
             stage = self.figures.get(one.stage)
             figure, p = figure_of(find(stage, one.path)), find(stage, one.p) if one.p else None
@@ -371,13 +356,14 @@ def plan_stages(
             missing.append("it needs two of the stages before it")
         lacking |= {spec.id} if missing else set()
         named = models.get(spec.models[0], {}) if spec.models else {}
+        url = named.get("url", "")
         own = {name: {**table, **tables.get(name, {})} for name, table in spec.tables.items()}
         content = "".join(f"{name} = {_toml(table)}\n" for name, table in {"models": models, **own}.items())
         filled = {
             "data": str(data or ""),
             "out": str(out / STAGES),
             "models": str(out / STAGES / f"{spec.id}.toml"),
-            "url": str(named.get("url", "")),
+            "url": url if isinstance(url, str) else ",".join(url),
             "model": str(named.get("model", "")),
         }
         absent = {f"{{out}}/{one}-run" for one in lacking.intersection(spec.among)}
@@ -387,7 +373,7 @@ def plan_stages(
         plans.append(
             StagePlan(
                 spec,
-                tuple(re.sub(r"\{(\w+)\}", lambda found, by=filled: by[found[1]], word) for word in words),
+                tuple(_filled(word, filled) for word in words),
                 out / STAGES / f"{spec.id}.json",
                 missing="; ".join(missing),
                 content=content.replace("{data}", filled["data"]) if "{models}" in spec.command else "",
@@ -395,6 +381,10 @@ def plan_stages(
             )
         )
     return tuple(plans)
+
+
+def _filled(word: str, values: Mapping[str, str]) -> str:
+    return re.sub(r"\{(\w+)\}", lambda found: values[found[1]], word)
 
 
 def _toml(value: Any) -> str:

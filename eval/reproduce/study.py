@@ -28,7 +28,7 @@ from eval.reproduce.paper import Paper
 from eval.runs.judge import judged_memes
 from eval.runs.plan import Plan
 from eval.runs.results import RunFolder
-from eval.session.directory import CALLS, refuse_others
+from eval.session.directory import refuse_others
 from eval.session.progress import Progress
 from eval.studies.arms import ARMS, FULL_ARM, Study, StudyFolder, StudyManifest, calls_of_arm, run_study
 from serving.settings import RoleSettings
@@ -43,7 +43,6 @@ class Served:
     """Servers of a stage's model."""
 
     url: str
-    """Comma-separated addresses."""
     model: str
     api_key: SecretStr | None = None
     """Key of servers that were started for the stage; None to use the key in the settings."""
@@ -56,7 +55,6 @@ class Stage:
     size: str
     model: str
     runs: Mapping[str, tuple[str, ...]]
-    """Names of arms by benchmark, the full court first."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,6 @@ class Benchmark:
     name: str
     data: str
     plan: Plan
-    """Plan of the full court on it, without a model."""
 
     def judged(self) -> tuple[JudgedMeme, ...]:
         """Memes that a run judges. Raises BadRequest if the split can't be read."""
@@ -268,11 +265,6 @@ class Reproduction:
                         )
                     )
         return tuple(found)
-
-    def stores(self) -> tuple[Path, ...]:
-        """Existing stores of calls."""
-        paths = (self.out / stage.size / name / CALLS for stage in self.stages for name in stage.runs)
-        return tuple(path for path in paths if path.exists())
 
 
 async def run_reproduction(plan: Reproduction, servers: Servers, progress: Progress) -> None:

@@ -29,11 +29,9 @@ class ArenaVoice:
 
     name: str
     strength: float
-    """In the logit of Bradley and Terry."""
     favours: float = 0.0
     """Lead that it gives its own answers as a judge whose reference is its own answer."""
     unaided: float = 1.0
-    """Factor of all leads that it sees without a fused reference."""
     detects: float = 0.8
     """Share of memes that it labels correctly; its server has to be sent every picture."""
 
@@ -65,9 +63,6 @@ class ArenaVoice:
             # To be merged are two texts; the question has none.
             fused = len(_ANSWER.findall(words)) + words.count(MERGED) > 1
             return {"background_knowledge": "It is about tea.", "reasoning": f"It is {MERGED}." if fused else own}
-        if {"text", "image", "reasoning"} <= fields:
-            hard = int(10 * _chance("difficulty", words))
-            return {"why": "It looks so.", "text": hard, "image": hard, "reasoning": hard}
         if "overall" in fields:
             return self._verdicts(words, wanted)
         return None
@@ -81,9 +76,7 @@ class ArenaVoice:
             lead += self.favours * ((voice_a == self.name) - (voice_b == self.name))
         reply: dict[str, Any] = {"why": "One explains more than the other."}
         for name, schema in wanted.items():
-            if name == "own_answer":
-                reply[name] = f"It is explained by {self.name}."
-            elif name != "why":
+            if name != "why":
                 # The same draw under every reference, so that they differ by what a judge sees in them alone.
                 drawn = _chance(self.name, name, before.split("A reference.")[0], shown)
                 winner = "A" if drawn < 1 / (1 + math.exp(-lead)) else "B"

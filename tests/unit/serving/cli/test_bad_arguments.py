@@ -157,6 +157,7 @@ VALID: dict[str, tuple[str, ...]] = {
     "memecourt-eval reproduce emulate": ("--data", "{data}", "--out", "{new}", "--models", "{models}", "--dry-run"),
     "memecourt-eval reproduce memearena": ("--data", "{data}", "--out", "{new}", "--models", "{models}", "--dry-run"),
     "memecourt-eval reproduce memecourt": ("--data", "{data}", "--out", "{new}", "--dry-run"),
+    "memecourt-eval reproduce probench": ("--data", "{data}", "--out", "{new}", "--models", "{models}", "--dry-run"),
     "memecourt-eval report": ("{run}",),
     "memecourt-eval run": ("--dataset", "synthetic-harmeme", "--data", "{data}", "--out", "{new}"),
     "memecourt-eval score": ("{memes}", "--dataset", "synthetic-harmeme", "--data", "{data}", "--split", "test"),
