@@ -170,12 +170,12 @@ def test_fence_marks_are_unique():
 # Whole trials: every place at once, also with the text read from the picture
 
 
-def run_trial(cast, *, meme=None, **options):
+def run_trial(cast, *, meme=None, flips=False, **options):
     court = dataclasses.replace(full_court(cast, **options), fence_mark=MARK)
     meme = meme or a_meme("plain words")
     record = asyncio.run(court.run(TrialCase("t", meme, Procedure.FULL), RecordingSink()))
-    # Asked again with pieces left out, for what would have flipped the verdict.
-    asyncio.run(seek_flips(court, record, meme.picture, keep=RecordingSink()))
+    if flips:  # the Judge is asked again with pieces left out
+        asyncio.run(seek_flips(court, record, meme.picture, keep=RecordingSink()))
 
 
 CHECKS = [*LIMITS, *ESSENTIAL]
@@ -189,7 +189,7 @@ def without_faults(parts):
     return parts
 
 
-def trial_with(text, *, ocr, version="1"):
+def trial_with(text, *, ocr, version="1", flips=False):
     clip = text[:400]
     cast = Cast(
         describe=lambda request: {"description": f"It shows: {clip}"},
@@ -201,7 +201,7 @@ def trial_with(text, *, ocr, version="1"):
     first = found.exhibits[0].model_copy(update={"text": text, "categories": (text, "race")})
     found = found.model_copy(update={"exhibits": (first, *found.exhibits[1:])})
     meme, reader = (a_meme(None), FakeReader(text)) if ocr else (a_meme(text), None)
-    run_trial(cast, meme=meme, reader=reader, found=found, prompts=packaged(version))
+    run_trial(cast, meme=meme, reader=reader, found=found, prompts=packaged(version), flips=flips)
     return cast
 
 
@@ -210,7 +210,7 @@ def trial_with(text, *, ocr, version="1"):
 @pytest.mark.parametrize("version", packaged_versions())
 @pytest.mark.parametrize("ocr", [False, True], ids=["caption", "read from the picture"])
 def test_pi_1_to_3_hold_in_whole_trials(ocr, version):
-    plain, looping = (trial_with(text, ocr=ocr, version=version) for text in ("harmless words", LOOPING))
+    plain, looping = (trial_with(text, ocr=ocr, version=version, flips=True) for text in ("harmless words", LOOPING))
     usual = {
         role: [without_faults(split_fenced(request)[0]) for cast in (plain, looping) for request in cast.requests(role)]
         for role in plain.models
@@ -223,7 +223,7 @@ def test_pi_1_to_3_hold_in_whole_trials(ocr, version):
     quarter = 2 * ocr + packaged_versions().index(version) % 2
     for _, injection in INJECTIONS if FULL else INJECTIONS[quarter::4]:
         text = "".join(c for c in marked(injection, MARK) if not 0xD800 <= ord(c) < 0xE000)
-        cast = trial_with(text, ocr=ocr, version=version)
+        cast = trial_with(text, ocr=ocr, version=version, flips=True)
         trials += 1
         for role in cast.models:
             for request in cast.requests(role):
