@@ -217,7 +217,10 @@ def test_figures_of_emulate_are_those_of_its_stored_checks(demonstrated):
         arm: [(str(one.gold), label[one.answer]) for one in checked if one.arm == arm] for arm in ("witness", "no-rank")
     }
     cells = {
-        (cell["row"], cell["figure"]): cell["ours"]["value"] for cells in found["tables"].values() for cell in cells
+        (cell["row"], cell["figure"]): cell["ours"]["value"]
+        for cells in found["tables"].values()
+        for cell in cells
+        if cell["ours"]
     }
     for row, arm in (("the witness, drawn claims", "witness"), ("without SearchRank", "no-rank")):
         weighted = f1_score(*zip(*pairs[arm], strict=True), labels=["False", "True"], average="weighted")
