@@ -302,7 +302,7 @@ def test_figures_of_climatememes_are_those_of_its_predictions(demonstrated):
 
     out, found = demonstrated("climatememes")
     judged = read_results(out / "stages/stance-llava-run/picture+text,4-shot").judged
-    gold = [one.meme.gold["target"][0] for one in judged]
+    gold = [one.meme.tasks["target"][0] for one in judged]
     answer = [one.prediction.said["target"].labels[0] for one in judged]
     cells = {(cell["row"], cell["figure"]): cell["ours"]["value"] for cell in found["tables"]["Table 2, stance"]}
     labels = sorted({*gold, *answer})
