@@ -53,7 +53,7 @@ class Marked:
         whole[0] = opened.model_copy(update={"meme": meme, "request_id": self.request})
         for place, event in enumerate(whole):
             if isinstance(event, TextRead):
-                whole[place] = event.model_copy(update={"text": f"{self.padding}{self.text}"})
+                whole[place] = event.model_copy(update={"text": f"{self.text}{self.padding}{self.text}"})
             if isinstance(event, VerdictGiven):
                 verdict = event.verdict.model_copy(update={"rationale": f"{self.saying}{self.padding}"})
                 whole[place] = event.model_copy(update={"verdict": verdict, "call": self.call()})
@@ -65,7 +65,8 @@ class Marked:
 
     def call(self):
         """Returns a call whose reply is recorded as it came."""
-        reply = RawReply(text=f"{self.padding}{self.reply}")
+        # Twice, since a database may split a string over two of its pages.
+        reply = RawReply(text=f"{self.reply}{self.padding}{self.reply}")
         figures = {"tokens_in": 1, "tokens_out": 1, "latency_s": 0.1}
         return ModelCall(
             role=Role.JUDGE, model="m", prompt_id="judge/1/judge", prompt_digest="d", replies=(reply,), **figures

@@ -51,7 +51,7 @@ def test_erased_memes_leave_no_trace_in_any_file(tmp_path):
         meme.reply in record.last(VerdictGiven).call.replies[0].text
         for record, meme in zip(records, remaining, strict=True)
     )
-    assert [record.text.text for record in records] == [f"{meme.padding}{meme.text}" for meme in remaining]
+    assert [record.text.text for record in records] == [f"{meme.text}{meme.padding}{meme.text}" for meme in remaining]
     assert frames == [[meme.png] for meme in remaining]
 
 
