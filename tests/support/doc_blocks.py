@@ -54,8 +54,8 @@ NOT_RUN: tuple[tuple[str, str], ...] = (
     (r"memecourt-eval reproduce\b(?!.*--demo)", "needs data sets: tests/unit/eval/reproduce/test_reproduce.py"),
     (r"\bcurl\b.*:9464", "asks what serves: tests/integration/test_monitoring.py"),
     (
-        r"memecourt-eval (compare|score|report|run --resume|labels|subgroups)\b",
-        "needs finished runs: tests/unit/eval/reports/test_report.py, test_run.py, test_label_figures.py",
+        r"memecourt-eval (compare|export|score|report|run --resume|labels|subgroups)\b",
+        "needs finished runs: test_report.py, test_run.py, test_label_figures.py, test_export_forms.py",
     ),
     (
         r"memecourt\.verify trial\.bundle|--anchor theirs",
