@@ -339,5 +339,5 @@ def test_no_query_finds_erased_content(using):
 
     before, after = using(scene)
     named = [trace for trace in meme.traces() if trace.isalnum()]
-    assert len(named) == 9 and all(trace in before for trace in named)
+    assert len(named) == 10 and all(trace in before for trace in named)
     assert not [trace for trace in meme.traces() if trace in after]
