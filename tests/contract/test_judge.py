@@ -620,6 +620,7 @@ def test_every_kind_of_error_has_its_code():
         "BadPicture": "INVALID_ARGUMENT",
         "BadText": "INVALID_ARGUMENT",
         "BadRequest": "INVALID_ARGUMENT",
+        "Malformed": "INVALID_ARGUMENT",
         "NoSuchPrecedent": "NOT_FOUND",
         "TrialUnknown": "NOT_FOUND",
         "TrialErased": "NOT_FOUND",
