@@ -460,6 +460,8 @@ def _reproduce_stages(name: str, options: dict[str, Any]) -> None:
         models: dict[str, dict[str, Any]] = {}
         data: Path | None = options["data"]
         demo = DEMONSTRATIONS[name] if options["demo"] else None
+        if demo is None and data is not None and not data.is_dir():
+            raise click.UsageError(f"There is no folder {data}. --data names that of the data that the stages need.")
         if demo is not None:
             paper, data = paper.demonstrated(), data or out / "data"
             models = stack.enter_context(demo.models())

@@ -189,10 +189,10 @@ def acquits_validly(text, precedents=3):
         and all(
             isinstance(ruling[name], list)
             and len(ruling[name]) <= 6
-            and all(
-                isinstance(statement, str) and len(statement) <= 600 and has_letters_or_digits(statement)
-                for statement in ruling[name]
-            )
+            and all(isinstance(statement, str) for statement in ruling[name])
+            # Scraps without a word count as nothing beside evidence, and as a fault alone.
+            and all(len(statement) <= 1000 for statement in ruling[name] if has_letters_or_digits(statement))
+            and (not ruling[name] or any(map(has_letters_or_digits, ruling[name])))
             for name in ("harmful_evidence", "harmless_evidence")
         )
         and isinstance(ruling["precedents"], dict)

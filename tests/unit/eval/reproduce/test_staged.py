@@ -62,6 +62,13 @@ def test_every_published_figure_of_a_table_is_found(name):
     assert not [row.name for row, _ in cited if row.name not in named]
 
 
+def test_published_mean_is_printed_as_the_paper_has_it():
+    paper = read_staged("memearena")
+    # The mean of the paper's rounded cells would be .90.
+    assert find(paper.figures(), "ndcg.own[4]") == 0.89
+    assert any(row.cite == "ndcg.own[4]" for table in paper.tables for row in table.rows)
+
+
 @pytest.mark.parametrize("name", STAGED)
 def test_rows_claims_and_stages_of_a_paper_name_stages_that_there_are(name):
     for paper in (read_staged(name), read_staged(name).demonstrated()):
