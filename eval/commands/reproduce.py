@@ -453,9 +453,8 @@ def _reproduce_stages(name: str, options: dict[str, Any]) -> None:
     from eval.reproduce.report import staged_json, staged_lead, staged_sections
     from eval.reproduce.staged import STAGES, StagedOutcome, plan_stages, read_staged
 
-    paper, out = read_staged(name), options["out"]
+    paper, out, tables = read_staged(name), options["out"], dict[str, Any]()
     planted: Mapping[str, Any] | None = None
-    tables: dict[str, Any] = {}
     with ExitStack() as stack:
         models: dict[str, dict[str, Any]] = {}
         data: Path | None = options["data"]
@@ -499,10 +498,9 @@ def _reproduce_stages(name: str, options: dict[str, Any]) -> None:
     links = [
         (plan.spec.title, f"{STAGES}/{plan.spec.page}") for plan in plans if (out / STAGES / plan.spec.page).is_file()
     ]
-    figures = staged_json(outcome)
-    sections = staged_sections(outcome, commands)
-    lead = staged_lead(outcome, mode)
-    _write(out, f"{paper.paper}, reproduced", lead, sections=sections, figures=figures, links=links)
+    figures, sections = staged_json(outcome), staged_sections(outcome, commands)
+    title, lead = f"{paper.paper}, reproduced", staged_lead(outcome, mode)
+    _write(out, title, lead, sections=sections, figures=figures, links=links)
     if options["as_json"]:
         click.echo(json.dumps(figures))
     else:
