@@ -8,8 +8,7 @@ import subprocess
 import pytest
 
 from memecourt.verify import verify_bundle
-from tests.integration.test_docs_blocks import Shell
-from tests.support.doc_blocks import ROOT, commands
+from tests.support.doc_blocks import ROOT, Shell, commands
 
 pytestmark = pytest.mark.slow
 

@@ -7,12 +7,8 @@ each with the reason, in :data:`tests.support.doc_blocks.NOT_RUN`.
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
-from collections.abc import Collection
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -21,7 +17,7 @@ import pytest
 
 from eval.synthetic.scenes import draw_meme
 from tests.integration.conftest import Server
-from tests.support.doc_blocks import ROOT, TESTED_WHOLE, blocks, commands, pages
+from tests.support.doc_blocks import ROOT, TESTED_WHOLE, Shell, blocks, commands, pages
 from tests.support.pictures import encode
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -29,28 +25,6 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 TUTORIAL = ROOT / "docs" / "tutorial.md"
 SMALL = "--train 24 --val 4 --test 8"
 """Sizes of the data sets that the pages draw, so that their commands run quickly."""
-
-
-class Shell:
-    """A user's shell in a folder: bash runs the commands, with this environment's programs first on the path."""
-
-    def __init__(self, folder: Path, home: Path, **environment: str) -> None:
-        self.folder = folder
-        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        self.environment = {**os.environ, "MEMECOURT_HOME": str(home), "PATH": path, **environment}
-
-    def run(self, line: str, *, allowed_codes: Collection[int] = (0,)) -> str:
-        """Returns the output of a command, with "y" as its input; fails unless the exit code is allowed."""
-        result = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", line],
-            cwd=self.folder,
-            env=self.environment,
-            input="y\n",
-            capture_output=True,
-            text=True,
-        )
-        assert result.returncode in allowed_codes, f"{line}\n{result.stdout[-3000:]}{result.stderr[-3000:]}"
-        return result.stdout
 
 
 def trial_in(listing: str) -> str:

@@ -5,8 +5,7 @@ import csv
 import pytest
 
 from eval.synthetic.make import Layout, make
-from tests.integration.test_docs_blocks import Shell
-from tests.support.doc_blocks import ROOT, commands
+from tests.support.doc_blocks import ROOT, Shell, commands
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

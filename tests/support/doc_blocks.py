@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -110,3 +113,25 @@ def commands(page: Path) -> Iterator[Command]:
             if line and not line.rstrip().endswith(("\\", "|")):
                 yield Command(name, re.sub(r"\s+#\s.*$", "", line))
                 line = ""
+
+
+class Shell:
+    """A user's shell in a folder: bash runs the commands, with this environment's programs first on the path."""
+
+    def __init__(self, folder: Path, home: Path, **environment: str) -> None:
+        self.folder = folder
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        self.environment = {**os.environ, "MEMECOURT_HOME": str(home), "PATH": path, **environment}
+
+    def run(self, line: str, *, allowed_codes: Collection[int] = (0,)) -> str:
+        """Returns the output of a command, with "y" as its input; fails unless the exit code is allowed."""
+        result = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", line],
+            cwd=self.folder,
+            env=self.environment,
+            input="y\n",
+            capture_output=True,
+            text=True,
+        )
+        assert result.returncode in allowed_codes, f"{line}\n{result.stdout[-3000:]}{result.stderr[-3000:]}"
+        return result.stdout
