@@ -246,17 +246,22 @@ class Event(Value):
 
     Attributes:
         after_end: True if the event may follow the end of a trial.
+        by_person: True if a person said it about the content, so that the finding in force may change with it.
         for_reviewers: True if platforms that only ask for verdicts are not sent the event.
+        listed: True if a docket's list of trials is derived from it, among others.
         metric: Metric that times the step, if it asks no model; empty if none does.
         parts: Parts of a trial's page that the event changes, apart from those that every event changes.
         step_name: The step that the event ends, in words, with its fields in braces; empty if it took no time.
+        state: State of the trial from the event on; None if it stays as it was.
         step_owner: Owner of that step: the court, a role, or the ``side`` of the event.
         untrusted: Name of the field with a text other than the court's own sides'; empty without one.
     """
 
     state: ClassVar[TrialState | None] = None
     after_end: ClassVar[bool] = False
+    by_person: ClassVar[bool] = False
     for_reviewers: ClassVar[bool] = False
+    listed: ClassVar[bool] = False
     metric: ClassVar[str] = ""
     parts: ClassVar[tuple[str, ...]] = ()
     step_name: ClassVar[str] = ""
@@ -284,6 +289,11 @@ class Event(Value):
     def took_s(self) -> float | None:
         """Seconds that a step without a model call took; None if there was none."""
         return getattr(self, "latency_s", None)
+
+    @property
+    def sent_text(self) -> str | None:
+        """Text of the meme if the event says that it came with the request; None otherwise."""
+        return None
 
     def untrusted_texts(self) -> Iterator[tuple[Mapping[str, str], str]]:
         """Yields texts other than those of the court's own sides, each with its precedent or document."""
@@ -327,6 +337,7 @@ class ClaimEvent(Event):
 class TrialOpened(Event):
     """A meme was accepted for trial."""
 
+    listed = True
     state = TrialState.OPEN
     kind: Literal["TrialOpened"] = "TrialOpened"
     procedure: Procedure
@@ -354,6 +365,7 @@ class TrialOpened(Event):
 class TextRead(Event):
     """The text of the meme is known."""
 
+    listed = True
     metric = "text_read"
     parts = ("meme",)
     step_name = "text read off the picture"
@@ -370,6 +382,11 @@ class TextRead(Event):
     @override
     def took_s(self) -> float | None:
         return self.latency_s if self.reader else None
+
+    @property
+    @override
+    def sent_text(self) -> str | None:
+        return None if self.reader else self.text
 
 
 class Described(Event):
@@ -778,6 +795,7 @@ class SteeringFound(Signal):
 class VerdictGiven(Event):
     """The verdict. The last event of a trial, apart from further questions and reviews."""
 
+    listed = True
     state = TrialState.DECIDED
     parts = ("precedents", "expert", "judge", "flips", "review")
     step_name = "Judge rules"
@@ -998,6 +1016,7 @@ class FlipsSought(Event):
 class TrialFailed(Event):
     """The trial ended without a verdict."""
 
+    listed = True
     state = TrialState.FAILED
     parts = ("judge",)
     kind: Literal["TrialFailed"] = "TrialFailed"
@@ -1017,11 +1036,20 @@ class TrialFailed(Event):
 class TrialResumed(Event):
     """A trial that was interrupted, or that failed for a transient reason, continues from its record."""
 
+    listed = True
     state = TrialState.OPEN
     kind: Literal["TrialResumed"] = "TrialResumed"
     software: str
     fence_mark: str = ""
     """Fence mark from here on; new with each resumption."""
+
+
+class PersonEvent(Event):
+    """An event by which a person says something about the content of a trial, at any time."""
+
+    after_end = True
+    by_person = True
+    listed = True
 
 
 class ReviewOutcome(StrEnum):
@@ -1042,10 +1070,9 @@ class Look(StrEnum):
     """The review came from elsewhere than the console."""
 
 
-class VerdictReviewed(Event):
+class VerdictReviewed(PersonEvent):
     """A person upheld or overruled the verdict."""
 
-    after_end = True
     kind: Literal["VerdictReviewed"] = "VerdictReviewed"
     outcome: ReviewOutcome
     label: Label
@@ -1061,20 +1088,18 @@ class VerdictReviewed(Event):
     """True if the reviewer wants an overruling to become a precedent."""
 
 
-class ReviewWithdrawn(Event):
+class ReviewWithdrawn(PersonEvent):
     """A reviewer withdrew their review right after it; what was found before it holds again."""
 
-    after_end = True
     kind: Literal["ReviewWithdrawn"] = "ReviewWithdrawn"
     by: str = Field(min_length=1)
     of: int = Field(ge=0)
     """``seq`` of the review."""
 
 
-class NoteLeft(Event):
+class NoteLeft(PersonEvent):
     """A reviewer left a note to colleagues, who read it once they have decided."""
 
-    after_end = True
     kind: Literal["NoteLeft"] = "NoteLeft"
     by: str = Field(min_length=1)
     note: str = Field(min_length=1)
@@ -1082,10 +1107,9 @@ class NoteLeft(Event):
     """True if another person is to decide: the case is open again. A note alone changes nothing else."""
 
 
-class AppealOpened(Event):
+class AppealOpened(PersonEvent):
     """A verdict is contested by somebody it concerns: a person who has not reviewed it must look at it."""
 
-    after_end = True
     kind: Literal["AppealOpened"] = "AppealOpened"
     by: str = Field(min_length=1)
     """Submitter: a platform, or a person at it."""

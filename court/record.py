@@ -149,26 +149,30 @@ class TrialRecord:
     @property
     def in_force(self) -> InForce | None:
         """Finding in force on the content; None without a verdict."""
-        ruled = self.verdict_event
-        if ruled is None:
+        if self.verdict_event is None:
             return None
+        return self.in_force_under(self.opened.policy.digest, self.found or finding_of(self.events), self.rules)
+
+    def in_force_under(self, policy: str, found: PersonFinding | None, rules: FindingRules) -> InForce:
+        """Returns the finding in force on content under a policy, for which the trial's verdict stands."""
+        ruled = self.verdict_event
+        assert ruled is not None, "the trial is decided"
         return in_force(
             ruled.verdict.label,
             needs_review=ruled.verdict.awaits_review,
             at=ruled.since,
             trial_id=self.trial_id,
-            policy=self.opened.policy.digest,
+            policy=policy,
             precedent=ruled.precedent,
-            found=self.found or finding_of(self.events),
-            rules=self.rules,
+            found=found,
+            rules=rules,
         )
 
     @property
     def content(self) -> ContentKey:
         """Key of the content."""
         opened, text = self.opened, self.text
-        # A text that no reader read was sent with the request.
-        sent = text.text if text is not None and not text.reader else None
+        sent = text.sent_text if text is not None else None
         return content_key(opened.meme.namespace, opened.policy.id, opened.meme.digest, sent)
 
     @property

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from court import events
+from court.verdict import ReviewReason
 from tests.support.paths import ROOT
 
 BUDGETS = tomllib.loads((ROOT / "tests" / "budgets.toml").read_text())
@@ -37,3 +38,12 @@ def test_few_files_enumerate_kinds_of_events():
     many = {name: count for name, count in files.items() if count >= 6}
     assert "court/events.py" in many
     assert len(many) <= BUDGETS["event_kinds"]["files"], many
+
+
+def test_reason_for_review_is_named_in_few_files():
+    files = [file for folder in ("court", "retrieval", "serving", "proto") for file in modules(folder)]
+    named = [set(re.findall(r"\w+", file.read_text())) for file in [*files, ROOT / "proto/memecourt/v1/court.proto"]]
+    # One of them is the reason of an error too.
+    reasons = [reason.name for reason in ReviewReason if reason is not ReviewReason.REPLY_CUT]
+    counts = {name: sum(bool({name, f"REVIEW_REASON_{name}"} & words) for words in named) for name in reasons}
+    assert max(counts.values()) <= BUDGETS["review_reasons"]["files"], counts

@@ -16,11 +16,12 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import orjson
 
-from court.events import ReviewWithdrawn, TrialOpened, VerdictReviewed
+from court.events import TrialOpened, VerdictReviewed
 from court.in_force import CaseNotes, ContentKey, case_of, standing
 from court.meme import is_text_digest
 from serving.docket.log.anchors import Anchor
@@ -30,7 +31,7 @@ from serving.docket.log.merkle import TILE_HEIGHT, TILE_WIDTH, Frontier, Node, t
 from serving.docket.log.notes import Checkpoint, VerifierKey, open_checkpoint, read_checkpoint, split_note
 from serving.docket.log.rotation import KeyChain, read_rotation
 from serving.docket.store.bodies import PART, event_in, part_key
-from serving.docket.store.listing import HEARD, finding_row
+from serving.docket.store.listing import finding_row
 from serving.docket.store.trials import LISTED_KINDS, trial_change, trial_row
 
 T = TypeVar("T")
@@ -115,10 +116,10 @@ class FromEntries:
             # A KeyError, for a trial that was never opened, becomes a finding in add().
             row = self._trials[event.trial_id]
             stored = list[tuple[str, str]]()
-            if event.kind in HEARD:
+            if event.by_person:
                 stored = self._by_people.setdefault(ContentKey(row["content"], row["wording"]), stored)
                 stored.append((body, row["policy"]))
-            row |= trial_change(event, lambda withdrawn: _left(stored, withdrawn))
+            row |= trial_change(event, partial(_left, stored))
 
     def _part(self, number: int, body: str) -> None:
         value = parse(body)
@@ -135,10 +136,10 @@ def _case(stored: Sequence[tuple[str, str]]) -> CaseNotes:
     return case_of(events, {event.trial_id: policy for event, (_, policy) in zip(events, stored, strict=True)})
 
 
-def _left(stored: Sequence[tuple[str, str]], withdrawn: ReviewWithdrawn) -> VerdictReviewed | None:
+def _left(stored: Sequence[tuple[str, str]], trial_id: str) -> VerdictReviewed | None:
     """Returns the last review of a trial that stands after a withdrawal."""
     events = standing(event_in(body, {}) for body, _ in stored)
-    own = [e for e in events if isinstance(e, VerdictReviewed) and e.trial_id == withdrawn.trial_id]
+    own = [e for e in events if isinstance(e, VerdictReviewed) and e.trial_id == trial_id]
     return own[-1] if own else None
 
 

@@ -21,14 +21,11 @@ from court.events import (
     NoteLeft,
     ReviewWithdrawn,
     TextRead,
-    TrialFailed,
     TrialOpened,
-    TrialResumed,
     VerdictGiven,
     VerdictReviewed,
 )
 from court.in_force import standing
-from court.record import TrialState
 from court.verdict import DISAGREEMENTS, Label, Verdict
 from retrieval.text import text_key
 from serving.access.callers import SANDBOX
@@ -37,28 +34,14 @@ from serving.docket.store import review_tables as t
 from serving.docket.store.bodies import event_in
 from serving.docket.store.listing import events_by_people
 from serving.docket.store.tables import stamp
+from serving.docket.store.trials import LISTED_KINDS
 
 _log = logging.getLogger("memecourt.desk")
 
 ERASED: Final = "Erased"
 """Kind of the entry that records the erasure of a trial."""
 
-KINDS: Final = frozenset(
-    {
-        "TrialOpened",
-        "TextRead",
-        "Described",
-        "VerdictGiven",
-        "FlipsSought",
-        "TrialFailed",
-        "TrialResumed",
-        "VerdictReviewed",
-        "ReviewWithdrawn",
-        "NoteLeft",
-        "AppealOpened",
-        ERASED,
-    }
-)
+KINDS: Final = LISTED_KINDS | {Described.__name__, FlipsSought.__name__, ERASED}
 """Kinds of the entries that are read."""
 
 
@@ -219,6 +202,8 @@ class _Case:
     def take(self, event: AnyEvent, number: int, rules: Rules, connection: Connection) -> None:
         row = self.row
         self.changed = True
+        if event.state is not None:
+            row["state"] = event.state
         match event:
             case TrialOpened():
                 row["opened_at"] = stamp(event.at)
@@ -227,16 +212,11 @@ class _Case:
                 models = sorted(set(event.versions.models.values()))
                 # Line breaks around each name, so that a search can match whole names.
                 row["models"] = "".join(f"\n{model}" for model in models) + "\n" if models else ""
-                row["state"] = TrialState.OPEN
             case TextRead():
                 row["text"], row["same"] = event.text, same_letters(event.text)
                 self._search(event.text)
             case Described():
                 self._search(event.description)
-            case TrialFailed():
-                row["state"] = TrialState.FAILED
-            case TrialResumed():
-                row["state"] = TrialState.OPEN
             case VerdictGiven():
                 self._decided(event, rules)
             # An acquittal that nobody has looked at. A block needs no review for it: a meme could provoke one.
@@ -256,11 +236,11 @@ class _Case:
                 why = ReviewPriority.OBJECTION if event.by_link else ReviewPriority.APPEAL
                 self._waits(((why, f"{event.by} hands in an appeal: {event.statement}"),))
             case _:
-                self.changed = False
+                self.changed = event.state is not None
 
     def _decided(self, event: VerdictGiven, rules: Rules) -> None:
         row, verdict = self.row, event.verdict
-        row["state"], row["label"], row["holds"] = TrialState.DECIDED, str(verdict.label), str(verdict.label)
+        row["label"] = row["holds"] = str(verdict.label)
         row["score"] = verdict.harm_score
         row["category"] = verdict.finding.category if verdict.finding else ""
         namespace = row.get("namespace", "")

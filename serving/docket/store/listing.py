@@ -32,14 +32,10 @@ from court.errors import BadRequest
 from court.events import (
     EVENT_KINDS,
     AnyEvent,
-    AppealOpened,
-    NoteLeft,
     Procedure,
     ReviewOutcome,
     ReviewWithdrawn,
     TrialFailed,
-    TrialOpened,
-    TrialResumed,
     VerdictGiven,
     VerdictReviewed,
     parse_event,
@@ -67,7 +63,7 @@ from serving.docket.store.tables import no_record
 from serving.docket.store.transactions import SqlStore, Transactions
 
 _row, _entry, _case = t.trials.c, t.entries.c, review_tables.cases.c
-HEARD: Final = frozenset({kind.__name__ for kind in (VerdictReviewed, ReviewWithdrawn, NoteLeft, AppealOpened)})
+HEARD: Final = frozenset(kind.__name__ for kind in EVENT_KINDS if kind.by_person)
 """Kinds of the events that change a finding."""
 
 _found = t.findings.c
@@ -82,6 +78,7 @@ _ABOUT = select(*COLUMNS).select_from(t.trials.join(t.findings, SAME_CONTENT))
 # Used by every request and built once: building a statement takes longer than running it.
 _FINDING = select(*COLUMNS).where(_found.content == bindparam("meme"), _found.wording == bindparam("text"))
 _SOME = (*HEARD, "Erased")
+_BEGINNINGS = frozenset(kind.__name__ for kind in EVENT_KINDS if kind.state is TrialState.OPEN)
 _KEPT = "~"
 """Ends the key of an expired trial's finding while a later one is in force."""
 
@@ -483,7 +480,7 @@ def _failures(connection: Connection, pixels_sha256: str) -> Sequence[Failure]:
     is_over = False
     # Newest first, so that the end of an attempt is seen before its start.
     for number, trial_id, kind in connection.execute(_ATTEMPTS, {"pixels": pixels_sha256}).all():
-        if kind in (TrialOpened.__name__, TrialResumed.__name__):
+        if kind in _BEGINNINGS:
             if trial_id in ended:
                 found.append(Failure(number, *ended.pop(trial_id)))
         elif not is_over:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, bindparam, insert, select, update
@@ -12,13 +13,9 @@ from typing_extensions import override
 from court.events import (
     EVENT_KINDS,
     AnyEvent,
-    AppealOpened,
-    NoteLeft,
     ReviewWithdrawn,
-    TextRead,
     TrialFailed,
     TrialOpened,
-    TrialResumed,
     VerdictGiven,
     VerdictReviewed,
 )
@@ -40,7 +37,7 @@ from serving.docket.store.bodies import (
     parts_in,
     unpacked,
 )
-from serving.docket.store.listing import HEARD, finding_about, standing_review, update_finding
+from serving.docket.store.listing import finding_about, standing_review, update_finding
 from serving.docket.store.log_append import EntryDraft, LogAppender, open_appender
 from serving.docket.store.pictures import WRITE_PICTURE, ObjectPictures, frames_in_table
 from serving.docket.store.tables import erased, insert_into, no_record, unknown
@@ -48,7 +45,7 @@ from serving.docket.store.transactions import Batch, Rank, SqlStore, Transaction
 
 _row, _entry = t.trials.c, t.entries.c
 _AT_ONCE = 500  # keys in one query
-LISTED_KINDS = HEARD | frozenset(kind.__name__ for kind in EVENT_KINDS if kind.state is not None or kind is TextRead)
+LISTED_KINDS = frozenset(kind.__name__ for kind in EVENT_KINDS if kind.listed)
 """Kinds of events that the listing is derived from (:func:`trial_change`); others don't affect it."""
 N = TypeVar("N")
 
@@ -142,40 +139,32 @@ def trial_row(opened: TrialOpened) -> dict[str, Any]:
     }
 
 
-def trial_change(
-    event: AnyEvent, review: Callable[[ReviewWithdrawn], VerdictReviewed | None] = lambda _: None
-) -> dict[str, Any]:
+def trial_change(event: AnyEvent, standing: Callable[[str], VerdictReviewed | None] = lambda _: None) -> dict[str, Any]:
     """Changes that an event makes to the row of its trial, by column; empty where it makes none.
 
     Args:
-        review: Returns the review that stands after a withdrawal.
+        standing: Returns the review of a trial that stands after a withdrawal, by the trial's id.
     """
+    change: dict[str, Any] = {}
+    if event.by_person:
+        change["heard"] = True
+    if event.sent_text is not None:
+        change["wording"] = sent_text_key(event.sent_text)
+    # The row of a trial that is opened has its state already. One that failed and was resumed has no failure from then.
+    if event.state is not None and not isinstance(event, TrialOpened):
+        change |= {"state": str(event.state), "failure_reason": event.reason if isinstance(event, TrialFailed) else ""}
     match event:
         case VerdictGiven():
-            return {
-                "state": str(TrialState.DECIDED),
+            change |= {
                 "label": str(event.verdict.label),
                 "needs_review": event.verdict.needs_human_review,
                 "block_stands": event.verdict.block_stands,
-                # A trial that failed and was resumed has one from then.
-                "failure_reason": "",
                 "precedent": event.precedent,
             }
-        case TrialFailed():
-            return {"state": str(TrialState.FAILED), "failure_reason": event.reason}
-        case TrialResumed():
-            return {"state": str(TrialState.OPEN), "failure_reason": ""}
-        case VerdictReviewed():
-            return {"outcome": str(event.outcome), "review": event.model_dump_json(), "heard": True}
-        case ReviewWithdrawn():
-            left = review(event)
-            return trial_change(left) if left else {"outcome": "", "review": None}
-        case AppealOpened() | NoteLeft(second_opinion=True):
-            return {"heard": True}
-        # A text that no reader read was sent with the request.
-        case TextRead(reader=""):
-            return {"wording": sent_text_key(event.text)}
-    return {}
+        case VerdictReviewed() | ReviewWithdrawn():
+            left = event if isinstance(event, VerdictReviewed) else standing(event.trial_id)
+            change |= {"outcome": str(left.outcome) if left else "", "review": left and left.model_dump_json()}
+    return change
 
 
 def log_events(connection: Connection, log: LogAppender, events: Sequence[AnyEvent]) -> None:
@@ -242,13 +231,13 @@ def append_events(connection: Connection, batches: Sequence[Sequence[AnyEvent]])
         connection.execute(insert(t.trials), opened)
     # By trial and number: several events of a trial may be in one commit, and its row has to follow the last of them.
     for event in sorted(events, key=lambda event: (event.trial_id, event.seq)):
-        if change := trial_change(event, lambda one: standing_review(connection, one.trial_id)):
+        if change := trial_change(event, partial(standing_review, connection)):
             connection.execute(update(t.trials).where(t.trials.c.trial_id == event.trial_id).values(change))
-        if isinstance(event, VerdictGiven):
-            log.want_checkpoint()  # as its receipt
+        if event.state is TrialState.DECIDED:
+            log.want_checkpoint()  # as the verdict's receipt
     # In the order of the log, since trials of the same content share a finding.
     for event in events:
-        if event.kind in HEARD:
+        if event.by_person:
             update_finding(connection, event)
     return [None] * len(batches)
 
