@@ -146,7 +146,7 @@ def verdict_of(
     # A Judge may name a category and still give strengths for "not harmful"; the label decides, so there is no finding.
     found = label is Label.HARMFUL and ruling.category != _NONE
     # Any policy will do, since only label and doubts are read.
-    alone = weigh(findings, vote, text, settings, policy=DEFAULT_POLICY) if findings is not None else None
+    by_precedents = weigh(findings, vote, text, settings, policy=DEFAULT_POLICY) if findings is not None else None
     missing = [each for each in failed if each.check is ReviewReason.DESCRIPTION_MISSING]
     reasons = (
         *_contradictions(opinions, label, vote=vote, score=likely, settings=settings),
@@ -175,14 +175,14 @@ def verdict_of(
         if found
         else None,
         # One's own doubts say more than that the model is not known.
-        review=reasons or _not_sure(label, alone, weighed, settings),
+        review=reasons or _not_sure(label, by_precedents, weighed, settings),
         signals=(
             *(no_similar_precedent(findings) if findings is not None else ()),
             *(_no_score(opinions) if score is None else ()),
             *((_UNSEEN,) if unseen else ()),
             *_check_reasons([each for each in failed if label is Label.HARMFUL or each not in missing]),
         ),
-        precedents_block=_blocks(label, alone, weighed),
+        precedents_block=_blocks(label, by_precedents, weighed),
         claims=testimony.findings if testimony else (),
     )
 
@@ -195,18 +195,18 @@ def _mistrial(failed: Sequence[CheckFailed], settings: TrialSettings) -> tuple[R
     return (Review(reason=ReviewReason.MISTRIAL, detail=detail),)
 
 
-def _blocks(label: Label, alone: Verdict | None, weighed: Weighed | None) -> bool:
+def _blocks(label: Label, by_precedents: Verdict | None, weighed: Weighed | None) -> bool:
     """True if calibrated evidence blocks: the precedents alone, or what an audition makes of a harmful label."""
     by_audition = weighed is not None and label is Label.HARMFUL and weighed.decides(label)
-    return by_audition or (alone is not None and alone.decision is Decision.BLOCK)
+    return by_audition or (by_precedents is not None and by_precedents.decision is Decision.BLOCK)
 
 
 def _not_sure(
-    label: Label, alone: Verdict | None, weighed: Weighed | None, settings: TrialSettings
+    label: Label, by_precedents: Verdict | None, weighed: Weighed | None, settings: TrialSettings
 ) -> tuple[Review, ...]:
     """A reason for review unless an audition has shown that such a label may be decided without."""
     # A block of the precedents alone needs no audition; without one, nor does their acquittal.
-    agreed = alone is not None and alone.label is label and not alone.needs_human_review
+    agreed = by_precedents is not None and by_precedents.label is label and not by_precedents.needs_human_review
     if not settings.audition or (agreed and (weighed is None or label is Label.HARMFUL)):
         return ()
     if weighed is not None:

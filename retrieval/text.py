@@ -69,10 +69,10 @@ class TextColumn:
         lines = "\n".join(("", *texts, ""))
         signs = np.frombuffer(lines.encode() if lines.isascii() else b"", np.uint8)
         blank, ends = signs <= _BLANK, signs == _LINE_END
-        beside = np.flatnonzero(blank[1:] & blank[:-1])
+        doubled = np.flatnonzero(blank[1:] & blank[:-1])
         counts = list(map(np.count_nonzero, (ends, signs == _BLANK, blank)))
         # Line ends beside each other are those of an empty text.
-        plain = counts[0] == len(texts) + 1 and sum(counts[:2]) == counts[2] and ends[[beside, beside + 1]].all()
+        plain = counts[0] == len(texts) + 1 and sum(counts[:2]) == counts[2] and ends[[doubled, doubled + 1]].all()
         self._lines, self._signs = (lines, signs) if plain else ("", signs[:0])
 
     def keys(self) -> list[str]:

@@ -300,14 +300,14 @@ class _Stream:
         self._changed = asyncio.Condition()
         self._open = 0  # streams
         self._closed: set[int] = set()  # numbers of streams that accept no more requests
-        self._holding: list[asyncio.Task[None]] = []
+        self._stream_tasks: list[asyncio.Task[None]] = []
         self._error: Exception | None = None
         self._no_more: Exception | None = None  # error raised while reading the requests
 
     async def outcomes(self) -> AsyncGenerator[Outcome, None]:
         """Yields outcomes as they come. Closing the generator ends the streams, and with them the trials."""
         reading = asyncio.ensure_future(self._read())
-        self._hold_on()
+        self._start_stream()
         try:
             while True:
                 async with self._changed:
@@ -332,7 +332,7 @@ class _Stream:
                     yield outcome
         finally:
             # Repeatedly: until a stream is cancelled, its `_send` may start another task.
-            while tasks := [task for task in (reading, *self._holding) if not task.done()]:
+            while tasks := [task for task in (reading, *self._stream_tasks) if not task.done()]:
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
@@ -343,8 +343,8 @@ class _Stream:
             async with asyncio.timeout(self._book.wait_s()):
                 await self._changed.wait()
 
-    def _hold_on(self) -> None:
-        self._holding.append(asyncio.ensure_future(self._hold()))
+    def _start_stream(self) -> None:
+        self._stream_tasks.append(asyncio.ensure_future(self._run_stream()))
 
     async def _read(self) -> None:
         requests = self._requests
@@ -372,7 +372,7 @@ class _Stream:
             self._book.closed = True
             self._changed.notify_all()
 
-    async def _hold(self) -> None:
+    async def _run_stream(self) -> None:
         """Opens streams one after another while there is something to send, until one has sent everything."""
         while True:
             async with self._changed:
@@ -433,7 +433,7 @@ class _Stream:
                     if self._book.all_sent:
                         # Before closing our side: requests to be retried from now on need another stream.
                         self._closed.add(number)
-                        self._hold_on()
+                        self._start_stream()
                         break
                     message = self._book.send(number)
                 await call.write(message)

@@ -417,7 +417,7 @@ class _Stream:
         self._changed = threading.Condition()  # guards the fields below, and the book
         self._open: dict[int, grpc.Call] = {}  # streams by number
         self._closed: set[int] = set()  # numbers of streams that accept no more requests
-        self._holding: list[threading.Thread] = []
+        self._stream_threads: list[threading.Thread] = []
         self._stopped = False
         self._error: BaseException | None = None
         self._no_more: BaseException | None = None  # error raised while reading the requests
@@ -426,7 +426,7 @@ class _Stream:
         """Yields outcomes as they come. Closing the generator ends the streams, and with them the trials."""
         # Not joined at the end: it may be blocked in the caller's iterator, and ends when that yields.
         threading.Thread(target=self._read, daemon=True).start()
-        self._hold_on()
+        self._start_stream()
         try:
             while True:
                 with self._changed:
@@ -452,12 +452,12 @@ class _Stream:
                 for call in self._open.values():
                     call.cancel()
                 self._changed.notify_all()
-            for thread in self._holding:  # no new ones start: all have been told to stop
+            for thread in self._stream_threads:  # no new ones start: all have been told to stop
                 thread.join()
 
-    def _hold_on(self) -> None:
-        thread = threading.Thread(target=self._hold, daemon=True)
-        self._holding.append(thread)
+    def _start_stream(self) -> None:
+        thread = threading.Thread(target=self._run_stream, daemon=True)
+        self._stream_threads.append(thread)
         thread.start()
 
     def _read(self) -> None:
@@ -484,7 +484,7 @@ class _Stream:
             self._book.closed = True
             self._changed.notify_all()
 
-    def _hold(self) -> None:
+    def _run_stream(self) -> None:
         """Opens streams one after another while there is something to send, until one has sent everything."""
         while True:
             with self._changed:
@@ -543,7 +543,7 @@ class _Stream:
                     return
                 if self._book.all_sent:
                     self._closed.add(number)
-                    self._hold_on()
+                    self._start_stream()
                     return
                 message = self._book.send(number)
             yield message

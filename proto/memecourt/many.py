@@ -224,12 +224,12 @@ class Book:
     def cut(self, stream: int, error: CallError | None) -> None:
         """Processes the end of a stream by an error, or None: unanswered requests are sent again, if that can help."""
         self.given_up.discard(stream)
-        again = [name for name, pending in self._pending.items() if pending.sent == stream]
+        unanswered = [name for name, pending in self._pending.items() if pending.sent == stream]
         if error is None:
-            if not again:
+            if not unanswered:
                 return
             error = CallError(grpc.StatusCode.UNAVAILABLE, "The stream ended before all requests were answered.")
-        for name in again:
+        for name in unanswered:
             self._pending[name].sent = 0
         if not is_cut(error):
             if not self.all_sent:  # otherwise no other stream is needed
@@ -240,11 +240,11 @@ class Book:
         if self.refused is not None:
             self.refuse(self.refused)
             return
-        self._ready.extendleft(reversed(again))  # in their original order, ahead of all others
+        self._ready.extendleft(reversed(unanswered))  # in their original order, ahead of all others
         if error.reason == IDLE:
             return  # the server is fine: no backoff
         # One event that breaks several streams counts once.
-        counts = stream > self._streams_cut and (again or stream == self._streams)
+        counts = stream > self._streams_cut and (unanswered or stream == self._streams)
         if counts:
             self._cuts += 1
             self._streams_cut = self._streams

@@ -226,8 +226,8 @@ class Attempts:
         """
         self._made += 1
         # A stream resumes where it was, so more errors are safe to retry than for a call that starts over.
-        again = is_cut(error) if self._stream else passing(error, changes=self._changes)
-        if again and self._made < self._retries.attempts:
+        retryable = is_cut(error) if self._stream else passing(error, changes=self._changes)
+        if retryable and self._made < self._retries.attempts:
             wait = self._retries.wait_s(self._made, error.retry_after, self.left(), self._chance)
             # A stream closed because its caller read slowly costs the server nothing extra.
             if wait is not None and (error.reason == IDLE or unreached or self._budget.repeat()):

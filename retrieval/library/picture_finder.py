@@ -113,8 +113,8 @@ class DatasetPictures:
         """Raises BadRequest if another folder has a different picture of a name: that of another split, perhaps."""
         for other in dict.fromkeys(others):
             for name, path in found:
-                again = self._exact(other, name)
-                if again is not None and again.resolve() != path.resolve() and _differ(path, again):
+                same_name = self._exact(other, name)
+                if same_name is not None and same_name.resolve() != path.resolve() and _differ(path, same_name):
                     places = " and ".join(self._place_of(one) for one in (folder, other))
                     raise BadRequest(
                         f"The picture {name} is in {places}, and the two differ. Name the folder: --pictures "

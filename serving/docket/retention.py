@@ -104,8 +104,8 @@ async def erase_expired(
     erased: Counter[str] = Counter()
     overdue, left = 0, dict(unfinished or {})
     # First, since records already say that these are erased while some of their data still exists (PR-1).
-    again = "erased before, and not everywhere"
-    if left and await _erase(docket, left, why=again, now=now, finding_days=finding_days) is None:
+    why = "erased before, and not everywhere"
+    if left and await _erase(docket, left, why=why, now=now, finding_days=finding_days) is None:
         left.clear()
     for period in periods:
         why = f"older than {period.days} days, which is how long it is kept"

@@ -168,7 +168,7 @@ class Corrections:
     async def catch_up(self, queue: ReviewQueue) -> None:
         """Follows the reviews from the console that can't be withdrawn any more. Raises Unavailable."""
         for trial_id, seq in await queue.due():
-            failure, again = "", True
+            failure, retryable = "", True
             try:
                 record = await self._trials.record(trial_id)
                 review = next((one for one in record.reviews if one.seq == seq), None)
@@ -179,8 +179,8 @@ class Corrections:
             except CourtError as error:
                 # The review stands, and its case's page says why the library does not follow it yet.
                 _log.warning("precedent of trial=%s not changed reason=%s", trial_id, error.reason)
-                failure, again = error.reason, not isinstance(error, BadRequest)
-            await queue.followed(trial_id, seq, failure, again=again)
+                failure, retryable = error.reason, not isinstance(error, BadRequest)
+            await queue.followed(trial_id, seq, failure, retryable=retryable)
 
     async def take_back(self, trial_id: str, *, who: str, why: str) -> Change:
         """Withdraws the precedent of an overruling; the overruling itself stands.

@@ -437,12 +437,11 @@ class ReviewQueue:
         rows = await self._transactions.read(lambda c: c.execute(query.order_by(row.due, row.seq)).all())
         return [(trial_id, seq) for trial_id, seq in rows]
 
-    async def followed(self, trial_id: str, seq: int, failure: str = "", *, again: bool = True) -> None:
+    async def followed(self, trial_id: str, seq: int, failure: str = "", *, retryable: bool = True) -> None:
         """Records that the library has followed a review, or why it could not."""
         own = (t.pending.c.trial_id == trial_id, t.pending.c.seq == seq)
-        later = (
-            update(t.pending).where(*own).values(due=stamp(self._clock() + _AGAIN) if again else "", failure=failure)
-        )
+        due = stamp(self._clock() + _AGAIN) if retryable else ""
+        later = update(t.pending).where(*own).values(due=due, failure=failure)
         change = later if failure else delete(t.pending).where(*own)
         await self._transactions.write_alone(lambda c: c.execute(change))
 
