@@ -423,26 +423,31 @@ class AnswerGiven(RoundEvent):
     call: ModelCall
 
 
-class Summarised(RoundEvent):
+class SummaryEvent(RoundEvent):
+    """A side's summary of what it has so far."""
+
+    step_name = "{Side} sums up, round {round}"
+    summary: str
+    justification: str
+    claim: str = ""
+    """Claim of fact on which its case rests; empty if there is none or sides are not asked for one."""
+    dropped: tuple[str, ...] = ()
+    """Quotes that stand nowhere in what the side was shown, and were left out of its argument."""
+
+
+class Summarised(SummaryEvent):
     """A side summarised what it has so far."""
 
     parts = ("rounds", "cases")
-    step_name = "{Side} sums up, round {round}"
     kind: Literal["Summarised"] = "Summarised"
     round: int = Field(ge=0)
     """0 if there was no examination."""
-    summary: str
-    justification: str
     entropy: float = Field(ge=0, allow_inf_nan=False)
     """Entropy of the summary's characters, in bits."""
     entropy_change: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     """Absolute difference to the previous summary's, in bits."""
     cites: tuple[str, ...] = ()
     """Ids of the precedents that the side cites."""
-    claim: str = ""
-    """Claim of fact on which its case rests; empty if there is none or sides are not asked for one."""
-    dropped: tuple[str, ...] = ()
-    """Quotes that stand nowhere in what the side was shown, and were left out of its argument."""
     call: ModelCall | None = None
 
     @property
@@ -451,20 +456,13 @@ class Summarised(RoundEvent):
         return self.justification or self.summary
 
 
-class SummarisedAhead(RoundEvent):
+class SummarisedAhead(SummaryEvent):
     """A side summarised a round speculatively, before it is known whether the round counts.
 
     If it counts, a ``Summarised`` event repeats it in turn; both events report the same call.
     """
 
-    step_name = "{Side} sums up, round {round}"
     kind: Literal["SummarisedAhead"] = "SummarisedAhead"
-    summary: str
-    justification: str
-    claim: str = ""
-    """As in ``Summarised``."""
-    dropped: tuple[str, ...] = ()
-    """As in ``Summarised``."""
     call: ModelCall
 
 

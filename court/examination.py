@@ -28,15 +28,16 @@ from court.events import (
     SideRested,
     Summarised,
     SummarisedAhead,
+    SummaryEvent,
 )
 from court.messages import Exchange
 from court.recorder import Recorder
-from court.replies import Argument, ArgumentOnClaim, StatedArgument
+from court.replies import StatedArgument
 from court.roles import Advocate, Proposer, RoleModels, RoleReply
 from court.settings import TrialSettings
 
 History = tuple[Exchange, ...]
-_Summary = RoleReply[Argument] | Summarised
+_Summary = RoleReply[StatedArgument] | Summarised
 """A new summary, or one on record from before the trial was interrupted."""
 
 _CALLS_BEFORE_VERDICT = 2  # this side's last summary and the Judge's ruling, in sequence
@@ -50,7 +51,7 @@ three questions and answers, and a bound on the rounds that are wasted when the 
 class SideCase:
     """Case of one side before the Judge."""
 
-    argument: Argument
+    argument: StatedArgument
     rounds: int
     reason: QuestioningEnd
     failed: tuple[CheckFailed, ...] = ()
@@ -187,44 +188,32 @@ class Examination:
             return RoleReply(_argument(early), early.call)
         summary = await self.advocate.summarise(history, progress=progress())
         if ahead():
-            argument = summary.value
-            await self.recorder.record(
-                SummarisedAhead,
-                side=side,
-                round=number,
-                summary=argument.summary,
-                justification=argument.justification,
-                claim=_claim(argument),
-                dropped=_dropped(argument),
-                call=summary.call,
-            )
+            values = summary.value.model_dump()
+            await self.recorder.record(SummarisedAhead, side=side, round=number, call=summary.call, **values)
         return summary
 
-    async def _record_summary(self, number: int, summary: _Summary, previous: float | None) -> Argument:
+    async def _record_summary(self, number: int, summary: _Summary, previous: float | None) -> StatedArgument:
         """Records a summary that counts, in the order of rounds, and returns its argument."""
         # Only claims of rounds that count, so that a replayed trial, which has no others, behaves the same.
-        claim = summary.claim if isinstance(summary, Summarised) else _claim(summary.value)
-        if claim and self.claimed is not None:
+        argument = _argument(summary) if isinstance(summary, Summarised) else summary.value
+        if argument.claim and self.claimed is not None:
             self.claimed()
         if isinstance(summary, Summarised):
-            return _argument(summary)
-        bits = entropy(summary.value.summary)
-        whole = self._entropy_if_whole(summary.value.summary) is not None
+            return argument
+        bits = entropy(argument.summary)
+        whole = self._entropy_if_whole(argument.summary) is not None
         await self.recorder.record(
             Summarised,
             side=self.advocate.side,
             round=number,
-            summary=summary.value.summary,
-            justification=summary.value.justification,
             entropy=bits,
             entropy_change=abs(bits - previous) if previous is not None and whole else None,
-            claim=claim,
-            dropped=_dropped(summary.value),
             call=summary.call,
+            **argument.model_dump(),
         )
-        return summary.value
+        return argument
 
-    async def _stop(self, argument: Argument, rounds: int, reason: QuestioningEnd) -> SideCase:
+    async def _stop(self, argument: StatedArgument, rounds: int, reason: QuestioningEnd) -> SideCase:
         side = self.advocate.side
         # A resumed examination ends at the recorded round as if at its limit; the reason on record is the actual one.
         rested_event = self.recorder.find(SideRested, side=side)
@@ -244,18 +233,8 @@ class Examination:
         return None if cut else entropy(summary)
 
 
-def _argument(event: Summarised | SummarisedAhead) -> Argument:
-    return StatedArgument(
-        summary=event.summary, justification=event.justification, claim=event.claim, dropped=event.dropped
-    )
-
-
-def _claim(argument: Argument) -> str:
-    return argument.claim.strip() if isinstance(argument, ArgumentOnClaim) else ""
-
-
-def _dropped(argument: Argument) -> tuple[str, ...]:
-    return argument.dropped if isinstance(argument, StatedArgument) else ()
+def _argument(event: SummaryEvent) -> StatedArgument:
+    return StatedArgument(**event.model_dump(include=set(StatedArgument.model_fields)))
 
 
 def _progress(number: int, needed_rounds: Sequence[asyncio.Event]) -> int:

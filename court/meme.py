@@ -171,12 +171,12 @@ def check_present(text: str | None, *, picture: bool) -> None:
     )
 
 
-def check_text(text: str, limits: Limits = LIMITS) -> None:
+def check_text(text: str) -> None:
     """Raises BadText if the text of a meme exceeds the limits or can't be encoded as UTF-8."""
     # The length is checked first, as it is cheap and bounds the search below.
-    if len(text) > limits.max_text:
+    if len(text) > LIMITS.max_text:
         raise BadText(
-            f"The text has {len(text):,} characters; at most {limits.max_text:,} are tried. "
+            f"The text has {len(text):,} characters; at most {LIMITS.max_text:,} are tried. "
             "Send the words that stand on the meme, not the discussion around it.",
             reason="TEXT_TOO_LONG",
         )

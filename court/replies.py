@@ -120,9 +120,11 @@ class ArgumentOnClaim(Argument):
     claim: _Claim
 
 
-class StatedArgument(ArgumentOnClaim):
-    """An advocate's conclusion, put together from its parts or read from a record."""
+class StatedArgument(Argument):
+    """An advocate's conclusion however it was replied, or read from a record."""
 
+    claim: Annotated[str, AfterValidator(str.strip)] = ""
+    """Claim of fact on which it rests; empty if it rests on none."""
     dropped: tuple[str, ...] = ()
     """Quotes that stand nowhere in what the side was shown."""
 

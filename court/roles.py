@@ -43,9 +43,9 @@ from court.prompts.sets import packaged
 from court.question import CourtQuestion
 from court.replies import (
     REPLY_LOOPS,
-    Argument,
     QuestionRuling,
     RulingReply,
+    StatedArgument,
     UnusableReply,
     find_loop,
     find_loop_in_reply,
@@ -486,11 +486,11 @@ class Advocate:
             conversation, lambda text, _: replies.parse_question(text), number=len(history) + 1, progress=progress
         )
 
-    async def summarise(self, history: Sequence[Exchange], *, progress: int = 0) -> RoleReply[Argument]:
+    async def summarise(self, history: Sequence[Exchange], *, progress: int = 0) -> RoleReply[StatedArgument]:
         """``S = A.summarise(H)``. Raises as :meth:`Speaker.say`."""
         conversation = self.brief.summarise(self.side.lower(), history, self.speaker.reply_chars)
 
-        def checked(text: str, last: bool) -> Argument:
+        def checked(text: str, last: bool) -> StatedArgument:
             argument = self._parse(text, history, quotes_needed=self.speaker.repairs and not last)
             if self.speaker.repairs and not last:
                 _repair(self.check(argument, history))
@@ -498,7 +498,7 @@ class Advocate:
 
         return await self._speak(conversation, checked, number=len(history), progress=progress)
 
-    def _parse(self, text: str, history: Sequence[Exchange], *, quotes_needed: bool) -> Argument:
+    def _parse(self, text: str, history: Sequence[Exchange], *, quotes_needed: bool) -> StatedArgument:
         brief, opening = self.brief, self._opening
         if opening:
             return replies.parse_quoting_argument(
@@ -509,13 +509,14 @@ class Advocate:
                 on_claim=brief.on_claim,
                 quotes_needed=quotes_needed,
             )
-        return replies.parse(replies.ArgumentOnClaim, text) if brief.on_claim else replies.parse_argument(text)
+        argument = replies.parse(replies.ArgumentOnClaim, text) if brief.on_claim else replies.parse_argument(text)
+        return StatedArgument(**argument.model_dump())
 
     @property
     def _opening(self) -> str:
         return self.brief.prompts.advocate.opening(self.side.lower())
 
-    def check(self, argument: Argument, history: Sequence[Exchange]) -> tuple[CheckFailed, ...]:
+    def check(self, argument: StatedArgument, history: Sequence[Exchange]) -> tuple[CheckFailed, ...]:
         """Checks what the side says, by itself."""
         brief = self.brief
         return checks.of_argument(

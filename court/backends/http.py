@@ -16,6 +16,7 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, Self
 
@@ -23,7 +24,19 @@ import httpcore2
 import httpx2
 
 from court.backends import http_addresses
-from court.backends.http_head import MAX_HEAD_BYTES, UnreadableAnswer, head_bytes_left
+
+MAX_HEAD_BYTES = 64 * 1024
+"""Maximum bytes read while waiting for the end of the head, including any interim (1xx) answers; typical heads have a
+few hundred bytes."""
+
+
+class UnreadableAnswer(httpx2.TransportError):
+    """An answer that is compressed although that was not requested, or whose head or body is too long."""
+
+
+_head_bytes_left: ContextVar[list[int] | None] = ContextVar("_head_bytes_left", default=None)
+"""Remaining bytes for the head of the current request; None if it is not waiting for a head. A one-element list, so
+that the connection can count down the sender's value."""
 
 
 class BoundedTransport(httpx2.AsyncHTTPTransport):
@@ -89,7 +102,7 @@ class _BoundedStream(httpcore2.AsyncNetworkStream):
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ASYNC109
         # None once the head has been read: bodies have their own limit.
-        left = head_bytes_left.get()
+        left = _head_bytes_left.get()
         if left is not None and left[0] <= 0:
             raise UnreadableAnswer("the head of the answer is longer than any that is read")
         data = await self._stream.read(max_bytes, timeout)
@@ -198,7 +211,7 @@ class Spread(httpx2.AsyncBaseTransport):
             self._in_flight[place] -= 1
 
         # Only until the head has been read: the body has its own limit (BO-1).
-        looking = head_bytes_left.set([MAX_HEAD_BYTES])
+        looking = _head_bytes_left.set([MAX_HEAD_BYTES])
         try:
             response = await self._pools[place].handle_async_request(request)
         except BaseException:
@@ -206,7 +219,7 @@ class Spread(httpx2.AsyncBaseTransport):
             over()
             raise
         finally:
-            head_bytes_left.reset(looking)
+            _head_bytes_left.reset(looking)
         assert isinstance(response.stream, httpx2.AsyncByteStream)
         # Wrapped before the check below, so that closing a rejected answer also decrements the count.
         response.stream = _Bounded(response.stream, over, self._max_answer_bytes, failed=response.is_error)

@@ -9,9 +9,8 @@ from urllib.parse import SplitResult, urljoin, urlsplit
 
 import httpx2
 
-from court.backends.http import http_client
+from court.backends.http import UnreadableAnswer, http_client
 from court.backends.http_addresses import AddressRefused
-from court.backends.http_head import UnreadableAnswer
 from court.backends.sandbox.process import Guard
 from court.errors import BadRequest, Overrun, Unavailable
 from retrieval.facts.documents import tidy

@@ -14,9 +14,8 @@ from urllib.parse import SplitResult, urlsplit
 
 import httpx2
 
-from court.backends.http import http_client, retry_after
+from court.backends.http import UnreadableAnswer, http_client, retry_after
 from court.backends.http_addresses import AddressRefused
-from court.backends.http_head import UnreadableAnswer
 from court.errors import BadPicture, BadRequest, Overrun, Unavailable
 from court.meme import LIMITS
 from serving.errors import Malformed

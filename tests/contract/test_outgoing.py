@@ -6,8 +6,7 @@ import asyncio
 import pytest
 
 from court.backends.chat.client import ChatCompletions
-from court.backends.http import MAX_ANSWER_BYTES, MAX_ERROR_BYTES
-from court.backends.http_head import MAX_HEAD_BYTES
+from court.backends.http import MAX_ANSWER_BYTES, MAX_ERROR_BYTES, MAX_HEAD_BYTES
 from court.errors import ModelRefused, Unavailable
 from court.ports import ChatRequest
 from tests.support.outgoing import BOMB

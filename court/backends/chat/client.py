@@ -25,9 +25,8 @@ from court import deadline
 from court.backends.chat import wire
 from court.backends.chat.failures import Failure, Retries, broke_off, garbled, of_sdk, overrun
 from court.backends.chat.wire import Capabilities, LogProbs, Thinking, weakest
-from court.backends.http import CONNECT_S, Load
+from court.backends.http import CONNECT_S, Load, UnreadableAnswer
 from court.backends.http import http_client as http_client  # offered here too: what a model is made with
-from court.backends.http_head import UnreadableAnswer
 from court.errors import ModelRefused, Unavailable
 from court.meme import Frame
 from court.ports import ChatReply, ChatRequest, Odds, Speed

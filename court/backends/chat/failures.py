@@ -13,8 +13,7 @@ from enum import Enum
 import httpx2
 import openai
 
-from court.backends.http import retry_after
-from court.backends.http_head import UnreadableAnswer
+from court.backends.http import UnreadableAnswer, retry_after
 from court.errors import CourtError, ModelRefused, Overrun, Unavailable
 
 _GONE = "MODEL_GONE"
