@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
-from court.errors import CourtError
 from serving.cli.program import CommandTable, run_command
 
 COMMANDS = {
@@ -39,17 +36,7 @@ COMMANDS = {
 }
 
 
-class _Commands(CommandTable):
-    def invoke(self, ctx: click.Context) -> Any:
-        """See the base class. Here, and not in each command, an error of the court becomes its message."""
-        try:
-            return super().invoke(ctx)
-        except CourtError as error:
-            # The message says what to do; where it was raised says nothing to a user.
-            raise click.ClickException(error.message) from None
-
-
-@click.group(cls=_Commands, table=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=CommandTable, table=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="memecourt")
 def cli() -> None:
     """Measures MemeCourt: benchmarks of the code, and how good its verdicts are."""

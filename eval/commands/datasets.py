@@ -215,15 +215,11 @@ def new(data: Path, id_: str, out: Path | None) -> None:
 
     memecourt-eval datasets check DIR --dataset FILE.toml
     """
-    from court.errors import BadRequest
     from eval.datasets.card_draft import draft_card
 
     if out is not None and out.exists():
         raise click.UsageError(f"{out} is there already.")
-    try:
-        drafted = draft_card(data, id_)
-    except BadRequest as error:
-        raise click.ClickException(error.message) from None
+    drafted = draft_card(data, id_)
     if out is None:
         click.echo(drafted, nl=False)
     else:

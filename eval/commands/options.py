@@ -309,12 +309,12 @@ def run_watched(
     from court.errors import Unavailable
     from eval.session.engine import SERVER_GONE, UNFINISHED
     from eval.session.progress import watching
-    from serving.cli.common import Interrupted, run_until_signal
+    from serving.cli.common import Interrupted, run
 
     try:
         # The bar is closed before messages are written.
         with watching(say) as progress:
-            return run_until_signal(work(progress))
+            return run(work(progress))
     except Interrupted as error:
         say(f"Interrupted. All answers so far are stored: {goes_on()}")
         sys.exit(error.exit_code)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from court.errors import CourtError
 from serving.cli.common import MOST_ID, docket_in, docket_option, excerpt, paragraph, require_text, run, settings_of
 
 if TYPE_CHECKING:
@@ -60,8 +61,8 @@ def replay(
         raise click.UsageError("Name trials (`memecourt records list`), or use either --all or --folder.")
     try:
         results = run(_replayed(settings_of(docket=docket), trial_ids, folder))
-    except click.ClickException as error:
-        # Click's own errors end with 1, which means differences here.
+    except (CourtError, click.ClickException) as error:
+        # Both end with 1, which means differences here.
         raise _NotReplayed(error.message) from None
     # A trial that was named is reported in any case.
     shown = [one for one in results if trial_ids or not one.without_outcome]

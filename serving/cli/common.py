@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 import click
 
 from court.display import split_hidden
-from court.errors import BadRequest, CourtError
+from court.errors import BadRequest
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -69,10 +69,7 @@ def changed_place(_: click.Context, __: click.Parameter, value: str) -> Path | A
     """Parses the path or database address of a library to change, or of a docket."""
     from retrieval.library.postgres.address import place_of
 
-    try:
-        return place_of(value)
-    except BadRequest as error:
-        raise click.ClickException(error.message) from None
+    return place_of(value)
 
 
 def docket_place_in(context: click.Context, parameter: click.Parameter, value: str | None) -> Path | Address | None:
@@ -312,8 +309,6 @@ def settings_of(**values: Any) -> Settings:
     _warn_of_misspelled()
     try:
         return Settings(**{name: value for name, value in values.items() if value is not None})
-    except BadRequest as error:
-        raise click.ClickException(error.message) from None
     except SettingsError as error:
         # The library names only the setting, neither the variable nor the problem.
         name = str(error).partition('"')[2].partition('"')[0]
@@ -420,18 +415,6 @@ class Interrupted(KeyboardInterrupt):
         self.exit_code = 128 + number
 
 
-def run(work: Coroutine[Any, Any, T]) -> T:
-    """Runs a command's work; expected errors become a message and exit code 1.
-
-    Raises:
-        Interrupted: A signal ended it; see :func:`run_until_signal`.
-    """
-    try:
-        return run_until_signal(work)
-    except CourtError as error:
-        raise click.ClickException(error.message) from None
-
-
 def awaited(command: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
     """Decorates a command that is a coroutine, so that it is run by :func:`run`.
 
@@ -445,7 +428,7 @@ def awaited(command: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
     return call
 
 
-def run_until_signal(work: Coroutine[Any, Any, T]) -> T:
+def run(work: Coroutine[Any, Any, T]) -> T:
     """Runs a command's work until it is done, or SIGINT or SIGTERM comes.
 
     A signal cancels the work, which finishes and records what it has started. Servers install their own signal

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from court.errors import CourtError
 from serving.access.private_files import hand_on
 from serving.cli.common import (
     FOLDER,
@@ -127,7 +128,7 @@ def verify(
 
     try:
         report = run(audit())
-    except click.ClickException as error:
+    except (CourtError, click.ClickException) as error:
         click.echo(f"not checked: {error.message}", err=True)
         # Not 1, which says that something is wrong with the docket: a script must not raise that alarm for a missing
         # key.
@@ -236,8 +237,7 @@ def erase(
 
     # Before the question, which names the trial that is meant.
     trial_id = run(whole())
-    if not yes:
-        click.confirm(f"Erase trial {printable(trial_id)} for ever?", abort=True)
+    _confirm(f"trial {printable(trial_id)}", yes=yes)
 
     async def work() -> None:
         # The precedent's name follows from the trial's id, so it is found also where the record is erased already.
@@ -251,6 +251,11 @@ def erase(
             click.echo("The precedent that its overruling became is out of the library.")
 
     run(work())
+
+
+def _confirm(thing: str, *, yes: bool) -> None:
+    if not yes:
+        click.confirm(f"Erase {thing} for ever?", abort=True)
 
 
 @docket.command()
@@ -276,7 +281,7 @@ def expire(dry_run: bool, yes: bool, docket: Path | Address | None, library: Pat
         if dry_run or not found:
             tell("Nothing was erased." if found else "No trial is older than it may be.")
             return
-        click.confirm(f"Erase these {sum(found.values()):,} trials for ever?", abort=True)
+        _confirm(f"these {sum(found.values()):,} trials", yes=False)
     done = run(_expired(settings))
     click.echo(f"{sum(done.erased.values()):,} trials are erased.")
     if done.overdue:
@@ -325,17 +330,11 @@ def erase_precedent(
 
     This can't be undone. The trials remain and mark the quotations as erased.
     """
-    if not yes:
-        click.confirm(f"Erase the precedent {printable(precedent_id)} for ever?", abort=True)
-
-    async def work() -> None:
-        async with docket_in(settings_of(docket=docket)) as store:
-            erased = await store.eraser.erase_precedent(precedent_id, who=who, why=why, at=datetime.now(UTC))
-        removed = await _out_of_library(library, precedent_id, who, why)
-        click.echo(f"{len(erased.numbers)} texts of the precedent {printable(precedent_id)} are erased.")
-        click.echo("It is out of the library." if removed else "The library has nothing of it.")
-
-    run(work())
+    _confirm(f"the precedent {printable(precedent_id)}", yes=yes)
+    texts = run(_erased_texts(docket, precedent_id, who, why))
+    removed = run(_out_of_library(library, precedent_id, who, why))
+    click.echo(f"{texts} texts of the precedent {printable(precedent_id)} are erased.")
+    click.echo("It is out of the library." if removed else "The library has nothing of it.")
 
 
 @docket.command("erase-document")
@@ -348,18 +347,18 @@ def erase_document(document_id: str, who: str, why: str, docket: Path | Address 
     This can't be undone. The trials remain and mark the quotations as erased. A model's own reply about the document is
     erased only with its trial.
     """
-    if not yes:
-        click.confirm(f"Erase the document {printable(document_id)} for ever?", abort=True)
     from serving.docket.store.bodies import document_owner
 
-    async def work() -> None:
-        async with docket_in(settings_of(docket=docket)) as store:
-            # Documents are quoted as precedents are, under names of their own.
-            owner = document_owner(document_id)
-            erased = await store.eraser.erase_precedent(owner, who=who, why=why, at=datetime.now(UTC))
-        click.echo(f"{len(erased.numbers)} texts of the document {printable(document_id)} are erased.")
+    _confirm(f"the document {printable(document_id)}", yes=yes)
+    # Documents are quoted as precedents are, under names of their own.
+    texts = run(_erased_texts(docket, document_owner(document_id), who, why))
+    click.echo(f"{texts} texts of the document {printable(document_id)} are erased.")
 
-    run(work())
+
+async def _erased_texts(docket: Path | Address | None, owner: str, who: str, why: str) -> int:
+    """Erases what records quote of a precedent or a document; returns the number of texts."""
+    async with docket_in(settings_of(docket=docket)) as store:
+        return len((await store.eraser.erase_precedent(owner, who=who, why=why, at=datetime.now(UTC))).numbers)
 
 
 @docket.command()

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import click
 
-from court.errors import BadRequest
-
 EXIT_FAULTS = 1
 
 
@@ -31,10 +29,7 @@ def check(context: click.Context, file: Path) -> None:
     from court.policy import Policy
     from serving.policy_files import faults_of
 
-    try:
-        found = Policy.load(file)
-    except BadRequest as error:
-        raise click.ClickException(error.message) from None
+    found = Policy.load(file)
     click.echo(f"{found.id}, version {found.version}, {found.digest}")
     for clause in found.clauses:
         examples = f"{len(clause.violates)} forbidden, {len(clause.allows)} allowed examples"
@@ -62,10 +57,7 @@ def import_(source: Path, out: Path) -> None:
 
     if out.exists():
         raise click.ClickException(f"{out} is there already. Name another file with --out.")
-    try:
-        found = import_policy(source)
-    except BadRequest as error:
-        raise click.ClickException(error.message) from None
+    found = import_policy(source)
     out.write_text(to_toml(found.policy), encoding="utf-8")
     examples = sum(len(clause.violates) + len(clause.allows) for clause in found.policy.clauses)
     click.echo(f"Written: {out}. Clauses: {len(found.policy.clauses)}; examples: {examples}.")

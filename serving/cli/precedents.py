@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from court.display import word
-from court.errors import BadPicture, BadRequest, CourtError
+from court.errors import BadPicture, BadRequest
 from serving.cli.check import check
 from serving.cli.common import (
     FILE,
@@ -406,16 +406,13 @@ def _sources_of(
 
 def _of_dataset(dataset: str, data: Path, split: str, **table: Any) -> Source:
     """A split of a data set or a plain table, as whoever reads it (an entry point ``memecourt.datasets``) finds it."""
-    try:
-        # By entry point: data sets are known to the package for evaluation, which need not be installed.
-        for point in entry_points(group="memecourt.datasets"):
-            found: Source | None = point.load()(dataset, data, split, **table)
-            if found is not None:
-                for note in found.notes:
-                    tell(note)
-                return found
-    except CourtError as error:
-        raise click.ClickException(error.message) from None
+    # By entry point: data sets are known to the package for evaluation, which need not be installed.
+    for point in entry_points(group="memecourt.datasets"):
+        found: Source | None = point.load()(dataset, data, split, **table)
+        if found is not None:
+            for note in found.notes:
+                tell(note)
+            return found
     raise click.UsageError(f"There is no data set {dataset!r}. `memecourt-eval datasets` lists those that are known.")
 
 

@@ -16,6 +16,8 @@ from typing import Any
 
 import click
 
+from court.errors import CourtError
+
 _CLIENT_ONLY = (
     "This command needs the court itself, and only the client is installed ({missing} is missing). "
     "Install it with: pip install 'memecourt[server]'"
@@ -48,6 +50,14 @@ class CommandTable(click.Group):
         command = getattr(import_module(self._table[cmd_name][0]), cmd_name)
         assert isinstance(command, click.Command)
         return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """See the base class. Here, and not in each command, an error of the court becomes its message."""
+        try:
+            return super().invoke(ctx)
+        except CourtError as error:
+            # The message says what to do; where it was raised says nothing to a user.
+            raise click.ClickException(error.message) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes the summaries of the table. See the base class."""

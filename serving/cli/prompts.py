@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from court.errors import CourtError
 from serving.cli.common import run, settings_of
 
 if TYPE_CHECKING:
@@ -32,9 +31,9 @@ def prompts() -> None:
 @prompts.command("list")
 def list_prompts() -> None:
     """Lists the packaged prompt sets and the one that the settings name."""
-    from court.prompts.sets import packaged, packaged_versions
+    from court.prompts.sets import open_set, packaged, packaged_versions
 
-    chosen = _open(settings_of().trial.prompts)
+    chosen = open_set(settings_of().trial.prompts)
     found = {version: packaged(version) for version in packaged_versions()}
     for name, each in {**found, chosen.name: chosen}.items():
         mark = "  in use" if each.digest == chosen.digest else ""
@@ -54,9 +53,8 @@ def show_prompt(role: str, name: str | None) -> None:
 
     try:
         click.echo(source(name or settings_of().trial.prompts, role), nl=False)
-    except (CourtError, FileNotFoundError) as error:
-        message = error.message if isinstance(error, CourtError) else f"There are no packaged prompts {name}."
-        raise click.ClickException(message) from None
+    except FileNotFoundError:
+        raise click.ClickException(f"There are no packaged prompts {name}.") from None
 
 
 @prompts.command("check")
@@ -66,9 +64,10 @@ def check_prompts(folder: str) -> None:
 
     No model is called. Exit code: 0 if there is no fault, 1 if there is one.
     """
+    from court.prompts.sets import open_set
     from serving.models.rehearsal import rehearse
 
-    chosen = _open(folder)
+    chosen = open_set(folder)
     rehearsal = run(rehearse(chosen, settings_of().trial))
     for file, prompt in chosen.by_file.items():
         click.echo(f"{file:<9} {prompt.id:<14} {prompt.digest}")
@@ -84,18 +83,11 @@ def check_prompts(folder: str) -> None:
 @click.argument("second", metavar="SET")
 def diff_prompts(first: str, second: str) -> None:
     """Shows the differences between two prompt sets, part by part. Exit code: 0 if there are none, 1 otherwise."""
-    lines = list(_differences(_open(first), _open(second)))
-    click.echo("\n".join(lines) if lines else "The two sets have the same words.")
-    sys.exit(EXIT_DIFFERENT if lines else 0)
-
-
-def _open(name: str) -> PromptSet:
     from court.prompts.sets import open_set
 
-    try:
-        return open_set(name)
-    except CourtError as error:
-        raise click.ClickException(error.message) from None
+    lines = list(_differences(open_set(first), open_set(second)))
+    click.echo("\n".join(lines) if lines else "The two sets have the same words.")
+    sys.exit(EXIT_DIFFERENT if lines else 0)
 
 
 def _differences(first: PromptSet, second: PromptSet) -> Iterator[str]:

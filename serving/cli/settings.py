@@ -9,12 +9,11 @@ import re
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import click
 from pydantic import BaseModel
 
-from court.errors import BadRequest
 from serving.cli.common import settings_of
 from serving.settings import (
     GuardSettings,
@@ -25,9 +24,6 @@ from serving.settings import (
     Settings,
     WebhookSettings,
 )
-
-if TYPE_CHECKING:
-    from serving.presets import Preset
 
 _OPTIONAL: tuple[tuple[type[BaseModel], str, str], ...] = (
     (GuardSettings, "[llm.guard]", "A guard model, which is heard in full trials as a further witness:"),
@@ -68,7 +64,9 @@ def settings(as_json: bool, example: bool, preset: str | None) -> None:
     if example:
         click.echo("\n".join(_example()))
         return
-    chosen = _preset(preset) if preset else None
+    from serving.presets import load_preset
+
+    chosen = load_preset(preset) if preset else None
     effective = settings_of(**chosen.settings()) if chosen else settings_of()
     values = effective.model_dump(mode="json")
     if as_json:
@@ -83,15 +81,6 @@ def settings(as_json: bool, example: bool, preset: str | None) -> None:
             click.echo(f"# {value.setting} = {json.dumps(value.value)} ({value.source_words}): {value.why}")
         for other in chosen.others:
             click.echo(f"# {other.thing}: {other.paper}. Here: {other.here}.")
-
-
-def _preset(name: str) -> Preset:
-    from serving.presets import load_preset
-
-    try:
-        return load_preset(name)
-    except BadRequest as error:
-        raise click.ClickException(error.message) from None
 
 
 def _toml_value(value: Any) -> str:

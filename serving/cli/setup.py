@@ -6,7 +6,7 @@ import os
 
 import click
 
-from court.errors import CourtError, NotLoaded
+from court.errors import NotLoaded
 from serving.cli.common import tell
 
 
@@ -27,25 +27,22 @@ def setup(reader: str | None) -> None:
 
     language = None if reader is None else _language(reader)
     try:
-        try:
-            path = find_weights()
-        except NotLoaded:
-            # A folder that was named and has no weights is a mistake to report, and no reason to fetch others.
-            if os.environ.get(WEIGHTS):
-                raise
-            tell("Fetching the encoder's weights (91 MB) …")
-            path = fetch_weights()
-        click.echo(f"The encoder's weights are in {path}.")
-        if language is None:
-            return
-        try:
-            model = find_model(language)
-        except NotLoaded:
-            tell(f"Fetching the text reader's model for {language} …")
-            model = fetch_model(language)
-        click.echo(f"The text reader's model for {language} is {model}. Judge and serve use it with --reader {reader}.")
-    except CourtError as error:
-        raise click.ClickException(error.message) from None
+        path = find_weights()
+    except NotLoaded:
+        # A folder that was named and has no weights is a mistake to report, and no reason to fetch others.
+        if os.environ.get(WEIGHTS):
+            raise
+        tell("Fetching the encoder's weights (91 MB) …")
+        path = fetch_weights()
+    click.echo(f"The encoder's weights are in {path}.")
+    if language is None:
+        return
+    try:
+        model = find_model(language)
+    except NotLoaded:
+        tell(f"Fetching the text reader's model for {language} …")
+        model = fetch_model(language)
+    click.echo(f"The text reader's model for {language} is {model}. Judge and serve use it with --reader {reader}.")
 
 
 def _language(reader: str) -> str:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
-from court.errors import BadRequest
 from serving.cli.common import NEW_FILE, printable
 
 if TYPE_CHECKING:
     from serving.access.tokens import Entry
-
-T = TypeVar("T")
 
 _file = click.option(
     "--file",
@@ -71,7 +67,7 @@ def add(
 
     end = None if expires is None else expires.replace(tzinfo=UTC)
     known = [Scope(scope) for scope in dict.fromkeys(scopes)]
-    token = _done(lambda: file.add(path, name, known, namespaces or None, expires=end, widen=widen))
+    token = file.add(path, name, known, namespaces or None, expires=end, widen=widen)
     click.echo(token)
     # On standard error: standard output is the token alone, fit for a pipe.
     click.echo("This is the only time that it is shown: hand it over now.", err=True)
@@ -83,7 +79,7 @@ def list_tokens(path: Path) -> None:
     """Lists tokens: caller, first digits of the token's hash, scopes, namespaces and expiry."""
     from serving.access import tokens as file
 
-    for entry in _done(lambda: file.read(path)):
+    for entry in file.read(path):
         click.echo(_line(entry))
 
 
@@ -95,7 +91,7 @@ def remove(name: str, number: str | None, path: Path) -> None:
     """Removes the tokens of the caller NAME from the file; comments in the file are lost."""
     from serving.access import tokens as file
 
-    for entry in _done(lambda: file.remove(path, name, number)):
+    for entry in file.remove(path, name, number):
         click.echo(f"removed {_line(entry)}")
 
 
@@ -105,10 +101,3 @@ def _line(entry: Entry) -> str:
     if entry.expires is not None:
         end = f"  {'until' if entry.in_force else 'expired'} {entry.expires:%Y-%m-%d %H:%M}Z"
     return f"{printable(entry.name)}  {entry.sha256[:12]}  {','.join(entry.scopes)}  {printable(limits)}{end}"
-
-
-def _done(work: Callable[[], T]) -> T:
-    try:
-        return work()
-    except BadRequest as error:
-        raise click.ClickException(error.message) from None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from court.errors import BadRequest, NotLoaded
+from court.errors import BadRequest
 from serving.cli.common import PATH, printable, run, settings_of, tell
 
 if TYPE_CHECKING:
@@ -122,8 +122,6 @@ def vllm(
         settings = vllm_settings(model or preset or "", tell=tell, **values)
     except BadRequest as error:
         raise click.UsageError(error.message) from None
-    except NotLoaded as error:
-        raise click.ClickException(error.message) from None
     run(_serve_until_stopped(settings, verbose))
 
 

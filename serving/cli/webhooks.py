@@ -123,10 +123,7 @@ def secret(path: Path, ed25519: bool) -> None:
     """
     from serving.webhooks.signing import make_secret
 
-    try:
-        signer = make_secret(path, ed25519=ed25519)
-    except BadRequest as error:
-        raise click.ClickException(error.message) from None
+    signer = make_secret(path, ed25519=ed25519)
     click.echo(signer.public_key or f"{path} holds the secret, which the receiver needs too.")
 
 

@@ -16,7 +16,7 @@ from sqlalchemy import Engine, event
 from court.errors import BadRequest, Unavailable
 from court.verdict import Label
 from retrieval.library.postgres.address import Address
-from serving.cli.records import records
+from serving.cli.main import cli
 from serving.docket.errors import DocketError
 from serving.docket.open import Docket
 from serving.docket.store.listing import TrialFilter
@@ -213,14 +213,14 @@ def test_records_list_shows_requests_and_reviews(tmp_path):
         await review_trial(docket, "t")
 
     with_docket(path, scenario)
-    ran = CliRunner().invoke(records, ["list", "--json", "--docket", str(path)])
+    ran = CliRunner().invoke(cli, ["records", "list", "--json", "--docket", str(path)])
     assert ran.exit_code == 0
     assert '"outcome": "OVERRULED"' in ran.output and '"failure_reason": ""' in ran.output
 
 
 def test_database_errors_hide_the_password():
     url = "postgresql://court:secret@127.0.0.1:1/records"
-    ran = CliRunner().invoke(records, ["list", "--docket", url])
+    ran = CliRunner().invoke(cli, ["records", "list", "--docket", url])
     assert ran.exit_code == 1
     assert "can't be reached" in ran.output
     assert not any(word in ran.output for word in ("secret", "127.0.0.1"))
