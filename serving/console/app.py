@@ -30,7 +30,7 @@ from serving.console.pages import overview, signin, trial, trials
 from serving.console.pages import trying as try_pages
 from serving.console.registry import Console, Page, Reviewing, Trying
 from serving.console.rendering import render
-from serving.console.review import agreement, case, queue, similar
+from serving.console.review import case, queue, similar
 from serving.console.visitors import Sessions
 from serving.docket.errors import NotDecided, TrialUnknown
 from serving.docket.open import Docket
@@ -42,7 +42,7 @@ from serving.views.blur import LibraryPictures
 
 PAGES: Sequence[Page] = tuple(
     page
-    for module in (signin, overview, trials, try_pages, trial, picture_pages, queue, case, similar, agreement, exports)
+    for module in (signin, overview, trials, try_pages, trial, picture_pages, queue, case, similar, exports)
     for page in module.PAGES
 )
 """All pages, in the order of the navigation."""

@@ -21,7 +21,7 @@ from dataclasses import replace
 from typing import Any, Self, assert_never
 
 from court.errors import BadPicture, CantResume, CourtError, Overrun, Unavailable
-from court.in_force import InForce, in_force
+from court.in_force import InForce
 from court.record import TrialAborted, TrialRecord, TrialState
 from court.trial import STOPPED
 from serving.access.callers import SANDBOX
@@ -313,19 +313,10 @@ class TrialRunner:
 
     async def _in_force(self, request: TrialRequest, caller: Caller, record: TrialRecord, *, near: bool) -> InForce:
         """Returns the finding in force on the request's content, of which a near-duplicate says nothing."""
-        ruled = record.verdict_event
-        assert ruled is not None, "the trial is decided"
         digest = await self.decoders.digest_of(request, caller) if near else record.opened.meme.digest
-        return in_force(
-            ruled.verdict.label,
-            needs_review=ruled.verdict.awaits_review,
-            at=ruled.since,
-            trial_id=record.trial_id,
-            policy=self._executor.court_of(request.namespace).policy.digest,
-            precedent=ruled.precedent,
-            found=await self._known.finding(request, digest),
-            rules=self._executor.docket.rules,
-        )
+        policy = self._executor.court_of(request.namespace).policy.digest
+        found = await self._known.finding(request, digest)
+        return record.in_force_under(policy, found, self._executor.docket.rules)
 
     async def _differs_in_pixels(self, request: TrialRequest, caller: Caller, record: TrialRecord) -> bool:
         """True if the trial's picture differs from the caller's."""

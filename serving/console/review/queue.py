@@ -1,4 +1,4 @@
-"""Page of the review queue: waiting cases with their reasons, and the one to take next."""
+"""Pages of the review queue: waiting cases with their reasons, the one to take next, and how far reviewers agree."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from serving.console.visitors import Role
 from serving.docket.errors import TrialUnknown
 from serving.docket.review.projection import ReviewPriority
 from serving.docket.review.queue import cursor_of
+from serving.docket.review.search import day_of
 
 _PAGE = 50
 
@@ -105,7 +106,20 @@ async def _after(request: Request) -> tuple[int, str, str] | None:
     return cursor_of(case)
 
 
+async def agreement(request: Request) -> Response:
+    """Shows how far reviewers agree with each other and with the court, by all reviews or by a selection."""
+    params, visitor = request.query_params, visitor_of(request)
+    fields = {name: params[name].strip()[:20] for name in ("since", "until") if params.get(name, "").strip()}
+    days = {name: day_of(name, value) for name, value in fields.items()}
+    blind, drawn = params.get("blind") == "yes", params.get("drawn") == "yes"
+    figures = await reviewing_of(request).queue.agreement(
+        **days, blind=blind, drawn=drawn, namespaces=visitor.namespaces
+    )
+    return render(request, "review/agreement.html", figures=figures, asked=fields, blind=blind, drawn=drawn)
+
+
 PAGES = (
     Page("/desk", queue, role=Role.REVIEWER, name="desk", nav="Review queue"),
     Page("/desk/next", take_next, role=Role.REVIEWER, methods=("POST",), name="take_next"),
+    Page("/desk/agreement", agreement, role=Role.REVIEWER, name="agreement", nav="Agreement"),
 )

@@ -207,8 +207,6 @@ class DocketLine:
 _ALL = TrialFilter()
 LISTED = select(t.trials, *COLUMNS).select_from(t.trials.outerjoin(t.findings, SAME_CONTENT))
 """Query of trials with the findings about their content."""
-# Timestamps are texts of a fixed format (tables.stamp); this prefix identifies the minute.
-_MINUTE_CHARS = len("2026-01-31T23:59")
 _AT_ONCE = 1024  # ids in one query
 _ORDER: Final = (_row.opened_at, _row.trial_id)
 
