@@ -157,10 +157,12 @@ def with_table(options: Mapping[str, Any]) -> dict[str, Any]:
     card, share = table.card, options["test_share"]
     if share is not None:
         card = run_watched(lambda progress: with_test_share(table, share, options.get("seed") or 0, progress))
-    elif not table.is_divided:
+    # With precedents from elsewhere all memes are judged.
+    elif not table.is_divided and options.get("library") is None:
         raise click.UsageError(
             f"{data.name} doesn't say which of its memes are judged, and which become precedents: give --test-share "
-            ".2, or name the column of splits with --column split=NAME."
+            ".2, or name a column with both splits: --column split=NAME. Where --library gives the precedents, all its "
+            "memes are judged."
         )
     return {"dataset": card, "data": table.data}
 

@@ -298,9 +298,9 @@ def named_column(columns: Mapping[str, Column], role: str) -> str:
         # Prefer a column with both a known name and picture names as values.
         return next((name for name in (*known, *by_content) if name in by_content), known[0] if known else "")
     if role == "text" and not known:
-        longest = max(columns, key=lambda name: columns[name].length, default="")
-        # Texts have a minimum length: codes and names of a few letters do not qualify.
-        return longest if columns[longest].length > 20 * columns[longest].rows else ""
+        # Texts have a minimum length: codes and names of a few letters do not qualify. Names of pictures may be long.
+        words = {name: one.length for name, one in columns.items() if not one.pictures and one.length > 20 * one.rows}
+        return max(words, key=words.__getitem__, default="")
     return next(iter(known), "")
 
 

@@ -743,6 +743,17 @@ def test_invalid_options_are_rejected_at_once(home, words, message):
     assert result.exit_code != 0 and message in result.output
 
 
+def test_tables_without_splits_are_judged_whole_by_precedents_from_elsewhere(home, data, tmp_path):
+    table = tmp_path / "memes.csv"
+    table.write_text("text,label\n" + "".join(f"pond {n},{('fine', 'hateful')[n % 2]}\n" for n in range(8)))
+    words = ("--data", table, "--harmful", "hateful", "--text-only", "--out")
+    refused = command(home, *words, tmp_path / "none")
+    assert refused.exit_code == 2 and "Where --library gives the precedents" in refused.output
+    command(home, "--dataset", "synthetic-harmeme", "--data", data, "--out", tmp_path / "first", "--limit", 2)
+    judged = command(home, *words, tmp_path / "second", "--library", tmp_path / "first" / "library", "--json")
+    assert judged.exit_code == 0 and json.loads(judged.stdout)["cards"]["plain"]["n"] == 8
+
+
 @pytest.mark.slow
 def test_questions_of_a_run_become_arena_tasks(home, data, tmp_path):
     async def work(_, url):
