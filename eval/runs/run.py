@@ -65,11 +65,16 @@ async def run(plan: Plan, progress: Progress) -> RunFolder:
             "A question is asked from this process, of what --inputs names: it goes neither with --text-only nor with "
             "Ray, a comparator or a control."
         )
-    if plan.comparator and (plan.text_only or plan.ray or plan.procedure is Procedure.SUMMARY):
+    if plan.comparator and (plan.ray or plan.procedure is Procedure.SUMMARY):
         raise BadRequest(
-            "A comparator shows each meme to a model from this process: it goes neither with texts alone, nor with "
-            "Ray, nor with the procedure summary."
+            "A comparator shows each meme to a model from this process: it goes neither with Ray nor with the "
+            "procedure summary."
         )
+    if plan.comparator and plan.text_only:
+        from eval.solvers.comparator import Comparator
+
+        if plan.comparator != Comparator.SAMPLES:
+            raise BadRequest(f"The comparator {plan.comparator} asks about the picture: leave --text-only out.")
     if plan.control == Control.TRANSLATED and (plan.ray or plan.procedure is Procedure.SUMMARY):
         raise BadRequest(
             "Texts are translated by a model that this process asks: that goes neither with Ray nor with the procedure "
@@ -157,7 +162,7 @@ async def _solver(plan: Plan, executor: TrialExecutor, calls: SqliteCallCache | 
     if plan.comparator:
         from eval.solvers.comparator import Comparator, ComparatorSolver
 
-        return ComparatorSolver(stored, Comparator(plan.comparator), plan.budgets)
+        return ComparatorSolver(stored, Comparator(plan.comparator), plan.budgets, text_only=plan.text_only)
     trial = TrialSolver(
         stored, plan.dataset.id, plan.procedure, plan.retry_failed, text_only=plan.text_only, language=plan.language
     )

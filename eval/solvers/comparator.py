@@ -28,7 +28,7 @@ from court.verdict import Label, rule
 from eval.datasets.items import JudgedMeme
 from eval.models.metered import Agent, load
 from eval.session.engine import Tried
-from eval.solvers.calls import PROMPTS, MemeCalls, MemeItem, StoredCourt, failed
+from eval.solvers.calls import PROMPTS, DecodedMeme, MemeCalls, MemeItem, StoredCourt, failed
 from eval.solvers.question import Outcome, Prediction
 
 _R = TypeVar("_R", bound=Reply)
@@ -81,6 +81,7 @@ class ComparatorSolver:
     comparator: Comparator
     budgets: Mapping[str, int] = field(default_factory=dict)
     """Tokens that may be spent on each meme, input plus output, by its id; for :attr:`Comparator.SAMPLES`."""
+    text_only: bool = False
 
     async def solve(self, item: MemeItem, record: TrialRecord | None) -> Tried[Prediction, TrialRecord]:
         """Asks about a meme; see :class:`eval.solvers.calls.Solver`."""
@@ -95,7 +96,8 @@ class ComparatorSolver:
 
     async def _predict(self, item: MemeItem) -> Prediction:
         meme = item.meme
-        calls = _ComparatorCalls(self.stored, await self.stored.decoded(item), self.stored.seed)
+        shown = DecodedMeme(meme) if self.text_only else await self.stored.decoded(item)
+        calls = _ComparatorCalls(self.stored, shown, self.stored.seed)
         match self.comparator:
             case Comparator.PLAIN:
                 harmful, score = await calls.plain(), None
