@@ -187,7 +187,8 @@ class AuditionResult:
             if usable.value < _USABLE:
                 why.append(f"{1 - usable.value:.0%} of its replies can't be used at the first try")
             if failed is not None and failed.value > _FAILING:
-                why.append(f"{listed(word(each) for each in sorted(checks))} in {failed.value:.0%} of the trials")
+                seen = [one for one in sorted(checks) if (each := self.failing(frozenset({one}), side)) and each.value]
+                why.append(f"{listed(map(word, seen))} in {failed.value:.0%} of the trials")
             if role is Role.JUDGE and not self._judge_knows:
                 why.append("neither its odds nor its rulings tell harmful memes from others by more than chance")
             found[role] = "; ".join(why)
@@ -201,11 +202,16 @@ class AuditionResult:
         return strict.strict.accuracy.low > strict.majority or any(one and one.low > 0.5 for one in aurocs)
 
     @property
-    def unmoved(self) -> bool:
-        """True if the odds of the Judge hardly differ between memes."""
+    def span(self) -> float | None:
+        """Range of the Judge's odds over the middle nine tenths of the memes."""
         scores = list(self.scores.get("after", {}).values())
         # Percentiles, so that one odd meme does not count as moving.
-        return len(scores) > 1 and float(np.subtract(*np.percentile(scores, [95, 5]))) < _STILL
+        return float(np.subtract(*np.percentile(scores, [95, 5]))) if len(scores) > 1 else None
+
+    @property
+    def unmoved(self) -> bool:
+        """True if the odds of the Judge hardly differ between memes."""
+        return self.span is not None and self.span < _STILL
 
     @cached_property
     def judgement(self) -> tuple[str, tuple[str, ...]]:
@@ -232,10 +238,10 @@ class AuditionResult:
                 else "changes the AUROC within noise"
             )
             reasons.append(f"For this model the debate {words} ({figure(gain, '.2f')}).")
-        # The vote asks no model.
-        way = "vote" if verdict == "unfit" or self.fit.get(Role.JUDGE) else self.best
-        name, procedure = _JUDGES[way]
-        reasons.append(f"Run: {procedure} ({name}); nothing dearer is better by more than chance.")
+        asks_none = verdict == "unfit" or bool(self.fit.get(Role.JUDGE))
+        name, procedure = _JUDGES["vote" if asks_none else self.best]
+        why = "it asks no model" if asks_none else "nothing dearer is better by more than chance"
+        reasons.append(f"Run: {procedure} ({name}); {why}.")
         return verdict, tuple(reasons)
 
     @property
@@ -255,7 +261,8 @@ class AuditionResult:
         """Features that the servers lack, as the trials met it."""
         openings = [record.opened for record in self.records.values()]
         found = {
-            "log-probabilities: the odds of the Judge are not known": not any(map(odds_in, self.records.values())),
+            "log-probabilities: the odds of the Judge are not known": bool(self.replies)
+            and not any(map(odds_in, self.records.values())),
             "replies that keep to a JSON schema": any(call.schema_in_words for call in self.replies),
             "a prefix cache that finds a prompt again": any(False in one.prefix_cache.values() for one in openings),
             "a listing of its weights: their change under the same name goes unnoticed": not any(
@@ -297,12 +304,17 @@ class AuditionResult:
         n = max(1, len(costs))
         read, written = self.speed
         yield "memes", float(strict.n)
-        yield "tokens read a second", read
-        yield "tokens written a second", written
+        yield "seconds a trial", sum(record.seconds for record in self.records.values()) / max(1, len(self.records))
+        yield "tokens that each call reads a second", read
+        yield "tokens that each call writes a second", written
         yield "calls a trial", sum(cost.calls for cost in costs) / n
         yield "tokens read a trial", sum(cost.tokens_in for cost in costs) / n
         yield "tokens written a trial", sum(cost.tokens_out for cost in costs) / n
+        for reason, count in Counter(one.failure.reason for one in self.records.values() if one.failure).most_common():
+            yield f"ended without a verdict: {word(reason)}", count / n
         yield "usable at the first try", self.usable()
+        for fault, count in Counter(call.fault.partition(";")[0] for call in self.replies if call.fault).most_common():
+            yield f"asked again: {fault}", count / len(self.replies)
         for side in Side:
             rested = [
                 (meme, float(one.rounds))
@@ -313,7 +325,8 @@ class AuditionResult:
             yield f"rounds, {word(side)}", mean_of(rested)
         yield "accuracy, strict", strict.strict.accuracy
         yield "majority", strict.majority
-        yield "position bias of the odds", self.position_bias()
+        yield "odds after the debate, range of the middle nine tenths", self.span
+        yield "odds of harm offered second, minus offered first", self.position_bias()
         yield "outcomes that flip with drawn replies", self.flips()
         kinds = Counter(each.check for record in self.records.values() for each in checked_in(record))
         for check in sorted(kinds):
