@@ -744,11 +744,9 @@ def test_invalid_options_are_rejected_at_once(home, words, message):
 
 
 def test_tables_without_splits_are_judged_whole_by_precedents_from_elsewhere(home, data, tmp_path):
-    table = tmp_path / "memes.csv"
-    table.write_text("text,label\n" + "".join(f"pond {n},{('fine', 'hateful')[n % 2]}\n" for n in range(8)))
-    words = ("--data", table, "--harmful", "hateful", "--text-only", "--out")
-    refused = command(home, *words, tmp_path / "none")
-    assert refused.exit_code == 2 and "Where --library gives the precedents" in refused.output
+    (tmp_path / "memes.csv").write_text("text,label\n" + "pond,fine\nlake,hateful\n" * 4)
+    words = ("--data", tmp_path / "memes.csv", "--harmful", "hateful", "--text-only", "--out")
+    assert "Where --library gives the precedents" in command(home, *words, tmp_path / "none").output
     command(home, "--dataset", "synthetic-harmeme", "--data", data, "--out", tmp_path / "first", "--limit", 2)
     judged = command(home, *words, tmp_path / "second", "--library", tmp_path / "first" / "library", "--json")
     assert judged.exit_code == 0 and json.loads(judged.stdout)["cards"]["plain"]["n"] == 8
