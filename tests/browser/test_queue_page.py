@@ -165,35 +165,6 @@ def test_verdict_is_hidden_until_the_reviewer_has_decided(serve):
     assert (review.label, review.clause, review.blind) == (Label.NOT_HARMFUL, "none", True)
 
 
-def test_five_cases_are_reviewed_by_keyboard_alone(serve):
-    sign_in = serve()
-    page = sign_in()
-    page.keyboard.press("t")
-    decided = []
-    for number in range(5):
-        page.get_by_role("heading", name="Your case").wait_for()
-        page.wait_for_load_state()
-        decided.append(page.url.rpartition("/")[2].partition("?")[0])
-        page.keyboard.press("b")
-        page.locator("#meme-picture img.sharp").wait_for()
-        if number % 2:
-            page.keyboard.press("n")
-        else:
-            page.keyboard.press("h")
-            page.keyboard.press("4")
-        page.keyboard.press("w")
-        page.keyboard.type("b n h: none of these are keys in a field.")
-        at = page.url
-        page.keyboard.press("Control+Enter")
-        page.wait_for_url(lambda url, at=at: url != at)
-    page.get_by_role("heading", name="Your case").wait_for()
-    assert len(set(decided)) == 5
-    for number, trial_id in enumerate(decided):
-        (review,) = sign_in.console.do(sign_in.console.docket.trials.record(trial_id)).all(VerdictReviewed)
-        assert review.label is (Label.NOT_HARMFUL if number % 2 else Label.HARMFUL) and review.blind
-        assert review.reason == "b n h: none of these are keys in a field."
-
-
 def test_tab_reaches_every_control_with_visible_focus_and_no_trap(serve):
     page = serve()(path=CASE)
     page.keyboard.press("t")

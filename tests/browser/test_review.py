@@ -108,12 +108,6 @@ def text_of(page):
     return page.locator("main").inner_text()
 
 
-def wait_for_texts(page, *texts):
-    """Waits for texts on the page, as a click returns before the next page is loaded."""
-    for text in texts:
-        expect(page.locator("main")).to_contain_text(text, use_inner_text=True)
-
-
 def click_through(page, name, role="button"):
     """Clicks an element and waits for the next page."""
     with page.expect_navigation():
@@ -231,33 +225,6 @@ def test_review_without_scripts(served, person):
     assert page.locator(".charts .card").count() >= 4 and page.locator(".charts svg").first.is_visible()
     page.locator("dl.tiles a").first.click()
     page.wait_for_url("**/desk")
-
-
-def test_written_decision_survives_when_another_reviewer_took_the_case(served, person):
-    served.tried("one", verdict(U))
-    page = person("ada")
-    page.get_by_role("button", name="Take the next case").click()
-    page.get_by_role("button", name="Show the picture").click()
-    page.locator("#views.seen").wait_for()
-    page.locator("input[value=HARMFUL]").check()
-    page.get_by_label("Clause of the policy").fill("4")
-    page.get_by_label("Reason").fill("A long and careful reason.")
-    served.it.clock.turn(minutes=20)
-    served.run(served.it.desk.take("one", "bea"))
-    page.get_by_role("button", name="Decide").click()
-    page.get_by_role("alert").wait_for()
-    wait_for_texts(page, "not yours", "bea has this case")
-    assert page.get_by_label("Your draft").input_value() == "A long and careful reason."
-    assert not served.record("one").all(VerdictReviewed)
-    served.run(served.it.desk.release("one", "bea"))
-    page.get_by_role("button", name="Take it again with your draft").click()
-    page.get_by_role("heading", name="Your case").wait_for()
-    assert page.locator("input[value=HARMFUL]").is_checked()
-    assert page.get_by_label("Reason").input_value() == "A long and careful reason."
-    page.get_by_role("button", name="Decide").click()
-    page.locator("#done").wait_for()
-    (review,) = served.record("one").all(VerdictReviewed)
-    assert review.reason == "A long and careful reason."
 
 
 def test_open_page_reports_that_another_reviewer_has_the_case(served, person):

@@ -5,13 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from court.errors import BadLibrary, BadRequest
+from court.errors import BadLibrary
 from court.verdict import Label
 from retrieval import open as choose
 from retrieval.library.changes import ChangeKind, Recorded
@@ -149,21 +148,6 @@ def test_invalid_changes_are_errors_and_change_nothing(
     assert history(place) == before
 
 
-def test_a_change_is_revoked_once_and_in_reverse_order(place: Path | Address) -> None:
-    call_successfully("relabel", place, "drawn-0", "not_harmful", *SIGNED)
-    call_successfully("remove", place, "drawn-0", *SIGNED)
-    code, output = call("revoke", place, 3, *SIGNED)
-    assert (code, "Change 4 was made to the same precedent since" in output) == (1, True)
-    call_successfully("revoke", place, 4, *SIGNED)
-    code, output = call("revoke", place, 4, *SIGNED)
-    assert (code, "Change 4 was revoked already, by change 5" in output) == (1, True)
-    code, output = call("revoke", place, 5, *SIGNED)
-    assert (code, "is a revocation itself" in output) == (1, True)
-    call_successfully("revoke", place, 3, *SIGNED)
-    meme = current(place, "drawn-0")
-    assert meme is not None and meme.label is Label.HARMFUL
-
-
 def test_truncating_a_text_is_reported(place: Path | Address) -> None:
     output = call_successfully("add-one", place, "long", "harmful", "--text", "word " * 60, *SIGNED)
     assert output.splitlines()[-2:] == [
@@ -179,12 +163,6 @@ def test_control_characters_are_printed_escaped(place: Path | Address) -> None:
     output = call_successfully("history", place, "a\u202eb")
     assert "added a<U+202E>b" in output and "ada<U+001B>[2J" in output and "so<U+0007>" in output
     assert not {"\u202e", "\x1b", "\x07"} & set(output)
-
-
-@pytest.mark.parametrize("made", [lambda who: {**MADE_BY, "who": who}, lambda why: {**MADE_BY, "why": why}])
-def test_a_change_needs_a_name_and_a_reason(place: Path | Address, made: Callable[[str], dict[str, str]]) -> None:
-    with open_writer(place) as writer, pytest.raises(BadRequest, match="name of who makes it"):
-        writer.remove("drawn-0", **made(""))
 
 
 def test_only_the_encoder_of_the_library_embeds_its_precedents(place: Path | Address) -> None:

@@ -184,20 +184,8 @@ def test_a_further_question_is_shown_after_the_ruling_and_a_failure_is_no_answer
 def test_an_expert_s_evidence_is_listed_with_source_date_and_digest_and_escaped(scene):
     shown = scene.visit("ada").get("/trials/claims").text
     card = shown[shown.index('id="expert"') : shown.index('id="precedents"')]
-    digest = a_document("x", f"<i>It is said:</i> {REFUTING}").sha256
-    for words in (
-        f"&lt;b&gt;{CLAIM}&lt;/b&gt;",
-        "blue tea does not shorten a cold",
-        "&lt;b&gt;health&lt;/b&gt;.example",
-        "2024-05-01",
-        "&lt;b&gt;id&lt;/b&gt;",
-        f"sha256:{digest[:12]}",
-        "blue tea colds",
-        "&lt;i&gt;It is said:&lt;/i&gt;",
-        "no label follows from them",
-    ):
-        assert words in card, words
-    assert "<b>" not in card and "<i>" not in card
+    # The golden file has its words.
+    assert f"&lt;b&gt;{CLAIM}&lt;/b&gt;" in card and "<b>" not in card and "<i>" not in card
     for seq in re.findall(r"/messages/(\d+)\"", card):
         assert "<b>" not in scene.visit("ada").get(f"/trials/claims/messages/{seq}").text.split("<main")[-1]
     shown = scene.visit("ada").get("/trials/unchecked").text
@@ -644,19 +632,6 @@ def test_a_veiled_picture_reveals_no_detail(scene):
 # Contents
 
 
-def test_a_trial_page_shows_all_parts_of_the_record(scene):
-    page = scene.visit("vera").get(f"/trials/{ONE}").text
-    for words in (
-        "Not harmful", "Monday people,", "Read off the picture", "A drawn grey cat with large eyes",
-        "Which people or animals are shown", "The eyes are large", "stopped gaining information",
-        "precedent 1 used it for harm", "starter-014", "0.910", "0.620", "speaks for harm", "strengths/1",
-        "echo precedent 1", "memecourt-default", "qwen2.5-vl-7b", "rapidocr/3.9",
-    ):  # fmt: skip
-        assert words in page, words
-    assert page.count('class="curve ') == 2
-    assert page.count('<details class="sent"') == 17, "one for every call except that for the odds"
-
-
 def test_fragment_links_lead_to_ids_on_the_page(scene):
     for trial in (ONE, "failed", HIDDEN):
         page = scene.visit("vera").get(f"/trials/{trial}").text
@@ -671,11 +646,6 @@ def test_messages_say_if_they_are_exact(scene):
     assert "System message" in page and "Describe the picture" in page
     assert "nobody can say whether these are the same" in page
     assert "No model was asked here" in visit.get(f"/trials/{ONE}/messages/0").text
-
-
-def test_a_failed_trial_shows_the_reason(scene):
-    page = scene.visit("vera").get("/trials/failed").text
-    assert "No verdict" in page and "GONE" in page and "judgment" in page
 
 
 def with_altered_event(events, kind, **changes):
@@ -825,24 +795,6 @@ def test_two_trials_are_compared(scene):
     row = next(row for row in groups["Verdict"].rows if row.name == "rationale")
     assert "".join(piece for piece, _ in row.pieces[0]) == row.left
     assert "".join(piece for piece, _ in row.pieces[1]) == row.right
-
-
-def test_the_list_of_trials_continues_on_the_next_page(tmp_path):
-    trials = [[e.model_copy(update={"trial_id": f"t{number:03}"}) for e in events_of("t")] for number in range(120)]
-    docket = open_recording_docket(create_docket(tmp_path / "docket.sqlite", trials))
-    tokens = tokens_for(tmp_path)
-    visit = ConsoleVisitor(app_of(docket, tmp_path), tokens["vera"])
-    seen, path = [], "/"
-    for _ in range(5):
-        page = visit.get(path).text
-        seen += re.findall(r'<a href="/trials/(t\d+)"', page)
-        onward = re.search(r'<a href="([^"]+)" rel="next"', page)
-        if onward is None:
-            break
-        path = onward[1].replace("&amp;", "&")
-    assert sorted(seen) == [f"t{number:03}" for number in range(120)]
-    assert "No trial matches" in visit.get("/trials?q=is:failed").text
-    asyncio.run(docket.close())
 
 
 # Untrusted text

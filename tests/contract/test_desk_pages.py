@@ -139,18 +139,6 @@ def test_a_console_can_be_set_to_show_verdicts_from_the_start(tmp_path):
     assert RATIONALE in page and "sides or votes disagree" in queue and blind is False
 
 
-def test_viewers_see_verdicts(tmp_path):
-    async def work(it):
-        await it.tried("a", DOUBTFUL)
-        vic = await it.person("vic")
-        found = page_text(await vic.get("/trials"))
-        trial = page_text(await vic.get("/trials/a"))
-        return found, trial, await it.desk.knows_verdict("a", "vic")
-
-    found, trial, recorded = play(tmp_path, work)
-    assert "55 % harmful" in found and RATIONALE in trial and not recorded
-
-
 # Reviewing
 
 
@@ -667,49 +655,6 @@ def test_a_pipeline_is_notified_of_overrulings_in_the_console(tmp_path):
 # Search
 
 
-def test_trials_can_be_searched(tmp_path):
-    async def work(it):
-        await it.tried("a", verdict(H, category="nationality"), words="Blueland go home", namespace="forum")
-        await it.tried("b", verdict(N), words="Monday", at=NOON + timedelta(days=3))
-        ada = await it.person("ada")
-        found = {
-            query: page_text(await ada.get(f"/trials?q={query}"))
-            for query in (
-                "blueland",
-                "since:2026-01-03",
-                "until:2026-01-02",
-                "category:nationality",
-                "zzz",
-                "id:b",
-                "r+a",
-            )
-        }
-        bad = [
-            (await ada.get(f"/trials?q={query}")).status_code
-            for query in ("since:yesterday", "label:BAD", "reason:because", "lable:x", "until:9999-12-31")
-        ]
-        return found, bad
-
-    found, bad = play(tmp_path, work)
-    assert "Blueland go home" in found["blueland"] and "Monday" not in found["blueland"].split("Trials")[-1]
-    assert "2 Jan" not in found["since:2026-01-03"] and "5 Jan" in found["since:2026-01-03"]
-    assert "2 Jan" in found["until:2026-01-02"] and "5 Jan" not in found["until:2026-01-02"]
-    assert "Blueland" in found["category:nationality"] and "No trial matches" in found["zzz"]
-    assert bad == [400, 400, 400, 400, 200]
-
-
-def test_similar_trials_are_found_by_picture_and_by_words(tmp_path):
-    async def work(it):
-        await it.tried("a", verdict(H), pixels=PICTURE.pixels_sha256, words="Go home")
-        await it.tried("twin", verdict(N), pixels=PICTURE.pixels_sha256, words="other")
-        await it.tried("quote", verdict(N), pixels="0" * 64, words="GO home")
-        vic = await it.person("vic")
-        return page_text(await vic.get("/desk/cases/a/similar"))
-
-    page = play(tmp_path, work)
-    assert "the same picture" in page and "the same text" in page
-
-
 def test_lists_continue_on_the_next_page(tmp_path):
     async def work(it):
         for number in range(60):
@@ -894,29 +839,6 @@ def test_each_page_checks_role_and_namespace(tmp_path):
     assert other == [404, 200, 404, *[404] * 6]
     assert all("the forum's" in page and "shop" not in page for page in seen)
     assert refused == 403 and last == "VerdictGiven"
-
-
-def test_cross_site_forms_change_nothing(tmp_path):
-    async def work(it):
-        await it.tried("a", verdict(U))
-        ada = await it.person("ada")
-        await ada.post("/desk/cases/a/take")
-        fields = "label=HARMFUL&clause=4&other_clause=4&reason=theirs"
-        plain = {"content-type": "application/x-www-form-urlencoded"}
-        codes = []
-        for headers, body in (
-            (plain, fields),
-            (plain, f"{fields}&proof=guessed"),
-            ({**plain, "origin": "https://elsewhere.example"}, fields),
-            ({**plain, "sec-fetch-site": "cross-site"}, fields),
-        ):
-            for act in ("review", "note", "release", "take"):
-                answer = await ada.client.post(f"/desk/cases/a/{act}", content=body, headers=headers)
-                codes.append(answer.status_code)
-        return codes, (await it.docket.trials.record("a")).events[-1].kind, (await it.desk.case("a")).lock
-
-    codes, last, lock = play(tmp_path, work)
-    assert codes == [403] * 16 and last == "VerdictGiven" and lock is not None
 
 
 MARKUP = (

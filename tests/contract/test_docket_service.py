@@ -200,21 +200,6 @@ def test_altered_page_tokens_and_those_of_another_filter_are_refused(sqlite: Pat
     assert {one.summary for one in refusals} == {("INVALID_ARGUMENT", "BAD_PAGE_TOKEN", "page_token")}
 
 
-def test_a_page_token_is_valid_at_every_server_of_the_docket(sqlite: Path) -> None:
-    async def first(it: Scene) -> str:
-        for number in range(3):
-            await it.tried(f"t-{number}", at=AT + timedelta(seconds=number))
-        page = await it.stub.ListTrials(wire.ListTrialsRequest(page_size=2), timeout=TIMEOUT)
-        return str(page.next_page_token)
-
-    async def second(it: Scene) -> list[str]:
-        request = wire.ListTrialsRequest(page_size=2, page_token=token)
-        return [one.trial_id for one in (await it.stub.ListTrials(request, timeout=TIMEOUT)).trials]
-
-    token = play(sqlite, first)
-    assert play(sqlite, second) == ["t-0"]
-
-
 def test_page_tokens_round_trip() -> None:
     filter_digest = which_of(wire.TrialFilter(reviewed=False))
     for position in ((AT, "x"), (datetime(1970, 1, 1, tzinfo=UTC), "y" * 200), (datetime.max.replace(tzinfo=UTC), "z")):

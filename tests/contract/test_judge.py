@@ -136,6 +136,7 @@ def test_missing_ids_are_generated(tmp_path):
     ("change", "field", "reason"),
     [
         ({"request_id": "x" * 129}, "request_id", "FIELD_TOO_LONG"),
+        ({"request_id": "a\0b"}, "request_id", "FIELD_HOLDS_NUL"),
         ({"content": wire.Content(namespace="x" * 129)}, "content.namespace", "FIELD_TOO_LONG"),
         ({"content": wire.Content(id="x" * 257)}, "content.id", "FIELD_TOO_LONG"),
         ({"client_token": b"x" * 1025}, "client_token", "FIELD_TOO_LONG"),

@@ -42,24 +42,6 @@ class CountingReader(FakeReader):
             self.running -= 1
 
 
-def test_a_namespace_that_arrives_late_is_served_next(tmp_path):
-    reader = FakeReader("as read")
-
-    async def work(it):
-        reader.wait = asyncio.Event()
-        flood = [it.stub.Judge(numbered_request(n, "flood"), timeout=60) for n in range(12)]
-        await until(lambda: it.reception.admission.waiting == 11)
-        late = it.stub.Judge(numbered_request(99, "late"), timeout=60)
-        await until(lambda: it.reception.admission.waiting == 12)
-        reader.wait.set()
-        await asyncio.gather(*flood, late)
-        lines = await it.docket.index.list(limit=99, oldest_first=True)
-        return [line.namespace for line in lines]
-
-    namespaces = play(work, tmp_path, reader=reader, concurrent_trials=1)
-    assert len(namespaces) == 13 and namespaces[:2] == ["flood", "late"]
-
-
 def test_a_flood_beyond_the_queue_costs_another_namespace_no_request(tmp_path):
     """The queue is full of one namespace's calls: only those are refused, and the other's are served in turn."""
     reader = FakeReader("as read")
@@ -81,51 +63,6 @@ def test_a_flood_beyond_the_queue_costs_another_namespace_no_request(tmp_path):
     assert all(refusal.code is grpc.StatusCode.RESOURCE_EXHAUSTED for refusal in refusals)
     assert all(refusal.of(error_details_pb2.RetryInfo) for refusal in refusals)
     assert len(namespaces) == 9 and namespaces[:8].count("shop") == 4, "they took turns"
-
-
-def test_beyond_the_queue_callers_get_a_delay_and_leaving_frees_a_place(tmp_path):
-    reader = FakeReader("as read")
-
-    async def work(it):
-        reader.wait = asyncio.Event()
-        calls = [it.stub.Judge(numbered_request(0), timeout=60)]
-        await reader.asked.wait()
-        calls += [it.stub.Judge(numbered_request(n), timeout=60) for n in (1, 2)]
-        await until(lambda: it.reception.admission.waiting == 2)
-        refusal = await it.refusal(numbered_request(3))
-        calls[-1].cancel()
-        await until(lambda: it.reception.admission.waiting == 1)
-        instead = it.stub.Judge(numbered_request(4), timeout=60)
-        await until(lambda: it.reception.admission.waiting == 2)
-        reader.wait.set()
-        verdicts = await asyncio.gather(*calls[:-1], instead)
-        return refusal, verdicts, await it.docket.index.list(limit=9)
-
-    refusal, verdicts, lines = play(work, tmp_path, reader=reader, concurrent_trials=1, waiting_trials=2)
-    assert refusal.code is grpc.StatusCode.RESOURCE_EXHAUSTED and refusal.info.reason == "BUSY"
-    (retry,) = refusal.of(error_details_pb2.RetryInfo)
-    # No trial has ended yet, so one is estimated at a second: two waiting callers and this one.
-    assert 2.9 <= retry.retry_delay.ToTimedelta().total_seconds() < 20
-    assert len(verdicts) == 3 == len(lines)  # a caller who left while waiting has no trial
-
-
-def test_a_queued_caller_leaves_at_its_deadline(tmp_path):
-    reader = FakeReader("as read")
-
-    async def work(it):
-        reader.wait = asyncio.Event()
-        running = it.stub.Judge(numbered_request(0), timeout=60)
-        await reader.asked.wait()
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await it.stub.Judge(numbered_request(1), timeout=0.4)
-        await until(lambda: not it.reception.admission.waiting)
-        reader.wait.set()
-        await running
-        return caught.value.code(), await it.docket.index.list(limit=9)
-
-    code, lines = play(work, tmp_path, reader=reader, concurrent_trials=1)
-    assert code is grpc.StatusCode.DEADLINE_EXCEEDED
-    assert len(lines) == 1
 
 
 @pytest.mark.parametrize("cancels", [200 if FULL else 40])

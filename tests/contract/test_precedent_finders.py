@@ -10,7 +10,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from court.errors import BadRequest
@@ -153,30 +152,6 @@ def test_finders_agree_on_every_bit(
         assert database.find(**query) == expected
         found += len(expected.tally)
     assert found > 60 * min(size, 5) / 4
-
-
-def test_results_are_ordered_by_weighted_sum_and_then_by_row(place: Place, tmp_path: Path) -> None:
-    library = drawn_library(tmp_path / "again", 7, 40)
-    rows = library.rows.astype(np.float64)
-    # Of duplicates only the first counts.
-    keys = [(meme.text, meme.pixels_sha256, meme.label) for meme in library.memes]
-    distinct_rows = [row for row, key in enumerate(keys) if keys.index(key) == row]
-    assert 20 < len(distinct_rows) < 40
-    for alpha in (0.0, 0.3, 1.0):
-        text = ENCODER.embed_texts(["dog cat"]).vectors[0].astype(np.float64)
-        picture = ENCODER.embed_pictures([[PICTURES[2]]])[0].astype(np.float64)
-        scores = [alpha * float(row[:16] @ text) + (1 - alpha) * float(row[16:] @ picture) for row in rows]
-        # Rows are float32: their lengths are 1 to within 1e-7.
-        found = place.find("dog cat", PICTURES[2], alpha=alpha, tally=40).tally
-        assert [entry.similarity for entry in found] == pytest.approx(
-            sorted((scores[row] for row in distinct_rows), reverse=True), abs=1e-7
-        )
-        numbers = [int(entry.id.removeprefix("drawn-")) for entry in found]
-        assert [scores[number] for number in numbers] == pytest.approx([entry.similarity for entry in found], abs=1e-7)
-        for (first, one), (second, other) in zip(
-            zip(numbers, found, strict=True), list(zip(numbers, found, strict=True))[1:], strict=False
-        ):
-            assert one.similarity > other.similarity or first < second
 
 
 def test_changes_are_found_by_the_next_search_and_can_be_revoked(place: Place) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -139,17 +138,6 @@ def test_the_same_text_is_tried_once_and_differs_from_one_with_a_picture(tmp_pat
     assert len({first.verdict_id, *(one.verdict_id for one in others)}) == 4
 
 
-def test_request_ids_work_for_texts_alone(tmp_path):
-    async def work(it: RealCourt) -> Any:
-        first, second = [
-            await it.judge.Judge(wire.JudgeRequest(text=WORDS, request_id="r"), timeout=60) for _ in range(2)
-        ]
-        return first, second, await refusal_of(it.judge.Judge(wire.JudgeRequest(text="other", request_id="r")))
-
-    first, second, refusal = run(tmp_path, work)
-    assert first.verdict_id == second.verdict_id and refusal.reason == "REQUEST_ID_TAKEN"
-
-
 def test_a_text_that_killed_a_process_affects_no_other_text(tmp_path):
     """Pictures that killed an encoder twice are refused by their digest; texts alone have none."""
 
@@ -169,28 +157,6 @@ def test_a_text_that_killed_a_process_affects_no_other_text(tmp_path):
 
 
 # The full procedure
-
-
-def test_a_text_alone_by_the_full_procedure_with_scripted_models(tmp_path):
-    cast = Cast()
-
-    async def work(it: RealCourt) -> Any:
-        executor = it.reception._executor
-        full = replace(executor, court=replace(executor.court, role_models=cast.role_models))
-        async with TrialRunner(full, it.court._settings) as reception:
-            it.court.open(full, reception)
-            request = wire.JudgeRequest(text=WORDS, procedure=wire.PROCEDURE_FULL)
-            response = await it.judge.Judge(request, timeout=60)
-            events = [
-                one.event.kind
-                async for one in it.judge.WatchTrial(wire.WatchTrialRequest(trial_id=response.verdict_id))
-            ]
-        return response, events
-
-    response, events = run(tmp_path, work)
-    assert response.label == wire.LABEL_HARMFUL and response.procedure == wire.PROCEDURE_FULL
-    assert cast.requests("proposer") == [] and len(cast.requests("accuser")) == 1
-    assert "Described" not in events and "QuestionAsked" not in events and events.count("SideRested") == 2
 
 
 def test_a_text_that_killed_the_model_server_twice_is_quarantined(tmp_path):
@@ -341,18 +307,6 @@ def test_the_review_queue_shows_a_text_alone(tmp_path):
     queue, decided, review = with_desk_pages(tmp_path, decide_case, library=False, place=tmp_path / "docket.sqlite")
     assert WORDS in queue and "no picture" in queue
     assert review.label is Label.HARMFUL and review.blind and "The court:" in decided
-
-
-def test_the_record_notes_the_missing_picture(tmp_path):
-    async def work(it: RealCourt) -> Any:
-        response = await it.judge.Judge(wire.JudgeRequest(text=WORDS), timeout=60)
-        trial = await it.records.GetTrial(wire.GetTrialRequest(trial_id=response.verdict_id))
-        return json.loads(trial.trial.events[0].json)
-
-    meme = run(tmp_path, work)["meme"]
-    assert (
-        meme["picture_given"] is False and meme["text_digest"] == f"text:{hashlib.sha256(WORDS.encode()).hexdigest()}"
-    )
 
 
 def test_a_listing_marks_texts_alone(tmp_path):

@@ -1,17 +1,13 @@
 """Trial requests to a court wired as in a server: real pictures, encoder, library and docket."""
 
 import asyncio
-import subprocess
-import sys
-import textwrap
 
 import pytest
 
 from court.errors import NotLoaded
 from court.record import TrialState
-from serving.docket.store.requests import RequestName
 from serving.judging.judge import TrialRunner
-from serving.judging.request import RequiredVersions, TrialRequest
+from serving.judging.request import TrialRequest
 from serving.settings import Settings
 from serving.wiring import open_court
 from tests.support.pictures import captioned, encode
@@ -50,17 +46,6 @@ def test_verdict_is_reused_for_the_same_pixels_in_another_file_only(home, tmp_pa
     assert [answer.reused for answer in again] == [True] * 5
 
 
-def test_verdict_is_not_reused_for_the_same_picture_with_another_text(home, tmp_path):
-    settings = settings_for(home, tmp_path)
-    file = encode(MEME, "PNG")
-
-    async def scene(runner):
-        return [await runner.answer(TrialRequest(image=file, text=f"text number {number}")) for number in range(3)]
-
-    answers = with_runner(settings, scene)
-    assert len({answer.record.trial_id for answer in answers}) == 3 and not any(each.reused for each in answers)
-
-
 def test_verdict_is_reused_for_a_near_duplicate_if_configured(home, tmp_path):
     first, similar = encode(MEME, "PNG"), encode(MEME, "JPEG", quality=95)
 
@@ -91,66 +76,6 @@ def test_verdict_is_reused_for_a_near_duplicate_if_configured(home, tmp_path):
     (tmp_path / "off").mkdir()
     answers = with_runner(settings_for(home, tmp_path / "off"), scene)
     assert [(answer.reused, answer.near) for answer in answers[:3]] == [(False, False), (False, False), (True, False)]
-
-
-def test_required_library_version_must_be_loaded(home, tmp_path):
-    settings, file = settings_for(home, tmp_path), encode(MEME, "PNG")
-
-    async def scene(runner):
-        first = await runner.answer(TrialRequest(image=file, text="x"))
-        loaded = first.record.opened.versions.library
-        assert (await runner.answer(TrialRequest(image=file, text="x", pins=RequiredVersions(library=loaded)))).reused
-        with pytest.raises(NotLoaded) as caught:
-            await runner.answer(TrialRequest(image=file, text="x", pins=RequiredVersions(library="sha256:0")))
-        return caught.value
-
-    assert with_runner(settings, scene).field == "pins.library"
-
-
-CRASH = """
-    import asyncio, os, sys
-    from pathlib import Path
-    from serving.judging.request import TrialRequest
-    from serving.wiring import open_court
-    from serving.judging.judge import TrialRunner
-    from serving.settings import Settings
-
-    async def main():
-        settings = Settings(home=Path(sys.argv[1]), docket=Path(sys.argv[2]), picture_workers=1, text_workers=1)
-        async with open_court(settings, read_text=False) as court:
-            async def watch(event):
-                if event.kind == "TextRead":
-                    print(event.trial_id, flush=True)
-                    os._exit(9)
-
-            async with TrialRunner(court, settings) as runner:
-                court.feed.subscribe(watch)
-                await runner.answer(
-                    TrialRequest(image=Path(sys.argv[3]).read_bytes(), text="two lines", request_id="cut")
-                )
-
-    asyncio.run(main())
-"""
-
-
-def test_trial_of_a_killed_process_is_taken_over_by_the_next(home, tmp_path, monkeypatch):
-    monkeypatch.setattr("serving.judging.heartbeat.DEAD_S", 1.0)
-    monkeypatch.setattr("serving.judging.heartbeat.BEAT_S", 0.1)
-    settings, file = settings_for(home, tmp_path), tmp_path / "meme.png"
-    file.write_bytes(encode(MEME, "PNG"))
-    command = [sys.executable, "-c", textwrap.dedent(CRASH), str(home), str(settings.docket), str(file)]
-    killed = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert killed.returncode == 9, killed.stderr
-    trial_id = killed.stdout.strip()
-
-    async def scene(runner):
-        assert await runner.trial_of(RequestName("", "cut")) == trial_id
-        return await runner.answer(TrialRequest(image=file.read_bytes(), text="two lines", request_id="cut"))
-
-    answer = with_runner(settings, scene)
-    assert answer.record.trial_id == trial_id and answer.record.state is TrialState.DECIDED
-    kinds = [event.kind for event in answer.record.events]
-    assert kinds.count("TrialResumed") == kinds.count("TrialOpened") == kinds.count("PrecedentsCited") == 1
 
 
 def test_expert_witness_without_a_source_of_evidence_is_refused_at_start(home, tmp_path):

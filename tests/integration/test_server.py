@@ -6,14 +6,12 @@ import json
 import os
 import pathlib
 import signal
-import sqlite3
 import sys
 import time
-from contextlib import closing, suppress
+from contextlib import suppress
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 from PIL import Image
 
 from court.record import TrialState
@@ -133,39 +131,6 @@ def test_command_line_judges_through_the_server(server, home, tmp_path):
     assert nobody.returncode == 1 and "UNAVAILABLE" in nobody.stderr
 
 
-def test_record_can_be_read_in_a_terminal(server, home):
-    with Client(server.address) as court:
-        response = court.judge(drawn(*HARMFUL), timeout=120).message
-    shown = memecourt("records", "show", response.verdict_id, "--docket", server.docket, home=home)
-    assert shown.returncode == 0
-    for part in ("TrialOpened", "TextRead", "PrecedentsCited", "Summarised", "SideRested", "VerdictGiven", "HARMFUL"):
-        assert part in shown.stdout
-    whole = memecourt("records", "show", response.verdict_id, "--json", "--docket", server.docket, home=home)
-    events = json.loads(whole.stdout)["events"]
-    assert len(events) >= 8 and [event["seq"] for event in events] == list(range(len(events)))
-    assert {"TrialOpened", "TextRead", "VerdictGiven"} <= {event["kind"] for event in events}
-    # Other tests use the same server, and the verdict may be a reused one of an early trial.
-    listed = memecourt("records", "list", "--limit", "10000", "--json", "--docket", server.docket, home=home)
-    assert response.verdict_id in {json.loads(line)["trial_id"] for line in listed.stdout.splitlines()}
-    unknown = memecourt("records", "show", "nobody", "--docket", server.docket, home=home)
-    assert unknown.returncode == 1 and "no trial nobody" in unknown.stderr
-
-
-def test_sigterm_lets_running_trials_finish_and_refuses_new_ones(start, monkeypatch):
-    monkeypatch.setenv("MEMECOURT_GRACE", "100")  # reading three texts takes long on a busy machine
-    server = start().ready()
-    with concurrent.futures.ThreadPoolExecutor(4) as pool, Client(server.address) as court:
-        pending = [pool.submit(court.judge, drawn(*HARMLESS, seed=i), timeout=120) for i in range(3)]
-        server.wait_for(
-            lambda line: sum("TrialOpened" in logged for logged in server.log) == 3 and "TrialOpened" in line
-        )
-        assert server.end() == 0
-        assert [future.result().label for future in pending] == ["NOT_HARMFUL"] * 3
-        with pytest.raises(JudgeError):
-            court.judge(drawn(*HARMLESS), timeout=5)
-    assert [record.state for record in records(server.docket).values()] == [TrialState.DECIDED] * 3
-
-
 def test_health_command_reports_the_serving_status(server, home):
     # For a server that is not ready, see test_serving.py, where one waits for its models.
     serving = memecourt("health", server.ready().address, "--timeout", "60", home=home)
@@ -174,27 +139,6 @@ def test_health_command_reports_the_serving_status(server, home):
     assert (serving.returncode, serving.stdout) == (0, "SERVING\n")
     assert unknown.returncode == 2 and 'The server has no service "Curt".' in unknown.stderr
     assert unreachable.returncode == 3 and "No answer from 127.0.0.1:1: UNAVAILABLE" in unreachable.stderr
-
-
-def test_health_reports_that_nothing_can_be_written(start):
-    server = start().ready()
-    check = health_pb2.HealthCheckRequest(service="memecourt.v1.Court")
-    liveness = health_pb2.HealthCheckRequest(service="liveness")
-    serving, not_serving = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
-    with grpc.insecure_channel(server.address) as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
-
-        def becomes(status):
-            # test_serving.py checks the promised time; a busy machine may be later.
-            wait_until(lambda: stub.Check(check, timeout=60).status == status)
-
-        becomes(serving)
-        with closing(sqlite3.connect(server.docket, timeout=60, isolation_level=None)) as other:
-            other.execute("BEGIN IMMEDIATE")  # others can still read
-            becomes(not_serving)
-            assert stub.Check(liveness, timeout=60).status == serving
-            other.execute("ROLLBACK")
-        becomes(serving)
 
 
 def test_missing_library_ends_the_start_without_a_traceback(home, tmp_path):
@@ -216,12 +160,6 @@ def test_server_listens_on_a_socket_and_says_so(start, home, tmp_path):
     running = start(None, "--address", where)
     assert running.address == where
     assert memecourt("health", where, "--service", "liveness", "--timeout", "60", home=home).stdout == "SERVING\n"
-
-
-def test_log_contains_no_text_of_a_meme(server):
-    with Client(server.address) as court:
-        court.judge(drawn(*HARMLESS), text="a marker used nowhere else: zanzibarquux", timeout=120)
-    assert not any("zanzibarquux" in line for line in server.log)
 
 
 def encoder_of(server):

@@ -22,7 +22,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from court.backends.chat.client import ChatCompletions, http_client
 from court.backends.http import Load
 from court.errors import BadRequest, CourtError, Unavailable
-from court.events import Procedure, TrialFailed, VerdictGiven
+from court.events import Procedure, VerdictGiven
 from court.record import TrialState
 from court.roles import RoleModel, RoleModels
 from eval.standin.faults import Faults
@@ -572,34 +572,6 @@ def test_sigkill_under_load_loses_no_accepted_request(start):
         assert after[verdict.verdict_id].opened.request_id == name
     for trial_id, record in stored.items():  # of the last kill: resumed trials keep their events and so repeat no call
         assert after[trial_id].events[: len(record.events)] == record.events
-
-
-def test_sigterm_ends_a_trial_that_was_resumed_at_start(start, monkeypatch):
-    monkeypatch.setenv("MEMECOURT_GRACE", "1")
-    models = ScriptedModelServer("--call-s", "0.05")
-    try:
-        options = ("--llm-url", models.url, "--model", "stand-in")
-        server = start(None, *options).ready()
-        with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            models.script(["hang"] * 10_000)
-            pending = pool.submit(ask, server.address, "r-1")
-            server.wait_for(lambda line: "event=PrecedentsCited" in line or "event=TextRead" in line)
-            assert server.end(kill=True) == -signal.SIGKILL
-            assert isinstance(pending.result(), JudgeError)
-        models.kill()
-        models.start()
-        server = start(server.docket, "--resume", *options).ready()
-        models.script(["hang"] * 10_000)
-        server.wait_for(lambda line: "event=TrialResumed" in line)
-        server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(timeout=150) == 0
-        server.end()
-        (record,) = records(server.docket).values()
-        assert record.state is TrialState.FAILED
-        assert record.last(TrialFailed).reason == "SERVER_STOPPED" and record.last(TrialFailed).retryable
-    finally:
-        if models.process.poll() is None:
-            models.kill()
 
 
 BOMBS = 1200 if FULL else 24

@@ -1,6 +1,6 @@
 """Sessions of every kind that are killed at random moments repeat no stored call and end with the same result.
 
-Runs and arenas have suites of their own: test_run_killed and test_arena_killed.
+Runs have a suite of their own: test_run_killed.
 """
 
 import asyncio

@@ -15,7 +15,7 @@ from eval.probe.run import ProbePlan, probe
 from eval.solvers.witness import Arm
 from eval.witness.run import WitnessPlan, run_witness
 from eval.witness.world import draw_world, open_drawn
-from tests.support.arena_world import Arena
+from tests.support.arena_world import Arena, ArenaModel
 from tests.support.fakes import FakeReader
 from tests.support.probing import ProbeWorld, write_data_set
 
@@ -81,6 +81,21 @@ async def run_the_witness(root, on_call):
         await run_witness(plan, model=model, source=source, store=store)
 
 
+async def run_arena(root, on_call):
+    def note(_, usual):
+        on_call()
+        return usual
+
+    voices = {name: ArenaModel(name, TARGETS, says=note) for name in TARGETS}
+    options = {"voices": voices, "plan": {"concurrency": CONCURRENCY}}
+    arena = Arena(root / "out", memes=4, strengths=TARGETS, judges=["ash", "beech"], **options)
+    async with AsyncExitStack() as stack:
+        arena.store = open_store(root, stack)
+        if not arena.folder.begun:
+            arena.folder.write_manifest(arena.manifest())
+        await arena.go(delay_s=DELAY_S)
+
+
 def arena_in(root):
     """Returns a finished arena."""
     arena = Arena(root / "out", memes=6, strengths=TARGETS, judges=["ash", "beech"])
@@ -125,6 +140,7 @@ def arena_of(root):
 
 
 SESSIONS = {
+    "arena": run_arena,
     "probe": run_probe,
     "witness": run_the_witness,
     "detect": label_memes,

@@ -154,15 +154,6 @@ def test_judge_sees_everything_but_the_examinations():
     assert "Question 1" not in words and "accuser says" not in words  # justifications, not summaries or exchanges
 
 
-def test_judge_sees_label_and_similarity_of_each_precedent_and_the_vote():
-    cast = Cast()
-    try_meme(cast, found=findings([H, N, H, N, N]))
-    words = prompt_text(cast.requests("judge")[0])
-    assert "Precedent 2 was found not harmful" in words
-    assert "text 0.79, picture 0.79" in words
-    assert "Of the 5 labelled memes nearest to this one, 2 were found harmful" in words
-
-
 def test_later_requests_of_a_role_share_their_prefix_with_earlier_ones():
     """A prefix cache serves only an identical beginning: the history grows, and the task comes last."""
     cast = Cast(rounds=4)
@@ -315,25 +306,6 @@ def test_stance_at_the_summary_gives_both_sides_the_same_questioning_prompt():
             systems.setdefault((role, task_of(request)), set()).add(request.system)
     assert systems["accuser", "ask"] == systems["defender", "ask"]
     assert systems["accuser", "summarise"] != systems["defender", "summarise"]
-
-
-def test_search_query_may_include_the_summaries():
-    court = {}
-
-    def remember(cast, **options):
-        from tests.support.cast import full_court
-
-        court["built"] = full_court(cast, **options)
-        return court["built"]
-
-    cast = Cast(rounds=2)
-    trial_court = remember(cast, settings=TrialSettings(query="text and summaries"))
-    from court.events import Procedure
-    from court.trial import TrialCase
-
-    asyncio.run(trial_court.run(TrialCase("t", a_meme(TEXT), Procedure.FULL), RecordingSink()))
-    query = trial_court.finder.asked[0]["text"]
-    assert TEXT in query and "accuser says" in query and "defender says" in query
 
 
 # Thoughts of reasoning models

@@ -9,7 +9,7 @@ import pytest
 from memecourt.connection import MESSAGE_BYTES, Connection, Tls
 from memecourt.errors import CallError, JudgeError
 from memecourt.many import Book
-from memecourt.requests import Export, judge_request, named, watch_request
+from memecourt.requests import judge_request, named, watch_request
 from memecourt.retries import Attempts, Budget, Endings, Retries, passing
 from memecourt.v1 import court_pb2 as wire
 
@@ -99,11 +99,6 @@ def test_error_is_raised_after_the_last_attempt():
     with pytest.raises(CallError) as caught:
         attempt.after(error)
     assert caught.value is error
-
-
-def test_permanent_errors_are_raised_at_once():
-    with pytest.raises(CallError, match="INVALID_ARGUMENT: as told"):
-        attempts().after(an_error(Code.INVALID_ARGUMENT))
 
 
 def test_retry_delay_of_the_server_is_respected_with_jitter():
@@ -497,15 +492,6 @@ def test_due_retry_is_no_longer_waited_for():
     assert book.to_open()
 
 
-def test_refused_stream_fails_all_pending_requests():
-    _, book = book_with("a", "b")
-    send_pending(book)
-    assert cut_stream(book, an_error(Code.UNAUTHENTICATED, reason="NO_TOKEN")) is None
-    outcomes = outcomes_of(book)
-    assert set(outcomes) == {"a", "b"}
-    assert all(isinstance(error, JudgeError) and error.code is Code.UNAUTHENTICATED for error in outcomes.values())
-
-
 def test_timeout_error_states_earlier_failures():
     clock, book = book_with("a", timeout=5.0)
     send_pending(book)
@@ -576,16 +562,6 @@ def test_invalid_request_fails_without_ending_the_stream():
     assert send_pending(book) == ["a"]
 
 
-def test_missing_or_duplicate_request_ids_are_refused():
-    _, book = book_with("a")
-    with pytest.raises(ValueError, match="no request_id"):
-        book.take(request_of(""))
-    with pytest.raises(ValueError, match="'a'; give each one of its own"):
-        book.take(request_of("a"))
-    with pytest.raises(ValueError, match="at_once"):
-        a_book(Clock(), at_once=0)
-
-
 # Requests.
 
 
@@ -607,29 +583,6 @@ def test_watch_request_takes_exactly_one_id():
             watch_request(*both, "", 0)
 
 
-def test_interrupted_export_resumes_without_duplicates():
-    which = wire.TrialFilter(namespace="forum")
-    export = Export(which)
-    assert export.request().filter == which
-
-    def a_trial(name, second):
-        trial = wire.Trial(summary=wire.TrialSummary(trial_id=name))
-        trial.summary.opened_at.FromSeconds(second)
-        return trial
-
-    first = [a_trial("a", 1), a_trial("b", 2), a_trial("c", 2)]
-    assert [export.is_new(trial) for trial in first] == [True] * 3
-    again = export.request().filter
-    assert (again.opened_from.seconds, again.namespace) == (2, "forum")
-    assert [export.is_new(trial) for trial in (first[1], first[2], a_trial("d", 2), a_trial("e", 3))] == [
-        False,
-        False,
-        True,
-        True,
-    ]
-    assert not which.HasField("opened_from")  # the caller's filter is unchanged
-
-
 # Connections.
 
 
@@ -648,13 +601,6 @@ def test_token_is_not_sent_to_another_machine_without_tls(address):
 @pytest.mark.parametrize("address", ["localhost:1", "127.0.0.1:1", "[::1]:1", "unix:/run/court"])
 def test_token_is_sent_without_tls_on_the_same_machine(address):
     assert Connection.to(address, token="secret").metadata() == (("authorization", "Bearer secret"),)
-
-
-def test_token_callable_is_called_for_each_request():
-    tokens = iter("ab")
-    connection = Connection.to("localhost:1", token=lambda: next(tokens), metadata=lambda: [("traceparent", "00")])
-    assert connection.metadata() == (("authorization", "Bearer a"), ("traceparent", "00"))
-    assert connection.metadata() == (("authorization", "Bearer b"), ("traceparent", "00"))
 
 
 def test_conflicting_connection_options_are_refused(tmp_path):

@@ -473,22 +473,6 @@ def test_run_is_resumed_with_the_same_data_in_another_place(run_copy, home, data
     assert (manifest.data_dir, manifest.pictures_dir) == (str(other), str(other / "images"))
 
 
-def test_folder_with_other_files_is_left_alone(home, data, tmp_path):
-    (tmp_path / "letters.txt").write_text("mine")
-    with pytest.raises(BadRequest, match="is not empty and holds no run"):
-        run_plan(a_plan(home, data, tmp_path))
-    assert (tmp_path / "letters.txt").read_text() == "mine"
-
-
-def test_two_processes_cannot_work_on_the_same_run(run_copy, home, data):
-    import fcntl
-
-    with (run_copy.root / ".lock").open("ab") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(BadRequest, match="Another process is at the run"):
-            run_plan(a_plan(home, data, run_copy.root))
-
-
 def without_a_picture(data, place):
     shutil.copytree(data, place)
     first = json.loads((place / "test.jsonl").read_text().splitlines()[0])
@@ -634,13 +618,6 @@ def hear_when_busy(times, reason="MODEL_BUSY"):
     return turned_away
 
 
-def test_busy_server_costs_no_meme_within_the_patience(home, data, tmp_path, monkeypatch):
-    monkeypatch.setattr(TrialExecutor, "run", hear_when_busy(1))
-    folder = run_plan(a_plan(home, data, tmp_path / "run", limit=4, patience_s=60.0))
-    assert [p.outcome is not Outcome.FAILED for p in folder.predictions()] == [True] * 4
-    assert folder.manifest().finished is not None
-
-
 def test_run_without_patience_is_unfinished_and_says_how_to_resume(home, data, tmp_path, monkeypatch):
     out = tmp_path / "run"
     monkeypatch.setattr(TrialExecutor, "run", hear_when_busy(2))
@@ -666,12 +643,6 @@ def test_run_without_patience_is_unfinished_and_says_how_to_resume(home, data, t
     assert command(home, "--resume", out, "--patience", 0).exit_code == 3
     done = command(home, "--resume", out, "--patience", 0, "--json")
     assert done.exit_code == 0 and json.loads(done.stdout)["cards"]["merged"]["n"] == 4
-
-
-def test_meme_that_times_out_twice_is_recorded_as_failed(home, data, tmp_path, monkeypatch):
-    monkeypatch.setattr(TrialExecutor, "run", hear_when_busy(9, "MODEL_TOO_SLOW"))
-    folder = run_plan(a_plan(home, data, tmp_path / "run", limit=2, patience_s=60.0))
-    assert [p.reason for p in folder.predictions()] == ["MODEL_TOO_SLOW"] * 2
 
 
 def test_run_stops_when_its_server_is_gone(home, data, tmp_path, monkeypatch):

@@ -44,19 +44,6 @@ def test_scores_match_figures_by_hand():
     assert scores.brier == pytest.approx((6 * 0.01 + 4 * 0.81) / 10)
 
 
-def test_intervals_match_resampling_of_single_memes():
-    """A second implementation: draws memes, and scores each draw with scikit-learn."""
-    rng = np.random.default_rng(1)
-    gold = rng.random(150) < 0.4
-    predicted = np.where(rng.random(150) < 0.7, gold, ~gold)
-    draws = [rng.integers(0, 150, 150) for _ in range(800)]
-    accuracies = [accuracy_score(gold[d], predicted[d]) for d in draws]
-    f1s = [f1_score(gold[d], predicted[d], labels=[False, True], average="macro") for d in draws]
-    scores = score(gold.tolist(), predicted.tolist())
-    for figure, resampled in ((scores.accuracy, accuracies), (scores.macro_f1, f1s)):
-        assert bounds(figure) == pytest.approx(list(np.percentile(resampled, [2.5, 97.5])), abs=0.015)
-
-
 def test_identical_outcomes_still_leave_a_wide_interval():
     """After Clopper and Pearson (1934): the least share that gets one meme right with a chance of 2.5 % is 2.5 %."""
     one = plain([True], [H]).strict.accuracy

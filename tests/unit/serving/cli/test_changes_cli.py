@@ -66,12 +66,6 @@ def test_missing_library_is_reported(tmp_path: Path, arguments: tuple[object, ..
     assert not (tmp_path / "nothing").exists()
 
 
-def test_only_precedent_cannot_be_removed(tmp_path: Path) -> None:
-    drawn_library(tmp_path, 1, 1)
-    code, output = call("remove", tmp_path, "drawn-0", *SIGNED)
-    assert (code, "It is the only precedent in the library" in output) == (1, True), output
-
-
 def test_compacting_reports_the_remaining_memes_and_forgetting_is_final(tmp_path: Path) -> None:
     drawn_library(tmp_path, 1, 5)
     assert call("remove", tmp_path, "drawn-0", *SIGNED)[0] == 0

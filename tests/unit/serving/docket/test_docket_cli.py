@@ -231,13 +231,6 @@ def test_corrupt_rows_are_violations_and_no_crash(folder: Path, invoke: Invoke, 
     assert json.loads(invoke("verify", "--key", folder / "key", "--json").output)["outcome"] == "violated"
 
 
-def test_key_of_another_docket_is_a_violation(folder: Path, invoke: Invoke) -> None:
-    name = (folder / "key").read_text().partition("+")[0]
-    (folder / "other").write_text(f"{SigningKey.create(name).verifier}\n")
-    ran = invoke("verify", "--key", folder / "other")
-    assert ran.exit_code == 1 and "KEY_DIFFERS" in ran.output and "CHECKPOINT_UNSIGNED" in ran.output
-
-
 def test_failed_checks_exit_with_2(folder: Path, invoke: Invoke) -> None:
     key, anchor = folder / "key", folder / "anchor"
     (folder / "empty").write_text("")
