@@ -16,7 +16,7 @@ from memecourt.errors import JudgeError
 from memecourt.v1 import court_pb2 as wire
 from memecourt_queue.cli import main
 from memecourt_queue.metrics import QueueMetrics
-from memecourt_queue.pictures import is_public, retry_after
+from memecourt_queue.pictures import retry_after
 from memecourt_queue.request import answer_of, request_of
 from memecourt_queue.source import DeadLetter, QueuedMeme, request_id_of
 from tests.support.paths import ROOT
@@ -109,26 +109,6 @@ def test_shortened_letters_take_about_a_kilobyte(filling):
 def test_retry_after_is_read_and_bounded(value, seconds):
     assert retry_after(value) == seconds
     assert retry_after("Thu, 01 Jan 1970 00:00:00 GMT") == 0.0
-
-
-@pytest.mark.parametrize(
-    ("address", "public"),
-    [
-        ("93.184.215.14", True),
-        ("2606:2800:21f:cb07:6820:80da:af6b:8b2c", True),
-        ("64:ff9b::5db8:d70e", True),
-        *(
-            (address, False)
-            for address in (
-                *("127.0.0.1", "10.0.0.1", "169.254.169.254", "100.64.0.1", "224.0.0.1", "240.0.0.1", "0.0.0.0"),
-                *("::1", "fe80::1", "fd00::1", "::ffff:10.0.0.1", "64:ff9b::a00:1", "2002:a00:1::", "2001::1"),
-                *("ff02::1", "4000::1", "name"),
-            )
-        ),
-    ],
-)
-def test_only_public_addresses_count_as_public(address, public):
-    assert is_public(address) is public
 
 
 def test_alerts_use_existing_metrics_and_say_what_to_do():

@@ -1,12 +1,13 @@
 """Every command and option with every kind of bad argument: a message and an exit code, and no model loaded (BO-7).
 
-Commands are found by walking the command tree; add valid arguments of a new command to ``VALID``.
+Commands are found by walking the command tree; add those of a new one to ``tests/fixtures/valid_arguments.txt``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -46,139 +47,18 @@ def commands(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[st
 
 ALL = dict([*commands(cli, ("memecourt",)), *commands(eval_cli, ("memecourt-eval",))])
 
-VALID: dict[str, tuple[str, ...]] = {
-    "memecourt setup": (),
-    "memecourt judge": ("{picture}", "--text", "words"),
-    "memecourt serve": ("--address", "127.0.0.1:0"),
-    "memecourt console": ("--address", "127.0.0.1:0"),
-    "memecourt tokens add": ("ada", "--scope", "judge", "--file", "{tokens}"),
-    "memecourt tokens list": ("--file", "{tokens}"),
-    "memecourt tokens remove": ("ada", "--file", "{tokens}"),
-    "memecourt health": ("127.0.0.1:1",),
-    "memecourt policy check": ("{policy}",),
-    "memecourt policy import": ("{policy}", "--out", "{new}"),
-    "memecourt-eval policy diff": ("{policy}",),
-    "memecourt-eval policy suggest": ("{policy}", "--clause", "1", "--out", "{new}"),
-    "memecourt-eval policy test": ("{policy}", "--out", "{new}"),
-    "memecourt prompts check": ("{folder}",),
-    "memecourt prompts diff": ("1", "1"),
-    "memecourt prompts list": (),
-    "memecourt prompts show": ("judge",),
-    "memecourt webhooks disable": ("queue",),
-    "memecourt webhooks enable": ("queue",),
-    "memecourt webhooks list": (),
-    "memecourt webhooks replay": ("queue", "--from", "0"),
-    "memecourt webhooks secret": ("{new}",),
-    "memecourt webhooks test": ("queue",),
-    "memecourt vllm": ("--model", "m"),
-    "memecourt facts build": ("{new}", "{file}", "--encoder", "none"),
-    "memecourt facts search": ("{corpus}", "words"),
-    "memecourt facts show": ("{corpus}",),
-    "memecourt precedents add": ("{library}", "{memes}"),
-    "memecourt precedents add-one": ("{library}", "i", "harmful", "--text", "t", "--who", "w", "--why", "y"),
-    "memecourt precedents build": ("{new}", "{memes}"),
-    "memecourt precedents check": ("{library}",),
-    "memecourt precedents compact": ("{library}",),
-    "memecourt precedents history": ("{library}",),
-    "memecourt precedents info": ("--library", "{library}"),
-    "memecourt precedents push": ("{library}", "postgresql://u@127.0.0.1:1/d"),
-    "memecourt precedents relabel": ("{library}", "i", "harmful", "--who", "w", "--why", "y"),
-    "memecourt precedents remove": ("{library}", "i", "--who", "w", "--why", "y"),
-    "memecourt precedents revoke": ("{library}", "1", "--who", "w", "--why", "y"),
-    "memecourt precedents search": ("--text", "t", "--library", "{library}"),
-    "memecourt records ask": ("t", "--question", "{question}"),
-    "memecourt records export": ("t", "--as", "json"),
-    "memecourt records flips": ("t",),
-    "memecourt records list": (),
-    "memecourt-eval replay": ("t",),
-    "memecourt records resume": ("t",),
-    "memecourt records show": ("t",),
-    "memecourt notice": ("t",),
-    "memecourt report transparency": ("--from", "2026-01-01", "--to", "2026-02-01", "--out", "{new}"),
-    "memecourt docket audit": ("{file}", "{file}", "--commitment", "{file}", "--value", "ab"),
-    "memecourt docket commit": (
-        *("--who", "w", "--count", "1", "--beacon", "b", "--round", "1", "--due", "2099-01-01"),
-    ),
-    "memecourt docket sample": ("{file}", "--value", "ab", "--out", "{new}"),
-    "memecourt docket backup": ("{new}",),
-    "memecourt docket bundle": ("t",),
-    "memecourt docket checkpoint": (),
-    "memecourt docket erase": ("t", "--who", "w", "--why", "y", "--yes"),
-    "memecourt docket erase-precedent": ("t", "--who", "w", "--why", "y", "--yes"),
-    "memecourt docket key": (),
-    "memecourt docket restore": ("{folder}",),
-    "memecourt docket verify": ("--key", "{key}"),
-    "memecourt records appeal": ("t", "--by", "b", "--statement", "s"),
-    "memecourt docket erase-document": ("sha256:" + "a" * 64, "--who", "w", "--why", "y", "--yes"),
-    "memecourt docket expire": ("--dry-run",),
-    "memecourt docket hashes": (),
-    "memecourt docket rotate-key": ("--prepare",),
-    "memecourt rejudge": ("namespace:n",),
-    "memecourt drift": (),
-    "memecourt settings": (),
-    "memecourt demo": (),
-    "memecourt-eval ablate": ("--dataset", "synthetic-harmeme", "--data", "{data}", "--out", "{new}"),
-    "memecourt-eval arena": ("--models", "{models}", "--tasks", "{data}", "--out", "{new}"),
-    "memecourt-eval arena detect": ("--out", "{folder}", "--models", "{models}"),
-    "memecourt-eval arena difficulty": ("--out", "{folder}", "--models", "{models}", "--annotator", "m"),
-    "memecourt-eval arena tasks": ("{run}", "--out", "{new}"),
-    "memecourt-eval arena distil-check": ("{folder}", "--models", "{models}", "--student", "m"),
-    "memecourt-eval arena export-judge": ("--arena", "{folder}", "--to", "{new}", "--hold-out", "f"),
-    "memecourt-eval arena explain": ("{folder}", "--models", "{models}"),
-    "memecourt-eval arena rate": ("{folder}",),
-    "memecourt-eval classify": (
-        *("--dataset", "climatememes", "--data", "{data}", "--task", "stance", "--out", "{new}"),
-    ),
-    "memecourt-eval audition": ("--data", "{data}", "--dataset", "synthetic-harmeme", "--out", "{new}"),
-    "memecourt-eval compare": ("{run}", "{run}"),
-    "memecourt-eval counterfactual": ("{folder}",),
-    "memecourt-eval stability": ("{folder}",),
-    "memecourt-eval datasets": (),
-    "memecourt-eval datasets check": ("{data}",),
-    "memecourt-eval datasets describe": ("{data}",),
-    "memecourt-eval datasets list": (),
-    "memecourt-eval datasets card new": ("{data}",),
-    "memecourt-eval datasets card show": ("fhm",),
-    "memecourt-eval datasets fetch": ("fhm", "--out", "{new}"),
-    "memecourt-eval functional make": ("{new}", "--cases", "1"),
-    "memecourt-eval functional score": ("{data}", "{run}"),
-    "memecourt-eval labels annotators": ("{memes}",),
-    "memecourt-eval labels noise": ("{run}",),
-    "memecourt-eval shadow": ("{folder}", "--out", "{new}"),
-    "memecourt-eval subgroups": ("{run}", "--by", "label"),
-    "memecourt-eval export": ("{run}", "--inspect", "{new}"),
-    "memecourt-eval perf": ("nothing-of-that-name",),
-    "memecourt-eval probe": ("--target", "m", "--controller", "m", "--models", "{models}", "--out", "{new}"),
-    "memecourt-eval probe export-exam": ("{folder}", "--data", "{data}", "--to", "{new}"),
-    "memecourt-eval probe compare": ("{folder}", "{folder}"),
-    "memecourt-eval probe rate": ("{folder}",),
-    "memecourt-eval reproduce adammeme": ("--data", "{data}", "--out", "{new}", "--models", "{models}", "--dry-run"),
-    "memecourt-eval reproduce climatememes": ("--data", "{data}", "--out", "{new}", "--dry-run"),
-    "memecourt-eval reproduce emulate": ("--data", "{data}", "--out", "{new}", "--models", "{models}", "--dry-run"),
-    "memecourt-eval reproduce memearena": ("--data", "{data}", "--out", "{new}", "--models", "{models}", "--dry-run"),
-    "memecourt-eval reproduce memecourt": ("--data", "{data}", "--out", "{new}", "--dry-run"),
-    "memecourt-eval reproduce probench": ("--data", "{data}", "--out", "{new}", "--models", "{models}", "--dry-run"),
-    "memecourt-eval report": ("{run}",),
-    "memecourt-eval run": ("--dataset", "synthetic-harmeme", "--data", "{data}", "--out", "{new}"),
-    "memecourt-eval score": ("{memes}", "--dataset", "synthetic-harmeme", "--data", "{data}", "--split", "test"),
-    "memecourt-eval steering": ("{memes}",),
-    "memecourt-eval sweep": ("--dataset", "synthetic-harmeme", "--data", "{data}", "--out", "{new}"),
-    "memecourt-eval synthetic": ("{new}", "--train", "2", "--val", "1", "--test", "1"),
-    "memecourt-eval witness": (
-        "--claims",
-        "{memes}",
-        "--corpus",
-        "{corpus}",
-        "--model",
-        "m",
-        "--models",
-        "{models}",
-        "--out",
-        "{new}",
-    ),
-    "memecourt-eval vote": ("{library}", "{memes}"),
-}
-"""Valid arguments of each command; ``{…}`` stands for a path of the fixture ``places``."""
+
+def read_valid_arguments() -> dict[str, tuple[str, ...]]:
+    """Valid arguments of each command; ``{…}`` stands for a path of the fixture ``places``."""
+    found = {}
+    for line in (TESTS / "fixtures" / "valid_arguments.txt").read_text().splitlines():
+        words = shlex.split(line)
+        size = max(n for n in range(len(words) + 1) if not n or " ".join(words[:n]) in ALL)
+        found[" ".join(words[:size])] = tuple(words[size:])
+    return found
+
+
+VALID = read_valid_arguments()
 
 PATHS = ("missing", "folder", "file", "empty", "binary", "utf16", "json list", "text", "long", "with spaces")
 WORDS = ("", "x" * 20_000, "a\nb", "\udcff", "💥 ؀", "-", "{}")
