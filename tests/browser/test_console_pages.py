@@ -14,8 +14,7 @@ from playwright.sync_api import expect
 from court.events import NearDuplicate
 from court.verdict import Label
 from tests.browser.conftest import reload_until_restored
-from tests.support.console_pages import AXE
-from tests.support.consoles import create_docket, running_console, tokens_for
+from tests.support.consoles import AXE, create_docket, running_console, tokens_for
 from tests.support.hostile_trials import PAYLOADS, hostile
 from tests.support.report_page import luminance
 from tests.support.shown_trials import drawn_picture, full_trial

@@ -11,8 +11,7 @@ from eval.arena.events import Judged
 from eval.arena.folder import HumanReference
 from eval.arena.leaderboard import leaderboard
 from tests.support.arena_world import STRENGTHS, Arena, ArenaModel
-from tests.support.report_forms import board_page
-from tests.support.report_page import Opened
+from tests.support.report_page import Opened, board_page
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 

@@ -8,7 +8,7 @@ from anyio.from_thread import start_blocking_portal
 from court.verdict import Label
 from serving.export.notice import notice_words
 from serving.export.notice_links import NoticeLinks
-from tests.support.console_pages import AXE
+from tests.support.consoles import AXE
 from tests.support.desks import trial, verdict
 from tests.support.dockets import NOON, append_all
 from tests.support.http import an_api

@@ -12,9 +12,8 @@ from court.events import VerdictReviewed
 from court.verdict import Label
 from serving.console.registry import Reviewing
 from tests.browser.conftest import reload_until_restored
-from tests.support.console_pages import AXE
 from tests.support.console_scenes import DOCUMENTED_CASE, QUEUE, fill_queue
-from tests.support.consoles import create_docket, running_console, tokens_for
+from tests.support.consoles import AXE, create_docket, running_console, tokens_for
 from tests.support.desks import NO_SAMPLING, trial, verdict
 from tests.support.shown_trials import TEXT
 

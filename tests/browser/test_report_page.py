@@ -12,8 +12,7 @@ from PIL import ImageChops, ImageStat
 from eval.reports.gather import gather
 from eval.runs.results import read_results
 from tests.browser.conftest import reload_until_restored
-from tests.support.report_forms import as_html
-from tests.support.report_page import Opened, luminance
+from tests.support.report_page import Opened, as_html, luminance
 from tests.support.report_runs import MARKUP, NOT, USUAL_MEMES, VERY, ReportedMeme, write_report_run
 
 HOSTILE = ReportedMeme(f"h {MARKUP}", VERY, "harmless", MARKUP, "coffee", 0.2, 2, rationale=MARKUP)

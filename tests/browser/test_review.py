@@ -12,7 +12,7 @@ from playwright.sync_api import expect
 
 from court.events import NoteLeft, VerdictReviewed
 from court.verdict import Label, Strength
-from tests.support.console_pages import AXE
+from tests.support.consoles import AXE
 from tests.support.desk_pages import PICTURE, desk_pages
 from tests.support.desks import verdict
 

@@ -9,9 +9,8 @@ from playwright.sync_api import expect
 
 from court.verdict import Label
 from serving.console.registry import Reviewing
-from tests.support.console_pages import AXE
 from tests.support.console_scenes import QUEUE, fill_queue
-from tests.support.consoles import create_docket, running_console, tokens_for
+from tests.support.consoles import AXE, create_docket, running_console, tokens_for
 from tests.support.desks import NO_SAMPLING, trial, verdict
 
 WIDE, PHONE = {"width": 1440, "height": 900}, {"width": 390, "height": 844}

@@ -10,7 +10,7 @@ from court.events import Procedure
 from serving.console.app import open_console
 from serving.console.registry import Trying
 from serving.settings import Settings
-from tests.support.console_pages import AXE
+from tests.support.consoles import AXE
 from tests.support.real_court import IMAGE, real_court
 
 HAND_OVER = """([kind, encoded]) => {

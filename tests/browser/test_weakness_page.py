@@ -8,9 +8,8 @@ import pytest
 
 from eval.probe.refining import Limits
 from eval.probe.report import read_report
-from tests.support.probe_run import a_plan, probed
-from tests.support.probing import ProbeWorld, write_data_set
-from tests.support.report_forms import weakness_page
+from tests.support.probing import ProbeWorld, a_plan, probed, write_data_set
+from tests.support.report_page import weakness_page
 
 HOSTILE = "half an explanation <script>window.hacked = 1</script>"
 

@@ -14,10 +14,10 @@ from serving.docket.review.projection import ReviewPriority
 from serving.docket.review.search import CHOICES
 from serving.docket.store import review_tables as desk_tables
 from serving.docket.store.listing import SORTS
+from tests.support.consoles import stable_page
 from tests.support.desk_pages import PICTURE, form_of, page_text, with_desk_pages
 from tests.support.desks import trial, verdict
 from tests.support.dockets import NOON
-from tests.support.stable_pages import stable_page
 
 H, N, U = Label.HARMFUL, Label.NOT_HARMFUL, Label.UNDECIDED
 MODERATE, WEAK, STRONG = Strength.MODERATE, Strength.WEAK, Strength.STRONG

@@ -26,22 +26,22 @@ from serving.console.registry import Page
 from serving.console.visitors import LONGEST_S, Role, Sessions
 from serving.docket.store.bodies import packed, unpacked
 from serving.export.source import read_document
-from tests.support.cli import assert_matches_golden
 from tests.support.consoles import (
     ConsoleVisitor,
     app_of,
     create_docket,
     form_proof_in,
     open_recording_docket,
+    stable_page,
     tokens_for,
 )
 from tests.support.dockets import events_of
 from tests.support.evidence import CLAIM, FINDINGS, REFUTING, Expert, FakeEvidence, try_with_expert
 from tests.support.evidence import document as a_document
+from tests.support.golden import assert_matches_golden
 from tests.support.hostile_trials import PAYLOADS, hostile
 from tests.support.replayed_trials import FOLDER as REPLAYED
 from tests.support.shown_trials import TEXT, DrawnPrecedents, drawn_picture, full_trial
-from tests.support.stable_pages import stable_page
 
 ROLES = {Role.VIEWER: "vera", Role.REVIEWER: "ruth", Role.ADMIN: "ada"}
 ONE, HIDDEN = "one", "hidden"

@@ -27,8 +27,7 @@ from serving.settings import WebhookEvent
 from serving.webhooks.messages import messages_of
 from tests.support.dockets import append_all, review_trial, with_docket
 from tests.support.real_court import IMAGE, real_court
-from tests.support.receivers import hook_settings
-from tests.support.webhooks import decided, failed
+from tests.support.receivers import decided, failed, hook_settings
 
 WITHOUT_LABEL_OF_CONTENT = {
     "Precedent": "the label of a precedent decides nothing about its content",

@@ -23,12 +23,12 @@ from serving.docket.review.projection import ReviewPriority
 from serving.docket.store.log_queries import entries_of
 from serving.rpc.docket import DocketService
 from serving.rpc.flow_control import ReceiveBudget
-from tests.support.cli import assert_matches_golden
+from tests.support.consoles import stable_page
 from tests.support.desk_pages import PICTURE, form_of, page_text, with_desk_pages
 from tests.support.desks import trial, verdict
 from tests.support.docket_service import ReviewCounter, a_scene
 from tests.support.dockets import NOON
-from tests.support.stable_pages import stable_page
+from tests.support.golden import assert_matches_golden
 
 H, N, U = Label.HARMFUL, Label.NOT_HARMFUL, Label.UNDECIDED
 TIE = (Strength.MODERATE, Strength.MODERATE)

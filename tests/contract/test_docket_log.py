@@ -24,7 +24,6 @@ from serving.docket.store.bodies import GONE, PART, unpacked
 from serving.docket.store.log_append import KeyFile
 from serving.docket.store.log_queries import nodes
 from serving.docket.store.requests import RequestName
-from tests.support.docket_log import checked_log
 from tests.support.dockets import (
     NOON,
     append_all,
@@ -37,7 +36,7 @@ from tests.support.dockets import (
 )
 from tests.support.erasing import Marked
 from tests.support.fakes import a_picture
-from tests.support.logs import verify_consistency
+from tests.support.logs import checked_log, verify_consistency
 
 
 def test_all_appends_form_one_log_with_a_signed_root(using):

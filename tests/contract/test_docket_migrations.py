@@ -17,8 +17,8 @@ from serving.docket.store import review_tables, schema
 from serving.docket.store import tables as t
 from serving.docket.store.log_append import KeyFile
 from serving.docket.store.postgres import SCHEMA
-from tests.support.docket_log import checked_log
 from tests.support.dockets import append_all, events_of, with_docket
+from tests.support.logs import checked_log
 
 
 def engine_of(url):

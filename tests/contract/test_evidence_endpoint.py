@@ -15,7 +15,7 @@ from court.backends import http_addresses
 from court.errors import CourtError, Overrun, Unavailable
 from retrieval.facts.endpoint import Endpoint, EndpointEvidence, ResultPaths
 from retrieval.facts.pages import MAX_PAGE_BYTES, PageFetcher
-from tests.support.outgoing import BOMB
+from tests.support.http import BOMB
 
 HOST = "news.example.org"
 PUBLIC = "93.184.215.14"

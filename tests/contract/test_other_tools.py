@@ -23,8 +23,7 @@ from court.verdict import Label
 from eval.synthetic.scenes import draw_meme
 from tests.support.dockets import NOON, append_all, review_trial, with_docket
 from tests.support.paths import ROOT
-from tests.support.receivers import hook_settings
-from tests.support.webhooks import backlog_of, decided, failed, sending, until_idle
+from tests.support.receivers import backlog_of, decided, failed, hook_settings, sending, until_idle
 
 SOURCE = ROOT / "integrations/receivers/src"
 POST = "at://did:plc:z72i7hdynmk6r22z27h6tvur/app.bsky.feed.post/3l6oveex3ii2l"

@@ -9,7 +9,7 @@ from court.backends.chat.client import ChatCompletions
 from court.backends.http import MAX_ANSWER_BYTES, MAX_ERROR_BYTES, MAX_HEAD_BYTES
 from court.errors import ModelRefused, Unavailable
 from court.ports import ChatRequest
-from tests.support.outgoing import BOMB
+from tests.support.http import BOMB
 from tests.support.paths import ROOT
 
 REQUEST = ChatRequest(system="s", parts=("x",), reply_schema=None, max_tokens=1)

@@ -38,7 +38,6 @@ from serving.rpc.server import Methods, make_server
 from serving.settings import Settings
 from serving.telemetry import open_telemetry
 from tests.support.cast import Cast, full_court
-from tests.support.collector import attributes_of, running_collector
 from tests.support.fakes import (
     LIBRARY,
     FakeReader,
@@ -51,7 +50,7 @@ from tests.support.fakes import (
     precedent,
 )
 from tests.support.playing import run_within, until
-from tests.support.telemetry import calls_of, described, logging_as
+from tests.support.telemetry import attributes_of, calls_of, described, logging_as, running_collector
 
 COURT = "memecourt.v1.Court"
 TRACE = "0af7651916cd43dd8448eb211c80319c"

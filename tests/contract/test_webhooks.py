@@ -26,13 +26,12 @@ from serving.webhooks.attempts import AFTER_S, ATTEMPTS, Receiver
 from serving.webhooks.messages import messages_of
 from serving.webhooks.sender import HookSender, note_precedent_changes, send_webhooks
 from tests.support.desks import with_desk
-from tests.support.docket_log import checked_log
 from tests.support.dockets import NOON, append_all, parse_place, review_trial
 from tests.support.libraries import ENCODER, drawn_library
+from tests.support.logs import checked_log
 from tests.support.playing import until
-from tests.support.receivers import HEADERS, hook_settings
-from tests.support.webhooks import backlog_of, decided, failed, hooks_of, sending, until_idle
-from tests.support.webhooks import receiver as receiver
+from tests.support.receivers import HEADERS, backlog_of, decided, failed, hook_settings, hooks_of, sending, until_idle
+from tests.support.receivers import receiver as receiver
 
 
 class Clock:

@@ -18,8 +18,7 @@ from memecourt.client import Client, JudgeError, judge_request
 from memecourt.retries import Retries
 from memecourt.v1 import court_pb2 as wire
 from memecourt.v1.court_pb2_grpc import CourtStub
-from tests.support.full_server import FULL, ModelServer, ask
-from tests.support.server import HARMFUL, drawn, memecourt, records
+from tests.support.server import FULL, HARMFUL, ModelServer, ask, drawn, memecourt, records
 
 pytestmark = pytest.mark.integration
 

@@ -10,8 +10,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from eval.synthetic.scenes import draw_meme
 from memecourt.client import Client, judge_request
-from tests.support.collector import attributes_of, running_collector
 from tests.support.server import records
+from tests.support.telemetry import attributes_of, running_collector
 
 pytestmark = pytest.mark.integration
 

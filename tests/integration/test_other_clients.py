@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from memecourt.v1 import court_pb2 as wire
-from tests.support.other_clients import NODE, ROOT
+from tests.support.paths import NODE, ROOT
 from tests.support.pictures import encode, quarters
 
 pytestmark = pytest.mark.integration

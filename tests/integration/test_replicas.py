@@ -9,8 +9,7 @@ import pytest
 from court.events import VerdictGiven
 from court.record import TrialState
 from memecourt.v1 import court_pb2 as wire
-from tests.support.full_server import FULL, ModelServer, ask
-from tests.support.server import records
+from tests.support.server import FULL, ModelServer, ask, records
 
 pytestmark = pytest.mark.integration
 

@@ -49,9 +49,8 @@ from serving.rpc.server import Methods, make_server
 from serving.settings import Settings
 from serving.wiring import readiness_checks
 from tests.support import hostile
-from tests.support.full_server import ModelServer
 from tests.support.playing import until
-from tests.support.server import HARMFUL, HARMLESS, drawn, memecourt, records
+from tests.support.server import HARMFUL, HARMLESS, ModelServer, drawn, memecourt, records
 from tests.support.sizes import FULL
 
 pytestmark = pytest.mark.integration

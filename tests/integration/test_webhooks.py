@@ -20,8 +20,7 @@ from serving.models.vllm import free_port
 from serving.webhooks.signing import make_secret
 from tests.support.consoles import form_proof_in, signed_in
 from tests.support.http import url_of
-from tests.support.other_clients import NODE
-from tests.support.paths import ROOT
+from tests.support.paths import NODE, ROOT
 from tests.support.pictures import encode, quarters
 from tests.support.playing import wait_until
 from tests.support.receivers import running_receiver

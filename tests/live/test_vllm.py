@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import httpx2
 import pytest
@@ -19,7 +20,33 @@ from eval.perf.vllm.prefix_cache import ENVIRONMENT, FLAGS
 from serving.models.vllm import VllmFailed, VllmServer
 from tests.support.pictures import captioned, encode, quarters
 from tests.support.playing import wait_until
-from tests.support.processes import group, processes
+
+
+class Process(NamedTuple):
+    pid: int
+    parent: int
+    group: int
+    state: str
+    args: str
+
+
+def processes():
+    """Returns all processes that exist at the moment."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            stat, args = (folder / "stat").read_text(), (folder / "cmdline").read_bytes()
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it has ended in the meantime
+        state, parent, group = stat.rpartition(")")[2].split()[:3]  # a name may hold spaces and brackets
+        found.append(Process(int(folder.name), int(parent), int(group), state, args.replace(b"\0", b" ").decode()))
+    return found
+
+
+def group(leader):
+    """Returns the process ids of a process group, without zombies."""
+    return {process.pid for process in processes() if process.group == leader and process.state != "Z"}
+
 
 RULING = {
     "type": "object",

@@ -11,6 +11,9 @@ from court.backends.chat.scripted import ScriptedModel
 from court.ports import EvidenceDocument, EvidenceHit
 from court.roles import RoleModel
 from court.settings import TrialSettings
+from eval.replay.replay import replay
+from serving.views.messages import messages_of
+from serving.views.recheck import differences
 from tests.support.cast import Cast, try_meme
 
 TEXT = "Blue tea cures colds, ask anybody in Blueland"
@@ -157,3 +160,17 @@ def try_with_expert(expert=None, source=None, *, cast=None, settings=None, **opt
         **options,
     )
     return record, expert, source, cast
+
+
+def reasons(record):
+    return {review.reason for review in record.verdict.review}
+
+
+def assert_reproducible(record):
+    """Checks that messages can be rebuilt from the record, and that it replays to the same outcome."""
+    for event in record.events:
+        for message in messages_of(record, event):
+            assert message.exact, (event.kind, message.why)
+    again = asyncio.run(replay(record))
+    assert (again.differences, again.obstacle) == ((), "")
+    assert differences(record) == ()

@@ -6,7 +6,7 @@ import json
 import math
 import re
 
-from tests.support.paths import TESTS
+from tests.support.paths import GOLDEN, TESTS
 
 FOLDER = TESTS / "golden" / "figures"
 _VARIES = frozenset(
@@ -76,3 +76,11 @@ def _differences(golden, found, place):
             yield f"{place}: {golden} became {found}"
     elif golden != found:
         yield f"{place}: {golden!r} became {found!r}"
+
+
+def assert_matches_golden(name, text, request):
+    """Compares text with a golden file; `pytest --write-golden` rewrites the file, for review as a diff."""
+    path = GOLDEN / name
+    if request.config.getoption("--write-golden"):
+        path.write_text(text)
+    assert text == path.read_text()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from court.events import VerdictGiven
+from tests.support.paths import read_texts
 from tests.support.shown_trials import drawn_picture, full_trial
-from tests.support.texts import read_texts
 
 PAYLOADS: list[str] = read_texts("hostile")["PAYLOADS"]
 

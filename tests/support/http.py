@@ -1,6 +1,7 @@
 """Helpers of tests of http."""
 
 import asyncio
+import gzip
 from contextlib import asynccontextmanager
 
 import httpx2
@@ -36,3 +37,6 @@ def reason(response, status):
     assert body["status"] == status
     assert body["type"].endswith(body["reason"])
     return body["reason"]
+
+
+BOMB = gzip.compress(b"\0" * 64 * 2**20)

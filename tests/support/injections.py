@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from tests.support.texts import read_texts
+from tests.support.paths import read_texts
 
 ACQUIT = {
     "harmful_evidence": [],

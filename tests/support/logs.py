@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Sequence
 
 from court.events import AnyEvent
-from serving.docket.log.entries import SALT_SIZE, Entry, PictureShown, body_of, commitment_to
+from serving.docket.log.entries import SALT_SIZE, Entry, PictureShown, body_of, check, commitment_to
 from serving.docket.log.errors import BadProof
 from serving.docket.log.merkle import (
     EMPTY_ROOT,
@@ -17,7 +17,8 @@ from serving.docket.log.merkle import (
     node_hash,
     tile_updates,
 )
-from serving.docket.log.notes import Checkpoint, SigningKey, open_checkpoint, sign_checkpoint
+from serving.docket.log.notes import Checkpoint, SigningKey, VerifierKey, open_checkpoint, sign_checkpoint
+from serving.docket.store.log_queries import nodes
 from tests.support.dockets import NOON
 
 AT = "2026-01-02T12:00:00.000000+00:00"
@@ -129,3 +130,21 @@ def verify_consistency(old: int, new: int, old_root: bytes, new_root: bytes, pro
         last >>= 1
     if last or old_found != old_root or new_found != new_root:
         raise wrong
+
+
+async def checked_log(docket):
+    """Verifies the log from its entries up, and returns entries, roots and key."""
+    entries = await docket.log.entries(0, 10**6)
+    assert [entry.number for entry in entries] == list(range(await docket.log.size()))
+    tree = Frontier()
+    roots = [tree.root()]
+    for entry in entries:
+        check(entry)
+        tree.append(entry.leaf())
+        roots.append(tree.root())
+    key = VerifierKey.parse(await docket.log.vkey())
+    now = open_checkpoint(await docket.log.checkpoint(), [key])
+    assert (now.size, now.root) == (len(entries), roots[-1])
+    for size in {1, len(entries) // 2, len(entries)} - {0}:
+        assert await docket.auditor.read(lambda connection, size=size: root_at(size, nodes(connection))) == roots[size]
+    return entries, roots, key

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import re
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
+
 from court.backends.chat.scripted import ScriptedModel
 from court.meme import Frame
+from eval.datasets.known import find_card
 from eval.models.call_cache import SqliteCallCache
 from eval.models.metered import Limit, MeteredModel, Price
+from eval.models.samples import one_set
 from eval.probe.agents import PROMPTS, ProbeModels, Subject, prompt_of
 from eval.probe.folder import Scored, Scoring, ScoringOutcome
+from eval.probe.refining import Limits
+from eval.probe.run import ProbePlan, probe
 from eval.synthetic.scenes import draw_meme
+from tests.support.fakes import FakeReader
 from tests.support.pictures import encode
 
 KINDS = {
@@ -178,3 +186,32 @@ def write_data_set(place: Path, texts=TEXTS, split="dev_seen"):
         rows.append({"id": number, "img": name, "label": int(harmful), "text": text})
     (place / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return place
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_data_set(tmp_path_factory.mktemp("data"))
+
+
+def a_plan(out, data, **changes):
+    plan = ProbePlan(
+        out=out,
+        samples=one_set(find_card("fhm"), data, "dev_seen", limit=None),
+        target="target",
+        controllers=("c0",),
+        limits=Limits(steps=3, seeds=1),
+        batch=3,
+        command="memecourt-eval probe",
+    )
+    return dataclasses.replace(plan, **changes)
+
+
+def probed(plan, world=None, *, reader=None, **options):
+    """Runs a probe, and returns the folder and the number of calls actually made."""
+    world = world or ProbeWorld()
+
+    async def scene(_, opened):
+        return await probe(plan, opened, reader or FakeReader())
+
+    plan.out.mkdir(exist_ok=True)
+    return with_scripted_models(plan.out, world, scene, **options)

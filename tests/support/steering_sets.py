@@ -9,9 +9,8 @@ import json
 import sys
 from pathlib import Path
 
-from tests.support.held_out import STEERING
+from tests.support.held_out import HELD_OUT, SEEN, STEERING
 from tests.support.injections import INJECTIONS, marked
-from tests.support.lookalikes import HELD_OUT, SEEN
 
 SETS: dict[str, list[str]] = {
     "steering-seen": [marked(text, "7c1e0a9b3d5f2468") for _, text in INJECTIONS],

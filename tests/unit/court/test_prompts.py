@@ -16,8 +16,8 @@ from court.prompts.sets import packaged
 from court.settings import TrialSettings
 from court.trial import TrialCase
 from tests.support.cast import Cast, full_court, task_of
-from tests.support.cli import assert_matches_golden
 from tests.support.fakes import H, N, RecordingSink, a_meme, findings
+from tests.support.golden import assert_matches_golden
 from tests.support.replayed_trials import TRIALS
 
 PINNED = {

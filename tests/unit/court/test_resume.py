@@ -11,9 +11,8 @@ from court.policy import DEFAULT_POLICY
 from court.record import TrialAborted, TrialRecord, TrialState
 from court.settings import TrialSettings
 from court.trial import TrialCase
-from tests.support.cast import Cast, full_court, task_of, try_meme
+from tests.support.cast import Cast, ahead_of_time, full_court, questions_in, task_of, try_meme
 from tests.support.fakes import FakeReader, RecordingSink, a_meme, a_picture
-from tests.support.resume import ahead_of_time, questions_in
 
 SETTINGS = TrialSettings(overlap=False)
 

@@ -8,7 +8,7 @@ from court.precedents import MinSimilarity, Search, VoteSettings
 from court.summary import argue, vote_if_close, weigh
 from court.verdict import Label, ReviewReason, Strength
 from tests.support.fakes import VOTE, H, N, findings
-from tests.support.summary import SETTINGS, judged, text_read
+from tests.support.trial import SETTINGS, judged, text_read
 
 
 def reasons(verdict):

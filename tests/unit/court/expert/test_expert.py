@@ -56,12 +56,13 @@ from tests.support.evidence import (
     WEIGHED,
     Expert,
     FakeEvidence,
+    assert_reproducible,
     document,
     expert_settings,
+    reasons,
     try_with_expert,
     with_expert,
 )
-from tests.support.expert import assert_reproducible, reasons
 from tests.support.fakes import RecordingSink, a_meme
 
 ACQUITTED = {"judge": ACQUITTAL, "odds": (0.1, 0.8)}

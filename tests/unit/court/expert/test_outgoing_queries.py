@@ -6,8 +6,7 @@ from court.events import EvidenceSearched, QueriesPlanned
 from court.expert.witness import HELD_BACK, names_of_picture, outgoing
 from court.verdict import ReviewReason
 from tests.support.cast import Cast
-from tests.support.evidence import TEXT, Expert, FakeEvidence, try_with_expert
-from tests.support.expert import assert_reproducible, reasons
+from tests.support.evidence import TEXT, Expert, FakeEvidence, assert_reproducible, reasons, try_with_expert
 
 DESCRIPTION = "Ann Example stands beside a man with a cup. The Blueland flag hangs above Ann's head. Tea is poured."
 

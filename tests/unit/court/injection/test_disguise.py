@@ -7,8 +7,8 @@ import pytest
 from court.summary import disguises_in
 from court.verdict import ReviewReason
 from tests.support.fakes import N, findings
-from tests.support.summary import judged, text_read
-from tests.support.texts import read_texts
+from tests.support.paths import read_texts
+from tests.support.trial import judged, text_read
 
 LOOKALIKES, INVISIBLE, SPACED_OUT = (
     "letters of another alphabet that look like Latin ones",

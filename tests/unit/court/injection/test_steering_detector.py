@@ -23,7 +23,7 @@ from eval.cli import cli
 from eval.studies.steering import report_of
 from scripts.fetch_injections import STRINGS
 from serving.cli.records import render
-from tests.support import held_out, lookalikes
+from tests.support import held_out
 from tests.support.cast import ACQUITTAL, Cast, full_court, try_meme
 from tests.support.fakes import FakeFinder, FakeReader, H, N, RecordingSink, a_meme, a_picture, findings, ticking_clock
 from tests.support.injections import IGNORE, INJECTIONS
@@ -43,7 +43,7 @@ def kinds(text):
 
 def test_sample_sets_have_the_promised_sizes_and_share_no_text():
     languages = set(IGNORE)
-    assert set(held_out.STEERING) == set(lookalikes.SEEN) == set(lookalikes.HELD_OUT) == languages
+    assert set(held_out.STEERING) == set(held_out.SEEN) == set(held_out.HELD_OUT) == languages
     assert len(languages) == 8
     assert len(INJECTIONS) >= 120
     assert len(SETS["steering-held-out"]) >= 90

@@ -43,12 +43,11 @@ from eval.models.metered import BudgetSpent, Limit
 from eval.models.samples import one_set
 from eval.reports.sections import as_page
 from eval.session.directory import json_line
-from tests.support.arena import THREE, on_disk
-from tests.support.arena import data as data
-from tests.support.arena_world import DIMENSIONS, STRENGTHS, Arena, ArenaModel, fails_after
+from tests.support.arena_world import DIMENSIONS, STRENGTHS, THREE, Arena, ArenaModel, fails_after, on_disk
+from tests.support.arena_world import data as data
 from tests.support.golden import check_figures
 from tests.support.paths import TESTS
-from tests.support.report_forms import board_page, board_text
+from tests.support.report_page import board_page, board_text
 
 GOLDEN = TESTS / "golden" / "leaderboard.txt"
 

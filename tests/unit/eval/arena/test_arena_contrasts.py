@@ -10,9 +10,8 @@ from eval.arena.bias import contrast_sections, contrasts
 from eval.arena.leaderboard import leaderboard
 from eval.arena.ranking.battles import SCALE
 from eval.arena.words import Setting, Verdict
-from tests.support.arena_judges import judged
-from tests.support.arena_world import STRENGTHS, Arena, ArenaModel
-from tests.support.report_forms import board_page
+from tests.support.arena_world import STRENGTHS, Arena, ArenaModel, judged
+from tests.support.report_page import board_page
 
 MODELS = ("a", "b", "c", "d")
 FAMILIES = {"a": "x", "b": "y", "c": "x", "d": ""}

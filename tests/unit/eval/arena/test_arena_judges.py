@@ -15,7 +15,7 @@ from eval.arena.ranking.battles import battles
 from eval.arena.ranking.bradley_terry import ratings
 from eval.arena.words import Verdict
 from eval.datasets.published import published_file
-from tests.support.arena_judges import judged
+from tests.support.arena_world import judged
 
 
 def scores(order):

@@ -7,7 +7,7 @@ from eval.arena.folder import FixedTask
 from eval.arena.leaderboard import LanguageShare, answer_languages, leaderboard
 from eval.commands.arena import figures_of
 from tests.support.arena_world import Arena, ArenaModel
-from tests.support.report_forms import board_page, board_text
+from tests.support.report_page import board_page, board_text
 
 pytest.importorskip("py3langid", reason="needs the extra eval")
 

@@ -23,9 +23,7 @@ from eval.datasets.known import find_card
 from eval.models.metered import MeteredModel
 from eval.models.samples import one_set, read_memes
 from eval.synthetic.make import Layout, make
-from tests.support.arena import on_disk
-from tests.support.arena_judges import judged
-from tests.support.arena_world import DIMENSIONS, STRENGTHS, Arena, ArenaModel, MemoryCallCache
+from tests.support.arena_world import DIMENSIONS, STRENGTHS, Arena, ArenaModel, MemoryCallCache, judged, on_disk
 
 ASPECTS = DIMENSIONS[:-1]
 FAULTS = {"ash": "none", "beech": "knowledge", "cedar": "perception", "elm": "text", "fir": "reasoning"}

@@ -21,8 +21,7 @@ from eval.models.call_cache import SqliteCallCache
 from eval.models.metered import MeteredModel
 from eval.models.open import ModelSpec
 from eval.models.samples import Sample, Samples
-from tests.support.arena import numbered
-from tests.support.arena_world import Arena, ArenaModel
+from tests.support.arena_world import Arena, ArenaModel, numbered
 from tests.support.probing import TEXTS, write_data_set
 
 THREE = {"ash": 1.0, "beech": 0.0, "cedar": -1.0}

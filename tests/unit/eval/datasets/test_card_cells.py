@@ -15,9 +15,7 @@ from eval.datasets.check import check
 from eval.datasets.known import card_file, find_card
 from eval.datasets.verbs import Expression, compile_expression
 from retrieval.library.cells import BadCell
-from tests.support.card_layouts import own_card
-from tests.support.card_memes import read_by_card
-from tests.support.cards import write_table
+from tests.support.cards import own_card, read_by_card, write_table
 from tests.support.encoders import png_of
 
 LABEL = "column label: it is no value that the card names for harm (1, 0)"

@@ -13,9 +13,7 @@ from click.testing import CliRunner
 
 from eval.cli import cli
 from eval.datasets.card import read_card
-from tests.support.card_layouts import counts_of
-from tests.support.card_memes import read_by_card
-from tests.support.cards import write_table
+from tests.support.cards import counts_of, read_by_card, write_table
 from tests.support.encoders import png_of
 
 

@@ -12,9 +12,7 @@ from eval.datasets.card import card_of
 from eval.datasets.known import find_card
 from eval.datasets.read import source_of
 from retrieval.library.readers import read_source
-from tests.support.card_layouts import counts_of, own_card
-from tests.support.card_memes import read_by_card
-from tests.support.cards import write_table
+from tests.support.cards import counts_of, own_card, read_by_card, write_table
 from tests.support.encoders import png_of
 
 ROWS = [{"id": f"m{n}", "text": f"pond {n}", "image": f"m{n}.png", "label": n % 2} for n in range(7)]

@@ -16,8 +16,7 @@ from eval.datasets.read import read_split, source_of
 from eval.datasets.recognise import recognised
 from retrieval.library.readers import read_source
 from retrieval.library.sources import Source, SourceFormat
-from tests.support.card_memes import read_by_card
-from tests.support.cards import write_table
+from tests.support.cards import read_by_card, write_table
 from tests.support.encoders import png_of
 
 FRAMES = ("REAL", "HOAX", "CAUSE", "IMPACT", "ALLOCATION", "PROPRIATY", "ADEQUACY", "PROSPECT")

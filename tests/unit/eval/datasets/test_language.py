@@ -21,8 +21,8 @@ from serving.views.messages import messages_of
 from tests.support.cast import Cast, prompt_text, try_meme
 from tests.support.fakes import a_meme
 from tests.support.judged import meme
+from tests.support.paths import read_texts
 from tests.support.run import docket_of
-from tests.support.texts import read_texts
 
 CAPTIONS: dict[str, list[str]] = read_texts("captions")["CAPTIONS"]
 """Sixty short captions of our own, by language."""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from eval.datasets.card import FileKind
 from eval.datasets.card_split import CardReader
-from tests.support.card_layouts import own_card
+from tests.support.cards import own_card
 
 COLUMNS = ("n", "id", "text", "image", "label", "part")
 

@@ -20,9 +20,8 @@ from eval.probe.run import probe
 from eval.scores.bootstrap import ResampledMeans, difference_of, repeated
 from eval.session.repeats import repeats_of
 from tests.support.fakes import FakeReader
-from tests.support.probe_run import a_plan
-from tests.support.probing import TEXTS, ProbeWorld, scored, with_scripted_models, write_data_set
-from tests.support.report_forms import weakness_text
+from tests.support.probing import TEXTS, ProbeWorld, a_plan, scored, with_scripted_models, write_data_set
+from tests.support.report_page import weakness_text
 
 
 @pytest.fixture(scope="module")

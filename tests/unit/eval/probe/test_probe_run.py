@@ -29,10 +29,9 @@ from tests.support.encoders import WordEncoder
 from tests.support.fakes import FakeReader
 from tests.support.golden import check_figures
 from tests.support.paths import TESTS
-from tests.support.probe_run import a_plan, probed
-from tests.support.probe_run import data as data
-from tests.support.probing import TEXTS, ProbeWorld, scored, with_scripted_models, write_data_set
-from tests.support.report_forms import weakness_page, weakness_text
+from tests.support.probing import TEXTS, ProbeWorld, a_plan, probed, scored, with_scripted_models, write_data_set
+from tests.support.probing import data as data
+from tests.support.report_page import weakness_page, weakness_text
 from tests.support.sizes import FULL
 
 

@@ -13,8 +13,7 @@ from eval.standin.replies import ReplyMaker, tokens_of
 from eval.standin.server import FakeModelServer, serving
 from eval.standin.settings import Settings
 from tests.support.fakes import FakeReader
-from tests.support.probe_run import a_plan
-from tests.support.probing import write_data_set
+from tests.support.probing import a_plan, write_data_set
 
 
 def keys_of(schema):

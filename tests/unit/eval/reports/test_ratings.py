@@ -42,8 +42,7 @@ from eval.scores.annotators import alpha
 from eval.scores.bootstrap import Figure
 from retrieval.library.sources import NOT_FOR_LIBRARIES
 from tests.support.arena_world import STRENGTHS, Arena
-from tests.support.probe_run import a_plan, probed
-from tests.support.probing import TEXTS, ProbeWorld, write_data_set
+from tests.support.probing import TEXTS, ProbeWorld, a_plan, probed, write_data_set
 
 # Formulas
 

@@ -30,7 +30,7 @@ from eval.scores.metrics import Bin, card
 from eval.solvers.question import Outcome, Prediction
 from tests.support.golden import check_figures
 from tests.support.paths import GOLDEN
-from tests.support.report_forms import as_html, as_markdown, as_terminal
+from tests.support.report_page import as_html, as_markdown, as_terminal
 from tests.support.report_runs import MARKUP, NOT, SOME, USUAL_MEMES, VERY, ReportedMeme, write_report_run
 
 FEW = 200

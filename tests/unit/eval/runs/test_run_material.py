@@ -11,7 +11,7 @@ from eval.runs.judge import material_of
 from eval.runs.plan import Plan
 from eval.solvers.question import question_about
 from serving.settings import Settings
-from tests.support.card_layouts import own_card
+from tests.support.cards import own_card
 
 
 def material(tmp_path, rows, *inputs):

@@ -18,9 +18,9 @@ from serving.cli.main import cli
 from serving.cli.records import render
 from serving.docket.review.search import CHOICES, FREE
 from serving.settings import Settings
-from tests.support.cli import assert_matches_golden
 from tests.support.dockets import NOON, append_all, events_of, review_trial, with_docket
 from tests.support.fakes import FakeReader, H, N, RecordingSink, a_meme, findings
+from tests.support.golden import assert_matches_golden
 from tests.support.trial import a_court, hear
 
 HOSTILE = "\x1b[2Jcleared\u202egnp.exe\u200b\x07"

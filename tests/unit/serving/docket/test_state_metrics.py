@@ -17,7 +17,7 @@ from serving.rpc.health import COURT, SERVING, Health
 from serving.settings import Settings
 from serving.telemetry.metrics import Metrics, measure_docket
 from tests.support.dockets import append_all, review_trial
-from tests.support.webhooks import decided
+from tests.support.receivers import decided
 
 
 @pytest.fixture

@@ -16,8 +16,7 @@ from serving.export.dsa import CATEGORIES, draft
 from serving.export.dsa_schema import DATES, LENGTHS, LISTS, REQUIRED, WORDS, faults, missing
 from tests.support.cast import ACQUITTAL, Cast
 from tests.support.dockets import append_all, with_docket
-from tests.support.messages import altered, run_trial, stored
-from tests.support.personal import AT, SECRET, a_trial, reviewed
+from tests.support.messages import AT, SECRET, a_trial, altered, reviewed, run_trial, stored
 from tests.support.trial import a_court, hear
 
 PLATFORM = {

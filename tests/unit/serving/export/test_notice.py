@@ -16,8 +16,7 @@ from serving.docket.errors import NotDecided
 from serving.export.notice import language_of, notice_words, write_notice
 from tests.support.desks import trial, verdict
 from tests.support.dockets import append_all, with_docket
-from tests.support.messages import altered
-from tests.support.personal import SECRET, a_trial, reviewed
+from tests.support.messages import SECRET, a_trial, altered, reviewed
 
 
 def fields_of(sentence):

@@ -41,7 +41,7 @@ from serving.telemetry import SILENT, Telemetry, open_telemetry
 from serving.telemetry.logs import JsonLines, TextLines
 from serving.telemetry.metrics import Metrics
 from serving.telemetry.metrics_port import MetricsPort
-from tests.support.cast import ACQUITTAL, Cast, full_court, is_repair
+from tests.support.cast import ACQUITTAL, Cast, ahead_of_time, full_court, is_repair
 from tests.support.fakes import (
     FakeReader,
     H,
@@ -54,7 +54,6 @@ from tests.support.fakes import (
     ticking_clock,
 )
 from tests.support.paths import ROOT
-from tests.support.resume import ahead_of_time
 from tests.support.telemetry import calls_of, described, logging_as
 from tests.support.trial import a_court
 

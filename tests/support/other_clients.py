@@ -1,5 +1,0 @@
-"""Helpers of tests of other clients."""
-
-from tests.support.paths import ROOT
-
-NODE = ROOT / ".cache" / "node"
