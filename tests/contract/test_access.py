@@ -30,20 +30,12 @@ from serving.access.tls import Certificates
 from serving.access.tokens import Tokens
 from serving.cli.main import cli
 from serving.http.listen import Listener, open_listener
-from serving.rpc.docket import DocketService
-from serving.rpc.flow_control import MESSAGE_BYTES, ReceiveBudget
-from serving.rpc.judge import CourtService
-from serving.rpc.precedents import PrecedentsService
+from serving.rpc.flow_control import MESSAGE_BYTES
 from serving.rpc.server import SCOPES, Methods, make_server
 from serving.settings import Settings
+from tests.support.access import services
 from tests.support.playing import until
 from tests.support.real_court import IMAGE, real_court
-
-
-def services():
-    memory = ReceiveBudget(64 * 2**20, 20.0)
-    return CourtService(Settings(), memory=memory), DocketService(memory=memory), PrecedentsService(memory)
-
 
 METHODS = {
     f"/{service.full_name}/{method.name}": method

@@ -1,14 +1,18 @@
 """Judging over a real socket: a meme is sent over gRPC, and a verdict with its record comes back."""
 
+import asyncio
 import concurrent.futures
 import io
 import json
 import os
 import pathlib
+import re
 import signal
+import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
+from datetime import UTC, datetime, timedelta
 
 import grpc
 import pytest
@@ -18,6 +22,9 @@ from court.record import TrialState
 from memecourt.client import Client, JudgeError, judge_request
 from memecourt.retries import Retries
 from memecourt.v1 import court_pb2 as wire
+from serving.docket.errors import TrialErased, TrialUnknown
+from tests.support.consoles import create_docket, form_proof_in, signed_in
+from tests.support.dockets import append_all, events_of, with_docket
 from tests.support.playing import wait_until
 from tests.support.server import HARMFUL, HARMLESS, drawn, memecourt, records
 
@@ -216,3 +223,105 @@ def test_second_server_on_a_docket_logs_a_warning(start, tmp_path):
     first.end()
     second.end()
     assert not any("Another server" in line for line in start(docket_path).ready().log)
+
+
+def sharp(visitor, trial_id, picture_id):
+    """Unblurs a picture and returns it."""
+    proof = form_proof_in(visitor.get(f"/trials/{trial_id}").text)
+    page = visitor.post(f"/trials/{trial_id}/show", data={"proof": proof, "of": picture_id})
+    address = re.search(r'src="([^"]*/sharp/[^"]*)"', page.text)[1]
+    return Image.open(io.BytesIO(visitor.get(address).content)).convert("RGB")
+
+
+def test_console_in_the_server_and_as_a_process_show_the_same_trial(start, home):
+    server = start(None, "--console", "127.0.0.1:0").ready()
+    in_server = server.wait_for(lambda line: line.startswith("console on ")).removeprefix("console on ")
+    with Client(server.address) as court:
+        response = court.judge(drawn(*HARMFUL), timeout=120)
+    trial = response.verdict_id
+    command = [sys.executable, "-m", "serving.cli", "console", "--address", "127.0.0.1:0", "--docket", server.docket]
+    environment = {**os.environ, "MEMECOURT_HOME": str(home)}
+    process = subprocess.Popen(
+        [str(part) for part in command], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
+    )
+    try:
+        line = process.stdout.readline()
+        assert line.startswith("console on ")
+        precedent = response.precedents[0].id
+        pictures = []
+        for url in (in_server, line.strip().removeprefix("console on ")):
+            with closing(signed_in(url)) as visitor:
+                page = visitor.get(f"/trials/{trial}").text
+                assert "<h1>Harmful</h1>" in page and precedent in page and "verified against" in page
+                assert f"/trials/{trial}" in visitor.get("/").text
+                pictures.append(
+                    [sharp(visitor, trial, picture_id).tobytes() for picture_id in ("meme", f"precedent:{precedent}")]
+                )
+        assert pictures[0] == pictures[1], "both consoles show the same pictures"
+        assert pictures[0][0] != pictures[0][1]
+    finally:
+        process.terminate()
+        code = process.wait(120)
+        process.stdout.close()
+    assert code == 0
+    # Both consoles write to one log who unblurred which picture.
+    with closing(signed_in(in_server)) as visitor:
+        assert visitor.get(f"/trials/{trial}").text.count("saw ") == 4
+    assert server.end() == 0
+
+
+def test_console_on_a_public_address_needs_a_file_of_tokens(home, tmp_path):
+    docket = create_docket(tmp_path / "docket.sqlite", [events_of()])
+    refused = subprocess.run(
+        [sys.executable, "-m", "serving.cli", "console", "--address", "0.0.0.0:0", "--docket", str(docket)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "MEMECOURT_HOME": str(home)},
+        timeout=120,
+    )
+    assert refused.returncode == 1 and "a file of tokens" in " ".join(refused.stderr.split())
+
+
+def record_of(docket_path, trial_id):
+    return with_docket(docket_path, lambda docket: docket.trials.record(trial_id), create=False)
+
+
+def eventually(check, *, seconds=120):
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return check()
+        except (TrialUnknown, AssertionError):
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.25)
+
+
+def erased(docket_path, trial_id):
+    try:
+        record_of(docket_path, trial_id)
+    except TrialErased:
+        return True
+    raise AssertionError("the trial is still on record")
+
+
+def test_server_erases_old_trials_and_takes_appeals(start, tmp_path, monkeypatch):
+    docket_path = tmp_path / "docket.sqlite"
+    old, new = datetime.now(UTC) - timedelta(days=3), datetime.now(UTC) - timedelta(hours=3)
+
+    async def fill(docket):
+        await asyncio.gather(append_all(docket, events_of("old", old)), append_all(docket, events_of("new", new)))
+
+    with_docket(docket_path, fill)
+    config = tmp_path / "memecourt.toml"
+    config.write_text('retention_days = 2\nreuse = "off"\n')
+    monkeypatch.setenv("MEMECOURT_CONFIG", str(config))
+    server = start(docket_path).ready()
+    with Client(server.address, retries=Retries(attempts=1)) as client:
+        content = wire.Content(namespace="shop", id="post 7")
+        response = client.ask(wire.JudgeRequest(text="people from Blueland are late", content=content), timeout=120)
+        appeal = wire.OpenAppealRequest(content=content, statement="It is satire.", by="forum", reference="1")
+        assert client.appeal(appeal) == client.appeal(appeal)
+    eventually(lambda: erased(docket_path, "old"))
+    assert record_of(docket_path, "new").trial_id == "new"
+    assert [event.kind for event in record_of(docket_path, response.verdict_id).events][-1] == "AppealOpened"

@@ -1,11 +1,21 @@
 """Every command line ends in a message and an exit code, whatever goes wrong (BO-7 in part)."""
 
+import codecs
 import os
+import signal
 import subprocess
 import sys
+from importlib.resources import files
 
 import pytest
 
+from court.policy import DEFAULT_POLICY, Policy
+from court.prompts.sets import open_set, packaged, source
+from eval.arena.settings import read_criteria
+from eval.models.open import read_models
+from retrieval.facts.reading import read_trust
+from serving.access import tokens
+from serving.settings import Settings
 from tests.support.paths import ROOT
 
 
@@ -79,3 +89,88 @@ def test_missing_pictures_are_reported_before_anything_is_loaded(tmp_path):
     )  # fmt: skip
     assert done.returncode == 1 and "none.png: error" in done.stderr and "Loading" not in done.stderr
     assert not (tmp_path / "home").exists()
+
+
+INTERRUPTED = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\ndef main(): print('still here')\n"
+PRINTS_HANDLER = "import signal\ndef main(): print(signal.getsignal(signal.SIGINT).__name__)\n"
+
+
+def start_command(folder, content, *, ignored=False):
+    (folder / "commands_of_a_test.py").write_text(content)
+    ignore = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); " if ignored else ""
+    return subprocess.run(
+        [sys.executable, "-c", f"{ignore}from serving.cli import start; start('commands_of_a_test')"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *filter(None, sys.path)])},
+        # The tests themselves may ignore the signal, as under nohup.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def test_interrupted_import_prints_no_traceback(tmp_path):
+    done = start_command(tmp_path, INTERRUPTED)
+    assert (done.returncode, done.stdout) == (-signal.SIGINT, "") and "Traceback" not in done.stderr
+
+
+def test_interrupt_handler_is_restored_after_import(tmp_path):
+    assert start_command(tmp_path, PRINTS_HANDLER).stdout == "default_int_handler\n"
+
+
+def test_ignored_interrupt_stays_ignored(tmp_path):
+    assert start_command(tmp_path, INTERRUPTED, ignored=True).stdout == "still here\n"
+
+
+@pytest.mark.parametrize("module", ["serving.cli", "eval"])
+def test_both_command_lines_start(module):
+    done = subprocess.run([sys.executable, "-m", module, "--help"], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and "Usage:" in done.stdout
+
+
+@pytest.fixture
+def write_marked(tmp_path):
+    """Writes a file that begins with a byte order mark, and returns its path."""
+
+    def write(text, name="file.toml"):
+        path = tmp_path / name
+        path.write_bytes(codecs.BOM_UTF8 + text.encode())
+        return path
+
+    return write
+
+
+def test_settings_are_read(write_marked, monkeypatch):
+    monkeypatch.setenv("MEMECOURT_CONFIG", str(write_marked("concurrent_trials = 7\n")))
+    assert Settings().concurrent_trials == 7
+
+
+def test_tokens_are_read_and_added_to(write_marked):
+    path = write_marked("# callers\n")
+    token = tokens.add(path, "pipeline", ["judge"], namespaces=None)
+    assert [entry.sha256 for entry in tokens.read(path)] == [tokens.hash_of(token)]
+
+
+def test_a_policy_is_read(write_marked):
+    text = (files("court") / "policies" / "default.toml").read_text("utf-8")
+    assert Policy.load(write_marked(text)) == DEFAULT_POLICY
+
+
+def test_prompts_are_read_with_the_same_digest(write_marked, tmp_path):
+    for name in ("proposer", "advocate", "judge"):
+        write_marked(source("1", name), f"{name}.toml")
+    assert open_set(str(tmp_path)).digest == packaged().digest
+
+
+def test_trust_is_read(write_marked):
+    assert read_trust(write_marked('[trust]\n"example.org" = 80\n')) == {"example.org": 80}
+
+
+def test_criteria_are_read(write_marked, tmp_path):
+    write_marked('[[criteria]]\nkey = "wit"\nwords = "Is it witty?"\n', "criteria.toml")
+    assert read_criteria("criteria.toml", tmp_path)[0].key == "wit"
+
+
+def test_models_are_read(write_marked):
+    models = read_models(write_marked('[models.small]\nurl = "http://127.0.0.1:8000/v1"\nmodel = "small"\n'))
+    assert list(models.models) == ["small"]

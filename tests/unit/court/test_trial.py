@@ -2,12 +2,15 @@ import asyncio
 
 import pytest
 
-from court.errors import BadLibrary, CourtError, NotLoaded, Unavailable
+from court.errors import BadLibrary, BadText, CourtError, NotLoaded, Unavailable
 from court.events import Procedure, TextSource
+from court.judgment import with_starter_library
+from court.meme import LIMITS, Picture
+from court.precedents import STARTER
 from court.record import TrialAborted, TrialRecord, TrialState
 from court.trial import TrialCase
-from court.verdict import Label
-from tests.support.fakes import FakeReader, N, RecordingSink, a_meme, findings
+from court.verdict import Label, ReviewReason
+from tests.support.fakes import FakeReader, N, RecordingSink, a_meme, a_picture, findings
 from tests.support.trial import SUMMARY, a_court, hear
 
 TOGETHER = [0, 2]
@@ -165,3 +168,34 @@ def test_record_names_settings_policy_and_versions():
 
 def test_benign_precedents_lead_to_an_acquittal():
     assert hear(a_court(found=findings([N] * 5))).verdict.label is Label.NOT_HARMFUL
+
+
+def test_oversized_text_is_refused_with_its_length_and_the_limit():
+    with pytest.raises(BadText) as caught:
+        a_meme("x" * 1_000_000)
+    assert "1,000,000" in caught.value.message and "10,000" in caught.value.message
+    assert (caught.value.field, caught.value.reason) == ("text", "TEXT_TOO_LONG")
+    assert a_meme("x" * LIMITS.max_text).text
+
+
+def test_lone_surrogate_is_refused():
+    with pytest.raises(BadText, match="surrogate"):
+        a_meme("half \ud83d")
+
+
+def test_picture_without_a_frame_is_refused():
+    values = {name: getattr(a_picture(), name) for name in Picture.__slots__}
+    with pytest.raises(ValueError, match="frame"):
+        Picture(**{**values, "frames": ()})
+
+
+@pytest.mark.parametrize(("name", "asks"), [(STARTER, True), ("ours", False), ("starter-2", False)])
+def test_only_verdicts_of_the_starter_library_ask_for_review_because_of_it(name, asks):
+    found = findings([N] * 5)
+    library = found.library.model_copy(update={"name": name})
+    watch = RecordingSink()
+    hear(a_court(found=found.model_copy(update={"library": library})), watch=watch)
+    verdict = watch.events[-1].verdict
+    assert (ReviewReason.STARTER_LIBRARY in {review.reason for review in verdict.review}) is asks
+    assert not asks or verdict.decision == "review"
+    assert with_starter_library(verdict, None) == verdict

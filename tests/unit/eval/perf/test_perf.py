@@ -1,14 +1,32 @@
 import ast
+import asyncio
 import json
+from functools import partial
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from court.events import ModelCall, QuestionAsked, Role, Side, SideRested
 from eval.cli import cli
-from eval.perf import bench
+from eval.perf import bench, library, search
+from eval.perf import clients as load_clients
 from eval.perf.bench import Result
+from eval.perf.docket import docket
 from eval.perf.install import startup
+from eval.perf.library import DIM, drawn
+from eval.perf.overhead import naive, share
+from eval.perf.trials import Examined, Speed, Times, bar, case, times, unwatched
+from eval.standin import process as served
+from eval.standin.replies import TOKENS
+from eval.standin.server import FakeModelServer, serving
+from eval.standin.settings import Settings, parsed
+from retrieval.index.exact import FusedIndex, Hits
+from tests.support import cast as casts
+from tests.support import virtual_time
+from tests.support.cast import Cast
 from tests.support.paths import ROOT
+from tests.support.sizes import FULL
 
 
 def test_perf_alone_lists_the_benchmarks():
@@ -63,3 +81,203 @@ def test_startup_is_measured():
     assert result.figures["heavy_modules"] == 0
     assert result.figures["help_cpu_s"] > result.figures["empty_cpu_s"] > 0
     assert set(result.goals) <= set(result.figures)
+
+
+def test_docket_benchmark_reports_its_figures_and_finds_the_altered_entry():
+    result = docket(trials=4, events=3, rounds=1, verified=150, findings=500, lookups=100, listed=200)
+    figures = result.figures
+    assert set(result.goals) <= set(figures) and figures["events_missing"] == 0
+    assert figures["events_a_second"] > 0 and figures["over_bulk"] > 0
+    assert figures["entries"] >= 150 and figures["faults"] == 0 and figures["found"] == 1
+    assert figures["finding_over_verdict"] > 0 and figures["verified_over_read"] > 0
+    for name in ("newest", "by_label"):
+        assert figures[f"list_{name}_ms"] > 0 and figures[f"list_{name}_over_100"] > 0
+
+
+def hits(*scores: float) -> Hits:
+    array = np.array(scores)
+    return Hits(np.arange(array.size), array, array, array)
+
+
+def test_recall_counts_positions_and_treats_equal_scores_as_interchangeable():
+    assert search.recall(hits(0.9, 0.8, 0.7), hits(0.9, 0.8, 0.7)) == 1
+    assert search.recall(hits(0.9, 0.7, 0.6), hits(0.9, 0.8, 0.6)) == pytest.approx(2 / 3)
+    assert search.recall(hits(0.8, 0.7, 0.6), hits(0.9, 0.8, 0.7)) == 0
+
+
+def test_compared_search_methods_find_the_same_rows():
+    rows, queries = drawn(3000, seed=0), drawn(5, seed=1)
+    index = FusedIndex(rows, DIM)
+    for query, alpha in zip(queries, (0.0, 0.3, 0.5, 0.9, 1.0), strict=True):
+        ours = search._search(index, query, alpha).rows.tolist()
+        scores = alpha * (rows[:, :DIM] @ query[:DIM]) + (1 - alpha) * (rows[:, DIM:] @ query[DIM:])
+        assert np.argsort(-scores)[:3].tolist() == ours
+        assert search._knn(rows, query, alpha)[1][0].tolist() == ours
+
+
+def test_random_rows_have_unit_length_halves_in_clusters():
+    rows = drawn(20_000, seed=0)
+    halves = rows.reshape(-1, 2, DIM)
+    assert np.linalg.norm(halves, axis=2) == pytest.approx(1, abs=1e-5)
+    nearest = np.partition(halves[:50, 0] @ halves[:, 0].T, -2, axis=1)[:, -2]
+    assert 0.5 < nearest.mean() < 0.8
+
+
+def test_search_benchmark_reports_every_figure_with_a_goal(monkeypatch):
+    monkeypatch.setattr(search, "library", lambda **_: Result({}, {}))
+    result = search.search(memes=3000, queries=2)
+    assert set(result.goals) <= set(result.figures)
+    assert sum(name.startswith("recall_") for name in result.goals) == 7
+    # With so few memes, the candidates cover all rows, so the search equals a full scan.
+    assert all(result.figures[f"recall_{alpha}"] == 1 for alpha in (0.0, 0.5, 1.0))
+
+
+def test_library_benchmarks_compare_with_plain_numpy_and_file_appends(tmp_path):
+    library._write(tmp_path / "library", 500)
+    figures = library.answer(tmp_path / "library")
+    assert figures["open_to_answer_over_numpy"] > 0 and figures["open_to_answer_s"] > 0
+    assert 0 < library.memory(tmp_path / "library")["memory_over_vectors"] < 1000
+    figures = library.changes(tmp_path / "library", 0.1)
+    assert figures["adds_over_appends"] > 0 and figures["adds_per_s"] > 0
+    # A vector of 1024 float32 and its metadata: as much is appended to the plain file each time.
+    assert (tmp_path / "plain").stat().st_size > 4096
+
+
+SCALES = {
+    "service": {
+        **{"memes": 2, "clients": 4, "seconds": 0.5, "turns": 1},
+        **{"early": 60, "late": 120, "calls": 5, "trials": 2},
+    },
+    "overload": {"trials": 2, "waiting": 2, "seconds": 6, "times": 8, "timeout_s": 6},
+}
+full = pytest.mark.skipif(not FULL, reason="starts a server: a minute together")
+
+
+@full
+@pytest.mark.parametrize("name", SCALES)
+def test_benchmark_runs_and_reports_every_figure_with_a_goal(name):
+    result = bench.measure(name, **SCALES[name])
+    assert set(result.goals) <= set(result.figures)
+    exact = {figure: bound for figure, bound in result.goals.items() if bound.startswith("==")}
+    assert {figure for figure in exact if not result.within_bound(figure)} == set()
+
+
+# The load clients, on which all figures depend
+
+
+def test_load_clients_count_answers_and_measure_time():
+    with load_clients.echo(77) as (address, pid):
+        process = served.Process(address, pid, None)
+        outcome = asyncio.run(
+            load_clients.do(load_clients.Job(address, [], clients=3, seconds=30, warm_s=0, most=50), [b"x", b"y"])
+        )
+        resources = process.resources()
+    assert outcome.codes == {"OK": 50} and outcome.answer_bytes == 77
+    assert outcome.p99_ms > 0 and outcome.rate == 50 / outcome.seconds
+    assert resources.memory > 1 and resources.handles > 3 and resources.threads >= 1
+
+
+def test_load_clients_keep_to_a_fixed_rate():
+    with load_clients.echo(1) as (address, _):
+        outcome = asyncio.run(
+            load_clients.do(load_clients.Job(address, [], clients=2, seconds=0.5, warm_s=0.1, rate=40), [b"x"])
+        )
+    assert outcome.answered == 20
+
+
+def test_error_responses_are_not_measured():
+    job = load_clients.Job("127.0.0.1:1", [], clients=1, seconds=5, warm_s=0, most=2)
+    outcome = asyncio.run(load_clients.do(job, [b"x"]))
+    assert outcome.codes == {"UNAVAILABLE": 2} and outcome.answered == 0
+    with pytest.raises(RuntimeError, match="UNAVAILABLE"):
+        outcome.require_all_answered()
+
+
+def test_fields_added_last_override_those_in_the_request():
+    from memecourt.v1 import court_pb2 as wire
+
+    made = wire.JudgeRequest(request_id="old", text="old", image=b"picture").SerializeToString()
+    made += load_clients.with_field(load_clients.REQUEST_ID, b"new") + load_clients.with_field(
+        load_clients.TEXT, b"another"
+    )
+    request = wire.JudgeRequest.FromString(made)
+    assert (request.request_id, request.text, request.image) == ("new", "another", b"picture")
+
+
+def test_server_that_cannot_start_is_reported(tmp_path):
+    with pytest.raises(RuntimeError, match="ended before it was ready"), served.served(tmp_path, "--nonsense"):
+        pass
+
+
+def test_load_job_round_trips_as_json():
+    job = load_clients.Job("127.0.0.1:1", ["a"], rate=2.5, text="t")
+    assert load_clients.Job(**json.loads(json.dumps({name: getattr(job, name) for name in job.__slots__}))) == job
+
+
+try_meme = partial(casts.try_meme, run=virtual_time.run)
+
+
+def call(*, tokens_in=100, cached=0, out=10, fault=""):
+    return ModelCall(
+        role=Role.ACCUSER,
+        model="m",
+        prompt_id="p",
+        prompt_digest="d",
+        tokens_in=tokens_in,
+        tokens_out=out,
+        tokens_cached=cached,
+        latency_s=0.0,
+        fault=fault,
+    )
+
+
+def test_duration_of_a_call_follows_from_the_server_s_settings_and_token_counts():
+    speed = Speed(call_s=1.0, prompt_token_s=0.01, output_token_s=0.1)
+    assert speed.of(call()) == pytest.approx(1 + 1 + 1)
+    assert speed.of(call(cached=60)) == pytest.approx(1 + 0.4 + 1)
+    assert speed.of(call(), calls=2) == pytest.approx(2 + 1 + 1)
+    with pytest.raises(ValueError, match="twice"):
+        speed.of(call(fault="it was empty"))
+
+
+def test_floor_is_the_slower_side_s_chain_and_naive_is_the_sum():
+    slow = Examined(questions=(2.0, 3.0), answers=(1.0, 1.0), summaries=(5.0, 7.0))
+    quick = Examined(questions=(1.0,), answers=(1.0,), summaries=(4.0,))
+    trial = Times(describe=10.0, sides=(slow, quick), judge=20.0, score=0.5)
+    assert trial.floor == 10 + (2 + 1 + 3 + 1 + 7) + 20
+    assert trial.naive == 10 + (2 + 1 + 5 + 3 + 1 + 7) + (1 + 1 + 4) + 20
+    assert trial.needed == trial.naive + 0.5
+    assert (slow.rounds, quick.rounds) == (2, 1)
+
+
+def test_share_of_capacity_is_needed_over_available_time():
+    assert share(needed=160.0, wall=10.0, capacity=16) == 1.0
+    assert share(needed=152.0, wall=10.0, capacity=16) == 0.95
+
+
+def test_superfluous_calls_are_excluded_from_what_a_trial_needs():
+    record = try_meme(Cast(rounds=2))
+    rounds = {event.side: event.rounds for event in record.all(SideRested)}
+    assert max(event.round for event in record.all(QuestionAsked)) > rounds[Side.ACCUSER]
+    needed = times(record, Speed(call_s=1.0))
+    assert [side.rounds for side in needed.sides] == [2, 2]
+    assert needed.needed == 2 + 3 * 4 + 2  # with the two calls for the score
+    assert needed.floor == 1 + 2 * 2 + 1 + 1
+
+
+def test_model_server_plays_a_trial_if_configured_to():
+    assert parsed(["--play"])[0].play and not parsed([])[0].play
+
+    async def run():
+        async with serving(FakeModelServer(Settings(play=True))) as port, bar(f"http://127.0.0.1:{port}") as court:
+            record = await court.run(case("m", 3), unwatched)
+            return record, await naive(court, case("n", 3))
+
+    record, rounds = asyncio.run(run())
+    assert rounds == (3, 3)
+    assert [event.rounds for event in record.all(SideRested)] == [3, 3]
+    needed = times(record, Speed(output_token_s=1.0))
+    # Reply lengths alone give the published formulas.
+    d, q, a, s, j = (TOKENS[task] for task in ("describe", "ask", "answer", "summarise", "judge"))
+    assert needed.floor == d + 3 * (q + a) + s + j
+    assert needed.naive == d + 2 * 3 * (q + a + s) + j and needed.score == 2

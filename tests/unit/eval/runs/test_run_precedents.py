@@ -6,22 +6,29 @@ import asyncio
 import json
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from PIL import Image
 
 from court.backends.pictures.reader import GuardedPictureReader
 from court.errors import BadRequest
+from court.events import Procedure
 from eval.datasets.items import JudgedMeme
 from eval.datasets.known import find_card
 from eval.datasets.read import read_split, source_of
+from eval.runs.judge import material_of
+from eval.runs.plan import Plan
 from eval.runs.precedents import Prepared, prepare_precedents, read_prepared, shuffle_labels
+from eval.solvers.question import question_about
 from eval.synthetic.make import Layout, Plant, make
 from retrieval.audit.leakage import TEMPLATE, LeakThresholds
 from retrieval.embed.builtin import BuiltinEncoder
 from retrieval.library.library import Library
 from retrieval.library.manifest import USUAL
 from retrieval.library.sources import Source
+from serving.settings import Settings
+from tests.support.cards import own_card
 from tests.support.encoders import PlainPictureReader, WordEncoder, png_of
 from tests.support.paths import ROOT
 from tests.support.pictures import BLUE, GREEN, RED, WHITE, encode
@@ -299,3 +306,33 @@ def test_harmeme_validation_split_has_the_known_leaks_by_text(tmp_path: Path, fo
     )
     assert found.check.counts == {"same text": same_text}
     assert len(found.library.memes) > 2500
+
+
+def material(tmp_path, rows, *inputs):
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    fields = {"id": "id", "text": "text", "picture": "image", "language": "lang"}
+    card = own_card("jsonl", ["rows.jsonl"], fields=fields)
+    plan = Plan(
+        out=tmp_path / "run",
+        name="run",
+        dataset=card,
+        data=tmp_path,
+        split="all",
+        procedure=Procedure.FULL,
+        protocols=(),
+        settings=Settings(),
+        question=question_about(card.task("harm"), inputs=inputs),
+    )
+    return material_of(plan, SimpleNamespace(tell=print, tell_once=print))
+
+
+def row(id_, **others):
+    return {"id": id_, "text": "a pond", "image": f"{id_}.png", "label": 0} | others
+
+
+def test_language_found_only_in_a_later_row_is_not_missing(tmp_path):
+    # The first row has the text and a later one the language: both fields exist.
+    found = material(tmp_path, [row("a", lang=""), row("b", lang="en")], "text", "language")
+    assert [meme.language for meme in found.memes] == ["", "en"]
+    with pytest.raises(BadRequest, match="No meme has a field language"):
+        material(tmp_path, [row("a", lang=""), row("b", lang="")], "text", "language")

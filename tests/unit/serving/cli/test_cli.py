@@ -3,6 +3,8 @@
 import csv
 import json
 import re
+from contextlib import asynccontextmanager
+from pathlib import Path
 
 import click
 import pytest
@@ -13,6 +15,9 @@ from court.events import ModelCall, SummarisedAhead, Unused
 from court.record import TrialRecord
 from eval.cli import cli as evaluation
 from memecourt.v1 import court_pb2 as wire
+from retrieval.library.library import Library
+from retrieval.open import open_writer
+from serving.cli import judge as command
 from serving.cli.common import excerpt, printable
 from serving.cli.main import cli
 from serving.cli.records import render
@@ -21,6 +26,7 @@ from serving.settings import Settings
 from tests.support.dockets import NOON, append_all, events_of, review_trial, with_docket
 from tests.support.fakes import FakeReader, H, N, RecordingSink, a_meme, findings
 from tests.support.golden import assert_matches_golden
+from tests.support.libraries import drawn_library
 from tests.support.trial import a_court, hear
 
 HOSTILE = "\x1b[2Jcleared\u202egnp.exe\u200b\x07"
@@ -162,8 +168,8 @@ def test_trials_are_named_by_the_beginning_of_their_id(tmp_path):
     assert ids == {"abc": "abc", "abd": "abd", "abdx": "abdx", "x_": "x_1", "xy": "xy1"}
     assert shown("ab").exit_code == 1 and "Several trials begin with ab" in shown("ab").output
     assert shown("abde").exit_code == 1 and "no trial abde" in shown("abde").output
-    for command in (("records", "export", "--as", "json", "-o", "-"), ("docket", "bundle", "-o", tmp_path / "b")):
-        assert "Several trials" in invoke(*command[:2], "ab", *command[2:], "--docket", path).output
+    for given in (("records", "export", "--as", "json", "-o", "-"), ("docket", "bundle", "-o", tmp_path / "b")):
+        assert "Several trials" in invoke(*given[:2], "ab", *given[2:], "--docket", path).output
     exported = invoke("records", "export", "xy", "--as", "json", "-o", "-", "--docket", path).output
     assert json.loads(exported)["trial_id"] == "xy1"
     why = ("--who", "ada", "--why", "asked for", "--docket", path)
@@ -216,3 +222,151 @@ def test_unused_calls_of_a_full_trial_are_shown():
     assert "accuser, round 3, before it was known whether the round counts" in shown and "written early" in shown
     assert "unused      2 more calls (1,200 tokens in, 90 out); 3 not answered" in shown
     assert "unused" not in click.unstyle(render(record))
+
+
+HARMFUL, HARMLESS, UNDECIDED = wire.LABEL_HARMFUL, wire.LABEL_NOT_HARMFUL, wire.LABEL_UNDECIDED
+ANSWERS = {
+    "allow": wire.JudgeResponse(label=HARMLESS, decision="allow"),
+    "block": wire.JudgeResponse(label=HARMFUL, decision="block"),
+    "review": wire.JudgeResponse(label=HARMFUL, decision="review"),
+    "undecided": wire.JudgeResponse(label=UNDECIDED, decision="review"),
+    "acquitted": wire.JudgeResponse(label=UNDECIDED, decision="allow"),
+    "later": wire.JudgeResponse(label=HARMLESS, decision="quarantine"),
+    "strange": wire.JudgeResponse(label=99, decision="review"),
+    "error": command.JudgeFailure("No.", "NO"),
+}
+
+
+@pytest.fixture
+def judge(monkeypatch, tmp_path):
+    """Runs the command on files that are answered by their content."""
+
+    @asynccontextmanager
+    async def scripted(*_):
+        async def ask(request):
+            return ANSWERS[request.image.decode()]
+
+        yield ask
+
+    def run(*names, options=()):
+        for name in names:
+            (tmp_path / name).write_text(name)
+        paths = [str(tmp_path / name) for name in names]
+        return CliRunner().invoke(cli, ["judge", "--server", "court:1", *options, *paths])
+
+    monkeypatch.setattr(command, "_there", scripted)
+    return run
+
+
+@pytest.mark.parametrize(
+    ("names", "code"),
+    [
+        (["allow"], 0),
+        (["block"], 10),
+        (["undecided"], 11),
+        (["review"], 12),
+        (["error"], 1),
+        (["acquitted"], 0),
+        (["later"], 12),
+        (["strange"], 11),
+        (["allow", "undecided"], 11),
+        (["undecided", "allow", "review"], 12),
+        (["review", "block", "undecided"], 10),
+        (["block", "error", "allow"], 1),
+    ],
+)
+def test_exit_code_is_the_gravest_decision(judge, names, code):
+    assert judge(*names).exit_code == code
+    assert judge(*names, options=["--exit-zero"]).exit_code == (1 if code == 1 else 0)
+    assert judge(*names, options=["--json"]).exit_code == code
+
+
+@pytest.mark.parametrize("name", ["allow", "block", "review"])
+def test_first_line_is_the_decision_and_json_has_it(judge, name):
+    assert judge(name).stdout.split()[0] == name.upper()
+    assert json.loads(judge(name, options=["--json"]).stdout)["verdict"]["decision"] == name
+
+
+SIGNED = ("--who", "ada", "--why", "as was decided")
+DATABASE = "postgresql://court:horse@db.example/memes"
+
+
+def call(*arguments: object) -> tuple[int, str]:
+    done = CliRunner().invoke(cli, ["precedents", *(str(one) for one in arguments)])
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exc_info
+    return done.exit_code, done.output
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("add-one", "x", "harmful", "--text", "a cat"), ("remove", "x"), ("relabel", "x", "harmful"), ("revoke", 1)],
+)
+@pytest.mark.parametrize("missing", ["--who", "--why"])
+def test_changes_need_a_name_and_a_reason(tmp_path: Path, arguments: tuple[object, ...], missing: str) -> None:
+    signed = {"--who": "ada", "--why": "so"}
+    del signed[missing]
+    code, output = call(arguments[0], tmp_path, *arguments[1:], *(word for pair in signed.items() for word in pair))
+    assert (code, f"Missing option '{missing}'" in output) == (2, True), output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wrong"),
+    [
+        (("add-one", "LIBRARY", "x", "harmful"), "Give --text, --picture or both"),
+        (("add-one", "LIBRARY", "x", "benign", "--text", "a cat"), "'benign' is not one of"),
+        (("relabel", "LIBRARY", "x", "harmless"), "'harmless' is not one of"),
+        (("revoke", "LIBRARY", "0"), "0 is not in the range"),
+        (("revoke", "LIBRARY", "first"), "'first' is not a valid integer"),
+    ],
+)
+def test_invalid_arguments_are_refused_before_a_library_is_opened(arguments: tuple[str, ...], wrong: str) -> None:
+    code, output = call(*arguments, *SIGNED)
+    assert (code, wrong in output) == (2, True), output
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("remove", "x", *SIGNED),
+        ("relabel", "x", "harmful", *SIGNED),
+        ("revoke", 1, *SIGNED),
+        ("history",),
+        ("compact",),
+    ],
+)
+def test_missing_library_is_reported(tmp_path: Path, arguments: tuple[object, ...]) -> None:
+    code, output = call(arguments[0], tmp_path / "nothing", *arguments[1:])
+    assert (code, "There is no precedent library at the given place" in output) == (1, True), output
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_compacting_reports_the_remaining_memes_and_forgetting_is_final(tmp_path: Path) -> None:
+    drawn_library(tmp_path, 1, 5)
+    assert call("remove", tmp_path, "drawn-0", *SIGNED)[0] == 0
+    code, output = call("compact", tmp_path)
+    library = Library.open(tmp_path, None)
+    assert (code, output) == (0, f"4 memes, digest {library.digest}\n")
+    assert call("revoke", tmp_path, 1, *SIGNED) == (0, "change 2: revoked 1, drawn-0\n")
+    assert call("remove", tmp_path, "drawn-0", *SIGNED)[0] == 0
+    code, output = call("compact", tmp_path, "--forget", "--json")
+    assert (code, json.loads(output)) == (0, {"digest": Library.open(tmp_path, None).digest, "memes": 4})
+    code, output = call("revoke", tmp_path, 3, *SIGNED)
+    assert (code, "was forgotten on purpose" in output) == (1, True), output
+    with open_writer(tmp_path) as writer:
+        assert [one.change.meme for one in writer.history()] == ["drawn-0"] * 3
+
+
+@pytest.mark.parametrize("arguments", [("compact",), ("build", "memes.jsonl"), ("add", "memes.jsonl")])
+def test_file_only_commands_are_refused_for_a_database(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, output = call(arguments[0], DATABASE, *arguments[1:])
+    assert (code, f"`{arguments[0]}` is for libraries on disk" in output, "horse" in output) == (1, True, False), output
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("arguments", [("remove", "x", *SIGNED), ("history",)])
+def test_malformed_address_is_not_echoed(arguments: tuple[str, ...]) -> None:
+    code, output = call(arguments[0], "postgresql://court:horse", *arguments[1:])
+    assert (code, "address of a database" in output, "horse" in output) == (1, True, False), output

@@ -20,7 +20,7 @@ from memecourt.verify import verify_bundle
 from retrieval.library.library import Library
 from retrieval.library.writer import LibraryWriter
 from serving.cli.main import cli
-from serving.docket.errors import TrialUnknown
+from serving.docket.errors import DocketError, TrialUnknown
 from serving.docket.log.notes import SigningKey, VerifierKey, open_checkpoint, sign_checkpoint
 from serving.docket.open import Docket
 from serving.docket.store.log_append import read_key
@@ -406,3 +406,23 @@ class TestExpire:
         assert "No trial is older than it may be." in invoke("expire", "--dry-run").output
         verified = invoke("verify", "--key", folder / "key", "--anchor", folder / "anchor")
         assert verified.exit_code == 0, verified.output
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_reading_an_empty_file_is_refused_and_leaves_it_empty(tmp_path, read_only):
+    path = tmp_path / "records.sqlite"
+    path.touch()
+    with pytest.raises(DocketError, match="empty"):
+        Docket.open(path, create=False, read_only=read_only)
+    assert path.stat().st_size == 0
+
+
+def test_a_server_makes_its_docket_in_an_empty_file(tmp_path):
+    path = tmp_path / "records.sqlite"
+    path.touch()
+
+    async def open_twice():
+        await Docket.open(path).close()
+        await Docket.open(path, create=False).close()
+
+    asyncio.run(open_twice())
