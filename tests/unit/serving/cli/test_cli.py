@@ -168,8 +168,8 @@ def test_trials_are_named_by_the_beginning_of_their_id(tmp_path):
     assert ids == {"abc": "abc", "abd": "abd", "abdx": "abdx", "x_": "x_1", "xy": "xy1"}
     assert shown("ab").exit_code == 1 and "Several trials begin with ab" in shown("ab").output
     assert shown("abde").exit_code == 1 and "no trial abde" in shown("abde").output
-    for given in (("records", "export", "--as", "json", "-o", "-"), ("docket", "bundle", "-o", tmp_path / "b")):
-        assert "Several trials" in invoke(*given[:2], "ab", *given[2:], "--docket", path).output
+    for line in (("records", "export", "--as", "json", "-o", "-"), ("docket", "bundle", "-o", tmp_path / "b")):
+        assert "Several trials" in invoke(*line[:2], "ab", *line[2:], "--docket", path).output
     exported = invoke("records", "export", "xy", "--as", "json", "-o", "-", "--docket", path).output
     assert json.loads(exported)["trial_id"] == "xy1"
     why = ("--who", "ada", "--why", "asked for", "--docket", path)
