@@ -113,19 +113,8 @@ def write_table(path):
 def arguments(tmp_path, url, *more):
     sets = [word for one in (*SHORT, 'input="texts"') for word in ("--set", one)]
     table = ["--data", str(tmp_path / "memes.csv"), "--harmful", "bad", "--calibrate", str(tmp_path / "audition.json")]
-    return [
-        "audition",
-        *table,
-        "--out",
-        str(tmp_path / "out"),
-        "--llm-url",
-        url,
-        "--model",
-        "planted",
-        "--text-only",
-        *sets,
-        *more,
-    ]
+    served_by = [f"--out={tmp_path / 'out'}", f"--llm-url={url}", "--model=planted", "--text-only"]
+    return ["audition", *table, *served_by, *sets, *more]
 
 
 def environment(tmp_path):
