@@ -60,13 +60,6 @@ def test_a_trial_is_exported_as_a_download(console, form):
     assert not recorded_views(console), "nothing was shown that has to be recorded"
 
 
-def test_the_exported_record_equals_the_stored_one(console):
-    answer = console("vera").get(f"/trials/{ONE}/export/json")
-    assert read_document(answer.text) == asyncio.run(console.docket.trials.record(ONE))
-    document = json.loads(answer.text)
-    assert document["pictures"] and all(picture["veiled"] for picture in document["pictures"])
-
-
 def test_sharp_pictures_are_exported_only_after_being_recorded(console):
     visit = console("vera")
     veiled = visit.get(f"/trials/{ONE}/export/html").text
@@ -144,14 +137,6 @@ def test_a_spreadsheet_runs_no_text_as_a_formula(tmp_path):
     rows = {row["trial_id"]: row for row in csv.DictReader(io.StringIO(table))}
     assert {row["text"] for row in rows.values()} == {"'=1+1", "'+1+1", "'-1+1", "'@1+1", "'1+1"}
     assert rows["t="]["label"] == "NOT_HARMFUL" and "starter-014; " in rows["t="]["precedents"]
-
-
-def test_a_trial_s_page_links_to_its_exports(console):
-    page = console("vera").get(f"/trials/{ONE}").text
-    harmful = asyncio.run(console.docket.trials.record(ONE)).label_in_force is Label.HARMFUL
-    for form in FORMS:
-        offered = form != "dsa" or harmful
-        assert (f"/trials/{ONE}/export/{form}" in page) is offered, form
 
 
 def test_a_trial_without_harm_has_no_statement_of_reasons(place, tmp_path):

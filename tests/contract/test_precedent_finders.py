@@ -250,7 +250,7 @@ def test_a_restored_meme_gets_its_picture_back(place: Place) -> None:
     assert place.pictures("new") == [shown]
 
 
-@pytest.mark.parametrize("options", [{"alpha": 1.5}, {"exhibits": -1}, {"tally": -1}])
+@pytest.mark.parametrize("options", [{"alpha": 1.5}, {"alpha": float("nan")}, {"exhibits": -1}, {"tally": -1}])
 def test_invalid_searches_are_refused(place: Place, options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"alpha|negative"):
         place.find("cat", **options)

@@ -235,12 +235,6 @@ def test_all_frames_of_an_animation_count(finder: LibraryFinder) -> None:
     assert similarity["cat"] == pytest.approx(similarity["pill"])
 
 
-@pytest.mark.parametrize("kwargs", [{"alpha": 1.5}, {"alpha": float("nan")}, {"exhibits": -1}, {"tally": -1}])
-def test_invalid_search_parameters_raise_value_error(finder: LibraryFinder, kwargs: dict[str, Any]) -> None:
-    with pytest.raises(ValueError):
-        find(finder, "x", **kwargs)
-
-
 @pytest.mark.parametrize(
     "error", [RuntimeError("Error in faiss at 0x7f"), MemoryError(), OSError("/secret"), ValueError("x")]
 )

@@ -280,19 +280,6 @@ def test_review_under_an_expired_lock_is_refused(path):
     assert [review.reviewer for review in reviews] == ["bea"]
 
 
-def test_concurrent_reviewers_get_different_cases(path):
-    people = [f"reviewer {number}" for number in range(12)]
-
-    async def scenario(court):
-        for number in range(8):
-            await court.tried(f"t{number}", verdict(U))
-        taken = await asyncio.gather(*(court.desk.take_next(who) for who in people))
-        return [case.trial_id for case in taken if case is not None]
-
-    taken = with_desk(path, scenario)
-    assert sorted(taken) == [f"t{number}" for number in range(8)]
-
-
 def test_unknown_open_and_closed_trials_cannot_be_taken(path):
     async def scenario(court):
         await court.tried("open")
@@ -481,16 +468,6 @@ def test_third_reviewer_decides_when_two_disagree(path):
         ReviewPriority.REVIEWERS_DISAGREE,
         "ada says harmful, bea says not harmful: a third person decides.",
     )
-
-
-def test_second_opinion_needs_a_reason(path):
-    async def scenario(court):
-        await court.tried("a", verdict(U))
-        with pytest.raises(BadRequest, match="note"):
-            await court.desk.leave_note("a", "ada", "  ", second_opinion=True)
-        return (await court.docket.trials.record("a")).events[-1].kind
-
-    assert with_desk(path, scenario) == "VerdictGiven"
 
 
 # Search.
