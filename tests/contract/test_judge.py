@@ -468,24 +468,6 @@ def test_failures_of_models_are_distinguished(tmp_path, error, code, reason):
     assert record.state is TrialState.FAILED and record.verdict is None
 
 
-def test_a_deadline_too_short_for_the_judge_gives_no_verdict(tmp_path):
-    request = judge_request(IMAGE, text="x", procedure=wire.PROCEDURE_FULL)
-    cast = Cast(judge_delay_s=600)
-
-    async def work(it):
-        for seconds in DEADLINES:
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await it.stub.Judge(request, timeout=seconds)
-            assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-            if cast.requests("judge"):
-                break
-        await it.service.empty(60)
-        return await it.docket.index.list(limit=9), cast.requests("judge")
-
-    (last, *_), judged = play_full(work, tmp_path, cast)
-    assert judged and last.state is TrialState.FAILED
-
-
 def test_sides_stop_early_so_that_the_verdict_meets_the_deadline(tmp_path):
     """The verdict says that the trial was cut short."""
     request = judge_request(IMAGE, text="x", procedure=wire.PROCEDURE_FULL)

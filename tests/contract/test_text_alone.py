@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,20 +13,17 @@ import pytest
 
 from court.backends.chat.scripted import ScriptedModel
 from court.errors import Unavailable
-from court.events import ReviewOutcome, VerdictReviewed
+from court.events import VerdictReviewed
 from court.verdict import Label
 from memecourt.client import AsyncClient, Client, JudgeError, judge_request
 from memecourt.v1 import court_pb2 as wire
-from retrieval.library.writer import LibraryWriter
 from serving.docket.audit.verify import Report
 from serving.docket.backup import back_up
 from serving.docket.log.notes import VerifierKey
 from serving.docket.open import Docket
-from serving.docket.review.corrections import Corrections, Overrulings
 from serving.judging.judge import TrialRunner
 from tests.support.cast import Cast
 from tests.support.desk_pages import page_text, with_desk_pages
-from tests.support.libraries import ENCODER
 from tests.support.playing import run_within
 from tests.support.real_court import IMAGE, RealCourt, real_court
 from tests.support.service_calls import refusal_of
@@ -226,29 +222,6 @@ def test_an_erased_text_leaves_no_trace(tmp_path):
             contents = file.read_bytes()
             assert text.encode() not in contents and digest.hexdigest().encode() not in contents, file
             assert digest.digest() not in contents, file
-
-
-def test_an_overruled_text_becomes_a_precedent_without_a_picture(tmp_path):
-    async def work(it: RealCourt) -> Any:
-        response = await it.judge.Judge(wire.JudgeRequest(text=WORDS), timeout=60)
-        label = Label.NOT_HARMFUL if response.label == wire.LABEL_HARMFUL else Label.HARMFUL
-        await it.docket.reviews.review(
-            response.verdict_id,
-            outcome=ReviewOutcome.OVERRULED,
-            label=label,
-            reason="seen",
-            clause="",
-            reviewer="ada",
-            at=datetime.now(UTC),
-        )
-        record = await it.docket.trials.record(response.verdict_id)
-        writer = LibraryWriter(it.finder._snapshot.library)
-        rulings = Corrections(lambda: nullcontext(writer), lambda: ENCODER, it.docket.trials, Overrulings.ALWAYS)
-        await rulings.follow(record, record.last(VerdictReviewed), chosen=True)
-        return writer.meme(f"trial:{response.verdict_id}"), label
-
-    meme, label = run(tmp_path, work)
-    assert (meme.text, meme.has_text, meme.has_picture, meme.label) == (WORDS, True, False, label)
 
 
 # The console

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from court.errors import BadRequest, CourtError, Unavailable
+from court.errors import BadRequest, Unavailable
 from court.events import (
     AnswerGiven,
     ModelCall,
@@ -48,7 +48,7 @@ from eval.runs.plan import Plan
 from eval.runs.results import RunFolder, read_results
 from eval.runs.run import run
 from eval.session.directory import RUN_DIFFERS
-from eval.session.engine import SERVER_GONE, UNFINISHED
+from eval.session.engine import UNFINISHED
 from eval.session.progress import Progress, ProgressBar, ProgressLines
 from eval.solvers.question import Outcome, Prediction
 from eval.solvers.trial import chain_of, cost_of, level_of, prediction_of
@@ -643,19 +643,6 @@ def test_run_without_patience_is_unfinished_and_says_how_to_resume(home, data, t
     assert command(home, "--resume", out, "--patience", 0).exit_code == 3
     done = command(home, "--resume", out, "--patience", 0, "--json")
     assert done.exit_code == 0 and json.loads(done.stdout)["cards"]["merged"]["n"] == 4
-
-
-def test_run_stops_when_its_server_is_gone(home, data, tmp_path, monkeypatch):
-    async def gone(self, ask, *args, **kwargs):
-        raise Unavailable("gone", reason="MODEL_GONE")
-
-    monkeypatch.setattr(TrialExecutor, "run", gone)
-    monkeypatch.setattr("eval.session.engine.IN_A_ROW", 2)
-    with pytest.raises(CourtError, match="The last 6 memes in a row failed") as caught:
-        run_plan(a_plan(home, data, tmp_path / "run", concurrency=1))
-    assert caught.value.reason == SERVER_GONE
-    folder = RunFolder(tmp_path / "run")
-    assert folder.predictions() == () and folder.manifest().finished is None
 
 
 @pytest.mark.slow
