@@ -9,14 +9,16 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from pydantic import TypeAdapter
+
 from court.events import AnyEvent, VerdictGiven
 from court.verdict import Finding, Label, Review, ReviewReason, ScoreMeaning, Strength, Strengths, Verdict
 from serving.docket.open import Docket
 from tests.support.consoles import create_docket
+from tests.support.paths import TESTS
 from tests.support.shown_trials import drawn_picture, full_trial
 
 H, N, U = Label.HARMFUL, Label.NOT_HARMFUL, Label.UNDECIDED
-WEAK, MODERATE, STRONG = Strength.WEAK, Strength.MODERATE, Strength.STRONG
 DOCUMENTED_CASE = "0f6c3f0e-2a51-4c0a-9d7e-5b8a3d1f7c20"
 """Trial id of the case in the documentation's screenshots."""
 
@@ -48,120 +50,7 @@ class SceneTrial:
     rationale: str
 
 
-QUEUE = (
-    SceneTrial(
-        "crowd",
-        "Blueland ferry staff\nstrike again, of course",
-        H,
-        0.61,
-        (MODERATE, WEAK),
-        ReviewReason.PRECEDENTS_DISAGREE,
-        "The nearest precedent was found harmless, and most others were not.",
-        4,
-        "The caption turns one strike into a trait of a whole group (“of course”), which clause 4 names. The "
-        "Defender's reading as a complaint about a service is supported by one precedent, not by the wording.",
-    ),
-    SceneTrial(
-        "desk",
-        "When the printer\nfinally works",
-        N,
-        0.12,
-        (WEAK, STRONG),
-        ReviewReason.VOTE_DISAGREES,
-        "The precedents' vote says harmful, the Judge does not.",
-        11,
-        "A joke about an office machine; nobody is named or shown.",
-    ),
-    SceneTrial(
-        "medicine",
-        "Drink this and\nnever be ill again",
-        H,
-        0.88,
-        (STRONG, WEAK),
-        ReviewReason.JUDGE_CONTRADICTS_ITSELF,
-        "The Judge's own label was another than that of the rule.",
-        20,
-        "The bottle is sold as a cure of everything; the words ask to take it in place of a physician's help.",
-    ),
-    SceneTrial(
-        "landscape",
-        "Nothing to see here",
-        U,
-        None,
-        None,
-        ReviewReason.NO_SIMILAR_PRECEDENT,
-        "No precedent is near enough, and neither side found evidence.",
-        26,
-        "There is nothing that either side could argue from.",
-    ),
-    SceneTrial(
-        "cat",
-        "Monday people,\ngo back to bed",
-        N,
-        0.23,
-        (WEAK, STRONG),
-        ReviewReason.PRECEDENTS_DISAGREE,
-        "The nearest precedent was found harmful, and most others were not.",
-        31,
-        "The words “go back” echo precedent 1, as the Accuser says, but what they name is a bed. A mood on Mondays is "
-        "no protected group, so the benign reading is strong.",
-    ),
-    SceneTrial(
-        "football",
-        "They all look the same\non that island",
-        H,
-        0.57,
-        (STRONG, STRONG),
-        ReviewReason.SCORE_DISAGREES,
-        "The probability hardly speaks for the label.",
-        44,
-        "“They all” takes every islander for one; that a team in equal shirts is shown makes it a joke for some.",
-    ),
-    SceneTrial(
-        "coffee",
-        "My cat, my boss",
-        N,
-        0.46,
-        (WEAK, STRONG),
-        ReviewReason.TEXT_UNSURE,
-        "Parts of the text were read with little confidence.",
-        62,
-        "A cat that orders its person about; nobody is meant.",
-    ),
-    SceneTrial(
-        "ballot",
-        "Vote on Tuesday,\nGreenland on Wednesday",
-        H,
-        0.79,
-        (STRONG, WEAK),
-        ReviewReason.NEAR_DUPLICATE_HARMFUL,
-        "Nearly the same meme was found harmful before.",
-        95,
-        "It sends one group to the ballot on a wrong day.",
-    ),
-    SceneTrial(
-        "dog",
-        "Good boy, bad Monday",
-        N,
-        0.08,
-        (WEAK, STRONG),
-        None,
-        "",
-        180,
-        "A dog beside a torn cushion, and words about a day.",
-    ),
-    SceneTrial(
-        "cake",
-        "Too many candles,\nnot enough cake",
-        N,
-        0.05,
-        (WEAK, STRONG),
-        None,
-        "",
-        1500,
-        "A joke about growing older that names nobody.",
-    ),
-)
+QUEUE = TypeAdapter(tuple[SceneTrial, ...]).validate_json((TESTS / "fixtures" / "review_queue.json").read_bytes())
 """Trials in the order of the queue; the last two need no review."""
 
 
