@@ -25,12 +25,11 @@ from eval.arena import folder as arena_folder
 from eval.arena.settings import ArenaSettings
 from eval.datasets.card import DatasetCard
 from eval.datasets.claims import read_claims
-from eval.datasets.items import JudgedMeme
+from eval.datasets.items import JudgedMeme, Prediction
 from eval.models.open import ModelSpec
 from eval.probe import folder as probe_folder
 from eval.reports.parquet import write_parquet
 from eval.runs import results as run_results
-from eval.solvers.question import Prediction
 from eval.studies.arms import StudyManifest
 from retrieval.facts.corpus import CorpusManifest
 from retrieval.facts.documents import FactDocument

@@ -25,8 +25,7 @@ from eval.arena.ranking.bootstrap import LEAST_MEMES, draw_memes, tails
 from eval.arena.ranking.bradley_terry import fit, quarter_ties
 from eval.arena.words import OVERALL, SETTING_WORDS, Setting
 from eval.reports.sections import Section
-from eval.scores.bootstrap import Figure
-from eval.scores.tables import figure
+from eval.scores.measure import Figure, figure
 
 Battle = tuple[str, int, str, str, str]
 """Meme, task, the two answers as they were shown, and the judge."""

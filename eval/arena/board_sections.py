@@ -10,11 +10,10 @@ from eval.arena.bias import BiasReport, contrast_sections
 from eval.arena.boards import Board, BoardRow, Estimate, on_one_scale
 from eval.arena.leaderboard import Leaderboard, Target
 from eval.arena.words import SETTING_WORDS, Setting
-from eval.reports.sections import Drawn, Section, Tile, need_page
+from eval.reports.sections import Drawn, Section, Tile, need_page, plain
 from eval.reports.svg import Ink, drawing, themed
-from eval.scores.bootstrap import Figure
+from eval.scores.measure import NOTHING, Figure, figure
 from eval.scores.subgroups import wilson
-from eval.scores.tables import NOTHING, figure, plain
 from serving.docket.review.agreement import Kappa
 
 

@@ -26,8 +26,8 @@ from eval.arena.words import OVERALL
 from eval.models.memes import ShownMeme
 from eval.models.metered import MeteredModel
 from eval.reports.sections import Section
-from eval.scores.bootstrap import Figure, ResampledMeans, interval, share_figure
-from eval.scores.tables import figure
+from eval.scores.means import ResampledMeans
+from eval.scores.measure import Figure, figure, interval, share_figure
 
 
 async def rate_difficulty(

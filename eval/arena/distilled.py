@@ -21,8 +21,8 @@ from eval.arena.speakers import judging, parse_verdicts, prompt_of
 from eval.arena.words import OVERALL, Verdict
 from eval.models.metered import MeteredModel
 from eval.reports.sections import Section
-from eval.scores.bootstrap import Figure, mean_of, share_of
-from eval.scores.tables import figure
+from eval.scores.means import mean_of, share_of
+from eval.scores.measure import Figure, figure
 from eval.session.engine import run_items
 from serving.docket.review.agreement import Kappa, cohen
 

@@ -30,7 +30,7 @@ from eval.arena.events import (
 )
 from eval.arena.folder import ArenaFolder, ArenaManifest, Spent
 from eval.arena.words import OVERALL, Verdict
-from eval.datasets.language import shared_detector
+from eval.datasets.read import shared_detector
 
 FEWEST_LETTERS = 20
 """Letters below which an answer is not looked at: of a name or a "yes" nobody can tell the language."""

@@ -18,8 +18,8 @@ from eval.arena.words import OVERALL, LossError
 from eval.models.memes import ShownMeme
 from eval.models.metered import MeteredModel
 from eval.reports.sections import Section
-from eval.scores.bootstrap import Figure, ResampledMeans, share_figure
-from eval.scores.tables import figure
+from eval.scores.means import ResampledMeans
+from eval.scores.measure import Figure, figure, share_figure
 from serving.docket.review.agreement import Kappa, cohen
 
 SECOND = 0.1

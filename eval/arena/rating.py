@@ -15,8 +15,8 @@ from eval.arena.events import Answered, ContextSimulated, Event, FusionBegun, Fu
 from eval.arena.words import Relevance
 from eval.reports.ratings import EXPLANATION_CRITERIA, Criterion, RatedItem, Rating, SheetKey
 from eval.reports.sections import Section
-from eval.scores.bootstrap import Figure, mean_of
-from eval.scores.tables import figure
+from eval.scores.means import mean_of
+from eval.scores.measure import Figure, figure
 
 GUIDELINES, CONTEXTS = "guidelines", "contexts"
 CRITERIA: Mapping[str, tuple[Criterion, ...]] = {

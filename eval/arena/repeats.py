@@ -11,8 +11,8 @@ from eval.arena.leaderboard import Leaderboard
 from eval.arena.run import Ask
 from eval.arena.words import OVERALL
 from eval.reports.sections import Section
-from eval.scores.bootstrap import RepeatedFigure, repeated
-from eval.scores.tables import figure
+from eval.scores.means import RepeatedFigure, repeated
+from eval.scores.measure import figure
 from eval.session.directory import CALLS
 from eval.session.repeats import repeats_of, require_repeats
 

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from eval.commands.options import score_by_protocol
-from eval.commands.plans import study_options
+from eval.commands.options import score_by_protocol, study_options
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from eval.datasets.protocol import Protocol
+    from eval.datasets.items import Protocol
     from eval.reports.sections import Section
     from eval.runs.results import Results
     from eval.scores.compare import Comparison
@@ -95,8 +94,7 @@ def ablate(
     the exact McNemar test. A meme without a class counts as wrong.
     """
     from court.events import Procedure
-    from eval.commands.options import run_watched
-    from eval.commands.plans import plan_of
+    from eval.commands.options import plan_of, run_watched
     from eval.runs.results import read_results
     from eval.studies.arms import ModelOf, Study, arms_named, run_study
     from eval.synthetic.world import GROUPS
@@ -162,7 +160,7 @@ def _print_results(
 def _section(compared: Sequence[tuple[Results, Comparison]], protocol: Protocol, where: str) -> Section:
     from eval.reports.sections import Section
     from eval.scores.compare import SURE, holm, signed_interval
-    from eval.scores.tables import figure
+    from eval.scores.measure import figure
 
     head = ("arm", "accuracy", "macro-F1", "difference in accuracy", "in macro-F1", "p", "calls", "stored", "made")
     rows: list[tuple[str, ...]] = [head]
@@ -195,7 +193,7 @@ def _section(compared: Sequence[tuple[Results, Comparison]], protocol: Protocol,
 
 
 def _silent(arm: Results, protocol: str) -> int:
-    from eval.datasets.protocol import Protocol
+    from eval.datasets.items import Protocol
 
     return sum(one.prediction.outcome.harmful is None for _, one in arm.under(Protocol(protocol)))
 

@@ -30,7 +30,7 @@ def stability(study: Path, as_json: bool) -> None:
     """
     from eval.reports.sections import Section, as_text
     from eval.scores.altered import stability as measured
-    from eval.scores.tables import figure
+    from eval.scores.measure import figure
     from eval.studies.arms import UNCHANGING
 
     base, arms = _arms(study, lambda run: run.name in UNCHANGING or run.name.startswith("policy-"))
@@ -57,7 +57,7 @@ def stability(study: Path, as_json: bool) -> None:
 
 
 def _rows(name: str, rates: Iterable[FlipRate]) -> tuple[tuple[str, ...], ...]:
-    from eval.scores.tables import figure
+    from eval.scores.measure import figure
 
     head = (name, "verdicts", "flipped", "silent in one")
     return (head, *((each.name, f"{each.n:,}", figure(each.share), f"{each.silent:,}") for each in rates))
@@ -73,9 +73,9 @@ def counterfactual(study: Path, as_json: bool) -> None:
     bootstrap; p is exact for labels (McNemar) and by signed ranks for scores, corrected by Holm's procedure over all.
     """
     from eval.reports.sections import Section, as_text
+    from eval.runs.controls import swapped_groups
     from eval.scores.altered import group_gaps
     from eval.scores.compare import signed_interval
-    from eval.solvers.altered import swapped_groups
 
     base, arms = _arms(study, lambda run: run.manifest is not None and swapped_groups(run.manifest.control) is not None)
     gaps = group_gaps(base, arms)

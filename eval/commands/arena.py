@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from eval.commands.distilling import distil_check, export_judge
-from eval.commands.follow_ups import detect_memes, difficulty, explain
-from eval.commands.options import command_line, sampled_options, show_sections, write_page
+from eval.commands.follow_ups import detect_memes, difficulty, distil_check, explain, export_judge
+from eval.commands.options import command_line, show_sections, write_page
 from eval.commands.rating import rate_arena
+from eval.commands.sampled import sampled_options
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -232,7 +232,7 @@ def _options_of(options: dict[str, Any]) -> Ask:
     from court.errors import BadRequest
     from eval.arena.run import Ask
     from eval.arena.settings import arena_settings
-    from eval.commands.options import samples_of
+    from eval.commands.sampled import samples_of
     from eval.models.open import read_models, require_servers
     from eval.models.samples import TABLE_KEYS
 

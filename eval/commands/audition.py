@@ -9,8 +9,17 @@ from typing import Any
 
 import click
 
-from eval.commands.options import command_line, dataset_of, patience_option, run_watched, write_page
-from eval.commands.plans import CourtOptions, TableWords, plan_of, with_table
+from eval.commands.options import (
+    CourtOptions,
+    TableWords,
+    command_line,
+    dataset_of,
+    patience_option,
+    plan_of,
+    run_watched,
+    with_table,
+    write_page,
+)
 from eval.runs.spec import Circumstances, JudgingSpec
 from eval.session.spec import flags_of, spec_options
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from eval.commands.options import dataset_of, patience_option
-from eval.commands.plans import CourtOptions, plan_of
+from eval.commands.options import CourtOptions, dataset_of, patience_option, plan_of
 from eval.runs.spec import Circumstances, JudgingSpec
 from eval.session.spec import spec_options
 
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from eval.datasets.card import DatasetCard
     from eval.models.vllm_session import VllmSessions
     from eval.runs.plan import Plan
-    from eval.session.progress import Progress
+    from eval.session.engine import Progress
     from eval.solvers.question import Question
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from eval.commands.plans import TableWords, table_of
+from eval.commands.options import TableWords, table_of
 from eval.session.spec import spec_options
 
 if TYPE_CHECKING:
@@ -254,7 +254,7 @@ async def _checked(data: Path, chosen: Sequence[DatasetCard], pictures: bool) ->
     from eval.commands.options import say
     from eval.datasets.check import check as check_dataset
     from eval.scores.task_card import require_metrics
-    from eval.session.progress import watching
+    from eval.session.engine import watching
 
     for task in (task for dataset in chosen for task in dataset.tasks):
         require_metrics(task.id, task.labels, task.official, *task.metrics)
@@ -273,7 +273,7 @@ async def _checked(data: Path, chosen: Sequence[DatasetCard], pictures: bool) ->
 def _print_check(report: DatasetCheck) -> None:
     from collections import Counter
 
-    from eval.scores.tables import plain
+    from eval.reports.sections import plain
     from retrieval.library.readers import counted
 
     click.echo(f"{report.dataset}: {report.title}")

@@ -31,7 +31,7 @@ def make(out: Path, cases: int, seed: int) -> None:
     judges test.jsonl: the court by `run`, others by their predictions, which `score --out` stores as a run.
     """
     from eval.commands.options import say
-    from eval.session.progress import watching
+    from eval.session.engine import watching
     from eval.synthetic.functional import write_functional
 
     with watching(say) as progress:

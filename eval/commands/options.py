@@ -1,31 +1,35 @@
-"""Options that several commands offer, and what these make of them."""
+"""Options that several commands offer, what these make of them, and the plan of those that judge a split."""
 
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import click
+from pydantic import Field
 
 from eval.runs.spec import Circumstances, JudgingSpec
-from eval.session.spec import spec_options
+from eval.session.spec import Option, flags_of, spec_options
 from serving.access.private_files import hand_on
 from serving.cli.common import FiniteRange, with_options
 
 if TYPE_CHECKING:
-    from eval.arena.folder import ArenaManifest
+    from court.events import Procedure
     from eval.datasets.card import DatasetCard
-    from eval.datasets.protocol import Protocol
-    from eval.models.open import ModelSpec
-    from eval.models.samples import Samples
-    from eval.probe.folder import ProbeManifest
+    from eval.datasets.items import Protocol
+    from eval.datasets.plain_table import PlainTable
+    from eval.models.vllm_session import VllmChoice
     from eval.reports.sections import Section
+    from eval.runs.plan import Plan
     from eval.runs.results import Results
-    from eval.session.progress import Progress
+    from eval.session.engine import Progress
+    from serving.settings import Settings
 
 
 def command_line() -> str:
@@ -82,7 +86,6 @@ def show_report(
         click.echo(f"{page} shows it.")
 
 
-F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
 # Neither 1 nor 2, which click uses for errors: a script can tell that --resume is what is left to do.
@@ -110,84 +113,12 @@ def recognised_in(data: Path) -> DatasetCard:
     return found[0]
 
 
-def samples_of(options: Mapping[str, Any], table: Mapping[str, Any], where: str) -> Samples:
-    """The memes of an arena or a probe: of ``--data``, or of the data sets that the file of models names.
-
-    Raises:
-        BadRequest: The table can't be used, or no data set is recognised.
-        click.UsageError: Options and table name memes both, or neither does.
-    """
-    from eval.models.samples import Samples, one_set, read_samples
-
-    # Paths in the file of models are relative to it.
-    read = read_samples(table, where, options["models"].parent)
-    if isinstance(read, Samples):
-        named = [f"--{name}" for name in ("data", "dataset", "split", "limit") if options[name] is not None]
-        if named:
-            raise click.UsageError(f"{where} names the memes with sample: leave {', '.join(named)} out.")
-        return read
-    if not options["data"]:
-        raise click.UsageError("Missing option --data.")
-    dataset = dataset_of(options["dataset"]) if options["dataset"] else recognised_in(options["data"])
-    split = options["split"] or dataset.first_test()
-    return one_set(dataset, options["data"], split, limit=options["limit"], only=read)
-
-
-def arena_samples(
-    manifest: ArenaManifest | ProbeManifest,
-    data: Path | None,
-    models: Path | None,
-    *,
-    dataset: str = "",
-    table_name: str = "arena",
-) -> Samples | None:
-    """The memes of an arena or a probe that is there; None where neither names their data.
-
-    Raises BadRequest: The table can't be used.
-    """
-    from eval.datasets.card import card_of
-    from eval.models.open import read_models
-    from eval.models.samples import Samples, one_set, read_samples
-    from eval.session.directory import MANIFEST
-
-    if data is not None:
-        only = manifest.samples[0].only if manifest.samples else "all"
-        # No id leads to a card of the user's own, and its file may have changed or be gone.
-        card = None if dataset else manifest.cards.get(manifest.dataset)
-        named = card_of(card, MANIFEST) if card else dataset_of(dataset or manifest.dataset)
-        return one_set(named, data, manifest.split, limit=manifest.limit, only=only)
-    if models is None:
-        return None
-    table = read_models(models).rest.get(table_name, {})
-    read = read_samples(table, f"[{table_name}] in the file of models", models.parent)
-    return read if isinstance(read, Samples) else None
-
-
-def chosen_models(options: Mapping[str, Any], names: Iterable[str]) -> dict[str, ModelSpec]:
-    """The models of the file of models that have these names, each once.
-
-    Raises:
-        BadRequest: The file can't be read, or a model has no server.
-        click.UsageError: The file has no such model.
-    """
-    from eval.models.open import read_models, require_servers
-
-    known, wanted = read_models(options["models"]).models, dict.fromkeys(names)
-    if unknown := [name for name in wanted if name not in known]:
-        raise click.UsageError(
-            f"{options['models'].name} has no model {', '.join(unknown)}. It has: {', '.join(known)}."
-        )
-    specs = {name: known[name] for name in wanted}
-    require_servers(specs, options.get("vllm", ()))  # reports what is wrong before anything is read
-    return specs
-
-
 def protocols_of(text: str | None, offered: tuple[Protocol, ...]) -> tuple[Protocol, ...]:
     """Protocols as they are given on the command line, parted by commas; all that are offered where none is.
 
     Raises click.UsageError: One is unknown, or not offered.
     """
-    from eval.datasets.protocol import Protocol
+    from eval.datasets.items import Protocol
 
     if text is None:
         return offered
@@ -230,14 +161,6 @@ def score_by_protocol(
     return found
 
 
-threshold_option = click.option(
-    "--threshold",
-    type=click.IntRange(0, 10),
-    default=4,
-    show_default=True,
-    help="Highest score at which an explanation counts as failed.",
-)
-
 patience_option = click.option(
     "--patience",
     default=10.0,
@@ -246,56 +169,6 @@ patience_option = click.option(
     metavar="MINUTES",
     help="Minutes that a meme waits for a busy or absent model server; Ray workers try once.",
 )
-
-
-def vllm_turns_options(command: F) -> F:
-    """Adds the options that have model servers started for models of the file of models."""
-    models = click.option(
-        "--vllm",
-        multiple=True,
-        metavar="MODEL|PRESET",
-        help=(
-            "Start vLLM here for the model of the models file that has this name as `model` and no `url`. "
-            "Repeatable; the servers run one at a time."
-        ),
-    )
-    flag = click.option(
-        "--vllm-flag",
-        "vllm_flags",
-        multiple=True,
-        metavar="FLAG",
-        help="Pass a flag to vLLM: --vllm-flag=--quantization=fp8.",
-    )
-    return models(flag(command))
-
-
-def sampled_options(
-    models: str, what: str, *, about: str, own: Sequence[str] = (), **changed: Mapping[str, Any]
-) -> Callable[[F], F]:
-    """Options of an arena or a probe: models, memes, folder, repeats, report."""
-    path = click.Path(path_type=Path)
-    return with_options(
-        click.option(
-            "--models", type=path, default=Path(models), show_default=True, help=f"File of models (TOML){about}"
-        ),
-        vllm_turns_options,
-        spec_options(
-            JudgingSpec,
-            *("dataset", "split", "limit", "seed"),
-            dataset={"metavar": "ID", "help": "Data set. [default: the one that is recognised there]"},
-            split={"help": "Split. [default: the first test split]"},
-            seed={"default": 0},
-        ),
-        spec_options(Circumstances, *("data", "out", *own, "concurrency", "calls"), with_defaults=False, **changed),
-        click.option(
-            "--repeats",
-            default=1,
-            show_default=True,
-            type=click.IntRange(1, 100),
-            help=f"Number of {what}s of the same memes, each with the next seed, in folders side by side in --out.",
-        ),
-        click.option("--report", "only_report", is_flag=True, help=f"Call no model: report on the {what} in --out."),
-    )
 
 
 def run_watched(
@@ -307,8 +180,7 @@ def run_watched(
     import sys
 
     from court.errors import Unavailable
-    from eval.session.engine import SERVER_GONE, UNFINISHED
-    from eval.session.progress import watching
+    from eval.session.engine import SERVER_GONE, UNFINISHED, watching
     from serving.cli.common import Interrupted, run
 
     try:
@@ -330,3 +202,220 @@ def run_watched(
 def say(line: str) -> None:
     """On standard error: figures are what stands on standard output."""
     click.echo(line, err=True)
+
+
+TEMPLATE_SPLIT = "template"
+"""Split of every data set: its first test split, with no precedent on the template of a judged meme."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CourtOptions:
+    """Options that set up the court."""
+
+    settings: Annotated[
+        tuple[str, ...], Option("Setting of trials, such as rounds_max=6. Repeatable.", "--set", "NAME=VALUE")
+    ] = ()
+    config: Annotated[Path | None, Option("Settings file (TOML).", exists=True)] = None
+    llm_url: Annotated[str | None, Option("Chat-completions server (…/v1).", metavar="URL")] = None
+    model: Annotated[
+        str | None, Option("Model to use on that server. The settings file can name one per role.", metavar="NAME")
+    ] = None
+    vllm: Annotated[
+        str | None,
+        Option(
+            "Start vLLM with this model here and stop it at the end, instead of --llm-url and --model; `memecourt vllm "
+            "--preset list` lists presets.",
+            metavar="MODEL|PRESET",
+        ),
+    ] = None
+    vllm_flags: Annotated[
+        tuple[str, ...], Option("Pass a flag to vLLM: --vllm-flag=--quantization=fp8.", "--vllm-flag", "FLAG")
+    ] = ()
+    policy: Annotated[Path | None, Option("Policy file (TOML).")] = None
+    encoder: Annotated[
+        str | None,
+        Option(
+            "Encoder of the precedents, as for `memecourt precedents build`; near-duplicates are always found with the "
+            "built-in one. [default: MEMECOURT_ENCODER, else that of --library, else builtin]",
+            metavar="NAME",
+        ),
+    ] = None
+
+    def settings_with(self, trial: Mapping[str, Any]) -> Settings:
+        """The settings of file, environment and options, with these of trials."""
+        from serving.cli.common import settings_of
+
+        if self.config:
+            os.environ["MEMECOURT_CONFIG"] = str(self.config)  # where Settings looks for it
+        llm = {name: value for name, value in (("url", self.llm_url), ("model", self.model)) if value is not None}
+        # None in place of empty tables, so that what the file and the environment say is not overlaid.
+        return settings_of(trial=dict(trial) or None, llm=llm or None, policy=self.policy, encoder=self.encoder)
+
+    def started(self, procedure: Procedure) -> VllmChoice | None:
+        """The vLLM to start; None if none is asked for.
+
+        Raises:
+            BadRequest: A setting of the server can't be used.
+            click.UsageError: The options don't go together.
+        """
+        from eval.models.vllm_session import VllmChoice
+        from serving.models.presets import AUTO, vllm_settings
+
+        if self.vllm is None:
+            if self.vllm_flags:
+                raise click.UsageError("--vllm-flag goes with --vllm.")
+            return None
+        if self.llm_url or self.model:
+            raise click.UsageError("--vllm starts a model server; leave --llm-url and --model out with it.")
+        if procedure == "SUMMARY":
+            raise click.UsageError(
+                "--vllm starts a model server, and the procedure summary asks none: give --procedure."
+            )
+        if self.vllm != AUTO:
+            vllm_settings(self.vllm, flags=self.vllm_flags)  # what is wrong is said before anything is prepared
+        return VllmChoice(self.vllm, self.vllm_flags)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableWords:
+    """Options that say how a plain table is read."""
+
+    columns: Annotated[
+        tuple[str, ...],
+        Option(
+            "Column of a field (id, picture, text, label, split, language, group), if --data is a table. Repeatable.",
+            "--column",
+            "FIELD=NAME",
+        ),
+    ] = ()
+    harmful: Annotated[
+        str, Option("Labels of the table that are harmful; all others are benign.", metavar="LABEL,LABEL")
+    ] = ""
+    pictures: Annotated[
+        Path | None,
+        Option("Folder of the table's pictures. [default: the table's own, and those below it]", metavar="FOLDER"),
+    ] = None
+    test_share: Annotated[
+        float | None,
+        Field(gt=0, lt=1),
+        Option("Share of the table's memes to draw as its test split; near-duplicates stay together."),
+    ] = None
+
+
+def table_of(options: Mapping[str, Any], *, two_sided: bool = True) -> PlainTable:
+    """The plain table that ``--data`` names, which is said. Raises BadRequest if it can't be read."""
+    from eval.datasets.plain_table import read_plain_table, table_options
+
+    words = replace(
+        table_options(options["columns"], options["harmful"] or "", options["pictures"]), two_sided=two_sided
+    )
+    table = read_plain_table(options["data"], words)
+    for note in table.notes:
+        say(note)
+    return table
+
+
+def with_table(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of the plan that a plain table in ``--data`` gives: its data set and folder; none if it is a directory.
+
+    Raises:
+        BadRequest: The table can't be read.
+        click.UsageError: The table doesn't say which of its memes are judged, or options don't go together.
+    """
+    from eval.runs.held_out import with_test_share
+
+    data = options["data"]
+    if options.get("dataset") or data is None or data.is_dir():
+        if flags := [flag for name, flag in flags_of(TableWords).items() if options[name]]:
+            raise click.UsageError(f"{', '.join(flags)} go with a plain table in --data, and no --dataset.")
+        return {}
+    table = table_of(options)
+    card, share = table.card, options["test_share"]
+    if share is not None:
+        card = run_watched(lambda progress: with_test_share(table, share, options.get("seed") or 0, progress))
+    # With precedents from elsewhere all memes are judged.
+    elif not table.is_divided and options.get("library") is None:
+        raise click.UsageError(
+            f"{data.name} doesn't say which of its memes are judged, and which become precedents: give --test-share "
+            ".2, or name a column with both splits: --column split=NAME. Where --library gives the precedents, all its "
+            "memes are judged."
+        )
+    return {"dataset": card, "data": table.data}
+
+
+def study_options(*, procedure: str, split: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Options of a study: what is judged, and how, with these defaults."""
+    required = {"required": True}
+    return with_options(
+        spec_options(
+            JudgingSpec,
+            *(name for name in JudgingSpec.model_fields if name != "text_only"),
+            dataset=required,
+            split={"default": split},
+            procedure={"default": procedure},
+            seed={"default": 0},
+        ),
+        spec_options(
+            Circumstances,
+            *("data", "out", "concurrency", "allow_missing", "retry_failed"),
+            data=required,
+            out={"required": True, "metavar": "STUDY"},
+        ),
+        spec_options(CourtOptions),
+        patience_option,
+    )
+
+
+def plan_of(options: Mapping[str, Any], trial: Mapping[str, Any] | None = None, **own: Any) -> Plan:
+    """The plan that options ask for.
+
+    Raises:
+        BadRequest: A setting can't be used.
+        click.ClickException: The settings can't be used, or there is no such data set or protocol.
+    """
+    from court.events import Procedure
+    from eval.models.vllm_session import SERVER
+    from eval.runs.plan import Plan, parse_setting
+
+    court = CourtOptions(**{one.name: options[one.name] for one in fields(CourtOptions) if one.name in options})
+    dataset: DatasetCard = own.get("dataset") or dataset_of(options["dataset"])
+    procedure = Procedure(own.get("procedure") or (options.get("procedure") or "summary").upper())
+    split = own.get("split") or options.get("split") or dataset.first_test()
+    if apart := split == TEMPLATE_SPLIT and split not in {one.name for one in dataset.splits}:
+        split = dataset.first_test()
+    same = {one.name for one in fields(Plan)} - {"dataset", "settings", "vllm"}
+    values = {name: value for name, value in options.items() if name in same and value not in (None, "")}
+    started = court.started(procedure)
+    planned: dict[str, Any] = {
+        "name": options["out"].resolve().name if options.get("out") else "",  # a folder may be named by a point alone
+        "concurrency": 4 if procedure == "SUMMARY" else 16,  # without a model, this machine's processors are the limit
+        "command": command_line(),
+        # A vLLM that is started here has one name in the store of calls, whatever its address is.
+        "server": SERVER if started else "",
+        **values,
+        "dataset": dataset,
+        "split": split,
+        "procedure": procedure,
+        "language": tag_of(options.get("language")),
+        "templates_apart": bool(options.get("templates_apart")) or apart,
+        "patience_s": 60 * options["patience"],
+        "vllm": started,
+        **own,
+    }
+    if "settings" not in own:
+        named = dict(parse_setting(one) for one in court.settings) if trial is None else trial
+        planned["settings"] = court.settings_with(named)
+    if "protocols" not in own:
+        planned["protocols"] = protocols_of(options.get("protocols"), dataset.protocols)
+    return Plan(**planned)
+
+
+def tag_of(language: str | None) -> str:
+    """The language that is given: a BCP 47 tag, ``detect``, ``card`` or empty. Raises BadRequest if it is none."""
+    from eval.datasets.read import CARD, DETECT, shared_detector
+    from serving.rpc.convert import language as checked
+
+    if language == DETECT:
+        shared_detector()  # what is not installed is said before anything is prepared
+        return DETECT
+    return CARD if language == CARD else checked(language or "", "language")

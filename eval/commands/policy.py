@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from eval.commands.options import patience_option, run_watched
-from eval.commands.plans import CourtOptions
+from eval.commands.options import CourtOptions, patience_option, run_watched
 from eval.session.spec import spec_options
 from serving.cli.common import docket_in, docket_option, run
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from eval.models.metered import CallBudget
     from eval.replay.replay import UnderPolicy
     from eval.reports.sections import Section
-    from eval.session.progress import Progress
+    from eval.session.engine import Progress
     from eval.studies.policies import PolicyFigures, PolicyTrials
     from retrieval.library.postgres.address import Address
     from serving.settings import Settings
@@ -72,8 +71,8 @@ def test(context: click.Context, /, file: Path, out: Path, against: Path | None,
     """
     from court.policy import Policy
     from eval.reports.sections import as_text
+    from eval.scores.measure import figure
     from eval.scores.subgroups import wilson
-    from eval.scores.tables import figure
     from eval.studies.policies import Example, contradictions, examples_of, figures_of
 
     own = Policy.load(file)

@@ -9,24 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from eval.commands.options import (
-    chosen_models,
-    command_line,
-    run_watched,
-    sampled_options,
-    say,
-    show_sections,
-    threshold_option,
-    write_page,
-)
+from eval.commands.options import command_line, run_watched, say, show_sections, write_page
 from eval.commands.rating import rate_probe
+from eval.commands.sampled import chosen_models, sampled_options, threshold_option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from eval.probe.report import ProbeReport
     from eval.probe.run import ProbePlan
-    from eval.session.progress import Progress
+    from eval.session.engine import Progress
 
 PAGE = "weakness.html"
 AS_PUBLISHED = {"seeds": 10, "steps": 10, "batch": 1, "per_category": 200}
@@ -188,7 +180,7 @@ def export_exam(folder: Path, target: Path, **options: Any) -> None:
     links where the disk has them) and a card (exam.toml). The memes are original, with their gold labels; rewritten
     texts never leave the probe.
     """
-    from eval.commands.options import arena_samples
+    from eval.commands.sampled import arena_samples
     from eval.probe import exam
     from eval.probe.folder import ProbeFolder
 
@@ -290,7 +282,7 @@ def _run(plan: ProbePlan, options: dict[str, Any]) -> None:
 
 
 def _planned(options: dict[str, Any]) -> ProbePlan:
-    from eval.commands.options import samples_of
+    from eval.commands.sampled import samples_of
     from eval.models.open import read_models
     from eval.models.samples import TABLE_KEYS
     from eval.probe.folder import read_seeds

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from eval.commands.options import arena_samples, command_line, show_sections, threshold_option
+from eval.commands.options import command_line, show_sections
+from eval.commands.sampled import arena_samples, threshold_option
 from serving.cli.common import with_options
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def rate_arena(**options: Any) -> None:
     from eval.arena import rating
     from eval.arena.folder import ArenaFolder
     from eval.arena.rating import measure_section, round_section
-    from eval.datasets.published import published_file, published_ratings
+    from eval.datasets.known import published_file, published_ratings
     from eval.reports.ratings import rating_section, summarise
 
     folder = ArenaFolder(options["out"])
@@ -138,7 +139,7 @@ def rate_probe(**options: Any) -> None:
     With --ratings FILE --key NAME.key.json it shows means and agreement, and people's judgement beside the Miners' and
     the Scorer's. A sheet of rewritten texts is marked like the probe's own files.
     """
-    from eval.datasets.published import published_file, published_ratings
+    from eval.datasets.known import published_file, published_ratings
     from eval.probe import rating
     from eval.reports.ratings import rating_section, summarise
 

@@ -25,13 +25,6 @@ if TYPE_CHECKING:
 )
 @click.option("--no-pictures", is_flag=True, help="Leave pictures out of the page, to make it smaller.")
 @click.option("--open", "show", is_flag=True, help="Open the page in a browser; needs --html.")
-@click.option(
-    "--by",
-    metavar="TASK|PROPERTY",
-    help=(
-        "Also split the figures by the gold labels of another task of the card, or by a property as `subgroups` does."
-    ),
-)
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as one JSON object instead of tables.")
 def report(
     runs: tuple[Path, ...],
@@ -39,7 +32,6 @@ def report(
     markdown: Path | None,
     no_pictures: bool,
     show: bool,
-    by: str | None,
     as_json: bool,
 ) -> None:
     """Reports on each RUN, a run's folder or a folder of runs (an ablation's), finished or not.
@@ -55,7 +47,7 @@ def report(
     from eval.reports.gather import gather, runs_below
     from eval.reports.sections import as_markdown, as_page, as_text
     from eval.reports.tasks import as_json as tasks_as_json
-    from eval.reports.tasks import by_task_sections, gather_tasks, lead_of, sections_of, split_by_task
+    from eval.reports.tasks import gather_tasks, lead_of, sections_of
     from eval.reports.verdicts import verdicts_lead, verdicts_sections, verdicts_title
     from eval.runs.results import read_results
 
@@ -77,17 +69,14 @@ def report(
         records, pictures = bool(html or markdown), bool(html) and not no_pictures
         gathered = asyncio.run(gather(trials, records=records, pictures=pictures))
         figures = _figures(gathered)
-        title, lead, sections = verdicts_title(gathered), verdicts_lead(gathered), verdicts_sections(gathered)
+        title, lead = verdicts_title(gathered), verdicts_lead(gathered)
+        sections = verdicts_sections(gathered, details=bool(markdown))
         texts.append(as_text(lead, sections))
     if questioned:
         groups = gather_tasks(questioned)
         figures["tasks"] = tasks_as_json(groups)
         lead, sections = lead_of(groups), sections_of(groups)
         texts.append(as_text(lead, sections))
-    if by:
-        parts = [split_by_task(one, by) for one in results]
-        figures["by"] = [asdict(part) for each in parts for part in each]
-        texts.append(as_text((), by_task_sections(parts, by)))
     click.echo(json.dumps(figures) if as_json else "\n\n".join(texts))
     # After the tables are shown: a page needs libraries that a terminal does without.
     if markdown is not None:

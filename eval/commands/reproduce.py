@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from eval.commands.options import EXIT_UNFINISHED, patience_option, run_watched, say
-from eval.commands.plans import CourtOptions
+from eval.commands.options import EXIT_UNFINISHED, CourtOptions, patience_option, run_watched, say
 from eval.runs.spec import Circumstances, JudgingSpec
 from eval.session.spec import spec_options
 from serving.cli.common import with_options
@@ -201,7 +200,7 @@ def _planned(options: dict[str, Any]) -> tuple[Reproduction, Servers, Preset | N
 def _benchmarks(paper: Paper, options: dict[str, Any], preset: Preset | None, *, drawn: bool) -> list[Benchmark]:
     """The paper's benchmarks, or drawn ones in folders that are named as the paper's data sets."""
     from court.events import Procedure
-    from eval.commands.plans import plan_of
+    from eval.commands.options import plan_of
     from eval.datasets.known import find_card
     from eval.reproduce.study import Benchmark
     from serving.cli.common import settings_of
@@ -289,8 +288,7 @@ def _run(plan: Reproduction, servers: Servers) -> str:
     """Makes the runs; says why they are not finished, or nothing where they are."""
     from court.errors import Unavailable
     from eval.reproduce.study import run_reproduction
-    from eval.session.engine import SERVER_GONE, UNFINISHED
-    from eval.session.progress import Progress
+    from eval.session.engine import SERVER_GONE, UNFINISHED, Progress
 
     async def work(progress: Progress) -> str:
         try:
@@ -344,7 +342,7 @@ def _write(
 
 def _print_plan(plan: Reproduction, runs: Sequence[PlannedRun], options: dict[str, Any]) -> None:
     """Shows the runs in order, with the calls that they take; on standard error but for a dry run."""
-    from eval.scores.tables import table
+    from eval.reports.sections import table
 
     left = [run for run in runs if not run.finished]
     fewest, most = sum(run.fewest for run in left), sum(run.most for run in left)
@@ -401,7 +399,7 @@ def _print_outcome(outcome: Reproduced, as_json: bool) -> None:
 
 
 def _print_result(rows: Sequence[Sequence[str]], claims: Sequence[Claim], out: Path) -> None:
-    from eval.scores.tables import table
+    from eval.reports.sections import table
 
     click.echo(table(rows, numbers=False) + "\n")
     click.echo("\n".join(f"{claim.id} {claim.verdict}: {claim.claim}" for claim in claims))
@@ -542,7 +540,7 @@ def _run_stage(plan: StagePlan) -> tuple[Any, str]:
 
 def _print_stages(plans: Sequence[StagePlan], stored: Mapping[str, Any], options: dict[str, Any]) -> None:
     """Shows the stages in order, with the calls that they take; on standard error but for a dry run."""
-    from eval.scores.tables import table
+    from eval.reports.sections import table
 
     rows = [["stage", "what", "calls", "state"]]
     for plan in plans:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from eval.commands.options import patience_option, run_watched
-from eval.commands.plans import CourtOptions, TableWords, plan_of, with_table
+from eval.commands.options import CourtOptions, TableWords, patience_option, plan_of, run_watched, with_table
 from eval.runs.spec import Circumstances, JudgingSpec
 from eval.session.directory import MANIFEST
 from eval.session.spec import flags_of, spec_options, words_of_options
@@ -18,7 +17,7 @@ from eval.session.spec import flags_of, spec_options, words_of_options
 if TYPE_CHECKING:
     from eval.runs.plan import Plan
     from eval.runs.results import Results
-    from eval.session.progress import Progress
+    from eval.session.engine import Progress
 
 _OF_A_START = ("data", "out", "name")
 """Circumstances that a resumed run has from its manifest."""
@@ -161,8 +160,8 @@ def _show(plan: Plan, options: dict[str, Any]) -> None:
 
     from court.errors import CourtError
     from eval.runs.results import read_results
+    from eval.scores.measure import figure
     from eval.scores.metrics import Card, card
-    from eval.scores.tables import figure
 
     results = read_results(plan.out)
     cards: dict[str, Card | str] = {}

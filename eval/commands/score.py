@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from eval.commands.plans import TableWords, table_of
+from eval.commands.options import TableWords, table_of
 from eval.session.spec import spec_options
 
 if TYPE_CHECKING:
@@ -60,9 +60,8 @@ def score(file: Path, **options: Any) -> None:
     from eval.commands.options import dataset_of, protocols_of, score_by_protocol
     from eval.datasets.read import read_split
     from eval.reports.sections import Section, as_text
-    from eval.scores.metrics import card
+    from eval.scores.metrics import card, cards_rows, confusion_rows, noise_in_words
     from eval.scores.prediction_file import read_predictions
-    from eval.scores.tables import cards_rows, confusion_rows, noise_in_words
 
     data, split, seed = options["data"], options["split"], options["seed"]
     if options["id_"] is not None:

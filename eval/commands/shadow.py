@@ -83,7 +83,7 @@ def shadow(
 def _print_pairs(
     pairs: list[TrialPair], cells: Counter[tuple[str, str]], different: list[TrialPair], reviewed: int
 ) -> None:
-    from eval.scores.tables import table
+    from eval.reports.sections import table
 
     share = f"{1 - len(different) / len(pairs):.3f}" if pairs else "–"
     click.echo(f"memes {len(pairs):,}, of which reviewed {reviewed:,}; same outcome {share}\n")

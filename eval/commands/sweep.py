@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from eval.commands.plans import study_options
+from eval.commands.options import study_options
 
 if TYPE_CHECKING:
     from eval.reports.sections import Section
@@ -39,8 +39,7 @@ def sweep(axes: tuple[str, ...], thresholds: str, as_json: bool, **options: Any)
     Combinations are ordered by strict macro-F1 with 95 % intervals by bootstrap over memes (10,000 resamples). A test
     split is refused. Running the command again with the same --out continues, and can add combinations.
     """
-    from eval.commands.options import dataset_of, run_watched, score_by_protocol
-    from eval.commands.plans import plan_of
+    from eval.commands.options import dataset_of, plan_of, run_watched, score_by_protocol
     from eval.reports.sections import as_text
     from eval.runs.results import read_results
     from eval.studies.arms import Study, run_study
@@ -71,7 +70,7 @@ def sweep(axes: tuple[str, ...], thresholds: str, as_json: bool, **options: Any)
 
 def _section(sweep: Choice, where: str) -> Section:
     from eval.reports.sections import Section
-    from eval.scores.tables import figure
+    from eval.scores.measure import figure
 
     rows = [("settings", "macro-F1, strict", "accuracy", "coverage", "behind the best")]
     for one in sweep.ways[:_SHOWN]:

@@ -35,7 +35,7 @@ def synthetic(out: Path, layout: str, train: int, val: int, test: int, seed: int
     memecourt-eval run --dataset synthetic-harmeme --data OUT …
     """  # noqa: D301 - click's mark for text that is not to be wrapped
     from eval.commands.options import say
-    from eval.session.progress import watching
+    from eval.session.engine import watching
     from eval.synthetic.make import Layout, Plant, make
     from eval.synthetic.starter import write_starter_data
 

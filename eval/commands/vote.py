@@ -45,7 +45,7 @@ def vote(library: Path, file: Path | None, **options: Any) -> None:
     """
     # Imports stay inside the command: they pull in scikit-learn and the encoders, which `--help` should
     # not wait for.
-    from eval.datasets.protocol import Protocol
+    from eval.datasets.items import Protocol
     from eval.studies.vote import measure_vote
     from retrieval.library.sources import Source
 

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from eval.commands.options import chosen_models, command_line, run_watched, show_sections, vllm_turns_options
+from eval.commands.options import command_line, run_watched, show_sections
+from eval.commands.sampled import chosen_models, vllm_turns_options
 from eval.runs.spec import Circumstances, JudgingSpec
 from eval.session.spec import flags_of, spec_options
 from eval.solvers.witness import Arm
 from eval.witness.run import WitnessSpec
 
 if TYPE_CHECKING:
-    from eval.session.progress import Progress
+    from eval.session.engine import Progress
     from eval.witness.run import WitnessManifest, WitnessPlan
 
 AS_PUBLISHED = {"steps": "apart", "temperature": 1.0, "queries": 4, "results": 2}

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import Field, ValidationError, model_validator
 
 from court.errors import BadRequest
-from eval.datasets.protocol import Protocol
+from eval.datasets.items import Protocol
 from eval.datasets.verbs import CardModel, Expression
 
 E = TypeVar("E", bound=StrEnum)

@@ -18,8 +18,7 @@ import numpy as np
 
 from court.meme import LIMITS
 from eval.datasets.card import OWN, CardTask, DatasetCard, TaskKind
-from eval.datasets.items import JudgedMeme
-from eval.datasets.protocol import Level, Protocol
+from eval.datasets.items import JudgedMeme, Level, Protocol
 from eval.datasets.record_files import TEXTS, Block, Coded
 from eval.datasets.verbs import MADE_NAMES, Compiled, Expression, JoinOf, compile_expression
 from retrieval.library.cells import (

@@ -1,22 +1,28 @@
-"""Reads one split of a data set: memes with a gold label, as questions, as examples or as precedents."""
+"""Reads one split of a data set: memes with a gold label, as questions, as examples or as precedents.
+
+Samples of memes, and the languages of their texts, are found here too.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import heapq
+import re
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 from court.digests import digest
-from court.errors import BadRequest
+from court.errors import BadRequest, NotLoaded
 from court.question import CourtQuestion
 from court.verdict import Label
 from eval.datasets.card import CardSplit, CardTask, DatasetCard, SplitRole
 from eval.datasets.card_split import DOUBLED, CardReader
-from eval.datasets.items import JudgedMeme
+from eval.datasets.items import JudgedMeme, Level, Protocol, of_level
 from eval.datasets.known import SYNTHETIC_KEY, find_card, is_own, mistaken_for
 from eval.datasets.plain_table import PlainTable, read_plain_table, table_options
-from eval.datasets.protocol import Level, Protocol, of_level
 from eval.datasets.recognise import recognised
 from retrieval.library.picture_finder import DatasetPictures
 from retrieval.library.sources import Problem, Row, Rows, Source, SourceFormat
@@ -179,12 +185,12 @@ def source_of(card: DatasetCard, data: Path, split: str, *, examples_of: str = "
 
     def rows() -> Rows:
         # Read again, so that no rows stay in memory between naming a source and building from it.
-        again = read_split(card, data, split, task=examples_of)
-        good = [row_of(meme) for meme in again.memes]
+        anew = read_split(card, data, split, task=examples_of)
+        good = [row_of(meme) for meme in anew.memes]
         if examples_of:
             bare = [replace(row, label=Label.NOT_HARMFUL, source_label="", categories=()) for row in good]
             return Rows(SourceFormat.CARD, bare, [])
-        return Rows(SourceFormat.CARD, good, list(again.problems))
+        return Rows(SourceFormat.CARD, good, list(anew.problems))
 
     return Source(
         path=data / next(iter(read.files)),
@@ -321,3 +327,137 @@ def require_same_labels(question: CourtQuestion, task: CardTask) -> None:
             reason="QUESTION_UNUSABLE",
             field="question",
         )
+
+
+def by_harm(meme: JudgedMeme) -> str:
+    """Stratum of a meme by its label of harm."""
+    # Levels and classes become digits, so that the order of strata stays that of earlier versions.
+    return str(int((meme.harmful or False) if meme.level is None else meme.level))
+
+
+def sample(
+    memes: Iterable[JudgedMeme], limit: int | None, seed: int, stratum_of: Callable[[JudgedMeme], str] = by_harm
+) -> tuple[JudgedMeme, ...]:
+    """Draws at most ``limit`` memes, in the order of the split.
+
+    Each label (each level, if there are three) gets its share of the limit, rounded by largest remainder. Within a
+    label, the memes with the smallest SHA-256 of seed and id are taken: the sample depends neither on the order of the
+    file nor on a version of a random generator, and a larger limit only adds memes to a label.
+
+    Memory holds at most ``limit`` memes of each label.
+
+    Args:
+        limit: Maximum number of memes; None for all.
+        stratum_of: Function that returns a meme's stratum.
+    """
+    if limit is None:
+        return tuple(memes)
+    # The best so far of each label in a heap, worst on top; the index avoids comparing memes.
+    best: dict[str, list[tuple[int, int, JudgedMeme]]] = {}
+    counts: Counter[str] = Counter()
+    for place, meme in enumerate(memes):
+        label = stratum_of(meme)
+        counts[label] += 1
+        heap = best.setdefault(label, [])
+        entry = (-_rank(meme, seed), -place, meme)
+        # No label can have more memes than the whole sample.
+        if len(heap) < limit:
+            heapq.heappush(heap, entry)
+        elif heap and entry > heap[0]:
+            heapq.heapreplace(heap, entry)
+    labels = sorted(counts)
+    exact = {label: limit * counts[label] / max(limit, counts.total()) for label in labels}
+    shares = {label: int(exact[label]) for label in labels}
+    # Ties in the remainders are broken by label, so that the order of the file never matters.
+    by_remainder = sorted(labels, key=lambda label: (shares[label] - exact[label], label))
+    for label in by_remainder[: min(limit, counts.total()) - sum(shares.values())]:
+        shares[label] += 1
+    taken = [entry for label in labels for entry in heapq.nlargest(shares[label], best[label])]
+    return tuple(meme for _, _, meme in sorted(taken, key=lambda entry: -entry[1]))
+
+
+def _rank(meme: JudgedMeme, seed: int) -> int:
+    return int.from_bytes(hashlib.sha256(f"{seed}\0{meme.id}".encode()).digest())
+
+
+DETECT = "detect"
+"""Option value: detect the language of each text."""
+CARD = "card"
+"""Option value: take the language that the data set's card names for each meme."""
+SURE = 0.3
+"""Minimum probability for a detected language; texts such as a single word or name stay below it."""
+_NO_LANGUAGE = "zxx"
+"""The model's code for a text without words."""
+_LETTERS = re.compile(r"[^\W\d_]")
+_FEWEST = 4
+"""Minimum number of letters to detect a language; half of it for scripts in which a character is a word."""
+
+
+class LanguageDetector:
+    """Detects 139 languages with py3langid, offline, in a third of a millisecond per text.
+
+    Chosen by measurement on the sixty short captions in twelve languages of `test_language.py`: 59 correct
+    in 134 MB, whereas lingua 2.1 gets 58 right in 1.2 GB and takes a thousand times as long.
+    """
+
+    def __init__(self) -> None:
+        """Loads the model. Raises NotLoaded if py3langid is not installed."""
+        try:
+            from py3langid.langid import MODEL_FILE, LanguageIdentifier
+        except ImportError as error:
+            raise NotLoaded(
+                f"Detecting languages needs {error.name}, which is not installed: pip install 'memecourt[eval]'.",
+                reason="LANGUAGES_NOT_INSTALLED",
+            ) from None
+        self._identifier = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+        self.languages = frozenset(map(str, self._identifier.labels)) - {_NO_LANGUAGE}
+        """Codes of the languages it can detect."""
+
+    def language_of(self, text: str) -> str:
+        """Returns the ISO 639-1 code of a text's language; empty if it has too few letters or none is likely enough."""
+        letters = _LETTERS.findall(text)
+        # Letters of three or more bytes in UTF-8 belong to scripts that need fewer characters to say as much.
+        weight = sum(2 if len(letter.encode("utf-8", "replace")) > 2 else 1 for letter in letters)
+        if weight < _FEWEST:
+            return ""
+        language, probability = self._identifier.classify(text)
+        return str(language) if probability >= SURE and language != _NO_LANGUAGE else ""
+
+
+@cache
+def shared_detector() -> LanguageDetector:
+    """Returns this process's detector, loaded once. Raises NotLoaded like the class."""
+    return LanguageDetector()
+
+
+def language_of(text: str, wanted: str) -> str:
+    """Returns the stated or detected language of a text.
+
+    Args:
+        wanted: A BCP 47 tag, returned unchanged; :data:`DETECT`; or empty for no language.
+
+    Raises:
+        NotLoaded: Detection was requested, but py3langid is not installed.
+    """
+    return shared_detector().language_of(text) if wanted == DETECT else wanted
+
+
+def language_of_meme(meme: JudgedMeme, wanted: str) -> str:
+    """Returns the language of a meme's text: like :func:`language_of`, or the card's own for :data:`CARD`."""
+    return meme.language if wanted == CARD else language_of(meme.text, wanted)
+
+
+def require_card_languages(memes: Iterable[JudgedMeme]) -> None:
+    """Raises BadRequest if the card names no language for any meme, or one that is not a BCP 47 tag."""
+    from serving.rpc.convert import language as checked
+
+    languages = {meme.language: meme.id for meme in memes if meme.language}
+    if not languages:
+        raise BadRequest(
+            "The data set's card names no language of its memes (fields.language). Name it with --language TAG, or "
+            "have it detected with --language detect.",
+            reason="BAD_LANGUAGE",
+            field="language",
+        )
+    for language, meme in languages.items():
+        checked(language, f"The language {language[:40]!r} of the meme {meme}")

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from court.errors import BadRequest
 from eval.datasets.card import DatasetCard
-from eval.datasets.card_files import located
-from eval.datasets.card_split import CardReader
+from eval.datasets.card_split import CardReader, located
 from eval.datasets.known import FUNCTIONAL_KEY, SYNTHETIC_KEY, find_card, fits, known_cards, mistaken_for, row_count_of
 
 _SYNTHETIC = "synthetic"

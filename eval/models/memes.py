@@ -11,8 +11,7 @@ from court.errors import BadPicture
 from court.meme import Frame
 from eval.datasets.card import DatasetCard
 from eval.datasets.items import JudgedMeme
-from eval.datasets.read import read_split
-from eval.datasets.sample import sample
+from eval.datasets.read import read_split, sample
 from retrieval.library.picture_finder import picture_path
 
 _WORKERS = 2

@@ -11,9 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from court.errors import BadRequest
 from eval.datasets.card import DatasetCard
-from eval.datasets.items import JudgedMeme
+from eval.datasets.items import JudgedMeme, Protocol
 from eval.datasets.known import find_card, is_own
-from eval.datasets.protocol import Protocol
 from eval.models.memes import ShownMemes, shown_memes
 
 Only = Literal["all", "harmful"]

@@ -28,7 +28,7 @@ from eval.datasets.plain_table import TableOptions, read_plain_table
 from eval.datasets.record_files import keep_tables
 from eval.perf.bench import Result, in_turns, seconds_of
 from eval.reports.description import DescriptionRequest, describe
-from eval.session.progress import watching
+from eval.session.engine import watching
 
 _MODELS, _MEMES = 15, 500
 _TIMES = 5

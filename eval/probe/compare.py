@@ -14,8 +14,8 @@ from eval.probe.folder import MINED, REWRITTEN, SCORED, Mined, ProbeFolder, Prob
 from eval.probe.refining import usable
 from eval.probe.report import THRESHOLD
 from eval.reports.sections import Section
-from eval.scores.bootstrap import RESAMPLES_OF_MEANS, Figure, Floats, MemeValues, ResampledMeans, interval
-from eval.scores.tables import figure
+from eval.scores.means import RESAMPLES_OF_MEANS, MemeValues, ResampledMeans
+from eval.scores.measure import Figure, Floats, figure, interval
 
 _MARKS = {"best": "¹", "second": "²"}
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 
 from court.errors import BadRequest
-from eval.datasets.published import published_file
+from eval.datasets.known import published_file
 from eval.probe.folder import (
     MARK,
     MINED,
@@ -24,7 +24,7 @@ from eval.probe.folder import (
 )
 from eval.reports.ratings import EXPLANATION_CRITERIA, Criterion, RatedItem, Rating, SheetKey
 from eval.reports.sections import Section
-from eval.scores.tables import figure
+from eval.scores.measure import figure
 from serving.docket.review.agreement import cohen
 
 MINE, REFERENCES, SCORES, REWRITTEN_TEXTS = "mine", "references", "scores", "rewritten"

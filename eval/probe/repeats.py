@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from court.errors import BadRequest
 from eval.probe.report import CategoryRow, ProbeReport
 from eval.reports.sections import Section
-from eval.scores.bootstrap import RepeatedFigure, repeated
-from eval.scores.tables import figure
+from eval.scores.means import RepeatedFigure, repeated
+from eval.scores.measure import figure
 from eval.session.repeats import require_repeats
 
 ALL = "all"

@@ -29,7 +29,8 @@ from eval.probe.folder import (
     StepOutcome,
 )
 from eval.probe.topics import Topic, topics_of
-from eval.scores.bootstrap import Figure, difference_of, mean_of, share_of
+from eval.scores.means import difference_of, mean_of, share_of
+from eval.scores.measure import Figure
 
 # At most, not below: see THRESHOLD_WORDS for why the default departs from the paper's text.
 THRESHOLD = 4

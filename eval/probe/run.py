@@ -46,8 +46,7 @@ from eval.probe.folder import (
 from eval.probe.mining import capped, mine, narrate
 from eval.probe.refining import Limits, chosen_seeds, listed_seeds, refine, score_all, usable
 from eval.session.directory import json_line
-from eval.session.engine import run_items
-from eval.session.progress import Progress
+from eval.session.engine import Progress, run_items
 from eval.session.sampled import SampledPlan
 
 NOTICE = (

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from eval.probe.agents import HIGHEST, LOWEST
 from eval.probe.folder import StepOutcome, small_pictures
 from eval.probe.report import THRESHOLD_WORDS, CategoryRow, ProbeReport, Rates, StepRow, UnexplainedMeme
-from eval.reports.sections import Drawn, Filter, MemeEntry, Rows, Section, Tile, need_page
+from eval.reports.sections import Drawn, Filter, MemeEntry, Rows, Section, Tile, need_page, plain
 from eval.reports.svg import Ink, drawing, themed
-from eval.scores.bootstrap import Figure as Estimate
+from eval.scores.measure import NOTHING, figure
+from eval.scores.measure import Figure as Estimate
 from eval.scores.subgroups import wilson
-from eval.scores.tables import NOTHING, figure, plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

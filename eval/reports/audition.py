@@ -17,14 +17,13 @@ from court.errors import BadRequest
 from court.events import ModelCall, Role, Side, SideRested
 from court.record import TrialRecord
 from court.verdict import ReviewReason as Check
-from eval.datasets.protocol import Protocol
+from eval.datasets.items import Protocol
 from eval.reports.records import read_records
 from eval.reports.sections import Rows, Section
 from eval.runs.results import Judged, Results, RunFolder, read_results
-from eval.scores.bootstrap import Figure, interval, mean_of, share_of
-from eval.scores.label_metrics import TaskArrays, measure, metric_of, resampled
+from eval.scores.means import mean_of, share_of
+from eval.scores.measure import Figure, TaskArrays, figure, interval, listed, measure, metric_of, resampled
 from eval.scores.metrics import HARM, card, harm_arrays
-from eval.scores.tables import figure, listed
 from eval.scores.weighing import Evidence, Weighing, weigh
 from eval.studies.audition import AGAIN, ALONE, COMPUTE, bound_to, checked_in, evidence_in, odds_in
 

@@ -18,17 +18,15 @@ from eval.datasets.card import DatasetCard
 from eval.datasets.card_rows import MemeBlock, RowGold
 from eval.datasets.card_split import CardReader
 from eval.datasets.check import DatasetCheck, check
-from eval.datasets.language import DETECT, language_of
-from eval.datasets.read import row_of
+from eval.datasets.read import DETECT, language_of, row_of
 from eval.reports.figures import bars, shares
 from eval.reports.sections import Drawn, Section
 from eval.runs.held_out import duplicate_groups
 from eval.scores import description as tables
-from eval.scores.bootstrap import Figure
 from eval.scores.description import MONTH, Facet, Tabled, are_groups, facet_of, month_of
+from eval.scores.measure import NOTHING, Figure, figure
 from eval.scores.subgroups import AXES, UNKNOWN, axis_rule
-from eval.scores.tables import NOTHING, figure
-from eval.session.progress import Progress
+from eval.session.engine import Progress
 from retrieval.library.cells import BadCell, is_missing, word_of
 from retrieval.library.picture_finder import DatasetPictures
 from retrieval.library.sources import Row

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from court.events import Side
+from eval.datasets.items import Prediction
 from eval.reports.gather import EntropyAt, Rounds
 from eval.reports.svg import TIP, Ink, drawing, themed
-from eval.scores.bootstrap import Figure as Estimate
+from eval.scores.measure import Figure as Estimate
 from eval.scores.metrics import Bin
-from eval.solvers.question import Prediction
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -13,17 +13,15 @@ from statistics import fmean, median, quantiles
 
 from court.errors import BadRequest
 from court.events import Side
-from eval.datasets.items import JudgedMeme
-from eval.datasets.protocol import Protocol
-from eval.datasets.published import PublishedRow, caveats, published, rows_of_card, with_numbers
+from eval.datasets.items import JudgedMeme, Outcome, Prediction, Protocol
+from eval.datasets.known import PublishedRow, caveats, published, rows_of_card, with_numbers
 from eval.reports.records import Records, read_records
+from eval.reports.sections import traps_in_words
 from eval.runs.results import NOT_JUDGED, SCORED, Excluded, Judged, Results, RunFolder, card_of_results
-from eval.scores.bootstrap import RESAMPLES
 from eval.scores.compare import Contrast, contrasts, remarks
+from eval.scores.measure import RESAMPLES
 from eval.scores.metrics import Card, card
-from eval.scores.tables import traps_in_words
 from eval.session.directory import MANIFEST
-from eval.solvers.question import Outcome, Prediction
 
 PROTOCOLS = {
     Protocol.MERGED: "somewhat and very harmful memes are harmful",
@@ -67,7 +65,7 @@ class EntropyAt:
 
 @dataclass(frozen=True, slots=True)
 class MeanCost:
-    """Mean cost of a meme in a run; see :class:`eval.solvers.question.Cost`."""
+    """Mean cost of a meme in a run; see :class:`eval.datasets.items.Cost`."""
 
     n: int
     calls: float
@@ -191,6 +189,13 @@ class WrongVerdict:
 
         failed = record.failure
         return failed.message if failed else ""
+
+    @property
+    def pictures(self) -> tuple[bytes, ...]:
+        """Scaled-down pictures of the tried meme, one per frame; empty if none are stored."""
+        records = self.run.records
+        record = records.records.get(self.prediction.trial)
+        return records.frames.get(record.opened.meme.pixels_sha256, ()) if record else ()
 
     @property
     def rounds_words(self) -> str:
@@ -519,9 +524,7 @@ def _wrong_memes(runs: Sequence[RunView], key: str) -> tuple[WrongMeme, ...]:
             verdicts=tuple(verdicts[meme]),
             # `is`, not `==`: an undecided verdict is None, which is never right.
             right=tuple(run for run, one in by_meme[meme] if one.prediction.outcome.harmful is one.meme.harmful),
-            pictures=next(
-                (found for v in verdicts[meme] if (found := v.run.records.pictures_of(v.prediction.trial))), ()
-            ),
+            pictures=next((verdict.pictures for verdict in verdicts[meme] if verdict.pictures), ()),
         )
         for number, meme in enumerate(order, 1)
     )

@@ -41,11 +41,11 @@ from court.events import (
     VerdictGiven,
 )
 from court.record import TrialRecord
-from eval.datasets.protocol import Protocol
+from eval.datasets.items import Outcome, Prediction, Protocol
 from eval.runs.results import Judged, Results
 from eval.scores.metrics import card
 from eval.scores.task_card import task_card
-from eval.solvers.question import Outcome, Prediction, Question, gold_of
+from eval.solvers.question import Question, gold_of
 from serving.docket.ports import TrialReader
 
 _SCORER = "memecourt"

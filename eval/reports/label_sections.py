@@ -8,8 +8,8 @@ from eval.reports.sections import Section
 from eval.scores.annotators import AnnotatorAgreement, SoftScores
 from eval.scores.functional import FunctionalScores
 from eval.scores.label_noise import LabelNoise
+from eval.scores.measure import figure
 from eval.scores.subgroups import Share, SubgroupTable
-from eval.scores.tables import figure
 
 
 def functional_sections(rows: Sequence[tuple[str, FunctionalScores]], titles: Mapping[str, str]) -> list[Section]:

@@ -33,8 +33,8 @@ from court.errors import BadRequest
 from eval.datasets.record_files import read_json_lines
 from eval.reports.sections import Section
 from eval.scores.annotators import alpha
-from eval.scores.bootstrap import Figure, mean_of
-from eval.scores.tables import figure
+from eval.scores.means import mean_of
+from eval.scores.measure import Figure, figure
 from retrieval.library.sources import NOT_FOR_LIBRARIES
 from serving.access.private_files import hand_on
 from serving.docket.review.agreement import Kappa, fleiss

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
+from court.display import split_hidden
 from court.errors import NotLoaded
-from eval.scores.bootstrap import Figure as Estimate
-from eval.scores.tables import NOTHING, plain, table
+from eval.scores.measure import NOTHING
+from eval.scores.measure import Figure as Estimate
 
 if TYPE_CHECKING:
     from court.record import TrialRecord
@@ -269,3 +270,35 @@ def _digest(text: str) -> str:
     """Hash of a style or script for the page's security policy."""
     # A browser hashes the element's exact content, so the template must not add white space around it.
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def table(rows: Sequence[Sequence[str]], *, numbers: bool = True) -> str:
+    """Rows as aligned columns, two spaces apart; the first row is the header."""
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(
+            # Right-aligns numbers; the first column has names.
+            cell.rjust(width) if numbers and place else cell.ljust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    )
+
+
+def plain(text: object) -> str:
+    """Untrusted text on one line, with invisible characters as code points."""
+    return " ".join("".join(piece for piece, _ in split_hidden(str(text))).split())
+
+
+def traps_in_words(caveats: Iterable[str]) -> list[str]:
+    """Caveats of a data set's card, as sentences."""
+    return [f"On this data set: {plain(caveat).rstrip('.')}." for caveat in caveats]
+
+
+def notes_in_words(runs: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
+    """Notes on runs, by name; those that are on all of them are not repeated."""
+    named: dict[str, list[str]] = {}
+    for name, notes in runs:
+        for note in notes:
+            named.setdefault(note, []).append(name)
+    return [note if len(names) == len(runs) > 1 else f"{', '.join(names)}: {note}" for note, names in named.items()]

@@ -21,10 +21,22 @@ from eval.reports.gather import (
     gold_words,
     judged_of,
 )
-from eval.reports.sections import Drawn, Filter, MemeEntry, Rows, Section, Statement, Tile, need_page
+from eval.reports.sections import (
+    Drawn,
+    Filter,
+    MemeEntry,
+    Rows,
+    Section,
+    Statement,
+    Tile,
+    need_page,
+    notes_in_words,
+    plain,
+)
 from eval.runs.results import Judged
-from eval.scores.bootstrap import share_of
-from eval.scores.tables import NOTHING, cards_rows, confusion_rows, figure, listed, notes_in_words, plain
+from eval.scores.means import share_of
+from eval.scores.measure import NOTHING, figure, listed
+from eval.scores.metrics import cards_rows, confusion_rows
 
 _BESIDE = 3
 """Largest number of runs side by side, so that a line fits a terminal."""
@@ -54,10 +66,11 @@ def verdicts_lead(report: Report) -> tuple[str, ...]:
     )
 
 
-def verdicts_sections(report: Report, *, page: bool = False) -> list[Section]:
+def verdicts_sections(report: Report, *, details: bool = True, page: bool = False) -> list[Section]:
     """All sections, in order.
 
     Args:
+        details: False to leave out the details of each run, which a terminal doesn't show.
         page: True to draw the figures, and to show wrong verdicts with pictures and records instead of in tables.
 
     Raises:
@@ -71,9 +84,10 @@ def verdicts_sections(report: Report, *, page: bool = False) -> list[Section]:
         sections.append(Section("unfinished", "Not finished: these figures will change", lead=lines, warning=True))
     for group in report.groups:
         sections += _group(group, page=page)
-    sections.append(Section("runs", "Runs", detail=True))
-    for run in report.runs:
-        sections += _run(run, page=page)
+    if details:
+        sections.append(Section("runs", "Runs", detail=True))
+        for run in report.runs:
+            sections += _run(run, page=page)
     for group in report.groups:
         title = _WRONG if len(report.groups) == 1 else f"{_WRONG}: {group.title}, {group.split}"
         sections += _wrong(group, title, page=page)

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from court.events import Side
-from eval.datasets.protocol import Protocol
-from eval.datasets.sample import sample
+from eval.datasets.items import Protocol
+from eval.datasets.read import sample
 from eval.reports.gather import Rounds, rounds_of
 from eval.reproduce.paper import (
     Claim,
@@ -22,7 +22,7 @@ from eval.reproduce.paper import (
 )
 from eval.reproduce.study import POST_STANCE, WITH_LEAKS, Benchmark, Reproduction
 from eval.runs.results import Results, read_results
-from eval.scores.bootstrap import RESAMPLES, Figure
+from eval.scores.measure import RESAMPLES, Figure
 from eval.scores.metrics import Card, card, score
 from eval.studies.arms import FULL_ARM
 

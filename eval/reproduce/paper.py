@@ -23,10 +23,11 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from court.events import Side
-from eval.datasets.protocol import Protocol
+from eval.datasets.items import Protocol
 from eval.runs.results import Results
-from eval.scores.bootstrap import RESAMPLES, Figure, ResampledMeans, difference_of, mean_of
 from eval.scores.compare import FEWEST_TO_SAY, SURE, compare
+from eval.scores.means import ResampledMeans, difference_of, mean_of
+from eval.scores.measure import RESAMPLES, Figure
 from eval.scores.metrics import card
 
 

@@ -20,8 +20,7 @@ from eval.reproduce.outcome import BALANCED_DRAWS, BalancedFigures, Reproduced, 
 from eval.reproduce.paper import Claim, ClaimPart, Reached
 from eval.reproduce.staged import Cell, StagedOutcome
 from eval.runs.results import Results
-from eval.scores.bootstrap import Figure
-from eval.scores.tables import NOTHING
+from eval.scores.measure import NOTHING, Figure
 from serving.presets import Preset
 
 _MEMES_COMPARED = 5

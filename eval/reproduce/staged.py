@@ -19,7 +19,7 @@ from typing import Any
 from pydantic import Field
 
 from court.errors import BadRequest
-from eval.datasets.published import published_file
+from eval.datasets.known import published_file
 from eval.reproduce.paper import (
     FOLDER,
     Claim,
@@ -32,8 +32,8 @@ from eval.reproduce.paper import (
     has_share,
     whole,
 )
-from eval.scores.bootstrap import Figure
 from eval.scores.compare import SURE
+from eval.scores.measure import Figure
 
 STAGES = "stages"
 """Folder of the stages' figures, a file each, and of what a stage writes itself."""

@@ -29,7 +29,7 @@ from eval.runs.judge import judged_memes
 from eval.runs.plan import Plan
 from eval.runs.results import RunFolder
 from eval.session.directory import refuse_others
-from eval.session.progress import Progress
+from eval.session.engine import Progress
 from eval.studies.arms import ARMS, FULL_ARM, Study, StudyFolder, StudyManifest, calls_of_arm, run_study
 from serving.settings import RoleSettings
 

@@ -16,7 +16,7 @@ from court.errors import BadRequest
 from eval.datasets.card import DatasetCard
 from eval.datasets.plain_table import ALL, PlainTable
 from eval.datasets.read import read_split, row_of
-from eval.session.progress import Progress
+from eval.session.engine import Progress
 from retrieval.audit.leakage import duplicate_numbers, embed_rows
 from retrieval.library.picture_import import ImportedPicture
 from retrieval.library.sources import Row

@@ -14,18 +14,23 @@ from court.errors import BadRequest
 from court.events import TrialFailed
 from court.record import TrialRecord
 from eval.datasets.card import CardSplit, SplitRole
-from eval.datasets.items import JudgedMeme
-from eval.datasets.language import CARD, require_card_languages
-from eval.datasets.protocol import Protocol
-from eval.datasets.read import SplitRead, keep_none, read_split, source_of, train_splits
-from eval.datasets.sample import sample
+from eval.datasets.items import JudgedMeme, Outcome, Prediction, Protocol
+from eval.datasets.read import (
+    CARD,
+    SplitRead,
+    keep_none,
+    read_split,
+    require_card_languages,
+    sample,
+    source_of,
+    train_splits,
+)
 from eval.runs.plan import Plan, court_settings
 from eval.runs.results import PREDICTIONS, RunFolder, RunManifest
 from eval.session.directory import CALLS
-from eval.session.engine import Later, Patience, Results, Watch, patiently, run_items
-from eval.session.progress import Progress, RunningTotals
+from eval.session.engine import Later, Patience, Progress, Results, RunningTotals, Watch, patiently, run_items
 from eval.solvers.calls import PICTURE_MISSING, MemeItem, Solver
-from eval.solvers.question import WORDS, Outcome, Prediction, Question, gold_of, require_inputs, words_of
+from eval.solvers.question import WORDS, Question, gold_of, require_inputs, words_of
 from eval.solvers.trial import TrialSolver, may_pass, request_id
 from retrieval.library.picture_finder import picture_path
 from retrieval.library.sources import Source

@@ -14,7 +14,7 @@ from court.errors import BadRequest, NotLoaded
 from court.events import Procedure
 from court.settings import TrialSettings
 from eval.datasets.card import DatasetCard
-from eval.datasets.protocol import Protocol
+from eval.datasets.items import Protocol
 from eval.datasets.read import labels_dropped
 from eval.models.vllm_session import VllmChoice
 from eval.runs.results import DOCKET, LIBRARY, RunSpec

@@ -35,12 +35,11 @@ from court.events import AnyEvent, Procedure, TrialOpened
 from court.meme import Picture
 from court.record import TrialRecord
 from court.trial import Court
-from eval.datasets.items import JudgedMeme
+from eval.datasets.items import JudgedMeme, Prediction
 from eval.models.call_cache import CallCache, CallsError, SqliteCallCache
 from eval.runs.controls import with_control
 from eval.session.engine import LATE
 from eval.solvers.calls import MemeItem
-from eval.solvers.question import Prediction
 from eval.solvers.trial import TrialSolver
 from serving.docket.ports import TrialReader, TrialWriter
 from serving.docket.store.pictures import picture_of

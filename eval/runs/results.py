@@ -23,12 +23,11 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 from court.digests import sha256_of
 from court.errors import BadRequest
 from eval.datasets.card import DatasetCard, card_of
-from eval.datasets.items import JudgedMeme
+from eval.datasets.items import JudgedMeme, Outcome, Prediction, Protocol
 from eval.datasets.known import find_card, is_own
-from eval.datasets.protocol import Protocol
 from eval.runs.spec import JudgingSpec
 from eval.session.directory import MANIFEST, SessionFolder, SessionManifest, replace_file
-from eval.solvers.question import Outcome, Prediction, Question
+from eval.solvers.question import Question
 
 SCORED = "scored.json"
 """Description of predictions from elsewhere, in place of the manifest of a run."""

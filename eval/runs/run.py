@@ -27,13 +27,12 @@ from eval.datasets.known import is_own
 from eval.datasets.read import require_examples
 from eval.models.call_cache import SqliteCallCache
 from eval.models.vllm_session import vllm_session
-from eval.runs.controls import Control, with_control
+from eval.runs.controls import ALTERED, AlteredSolver, Control, alteration_of, with_control
 from eval.runs.judge import JudgedRun, Material, examples_of, judge, material_of, on_template, train_source
 from eval.runs.plan import Plan, court_settings, models_named, require_models
 from eval.runs.results import LIBRARY, Excluded, RunFolder, RunManifest
 from eval.session.directory import CALLS, STARTING, circumstances
-from eval.session.progress import Progress
-from eval.solvers.altered import ALTERED, AlteredSolver, alteration_of
+from eval.session.engine import Progress
 from eval.solvers.calls import Solver, StoredCourt
 from eval.solvers.question import Question
 from eval.solvers.trial import TrialSolver

@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from court.events import Procedure
-from eval.datasets.protocol import Protocol
+from eval.datasets.items import Protocol
 from eval.session.spec import Option
 
 

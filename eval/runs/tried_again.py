@@ -16,8 +16,7 @@ from pathlib import Path
 from court.digests import digest
 from court.record import TrialRecord, TrialState
 from court.verdict import Label
-from eval.datasets.items import JudgedMeme
-from eval.datasets.protocol import Protocol
+from eval.datasets.items import JudgedMeme, Protocol
 from eval.runs.results import RunFolder, RunManifest
 from eval.solvers.trial import prediction_of
 from serving.docket.errors import TrialUnknown

@@ -10,11 +10,12 @@ import numpy as np
 from scipy.stats import wilcoxon
 
 from court.errors import BadRequest
+from eval.runs.controls import names, swapped_groups
 from eval.runs.results import Judged, Results
-from eval.scores.bootstrap import RESAMPLES_OF_MEANS, Figure, mean_of, share_of
 from eval.scores.compare import holm, mcnemar
+from eval.scores.means import RESAMPLES_OF_MEANS, mean_of, share_of
+from eval.scores.measure import Figure
 from eval.scores.subgroups import wilson
-from eval.solvers.altered import names, swapped_groups
 
 _PARTS = 3
 _MOST = 20

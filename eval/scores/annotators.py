@@ -17,17 +17,8 @@ import numpy as np
 
 from court.errors import BadRequest
 from eval.runs.results import Judged, Results, card_of_results
-from eval.scores.bootstrap import (
-    RESAMPLES,
-    RESAMPLES_OF_MEANS,
-    Figure,
-    Floats,
-    MemeValues,
-    interval,
-    mean_of,
-    share_figure,
-    share_of,
-)
+from eval.scores.means import RESAMPLES_OF_MEANS, MemeValues, mean_of, share_of
+from eval.scores.measure import RESAMPLES, Figure, Floats, interval, share_figure
 from retrieval.library.cells import plain_word
 from retrieval.library.readers import LABEL_WORDS
 

@@ -8,18 +8,25 @@ from dataclasses import dataclass
 import numpy as np
 
 from court.errors import BadRequest
-from eval.datasets.protocol import Protocol
+from eval.datasets.items import Protocol
 from eval.runs.results import Results
-from eval.scores.bootstrap import RESAMPLES, Bools, Figure, Floats, Ints, draws_among, interval, weights_of
 from eval.scores.compare import FEWEST_TO_SAY
-from eval.scores.label_metrics import (
+from eval.scores.measure import (
     LOWER_IS_BETTER,
+    RESAMPLES,
+    Bools,
+    Figure,
+    Floats,
+    Ints,
     TaskArrays,
     differing_answers,
+    draws_among,
+    interval,
     metric_of,
     name_over_all,
     right_answers,
     value_of,
+    weights_of,
 )
 from eval.scores.metrics import group_numbers_of
 from eval.scores.task_card import arrays_of, metrics_of, question_of

@@ -10,23 +10,28 @@ from scipy.stats import binomtest
 
 from court.display import word
 from court.errors import BadRequest
-from eval.datasets.protocol import Protocol
+from eval.datasets.items import Outcome, Prediction, Protocol
 from eval.runs.results import NOT_JUDGED, Judged, Results
-from eval.scores.bootstrap import RESAMPLES, Figure, Ints, draws_among, interval
-from eval.scores.label_metrics import (
+from eval.scores.measure import (
     LOWER_IS_BETTER,
+    RESAMPLES,
+    Figure,
+    Ints,
     TaskArrays,
     differing_answers,
+    draws_among,
+    figure,
+    interval,
+    listed,
     metric_of,
     name_over_all,
     resampled,
     right_answers,
     value_of,
 )
-from eval.scores.metrics import HARM, Card, group_numbers_of, verdict_arrays
-from eval.scores.tables import figure, listed, noise_in_words
+from eval.scores.metrics import HARM, Card, group_numbers_of, noise_in_words, verdict_arrays
 from eval.scores.task_card import arrays_of, metrics_of, question_of
-from eval.solvers.question import Outcome, Prediction, gold_of
+from eval.solvers.question import gold_of
 
 SURE = 0.05
 """Significance level: a difference with a smaller p-value is not attributed to chance."""

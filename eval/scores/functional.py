@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from court.errors import BadRequest
+from eval.datasets.items import Outcome
 from eval.runs.results import Results
-from eval.scores.bootstrap import Figure
+from eval.scores.measure import Figure
 from eval.scores.subgroups import wilson
-from eval.solvers.question import Outcome
 from eval.synthetic.functional import FunctionalCase
 
 

@@ -5,7 +5,7 @@ Decided figures are over the memes that were given a class, strict ones over all
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import sqrt
@@ -13,12 +13,11 @@ from math import sqrt
 import numpy as np
 from numpy.typing import NDArray
 
+from court.display import word
 from court.errors import BadRequest
-from eval.datasets.protocol import Level, Protocol
+from eval.datasets.items import Level, Outcome, Protocol
 from eval.runs.results import Judged, Results
-from eval.scores.bootstrap import RESAMPLES, Figure, Ints
-from eval.scores.label_metrics import TaskArrays, measure
-from eval.solvers.question import Outcome
+from eval.scores.measure import NOTHING, RESAMPLES, Figure, Ints, TaskArrays, figure, measure
 from retrieval.audit.leakage import number_linked
 
 OUTCOMES = (Outcome.NOT_HARMFUL, Outcome.HARMFUL, Outcome.UNDECIDED, Outcome.FAILED)
@@ -351,3 +350,74 @@ def score(
         macro_f1=known_figure(found["macro-f1"]),
         brier=None if errors is None else float((errors**2).mean()),
     )
+
+
+def cards_rows(cards: Sequence[tuple[str, Card]], unfinished: Collection[str] = ()) -> tuple[tuple[str, ...], ...]:
+    """Cards side by side, one per column: counts, figures and baselines."""
+    rows: list[tuple[str, ...]] = [("", *(name for name, _ in cards))]
+
+    def row(title: str, cells: list[str]) -> None:
+        if any(cell != NOTHING for cell in cells):
+            rows.append((title, *cells))
+
+    each = [card for _, card in cards]
+    strict = [None if name in unfinished else card.strict for name, card in cards]
+    decided = [card.decided for card in each]
+    row("protocol", [str(card.protocol) for card in each])
+    row("memes", [f"{card.n:,}: {card.harmful:,} harmful, {card.benign:,} not" for card in each])
+    row("dropped by the protocol", [f"{card.dropped:,}" if card.dropped else NOTHING for card in each])
+    row("undecided, failed", [f"{card.undecided:,}, {card.failed:,}" for card in each])
+    row("coverage", [figure(card.coverage) for card in each])
+    for kind, rates in (("strict", strict), ("decided", decided)):
+        row(f"accuracy, {kind}", [figure(one.accuracy if one else None) for one in rates])
+        row(f"macro-F1, {kind}", [figure(one.macro_f1 if one else None) for one in rates])
+    for place, name in enumerate(("not harmful", "harmful")):
+        for kind, rates in (("strict", strict), ("decided", decided)):
+            for field in ("precision", "recall", "f1"):
+                title = f"{name}: {'F1' if field == 'f1' else field}, {kind}"
+                row(title, [figure(getattr(one.classes[place], field) if one else None) for one in rates])
+    row("AUROC", [_over(card.auroc, card.scored, card.n) for card in each])
+    row("AUROC, decided", [_over(card.auroc_decided, card.scored_decided, card.n) for card in each])
+    row("AUROC, strict", [figure(None if name in unfinished else card.auroc_strict) for name, card in cards])
+    row("Brier", [_over(card.brier, card.scored, card.n) for card in each])
+    row("ECE", [_over(card.ece, card.scored, card.n) for card in each])
+    row("MMAE", [_over(card.mmae, card.levelled, card.n) for card in each])
+    row("majority: accuracy", [figure(card.majority) for card in each])
+    row("majority: macro-F1", [figure(card.majority_macro_f1) for card in each])
+    row("precedent vote: accuracy", [_vote(card, "accuracy") for card in each])
+    row("precedent vote: macro-F1", [_vote(card, "macro_f1") for card in each])
+    return tuple(rows)
+
+
+def confusion_rows(card: Card) -> tuple[tuple[str, ...], ...]:
+    """Confusion counts, with a row per gold label and a column per outcome."""
+    words = [word(outcome) for outcome in OUTCOMES]
+    counts = (tuple(f"{n:,}" for n in row) for row in card.confusion)
+    return (
+        ("gold \\ said", *words),
+        *((name, *row) for name, row in zip(words[:2], counts, strict=True)),
+    )
+
+
+def noise_in_words(card: Card) -> str:
+    """Describes how much the strict accuracy would vary with another sample of the same size."""
+    accuracy = card.strict.accuracy
+    # The normal approximation has no width at 0 and 1, and assumes that memes of a group are independent.
+    if accuracy.value in (0.0, 1.0) or card.groups:
+        known, within = f"to lie between {accuracy.low:.3f} and {accuracy.high:.3f}", "a difference within that"
+    else:
+        known, within = f"to about ±{100 * noise(card.n, accuracy.value):.1f} points", "less than that"
+    memes = f"{card.n:,} meme{'' if card.n == 1 else 's'}"
+    return (
+        f"With {memes} an accuracy of {accuracy.value:.3f} is known {known}; {within} between two systems is "
+        "noise unless they are compared meme by meme."
+    )
+
+
+def _over(value: Figure | float | None, memes: int, n: int) -> str:
+    return figure(value) if value is None or memes == n else f"{figure(value)} of {memes:,}"
+
+
+def _vote(card: Card, field: str) -> str:
+    rates: Rates | None = card.vote
+    return _over(getattr(rates, field), card.voted, card.n) if rates else NOTHING

@@ -24,12 +24,10 @@ from scipy.stats import mannwhitneyu
 from court.errors import BadRequest
 from eval.datasets.card import CardTask, TaskKind
 from eval.datasets.card_rows import GoldRule, compile_task
-from eval.datasets.items import JudgedMeme
-from eval.datasets.protocol import Level, Protocol
+from eval.datasets.items import JudgedMeme, Level, Outcome, Prediction, Protocol, TaskAnswer
 from eval.datasets.verbs import Expression, Join
 from eval.runs.results import Judged, Results, not_judged
 from eval.scores.prediction_rows import PredictionRows, prediction_rows
-from eval.solvers.question import Outcome, Prediction, TaskAnswer
 from retrieval.library.cells import BadCell, Record, is_missing, label_of, plain_word
 from retrieval.library.readers import LABEL_WORDS
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from court.errors import BadRequest, NotLoaded
 from eval.datasets.card import FileKind
+from eval.datasets.items import Outcome
 from eval.datasets.record_files import RecordFile, parse_object
 from eval.scores.meme_rows import table_records
-from eval.solvers.question import Outcome
 from retrieval.library.cells import plain_word
 from retrieval.library.tables import Record, read_text
 

@@ -13,13 +13,11 @@ from dataclasses import dataclass, replace
 from scipy.stats import binomtest, fisher_exact
 
 from court.errors import BadRequest
-from eval.datasets.items import JudgedMeme
-from eval.datasets.language import DETECT, language_of
-from eval.datasets.protocol import Protocol
+from eval.datasets.items import JudgedMeme, Protocol
+from eval.datasets.read import DETECT, language_of
 from eval.runs.results import Results, dataset_of
-from eval.scores.bootstrap import Figure
 from eval.scores.compare import SURE, holm
-from eval.scores.label_metrics import right_answers
+from eval.scores.measure import Figure, right_answers
 from eval.scores.task_card import arrays_of, question_of
 from retrieval.text import script_of
 

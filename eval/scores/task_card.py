@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from court.errors import BadRequest
 from eval.datasets.items import JudgedMeme
 from eval.runs.results import Judged, Results
-from eval.scores.bootstrap import RESAMPLES, Figure
-from eval.scores.label_metrics import (
+from eval.scores.measure import (
     BASELINE_FREE,
     METRICS,
+    RESAMPLES,
+    Figure,
     TaskArrays,
     counted_memes,
     measure,

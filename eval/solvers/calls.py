@@ -16,11 +16,10 @@ from court.prompts import Fence
 from court.record import TrialRecord
 from court.roles import RoleModels, Speaker
 from court.trial import Court
-from eval.datasets.items import JudgedMeme
+from eval.datasets.items import Cost, JudgedMeme, Outcome, Prediction
 from eval.models.call_cache import CallCache, CallsError, HitCounter, stored_models
 from eval.models.metered import Agent
 from eval.session.engine import Tried
-from eval.solvers.question import Cost, Outcome, Prediction
 from serving.docket.errors import DocketError
 from serving.judging.executor import TrialExecutor
 

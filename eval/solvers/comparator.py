@@ -25,11 +25,10 @@ from court.prompts import Prompt
 from court.record import TrialRecord
 from court.replies import Reply, Words
 from court.verdict import Label, rule
-from eval.datasets.items import JudgedMeme
+from eval.datasets.items import JudgedMeme, Outcome, Prediction
 from eval.models.metered import Agent, load
 from eval.session.engine import Tried
 from eval.solvers.calls import PROMPTS, DecodedMeme, MemeCalls, MemeItem, StoredCourt, failed
-from eval.solvers.question import Outcome, Prediction
 
 _R = TypeVar("_R", bound=Reply)
 

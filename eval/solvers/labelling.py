@@ -21,12 +21,11 @@ from court.record import TrialRecord, TrialState
 from court.replies import Reply, UnusableReply
 from court.roles import Proposer
 from court.second_question import QuestionBrief
-from eval.datasets.items import JudgedMeme
+from eval.datasets.items import JudgedMeme, Outcome, Prediction, TaskAnswer
 from eval.datasets.read import require_examples
 from eval.models.call_cache import CallsError, HitCounter
 from eval.models.metered import Agent, load
-from eval.session.engine import LATE, Tried
-from eval.session.progress import Progress
+from eval.session.engine import LATE, Progress, Tried
 from eval.solvers.calls import (
     PICTURE_MISSING,
     PROMPTS,
@@ -37,7 +36,7 @@ from eval.solvers.calls import (
     StoredCourt,
     failed,
 )
-from eval.solvers.question import GOLD, WORDS, Answerer, Outcome, Prediction, Question, TaskAnswer, gold_of, words_of
+from eval.solvers.question import GOLD, WORDS, Answerer, Question, gold_of, words_of
 from eval.solvers.trial import TrialSolver, prediction_of
 from eval.solvers.vote import open_label_votes
 from retrieval.precedents.finder import LibraryFinder

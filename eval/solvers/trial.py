@@ -34,9 +34,8 @@ from court.precedents import vote
 from court.record import TrialAborted, TrialRecord, TrialState
 from court.replies import Reply, Words
 from court.verdict import Label, Strength, Verdict
-from eval.datasets.items import JudgedMeme
-from eval.datasets.language import language_of_meme
-from eval.datasets.protocol import Level
+from eval.datasets.items import Cost, JudgedMeme, Level, Outcome, Prediction, SideCourse
+from eval.datasets.read import language_of_meme
 from eval.models.call_cache import CallsError, HitCounter
 from eval.models.metered import Agent, load
 from eval.session.engine import LATE, Tried
@@ -50,7 +49,6 @@ from eval.solvers.calls import (
     ends_the_run,
     failed,
 )
-from eval.solvers.question import Cost, Outcome, Prediction, SideCourse
 from serving.judging.request import TrialRequest
 
 
@@ -205,7 +203,7 @@ class TranslatedSolver:
 
     trial: TrialSolver
     source_language: str = ""
-    """Original language of the texts, as :func:`eval.datasets.language.language_of_meme` takes it."""
+    """Original language of the texts, as :func:`eval.datasets.read.language_of_meme` takes it."""
 
     async def solve(self, item: MemeItem, record: TrialRecord | None) -> Tried[Prediction, TrialRecord]:
         """Translates a meme's text and tries it; see :class:`eval.solvers.calls.Solver`."""
@@ -277,7 +275,7 @@ class TrialSolver:
     """True to retry trials that failed for an infrastructure reason, or timed out, in an earlier run."""
     text_only: bool = False
     language: str = ""
-    """Language stated for each text, as :func:`eval.datasets.language.language_of_meme` takes it."""
+    """Language stated for each text, as :func:`eval.datasets.read.language_of_meme` takes it."""
 
     async def solve(self, item: MemeItem, record: TrialRecord | None) -> Tried[Prediction, TrialRecord]:
         """Tries a meme once; see :class:`eval.solvers.calls.Solver`."""

@@ -22,10 +22,10 @@ from court.errors import BadRequest
 from court.precedents import LibraryIdentity
 from court.summary import vote_of
 from court.verdict import Label
-from eval.datasets.items import JudgedMeme
+from eval.datasets.items import JudgedMeme, TaskAnswer
 from eval.session.directory import replace_file
 from eval.solvers.calls import DecodedMeme
-from eval.solvers.question import TEXTS, Question, TaskAnswer, gold_of, words_of
+from eval.solvers.question import TEXTS, Question, gold_of, words_of
 from retrieval.calibration.calibrate import FEWEST_OF_A_LABEL, calibrate
 from retrieval.calibration.leave_one_out import group_numbers
 from retrieval.calibration.thresholds import measure_min_similarity, measure_text_floors

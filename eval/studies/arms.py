@@ -30,15 +30,14 @@ from court.prompts.sets import open_set
 from court.settings import TrialSettings
 from eval.datasets.read import read_split
 from eval.models.vllm_session import VllmSessions
-from eval.runs.controls import Control
+from eval.runs.controls import ALTERATIONS, ALTERED, Control
 from eval.runs.judge import Material, judged_memes
 from eval.runs.plan import Plan, models_named, require_models
 from eval.runs.results import LIBRARY, RunFolder
 from eval.runs.run import prepare_library, run
 from eval.runs.spec import JudgingSpec
 from eval.session.directory import CALLS, SessionFolder, SessionManifest, circumstances
-from eval.session.progress import Progress
-from eval.solvers.altered import ALTERATIONS, ALTERED
+from eval.session.engine import Progress
 from eval.solvers.comparator import Comparator
 from retrieval.open import load_encoder_for
 from serving.models.connect import pictures_per_prompt
@@ -86,7 +85,7 @@ class Arm(BaseModel):
     policy: str = ""
     """File of another policy; empty for the study's."""
     control: str = ""
-    """Value of :class:`eval.runs.controls.Control`, or an alteration of memes (:mod:`eval.solvers.altered`); empty for
+    """Value of :class:`eval.runs.controls.Control`, or an alteration of memes (:mod:`eval.runs.controls`); empty for
     none."""
     comparator: str = ""
     """Value of :class:`eval.solvers.comparator.Comparator` if the arm holds no trials; empty if it does."""

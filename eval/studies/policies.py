@@ -20,12 +20,11 @@ from eval.datasets.items import JudgedMeme
 from eval.models.call_cache import SqliteCallCache
 from eval.models.metered import Agent, CallBudget, load
 from eval.runs.plan import require_models
-from eval.scores.bootstrap import Figure
 from eval.scores.compare import mcnemar
+from eval.scores.measure import Figure
 from eval.scores.subgroups import wilson
 from eval.session.directory import CALLS
-from eval.session.engine import Later, Patience, Watch, patiently, run_items
-from eval.session.progress import Progress
+from eval.session.engine import Later, Patience, Progress, Watch, patiently, run_items
 from eval.solvers.calls import PROMPTS, DecodedMeme, MemeCalls, MemeItem, StoredCourt
 from eval.solvers.trial import TrialSolver
 from eval.studies.arms import calls_of_arm

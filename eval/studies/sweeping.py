@@ -11,7 +11,7 @@ from pydantic import JsonValue
 
 from court.errors import BadRequest
 from eval.datasets.card import DatasetCard, SplitRole
-from eval.datasets.protocol import Protocol
+from eval.datasets.items import Protocol
 from eval.runs.plan import parse_setting
 from eval.runs.results import Results
 from eval.scores.choose import Choice, System, best_first

@@ -22,9 +22,9 @@ from court.precedents import Relation, Vote
 from court.settings import TrialSettings
 from court.summary import vote_if_close, vote_of, weigh
 from court.verdict import Decision, Label, Verdict
-from eval.datasets.protocol import LEVELS, Protocol, of_level
-from eval.scores.bootstrap import Figure
+from eval.datasets.items import LEVELS, Protocol, of_level
 from eval.scores.compare import paired_differences
+from eval.scores.measure import Figure
 from eval.scores.metrics import Scores, harm_arrays, score
 from retrieval.audit.leakage import template_numbers
 from retrieval.calibration.calibrate import calibrate, safeguarded_votes

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from eval.datasets.protocol import Level
+from eval.datasets.items import Level
 from eval.synthetic.world import level_of, read_badge
 
 _MARK = re.compile(r"\[(begin|end) \w+\]")

@@ -21,8 +21,8 @@ from PIL import ImageEnhance
 
 from court.errors import BadRequest
 from eval.datasets.card import SplitRole
+from eval.datasets.items import LEVELS, Level
 from eval.datasets.known import SYNTHETIC_KEY, find_card
-from eval.datasets.protocol import LEVELS, Level
 from eval.synthetic.world import (
     BAD,
     GROUPS,

@@ -24,7 +24,7 @@ from court.events import Side
 from court.meme import Frame
 from court.ports import ChatRequest
 from court.prompts.sets import packaged, packaged_versions
-from eval.datasets.protocol import Level
+from eval.datasets.items import Level
 from eval.synthetic.task_oracle import Ability as Ability  # re-exported, because every oracle has one
 from eval.synthetic.task_oracle import chance_of, laid_out, task_odds, task_reply
 from eval.synthetic.world import GROUPS, claim_of, read_badge

@@ -20,7 +20,7 @@ from enum import StrEnum
 
 from PIL import Image, ImageDraw
 
-from eval.datasets.protocol import Level
+from eval.datasets.items import Level
 from eval.synthetic.scenes import SCENES, draw_meme
 
 Colour = tuple[int, int, int]

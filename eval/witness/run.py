@@ -13,8 +13,7 @@ from court.settings import TrialSettings
 from eval.datasets.claims import GoldClaim, claims_digest
 from eval.models.call_cache import CallCache
 from eval.session.directory import SessionFolder, SessionManifest, circumstances
-from eval.session.engine import Results, Watch, run_items
-from eval.session.progress import Progress
+from eval.session.engine import Progress, Results, Watch, run_items
 from eval.session.spec import Option
 from eval.solvers.witness import Arm, CheckedClaim, WitnessSolver
 

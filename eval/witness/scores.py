@@ -14,10 +14,9 @@ from court.errors import BadRequest
 from court.verdict import ClaimLabel
 from eval.datasets.claims import Gold
 from eval.reports.sections import Section
-from eval.scores.bootstrap import RESAMPLES, Figure, difference_of, share_of
-from eval.scores.label_metrics import TaskArrays, measure
+from eval.scores.means import difference_of, share_of
+from eval.scores.measure import RESAMPLES, Figure, TaskArrays, figure, listed, measure
 from eval.scores.metrics import ClassScores, class_scores, known_figure
-from eval.scores.tables import figure, listed
 from eval.solvers.witness import Arm, CheckedClaim
 from eval.witness.run import WitnessManifest
 

@@ -6,7 +6,7 @@ import pytest
 
 from eval.probe.compare import ComparedCell, ProbeComparison, comparison_lead, comparison_sections
 from eval.reports.sections import as_page
-from eval.scores.bootstrap import Figure
+from eval.scores.measure import Figure
 from tests.support.report_page import Opened
 
 HOSTILE = "<img src=x onerror=alert(1)> </script>"

@@ -9,10 +9,8 @@ import random
 import re
 import subprocess
 import sys
-from contextlib import contextmanager
 
 import pytest
-from anyio.from_thread import start_blocking_portal
 from click.testing import CliRunner
 
 from court.audition import Audition
@@ -22,13 +20,12 @@ from court.meme import Meme
 from court.trial import TrialCase
 from eval.cli import cli
 from eval.standin.replies import scripted_reply
-from eval.standin.server import FakeModelServer, serving
-from eval.standin.settings import Settings as StandIn
 from eval.synthetic.oracle import ServedOracle
 from serving.settings import ModelSettings, Settings
 from serving.wiring import open_court
 from tests.support.fakes import RecordingSink
 from tests.support.playing import wait_until
+from tests.support.stand_ins import served
 
 WORDS = (
     "amber", "bakery", "candle", "dune", "engine", "fountain", "garden", "harbour", "island", "jacket", "kettle",
@@ -88,15 +85,6 @@ class Planted:
     def about_memes(self):
         """Requests about a meme; those by which a start probes the server are left out."""
         return [each for each in self.asked if re.search(r"meme\d+", each)]
-
-
-@contextmanager
-def served(stand_in, model="planted", **settings):
-    """Serves a stand-in from a thread; yields its address."""
-    own = StandIn(model=model, capacity=64, **settings)
-    server = FakeModelServer(own, answer=stand_in.answer, odds=stand_in.odds)
-    with start_blocking_portal() as portal, portal.wrap_async_context_manager(serving(server)) as port:
-        yield f"http://127.0.0.1:{port}/v1"
 
 
 def write_table(path):

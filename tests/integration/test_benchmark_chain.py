@@ -7,7 +7,6 @@ from them here, without scikit-learn and without ``eval.scores.metrics``.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import csv
 import itertools
 import json
@@ -20,18 +19,17 @@ from collections import Counter
 from statistics import mean
 
 import pytest
-from anyio.from_thread import start_blocking_portal
 from click.testing import CliRunner
 
 from eval.cli import cli
-from eval.datasets.protocol import Level
+from eval.datasets.items import Level, Outcome
 from eval.runs.results import RunFolder
-from eval.solvers.question import Outcome
-from eval.standin.server import FakeModelServer, serving
+from eval.standin.server import FakeModelServer
 from eval.standin.settings import FEATURES, Settings
 from eval.synthetic.make import read_key
 from eval.synthetic.oracle import Ability, expected, rounds_of
 from serving.docket.open import Docket
+from tests.support.stand_ins import listening
 
 pytestmark = pytest.mark.integration
 
@@ -229,10 +227,8 @@ class OracleServer:
         # Without picture ids: with them, the same request looks different once the server has the picture.
         self.server = FakeModelServer(Settings(play="synthetic", features=FEATURES - {"picture_ids"}), keep=True)
 
-    @contextlib.contextmanager
     def listening(self):
-        with start_blocking_portal() as portal, portal.wrap_async_context_manager(serving(self.server)) as port:
-            yield f"http://127.0.0.1:{port}/v1"
+        return listening(self.server)
 
     def trial_calls(self):
         """Counts the calls of trials by their body, without those that probe the server's capabilities."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
-import threading
 
 import grpc
 import pytest
@@ -16,8 +14,8 @@ from memecourt.v1 import court_pb2 as wire
 from memecourt.v1.court_pb2_grpc import CourtStub
 from serving.app import serve
 from serving.settings import Settings
-from tests.support.paths import ROOT
 from tests.support.pictures import captioned, encode
+from tests.support.walks import Walk
 
 MOST_FILES = 70
 """Most files of court, retrieval and serving in which functions run in the server's process during one full trial."""
@@ -34,26 +32,10 @@ BACKGROUND = {
 and having the library follow reviews."""
 
 
-class Recorder:
-    """A profiler that notes the project's files in which functions run, in this thread and those started later."""
-
-    def __init__(self) -> None:
-        self.files: set[str] = set()
-        self.on = False
-
-    def __call__(self, frame, event, argument) -> None:
-        if self.on and event == "call":
-            self.files.add(frame.f_code.co_filename)
-
-    def project_files(self) -> list[str]:
-        folders = tuple(f"{ROOT}/{name}/" for name in ("court", "retrieval", "serving"))
-        names = {name.removeprefix(f"{ROOT}/") for name in self.files if name.startswith(folders)}
-        return sorted(names - BACKGROUND)
-
-
 @pytest.mark.usefixtures("starter_home")
 def test_one_full_trial_runs_functions_in_few_files(tmp_path):
-    recorder = Recorder()
+    walk = Walk()
+    walk.on = False
 
     async def judge_one(models: str) -> wire.JudgeResponse:
         ready, address = asyncio.Event(), []
@@ -63,22 +45,16 @@ def test_one_full_trial_runs_functions_in_few_files(tmp_path):
         assert ready.is_set(), serving.exception()
         async with grpc.aio.insecure_channel(address[0]) as channel:
             request = wire.JudgeRequest(image=encode(captioned("soup"), "PNG"), text="my aunt brings soup")
-            recorder.on = True
+            walk.on = True
             response = await CourtStub(channel).Judge(request, timeout=120)
-            recorder.on = False
+            walk.on = False
         os.kill(os.getpid(), signal.SIGTERM)
         await serving
         return response
 
-    threading.setprofile(recorder)
-    sys.setprofile(recorder)
-    try:
-        with model_server("--play") as models:
-            response = asyncio.run(judge_one(models))
-    finally:
-        sys.setprofile(None)
-        threading.setprofile(None)
+    with walk.followed(), model_server("--play") as models:
+        response = asyncio.run(judge_one(models))
     assert response.label != wire.LABEL_UNSPECIFIED and response.procedure == wire.PROCEDURE_FULL
-    files = recorder.project_files()
+    files = [name for name in walk.files("court", "retrieval", "serving") if name not in BACKGROUND]
     assert len(files) > 40, files  # fewer mean that the profiler missed the trial
     assert len(files) <= MOST_FILES, "\n".join(files)

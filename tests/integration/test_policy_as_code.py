@@ -12,7 +12,7 @@ from eval.cli import cli
 from eval.session.directory import CALLS
 from eval.standin.replies import scripted_reply
 from serving.cli.main import cli as court_cli
-from tests.integration.test_audition import served
+from tests.support.stand_ins import served
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

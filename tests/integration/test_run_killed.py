@@ -18,16 +18,16 @@ import time
 from collections import Counter
 
 import pytest
-from anyio.from_thread import start_blocking_portal
 
 from eval.runs.results import DOCKET, RunFolder
 from eval.session.directory import CALLS
 from eval.standin.replies import scripted_reply
-from eval.standin.server import FakeModelServer, serving
+from eval.standin.server import FakeModelServer
 from eval.standin.settings import FEATURES, Settings
 from eval.synthetic.make import Layout, make
 from serving.docket.store.bodies import unpacked
 from tests.support.sizes import FULL
+from tests.support.stand_ins import listening
 
 pytestmark = pytest.mark.integration
 
@@ -66,10 +66,8 @@ class Server:
         bodies = [json.dumps(b, sort_keys=True) for b in self.server.requests if b.get("logprobs")]
         return Counter(body for body in bodies if "Say hello" not in body)
 
-    @contextlib.contextmanager
     def __call__(self):
-        with start_blocking_portal() as portal, portal.wrap_async_context_manager(serving(self.server)) as port:
-            yield f"http://127.0.0.1:{port}/v1"
+        return listening(self.server)
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ from court.backends.chat.scripted import ScriptedModel
 from court.events import Procedure
 from court.ports import ChatModel
 from court.roles import RoleModel, RoleModels
+from eval.datasets.items import Protocol
 from eval.datasets.known import find_card
-from eval.datasets.protocol import Protocol
 from eval.runs.plan import Plan
 from eval.studies.arms import Study, arms_named
 from eval.synthetic.make import Layout, make

@@ -3,10 +3,8 @@
 from datetime import UTC, datetime
 
 from court.events import Procedure
-from eval.datasets.items import JudgedMeme
-from eval.datasets.protocol import Level, Protocol
+from eval.datasets.items import JudgedMeme, Level, Outcome, Prediction, Protocol
 from eval.runs.results import Judged, Results, RunFolder, RunManifest
-from eval.solvers.question import Outcome, Prediction
 
 H, N, U, F = Outcome.HARMFUL, Outcome.NOT_HARMFUL, Outcome.UNDECIDED, Outcome.FAILED
 

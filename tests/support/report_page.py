@@ -59,7 +59,7 @@ def luminance(colour):
 
 def as_terminal(report: Report) -> str:
     """A report on runs of trials in a terminal."""
-    return sections.as_text(verdicts_lead(report), verdicts_sections(report))
+    return sections.as_text(verdicts_lead(report), verdicts_sections(report, details=False))
 
 
 def as_markdown(report: Report) -> str:

@@ -14,10 +14,8 @@ from court.events import Procedure
 from court.meme import Frame, Meme, Picture, PictureFormat
 from court.record import TrialAborted
 from court.trial import TrialCase
-from eval.datasets.items import JudgedMeme
-from eval.datasets.protocol import Level, Protocol
+from eval.datasets.items import Cost, JudgedMeme, Level, Prediction, Protocol
 from eval.runs.results import DOCKET, LIBRARY, Excluded, RunFolder, RunManifest
-from eval.solvers.question import Cost, Prediction
 from eval.solvers.trial import prediction_of
 from eval.synthetic.scenes import draw_meme
 from retrieval.library.library import Library

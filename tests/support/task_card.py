@@ -1,8 +1,8 @@
 """Helpers of tests of task card."""
 
-from eval.datasets.items import JudgedMeme
+from eval.datasets.items import JudgedMeme, Outcome, Prediction, TaskAnswer
 from eval.runs.results import Judged, Results, RunManifest
-from eval.solvers.question import Outcome, Prediction, Question, TaskAnswer
+from eval.solvers.question import Question
 
 QUESTION = Question(task="stance", kind="single", labels=("for", "against", "neither"), inputs=("text",))
 

@@ -21,14 +21,13 @@ from court.ports import ChatReply, Odds
 from eval.arena import events as arena_events
 from eval.arena import folder as arena_folder
 from eval.arena.settings import ArenaSettings
-from eval.datasets.items import JudgedMeme
+from eval.datasets.items import JudgedMeme, Prediction
 from eval.models.call_cache import SqliteCallCache
 from eval.models.open import ModelSpec
 from eval.probe import folder as probe_folder
 from eval.probe.agents import Category
 from eval.runs.precedents import PreparedCheck
 from eval.runs.results import Excluded, RunManifest
-from eval.solvers.question import Prediction
 from eval.studies.arms import StudyManifest
 from retrieval.library.changes import Change
 from retrieval.library.manifest import Counts, LabelledMeme, Manifest

@@ -14,7 +14,7 @@ from eval.arena.bias import bias_report, chance_ndcg, kendall, ndcg
 from eval.arena.ranking.battles import battles
 from eval.arena.ranking.bradley_terry import ratings
 from eval.arena.words import Verdict
-from eval.datasets.published import published_file
+from eval.datasets.known import published_file
 from tests.support.arena_world import judged
 
 

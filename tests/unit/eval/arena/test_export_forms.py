@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from eval.cli import cli
-from eval.datasets.protocol import Protocol
+from eval.datasets.items import Protocol
 from eval.runs.results import read_results
 from tests.support.report_runs import write_report_run
 

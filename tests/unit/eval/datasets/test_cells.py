@@ -10,12 +10,11 @@ from court.errors import BadRequest
 from court.verdict import Label
 from eval.cli import cli
 from eval.datasets.card import card_of
-from eval.datasets.items import JudgedMeme
+from eval.datasets.items import JudgedMeme, Outcome
 from eval.datasets.read import read_split
 from eval.scores.annotators import AnnotatorVote, harm_shares, same_spelling, soft_labels
 from eval.scores.meme_rows import read_meme_rows
 from eval.scores.prediction_file import read_predictions
-from eval.solvers.question import Outcome
 from retrieval.library.readers import read_source
 from retrieval.library.sources import Source
 from tests.support.cards import write_table

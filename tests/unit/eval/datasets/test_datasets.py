@@ -15,8 +15,8 @@ from court.errors import BadRequest
 from eval.cli import cli
 from eval.datasets.card import SplitRole
 from eval.datasets.check import DatasetFaultKind, check
+from eval.datasets.items import LEVELS, Level, Protocol
 from eval.datasets.known import find_card, known_cards
-from eval.datasets.protocol import LEVELS, Level, Protocol
 from eval.datasets.read import read_split, source_of
 from eval.datasets.recognise import recognised
 from eval.studies.vote import measure_vote

@@ -11,7 +11,7 @@ from court.errors import BadRequest
 from court.events import TextRead
 from court.settings import TrialSettings
 from eval.cli import cli
-from eval.datasets.language import DETECT, language_of, shared_detector
+from eval.datasets.read import DETECT, language_of, shared_detector
 from eval.replay.replay import replay
 from eval.runs.results import RunFolder
 from eval.scores.subgroups import UNKNOWN, groups_by

@@ -8,11 +8,10 @@ from click.testing import CliRunner
 
 from court.errors import BadRequest
 from eval.cli import cli
-from eval.datasets.protocol import Level, Protocol
+from eval.datasets.items import Level, Outcome, Protocol
 from eval.reports.parquet import write_parquet
 from eval.runs.results import read_results
 from eval.scores.prediction_file import NO_ANSWER, read_predictions
-from eval.solvers.question import Outcome
 from tests.support.judged import F, H, N, U, meme, results
 from tests.support.report_runs import write_report_run
 

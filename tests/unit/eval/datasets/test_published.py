@@ -4,16 +4,9 @@ import pytest
 
 from court.errors import BadRequest
 from eval.datasets.card import card_of
-from eval.datasets.known import card_files, find_card
-from eval.datasets.protocol import Protocol
-from eval.datasets.published import (
-    PublishedRow,
-    caveats,
-    published,
-    rows_of_card,
-    with_numbers,
-)
-from eval.scores.label_metrics import metric_of
+from eval.datasets.items import Protocol
+from eval.datasets.known import PublishedRow, card_files, caveats, find_card, published, rows_of_card, with_numbers
+from eval.scores.measure import metric_of
 
 PUBLISHED = [row for name in ("harm-c", "harm-p", "fhm", "mami") for row in published(name)]
 

@@ -8,10 +8,9 @@ from click.testing import CliRunner
 from court.errors import BadRequest
 from eval.cli import cli
 from eval.datasets.card import card_of
-from eval.datasets.items import JudgedMeme
+from eval.datasets.items import JudgedMeme, Outcome
 from eval.datasets.known import find_card
 from eval.scores.prediction_file import NO_ANSWER, read_answers
-from eval.solvers.question import Outcome
 
 STANCE, FRAMES = find_card("climatememes").tasks
 MISOGYNOUS = next(task for task in find_card("mami").tasks if task.kind == "binary")

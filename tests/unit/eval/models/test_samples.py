@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from court.errors import BadRequest
+from eval.datasets.items import Protocol
 from eval.datasets.known import find_card
-from eval.datasets.protocol import Protocol
 from eval.models.samples import Sample, Samples, one_set, read_memes, read_samples
 from eval.synthetic.scenes import draw_meme
 from tests.support.pictures import encode

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from court.errors import BadRequest
 from eval.cli import cli
-from eval.datasets.published import published_file
+from eval.datasets.known import published_file
 from eval.probe.compare import CHANGE, FAILURE, FAILURE_BEFORE, MEAN, SCORE, compare_probes
 from eval.probe.folder import MINED, REWRITTEN, SCORED, SEEDS, Mined, ProbeFolder, Scored, Step, read_seeds
 from eval.probe.mining import capped
@@ -17,7 +17,7 @@ from eval.probe.refining import Limits, listed_seeds
 from eval.probe.repeats import repeat_section, repeated_probe
 from eval.probe.report import read_report
 from eval.probe.run import probe
-from eval.scores.bootstrap import ResampledMeans, difference_of, repeated
+from eval.scores.means import ResampledMeans, difference_of, repeated
 from eval.session.repeats import repeats_of
 from tests.support.fakes import FakeReader
 from tests.support.probing import TEXTS, ProbeWorld, a_plan, scored, with_scripted_models, write_data_set

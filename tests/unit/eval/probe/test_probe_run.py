@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from court.errors import BadRequest, Unavailable
 from eval.cli import cli
-from eval.commands.options import arena_samples
+from eval.commands.sampled import arena_samples
 from eval.datasets.card import card_of
 from eval.datasets.known import find_card
 from eval.models.metered import BudgetSpent, Limit
@@ -21,7 +21,7 @@ from eval.probe.refining import Limits
 from eval.probe.report import read_report
 from eval.probe.run import NOTICE, probe
 from eval.probe.topics import topics_of
-from eval.scores.bootstrap import mean_of
+from eval.scores.means import mean_of
 from retrieval.build import build_library
 from retrieval.library.readers import read_source
 from retrieval.library.sources import NOT_FOR_LIBRARIES, Rows, Source, SourceFormat

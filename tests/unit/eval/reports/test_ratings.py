@@ -39,7 +39,7 @@ from eval.reports.ratings import (
     write_sheet,
 )
 from eval.scores.annotators import alpha
-from eval.scores.bootstrap import Figure
+from eval.scores.measure import Figure
 from retrieval.library.sources import NOT_FOR_LIBRARIES
 from tests.support.arena_world import STRENGTHS, Arena
 from tests.support.probing import TEXTS, ProbeWorld, a_plan, probed, write_data_set

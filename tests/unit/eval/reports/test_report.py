@@ -19,15 +19,13 @@ from court.errors import BadRequest
 from court.events import Side
 from court.transcript import transcript
 from eval.cli import cli
-from eval.datasets.known import find_card
-from eval.datasets.protocol import Protocol
-from eval.datasets.published import PublishedRow
+from eval.datasets.items import Outcome, Prediction, Protocol
+from eval.datasets.known import PublishedRow, find_card
 from eval.reports import figures
 from eval.reports.gather import VerdictFault, cost_of, entropies_of, gather, judged_of, rounds_of, runs_below
 from eval.runs.results import DOCKET, RunFolder, read_results
-from eval.scores.bootstrap import Figure as Estimate
+from eval.scores.measure import Figure as Estimate
 from eval.scores.metrics import Bin, card
-from eval.solvers.question import Outcome, Prediction
 from tests.support.golden import check_figures
 from tests.support.paths import GOLDEN
 from tests.support.report_page import as_html, as_markdown, as_terminal

@@ -18,9 +18,9 @@ from court.events import Procedure
 from court.policy import DEFAULT_POLICY, Policy
 from court.settings import TrialSettings
 from eval.cli import cli
+from eval.datasets.items import Level, Outcome, Protocol, SideCourse
 from eval.datasets.known import find_card, shipped_ids
-from eval.datasets.protocol import Level, Protocol
-from eval.datasets.published import published as published_rows
+from eval.datasets.known import published as published_rows
 from eval.reports.sections import Section, as_markdown, as_page
 from eval.reproduce.paper import (
     ClaimVerdict,
@@ -41,9 +41,7 @@ from eval.reproduce.study import (
     stages_of,
 )
 from eval.runs.plan import Plan
-from eval.session.engine import UNFINISHED
-from eval.session.progress import Progress
-from eval.solvers.question import Outcome, SideCourse
+from eval.session.engine import UNFINISHED, Progress
 from eval.studies.arms import ARMS, StudyFolder, calls_of_arm
 from eval.synthetic.make import Layout, make
 from serving.presets import load_preset, policy_named, preset_names

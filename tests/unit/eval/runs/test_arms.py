@@ -23,7 +23,7 @@ from eval.runs.controls import Control, RandomFinder, with_control
 from eval.runs.plan import parse_setting
 from eval.runs.results import RunManifest, read_results
 from eval.runs.run import run
-from eval.session.progress import Progress
+from eval.session.engine import Progress
 from eval.studies.arms import ARMS, UNCHANGING, Arm, ModelOf, Study, arms_named, run_study, settings_of
 from eval.synthetic.make import Layout, Plant, make
 from retrieval.build import build_library

@@ -11,9 +11,9 @@ from court.errors import Unavailable
 from court.meme import Frame
 from court.ports import BATCH_PRIORITY
 from eval.cli import cli
+from eval.datasets.items import Outcome
 from eval.reports.gather import runs_below
 from eval.runs.results import PREDICTIONS, RunFolder, read_results
-from eval.solvers.question import Outcome
 from eval.synthetic.make import CARD, read_key
 from eval.synthetic.task_oracle import Ability, TaskInput, answer_signs, answer_target
 from eval.synthetic.world import SIGNS, TARGETS, signs_of, target_of
@@ -247,15 +247,15 @@ def test_runs_are_compared_exported_and_grouped_by_another_task(data, tmp_path, 
     (both,) = json.loads(ran.stdout)["comparisons"]
     assert both["differences"]["accuracy"]["value"] == pytest.approx(both["a"]["accuracy"] - both["b"]["accuracy"])
     assert both["only_a_right"] - both["only_b_right"] == pytest.approx(24 * both["differences"]["accuracy"]["value"])
-    ran = CliRunner().invoke(cli, ["report", str(tmp_path / "picture"), "--by", "signs", "--json"])
-    parts = json.loads(ran.stdout)["by"]
+    ran = CliRunner().invoke(cli, ["subgroups", str(tmp_path / "picture"), "--by", "signs", "--json"])
+    parts = json.loads(ran.stdout)["tables"][0]["groups"]
     key = {meme.id: meme for meme in read_key(data)}
     test = [meme for meme in key.values() if meme.split == "test"]
     for part in parts:
-        expected = [m for m in test if part["label"] in (signs_of(m.text, m.badge) or ("no label",))]
+        expected = [m for m in test if part["name"] in (signs_of(m.text, m.badge) or ("no label",))]
         right = [answer_target(TaskInput(m.text, m.badge), Ability()) == target_of(m.text, m.badge) for m in expected]
-        assert part["n"] == len(expected) and part["figures"]["accuracy"]["value"] == pytest.approx(np.mean(right))
-    assert {part["label"] for part in parts} >= {"attack", "shown"}
+        assert part["n"] == len(expected) and part["accuracy"]["figure"]["value"] == pytest.approx(np.mean(right))
+    assert {part["name"] for part in parts} >= {"attack", "shown"}
     pages = ["--html", str(tmp_path / "p.html"), "--markdown", str(tmp_path / "p.md")]
     ran = CliRunner().invoke(cli, ["report", str(tmp_path / "picture"), str(tmp_path / "words"), *pages])
     assert ran.exit_code == 0
@@ -271,22 +271,6 @@ def test_runs_are_compared_exported_and_grouped_by_another_task(data, tmp_path, 
     for sample in log["samples"]:
         right = tuple(sample["target"]) == judged[sample["id"]].prediction.said["target"].labels
         assert sample["scores"]["target"]["value"] == ("C" if right else "I")
-
-
-def test_verdicts_of_trials_are_grouped_by_another_task(data, tmp_path, model):
-    run = ["run", "--dataset", str(data / CARD), "--data", str(data), "--out", str(tmp_path / "trials")]
-    assert CliRunner().invoke(cli, run).exit_code == 0
-    ran = CliRunner().invoke(cli, ["report", str(tmp_path / "trials"), "--by", "target", "--json"])
-    parts = {part["label"]: part for part in json.loads(ran.stdout)["by"]}
-    key = {meme.id: meme for meme in read_key(data)}
-    judged = read_results(tmp_path / "trials").judged
-    for target, part in parts.items():
-        group = [one for one in judged if target_of(key[one.meme.id].text, key[one.meme.id].badge) == target]
-        right = [one.prediction.outcome.harmful is key[one.meme.id].harmful for one in group]
-        assert (part["n"], part["figures"]["accuracy, strict"]["value"]) == (len(group), pytest.approx(np.mean(right)))
-    assert sum(part["n"] for part in parts.values()) == len(judged) == 24 and "nobody" in parts
-    ran = CliRunner().invoke(cli, ["report", str(tmp_path / "trials"), "--by", "mood"])
-    assert ran.exit_code == 1 and "mood" in ran.output
 
 
 @pytest.mark.parametrize(

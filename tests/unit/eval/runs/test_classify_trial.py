@@ -15,9 +15,9 @@ from court.meme import Frame
 from court.record import TrialState
 from eval.cli import cli
 from eval.datasets.card import read_card
+from eval.datasets.items import Outcome
 from eval.models.call_cache import CallsError
 from eval.runs.results import DOCKET, PREDICTIONS, RunFolder, read_results
-from eval.solvers.question import Outcome
 from eval.synthetic.make import CARD, read_key
 from eval.synthetic.task_oracle import Ability, TaskInput, answer_signs, answer_target
 from eval.synthetic.world import SIGNS, TARGETS, signs_of, target_of
@@ -122,7 +122,7 @@ def test_multi_label_metrics_match_the_oracle(data, tmp_path, model):  # noqa: F
     classify(data, tmp_path / "plain", "--task", "signs", *MODEL_OPTIONS)
     ran = CliRunner().invoke(cli, ["compare", str(tmp_path / "run"), str(tmp_path / "plain")])
     assert ran.exit_code == 0 and "of run" in ran.output
-    ran = CliRunner().invoke(cli, ["report", str(tmp_path / "run"), str(tmp_path / "plain"), "--by", "target"])
+    ran = CliRunner().invoke(cli, ["report", str(tmp_path / "run"), str(tmp_path / "plain")])
     assert ran.exit_code == 0 and "trial on harm" in ran.output, ran.output
     for form, name in (("--inspect", "log.json"), ("--parquet", "rows.parquet")):
         ran = CliRunner().invoke(cli, ["export", str(tmp_path / "run"), form, str(tmp_path / name)])

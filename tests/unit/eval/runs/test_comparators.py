@@ -11,14 +11,13 @@ from court.events import Procedure
 from court.meme import Frame
 from court.ports import BATCH_PRIORITY
 from eval.cli import cli
-from eval.datasets.protocol import Level, Protocol
+from eval.datasets.items import Level, Outcome, Protocol
 from eval.models.metered import load
 from eval.runs.plan import Plan
 from eval.runs.results import RunFolder, read_results
 from eval.runs.run import run
-from eval.session.progress import Progress
+from eval.session.engine import Progress
 from eval.solvers.comparator import TEMPERATURE, Comparator
-from eval.solvers.question import Outcome
 from eval.studies.arms import run_study
 from eval.synthetic.make import read_key
 from eval.synthetic.oracle import Ability, JudgeInput, judge

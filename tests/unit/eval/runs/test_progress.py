@@ -5,7 +5,7 @@ from functools import partial
 
 from rich.console import Console
 
-from eval.session.progress import ProgressBar, ProgressLines, RunningTotals
+from eval.session.engine import ProgressBar, ProgressLines, RunningTotals
 
 
 def test_progress_is_one_line_every_half_a_minute_for_any_number_of_steps():

@@ -15,10 +15,10 @@ import pytest
 from court.errors import BadRequest, NotLoaded, Unavailable
 from court.meme import Frame, Picture, PictureFormat
 from court.record import TrialRecord
+from eval.datasets.items import Outcome, Prediction
 from eval.models.call_cache import CallsError
 from eval.runs import ray_cluster
 from eval.runs.ray_cluster import JudgeTask, OneTrial, TaskResult, connected, packed, received
-from eval.solvers.question import Outcome, Prediction
 from serving.docket.open import Docket
 from tests.support.cast import Cast, try_meme
 from tests.support.judged import meme

@@ -38,19 +38,15 @@ from court.verdict import Label, Strength, Strengths, Verdict
 from eval.arena.cross_examination import tasks_of_run
 from eval.arena.folder import FixedTask, read_lines
 from eval.cli import cli
-from eval.datasets.items import JudgedMeme
+from eval.datasets.items import JudgedMeme, Level, Outcome, Prediction, Protocol
 from eval.datasets.known import find_card
-from eval.datasets.protocol import Level, Protocol
-from eval.datasets.read import read_split, source_of
-from eval.datasets.sample import sample
+from eval.datasets.read import read_split, sample, source_of
 from eval.runs.judge import PICTURE_MISSING, RunningScore
 from eval.runs.plan import Plan
 from eval.runs.results import RunFolder, read_results
 from eval.runs.run import run
 from eval.session.directory import RUN_DIFFERS
-from eval.session.engine import UNFINISHED
-from eval.session.progress import Progress, ProgressBar, ProgressLines
-from eval.solvers.question import Outcome, Prediction
+from eval.session.engine import UNFINISHED, Progress, ProgressBar, ProgressLines
 from eval.solvers.trial import chain_of, cost_of, level_of, prediction_of
 from eval.standin.server import FakeModelServer, serving
 from eval.standin.settings import Settings as StandInSettings

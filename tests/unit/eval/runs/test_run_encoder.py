@@ -19,7 +19,7 @@ from eval.runs import run as runs
 from eval.runs.plan import Plan
 from eval.runs.precedents import Prepared, comparing, prepare_precedents, read_prepared
 from eval.runs.results import RunFolder
-from eval.session.progress import Progress
+from eval.session.engine import Progress
 from eval.synthetic.make import Layout, make
 from retrieval import open as choose
 from retrieval.library.sources import Source

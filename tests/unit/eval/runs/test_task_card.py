@@ -9,6 +9,7 @@ import pytest
 from scipy.stats import binomtest
 
 from court.errors import BadRequest
+from eval.datasets.items import Outcome, Prediction, TaskAnswer
 from eval.reports.label_sections import noise_section, subgroup_sections
 from eval.reports.tasks import as_json, gather_tasks, sections_of
 from eval.runs.results import Judged
@@ -18,7 +19,6 @@ from eval.scores.label_noise import find_task_noise
 from eval.scores.subgroups import NONE, SHARES, subgroup_tables
 from eval.scores.task_card import task_card
 from eval.solvers.labelling import settle
-from eval.solvers.question import Outcome, Prediction, TaskAnswer
 from eval.solvers.vote import _groups
 from retrieval.library.manifest import LabelledMeme
 from tests.support.task_card import CARD, PAIRS, QUESTION, meme, results

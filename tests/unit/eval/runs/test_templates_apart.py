@@ -10,9 +10,8 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from eval.cli import cli
-from eval.datasets.items import JudgedMeme
+from eval.datasets.items import JudgedMeme, Protocol
 from eval.datasets.known import known_cards
-from eval.datasets.protocol import Protocol
 from eval.runs.results import Judged, RunFolder, not_judged, read_results
 from eval.scores.metrics import card, group_numbers_of
 from eval.synthetic.make import Layout, make

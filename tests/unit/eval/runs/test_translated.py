@@ -11,10 +11,10 @@ from court.backends.chat.scripted import ScriptedModel
 from court.errors import BadRequest
 from court.events import Procedure
 from eval.cli import cli
+from eval.datasets.items import Outcome
 from eval.runs.controls import Control
 from eval.runs.results import read_results
-from eval.session.progress import Progress
-from eval.solvers.question import Outcome
+from eval.session.engine import Progress
 from eval.studies.arms import ARMS, arms_named, run_study
 from eval.synthetic.make import Layout, make
 from eval.synthetic.oracle import Ability, Oracle, _fenced, _plain

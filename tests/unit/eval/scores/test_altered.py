@@ -7,12 +7,10 @@ import pytest
 from PIL import Image
 
 from court.errors import BadRequest
-from eval.datasets.items import JudgedMeme
-from eval.datasets.protocol import Protocol
+from eval.datasets.items import JudgedMeme, Outcome, Prediction, Protocol
+from eval.runs.controls import ALTERATIONS, ALTERED, alteration_of, names, swapped_groups
 from eval.runs.results import Judged, Results
 from eval.scores.altered import group_gaps, stability
-from eval.solvers.altered import ALTERATIONS, ALTERED, alteration_of, names, swapped_groups
-from eval.solvers.question import Outcome, Prediction
 from eval.synthetic.world import SCENES, draw, png_of, read_badge
 
 OF = {True: Outcome.HARMFUL, False: Outcome.NOT_HARMFUL, None: Outcome.UNDECIDED}

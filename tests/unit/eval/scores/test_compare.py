@@ -11,7 +11,7 @@ from scipy.stats import bootstrap, chi2
 
 from court.errors import BadRequest
 from eval.cli import cli
-from eval.datasets.protocol import Level, Protocol
+from eval.datasets.items import Level, Protocol
 from eval.scores.compare import _needed, compare, in_words, mcnemar
 from eval.scores.metrics import card
 from tests.support.golden import check_figures

@@ -13,7 +13,7 @@ from statsmodels.stats.proportion import proportion_confint
 from court.errors import BadRequest
 from eval.cli import cli
 from eval.commands.ablate import _compared, _print_results
-from eval.datasets.protocol import Protocol
+from eval.datasets.items import Protocol
 from eval.scores.annotators import (
     AnnotatorVote,
     Scale,

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from sklearn import metrics as sk
 
-from eval.scores.bootstrap import draw_weights
-from eval.scores.label_metrics import (
+from eval.scores.measure import (
     LOWER_IS_BETTER,
     METRICS,
     TaskArrays,
     counted_memes,
+    draw_weights,
     metric_of,
     name_over_all,
     strict_name,

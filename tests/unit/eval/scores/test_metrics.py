@@ -10,9 +10,8 @@ from sklearn.calibration import calibration_curve
 from sklearn.metrics import accuracy_score, f1_score, precision_score, recall_score, roc_auc_score
 
 from court.errors import BadRequest
-from eval.datasets.protocol import Level, Protocol
-from eval.scores.metrics import card, noise, score
-from eval.scores.tables import noise_in_words
+from eval.datasets.items import Level, Protocol
+from eval.scores.metrics import card, noise, noise_in_words, score
 from tests.support.judged import F, H, N, U, results
 
 GOLD = [True] * 6 + [False] * 4

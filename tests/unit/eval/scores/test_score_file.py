@@ -9,8 +9,8 @@ from click.testing import CliRunner
 from court.errors import BadRequest
 from eval.cli import cli
 from eval.commands.options import score_by_protocol
+from eval.datasets.items import Level, Protocol
 from eval.datasets.known import find_card
-from eval.datasets.protocol import Level, Protocol
 from eval.runs.results import NOT_JUDGED
 from eval.scores.metrics import card
 from eval.scores.prediction_file import NO_ANSWER, read_answers, read_predictions

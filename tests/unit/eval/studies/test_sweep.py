@@ -14,14 +14,12 @@ from court.errors import BadRequest
 from eval.cli import cli
 from eval.commands.sweep import in_words
 from eval.datasets.card import SplitRole
-from eval.datasets.items import JudgedMeme
+from eval.datasets.items import JudgedMeme, Level, Outcome, Prediction, Protocol
 from eval.datasets.known import known_cards
-from eval.datasets.protocol import Level, Protocol
 from eval.runs.results import Judged, Results
 from eval.scores.choose import Choice
 from eval.scores.compare import TOO_FEW_DIFFER
 from eval.scores.metrics import card
-from eval.solvers.question import Outcome, Prediction
 from eval.studies.sweeping import grid, parse_axis, parse_thresholds, rank, require_not_test
 from eval.synthetic.make import Layout, make
 from tests.support.encoders import WordEncoder

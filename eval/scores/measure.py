@@ -9,26 +9,132 @@ the memes that have some; each has a strict form over all memes, in which those 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import binomtest
 
-from eval.scores.bootstrap import (
-    RESAMPLES,
-    Bools,
-    Figure,
-    Floats,
-    Ints,
-    draws_among,
-    edge_figure,
-    error_figure,
-    interval,
-    share_figure,
-    weights_of,
-)
+Bools = NDArray[np.bool_]
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+RESAMPLES = 10_000
+_AT_ONCE = 1 << 21
+"""Drawn memes held in memory at once, over all resamples: sixteen mebibytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A figure with its bootstrap interval."""
+
+    value: float
+    low: float
+    """2.5th percentile over the resamples; the exact lower bound for a share on which all resamples agree, and for
+    other figures at 0 or 1."""
+    high: float
+    """97.5th percentile over the resamples, or the exact upper bound in the same cases."""
+
+
+def draws_among(memes: NDArray[np.bool_], groups: Ints | None) -> int:
+    """Counts the independent draws among the marked memes (bool of shape (memes,)): the memes, or their groups."""
+    return int(memes.sum()) if groups is None else len(np.unique(groups[memes]))
+
+
+def draw_weights(
+    groups: NDArray[np.int64] | None, memes: int, resamples: int, rng: np.random.Generator
+) -> NDArray[np.float64]:
+    """Draws the number of times that each meme occurs when memes or whole groups are drawn with replacement.
+
+    Args:
+        groups: int64 of shape (memes,), number of each meme's group, from 0; None if each meme is its own group.
+
+    Returns:
+        float64 of shape (resamples, memes).
+    """
+    units = memes if groups is None else int(groups.max()) + 1
+    drawn = rng.integers(0, units, (resamples, units)) + units * np.arange(resamples)[:, None]
+    counts = np.bincount(drawn.ravel(), minlength=resamples * units).reshape(resamples, units)
+    # A meme occurs as often as its group.
+    return (counts if groups is None else counts[:, groups]).astype(np.float64)
+
+
+def weights_of(groups: Ints | None, memes: int, *, resamples: int = RESAMPLES, seed: int = 0) -> Iterator[Floats]:
+    """Draws all resamples, in parts of float64 of shape (resamples of the part, memes)."""
+    rng = np.random.default_rng(seed)
+    # At least one resample at a time, even if a single one exceeds the bound.
+    step = max(1, _AT_ONCE // memes)
+    for start in range(0, resamples, step):
+        yield draw_weights(groups, memes, min(step, resamples - start), rng)
+
+
+def interval(resampled: Floats) -> tuple[float, float]:
+    """2.5th and 97.5th percentile of a figure's values, float of shape (resamples with a value,)."""
+    low, high = np.percentile(resampled, [2.5, 97.5])
+    return float(low), float(high)
+
+
+def _figure(value: float, resampled: Floats) -> Figure:
+    return Figure(value, *interval(resampled))
+
+
+def share_figure(value: float, resampled: Floats, n: int) -> Figure:
+    """A share of ``n`` memes; if all resamples agree, with the exact interval of Clopper and Pearson (1934).
+
+    The bootstrap interval of identical outcomes has no width: one correctly judged meme would be an accuracy of exactly
+    1. If whole groups are drawn, ``n`` is their number: a group is one draw, however many memes it has.
+    """
+    low, high = interval(resampled)
+    if low == high:
+        # Rounded: a mean of zeros and ones times n may miss the whole number by its last bit.
+        exact = binomtest(round(value * n), n).proportion_ci(confidence_level=0.95, method="exact")
+        low, high = float(exact.low), float(exact.high)
+    return Figure(value, low, high)
+
+
+def edge_figure(value: float, resampled: Floats, n: int) -> Figure:
+    """A figure in [0, 1] that is not a share, such as an F1: at 0 and 1 it gets the interval of a share of ``n``.
+
+    Resamples may also agree on another value, for example because all scores are equal; then nothing varies. But a
+    single draw always agrees with itself.
+    """
+    return share_figure(value, resampled, n) if (value in (0.0, 1.0) and n) or n == 1 else _figure(value, resampled)
+
+
+def error_figure(value: float, resampled: Floats, *, n: int, largest: float) -> Figure:
+    """A mean error in steps, at most ``largest``; at 0 and ``largest`` it gets the interval of a share of ``n``."""
+    share = edge_figure(value / largest, resampled / largest, n)
+    return Figure(value, share.low * largest, share.high * largest)
+
+
+NOTHING = "–"
+"""Placeholder for a missing figure."""
+
+
+def figure(value: Figure | float | None, form: str = ".3f", *, times: float = 1.0) -> str:
+    """A figure, with its interval if it has one; a dash if there is no figure.
+
+    Args:
+        times: Factor of the figure and of its interval: 100 for per cent.
+    """
+    match value:
+        case None:
+            return NOTHING
+        case Figure():
+            # Multiplied before rounding, or the last digit of a percentage would be lost.
+            low, high = times * value.low, times * value.high
+            return f"{times * value.value:{form}} [{low:{form}}, {high:{form}}]"
+        case _:
+            return f"{times * value:{form}}"
+
+
+def listed(parts: Iterable[str]) -> str:
+    """Joins words: ``a``, ``a and b``, ``a, b and c``."""
+    *first, last = parts
+    return f"{', '.join(first)} and {last}" if first else last
+
 
 _OVER_LABELS = frozenset({"macro-f1", "binary-macro-f1", "mean-binary-macro-f1", "weighted-binary-macro-f1"})
 """Means that stay below 1 if no meme, or every meme, has some label."""

@@ -1,0 +1,152 @@
+"""Options of an arena or a probe: its models, its memes, and questions about what it left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from eval.commands.options import dataset_of, recognised_in
+from eval.runs.spec import Circumstances, JudgingSpec
+from eval.session.spec import spec_options
+from serving.cli.common import with_options
+
+if TYPE_CHECKING:
+    from eval.arena.folder import ArenaManifest
+    from eval.models.open import ModelSpec
+    from eval.models.samples import Samples
+    from eval.probe.folder import ProbeManifest
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+threshold_option = click.option(
+    "--threshold",
+    type=click.IntRange(0, 10),
+    default=4,
+    show_default=True,
+    help="Highest score at which an explanation counts as failed.",
+)
+
+
+def samples_of(options: Mapping[str, Any], table: Mapping[str, Any], where: str) -> Samples:
+    """The memes of an arena or a probe: of ``--data``, or of the data sets that the file of models names.
+
+    Raises:
+        BadRequest: The table can't be used, or no data set is recognised.
+        click.UsageError: Options and table name memes both, or neither does.
+    """
+    from eval.models.samples import Samples, one_set, read_samples
+
+    # Paths in the file of models are relative to it.
+    read = read_samples(table, where, options["models"].parent)
+    if isinstance(read, Samples):
+        named = [f"--{name}" for name in ("data", "dataset", "split", "limit") if options[name] is not None]
+        if named:
+            raise click.UsageError(f"{where} names the memes with sample: leave {', '.join(named)} out.")
+        return read
+    if not options["data"]:
+        raise click.UsageError("Missing option --data.")
+    dataset = dataset_of(options["dataset"]) if options["dataset"] else recognised_in(options["data"])
+    split = options["split"] or dataset.first_test()
+    return one_set(dataset, options["data"], split, limit=options["limit"], only=read)
+
+
+def arena_samples(
+    manifest: ArenaManifest | ProbeManifest,
+    data: Path | None,
+    models: Path | None,
+    *,
+    dataset: str = "",
+    table_name: str = "arena",
+) -> Samples | None:
+    """The memes of an arena or a probe that is there; None where neither names their data.
+
+    Raises BadRequest: The table can't be used.
+    """
+    from eval.datasets.card import card_of
+    from eval.models.open import read_models
+    from eval.models.samples import Samples, one_set, read_samples
+    from eval.session.directory import MANIFEST
+
+    if data is not None:
+        only = manifest.samples[0].only if manifest.samples else "all"
+        # No id leads to a card of the user's own, and its file may have changed or be gone.
+        card = None if dataset else manifest.cards.get(manifest.dataset)
+        named = card_of(card, MANIFEST) if card else dataset_of(dataset or manifest.dataset)
+        return one_set(named, data, manifest.split, limit=manifest.limit, only=only)
+    if models is None:
+        return None
+    table = read_models(models).rest.get(table_name, {})
+    read = read_samples(table, f"[{table_name}] in the file of models", models.parent)
+    return read if isinstance(read, Samples) else None
+
+
+def chosen_models(options: Mapping[str, Any], names: Iterable[str]) -> dict[str, ModelSpec]:
+    """The models of the file of models that have these names, each once.
+
+    Raises:
+        BadRequest: The file can't be read, or a model has no server.
+        click.UsageError: The file has no such model.
+    """
+    from eval.models.open import read_models, require_servers
+
+    known, wanted = read_models(options["models"]).models, dict.fromkeys(names)
+    if unknown := [name for name in wanted if name not in known]:
+        raise click.UsageError(
+            f"{options['models'].name} has no model {', '.join(unknown)}. It has: {', '.join(known)}."
+        )
+    specs = {name: known[name] for name in wanted}
+    require_servers(specs, options.get("vllm", ()))  # reports what is wrong before anything is read
+    return specs
+
+
+def vllm_turns_options(command: F) -> F:
+    """Adds the options that have model servers started for models of the file of models."""
+    models = click.option(
+        "--vllm",
+        multiple=True,
+        metavar="MODEL|PRESET",
+        help=(
+            "Start vLLM here for the model of the models file that has this name as `model` and no `url`. "
+            "Repeatable; the servers run one at a time."
+        ),
+    )
+    flag = click.option(
+        "--vllm-flag",
+        "vllm_flags",
+        multiple=True,
+        metavar="FLAG",
+        help="Pass a flag to vLLM: --vllm-flag=--quantization=fp8.",
+    )
+    return models(flag(command))
+
+
+def sampled_options(
+    models: str, what: str, *, about: str, own: Sequence[str] = (), **changed: Mapping[str, Any]
+) -> Callable[[F], F]:
+    """Options of an arena or a probe: models, memes, folder, repeats, report."""
+    path = click.Path(path_type=Path)
+    return with_options(
+        click.option(
+            "--models", type=path, default=Path(models), show_default=True, help=f"File of models (TOML){about}"
+        ),
+        vllm_turns_options,
+        spec_options(
+            JudgingSpec,
+            *("dataset", "split", "limit", "seed"),
+            dataset={"metavar": "ID", "help": "Data set. [default: the one that is recognised there]"},
+            split={"help": "Split. [default: the first test split]"},
+            seed={"default": 0},
+        ),
+        spec_options(Circumstances, *("data", "out", *own, "concurrency", "calls"), with_defaults=False, **changed),
+        click.option(
+            "--repeats",
+            default=1,
+            show_default=True,
+            type=click.IntRange(1, 100),
+            help=f"Number of {what}s of the same memes, each with the next seed, in folders side by side in --out.",
+        ),
+        click.option("--report", "only_report", is_flag=True, help=f"Call no model: report on the {what} in --out."),
+    )
