@@ -142,3 +142,26 @@ def list_overlong(terminalreporter):
         terminalreporter.section(f"over {FAST_S:g} s and not marked slow")
         for test, duration in overlong:
             terminalreporter.line(f"{duration:5.1f} s  {test}")
+
+
+@pytest.fixture(scope="session")
+def postgres_server():
+    from eval.standin.postgres import PostgresServer, programs
+
+    if programs() is None and not os.environ.get("CI"):
+        pytest.skip("PostgreSQL is not installed")
+    server = PostgresServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def docket_database(postgres_server):
+    """URL of a database without a docket."""
+    import psycopg
+
+    url = postgres_server.url()
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("SET client_min_messages = warning")
+        connection.execute("DROP SCHEMA IF EXISTS memecourt_docket CASCADE")
+    return url

@@ -1,27 +1,16 @@
-"""Fixtures with a real PostgreSQL server with pgvector, and empty databases in it."""
+"""Fixtures with empty databases of a real PostgreSQL server with pgvector."""
 
 from __future__ import annotations
 
 import multiprocessing
-import os
-from collections.abc import Iterator
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from eval.standin.postgres import PostgresServer, programs
+from eval.standin.postgres import PostgresServer
 from retrieval.library.postgres.address import Address
-
-
-@pytest.fixture(scope="session")
-def postgres_server() -> Iterator[PostgresServer]:
-    if programs() is None and not os.environ.get("CI"):
-        pytest.skip("PostgreSQL is not installed")
-    server = PostgresServer()
-    yield server
-    server.close()
 
 
 @pytest.fixture
@@ -45,18 +34,6 @@ def database(postgres_server: PostgresServer) -> Address:
         connection.execute("SET client_min_messages = warning")
         connection.execute("DROP SCHEMA IF EXISTS memecourt CASCADE")
     return empty
-
-
-@pytest.fixture
-def docket_database(postgres_server: PostgresServer) -> str:
-    """URL of a database without a docket."""
-    import psycopg
-
-    url = postgres_server.url()
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute("SET client_min_messages = warning")
-        connection.execute("DROP SCHEMA IF EXISTS memecourt_docket CASCADE")
-    return url
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

@@ -9,6 +9,7 @@ import pytest
 
 from court.meme import Frame, Picture, PictureFormat
 from court.trial import Court
+from retrieval.library.postgres.address import Address
 from serving.docket.open import Docket
 from serving.judging.executor import TrialExecutor
 from serving.judging.heartbeat import Heartbeat
@@ -118,8 +119,12 @@ class Town:
                 await docket.close()
 
 
-def a_town(place, monkeypatch):
-    """A town with its docket at this place, which counts the callers that wait for a shared trial."""
+@pytest.fixture
+def town(request, tmp_path, monkeypatch):
+    """A town that counts callers that wait for a shared trial; its docket may be in PostgreSQL."""
+    place = (tmp_path / "docket.sqlite",)
+    if getattr(request, "param", "") == "postgres":
+        place = (Address(request.getfixturevalue("docket_database")), tmp_path)
     monkeypatch.delenv("MEMECOURT_CONFIG", raising=False)
     # A busy machine needs longer to record that a trial ended by its deadline.
     monkeypatch.setattr("serving.judging.request._TO_END_S", 30.0)
@@ -136,9 +141,8 @@ def a_town(place, monkeypatch):
     return made
 
 
-@pytest.fixture
-def town(tmp_path, monkeypatch):
-    return a_town((tmp_path / "docket.sqlite",), monkeypatch)
+each_docket = pytest.mark.parametrize("town", ["sqlite", "postgres"], indirect=True)
+"""Tests that depend on the docket, by which servers coordinate."""
 
 
 ASK = TrialRequest(image=b"pixels|file", text="some text", namespace="us", request_id="r1", content_id="c")

@@ -151,3 +151,14 @@ def test_walk_of_one_meme_links_to_existing_files_and_at_most_25():
     assert all(path.is_file() for path in linked)
     walked = [path for path in linked if "tests" not in path.parts]
     assert 20 <= len(walked) <= 25
+
+
+def test_test_modules_share_through_support_alone():
+    """Editing one file of tests must not break another."""
+    imports = re.compile(
+        r"^\s*(?:from|import) tests\.(?:\w+\.)*test_\w+|^\s*from tests[.\w]* import .*\btest_\w+", re.MULTILINE
+    )
+    guilty = [
+        str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("*.py") if imports.search(path.read_text())
+    ]
+    assert not guilty

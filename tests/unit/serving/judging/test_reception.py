@@ -30,7 +30,17 @@ from tests.support.fakes import LIBRARY, H, RecordingSink, findings, ticking_clo
 from tests.support.gates import call_through, call_with_check
 from tests.support.leftovers import soon, without_garbage_collector
 from tests.support.playing import until
-from tests.support.reception import ASK, PNG, Finder, Turns, on_one_server, other, trials_in, wait_until_idle
+from tests.support.reception import (
+    ASK,
+    PNG,
+    Finder,
+    Turns,
+    each_docket,
+    on_one_server,
+    other,
+    trials_in,
+    wait_until_idle,
+)
 from tests.support.reception import town as town
 from tests.support.sizes import FULL
 
@@ -83,6 +93,7 @@ def test_same_meme_under_another_request_id_joins_the_running_trial(town):
 # Repeated requests.
 
 
+@each_docket
 def test_repeated_request_gets_the_same_verdict_even_after_a_restart(town):
     async def scene():
         async with town.server() as runner:
@@ -141,6 +152,7 @@ def test_different_request_under_a_used_id_is_refused(town, change):
     assert len(on_one_server(town, scene)) == 1
 
 
+@each_docket
 def test_conflicting_concurrent_requests_under_one_id_open_only_one_trial(town):
     async def scene(runner):
         asks = [ASK, replace(ASK, text="other text")] * 10
@@ -163,6 +175,7 @@ def test_same_id_in_another_namespace_is_another_request(town):
 # Several servers.
 
 
+@each_docket
 @pytest.mark.parametrize("ask", [ASK, other(image=b"pixels|another file")])
 def test_meme_on_trial_at_another_server_is_awaited(town, ask):
     async def scene():
@@ -185,6 +198,7 @@ def own_ids(count, first=0, **changes):
     return [other(request_id=f"own {first + number}", **changes) for number in range(count)]
 
 
+@each_docket
 def test_concurrent_requests_for_a_new_meme_at_several_servers_share_one_trial(town):
     """Servers that share a docket act as one, whatever the request ids are."""
 
@@ -202,6 +216,7 @@ def test_concurrent_requests_for_a_new_meme_at_several_servers_share_one_trial(t
     asyncio.run(scene())
 
 
+@each_docket
 @pytest.mark.parametrize("events", [0, 4])
 def test_new_meme_of_a_dead_server_is_tried_once_by_the_other_servers(town, events):
     async def scene():
@@ -219,6 +234,7 @@ def test_new_meme_of_a_dead_server_is_tried_once_by_the_other_servers(town, even
     assert all(answer.record.state is TrialState.DECIDED for answer in answers)
 
 
+@each_docket
 @pytest.mark.parametrize("ask", [ASK, other()], ids=["the same request", "the same meme"])
 @pytest.mark.parametrize("departure", ["left", "refused"])
 def test_trial_abandoned_before_it_began_blocks_no_other_server(town, ask, departure):
@@ -308,6 +324,7 @@ def test_caller_leaving_during_a_claim_write_blocks_no_other_server(town, ask, s
     assert asyncio.run(scene()).record.state is TrialState.DECIDED
 
 
+@each_docket
 def test_failed_trial_is_followed_by_one_new_trial_and_an_overruled_one_by_its_finding_across_servers(town):
     async def scene():
         async with town.server(name="a") as a, town.server(name="b") as b:
@@ -380,6 +397,7 @@ class _Counting(Intercepted):
         await self._docket.writer.append(*events)
 
 
+@each_docket
 @pytest.mark.parametrize("events", [0, 2, 4, 7])
 def test_trial_of_a_dead_server_is_taken_over_exactly_once(town, events):
     async def scene():
@@ -403,6 +421,7 @@ def test_trial_of_a_dead_server_is_taken_over_exactly_once(town, events):
     assert waited >= 0.4, "taken over before its server was declared dead"
 
 
+@each_docket
 def test_two_servers_running_the_same_trial_produce_one_record(town):
     """A server that only seemed dead continues a trial that another took over: each event is stored once."""
 
@@ -421,6 +440,7 @@ def test_two_servers_running_the_same_trial_produce_one_record(town):
     assert len(second.record.all(TrialResumed)) == 1
 
 
+@each_docket
 def test_servers_resume_trials_of_dead_servers_on_their_own(town):
     async def scene():
         docket = town.docket()
@@ -608,6 +628,7 @@ def test_resumed_trial_that_fails_is_not_resumed_again_on_its_own(town):
     assert len(finder.asked) == len(record.all(TrialResumed)) == 1
 
 
+@each_docket
 def test_trial_that_cannot_be_resumed_fails_and_its_request_gets_another(town):
     async def scene():
         docket = town.docket()
@@ -627,6 +648,7 @@ def test_trial_that_cannot_be_resumed_fails_and_its_request_gets_another(town):
 # Failures.
 
 
+@each_docket
 def test_trial_with_a_transient_failure_is_resumed_by_the_next_request(town):
     async def scene(runner):
         town.finder.result, good = Unavailable("away", reason="LIBRARY_AWAY"), town.finder.result
@@ -810,6 +832,7 @@ class _Interrupted(Intercepted):
         raise Unavailable("It is away.", reason="DOCKET_UNAVAILABLE")
 
 
+@each_docket
 @pytest.mark.parametrize("end", ["fails", "is cancelled", "the server stops"])
 def test_unrecorded_end_of_a_trial_is_recorded_once_the_docket_is_back(town, monkeypatch, end):
     monkeypatch.setattr("serving.judging.orphans.AGAIN_S", 0.05)
@@ -939,6 +962,7 @@ def test_telemetry_forgets_a_trial_that_could_not_be_resumed(town):
     assert not telemetry._trials
 
 
+@each_docket
 def test_trial_taken_over_by_another_server_is_not_ended_by_its_former_one(town, monkeypatch):
     monkeypatch.setattr("serving.judging.orphans.AGAIN_S", 0.05)
 
@@ -971,6 +995,7 @@ def test_trial_taken_over_by_another_server_is_not_ended_by_its_former_one(town,
 # Heartbeats of servers.
 
 
+@each_docket
 def test_stopping_server_removes_its_heartbeat_and_counts_as_dead_at_once(town):
     async def scene():
         docket = town.docket()
@@ -988,6 +1013,7 @@ def test_stopping_server_removes_its_heartbeat_and_counts_as_dead_at_once(town):
     assert asyncio.run(scene()) == {}
 
 
+@each_docket
 def test_heartbeats_of_dead_servers_are_removed_later_but_not_those_of_live_ones(town):
     async def scene():
         docket = town.docket()
@@ -1176,6 +1202,7 @@ async def overrule(docket, trial_id, clock=ticking_clock()):  # noqa: B008
     )
 
 
+@each_docket
 def test_overruled_content_is_answered_by_the_finding_without_another_trial(town):
     async def scene(runner):
         first = await runner.answer(ASK)
@@ -1213,6 +1240,7 @@ def test_trial_that_ends_after_a_finding_has_its_decision(town):
     assert not answer.reused and (answer.in_force.by, answer.in_force.decision) == ("PERSON", "allow")
 
 
+@each_docket
 @pytest.mark.parametrize("cached_before", [True, False])
 def test_finding_of_another_server_is_followed_within_two_seconds(town, cached_before):
     async def scene():
@@ -1474,6 +1502,7 @@ def test_other_callers_of_a_trial_cut_short_share_one_new_trial(town):
     assert {first.record.trial_id, second} == set(trials) and second != first.record.trial_id
 
 
+@each_docket
 def test_stopping_server_records_its_trials_for_another_to_resume(town):
     async def scene():
         docket = town.docket()
@@ -1501,6 +1530,7 @@ def test_stopping_server_records_its_trials_for_another_to_resume(town):
     assert len(answer.record.all(TrialOpened)) == 1 and answer.record.state is TrialState.DECIDED
 
 
+@each_docket
 def test_unstarted_trial_of_a_stopping_server_is_started_by_another_at_once(town):
     async def scene():
         docket, turns = town.docket(), Turns(1)
