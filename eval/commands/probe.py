@@ -161,50 +161,6 @@ def compare(probes: tuple[Path, ...], threshold: int, html: Path | None, as_json
     show_sections("Targets compared", lead, sections, page=html, figures=figures)
 
 
-@probe.command()
-@click.argument("folder", metavar="PROBE", type=click.Path(path_type=Path))
-@click.option("--to", "target", required=True, type=click.Path(path_type=Path), help="Folder to create for the exam.")
-@click.option("--data", type=click.Path(path_type=Path), help="Directory of the probed data set.")
-@click.option("--dataset", default="", metavar="CARD", help="Card of the data set, if it is your own.")
-@click.option(
-    "--models",
-    type=click.Path(path_type=Path),
-    help="Models file with a [probe] table that names several data sets.",
-)
-@threshold_option
-@click.option("--without-train", is_flag=True, help="Leave out the train split; runs then need --library.")
-def export_exam(folder: Path, target: Path, **options: Any) -> None:
-    """Writes the memes that the target of PROBE failed to explain as a data set, to run trials on them.
-
-    The folder has the rows (exam.jsonl), the pictures, the train split for precedents (train.jsonl; its pictures are
-    links where the disk has them) and a card (exam.toml). The memes are original, with their gold labels; rewritten
-    texts never leave the probe.
-    """
-    from eval.commands.sampled import arena_samples
-    from eval.probe import exam
-    from eval.probe.folder import ProbeFolder
-
-    if (options["data"] is None) == (options["models"] is None):
-        raise click.UsageError("Name the data set with --data, or several with --models: one of the two.")
-    try:
-        manifest = ProbeFolder(folder).manifest()
-        samples = arena_samples(
-            manifest, options["data"], options["models"], dataset=options["dataset"], table_name="probe"
-        )
-        if samples is None:
-            raise click.UsageError("[probe] in the file of models names no data sets (sample). Name one with --data.")
-        written = exam.export_exam(
-            folder, samples, target, threshold=options["threshold"], with_train=not options["without_train"]
-        )
-    except OSError as error:
-        raise click.ClickException(f"{error.filename or target} can't be written: {error.strerror}.") from None
-    if written.without_picture:
-        click.echo(f"{written.without_picture:,} memes of the train split have no picture, and are left out.", err=True)
-    library = "" if written.train else " --library LIBRARY"
-    click.echo(f"{written.memes:,} memes, {written.harmful:,} of them harmful, in {target}. Hold trials on them:")
-    click.echo(f"memecourt-eval run --dataset {written.card} --data {target} --out runs/{written.id}{library}")
-
-
 probe.add_command(rate_probe)
 
 

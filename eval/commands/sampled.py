@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from eval.arena.folder import ArenaManifest
     from eval.models.open import ModelSpec
     from eval.models.samples import Samples
-    from eval.probe.folder import ProbeManifest
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -53,15 +52,8 @@ def samples_of(options: Mapping[str, Any], table: Mapping[str, Any], where: str)
     return one_set(dataset, options["data"], split, limit=options["limit"], only=read)
 
 
-def arena_samples(
-    manifest: ArenaManifest | ProbeManifest,
-    data: Path | None,
-    models: Path | None,
-    *,
-    dataset: str = "",
-    table_name: str = "arena",
-) -> Samples | None:
-    """The memes of an arena or a probe that is there; None where neither names their data.
+def arena_samples(manifest: ArenaManifest, data: Path | None, models: Path | None) -> Samples | None:
+    """The memes of an arena that is there; None where neither names their data.
 
     Raises BadRequest: The table can't be used.
     """
@@ -73,13 +65,12 @@ def arena_samples(
     if data is not None:
         only = manifest.samples[0].only if manifest.samples else "all"
         # No id leads to a card of the user's own, and its file may have changed or be gone.
-        card = None if dataset else manifest.cards.get(manifest.dataset)
-        named = card_of(card, MANIFEST) if card else dataset_of(dataset or manifest.dataset)
+        card = manifest.cards.get(manifest.dataset)
+        named = card_of(card, MANIFEST) if card else dataset_of(manifest.dataset)
         return one_set(named, data, manifest.split, limit=manifest.limit, only=only)
     if models is None:
         return None
-    table = read_models(models).rest.get(table_name, {})
-    read = read_samples(table, f"[{table_name}] in the file of models", models.parent)
+    read = read_samples(read_models(models).rest.get("arena", {}), "[arena] in the file of models", models.parent)
     return read if isinstance(read, Samples) else None
 
 

@@ -10,7 +10,6 @@ from click.testing import CliRunner
 
 from court.errors import BadRequest, Unavailable
 from eval.cli import cli
-from eval.commands.sampled import arena_samples
 from eval.datasets.card import card_of
 from eval.datasets.known import find_card
 from eval.models.metered import BudgetSpent, Limit
@@ -198,9 +197,6 @@ def test_custom_card_is_stored_and_required_for_resuming(tmp_path, data):
     folder, _ = probed(a_plan(out, data, samples=samples_with("Mine")))
     manifest = folder.manifest()
     assert card_of(manifest.cards["mine"], "manifest.json").title == "Mine"
-    # Commands on an existing probe read its data with the stored card, and need no card file.
-    (read,) = arena_samples(manifest, data, None, table_name="probe").sets
-    assert (read.dataset.id, read.dataset.title, read.split) == ("mine", "Mine", "dev_seen")
     _, calls = probed(a_plan(out, data, samples=samples_with("Mine")))
     assert not calls
     with pytest.raises(BadRequest, match=r"something else than is there now: cards\."):
