@@ -23,8 +23,8 @@ from eval.arena.procedure import reply_or_reason
 from eval.arena.ranking.battles import Floats
 from eval.arena.speakers import FixedQuestion, Speaker
 from eval.arena.words import OVERALL
-from eval.models.memes import ShownMeme
 from eval.models.metered import MeteredModel
+from eval.models.samples import ShownMeme
 from eval.reports.sections import Section
 from eval.scores.means import ResampledMeans
 from eval.scores.measure import Figure, figure, interval, share_figure

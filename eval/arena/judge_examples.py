@@ -25,7 +25,7 @@ from eval.arena.events import Answered, Event, FusionBegun, FusionRound, Judged,
 from eval.arena.folder import ArenaFolder, ArenaManifest
 from eval.arena.speakers import FixedQuestion, comparison, prompt_of
 from eval.arena.words import Setting, Verdict, words_of
-from eval.models.memes import ShownMeme
+from eval.models.samples import ShownMeme
 from eval.session.directory import replace_lines
 from retrieval.library.sources import NOT_FOR_LIBRARIES
 

@@ -41,8 +41,8 @@ from eval.arena.folder import ArenaFolder, FixedTask, HumanReference, Spent
 from eval.arena.settings import ArenaSettings
 from eval.arena.speakers import FixedQuestion, Speaker, style_of
 from eval.arena.words import Relevance, Setting
-from eval.models.memes import ShownMeme
 from eval.models.metered import MeteredModel
+from eval.models.samples import ShownMeme
 from eval.session.engine import run_items
 
 _MOST = 200_000

@@ -19,8 +19,8 @@ from court.replies import Reply, TextBounds, UnusableReply, Words, object_schema
 from eval.arena.events import ReplyCost, Style, cost_of
 from eval.arena.settings import Criterion, keys_of
 from eval.arena.words import LossError, Relevance, Verdict, Verdicts, words_of
-from eval.models.memes import ShownMeme
 from eval.models.metered import Agent, MeteredModel, load
+from eval.models.samples import ShownMeme
 
 _PART, _WHY = 6000, 2000
 """Maximum length of a part of an answer, and of reasons, in characters."""

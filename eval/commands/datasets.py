@@ -87,8 +87,7 @@ def check(data: Path, id_: str | None, decode: bool, as_json: bool, **words: Any
     Exit code: 0 if nothing was found, 1 if something was, 2 if the check could not be done.
     """
     from court.errors import CourtError
-    from eval.datasets.known import find_card
-    from eval.datasets.recognise import recognised
+    from eval.datasets.known import find_card, recognised
     from eval.datasets.record_files import keep_tables
 
     if id_ is not None:

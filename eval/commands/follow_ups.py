@@ -19,8 +19,8 @@ from serving.cli.common import with_options
 
 if TYPE_CHECKING:
     from eval.arena.folder import ArenaFolder, ArenaManifest
-    from eval.models.memes import ShownMeme
     from eval.models.metered import MeteredModel
+    from eval.models.samples import ShownMeme
     from eval.session.engine import Progress
 
 DETECTION_PAGE, LOSSES_PAGE, DISTILLED_PAGE = "detection.html", "losses.html", "distilled.html"

@@ -11,7 +11,6 @@ import click
 
 if TYPE_CHECKING:
     from eval.runs.results import Results
-    from eval.scores.label_noise import LabelNoise
 
 
 @click.command()
@@ -209,28 +208,37 @@ def noise(
     runs of classify, labels are checked one by one, each with its own probability. For a library, it is the vote of the
     other precedents, excluding those that share picture or words. The list holds ids only and no text of a meme.
     """
-    from eval.commands.options import command_line, show_sections
+    from eval.commands.options import command_line, protocols_of, show_sections
     from eval.reports.label_sections import noise_section
+    from eval.scores.label_noise import find_label_noise, find_task_noise, find_verdict_noise
     from eval.studies.vote import left_out_probabilities
 
     if bool(runs) == (library is not None):
         raise click.UsageError("Give either runs or --library.")
+    lead: list[str] = []
     if library is not None:
-        from eval.scores.label_noise import find_label_noise
-
         name, found = library.name, find_label_noise(left_out_probabilities(library))
+        sections, figures = [noise_section(found, name, show)], asdict(found)
     else:
         read = _runs_of_one_split(runs)
-        if read[0].question is not None:
-            _show_noise_of_task(read, protocol, show=show, html=html, as_json=as_json)
-            return
-        name, found = _noise_of_runs(read, protocol)
+        name = f"{read[0].dataset}, {read[0].split}, by {', '.join(results.name for results in read)}"
+        if read[0].question is None:
+            found = find_verdict_noise(read, protocols_of(protocol, read[0].protocols)[0])
+            sections, figures = [noise_section(found, name, show)], asdict(found)
+        elif protocol is not None:
+            raise click.UsageError("--protocol is for verdicts: these runs asked a question.")
+        else:
+            of_task = find_task_noise(read)
+            if of_task.too_few:
+                lead = [f"Not looked at, as too few memes have it, or lack it: {', '.join(of_task.too_few)}."]
+            sections = [noise_section(one, name, show, label=label) for label, one in of_task.by_label.items()]
+            figures = asdict(of_task)
     show_sections(
         "Label noise",
-        [],
-        [noise_section(found, name, show)],
+        lead,
+        sections,
         page=html,
-        figures={"of": name, **asdict(found)} if as_json else None,
+        figures={"of": name, **figures} if as_json else None,
         command=command_line(),
     )
 
@@ -249,53 +257,3 @@ def _runs_of_one_split(runs: tuple[Path, ...]) -> list[Results]:
     if any(one != questions[0] for one in questions):
         raise BadRequest("These runs asked different questions: label noise is listed of one.", reason="SPLITS_DIFFER")
     return read
-
-
-def _show_noise_of_task(
-    read: list[Results], protocol: str | None, *, show: int, html: Path | None, as_json: bool
-) -> None:
-    from eval.commands.options import command_line, show_sections
-    from eval.reports.label_sections import noise_section
-    from eval.scores.label_noise import find_task_noise
-
-    if protocol is not None:
-        raise click.UsageError("--protocol is for verdicts: these runs asked a question.")
-    found = find_task_noise(read)
-    name = _name_of(read)
-    few = ", ".join(found.too_few)
-    lead = [f"Not looked at, as too few memes have it, or lack it: {few}."] if few else []
-    show_sections(
-        "Label noise",
-        lead,
-        [noise_section(one, name, show, label=label) for label, one in found.by_label.items()],
-        page=html,
-        figures={"of": name, **asdict(found)} if as_json else None,
-        command=command_line(),
-    )
-
-
-def _name_of(read: list[Results]) -> str:
-    return f"{read[0].dataset}, {read[0].split}, by {', '.join(results.name for results in read)}"
-
-
-def _noise_of_runs(read: list[Results], protocol: str | None) -> tuple[str, LabelNoise]:
-    from statistics import fmean
-
-    from court.errors import BadRequest
-    from eval.commands.options import protocols_of
-    from eval.scores.label_noise import find_label_noise
-
-    first = read[0]
-    (how, *_) = protocols_of(protocol, first.protocols)
-    gold: dict[str, bool] = {}
-    scores: dict[str, list[float]] = {}
-    for results in read:
-        for harmful, one in results.under(how):
-            # Runs may be of two versions of the labels.
-            if gold.setdefault(one.meme.id, harmful) is not harmful:
-                raise BadRequest(f"The runs disagree on the gold label of {one.meme.id}.", reason="GOLD_DIFFERS")
-            if one.prediction.score is not None:
-                scores.setdefault(one.meme.id, []).append(one.prediction.score)
-    # The mean over runs, so that a slip of one system alone seldom makes a label look wrong.
-    memes = [(id_, harmful, fmean(scores[id_]) if id_ in scores else None) for id_, harmful in gold.items()]
-    return _name_of(read), find_label_noise(memes)

@@ -105,7 +105,7 @@ def dataset_of(id_: str) -> DatasetCard:
 
 def recognised_in(data: Path) -> DatasetCard:
     """The only data set in a directory. Raises click.UsageError if there are several."""
-    from eval.datasets.recognise import recognised
+    from eval.datasets.known import recognised
 
     found = recognised(data)
     if len(found) > 1:

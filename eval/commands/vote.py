@@ -22,16 +22,6 @@ import click
 @click.option(
     "--folds", is_flag=True, help="Use the library's own texts in five folds, and show verdicts beside the votes."
 )
-@click.option(
-    "--protocol",
-    type=click.Choice(["merged", "extreme"]),
-    default="merged",
-    show_default=True,
-    help="Mapping of HarMeme's three labels to two: somewhat harmful counts as harmful, or is not judged.",
-)
-@click.option(
-    "--drop-precedents", is_flag=True, help="With extreme: precedents that are somewhat harmful do not vote either."
-)
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of the bootstrap.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as one JSON object.")
 def vote(library: Path, file: Path | None, **options: Any) -> None:
@@ -40,12 +30,10 @@ def vote(library: Path, file: Path | None, **options: Any) -> None:
     Every meme is judged by the vote alone, however distant its precedents; the report also counts the memes that the
     court would leave undecided for that reason. Intervals are 95 %, by bootstrap over memes (10,000 resamples).
 
-    Under the protocol extreme, somewhat harmful precedents still vote, as harmful, as they would in a court. The
-    court's paper drops the label altogether; so does --drop-precedents, which recalibrates the library.
+    `memecourt-eval run` reports the vote under each protocol of a data set, beside the court.
     """
     # Imports stay inside the command: they pull in scikit-learn and the encoders, which `--help` should
     # not wait for.
-    from eval.datasets.items import Protocol
     from eval.studies.vote import measure_vote
     from retrieval.library.sources import Source
 
@@ -56,16 +44,9 @@ def vote(library: Path, file: Path | None, **options: Any) -> None:
     if file is None:
         _print_folds(library, options["seed"], as_json)
         return
-    if options["drop_precedents"] and options["protocol"] != "extreme":
-        raise click.UsageError("--drop-precedents is for --protocol extreme: merged drops no label.")
-    how: dict[str, Any] = {
-        "protocol": Protocol(options["protocol"]),
-        "drop_precedents": options["drop_precedents"],
-        "seed": options["seed"],
-    }
-    report = asyncio.run(measure_vote(library, Source(path=file, pictures=options["pictures"]), **how))
+    source = Source(path=file, pictures=options["pictures"])
+    report = asyncio.run(measure_vote(library, source, seed=options["seed"]))
     remarks = {
-        "protocol": f"{how['protocol']}: {report.dropped:,} memes and {report.precedents_dropped:,} precedents dropped",
         "undecided": f"{report.undecided:,} would be left to a person: every precedent is too far",
         "same text": f"{report.same_text:,} stand in the library word for word",
         "text alone": f"{report.without_picture:,} were judged without their picture",

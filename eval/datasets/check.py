@@ -21,8 +21,7 @@ from court.ports import PictureReader
 from eval.datasets.card import CardSplit, DatasetCard
 from eval.datasets.card_rows import MemeBlock, RowGold
 from eval.datasets.card_split import CardReader, first_blocks
-from eval.datasets.known import is_own, mistaken_for
-from eval.datasets.recognise import recognised
+from eval.datasets.known import is_own, mistaken_for, recognised
 from eval.datasets.record_files import Coded
 from retrieval.library.picture_finder import DatasetPictures
 from retrieval.library.sources import Problem

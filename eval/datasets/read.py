@@ -21,9 +21,8 @@ from court.verdict import Label
 from eval.datasets.card import CardSplit, CardTask, DatasetCard, SplitRole
 from eval.datasets.card_split import DOUBLED, CardReader
 from eval.datasets.items import JudgedMeme, Level, Protocol, of_level
-from eval.datasets.known import SYNTHETIC_KEY, find_card, is_own, mistaken_for
+from eval.datasets.known import SYNTHETIC_KEY, find_card, is_own, mistaken_for, recognised
 from eval.datasets.plain_table import PlainTable, read_plain_table, table_options
-from eval.datasets.recognise import recognised
 from retrieval.library.picture_finder import DatasetPictures
 from retrieval.library.sources import Problem, Row, Rows, Source, SourceFormat
 

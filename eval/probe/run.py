@@ -21,8 +21,8 @@ from court.digests import digest
 from court.errors import BadRequest
 from court.meme import Frame
 from court.ports import TextReader
-from eval.models.memes import ShownMeme
 from eval.models.metered import MeteredModel
+from eval.models.samples import ShownMeme
 from eval.probe.agents import BEGIN, Category, ProbeModels, Subject, Taxonomy, prompt_digests
 from eval.probe.erasing import erase
 from eval.probe.folder import (

@@ -282,7 +282,7 @@ async def judge(run: JudgedRun, manifest: RunManifest, progress: Progress, *, re
     def store(meme: JudgedMeme, prediction: Prediction) -> None:
         results.add(prediction)
         score.add(meme, prediction)
-        progress.judged(score)
+        progress.tick(score)
 
     watch = Watch(plan.concurrency, "memes")
     async with progress.shown(score):

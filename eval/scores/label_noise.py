@@ -8,13 +8,16 @@ itself: it is for people to review, and never a correction.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from court.errors import BadRequest, NotLoaded
-from eval.runs.results import Results
+from eval.datasets.items import Protocol
+from eval.runs.results import Judged, Results
+from eval.scores.measure import TaskArrays
+from eval.scores.metrics import HARM, verdict_arrays
 from eval.scores.task_card import arrays_of, question_of
 
 FEWEST = 20
@@ -108,6 +111,16 @@ class TaskNoise:
     too_few: tuple[str, ...]
 
 
+def find_verdict_noise(read: Sequence[Results], protocol: Protocol) -> LabelNoise:
+    """Lists labels of harm that are likely wrong, by the mean of the runs' scores.
+
+    Raises like :func:`find_label_noise`, and BadRequest: The runs disagree on a gold label.
+    """
+    pairs = [results.under(protocol) for results in read]
+    arrays = [([one for _, one in each], verdict_arrays(each)) for each in pairs if each]
+    return find_label_noise(_by_meme(arrays)(HARM.index("harmful")))
+
+
 def find_task_noise(read: Sequence[Results]) -> TaskNoise:
     """Lists gold labels that are likely wrong, by the mean of the runs' probabilities of each label.
 
@@ -116,31 +129,19 @@ def find_task_noise(read: Sequence[Results]) -> TaskNoise:
         NotLoaded: cleanlab is not installed.
     """
     question = question_of(read[0])
-    gold: dict[str, tuple[bool, ...]] = {}
-    scores: dict[str, list[np.ndarray]] = {}
-    for results in read:
-        judged, arrays = arrays_of(results)
-        for one, has, probabilities in zip(judged, arrays.gold.tolist(), arrays.scores, strict=True):
-            # With two versions of gold, noise in one could not be distinguished from a change between them.
-            if gold.setdefault(one.meme.id, tuple(has)) != tuple(has):
-                raise BadRequest(f"The runs disagree on the gold label of {one.meme.id}.", reason="GOLD_DIFFERS")
-            # With probabilities of only some labels, the mean would be over different runs for each label.
-            if not np.isnan(probabilities).any():
-                scores.setdefault(one.meme.id, []).append(probabilities)
-    if not scores:
+    arrays = [arrays_of(results) for results in read]
+    if all(np.isnan(each.scores).any(axis=1).all() for _, each in arrays):
         raise BadRequest(
             f"No answer of these runs has probabilities of the labels of {question.task}: ask for them with --odds, or "
             "take the vote of labelled memes.",
             reason="NO_SCORES",
         )
-    # The mean over runs, so that a mistake of a single system seldom makes a label look wrong.
-    mean = {id_: np.mean(each, axis=0) for id_, each in scores.items()}
+    memes_of = _by_meme(arrays)
     found, too_few = {}, []
     for place, label in enumerate(question.labels):
-        memes = [(id_, has[place], float(mean[id_][place]) if id_ in mean else None) for id_, has in gold.items()]
         # One rare label must not prevent the others from being checked.
         try:
-            found[label] = find_label_noise(memes)
+            found[label] = find_label_noise(memes_of(place))
         except BadRequest as error:
             if error.reason != TOO_FEW:
                 raise
@@ -150,3 +151,27 @@ def find_task_noise(read: Sequence[Results]) -> TaskNoise:
             f"No label of {question.task} has enough memes with and without it to list label noise.", reason=TOO_FEW
         )
     return TaskNoise(question.task, found, tuple(too_few))
+
+
+def _by_meme(
+    read: Sequence[tuple[Sequence[Judged], TaskArrays]],
+) -> Callable[[int], list[tuple[str, bool, float | None]]]:
+    """Id, gold and mean probability of each meme for the label at a place.
+
+    Raises BadRequest: The runs disagree on a gold label.
+    """
+    gold: dict[str, list[bool]] = {}
+    scores: dict[str, list[np.ndarray]] = {}
+    for judged, arrays in read:
+        for one, has, probabilities in zip(judged, arrays.gold.tolist(), arrays.scores, strict=True):
+            # With two versions of gold, noise in one could not be distinguished from a change between them.
+            if gold.setdefault(one.meme.id, has) != has:
+                raise BadRequest(f"The runs disagree on the gold label of {one.meme.id}.", reason="GOLD_DIFFERS")
+            # With probabilities of only some labels, the mean would be over different runs for each label.
+            if not np.isnan(probabilities).any():
+                scores.setdefault(one.meme.id, []).append(probabilities)
+    # The mean over runs, so that a mistake of a single system seldom makes a label look wrong.
+    mean = {id_: np.mean(each, axis=0) for id_, each in scores.items()}
+    return lambda place: [
+        (id_, has[place], float(mean[id_][place]) if id_ in mean else None) for id_, has in gold.items()
+    ]

@@ -309,11 +309,8 @@ class Progress:
     def begin(self, score: RunningTotals) -> None:
         """Reports that judging begins."""
 
-    def judged(self, score: RunningTotals) -> None:
-        """Reports that one more meme has a prediction."""
-
     def tick(self, score: RunningTotals) -> None:
-        """Reports that a second has passed."""
+        """Reports that a second has passed, or that one more meme has a prediction."""
 
     def end(self, score: RunningTotals) -> None:
         """Reports that judging has ended, finished or not."""
@@ -363,10 +360,6 @@ class ProgressLines(Progress):
         """Prints a line at once, and the next one early: whoever watches wants to know whether to wait."""
         self._last = self._now() - max(0.0, self._every_s - _FIRST_S)
         self._print(f"{score.total:,} memes, {score.done:,} of them judged before.")
-
-    def judged(self, score: RunningTotals) -> None:
-        """Prints a line if it is due."""
-        self.tick(score)
 
     def tick(self, score: RunningTotals) -> None:
         """Prints a line if it is due."""
@@ -433,12 +426,8 @@ class ProgressBar(Progress):
         self._bars.start()
         self._judging = self._bars.add_task("judged", total=score.total, completed=score.done, words="")
 
-    def judged(self, score: RunningTotals) -> None:
-        """Advances the bar."""
-        self.tick(score)
-
     def tick(self, score: RunningTotals) -> None:
-        """Updates rate and time left."""
+        """Advances the bar, and updates rate and time left."""
         if self._judging is not None:
             words = score.words(time.monotonic())
             self._bars.update(self._judging, completed=score.done, words=words)  # type: ignore[arg-type]

@@ -9,8 +9,7 @@ from typing import Any
 
 from pydantic import Field, JsonValue
 
-from eval.models.memes import ShownMemes
-from eval.models.samples import SampledSet, Samples, read_memes
+from eval.models.samples import SampledSet, Samples, ShownMemes, read_memes
 from eval.session.directory import SessionManifest, circumstances
 
 

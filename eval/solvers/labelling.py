@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic import JsonValue
 
@@ -38,18 +38,8 @@ from eval.solvers.calls import (
 )
 from eval.solvers.question import GOLD, WORDS, Answerer, Question, gold_of, words_of
 from eval.solvers.trial import TrialSolver, prediction_of
-from eval.solvers.vote import open_label_votes
+from eval.solvers.vote import LabelVotes, open_label_votes
 from retrieval.precedents.finder import LibraryFinder
-
-
-class LabelClassifier(Protocol):
-    """Assigns each label of a question a probability, from labelled memes."""
-
-    async def probabilities(self, shown: DecodedMeme) -> Mapping[str, float] | None:
-        """Independent probability of each label; None if nothing of the meme can be compared."""
-
-    def answer(self, probabilities: Mapping[str, float]) -> TaskAnswer:
-        """Returns the labels that follow from the probabilities."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +49,7 @@ class RulingSolver:
     trial: TrialSolver
     question: Question
     examples: Mapping[str, JudgedMeme] = field(default_factory=dict)
-    classifier: LabelClassifier | None = None
+    classifier: LabelVotes | None = None
     """Embedded classifier whose votes the Judge is shown; None to show none."""
 
     async def solve(self, item: MemeItem, record: TrialRecord | None) -> Tried[Prediction, TrialRecord]:
@@ -163,7 +153,7 @@ class QuestionSolver:
     question: Question
     examples: Mapping[str, JudgedMeme] = field(default_factory=dict)
     """Labelled memes of the train split, by id; empty if none are needed."""
-    classifier: LabelClassifier | None = None
+    classifier: LabelVotes | None = None
     """Embedded classifier that answers; None if a model does."""
 
     async def solve(self, item: MemeItem, record: TrialRecord | None) -> Tried[Prediction, TrialRecord]:

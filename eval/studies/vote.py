@@ -22,7 +22,6 @@ from court.precedents import Relation, Vote
 from court.settings import TrialSettings
 from court.summary import vote_if_close, vote_of, weigh
 from court.verdict import Decision, Label, Verdict
-from eval.datasets.items import LEVELS, Protocol, of_level
 from eval.scores.compare import paired_differences
 from eval.scores.measure import Figure
 from eval.scores.metrics import Scores, harm_arrays, score
@@ -51,74 +50,57 @@ class VoteReport:
     without_picture: int
     """Number of memes judged by text alone, as their picture was not given or can't be read."""
     problems: tuple[Problem, ...]
-    protocol: Protocol
-    dropped: int
     precedents: int
-    precedents_dropped: int
-    """Number of precedents that did not vote, because the protocol drops their label too."""
 
 
-async def measure_vote(
-    place: Path, source: Source, *, protocol: Protocol = Protocol.MERGED, drop_precedents: bool = False, seed: int = 0
-) -> VoteReport:
-    """Measures the vote of the library in ``place`` on every labelled meme of ``source`` that the protocol keeps.
-
-    Args:
-        drop_precedents: True to exclude precedents with labels that the protocol drops from the vote, too; the library
-            is then recalibrated. The court's paper drops the label entirely; a deployed court would keep them.
+async def measure_vote(place: Path, source: Source, *, seed: int = 0) -> VoteReport:
+    """Measures the vote of the library in ``place`` on every labelled meme of ``source``.
 
     Raises:
         BadLibrary: The library can't be opened.
-        BadRequest: The source can't be read, no meme is left, or its labels don't fit the protocol.
+        BadRequest: The source can't be read, or has no meme.
     """
     rows = read_source(source)
-    # Filters the judged memes only; precedents are filtered in `_voters`.
-    usable = [row for row in rows.good if _keeps_label(row.source_label, protocol)]
-    if not usable:
-        raise BadRequest(f"No meme of {source.path.name} is left to be judged under the protocol {protocol}.")
+    if not rows.good:
+        raise BadRequest(f"No meme of {source.path.name} is left to be judged.")
     encoder = await asyncio.to_thread(load_encoder_for, place)
-    whole = Library.open(place, encoder.identity)
+    library = Library.open(place, encoder.identity)
     gold, predicted, probabilities = [], [], []
     undecided = same_text = without_picture = 0
-    # The report has the whole library's digest: the reduced one is temporary.
-    with _voters(whole, protocol, drop_precedents) as library:
-        finder, pictures = LibraryFinder(library, encoder), GuardedPictureReader()
-        try:
-            for row in usable:
-                picture = await _picture(row, source, pictures)
-                findings = await finder.find(
-                    text=row.text,
-                    frames=picture.frames if picture else (),
-                    pixels_sha256=picture.pixels_sha256 if picture else "",
-                    exhibits=3,
-                    tally=1,
-                    alpha=None,
-                )
-                vote = vote_of(findings)
-                if vote is None:
-                    continue  # no part of the meme could be compared
-                gold.append(row.label is Label.HARMFUL)
-                predicted.append(vote.probability >= vote.settings.threshold)
-                probabilities.append(vote.probability)
-                # The scores cover all memes; this counts those that the court would leave undecided.
-                undecided += vote_if_close(findings) is None
-                without_picture += picture is None
-                same = (Relation.SAME_TEXT, Relation.SAME_MEME)
-                same_text += any(exhibit.relation in same for exhibit in findings.exhibits)
-        finally:
-            finder.close()
-            await pictures.aclose()
+    finder, pictures = LibraryFinder(library, encoder), GuardedPictureReader()
+    try:
+        for row in rows.good:
+            picture = await _picture(row, source, pictures)
+            findings = await finder.find(
+                text=row.text,
+                frames=picture.frames if picture else (),
+                pixels_sha256=picture.pixels_sha256 if picture else "",
+                exhibits=3,
+                tally=1,
+                alpha=None,
+            )
+            vote = vote_of(findings)
+            if vote is None:
+                continue  # no part of the meme could be compared
+            gold.append(row.label is Label.HARMFUL)
+            predicted.append(vote.probability >= vote.settings.threshold)
+            probabilities.append(vote.probability)
+            # The scores cover all memes; this counts those that the court would leave undecided.
+            undecided += vote_if_close(findings) is None
+            without_picture += picture is None
+            same = (Relation.SAME_TEXT, Relation.SAME_MEME)
+            same_text += any(exhibit.relation in same for exhibit in findings.exhibits)
+    finally:
+        finder.close()
+        await pictures.aclose()
     return VoteReport(
-        library=whole.digest,
+        library=library.digest,
         scores=score(gold, predicted, probabilities, seed=seed),
         undecided=undecided,
         same_text=same_text,
         without_picture=without_picture,
         problems=tuple(rows.problems),
-        protocol=protocol,
-        dropped=len(rows.good) - len(usable),
         precedents=len(library.memes),
-        precedents_dropped=len(whole.memes) - len(library.memes),
     )
 
 
@@ -151,32 +133,6 @@ def left_out_probabilities(place: Path) -> list[tuple[str, bool, float | None]]:
     by_row = dict(zip(neighbours.rows.tolist(), probabilities, strict=True))
     # A meme that can't be compared with any other has no probability.
     return [(meme.id, meme.harmful, by_row.get(row)) for row, meme in enumerate(library.memes)]
-
-
-def _keeps_label(source_label: str, protocol: Protocol) -> bool:
-    """True if the protocol keeps memes of this label. Raises BadRequest if it knows no such label."""
-    # Merged keeps every label, so that data sets with other labels are accepted too.
-    if protocol is not Protocol.EXTREME:
-        return True
-    if source_label not in LEVELS:
-        raise BadRequest(
-            "The protocol extreme is for HarMeme's three labels, and there is a meme with another. Leave it out."
-        )
-    return of_level(LEVELS[source_label], protocol) is not None
-
-
-@contextmanager
-def _voters(library: Library, protocol: Protocol, drop: bool) -> Iterator[Library]:
-    """The library or, if labels that the protocol drops are to be excluded, a recalibrated copy without them."""
-    places = [row for row, meme in enumerate(library.memes) if not drop or _keeps_label(meme.source_label, protocol)]
-    # Nothing was dropped: the library itself, with its own calibration.
-    if len(places) == len(library.memes):
-        yield library
-        return
-    if not places:
-        raise BadRequest(f"No precedent is left under the protocol {protocol}.")
-    with part_of(library, places) as part:
-        yield part
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from eval.arena.settings import ArenaSettings
 from eval.arena.words import Setting
 from eval.datasets.known import find_card
 from eval.models.call_cache import CallCache, SqliteCallCache
-from eval.models.memes import ShownMeme
+from eval.models.samples import ShownMeme
 from eval.models.metered import Limit, MeteredModel, Price
 from eval.models.open import ModelSpec
 from eval.models.samples import one_set

@@ -19,8 +19,8 @@ from eval.arena.judge_examples import judge_examples, mirrored_reasons, read_exa
 from eval.arena.speakers import parse_verdicts
 from eval.arena.words import words_of
 from eval.cli import cli
-from eval.models.memes import ShownMeme
 from eval.models.metered import MeteredModel
+from eval.models.samples import ShownMeme
 from retrieval.library.readers import read_source
 from retrieval.library.sources import Source, SourceFormat
 from tests.support.arena_world import DIMENSIONS, Arena, MemoryCallCache

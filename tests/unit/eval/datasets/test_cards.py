@@ -11,9 +11,8 @@ from court.errors import BadRequest
 from court.verdict import Label
 from eval.cli import cli
 from eval.datasets.card import SplitRole, card_of
-from eval.datasets.known import card_files, find_card
+from eval.datasets.known import card_files, find_card, recognised
 from eval.datasets.read import read_split, source_of
-from eval.datasets.recognise import recognised
 from retrieval.library.readers import read_source
 from retrieval.library.sources import Source, SourceFormat
 from tests.support.cards import read_by_card, write_table

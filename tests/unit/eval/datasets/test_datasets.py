@@ -16,13 +16,11 @@ from eval.cli import cli
 from eval.datasets.card import SplitRole
 from eval.datasets.check import DatasetFaultKind, check
 from eval.datasets.items import LEVELS, Level, Protocol
-from eval.datasets.known import find_card, known_cards
+from eval.datasets.known import find_card, known_cards, recognised
 from eval.datasets.read import read_split, source_of
-from eval.datasets.recognise import recognised
 from eval.studies.vote import measure_vote
 from eval.synthetic.make import Layout, Plant, make
 from retrieval.build import build_library
-from retrieval.calibration.calibrate import calibrate
 from retrieval.library.library import Library
 from retrieval.library.manifest import Safeguards
 from retrieval.library.picture_finder import picture_path
@@ -317,24 +315,18 @@ def words():
     return WordEncoder(text_dim=256)
 
 
-def by_hand(library, tuning, rows, voters):
-    """Accuracy and macro-F1 of the vote on texts, reimplemented in numpy from its definition.
-
-    Args:
-        library: Library with the vectors to search.
-        tuning: Vote settings; alpha has no effect without pictures.
-        rows: Rows to judge.
-        voters: Row numbers of the precedents that vote.
-    """
+def by_hand(library, rows):
+    """Accuracy and macro-F1 of a library's vote on texts, reimplemented in numpy from its definition."""
+    tuning = library.manifest.tuning
     dim = library.manifest.encoder.text_dim
-    vectors = np.asarray(library.rows[voters, :dim], dtype=np.float64)
-    harm = np.array([library.memes[place].source_label != "not harmful" for place in voters], dtype=float)
+    vectors = np.asarray(library.rows[:, :dim], dtype=np.float64)
+    harm = np.array([meme.source_label != "not harmful" for meme in library.memes], dtype=float)
     embedded = words().embed_texts([row.text for row in rows]).vectors
     similarities = embedded.astype(np.float64) @ vectors.T
     settings = tuning.vote
     order = np.argsort(-similarities.round(6), axis=1, kind="stable")
     # Precedents with the same words and label count once, by the most similar of them.
-    voices = [(normalise_text(library.memes[place].text), harm[n]) for n, place in enumerate(voters)]
+    voices = [(normalise_text(meme.text), harm[n]) for n, meme in enumerate(library.memes)]
     distinct: list[dict[object, int]] = [{} for _ in rows]
     for row, ranking in zip(distinct, order.tolist(), strict=True):
         for n in ranking:
@@ -377,45 +369,16 @@ def voting(request, tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("protocol", "drop"), [(Protocol.MERGED, False), (Protocol.EXTREME, False), (Protocol.EXTREME, True)]
-)
-def test_vote_matches_its_reimplementation_in_numpy(voting, monkeypatch, protocol, drop):
+def test_vote_matches_its_reimplementation_in_numpy(voting, monkeypatch):
     monkeypatch.setattr("retrieval.embed.builtin.BuiltinEncoder", words)
     place, source = voting
     library = Library.open(place, words().identity)
-    everything = read_source(source).good
-    judged = [row for row in everything if protocol is Protocol.MERGED or row.source_label != "somewhat harmful"]
-    voters = [n for n, meme in enumerate(library.memes) if not drop or meme.source_label != "somewhat harmful"]
-    tuning = library.manifest.tuning
-    if drop:
-        memes = [library.memes[place] for place in voters]
-        rows = np.ascontiguousarray(library.rows[voters])
-        tuning = calibrate(rows, memes, library.manifest.encoder.text_dim, tuning.floors)
-    accuracy, macro_f1 = by_hand(library, tuning, judged, voters)
-    report = asyncio.run(measure_vote(place, source, protocol=protocol, drop_precedents=drop))
-    assert (report.scores.n, report.dropped) == (len(judged), len(everything) - len(judged))
-    assert (report.precedents, report.precedents_dropped) == (len(voters), len(library.memes) - len(voters))
+    judged = read_source(source).good
+    accuracy, macro_f1 = by_hand(library, judged)
+    report = asyncio.run(measure_vote(place, source))
+    assert (report.scores.n, report.precedents) == (len(judged), len(library.memes))
     assert report.scores.accuracy.value == pytest.approx(accuracy, abs=1e-12)
     assert report.scores.macro_f1.value == pytest.approx(macro_f1, abs=1e-12)
-
-
-def test_extreme_protocol_needs_three_labels(tmp_path, monkeypatch):
-    monkeypatch.setattr("retrieval.embed.builtin.BuiltinEncoder", words)
-    harmeme(tmp_path / "train.jsonl", *many(30))
-    train = source_of(find_card("harm-c"), tmp_path, "train")
-    asyncio.run(build_library(tmp_path / "library", [train], name="l", encoder=words()))
-    file = tmp_path / "two.csv"
-    file.write_text("id,label,text\na,harmful,x\n")
-    run = CliRunner().invoke
-    ran = run(cli, ["vote", str(tmp_path / "library"), str(file), "--protocol", "extreme"])
-    assert ran.exit_code == 1 and "HarMeme's three labels" in ran.output
-    assert run(cli, ["vote", str(tmp_path / "library"), str(file), "--drop-precedents"]).exit_code == 2
-    ran = run(cli, ["vote", str(tmp_path / "library"), str(tmp_path / "train.jsonl"), "--protocol", "extreme"])
-    assert ran.exit_code == 0 and "extreme: 10 memes and 0 precedents dropped" in ran.output
-    harmeme(tmp_path / "val.jsonl", ("a", "somewhat harmful", "x"))
-    ran = run(cli, ["vote", str(tmp_path / "library"), str(tmp_path / "val.jsonl"), "--protocol", "extreme"])
-    assert ran.exit_code == 1 and "No meme of val.jsonl is left" in ran.output
 
 
 @pytest.mark.slow

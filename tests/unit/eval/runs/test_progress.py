@@ -23,7 +23,7 @@ def test_first_line_with_the_time_left_comes_after_three_seconds():
     progress.begin(totals)
     for done in range(1, 21):
         now[0], totals.done = float(done), done
-        progress.judged(totals)
+        progress.tick(totals)
     assert lines == ["20 memes, 0 of them judged before.", "3 of 20 judged: 60 a minute, 17 s left"]
 
 

@@ -11,9 +11,8 @@ from PIL import Image, ImageChops
 
 from court.errors import BadRequest
 from eval.cli import cli
-from eval.datasets.known import find_card
+from eval.datasets.known import find_card, recognised
 from eval.datasets.read import read_split
-from eval.datasets.recognise import recognised
 from eval.scores.functional import functional_scores
 from eval.synthetic.functional import CONTRAST, DATASET, cases, draw_case, read_key, suite, write_functional
 from eval.synthetic.world import GROUPS

@@ -25,9 +25,8 @@ from court.trial import Court, TrialCase
 from court.verdict import Label
 from eval.cli import cli
 from eval.datasets.items import Level
-from eval.datasets.known import SYNTHETIC_KEY, find_card
+from eval.datasets.known import SYNTHETIC_KEY, find_card, recognised
 from eval.datasets.read import read_split
-from eval.datasets.recognise import recognised
 from eval.standin.server import FakeModelServer, serving
 from eval.standin.settings import Settings, parsed
 from eval.synthetic.make import Layout, Plant, make, read_key
