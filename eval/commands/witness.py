@@ -32,15 +32,11 @@ PAGE = "witness.html"
     "--corpus", type=click.Path(path_type=Path), help="Corpus to check the claims with (`memecourt facts build`)."
 )
 @click.option("--encoder", metavar="NAME", help="Encoder of the corpus, if it is onnx:FOLDER.")
-@click.option("--search-url", metavar="URL", help="Search endpoint to use instead of a corpus.")
 @click.option(
-    "--search-shape",
-    type=click.Choice(["searxng", "serper"]),
-    default="searxng",
-    show_default=True,
-    help="Protocol of the search endpoint.",
+    "--search-url",
+    metavar="URL",
+    help="Search endpoint to use instead of a corpus; its shape and key are settings (expert).",
 )
-@click.option("--search-key-env", metavar="NAME", help="Environment variable that holds the endpoint's key.")
 @click.option("--fetch", is_flag=True, help="Read the pages found, not only their snippets.")
 @click.option("--model", "name", metavar="NAME", help="Model that checks claims, from the models file.")
 @click.option(
@@ -128,8 +124,8 @@ def _refuse_contradictions(options: dict[str, Any]) -> None:
     sources = bool(options["corpus"]) + bool(options["search_url"])
     if sources > 1 or (not sources and not closed):
         raise click.UsageError("Name a source of evidence: --corpus or --search-url.")
-    if not options["search_url"] and (options["fetch"] or options["search_key_env"]):
-        raise click.UsageError("--fetch and --search-key-env go with --search-url.")
+    if not options["search_url"] and options["fetch"]:
+        raise click.UsageError("--fetch goes with --search-url.")
 
 
 def _planned(options: dict[str, Any]) -> WitnessPlan:
@@ -183,14 +179,9 @@ async def _run(plan: WitnessPlan, options: dict[str, Any], progress: Progress) -
         citing = options["citations_by"] or options["name"]
         # The witness's own model may judge citations too: it is opened once.
         specs = chosen_models(options, [options["name"], *([] if citing == "none" else [citing])])
-        endpoint = {
-            "url": options["search_url"],
-            "shape": options["search_shape"],
-            "key_env": options["search_key_env"],
-        }
         named = {"corpus": options["corpus"], "encoder": options["encoder"]} if options["corpus"] else {}
         if options["search_url"]:
-            named = {**endpoint, "fetch": options["fetch"]}
+            named = {"url": options["search_url"], "fetch": options["fetch"]}
         # For closed-book alone: no corpus, whatever the settings name.
         source = await open_evidence(settings_of(expert=named or {"corpus": None}), stack)
         store = SqliteCallCache.open(plan.out / CALLS)
