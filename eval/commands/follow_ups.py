@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,29 +18,11 @@ from eval.commands.sampled import arena_samples, chosen_models
 from serving.cli.common import with_options
 
 if TYPE_CHECKING:
-    from eval.arena.folder import ArenaFolder, ArenaManifest
     from eval.models.metered import MeteredModel
     from eval.models.samples import ShownMeme
     from eval.session.engine import Progress
 
 DETECTION_PAGE, LOSSES_PAGE, DISTILLED_PAGE = "detection.html", "losses.html", "distilled.html"
-
-
-@dataclass(frozen=True, slots=True)
-class FollowUp:
-    """An arena that is there, opened for further questions."""
-
-    folder: ArenaFolder
-    manifest: ArenaManifest
-    memes: Sequence[ShownMeme]
-    models: Mapping[str, MeteredModel]
-    how: Mapping[str, Any]
-    """Concurrency, and the function that is told of progress."""
-
-    @property
-    def by_id(self) -> dict[str, ShownMeme]:
-        """The memes by their ids."""
-        return {meme.id: meme for meme in self.memes}
 
 
 _PATH = click.Path(path_type=Path)
@@ -62,13 +44,12 @@ follow_up_options = with_options(
 """Options by which an arena, its memes and its models are named again."""
 
 
+AskModels = Callable[[Mapping[str, "ShownMeme"], Mapping[str, "MeteredModel"], Mapping[str, Any]], Awaitable[None]]
+"""Asks models about memes, both by name; with its concurrency, and the function that is told of progress."""
+
+
 def follow_up(
-    options: Mapping[str, Any],
-    names: Sequence[str],
-    ask: Callable[[FollowUp], Awaitable[None]],
-    *,
-    memes: Collection[str],
-    what: str,
+    options: Mapping[str, Any], names: Sequence[str], ask: AskModels, *, memes: Collection[str], what: str
 ) -> None:
     """Opens an arena's memes and some models, and asks them.
 
@@ -95,7 +76,7 @@ def follow_up(
             calls = options["calls"] or options["out"] / CALLS
             async with opened_models(specs, calls, progress.tell, run_seed=manifest.seed) as models:
                 how = {"concurrency": options["concurrency"], "progress": partial(progress.step, what)}
-                await ask(FollowUp(folder, manifest, shown.memes, models=models, how=how))
+                await ask({meme.id: meme for meme in shown.memes}, models, how)
 
     run_watched(opened)
 
@@ -117,7 +98,7 @@ def detect_memes(**options: Any) -> None:
         follow_up(
             options,
             manifest.settings.targets,
-            lambda one: detect(one.folder, one.memes, one.models, **one.how),
+            lambda shown, models, how: detect(folder, list(shown.values()), models, **how),
             memes={meme.id for meme in manifest.memes},
             what="labels",
         )
@@ -149,7 +130,7 @@ def difficulty(**options: Any) -> None:
         follow_up(
             options,
             [options["annotator"]],
-            lambda one: rate_difficulty(one.folder, one.by_id, one.models[options["annotator"]], **one.how),
+            lambda shown, models, how: rate_difficulty(folder, shown, models[options["annotator"]], **how),
             memes={event.meme for event in folder.events() if isinstance(event, TaskFormulated)},
             what="questions",
         )
@@ -198,14 +179,14 @@ def explain(**options: Any) -> None:
         follow_up(
             options,
             [name for name in (options["explainer"], options["second"]) if name],
-            lambda one: explain_losses(
-                one.folder,
+            lambda shown, models, how: explain_losses(
+                folder,
                 losses,
-                one.by_id,
-                explainer=one.models[options["explainer"]],
-                second=one.models.get(options["second"]),
+                shown,
+                explainer=models[options["explainer"]],
+                second=models.get(options["second"]),
                 seed=manifest.seed,
-                **one.how,
+                **how,
             ),
             # Those of the losses alone: of the whole split, a limit would draw other memes than it did of those
             # with questions.

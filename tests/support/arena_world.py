@@ -26,10 +26,9 @@ from eval.arena.settings import ArenaSettings
 from eval.arena.words import Setting
 from eval.datasets.known import find_card
 from eval.models.call_cache import CallCache, SqliteCallCache
-from eval.models.samples import ShownMeme
 from eval.models.metered import Limit, MeteredModel, Price
 from eval.models.open import ModelSpec
-from eval.models.samples import one_set
+from eval.models.samples import ShownMeme, one_set
 from eval.synthetic.make import Layout, make
 
 STRENGTHS = {"ash": 1.6, "beech": 0.8, "cedar": 0.0, "elm": -0.8, "fir": -1.6}
