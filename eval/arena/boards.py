@@ -255,7 +255,7 @@ def table_of(
     ordered: list[Judged | Forfeited] = [*fought, *lost]
     # Sorted before the shuffle, which is reproducible only if it starts from the same list. Reasons and calls are left
     # out of the sort key, so that only outcomes matter.
-    ordered.sort(key=lambda event: event.model_dump_json(exclude={"call", "why"}))
+    ordered.sort(key=lambda event: event.model_dump_json(exclude={"call", "why", "answer"}))
     random.Random(f"order {manifest.seed}").shuffle(ordered)
     rows: list[tuple[str, str, float, str]] = []
     weights: list[float] = []

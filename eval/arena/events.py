@@ -165,7 +165,7 @@ class Forfeited(_Event):
     loser: str
 
 
-Study = Literal["arena", "bias"]
+Study = Literal["arena", "bias", "rounds"]
 
 
 class _Battle(_Event):
@@ -178,7 +178,9 @@ class _Battle(_Event):
     turn: int = 0
     """1 where the same battle is judged again with the order swapped."""
     study: Study = "arena"
-    """What it is for: battles that only look at the judges' bias rank nobody."""
+    """What it is for: battles about the judges' bias, or about one round of a conversation, rank nobody."""
+    round: int = Field(default=0, ge=0)
+    """Round whose answers alone were compared, counted from 1; 0 for the whole conversation."""
 
 
 class Judged(_Battle):
@@ -187,6 +189,8 @@ class Judged(_Battle):
     kind: Literal["Judged"] = "Judged"
     verdicts: dict[str, Verdict]
     """By dimension."""
+    answer: str = ""
+    """The judge's own answer, where it was asked for one first."""
     why: str
     call: ReplyCost
 

@@ -85,7 +85,7 @@ def interaction(
     if len(names) < 2:
         raise ValueError("a test of groups needs two of them")
     n, tasks, groups = len(table.models), len(group), len(names)
-    won = _wins_by_unit(table, unit, tasks)
+    won = wins_by_unit(table, unit, tasks)
     meme = np.zeros(tasks, dtype=np.int64)
     meme[unit] = table.meme
     rng = np.random.default_rng(seed)
@@ -138,7 +138,8 @@ def step_down(observed: Floats, drawn: Floats) -> Floats:
     return np.asarray(adjusted)
 
 
-def _wins_by_unit(table: Battles, unit: Ints, tasks: int) -> Floats:
+def wins_by_unit(table: Battles, unit: Ints, tasks: int) -> Floats:
+    """Counts wins by task, or any other part of the battles; float of shape (tasks, models * models)."""
     n = len(table.models)
     at = (unit * n + table.left) * n + table.right
     won = np.bincount(at, weights=table.weight * table.score, minlength=tasks * n * n).reshape(tasks, n, n)
@@ -203,7 +204,9 @@ def _likelihood(tables: Floats, theta: Floats) -> Floats:
     return np.asarray((tables * -np.logaddexp(0.0, -difference)).sum(axis=(-2, -1)))
 
 
-BUILT_IN = ("dataset", "label", "gold", "language", "rounds", "relevance", "difficulty")
+EACH_ROUND = "each-round"
+"""Key that groups verdicts on single rounds, and not questions."""
+BUILT_IN = ("dataset", "label", "gold", "language", "rounds", EACH_ROUND, "relevance", "difficulty")
 """Groups that there are without tags."""
 LEAST_TASKS = 30
 """Tasks below which a group has win rates and no ratings."""
@@ -344,6 +347,8 @@ def _difficulty(value: str) -> str:
 
 
 def _boards(manifest: ArenaManifest, events: Sequence[Event], key: str, deals: int | None) -> BoardsBy:
+    if key == EACH_ROUND:
+        return _each_round(manifest, events)
     group_of = groups_of(manifest, events, key)
     # Only tasks with a battle that ranks: others would make groups without any figure.
     fought = {(e.meme, e.task) for e in events if isinstance(e, Judged | Forfeited) and _ranks(e, manifest)}
@@ -366,6 +371,19 @@ def _boards(manifest: ArenaManifest, events: Sequence[Event], key: str, deals: i
     names = [group.name for group in groups if group.tasks >= LEAST_TASKS]
     test = _test(manifest, events, group_of, names=names, deals=deals) if len(names) > 1 else None
     return BoardsBy(key=key, groups=groups, ungrouped=len(fought - group_of.keys()), test=test, p=None)
+
+
+def _each_round(manifest: ArenaManifest, events: Sequence[Event]) -> BoardsBy:
+    answered = [event for event in events if isinstance(event, Answered)]
+    rounds: dict[int, list[Event]] = defaultdict(list)
+    for event in events:
+        if isinstance(event, Judged) and event.study == "rounds":
+            # Each round is ranked as if it were an arena.
+            rounds[event.round].append(event.model_copy(update={"study": "arena"}))
+    if not rounds:
+        raise BadRequest("No round was judged by itself: set round_verdicts in [arena].", reason="GROUPS_MISSING")
+    groups = tuple(_group(manifest, str(number), [*answered, *rounds[number]]) for number in sorted(rounds))
+    return BoardsBy(key=EACH_ROUND, groups=groups, ungrouped=0, test=None, p=None)
 
 
 def _ranks(event: Event, manifest: ArenaManifest) -> bool:
@@ -430,6 +448,8 @@ def _section(by: BoardsBy, models: Sequence[str]) -> Section:
 
 
 def _test_words(by: BoardsBy) -> list[str]:
+    if by.key == EACH_ROUND:
+        return ["Judges compared the answers of one round, beside the questions up to it."]
     if by.test is None or by.p is None:
         return ["Fewer than two groups have questions enough to be compared."]
     p = f"p = {by.p:.3f}, likelihood ratio, {by.test.deals:,} random deals of groups over memes"

@@ -14,7 +14,7 @@ import asyncio
 import itertools
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -412,6 +412,23 @@ class _Meme:
                 if measure is not None or studied is Setting.NONE:
                     judgements.append((judge, studied, measure, "bias"))
         await _all(self._judge(task, one, other, answers, *how) for how in judgements)
+        if self._settings.round_verdicts and len(task.rounds) > 1:
+            await _all(
+                self._judge(
+                    # Earlier rounds are shown as questions alone: what a model made of them is in its answer.
+                    replace(task, rounds=task.rounds[:number]),
+                    one,
+                    other,
+                    {name: FixedQuestion("", (answers[name].rounds[number - 1],)) for name in (one, other)},
+                    judge=judge,
+                    setting=setting,
+                    reference=reference,
+                    study="rounds",
+                    number=number,
+                )
+                for judge in chosen
+                for number in range(1, len(task.rounds) + 1)
+            )
 
     def _written(self, task: _Task) -> FixedQuestion | None:
         if task.reference:
@@ -429,11 +446,12 @@ class _Meme:
         setting: Setting,
         reference: FixedQuestion | None,
         study: Study,
+        number: int = 0,
     ) -> None:
         # The same order in every setting, so that only the reference differs.
         flip = self._random("order", task.number, *sorted((one, other)), judge).random() < 0.5
         a, b = sorted((one, other), reverse=flip)
-        turns = ((a, b), (b, a)) if self._settings.swapped and study == "arena" else ((a, b),)
+        turns = ((a, b), (b, a)) if self._settings.swapped and study != "bias" else ((a, b),)
         for turn, (first, second) in enumerate(turns):
             reply = await reply_or_reason(
                 self._speaker(judge).compare(
@@ -443,6 +461,7 @@ class _Meme:
                     answers[second],
                     criteria=self._settings.criteria,
                     levels=self._settings.levels,
+                    own=self._settings.judge_answers,
                 )
             )
             about = {
@@ -454,6 +473,7 @@ class _Meme:
                 "setting": setting,
                 "turn": turn,
                 "study": study,
+                "round": number,
             }
             if isinstance(reply, str):
                 self._keep(NotJudged.model_validate({**about, "reason": reply}))
@@ -461,7 +481,13 @@ class _Meme:
             verdicts, call = reply
             self._keep(
                 Judged.model_validate(
-                    {**about, "verdicts": dict(verdicts.by_dimension), "why": verdicts.why, "call": call}
+                    {
+                        **about,
+                        "verdicts": dict(verdicts.by_dimension),
+                        "why": verdicts.why,
+                        "answer": verdicts.answer,
+                        "call": call,
+                    }
                 )
             )
 

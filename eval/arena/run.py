@@ -61,6 +61,8 @@ def estimated_calls(ask: Ask, memes: int, fixed: int) -> tuple[int, float]:
     if settings.pairing == "baseline":
         meetings = settings.answers_per_task - 1
     judged = tasks * meetings * settings.judges_per_battle * (2 if settings.swapped else 1)
+    # At least: how many rounds a question has is not counted here.
+    judged *= 2 if settings.round_verdicts and fixed else 1
     if settings.bias:
         judged += min(tasks, settings.bias_tasks) * meetings * len(settings.judges) * len(Setting)
     # Every answer except the one that the guideline starts from.

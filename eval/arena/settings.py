@@ -80,9 +80,9 @@ def complete(criteria: Sequence[Criterion]) -> tuple[Criterion, ...]:
     keys = [one.key for one in criteria]
     if len(set(keys)) < len(keys):
         raise ValueError("each criterion is named once")
-    # Judges give their reasons under this key.
-    if "why" in keys:
-        raise ValueError("no criterion can be called why: the reasons are")
+    # Judges give their reasons, and an answer of their own, under these keys.
+    if taken := {"why", "answer"}.intersection(keys):
+        raise ValueError(f"no criterion can be called {taken.pop()}: another part of the reply is")
     others = [one for one in criteria if one.key != OVERALL]
     if not 1 <= len(others) <= _MOST:
         raise ValueError(f"there are from 1 to {_MOST} criteria beside {OVERALL}, not {len(others)}")
@@ -116,6 +116,7 @@ _PRESETS: Mapping[str, Mapping[str, Any]] = {
         "answers_per_task": 2,
         "criteria": "probench",
         "guideline": "none",
+        "judge_answers": True,
         "elo_k": 32.0,
         "temperature": 0.0,
     },
@@ -150,6 +151,10 @@ class ArenaSettings(BaseModel):
     """What answers are compared by, each by itself; the verdict overall last, which ranks."""
     levels: Literal[3, 5] = 3
     """Whether a judge says who is better, or also by how much."""
+    round_verdicts: bool = False
+    """Whether judges also compare two conversations round by round; the whole alone ranks."""
+    judge_answers: bool = False
+    """Whether a judge answers the question itself before it compares two answers."""
     swapped: bool = False
     """Whether each battle is judged twice, with the order swapped."""
     far: float = Field(default=1.0, ge=1, le=10)

@@ -69,35 +69,41 @@ def form_of(kind: type[Reply], chars: int, **overrides: dict[str, Any]) -> dict[
     )
 
 
-def verdicts_form(keys: tuple[str, ...], *, levels: int, chars: int) -> dict[str, Any]:
+def verdicts_form(keys: tuple[str, ...], *, levels: int, chars: int, own: bool) -> dict[str, Any]:
     """Returns the JSON schema of a comparison of this many levels: reasons first, as a model writes in order."""
     word = {"type": "string", "enum": list(words_of(levels))}
+    answer = form_of(FreeAnswer, chars)["properties"] if own else {}
     reasons = form_of(_Reasons, chars)["properties"]
-    return object_schema({**reasons, **dict.fromkeys(keys, word)})
+    return object_schema({**answer, **reasons, **dict.fromkeys(keys, word)})
 
 
 class _Reasons(Reply):
     why: _Why
 
 
+class _AnsweredReasons(FreeAnswer, _Reasons):
+    """Reasons after the judge's own answer."""
+
+
 # Cached per set of keys: creating the class takes longer than parsing a reply with it.
 @cache
-def _comparison(keys: tuple[str, ...]) -> type[_Reasons]:
+def _comparison(keys: tuple[str, ...], own: bool) -> type[_Reasons]:
     # Plain strings: the allowed words depend on the levels, so parse_verdicts checks them. Aliases, because a custom
     # key may be a reserved word of pydantic or Python.
     fields: dict[str, Any] = {f"criterion_{place}": (str, Field(alias=key)) for place, key in enumerate(keys)}
-    return create_model("Comparison", __base__=_Reasons, **fields)
+    return create_model("Comparison", __base__=_AnsweredReasons if own else _Reasons, **fields)
 
 
-def parse_verdicts(text: str, *, keys: tuple[str, ...], levels: int) -> Verdicts:
+def parse_verdicts(text: str, *, keys: tuple[str, ...], levels: int, own: bool = False) -> Verdicts:
     """Parses one verdict per criterion, each one of the allowed words. Raises UnusableReply."""
-    parsed = parse(_comparison(keys), text)
+    parsed = parse(_comparison(keys, own), text)
     words: dict[str, str] = {key: getattr(parsed, f"criterion_{place}") for place, key in enumerate(keys)}
     offered: Mapping[str, Verdict] = words_of(levels)
     wrong = [key for key, word in words.items() if word not in offered]
     if wrong:
         raise UnusableReply("REPLY_MALFORMED", f"{', '.join(wrong)} must be one of {', '.join(offered)}")
-    return Verdicts(parsed.why, {key: offered[word] for key, word in words.items()})
+    verdicts = {key: offered[word] for key, word in words.items()}
+    return Verdicts(parsed.why, verdicts, parsed.answer if isinstance(parsed, FreeAnswer) else "")
 
 
 class Detection(Reply):
@@ -253,8 +259,9 @@ class Speaker:
         *,
         criteria: Sequence[Criterion],
         levels: int,
+        own: bool = False,
     ) -> tuple[Verdicts, ReplyCost]:
-        """Asks which of two answers is better, by each criterion."""
+        """Asks which of two answers is better, by each criterion; with ``own``, after an answer of the judge's."""
         prompt, keys = prompt_of("judge"), keys_of(criteria)
         parts = comparison(
             prompt,
@@ -265,8 +272,9 @@ class Speaker:
             answers=(a, b),
             criteria=criteria,
             levels=levels,
+            own=own,
         )
-        return await self._say(judging(prompt, keys, levels, self.chars), parts)
+        return await self._say(judging(prompt, keys, levels, self.chars, own=own), parts)
 
     async def explain(
         self, rounds: Sequence[str], better: FixedQuestion, worse: FixedQuestion, *, why: str, aspects: Sequence[str]
@@ -325,10 +333,10 @@ class Speaker:
         return _laid_out(prompt, self.fence, answer)
 
 
-def judging(prompt: Prompt, keys: tuple[str, ...], levels: int, chars: int) -> Agent[Verdicts]:
+def judging(prompt: Prompt, keys: tuple[str, ...], levels: int, chars: int, *, own: bool = False) -> Agent[Verdicts]:
     """Returns the agent that compares two answers by the criteria with these keys."""
-    read = partial(parse_verdicts, keys=keys, levels=levels)
-    return Agent(prompt, "verdicts", read, verdicts_form(keys, levels=levels, chars=chars))
+    read = partial(parse_verdicts, keys=keys, levels=levels, own=own)
+    return Agent(prompt, "verdicts", read, verdicts_form(keys, levels=levels, chars=chars, own=own))
 
 
 def comparison(
@@ -341,12 +349,16 @@ def comparison(
     answers: tuple[FixedQuestion, FixedQuestion],
     criteria: Sequence[Criterion],
     levels: int,
+    own: bool = False,
 ) -> list[str | Frame]:
     """Returns the parts of the message that asks a judge to compare two answers; see :meth:`Speaker.compare`."""
     parts = _meme_parts(prompt, meme, fence)
     parts.append(prompt.task("question", question=fence.around("\n\n".join(rounds))))
     if reference is not None:
         parts.append(prompt.task("reference", reference=_laid_out(prompt, fence, reference)))
+    # Before the two answers, which it is to be written without.
+    if own:
+        parts.append(prompt.task("own"))
     a, b = (_laid_out(prompt, fence, one) for one in answers)
     parts.append(prompt.task("answers", a=a, b=b))
     parts.append(
@@ -354,6 +366,7 @@ def comparison(
             "verdicts",
             words=prompt.task("three" if levels == 3 else "five"),
             criteria="\n".join(prompt.task("criterion", key=one.key, meaning=one.words) for one in criteria),
+            answer='"answer": "...", ' if own else "",
             keys=", ".join(f'"{key}": ...' for key in keys_of(criteria)),
         )
     )

@@ -65,6 +65,8 @@ class Verdicts:
 
     why: str
     by_dimension: Mapping[str, Verdict]
+    answer: str = ""
+    """The judge's own answer; empty if it was not asked for one."""
 
 
 class LossError(StrEnum):

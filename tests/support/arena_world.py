@@ -94,7 +94,9 @@ class ArenaModel:
         # The random draw depends on the answers alone, not on the wording of the judge's prompt.
         shown = words.split("Compare A and B")[0]
         reply = {"why": f"{self.name} compared them"}
-        for dimension in set(request.reply_schema["properties"]) - {"why"}:
+        if "answer" in request.reply_schema["properties"]:
+            reply["answer"] = f"{self.name} answers first"
+        for dimension in set(request.reply_schema["properties"]) - {"why", "answer"}:
             edge = float(a) - float(b) + self.favours * ((voice_a == self.name) - (voice_b == self.name))
             draw = rng_of(self.name, dimension, shown).random()
             chance = 1 / (1 + math.exp(-edge))

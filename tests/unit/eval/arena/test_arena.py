@@ -26,6 +26,7 @@ from eval.arena.events import (
     TaskFormulated,
 )
 from eval.arena.folder import ArenaFolder, FixedTask, HumanReference
+from eval.arena.groups import boards_by
 from eval.arena.leaderboard import leaderboard
 from eval.arena.procedure import meetings
 from eval.arena.ranking.battles import among
@@ -551,6 +552,52 @@ def test_arena_supports_five_levels_both_orders_and_an_anchor(tmp_path):
     share, both = board.consistent
     assert both == 8 * 3 * 4 and 0.5 < share < 1
     assert "Judged in both orders" in board_text(board)
+
+
+def test_judge_answers_first_without_seeing_the_two_answers(tmp_path):
+    arena = Arena(tmp_path, memes=2, strengths=THREE, judges=["ash", "beech"], judge_answers=True)
+    arena.hold()
+    assert {b.answer for b in events_of_kind(arena.folder.events(), Judged)} == {
+        "ash answers first",
+        "beech answers first",
+    }
+    for _, request in requests(arena, {"overall"}):
+        own = next(place for place, part in enumerate(request.parts) if "answer the question yourself" in str(part))
+        assert all(own < place for place, part in enumerate(request.parts) if "quality=" in str(part))
+        # A model writes in the order of the schema.
+        assert list(request.reply_schema["properties"])[:2] == ["answer", "why"]
+        assert '{"answer": "...", "why": "...",' in str(request.parts[-1])
+    plain = Arena(tmp_path / "plain", memes=2, strengths=THREE, judges=["ash", "beech"])
+    plain.hold()
+    assert not any("answer the question yourself" in text for text in texts_of(plain, {"overall"}))
+    preset = arena_settings(
+        {"preset": "probench", "judges": ["a"], "controller": "a", "anchor": "b"}, dict.fromkeys("abc", 1)
+    )
+    assert preset.judge_answers and not arena.settings.model_copy(update={"judge_answers": False}).judge_answers
+
+
+def test_verdicts_on_single_rounds_are_stored_and_left_out_of_the_ranking(tmp_path):
+    rounds = ("Who is shown?", "And what follows?")
+    fixed_tasks = {f"m{n}": (FixedTask(meme=f"m{n}", rounds=rounds[: 1 + n % 2]),) for n in range(4)}
+    plan = {"fixed_tasks": fixed_tasks}
+    arena = Arena(tmp_path, memes=4, strengths=THREE, judges=["ash", "beech"], plan=plan, round_verdicts=True)
+    arena.hold()
+    battles = events_of_kind(arena.folder.events(), Judged)
+    alone = [b for b in battles if b.study == "rounds"]
+    # Three pairs of each question of two rounds; a question of one has nothing to be judged by itself.
+    assert Counter((b.meme, b.round) for b in alone) == {(m, n): 3 for m in ("m1", "m3") for n in (1, 2)}
+    assert leaderboard(tmp_path).board("overall").battles == len(battles) - len(alone) == 12
+    first = [t for t in texts_of(arena, {"overall"}) if "Round 1." in t and "Round 2." not in t]
+    assert sum("Who is shown?" in text and "And what follows?" not in text for text in first) == 6 + 6
+    (by,) = boards_by(arena.folder.manifest(), arena.folder.events(), ("each-round",))
+    assert [(g.name, g.board.battles) for g in by.groups] == [("1", 6), ("2", 6)] and by.p is None
+    won = sum(b.verdicts["overall"].score if b.a == "ash" else 1 - b.verdicts["overall"].score for b in alone
+              if b.round == 2 and "ash" in (b.a, b.b))  # fmt: skip
+    assert next(row for row in by.groups[1].board.rows if row.model == "ash").win_rate == won / 4
+    plan["fixed_tasks"] = {"m0": fixed_tasks["m0"]}
+    short = Arena(tmp_path / "short", memes=1, strengths=THREE, judges=["ash", "beech"], plan=plan, round_verdicts=True)
+    with pytest.raises(BadRequest, match="set round_verdicts"):
+        boards_by(short.manifest(), ArenaFolder(short.hold()).events(), ("each-round",))
 
 
 def test_fixed_questions_keep_their_rounds_language_and_reference(tmp_path):
