@@ -9,6 +9,7 @@ import numpy as np
 
 from court.errors import BadRequest
 from eval.arena.boards import table_of
+from eval.arena.compare import rank_correlation
 from eval.arena.events import (
     Detected,
     DifficultyNotRated,
@@ -27,7 +28,7 @@ from eval.models.metered import MeteredModel
 from eval.models.samples import ShownMeme
 from eval.reports.sections import Section
 from eval.scores.means import ResampledMeans
-from eval.scores.measure import Figure, figure, interval, share_figure
+from eval.scores.measure import Figure, figure, share_figure
 
 
 async def rate_difficulty(
@@ -168,7 +169,7 @@ def detection_report(
         memes=len(gold),
         majority=max(harmful, 1 - harmful),
         rows=tuple(sorted(rows, key=lambda row: -row.accuracy.value)),
-        spearman=_spearman(pairs, drawn_pairs),
+        spearman=rank_correlation(pairs, drawn_pairs),
     )
 
 
@@ -193,27 +194,6 @@ def _f1(gold: Mapping[str, bool], labels: Mapping[str, bool | None], of: bool) -
     right = sum(label is of and gold[meme] is of for meme, label in labels.items())
     named, there = sum(label is of for label in labels.values()), sum(one is of for one in gold.values())
     return 2 * right / (named + there) if named + there else 0.0
-
-
-def _spearman(pairs: Sequence[tuple[float, float]], drawn: Sequence[tuple[Floats, Floats]]) -> Figure | None:
-    """Computes the rank correlation of two figures; None with fewer than three models or a constant figure."""
-    if len(pairs) < 3:
-        return None
-    from scipy.stats import spearmanr
-
-    values = np.array(pairs)
-    # If all ranks are equal, the coefficient is 0 / 0.
-    if (values == values[0]).all(axis=0).any():
-        return None
-    resampled = np.array(drawn)  # (models, 2, resamples)
-    # A resample in which a figure is the same for all models has no correlation.
-    there = [
-        one for one in resampled.transpose(2, 0, 1) if not np.isnan(one).any() and not (one == one[0]).all(0).any()
-    ]
-    return Figure(
-        float(spearmanr(values[:, 0], values[:, 1]).statistic),
-        *interval(np.array([spearmanr(one[:, 0], one[:, 1]).statistic for one in there])),
-    )
 
 
 def detection_sections(report: DetectionReport) -> list[Section]:

@@ -13,6 +13,7 @@ import numpy as np
 
 from court.meme import Frame
 from court.prompts import Fence
+from eval.arena.compare import correlation
 from eval.arena.judge_examples import PICTURES, JudgeExample, JudgeExamplesManifest
 from eval.arena.procedure import reply_or_reason
 from eval.arena.ranking.battles import Floats, battles, rated, wins
@@ -184,7 +185,7 @@ def _check(
         agreement=share_of([(key[0], float(scores[key] == taught[key])) for key in both], resamples, 0),
         kappa=cohen([(_OUTCOMES[scores[key]], _OUTCOMES[taught[key]]) for key in both]),
         rmse=float(np.sqrt(np.mean((mine - theirs)[places] ** 2))) if both else None,
-        spearman=_spearman(mine, theirs),
+        spearman=correlation(mine, theirs),
         first_share=float(np.mean(decided)) if decided else None,
         consistent=float(np.mean(turned)) if turned else None,
         own_lift=mean_of(
@@ -207,15 +208,6 @@ def _ratings(models: Sequence[str], scores: Mapping[Comparison, float]) -> Float
     """
     table = battles(models, [(a, b, score, meme) for (meme, _, a, b), score in scores.items()])
     return rated(fit(wins(table) + quarter_ties(len(models))), None)
-
-
-def _spearman(one: Floats, other: Floats) -> float | None:
-    # Ranks of two models, or of equal ratings, have no meaningful correlation.
-    if len(one) < 3 or np.ptp(one) == 0 or np.ptp(other) == 0:
-        return None
-    from scipy.stats import spearmanr
-
-    return float(spearmanr(one, other).statistic)
 
 
 def _frames(folder: Path, example: JudgeExample) -> list[str | Frame]:

@@ -1,4 +1,4 @@
-"""``memecourt-eval compare``: two runs meme by meme."""
+"""``memecourt-eval compare``: two runs meme by meme, or the ranks of two arenas."""
 
 from __future__ import annotations
 
@@ -30,13 +30,27 @@ def compare(run_a: Path, run_b: Path, protocol: str | None, seed: int, as_json: 
 
     Only memes of both runs are compared; a meme without a class counts as wrong. Differences are A minus B with 95 %
     intervals by paired bootstrap over memes (10,000 resamples); the p-value is from the exact McNemar test.
+
+    Of two arenas it shows how far they rank the models of both alike: Spearman's and Kendall's rank correlation.
     """
     from court.errors import BadRequest
+    from eval.arena.folder import EVENTS
     from eval.commands.options import protocols_of, score_by_protocol
     from eval.reports.sections import as_text
     from eval.runs.results import read_results
     from eval.scores.compare import compare as compared
 
+    arenas = [(one / EVENTS).exists() for one in (run_a, run_b)]
+    if all(arenas):
+        if protocol is not None:
+            raise click.UsageError("--protocol is for runs: the verdicts of an arena have no classes.")
+        from eval.arena.compare import compare_arenas, comparison_section
+
+        ranked = compare_arenas(run_a, run_b, seed=seed)
+        click.echo(json.dumps(asdict(ranked)) if as_json else as_text([], [comparison_section(ranked)]))
+        return
+    if any(arenas):
+        raise click.UsageError(f"{(run_a, run_b)[arenas.index(True)]} is an arena: name two arenas, or two runs.")
     a, b = read_results(run_a), read_results(run_b)
     for one in (a, b):
         if not one.finished:

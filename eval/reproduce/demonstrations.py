@@ -120,13 +120,18 @@ def _labels(data: Path) -> Mapping[str, Any]:
 _STRENGTHS = {"ash": 1.2, "beech": 0.6, "cedar": 0.0, "elm": -0.6, "fir": -1.2}
 
 
-def _speakers(favours: float = 1.6, unaided: float = 0.4) -> Mapping[str, FakeModelServer]:
+def _speakers(favours: float = 1.6, unaided: float = 0.4, *, varied: bool = False) -> Mapping[str, FakeModelServer]:
     """Models of known strength; one judge may take sides, and all see less without a fused guideline."""
     return {
         name: FakeModelServer(
             Settings(model=name, capacity=64, features=FEATURES - {"picture_ids"}),
             answer=ArenaVoice(
-                name, strength, favours=favours * (name == "cedar"), unaided=unaided, detects=0.6 + strength / 3
+                name,
+                strength,
+                favours=favours * (name == "cedar"),
+                unaided=unaided,
+                varied=varied,
+                detects=0.6 + strength / 3,
             ).answer,
         )
         for name, strength in _STRENGTHS.items()
@@ -139,7 +144,9 @@ def _arena(_: Path, *, anchor: str = "") -> Mapping[str, Any]:
         {"model": name, "rating": 1000 + 400 / math.log(10) * (strength - middle)}
         for name, strength in _STRENGTHS.items()
     ]
-    return {"arena": {"boards": [{"dimension": "overall", "rows": rows}]}}
+    # No judge or baseline changes who is stronger.
+    alike = {"spearman": 1.0}
+    return {"arena": {"boards": [{"dimension": "overall", "rows": rows}]}, "judges": alike, "baselines": alike}
 
 
 def _weakness(data: Path) -> Mapping[str, Any]:
@@ -180,7 +187,9 @@ DEMONSTRATIONS: Mapping[str, Demonstration] = {
     "climatememes": Demonstration(_labels, partial(_draw, train=48, test=48, seed=3), _reader),
     "emulate": Demonstration(_witness),
     "probench": Demonstration(
-        partial(_arena, anchor="cedar"), partial(_draw, train=4, test=24, seed=5), partial(_speakers, 0.0, 1.0)
+        partial(_arena, anchor="cedar"),
+        partial(_draw, train=4, test=24, seed=5),
+        partial(_speakers, 0.0, 1.0, varied=True),
     ),
     "memearena": Demonstration(_arena, partial(_draw, train=4, test=24, seed=5), _speakers),
 }

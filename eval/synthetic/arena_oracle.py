@@ -20,6 +20,7 @@ from eval.synthetic.world import level_of, read_badge
 
 _MARK = re.compile(r"\[(begin|end) \w+\]")
 _ANSWER = re.compile(r"strength (-?[\d.]+) by (\w+)")
+_BACKGROUND = re.compile(r"background is (\w+) to this")
 MERGED = "merged from several views"
 
 
@@ -32,6 +33,8 @@ class ArenaVoice:
     favours: float = 0.0
     """Lead that it gives its own answers as a judge whose reference is its own answer."""
     unaided: float = 1.0
+    varied: bool = False
+    """Whether each person's question is another one: judges draw alike for the same."""
     detects: float = 0.8
     """Share of memes that it labels correctly; its server has to be sent every picture."""
 
@@ -56,7 +59,8 @@ class ArenaVoice:
         if fields == {"high", "moderate", "unrelated"}:
             return {kind: f"A person whose background is {kind} to this." for kind in wanted}
         if fields == {"question"}:
-            return {"question": "Whom could this meme harm, and by what?"}
+            kind = _BACKGROUND.search(words) if self.varied else None
+            return {"question": f"Whom could this meme harm, and by what{', ' + kind[1] if kind else ''}?"}
         if fields == {"answer"}:
             return {"answer": own}
         if fields == {"background_knowledge", "reasoning"}:
@@ -76,7 +80,10 @@ class ArenaVoice:
             lead += self.favours * ((voice_a == self.name) - (voice_b == self.name))
         reply: dict[str, Any] = {"why": "One explains more than the other."}
         for name, schema in wanted.items():
-            if name != "why":
+            if "enum" not in schema:
+                # Its own answer, where it writes one first.
+                reply.setdefault(name, "It is explained by the judge.")
+            else:
                 # The same draw under every reference, so that they differ by what a judge sees in them alone.
                 drawn = _chance(self.name, name, before.split("A reference.")[0], shown)
                 winner = "A" if drawn < 1 / (1 + math.exp(-lead)) else "B"

@@ -1,0 +1,162 @@
+"""Two arenas beside each other: how far they rank the models of both alike, such as under another judge or baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from court.errors import BadRequest
+from eval.arena.agreement import noise_in
+from eval.arena.boards import table_of
+from eval.arena.folder import ArenaFolder, ArenaManifest
+from eval.arena.groups import wins_by_unit
+from eval.arena.ranking.battles import MIDDLE, SCALE, Battles, Floats
+from eval.arena.ranking.bootstrap import RESAMPLES, draw_memes
+from eval.arena.ranking.bradley_terry import fit, quarter_ties
+from eval.arena.words import OVERALL
+from eval.reports.sections import Section
+from eval.scores.bootstrap import Figure, interval
+from eval.scores.tables import figure
+from eval.session.directory import differing
+
+_FEWEST = 3
+"""Models below which there is no rank correlation."""
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedModel:
+    """Ratings of one model in both arenas; the mean of the models of both is 1000 in each."""
+
+    model: str
+    a: Figure
+    b: Figure
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaComparison:
+    """Ranks of the models of two arenas."""
+
+    a: str
+    b: str
+    settings: tuple[str, ...]
+    """Settings in which they differ."""
+    memes: int
+    both: int
+    """Number of memes of both arenas, which are drawn together."""
+    models: tuple[ComparedModel, ...]
+    spearman: Figure
+    kendall: Figure
+
+
+def compare_arenas(a: Path, b: Path, *, resamples: int = RESAMPLES, seed: int = 0) -> ArenaComparison:
+    """Correlates the overall ranks of the models of two arenas.
+
+    Raises BadRequest: An arena is missing, not finished or not to be ranked, or they have fewer than three models in
+    common.
+    """
+    (one, table, memes), (other, other_table, other_memes) = _read(a), _read(b)
+    models = [model for model in table.models if model in other_table.models]
+    if len(models) < _FEWEST:
+        raise BadRequest(
+            f"{a.name} and {b.name} have {len(models)} models in common: ranks need {_FEWEST}.", reason="NOTHING_SHARED"
+        )
+    numbers = {meme: number for number, meme in enumerate(dict.fromkeys((*memes, *other_memes)))}
+    # One draw for both, so that a meme of both arenas is drawn into both.
+    drawn = draw_memes(len(numbers), resamples, seed).astype(np.float64)
+    values, draws = [], []
+    for battles, own in ((table, memes), (other_table, other_memes)):
+        won = wins_by_unit(battles, np.array([numbers[meme] for meme in own], dtype=np.int64), len(numbers))
+        common = [battles.models.index(model) for model in models]
+        theta = _ratings(np.vstack([won.sum(axis=0), drawn @ won]), common)
+        values.append(theta[0])
+        draws.append(theta[1:].T)
+    pairs, drawn_pairs = list(zip(*values, strict=True)), list(zip(*draws, strict=True))
+    spearman, kendall = (rank_correlation(pairs, drawn_pairs, kendall=kind) for kind in (False, True))
+    # Ratings from counted battles are never all alike, unless every battle of an arena is a tie.
+    if spearman is None or kendall is None:
+        raise BadRequest(f"All models of {a.name} or {b.name} are rated alike.", reason="NOTHING_SHARED")
+    rated = (
+        ComparedModel(model, *(Figure(value, *interval(spread)) for value, spread in zip(pair, spreads, strict=True)))
+        for model, pair, spreads in zip(models, pairs, drawn_pairs, strict=True)
+    )
+    return ArenaComparison(
+        a=one.name,
+        b=other.name,
+        settings=tuple(differing(one.settings, other.settings)),
+        memes=len(numbers),
+        both=len({*memes} & {*other_memes}),
+        models=tuple(sorted(rated, key=lambda row: -row.a.value)),
+        spearman=spearman,
+        kendall=kendall,
+    )
+
+
+def _read(root: Path) -> tuple[ArenaManifest, Battles, list[str]]:
+    """Returns an arena's manifest, its battles overall, and the meme of each battle."""
+    folder = ArenaFolder(root)
+    manifest, events = folder.manifest(), folder.events()
+    if manifest.finished is None:
+        raise BadRequest(
+            f"{root.name} is not finished: the same memecourt-eval arena goes on.", reason="RUN_UNFINISHED"
+        )
+    if noise := noise_in(events, OVERALL):
+        raise BadRequest(f"{root.name}: {noise}", reason="ARENA_EMPTY")
+    table, _, tasks = table_of(manifest, events, OVERALL)
+    if not tasks:
+        raise BadRequest(f"{root.name} has no battle yet that could be ranked.", reason="ARENA_EMPTY")
+    return manifest, table, [meme for meme, _ in tasks]
+
+
+def _ratings(won: Floats, common: Sequence[int]) -> Floats:
+    """Returns the ratings of some models, float of shape (tables, models), with a quarter of a tied battle a pair."""
+    n = int(np.sqrt(won.shape[1]))
+    theta = fit(won.reshape(-1, n, n) + quarter_ties(n))[:, common]
+    return np.asarray(MIDDLE + SCALE * (theta - theta.mean(axis=1, keepdims=True)))
+
+
+def rank_correlation(
+    pairs: Sequence[tuple[float, float]], drawn: Sequence[tuple[Floats, Floats]], *, kendall: bool = False
+) -> Figure | None:
+    """Computes the correlation of two figures of each model with its interval; None where :func:`correlation` is.
+
+    Args:
+        drawn: Both figures in each resample, by model.
+    """
+    if not pairs or (value := correlation(*np.array(pairs).T, kendall=kendall)) is None:
+        return None
+    resampled = np.array(drawn).transpose(2, 1, 0)  # (resamples, 2, models)
+    # A resample in which a figure is missing, or the same for all models, has no correlation.
+    there = [found for both in resampled if (found := correlation(*both, kendall=kendall)) is not None]
+    return Figure(value, *interval(np.array(there)))
+
+
+def correlation(one: Floats, other: Floats, *, kendall: bool = False) -> float | None:
+    """Computes Spearman's ρ or Kendall's τ-b; None for fewer than three models, or if a figure is the same for all."""
+    if len(one) < _FEWEST or np.ptp(one) == 0 or np.ptp(other) == 0:
+        return None
+    # Imported here: scipy.stats is slow to import.
+    from scipy.stats import kendalltau, spearmanr
+
+    value = (kendalltau if kendall else spearmanr)(one, other).statistic
+    return None if np.isnan(value) else float(value)
+
+
+def comparison_section(found: ArenaComparison) -> Section:
+    """Builds a table of models by both ratings, with the rank correlations."""
+    rows = [(row.model, figure(row.a, ".0f"), figure(row.b, ".0f")) for row in found.models]
+    return Section(
+        "compared",
+        f"{found.a} against {found.b}",
+        (("model", found.a, found.b), *rows),
+        (
+            f"Rank correlation over {len(rows)} models: Spearman's ρ {figure(found.spearman, '.3f')}, Kendall's τ "
+            f"{figure(found.kendall, '.3f')}.",
+            f"Intervals are 95 %, by bootstrap over {found.memes:,} memes, {found.both:,} of them in both arenas. "
+            "Ratings are Bradley and Terry's, with a quarter of a tied battle added to each pair, and the mean of "
+            "these models is 1000.",
+            f"They differ in: {'; '.join(found.settings) or 'no setting'}.",
+        ),
+    )
