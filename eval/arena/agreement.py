@@ -7,20 +7,19 @@ import math
 import random
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import fmean
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 from scipy.stats import binomtest
 
 from eval.arena.events import Event, Judged
 from eval.arena.words import OVERALL, Verdict
+from eval.scores.bootstrap import Figure, share_of
 from serving.docket.review.agreement import Kappa, cohen, fleiss
 
 Vote = Literal["pool", "majority"]
-_LISTED = 20_000
-"""Panels that are listed, to draw among them; beyond, panels are drawn one by one."""
 _MOST_BY_PLACE = 0.8
 """Share of decided battles that may go to the same place, first or second shown. A panel that looks at answers alone
 comes out near a half, whoever wins; beyond this, four of five choices are of the place."""
@@ -72,11 +71,8 @@ def panels_of_size(judges: Sequence[str], size: int, most: int, rng: random.Rand
     The number of panels of all sizes doubles with each further judge, so at most ``most`` panels of a size are chosen,
     each with the same probability.
     """
-    count = math.comb(len(judges), size)
-    if count <= _LISTED:
-        panels = list(itertools.combinations(judges, size))
-        # Sampled without replacement, so that no panel counts twice.
-        return panels if count <= most else rng.sample(panels, most)
+    if math.comb(len(judges), size) <= most:
+        return list(itertools.combinations(judges, size))
     # A dictionary, not a set, whose order differs between processes.
     drawn: dict[tuple[int, ...], None] = {}
     while len(drawn) < most:
@@ -160,12 +156,14 @@ class HumanAgreement:
     """Figures of agreement between judges and people."""
 
     battles: int
-    accuracy: float | None
+    accuracy: Figure | None
     """Share of them in which the panel's majority matches the people's; None if there are no battles."""
-    decided: float | None
+    decided: Figure | None
     kappa: Kappa
     people: Kappa
     judges: Mapping[str, Kappa]
+    accuracies: Mapping[str, Figure]
+    """Share of the battles of each judge in which it matches people's majority."""
     even: int
     """Battles without a majority because one side's votes are even; no figure includes them."""
     panels: tuple[PanelAccuracy, ...] = ()
@@ -189,23 +187,24 @@ def human_agreement(events: Sequence[Event], humans: Sequence[HumanVerdict]) -> 
             score, ratings.one, ratings.other
         )
     voted = {key: _majority(list(words.values())) for key, words in people.items()}
-    pairs, even = [], 0
-    # Set order is arbitrary; no figure below depends on it.
-    for key in voted.keys() & panel.keys():
+    pairs, even = dict[BattleKey, tuple[str, str]](), 0
+    for key in sorted(voted.keys() & panel.keys()):
         theirs, ours = voted[key], _majority(panel[key])
         # An even vote is not a tie: it means disagreement, while a tie is a majority's verdict.
         if theirs is None or ours is None:
             even += 1
         else:
-            pairs.append((ours, theirs))
-    decided = [(ours, theirs) for ours, theirs in pairs if "tie" not in (ours, theirs)]
+            pairs[key] = (ours, theirs)
+    decided = {key: pair for key, pair in pairs.items() if "tie" not in pair}
+    judges = {judge: _with(found, voted) for judge, found in sorted(by_judge.items())}
     return HumanAgreement(
         battles=len(pairs),
-        accuracy=_hits(pairs),
-        decided=_hits(decided),
-        kappa=cohen(pairs),
+        accuracy=_accuracy(pairs),
+        decided=_accuracy(decided),
+        kappa=cohen(list(pairs.values())),
         people=fleiss([list(words.values()) for words in people.values()]),
-        judges={judge: cohen(_with(found, voted)) for judge, found in sorted(by_judge.items())},
+        judges={judge: cohen(list(found.values())) for judge, found in judges.items()},
+        accuracies={judge: figure for judge, found in judges.items() if (figure := _accuracy(found))},
         even=even,
         panels=_panels(by_judge, voted),
     )
@@ -252,13 +251,29 @@ def _panels(
     return tuple(sizes) if len(sizes) > 1 else ()
 
 
-def _with(found: Mapping[BattleKey, Sequence[str]], voted: Mapping[BattleKey, str | None]) -> list[tuple[str, str]]:
-    pairs = []
+def _with(
+    found: Mapping[BattleKey, Sequence[str]], voted: Mapping[BattleKey, str | None]
+) -> dict[BattleKey, tuple[str, str]]:
+    pairs = {}
     for key, words in found.items():
         ours, theirs = _majority(words), voted.get(key)
         if ours is not None and theirs is not None:
-            pairs.append((ours, theirs))
+            pairs[key] = (ours, theirs)
     return pairs
+
+
+def plain_agreement(found: HumanAgreement) -> dict[str, Any]:
+    """Returns the figures as plain data; judges as a list, as their names are not for paths."""
+    judges = [
+        {"judge": name, "accuracy": asdict(found.accuracies[name]), "n": one.n, "kappa": one.value}
+        for name, one in found.judges.items()
+        if name in found.accuracies
+    ]
+    return {**asdict(found), "judges": judges}
+
+
+def _accuracy(pairs: Mapping[BattleKey, tuple[str, str]]) -> Figure | None:
+    return share_of([(key.meme, float(ours == theirs)) for key, (ours, theirs) in pairs.items()])
 
 
 def _hits(pairs: Sequence[tuple[str, str]]) -> float | None:

@@ -53,45 +53,6 @@ def heads(board: Board, name: str) -> str | None:
         return themed(figure, name, f"Win rates in per cent, ties half. {description}.")
 
 
-def own_cases(report: BiasReport, name: str) -> str | None:
-    """Draws how much better judges rate their own answers than the rest of the panel does, by setting."""
-    shown = [one for one in report.settings if one.own_cases]
-    if not shown:
-        return None
-    from matplotlib.figure import Figure
-
-    judges = list(dict.fromkeys(case.judge for one in shown for case in one.own_cases))
-    inks = (Ink.DEFENDER, Ink.ACCUSER, Ink.DOUBT, Ink.MUTED)
-    with drawing(name):
-        figure = Figure(figsize=(5.6, 0.9 + 0.5 * len(judges)), layout="constrained")
-        axes = figure.subplots()
-        # There are as many inks as settings, not all of which may be shown.
-        for number, (one, ink) in enumerate(zip(shown, inks, strict=False)):
-            for case in one.own_cases:
-                # Settings side by side, centred on the judge's line.
-                place = judges.index(case.judge) + 0.17 * (number - (len(shown) - 1) / 2)
-                if case.low is not None and case.high is not None:
-                    ends = [100 * case.low, 100 * case.high]
-                    axes.plot(ends, [place, place], color=ink, linewidth=2, alpha=0.5)
-                first = case is one.own_cases[0]
-                axes.plot(
-                    [100 * case.lift], [place], "o", color=ink, markersize=5, label=str(one.setting) if first else None
-                )
-        axes.axvline(0, color=Ink.MUTED, linestyle=(0, (4, 3)), linewidth=1)
-        axes.set_yticks(range(len(judges)), [plain(judge) for judge in judges])
-        axes.set_ylim(len(judges) - 0.4, -0.6)
-        axes.set_xlabel("lift of its own win rate, in points")
-        axes.tick_params(axis="y", length=0)
-        axes.grid(visible=True, axis="x")
-        figure.legend(loc="outside upper right", ncols=len(shown), fontsize=7.5)
-        description = "; ".join(
-            f"{plain(case.judge)} under {one.setting}: {100 * case.lift:+.0f}"
-            for one in shown
-            for case in one.own_cases
-        )
-        return themed(figure, name, f"Judges in their own case. {description}.")
-
-
 _HOW = (
     "What is compared is how well a model explains the harm in a meme, by the judgement of models. Bradley-Terry "
     "ratings by maximum likelihood, ties half a win each; {anchor}, and 400 points are odds of ten to one: a "
@@ -140,7 +101,7 @@ def board_sections(board: Leaderboard, *, page: bool = False) -> list[Section]:
         *_overall(board, page=page),
         *_dimensions(board),
         *_models(board),
-        *_judges(board, page=page),
+        *_judges(board),
         _arena(board),
     ]
 
@@ -307,16 +268,9 @@ def _models(board: Leaderboard) -> Iterator[Section]:
         rows.append((target.model, target.called, *answers, *cost))
     caption = "In all sessions together; what came out of the store of calls is not in it"
     yield Section("asked", "Calls by model", tuple(rows), caption=caption, level=3, detail=True)
-    steps = (
-        (step.name, f"{step.calls:,}", f"{step.tokens_in:,}", f"{step.tokens_out:,}", f"{step.usd:.2f}")
-        for step in board.steps
-    )
-    costs = ("step", "calls", "tokens in", "tokens out", "US $")
-    caption = "What each step takes from nothing, as it is on record"
-    yield Section("steps", "Calls by step", (costs, *steps), caption=caption, level=3, detail=True)
 
 
-def _judges(board: Leaderboard, *, page: bool) -> Iterator[Section]:
+def _judges(board: Leaderboard) -> Iterator[Section]:
     share, decided = board.first_wins
     # A share of zero battles would be a figure without a measurement.
     lead = (
@@ -335,7 +289,7 @@ def _judges(board: Leaderboard, *, page: bool) -> Iterator[Section]:
         lines.append("The panel's bias was not studied: set bias = true in [arena].")
     yield Section("judges", "Judges", lead=tuple(lines))
     if board.bias:
-        yield _bias(board.bias, page=page)
+        yield _bias(board.bias)
         models = [row.model for row in board.board("overall").rows]
         yield from (replace(one, level=3, detail=True) for one in contrast_sections(board.contrasts, models))
         sizes = (
@@ -346,10 +300,10 @@ def _judges(board: Leaderboard, *, page: bool) -> Iterator[Section]:
         rows = (("judges", "panels", "NDCG", "by chance", "τ"), *sizes)
         yield Section("panels", "Smaller panels", rows, caption=caption, level=3, detail=True)
     if board.humans:
-        yield from _humans(board.humans)
+        yield from human_sections(board.humans)
 
 
-def _bias(bias: BiasReport, *, page: bool) -> Section:
+def _bias(bias: BiasReport) -> Section:
     head = ("reference", "judgements", "NDCG", "by chance", "τ", "own lift", "NDCG, joint vote", "τ, joint vote")
     rows = [(*head, "first wins", "favour themselves")]
     for one in bias.settings:
@@ -366,36 +320,26 @@ def _bias(bias: BiasReport, *, page: bool) -> Section:
         )
         joint = (f"{one.joint:.3f}", figure(one.joint_tau, ".2f"), _share(one.first_wins))
         rows.append((SETTING_WORDS[one.setting], f"{one.battles:,}", *numbers, *joint, ", ".join(guilty) or "nobody"))
-    drawn: tuple[Drawn, ...] = ()
-    if page:
-        own = own_cases(bias, "own-cases")
-        caption = (
-            "Win rate that a judge gives its own answers, less what the rest of the panel gives them in the same "
-            "battles, with 95 % intervals. Right of the line: it favours itself."
-            if own
-            else "No judge had a case of its own that others judged too."
-        )
-        drawn = (Drawn("Judges in their own case", own or "", caption),)
     return Section(
         "bias",
         "Bias, by what judges are shown as a reference",
         tuple(rows),
         notes=_BIAS,
-        drawn=drawn,
         caption="Mean over judges",
         level=3,
     )
 
 
-def _humans(humans: HumanAgreement) -> Iterator[Section]:
+def human_sections(humans: HumanAgreement) -> Iterator[Section]:
+    """Builds tables of the agreement of judges and people."""
     even = f"; {humans.even} more on which votes were even" if humans.even else ""
     people = humans.people
     rows = [
         ("who", "agree", "agree where neither ties", "κ"),
-        ("panel and people", _share(humans.accuracy), _share(humans.decided), _points(humans.kappa, ".2f")),
+        ("panel and people", _percent(humans.accuracy), _percent(humans.decided), _points(humans.kappa, ".2f")),
         ("people among themselves (Fleiss)", _share(people.observed), "", _points(people, ".2f")),
         *(
-            (f"{judge} and people", _share(one.observed), "", _points(one, ".2f"))
+            (f"{judge} and people", _percent(humans.accuracies.get(judge)), "", _points(one, ".2f"))
             for judge, one in humans.judges.items()
         ),
     ]
@@ -432,6 +376,7 @@ def _arena(board: Leaderboard) -> Section:
     )
     judged = f"{settings.judges_per_battle}{', in both orders' if settings.swapped else ''}"
     judged += ", one battle by their majority" if settings.vote == "majority" else ""
+    judged += ", after an answer of their own" if settings.judge_answers else ""
     far = f"; far better counts {settings.far:g}" if settings.levels == 5 and settings.far != 1 else ""
     merged = f": {board.merged:,} answers merged" if board.merged else ""
     merged += f", {board.unmerged:,} not" if board.unmerged else ""
@@ -462,6 +407,10 @@ def _points(one: Estimate | Kappa | None, form: str = ".0f") -> str:
 
 def _share(value: float | None) -> str:
     return NOTHING if value is None else f"{100 * value:.1f} %"
+
+
+def _percent(value: Figure | None) -> str:
+    return NOTHING if value is None else f"{figure(value, '.1f', times=100)} %"
 
 
 def _in_language(target: Target) -> str:

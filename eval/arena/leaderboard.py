@@ -25,7 +25,6 @@ from eval.arena.events import (
     MemeLeftOut,
     NotAnswered,
     NotJudged,
-    ReplyCost,
     TaskFormulated,
 )
 from eval.arena.folder import ArenaFolder, ArenaManifest, Spent
@@ -139,17 +138,6 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class StepCost:
-    """Usage of one step of the arena, over all memes."""
-
-    name: str
-    calls: int
-    tokens_in: int
-    tokens_out: int
-    usd: float
-
-
-@dataclass(frozen=True, slots=True)
 class Leaderboard:
     """Report on an arena."""
 
@@ -170,7 +158,6 @@ class Leaderboard:
     references: dict[str, int]
     """Number of battles judged with each reference; a battle has none if no judge had an answer to start a guideline
     from."""
-    steps: tuple[StepCost, ...]
     spent: dict[str, Spent] = field(default_factory=dict)
     bias: BiasReport | None = None
     humans: HumanAgreement | None = None
@@ -225,7 +212,6 @@ def leaderboard(root: Path, humans: Sequence[HumanVerdict] = ()) -> Leaderboard:
         consistent=(float(np.mean([one == other for one, other in both])), len(both)) if both else None,
         both=dict(ties),
         references=dict(Counter(str(event.setting) for event in fought)),
-        steps=_steps(manifest, events),
         spent=folder.spent(),
         # Given all events: it selects its own battles.
         bias=bias_report(events, settings.targets, settings.judges, resamples=settings.resamples, seed=manifest.seed),
@@ -278,40 +264,3 @@ def _targets(manifest: ArenaManifest, events: Sequence[Event]) -> tuple[Target, 
             )
         )
     return tuple(rows)
-
-
-_STEPS = {
-    "ContextSimulated": "profiles",
-    "TaskFormulated": "questions",
-    "Answered": "answers",
-    "FusionRound": "fusion",
-    "Judged": "judgement",
-}
-
-
-def _steps(manifest: ArenaManifest, events: Sequence[Event]) -> tuple[StepCost, ...]:
-    # A fixed order of steps, whichever was recorded first.
-    sums: dict[str, list[float]] = {name: [0, 0, 0, 0.0] for name in (*_STEPS.values(), "bias study")}
-    for event in events:
-        if event.kind not in _STEPS:
-            continue
-        # The study makes the same kind of calls as judging; it is listed separately, as a plain arena has no study.
-        name = "bias study" if isinstance(event, Judged) and event.study == "bias" else _STEPS[event.kind]
-        calls: tuple[ReplyCost | None, ...] = (
-            # An answer to several rounds has a call for each; other events have one, or none if the step made no call.
-            event.calls if isinstance(event, Answered) else (getattr(event, "call", None),)
-        )
-        for call in calls:
-            if call is None:
-                continue
-            price = manifest.models[call.model]
-            into = sums[name]
-            into[0] += call.calls
-            into[1] += call.tokens_in
-            into[2] += call.tokens_out
-            into[3] += (call.tokens_in * price.usd_in + call.tokens_out * price.usd_out) / 1e6
-    return tuple(
-        StepCost(name=name, calls=int(calls), tokens_in=int(tokens_in), tokens_out=int(tokens_out), usd=usd)
-        for name, (calls, tokens_in, tokens_out, usd) in sums.items()
-        if calls
-    )

@@ -7,18 +7,20 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
 from court.errors import BadRequest
-from eval.arena.events import Answered, ContextSimulated, Event, FusionBegun, FusionRound, TaskFormulated
+from eval.arena.agreement import HumanVerdict, battle_key
+from eval.arena.events import Answered, ContextSimulated, Event, FusionBegun, FusionRound, Judged, TaskFormulated
 from eval.arena.words import Relevance
 from eval.reports.ratings import EXPLANATION_CRITERIA, Criterion, RatedItem, Rating, SheetKey
 from eval.reports.sections import Section
 from eval.scores.means import mean_of
 from eval.scores.measure import Figure, figure
 
-GUIDELINES, CONTEXTS = "guidelines", "contexts"
+GUIDELINES, CONTEXTS, BATTLES = "guidelines", "contexts", "battles"
 CRITERIA: Mapping[str, tuple[Criterion, ...]] = {
     GUIDELINES: EXPLANATION_CRITERIA,
     CONTEXTS: (
@@ -28,6 +30,7 @@ CRITERIA: Mapping[str, tuple[Criterion, ...]] = {
         Criterion("task_coverage", "Do the questions together cover what the meme is about? (3: all of it)"),
         Criterion("relevance_to_context", "Does each question come out of its person's background? (3: each)"),
     ),
+    BATTLES: (Criterion("better", "Which is the better answer to the question? (1: A, 2: neither, 3: B)"),),
 }
 PAPER = "memearena"
 """File of published ratings."""
@@ -149,6 +152,46 @@ def context_items(
                 parts.append((f"question {number}", questions[event.meme, kind]))
         items.append(RatedItem(tuple(parts), {"meme": event.meme, "people": kinds}, pictures=pictures(event.meme)))
     return tuple(items)
+
+
+def battle_items(
+    events: Sequence[Event], *, most: int, seed: int, pictures: Pictures = lambda _: ()
+) -> tuple[RatedItem, ...]:
+    """Draws battles for raters: a question and two answers, in an order of their own.
+
+    Raises BadRequest: Nothing was judged.
+    """
+    questions = {(e.meme, e.task): e.rounds for e in events if isinstance(e, TaskFormulated)}
+    answers = {(e.meme, e.task, e.target): e for e in events if isinstance(e, Answered)}
+    battles = sorted({battle_key(e) for e in events if isinstance(e, Judged) and e.study == "arena"})
+    if not battles:
+        raise BadRequest("This arena has no battle to rate.", reason="NOTHING_TO_RATE")
+    rng = random.Random(f"battles {seed}")
+    items = []
+    for battle in rng.sample(battles, min(most, len(battles))):
+        models = [battle.one, battle.other]
+        # By name, strong models could be the first ones.
+        rng.shuffle(models)
+        shown = [answers[battle.meme, battle.task, model] for model in models]
+        texts = ["\n\n".join(filter(None, (one.background, *one.reasoning))) for one in shown]
+        question = "\n\n".join(questions[battle.meme, battle.task])
+        origin = {"meme": battle.meme, "task": battle.task, "a": models[0], "b": models[1]}
+        parts = (("question", question), ("A", texts[0]), ("B", texts[1]))
+        items.append(RatedItem(parts, origin, pictures=pictures(battle.meme)))
+    return tuple(items)
+
+
+def human_verdicts(ratings: Sequence[Rating], key: SheetKey) -> tuple[HumanVerdict, ...]:
+    """Returns people's verdicts on the battles of a sheet; a battle that was shown again counts once."""
+    better: Mapping[int, Literal["one", "tie", "other"]] = {1: "one", 2: "tie", 3: "other"}
+    found = []
+    for one in ratings:
+        if key.items[one.item].repeat_of:
+            continue
+        origin = key.items[one.item].origin
+        about = {"meme": origin["meme"], "task": origin["task"], "one": origin["a"], "other": origin["b"]}
+        found.append(HumanVerdict(**about, who=one.who, better=better[one.score]))
+    return tuple(found)
 
 
 def measures_by_round(texts: Sequence[GuidelineText]) -> tuple[RoundMeasures, ...]:

@@ -25,16 +25,8 @@ class RepeatedModel:
     rating: RepeatedFigure
     """Overall rating; repeats in which not all models can be rated together have none."""
     win_rate: RepeatedFigure
-
-
-@dataclass(frozen=True, slots=True)
-class AdjacentPlaces:
-    """Two models that are adjacent when ranked by mean."""
-
-    ahead: str
-    behind: str
-    held: int
-    repeats: int
+    ahead: int | None = None
+    """Number of repeats in which it is ahead of the next model by the mean; None for the last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +38,6 @@ class RepeatedBoard:
     by_rating: bool
     """True if the order is by mean rating; by mean win rate otherwise."""
     models: tuple[RepeatedModel, ...]
-    places: tuple[AdjacentPlaces, ...]
 
 
 def arena_repeats(ask: Ask, count: int) -> tuple[Ask, ...]:
@@ -68,17 +59,9 @@ def repeated_board(boards: Sequence[Leaderboard]) -> RepeatedBoard:
     require_repeats(len(boards))
     first = boards[0].manifest
     for board in boards[1:]:
-        other = board.manifest
         # Seeds are not compared: repeats are meant to differ in them.
-        differ = [
-            name
-            for name, one, two in (
-                ("settings", first.settings, other.settings),
-                ("models", first.models, other.models),
-                ("memes", first.memes, other.memes),
-            )
-            if one != two
-        ]
+        names = ("settings", "models", "memes")
+        differ = [name for name in names if getattr(first, name) != getattr(board.manifest, name)]
         if differ:
             raise BadRequest(
                 f"Repeats are of the same arena; these differ in {', '.join(differ)}.", reason="REPEATS_DIFFER"
@@ -101,31 +84,21 @@ def repeated_board(boards: Sequence[Leaderboard]) -> RepeatedBoard:
 
     # Models without a figure come last; ties are sorted by name.
     ordered = sorted(models, key=lambda model: (-(compared(model).mean or 0.0), model.model))
-    places = [
-        AdjacentPlaces(
-            ahead=one.model,
-            behind=other.model,
-            held=sum(
-                a is not None and b is not None and a > b
-                for a, b in zip(compared(one).values, compared(other).values, strict=True)
-            ),
-            repeats=len(boards),
-        )
-        for one, other in itertools.pairwise(ordered)
-    ]
+    for place, (one, other) in enumerate(itertools.pairwise(ordered)):
+        pairs = zip(compared(one).values, compared(other).values, strict=True)
+        ordered[place] = replace(one, ahead=sum(a is not None and b is not None and a > b for a, b in pairs))
     return RepeatedBoard(
         seeds=tuple(board.manifest.seed for board in boards),
         finished=all(board.manifest.finished is not None for board in boards),
         by_rating=by_rating,
         models=tuple(ordered),
-        places=tuple(places),
     )
 
 
 def repeat_section(board: RepeatedBoard) -> Section:
     """Builds a table of means, spreads and places."""
-    header = ("model", "rating", "SD", *(f"repeat {n}" for n in range(1, len(board.seeds) + 1)), "won", "SD", "ahead")
-    shares = {place.ahead: f"{place.held} of {place.repeats}" for place in board.places}
+    repeats = len(board.seeds)
+    header = ("model", "rating", "SD", *(f"repeat {n}" for n in range(1, repeats + 1)), "won", "SD", "ahead")
     rows = [
         (
             model.model,
@@ -134,16 +107,15 @@ def repeat_section(board: RepeatedBoard) -> Section:
             *(figure(value, ".0f") for value in model.rating.values),
             _percent(model.win_rate.mean),
             _percent(model.win_rate.sd),
-            shares.get(model.model, "–"),
+            "–" if model.ahead is None else f"{model.ahead} of {repeats}",
         )
         for model in board.models
     ]
-    unsure = [place for place in board.places if place.held < place.repeats]
+    pairs = itertools.pairwise(board.models)
+    unsure = [f"{one.model} ahead of {next_.model}" for one, next_ in pairs if one.ahead != repeats]
     notes = [
         "SD is the standard deviation over repeats; “ahead” counts the repeats in which a model is ahead of the next.",
-        "Every place holds in all repeats."
-        if not unsure
-        else "Not in all repeats: " + "; ".join(f"{place.ahead} ahead of {place.behind}" for place in unsure) + ".",
+        "Every place holds in all repeats." if not unsure else f"Not in all repeats: {'; '.join(unsure)}.",
     ]
     if not board.by_rating:
         notes.append(

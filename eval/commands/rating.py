@@ -46,7 +46,9 @@ _sheet_options = with_options(
 
 
 @click.command("rate")
-@click.option("--what", type=click.Choice(["guidelines", "contexts"]), default="guidelines", show_default=True)
+@click.option(
+    "--what", type=click.Choice(["guidelines", "contexts", "battles"]), default="guidelines", show_default=True
+)
 @click.option(
     "--rounds",
     metavar="N-M|last",
@@ -65,15 +67,17 @@ _sheet_options = with_options(
 )
 @_sheet_options
 def rate_arena(**options: Any) -> None:
-    """Prepares blind human ratings of guidelines, or of simulated people and questions, and reports on them.
+    """Prepares blind human ratings of guidelines, of contexts (people, questions) or of battles, and reports on them.
 
     With --sheet NAME it writes NAME.jsonl and NAME.csv for the raters, NAME.label-studio.xml for a project of Label
     Studio, and NAME.key.json, which raters must not see.
     With --ratings FILE --key NAME.key.json it shows means, agreement and, for guidelines of several rounds, the round
-    after which nothing is gained. With neither it shows what needs no raters: length, and how much stays between
-    rounds.
+    after which nothing is gained; of battles, how far judges and people agree, and writes NAME.humans.jsonl for arena
+    --humans. With neither it shows what needs no raters: length, and how much stays between rounds.
     """
     from eval.arena import rating
+    from eval.arena.agreement import human_agreement, plain_agreement
+    from eval.arena.board_sections import human_sections
     from eval.arena.folder import ArenaFolder
     from eval.arena.rating import measure_section, round_section
     from eval.datasets.known import published_file, published_ratings
@@ -86,6 +90,8 @@ def rate_arena(**options: Any) -> None:
         pictures = _pictures_of(options, manifest)
         if options["what"] == rating.CONTEXTS:
             items = rating.context_items(events, most=options["count"], seed=options["seed"], pictures=pictures)
+        elif options["what"] == rating.BATTLES:
+            items = rating.battle_items(events, most=options["count"], seed=options["seed"], pictures=pictures)
         else:
             rounds = _rounds(options["rounds"])
             # Of one round, the last, the whole sheet is drawn.
@@ -103,7 +109,7 @@ def rate_arena(**options: Any) -> None:
             rating_section(
                 found,
                 published_ratings(rating.PAPER, key.what),
-                source=f"{paper['source']}, tables 3 and 4",
+                source=f"{paper['source']}, tables 3 to 5",
                 published_self=paper["self_agreement"][key.what],
             )
         ]
@@ -113,6 +119,13 @@ def rate_arena(**options: Any) -> None:
             end = rating.plateau(by_round)
             more = {"by_round": [asdict(one) for one in by_round], "plateau": end}
             sections.append(round_section(by_round, end))
+        if key.what == rating.BATTLES:
+            agreement = human_agreement(events, verdicts := rating.human_verdicts(ratings, key))
+            more = {"people": plain_agreement(agreement)}
+            sections += human_sections(agreement)
+            path = options["key"].with_name(options["key"].name.removesuffix(".key.json") + ".humans.jsonl")
+            path.write_text("".join(f"{one.model_dump_json()}\n" for one in verdicts), "utf-8")
+            click.echo(f"{path}: people's verdicts, for memecourt-eval arena --humans.", err=True)
         _show(options, f"Ratings: {key.what} of {manifest.name}", sections, found=found, more=more)
         return
     measures = rating.measures_by_round(texts)

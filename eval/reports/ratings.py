@@ -1,8 +1,8 @@
 """Blind sheets for people to rate, and their ratings: means with intervals, and agreement of raters.
 
-A sheet is JSON lines and a table (CSV) of the same items, with a labelling configuration for Label Studio. Items are in
-random order under meaningless names; some come twice, to measure raters' self-agreement. The origin of each item is in
-a separate key, which raters are not given.
+A sheet is JSON lines and a table (CSV) of the same items, with a labelling configuration for Label Studio and a folder
+of the pictures, which it names by their paths. Items are in random order under meaningless names; some come twice, to
+measure raters' self-agreement. The origin of each item is in a separate key, which raters are not given.
 
 Agreement is measured in four ways, as papers use the term loosely: Fleiss' kappa (scores as names), Cohen's kappa with
 quadratic weights averaged over pairs of raters, Krippendorff's alpha for ordered scores
@@ -11,8 +11,8 @@ quadratic weights averaged over pairs of raters, Krippendorff's alpha for ordere
 
 from __future__ import annotations
 
-import base64
 import csv
+import hashlib
 import io
 import itertools
 import json
@@ -39,6 +39,13 @@ from retrieval.library.sources import NOT_FOR_LIBRARIES
 from serving.access.private_files import hand_on
 from serving.docket.review.agreement import Kappa, fleiss
 
+_VEIL = """
+.veiled img, .veiled canvas { filter: blur(24px); transition: filter 0s 20s; }
+.veiled:active img, .veiled:active canvas { filter: none; transition: none; }
+"""
+"""Style of a project of Label Studio: a picture is blurred, until it is clicked and for 20 seconds from then."""
+_LOCAL_FILES = "/data/local-files/?d="
+"""Address at which Label Studio serves files below its LABEL_STUDIO_LOCAL_FILES_DOCUMENT_ROOT."""
 _FORMULAS = ("=", "+", "-", "@", "\t", "\r")
 
 
@@ -157,13 +164,14 @@ def write_sheet(
         The paths of the lines, of the table, of the project, and of the key.
     """
     marked = {NOT_FOR_LIBRARIES: mark} if mark else {}
+    folder = stem.with_suffix(".pictures").name
     scales = {one.key: {"question": one.words, "low": one.low, "high": one.high} for one in criteria}
     rows = [
         {
             **marked,
             "item": line.id,
             "parts": dict(line.item.parts),
-            "pictures": [_address(jpeg) for jpeg in line.item.pictures],
+            "pictures": [_path(folder, jpeg) for jpeg in line.item.pictures],
             "criteria": scales,
         }
         for line in lines
@@ -178,7 +186,7 @@ def write_sheet(
     pictures = max((len(line.item.pictures) for line in lines), default=0)
     contents = {
         ".jsonl": "".join(json.dumps(row, ensure_ascii=True) + "\n" for row in rows),
-        ".csv": _table(lines, headings, pictures, criteria=criteria, marked=marked),
+        ".csv": _table(lines, headings, pictures, criteria=criteria, marked=marked, folder=folder),
         ".label-studio.xml": _project(headings, pictures, criteria),
         ".key.json": key.model_dump_json(indent=2) + "\n",
     }
@@ -188,11 +196,17 @@ def write_sheet(
         path.write_text(content, encoding="utf-8")
         # The process creates files readable by their owner only; a sheet is for others, as far as the umask allows.
         hand_on(path)
+    for jpeg in {jpeg for line in lines for jpeg in line.item.pictures}:
+        path = stem.parent / _path(folder, jpeg)
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(jpeg)
+        hand_on(path)
     return paths[0], paths[1], paths[2], paths[3]
 
 
-def _address(jpeg: bytes) -> str:
-    return f"data:image/jpeg;base64,{base64.b64encode(jpeg).decode()}"
+def _path(folder: str, jpeg: bytes) -> str:
+    # Named by content: neither order nor meme can be read off it, and a picture is stored once.
+    return f"{folder}/{hashlib.sha256(jpeg).hexdigest()[:16]}.jpg"
 
 
 def _column(heading: str) -> str:
@@ -205,6 +219,7 @@ def _table(
     pictures: int,
     criteria: Sequence[Criterion],
     marked: Mapping[str, str],
+    folder: str,
 ) -> str:
     file = io.StringIO()
     shown = [f"picture_{number}" for number in range(1, pictures + 1)]
@@ -214,7 +229,8 @@ def _table(
     for line in lines:
         # A spreadsheet would run a text that begins like a formula.
         texts = {_column(name): f"'{text}" if text[:1] in _FORMULAS else text for name, text in line.item.parts}
-        frames = dict(zip(shown, map(_address, line.item.pictures), strict=False))
+        addresses = (f"{_LOCAL_FILES}{_path(folder, jpeg)}" for jpeg in line.item.pictures)
+        frames = dict(zip(shown, addresses, strict=False))
         writer.writerow({"item": line.id, **texts, **frames, **marked})
     return file.getvalue()
 
@@ -222,8 +238,11 @@ def _table(
 def _project(headings: Sequence[str], pictures: int, criteria: Sequence[Criterion]) -> str:
     """The labelling configuration for Label Studio, into which the table is imported."""
     view = ElementTree.Element("View")
+    if pictures:
+        ElementTree.SubElement(view, "Style").text = _VEIL
+    veiled = ElementTree.SubElement(view, "View", className="veiled")
     for number in range(1, pictures + 1):
-        ElementTree.SubElement(view, "Image", name=f"picture_{number}", value=f"$picture_{number}")
+        ElementTree.SubElement(veiled, "Image", name=f"picture_{number}", value=f"$picture_{number}")
     for heading in headings:
         ElementTree.SubElement(view, "Header", value=heading)
         ElementTree.SubElement(view, "Text", name=_column(heading), value=f"${_column(heading)}")

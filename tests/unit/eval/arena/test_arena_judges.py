@@ -255,7 +255,8 @@ def test_agreement_of_the_panel_with_people_handles_ties_and_swaps():
     ]
     found = human_agreement(events, humans)
     assert (found.battles, found.even) == (3, 2)
-    assert found.accuracy == pytest.approx(2 / 3) and found.decided == pytest.approx(1 / 2)
+    assert found.accuracy.value == pytest.approx(2 / 3) and found.decided.value == pytest.approx(1 / 2)
+    assert found.accuracies["j"].value == pytest.approx(3 / 4) and found.accuracies["k"].value == pytest.approx(1 / 2)
     expected = cohen_kappa_score(["first", "tie", "second"], ["first", "tie", "first"])
     assert found.kappa.value == pytest.approx(expected)
     assert set(found.judges) == {"j", "k"} and found.judges["k"].n == 2

@@ -54,9 +54,10 @@ def test_statistics_over_repeats_match_hand_calculation(repeats_root):
         assert by_model[name].rating.sd == pytest.approx(np.std(own, ddof=1)) and len(set(own)) > 1
     order = [one.model for one in together.models]
     assert order == sorted(THREE, key=lambda name: -by_model[name].rating.mean)
-    for place, (one, other) in zip(together.places, itertools.pairwise(order), strict=True):
+    assert together.models[-1].ahead is None
+    for place, (one, other) in zip(together.models, itertools.pairwise(order), strict=False):
         confirmed = sum(a > b for a, b in zip(by_model[one].rating.values, by_model[other].rating.values, strict=True))
-        assert (place.ahead, place.behind, place.held, place.repeats) == (one, other, confirmed, 3)
+        assert place.ahead == confirmed
 
 
 def test_repeats_are_ordered_by_win_rate_when_ratings_lack_a_common_scale(tmp_path, repeats_root):

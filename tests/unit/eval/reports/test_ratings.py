@@ -16,6 +16,9 @@ from sklearn.metrics import cohen_kappa_score
 from statsmodels.stats.inter_rater import aggregate_raters, fleiss_kappa
 
 from court.errors import BadRequest
+from eval.arena.agreement import HumanVerdict, human_agreement
+from eval.arena.events import Judged
+from eval.arena.folder import read_lines
 from eval.arena.rating import (
     GuidelineText,
     RoundRatings,
@@ -145,9 +148,15 @@ def test_rating_files_hide_the_origin_of_each_item(tmp_path):
     assert first["parts"] == {"text": "<script>evil()</script>"} and NOT_FOR_LIBRARIES not in first
     assert first["criteria"]["score"] == {"question": "How good?", "low": 1, "high": 10}
     assert "secret-1" not in rows.read_text() + table.read_text() and "secret-1" in key.read_text()
-    view = ElementTree.fromstring(project.read_text())
-    columns = csv.DictReader(table.read_text().splitlines()).fieldnames
-    assert {one.get("value")[1:] for one in view if one.tag in ("Image", "Text")} == {"picture_1", "text"} <= {*columns}
+    # Pictures are named by path, stored once, and blurred in the project until they are clicked.
+    (picture,) = (tmp_path / "deep" / "s.pictures").iterdir()
+    assert picture.read_bytes() == b"jpeg" and first["pictures"] == [f"s.pictures/{picture.name}"]
+    reader = csv.DictReader(table.read_text().splitlines())
+    assert {row["picture_1"] for row in reader} == {f"/data/local-files/?d=s.pictures/{picture.name}"}
+    view, columns = ElementTree.fromstring(project.read_text()), reader.fieldnames
+    shown = {one.get("value")[1:] for one in view.iter() if one.tag in ("Image", "Text")}
+    assert shown == {"picture_1", "text"} <= {*columns}
+    assert view.find(".//View[@className='veiled']/Image") is not None and "blur(" in view.find("Style").text
     assert {one.get("name"): len(one) for one in view.iter("Choices")} == {"soundness": 3, "score": 10}
     assert read_key(key).criteria == {"soundness": (1, 3), "score": (1, 10)}
     for path in (tmp_path / "gone", rows):
@@ -251,6 +260,41 @@ def test_contexts_are_shown_in_random_order(finished_arena, tmp_path):
             assert f"asks one of {kind} background" in row["parts"][f"question {number}"]
 
 
+def test_battles_judged_by_people_are_compared_with_the_judges(finished_arena, tmp_path):
+    """A person who always prefers the stronger model agrees with judges as often as they do."""
+    out, sheet = finished_arena.root, tmp_path / "b"
+    rate("arena", "rate", "--out", out, "--what", "battles", "--count", 60, "--sheet", sheet)
+    key, rows = read_key(tmp_path / "b.key.json"), list(map(json.loads, sheet.with_suffix(".jsonl").open()))
+    assert all(set(row["parts"]) == {"question", "A", "B"} and set(row["criteria"]) == {"better"} for row in rows)
+    origins = {name: entry.origin for name, entry in key.items.items()}
+    for row in rows:
+        for letter in "ab":
+            assert f"voice={origins[row['item']][letter]}" in row["parts"][letter.upper()]
+    # Neither order of the two tells who wrote what.
+    assert 0.3 < np.mean([one["a"] < one["b"] for one in origins.values()]) < 0.7
+    scores = {name: 1 if STRENGTHS[one["a"]] > STRENGTHS[one["b"]] else 3 for name, one in origins.items()}
+    lines = ({"item": name, "who": "p", "criterion": "better", "score": score} for name, score in scores.items())
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+    arguments = ("arena", "rate", "--out", out, "--ratings", tmp_path / "p.jsonl", "--key", tmp_path / "b.key.json")
+    ran = CliRunner().invoke(cli, [*map(str, arguments), "--json"])
+    people = json.loads(ran.stdout)["people"]
+    battles = {(o["meme"], o["task"], *sorted((o["a"], o["b"]))) for o in origins.values()}
+    hits = []
+    for event in finished_arena.folder.events():
+        if isinstance(event, Judged) and (battle := (event.meme, event.task, *sorted((event.a, event.b)))) in battles:
+            stronger = max(battle[2:], key=STRENGTHS.get)
+            won = {1.0: event.a, 0.5: None, 0.0: event.b}[event.verdicts["overall"].score]
+            hits.append(won == stronger)
+    assert people["battles"] == len(hits) == 60 and people["accuracy"]["value"] == pytest.approx(np.mean(hits))
+    assert people["accuracy"]["low"] < np.mean(hits) < people["accuracy"]["high"]
+    assert sum(one["n"] * one["accuracy"]["value"] for one in people["judges"]) == pytest.approx(sum(hits))
+    # The arena itself reads what the sheet makes: the same figures, and repeats count once.
+    verdicts = read_lines(tmp_path / "b.humans.jsonl", HumanVerdict)
+    assert len(verdicts) == 60 < len(rows) and human_agreement(finished_arena.folder.events(), verdicts).battles == 60
+    shown = rate("arena", "--report", "--out", out, "--humans", tmp_path / "b.humans.jsonl")
+    assert "Panel and people" in shown and f"{100 * np.mean(hits):.1f} [" in shown
+
+
 def test_filled_tables_and_exports_of_label_studio_are_read(tmp_path):
     criteria = (Criterion("soundness", "Is it right?"), Criterion("score", "How good?", 1, 10))
     items = [RatedItem((("kind of harm", "=cmd()"),), {"n": number}) for number in range(2)]
@@ -328,7 +372,9 @@ def test_probe_sheets_show_pictures_and_reports_compare_people_with_agents(a_pro
         rows = [json.loads(line) for line in (tmp_path / f"{sheet_kind}.jsonl").read_text().splitlines()]
         assert all(set(row["parts"]) == parts for row in rows)
         assert all((row.get(NOT_FOR_LIBRARIES) == MARK) == (sheet_kind == "rewritten") for row in rows)
-        assert "data:image/jpeg" in (tmp_path / f"{sheet_kind}.csv").read_text()
+        shown = {tmp_path / path for row in rows for path in row["pictures"]}
+        assert shown and all(path.read_bytes()[:2] == b"\xff\xd8" for path in shown)
+        assert "data:image" not in (tmp_path / f"{sheet_kind}.csv").read_text()
         key = read_key(tmp_path / f"{sheet_kind}.key.json")
         with (tmp_path / f"{sheet_kind}-rated.jsonl").open("w") as file:
             for row, (criterion, (low, high)) in itertools.product(rows, key.criteria.items()):
