@@ -125,6 +125,25 @@ RATED = {key: {"type": "integer", "minimum": 0, "maximum": 10} for key in ("text
 """Schemas of the numbers of :class:`Difficulty`."""
 
 
+class TaskPlace(Reply):
+    """Subject of a question that came with a set."""
+
+    why: _Why
+    picture: Literal["needed", "not needed"]
+    field: str
+    sub_field: Annotated[Words, TextBounds()] = Field(max_length=60)
+    depends: int = Field(ge=0, le=10)
+    """How much later rounds depend on earlier ones."""
+
+
+def parse_place(text: str, *, fields: Sequence[str]) -> TaskPlace:
+    """Parses the subject of a question, whose field is one of these. Raises UnusableReply."""
+    place = parse(TaskPlace, text)
+    if place.field not in fields:
+        raise UnusableReply("REPLY_MALFORMED", f"field must be one of {', '.join(fields)}")
+    return place
+
+
 class Explanation(Reply):
     """Reason why an answer lost."""
 
@@ -281,8 +300,7 @@ class Speaker:
     ) -> tuple[Explanation, ReplyCost]:
         """Explains why an answer lost."""
         prompt = prompt_of(EXPLAINER)
-        parts: list[str | Frame] = self._shown(prompt)
-        parts.append(prompt.task("question", question=self.fence.around("\n\n".join(rounds))))
+        parts = self._question(prompt, rounds)
         texts = {"better": self._laid_out(prompt, better), "worse": self._laid_out(prompt, worse)}
         parts.append(prompt.task("answers", **texts, why=self.fence.around(why)))
         parts.append(prompt.task("error"))
@@ -303,14 +321,21 @@ class Speaker:
     ) -> tuple[Difficulty, ReplyCost]:
         """Rates the difficulty of a task."""
         prompt = prompt_of(ANNOTATOR)
-        parts: list[str | Frame] = self._shown(prompt)
-        parts.append(prompt.task("question", question=self.fence.around("\n\n".join(rounds))))
+        parts = self._question(prompt, rounds)
         if reference is not None:
             words = "\n\n".join(filter(None, (reference.background, _joined(reference))))
             parts.append(prompt.task("reference", reference=self.fence.around(words)))
         parts.append(prompt.task("rate"))
         schema = form_of(Difficulty, 400, **RATED)
         return await self._say(Agent(prompt, "rate", partial(parse, Difficulty), schema), parts)
+
+    async def place(self, rounds: Sequence[str], fields: Sequence[str]) -> tuple[TaskPlace, ReplyCost]:
+        """Names the field of a question, and tells if it needs the picture."""
+        prompt = prompt_of(ANNOTATOR)
+        parts = [*self._question(prompt, rounds), prompt.task("place", fields=", ".join(fields))]
+        overrides = {"field": {"type": "string", "enum": list(fields)}, "depends": RATED["reasoning"]}
+        schema = form_of(TaskPlace, 400, **overrides)
+        return await self._say(Agent(prompt, "place", partial(parse_place, fields=fields), schema), parts)
 
     async def _ask(
         self, role: str, task: str, kind: type[R], *, temperature: float = 0.0, **texts: str
@@ -325,6 +350,10 @@ class Speaker:
     ) -> tuple[T, ReplyCost]:
         reply = await self.model.say(agent, parts, fence=self.fence, temperature=temperature)
         return reply.value, cost_of(self.model.name, reply.call)
+
+    def _question(self, prompt: Prompt, rounds: Sequence[str]) -> list[str | Frame]:
+        """Returns the parts that show the meme and a question about it."""
+        return [*self._shown(prompt), prompt.task("question", question=self.fence.around("\n\n".join(rounds)))]
 
     def _shown(self, prompt: Prompt) -> list[str | Frame]:
         return _meme_parts(prompt, self.meme, self.fence)

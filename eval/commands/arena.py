@@ -14,6 +14,7 @@ from eval.commands.follow_ups import detect_memes, difficulty, distil_check, exp
 from eval.commands.options import command_line, show_sections, write_page
 from eval.commands.rating import rate_arena
 from eval.commands.sampled import sampled_options
+from eval.commands.task_sets import tasks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -114,43 +115,7 @@ def arena(context: click.Context, /, **options: Any) -> None:
     click.echo(f"{page} shows it.")
 
 
-@arena.command("tasks")
-@click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
-@click.option(
-    "--side",
-    type=click.Choice(["both", "accuser", "defender"]),
-    default="both",
-    show_default=True,
-    help="Side that asked the questions.",
-)
-@click.option("--mixed", is_flag=True, help="Prefix meme ids with the data set's id, for an arena over several.")
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="Task file to write, for --tasks.")
-def tasks_from_run(run: Path, side: str, mixed: bool, out: Path) -> None:
-    """Makes arena tasks from the questions of Accuser and Defender in the trials of a RUN.
-
-    An arena with these tasks (--tasks) finds the better witness. The Proposer's answers are left out.
-    """
-    from court.events import Side
-    from eval.arena.cross_examination import tasks_of_run
-    from serving.cli.common import run as asyncio_run
-    from serving.cli.common import tell
-
-    sides = list(Side) if side == "both" else [Side(side.upper())]
-    try:
-        made = asyncio_run(tasks_of_run(run, sides, prefixed=mixed))
-        # Never over a file: its questions may be those of an arena that is under way.
-        with out.open("x", encoding="utf-8") as file:
-            for task in made.tasks:
-                file.write(json.dumps(task.model_dump(mode="json"), ensure_ascii=True) + "\n")
-    except FileExistsError:
-        raise click.UsageError(f"{out} is there already: name another file.") from None
-    except OSError as error:
-        raise click.UsageError(f"{out} can't be written: {error.strerror}.") from None
-    if made.silent or made.unread:
-        tell(f"{made.silent:,} trials had no question; {len(made.unread):,} records can't be read.")
-    click.echo(f"{out} has {len(made.tasks):,} tasks about {len({task.meme for task in made.tasks}):,} memes.")
-
-
+arena.add_command(tasks)
 arena.add_command(rate_arena)
 arena.add_command(explain)
 arena.add_command(detect_memes)

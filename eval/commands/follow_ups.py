@@ -26,8 +26,7 @@ DETECTION_PAGE, LOSSES_PAGE, DISTILLED_PAGE = "detection.html", "losses.html", "
 
 
 _PATH = click.Path(path_type=Path)
-follow_up_options = with_options(
-    click.option("--out", type=_PATH, required=True, help="Folder of the arena."),
+asking_options = with_options(
     click.option("--models", type=_PATH, default=Path("arena.toml"), show_default=True, help="Models file."),
     click.option("--data", type=_PATH, help="Data set of the arena, if [arena] does not name it."),
     click.option(
@@ -38,8 +37,13 @@ follow_up_options = with_options(
         help="Maximum concurrent questions.",
     ),
     click.option("--calls", type=_PATH, help="Store of model calls, shared by arenas."),
-    click.option("--report", "only_report", is_flag=True, help="Call no model; report on the stored replies."),
     click.option("--json", "as_json", is_flag=True, help="Print the figures as one JSON object, without texts."),
+)
+"""Options by which models and memes of an arena are named again."""
+follow_up_options = with_options(
+    click.option("--out", type=_PATH, required=True, help="Folder of the arena."),
+    asking_options,
+    click.option("--report", "only_report", is_flag=True, help="Call no model; report on the stored replies."),
 )
 """Options by which an arena, its memes and its models are named again."""
 

@@ -727,7 +727,7 @@ def test_questions_of_a_run_become_arena_tasks(home, data, tmp_path):
     assert list(task.rounds) == questions and not set(answers) & set(task.rounds)
     # As the arena reads them, from the command, which never overwrites an existing file.
     file = tmp_path / "tasks.jsonl"
-    command = ["arena", "tasks", str(folder.root), "--side", "defender", "--mixed", "--out", str(file)]
+    command = ["arena", "tasks", "from-run", str(folder.root), "--side", "defender", "--mixed", "--out", str(file)]
     assert CliRunner().invoke(cli, command).exit_code == 0
     tasks = read_lines(file, FixedTask)
     assert len(tasks) == 8 and all(task.meme.startswith("synthetic-harmeme/") for task in tasks)

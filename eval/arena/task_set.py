@@ -1,0 +1,154 @@
+"""A set of questions for arenas, made of many candidates as ProBench's was made.
+
+Steps drop questions with a stop word, near-copies of others, and those that need no picture; an annotator names field,
+sub-field and difficulty; fields are balanced; the hardest of each language stay.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from eval.arena.folder import FixedTask
+from eval.arena.procedure import reply_or_reason
+from eval.arena.speakers import FixedQuestion, Speaker
+from eval.models.memes import ShownMeme
+from eval.models.metered import MeteredModel
+from eval.session.engine import run_items
+
+FIELDS = (
+    *("science", "coding", "creative writing", "information extraction", "perception"),
+    *("knowledge", "arts", "planning", "mathematics", "metrics"),
+)
+"""Fields of ProBench."""
+_LETTERS = 5
+_ROWS = 1000
+"""Questions that are compared with all others at a time."""
+_Ask = Callable[[FixedTask, Speaker], Awaitable[Mapping[str, str] | str]]
+"""Returns a question's tags, or the reason why it is dropped."""
+
+
+@dataclass(frozen=True, slots=True)
+class SetRules:
+    """Rules by which questions are chosen."""
+
+    stop_words: tuple[str, ...] = ()
+    near: float = 0.8
+    """Share of common groups of five letters from which on two questions are near-copies."""
+    fields: tuple[str, ...] = FIELDS
+    per_field: int | None = None
+    hardest: int | None = None
+    """Number of questions that stay in each language; None for all."""
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSet:
+    """The chosen questions, with tags ``field``, ``sub_field``, ``difficulty`` and, of several rounds, ``depends``."""
+
+    tasks: tuple[FixedTask, ...]
+    left: Mapping[str, int]
+    """Number of questions left after each step, in order."""
+
+
+async def build_set(
+    candidates: Sequence[FixedTask],
+    memes: Mapping[str, ShownMeme],
+    annotator: MeteredModel,
+    rules: SetRules,
+    *,
+    concurrency: int = 4,
+    progress: Callable[[int, int], None] = lambda *_: None,
+) -> TaskSet:
+    """Chooses questions. Raises BudgetSpent, CallsError, Unavailable, ModelRefused: The annotator can't be called."""
+    left = {"candidates": len(candidates)}
+
+    def counted(step: str, tasks: list[FixedTask]) -> list[FixedTask]:
+        left[step] = len(tasks)
+        return tasks
+
+    tasks = counted("with a picture that can be used", [task for task in candidates if task.meme in memes])
+    stop = tuple(word.casefold() for word in rules.stop_words)
+    tasks = counted(
+        "without a stop word", [task for task in tasks if not any(word in _text(task).casefold() for word in stop)]
+    )
+    tasks = counted("without near-copies", without_copies(tasks, rules.near))
+
+    async def annotate(step: str, tasks: list[FixedTask], ask: _Ask) -> list[FixedTask]:
+        async def one(task: FixedTask) -> FixedTask | None:
+            tags = await reply_or_reason(ask(task, Speaker(annotator, memes[task.meme], 0)))
+            # A question without a usable reply has no field, and none is made up for it.
+            return None if isinstance(tags, str) else task.model_copy(update={"tags": {**task.tags, **tags}})
+
+        found = await run_items(tasks, one, concurrency=concurrency, progress=progress)
+        return counted(step, [task for task in found if task is not None])
+
+    async def placed(task: FixedTask, speaker: Speaker) -> Mapping[str, str] | str:
+        place, _ = await speaker.place(task.rounds, rules.fields)
+        depends = {"depends": str(place.depends)} if len(task.rounds) > 1 else {}
+        tags = {"field": place.field, "sub_field": place.sub_field.casefold(), **depends}
+        return tags if place.picture == "needed" else "PICTURE_NOT_NEEDED"
+
+    async def rated(task: FixedTask, speaker: Speaker) -> Mapping[str, str]:
+        reference = FixedQuestion("", (task.reference,)) if task.reference else None
+        rating, _ = await speaker.rate_difficulty(task.rounds, reference)
+        return {"difficulty": f"{(rating.text + rating.image + rating.reasoning) / 3:.2f}"}
+
+    tasks = await annotate("that need their picture", tasks, placed)
+    if rules.per_field is not None:
+        # Drawn, and not the hardest: otherwise fields would differ in difficulty by their size.
+        shuffled = random.Random(f"fields {rules.seed}").sample(tasks, len(tasks))
+        tasks = counted("balanced over fields", _first(shuffled, lambda task: task.tags["field"], rules.per_field))
+    tasks = await annotate("of known difficulty", tasks, rated)
+    if rules.hardest is not None:
+        ordered = sorted(tasks, key=lambda task: -float(task.tags["difficulty"]))
+        tasks = counted("hardest of each language", _first(ordered, lambda task: task.language, rules.hardest))
+    # Draws and difficulties have mixed them up.
+    order = {(task.meme, task.rounds): number for number, task in enumerate(candidates)}
+    return TaskSet(tuple(sorted(tasks, key=lambda task: order[task.meme, task.rounds])), left)
+
+
+def without_copies(tasks: Sequence[FixedTask], near: float) -> list[FixedTask]:
+    """Returns the questions without those that are near-copies of an earlier one that stays.
+
+    Texts are compared by the share of their groups of five letters that both have (Jaccard); MinHash estimates the
+    same share for sets too large for that.
+    """
+    from sklearn.feature_extraction.text import CountVectorizer
+
+    if not tasks:
+        return []
+    letters = CountVectorizer(analyzer=_groups, binary=True, dtype=np.int64).fit_transform(map(_text, tasks))
+    sizes = np.asarray(letters.sum(axis=1)).ravel()
+    stays = np.ones(len(tasks), dtype=bool)
+    for begin in range(0, len(tasks), _ROWS):
+        common = (letters[begin : begin + _ROWS] @ letters.T).toarray()
+        for number, row in enumerate(common, begin):
+            # Less the error of a product of floats, so that the bound itself counts.
+            alike = row[:number] >= near * (sizes[number] + sizes[:number] - row[:number]) - 1e-9
+            stays[number] = not (alike & stays[:number]).any()
+    return [tasks[number] for number in np.flatnonzero(stays)]
+
+
+def _groups(text: str) -> set[str]:
+    text = " ".join(text.casefold().split())
+    return {text[place : place + _LETTERS] for place in range(max(1, len(text) - _LETTERS + 1))}
+
+
+def _text(task: FixedTask) -> str:
+    return "\n".join(task.rounds)
+
+
+def _first(tasks: Sequence[FixedTask], group: Callable[[FixedTask], str], most: int) -> list[FixedTask]:
+    """Returns the first tasks of each group."""
+    counts: dict[str, int] = defaultdict(int)
+    found = []
+    for task in tasks:
+        counts[group(task)] += 1
+        if counts[group(task)] <= most:
+            found.append(task)
+    return found

@@ -1,0 +1,133 @@
+"""``memecourt-eval arena tasks``: sets of questions for arenas, from trials or from many candidates."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from eval.commands.follow_ups import asking_options
+from eval.commands.options import chosen_models, run_watched, samples_of
+
+if TYPE_CHECKING:
+    from eval.arena.folder import FixedTask
+    from eval.arena.task_set import TaskSet
+    from eval.session.progress import Progress
+
+_PATH = click.Path(path_type=Path)
+
+
+@click.group()
+def tasks() -> None:
+    """Makes a set of questions for an arena (--tasks)."""
+
+
+@tasks.command("from-run")
+@click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
+@click.option(
+    "--side",
+    type=click.Choice(["both", "accuser", "defender"]),
+    default="both",
+    show_default=True,
+    help="Side that asked the questions.",
+)
+@click.option("--mixed", is_flag=True, help="Prefix meme ids with the data set's id, for an arena over several.")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Task file to write, for --tasks.")
+def tasks_from_run(run: Path, side: str, mixed: bool, out: Path) -> None:
+    """Makes arena tasks from the questions of Accuser and Defender in the trials of a RUN.
+
+    An arena with these tasks (--tasks) finds the better witness. The Proposer's answers are left out.
+    """
+    from court.events import Side
+    from eval.arena.cross_examination import tasks_of_run
+    from serving.cli.common import run as asyncio_run
+    from serving.cli.common import tell
+
+    sides = list(Side) if side == "both" else [Side(side.upper())]
+    made = asyncio_run(tasks_of_run(run, sides, prefixed=mixed))
+    _write(out, made.tasks)
+    if made.silent or made.unread:
+        tell(f"{made.silent:,} trials had no question; {len(made.unread):,} records can't be read.")
+    click.echo(f"{out} has {len(made.tasks):,} tasks about {len({task.meme for task in made.tasks}):,} memes.")
+
+
+@tasks.command("build")
+@click.argument("candidates", type=_PATH)
+@click.option("--annotator", metavar="NAME", required=True, help="Annotator: a model of the models file, no target.")
+@asking_options
+@click.option("--dataset", metavar="ID", help="Data set. [default: the one that is recognised there]")
+@click.option("--split", help="Split. [default: the first test split]")
+@click.option("--stop-words", type=_PATH, help="Words or phrases, a line each: questions that contain one go.")
+@click.option(
+    "--near",
+    default=0.8,
+    show_default=True,
+    type=click.FloatRange(0, 1),
+    help="Share of common letter groups from which on a question is a near-copy of an earlier one.",
+)
+@click.option("--fields", metavar="NAME,NAME,…", help="Fields to choose from. [default: ProBench's ten]")
+@click.option("--per-field", type=click.IntRange(1), help="Maximum questions per field, drawn by the seed.")
+@click.option("--hardest", type=click.IntRange(1), help="Number of questions that stay in each language.")
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of the draw.")
+@click.option("--out", type=_PATH, required=True, help="Task file to write, for --tasks.")
+def build(candidates: Path, **options: Any) -> None:
+    """Chooses questions for a benchmark from many CANDIDATES (JSON lines, as for --tasks), as ProBench's were chosen.
+
+    Questions with stop words, near-copies, and questions that need no picture are dropped. The annotator names field,
+    sub-field and difficulty of the others, which become tags; then fields are balanced and the hardest stay.
+    """
+    from eval.arena.folder import FixedTask, read_lines
+    from eval.arena.task_set import FIELDS, SetRules, build_set
+    from eval.models.open import opened_models, read_models
+    from eval.models.samples import read_memes
+
+    read = read_lines(candidates, FixedTask)
+    specs = chosen_models(options, [options["annotator"]])
+    table = read_models(options["models"]).rest.get("arena", {})
+    samples = samples_of({**options, "limit": None}, table, "[arena] in the file of models")
+    fields = tuple(filter(None, (one.strip() for one in (options["fields"] or "").split(",")))) or FIELDS
+    try:
+        words = options["stop_words"].read_text("utf-8-sig").splitlines() if options["stop_words"] else ()
+    except (OSError, ValueError) as error:
+        raise click.UsageError(f"{options['stop_words']} can't be read: {error}.") from None
+    bounds = {name: options[name] for name in ("near", "per_field", "hardest", "seed")}
+    rules = SetRules(stop_words=tuple(filter(None, map(str.strip, words))), fields=fields, **bounds)
+    out: Path = options["out"]
+    if out.exists():
+        raise click.UsageError(f"{out} is there already: name another file.")
+
+    async def work(progress: Progress) -> TaskSet:
+        wanted = {task.meme for task in read}
+        shown, _ = await read_memes(samples, seed=0, keep=wanted.__contains__)
+        calls = options["calls"] or out.with_suffix(".calls.sqlite")
+        async with opened_models(specs, calls, progress.tell) as models:
+            memes = {meme.id: meme for meme in shown.memes}
+            annotator = models[options["annotator"]]
+            how = {"concurrency": options["concurrency"], "progress": partial(progress.step, "questions")}
+            return await build_set(read, memes, annotator, rules, **how)
+
+    found = run_watched(work)
+    _write(out, found.tasks)
+    by_field = dict(Counter(task.tags["field"] for task in found.tasks).most_common())
+    if options["as_json"]:
+        click.echo(json.dumps({"left": found.left, "fields": by_field}))
+        return
+    click.echo("\n".join(f"{count:>7,}  {step}" for step, count in found.left.items()))
+    click.echo(f"{out} has them: {', '.join(f'{name} {count:,}' for name, count in by_field.items()) or 'none'}.")
+
+
+def _write(out: Path, made: Sequence[FixedTask]) -> None:
+    try:
+        # Never over a file: its questions may be those of an arena that is under way.
+        with out.open("x", encoding="utf-8") as file:
+            for task in made:
+                file.write(json.dumps(task.model_dump(mode="json"), ensure_ascii=True) + "\n")
+    except FileExistsError:
+        raise click.UsageError(f"{out} is there already: name another file.") from None
+    except OSError as error:
+        raise click.UsageError(f"{out} can't be written: {error.strerror}.") from None
