@@ -486,7 +486,9 @@ def _reproduce_stages(name: str, options: dict[str, Any]) -> None:
         for number, plan in enumerate(plans, 1):
             if stored[plan.spec.id] is None:
                 say(f"Stage {number} of {len(plans)}, {plan.spec.id}: {plan.spec.title}.")
-                stored[plan.spec.id], why = (None, plan.missing) if plan.missing else _run_stage(plan)
+                # A stage before it may have failed, too; its own message would tell of a folder alone.
+                lacks = plan.missing or "; ".join(f"it needs the stage {one}" for one in plan.spec.after if one in left)
+                stored[plan.spec.id], why = (None, lacks) if lacks else _run_stage(plan)
                 if why:
                     left[plan.spec.id] = why
                     say(f"The stage {plan.spec.id} stands: {why}")

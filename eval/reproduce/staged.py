@@ -10,7 +10,7 @@ import json
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -44,7 +44,8 @@ class StageSpec(PaperPart):
 
     ``{data}``, ``{out}``, ``{models}``, ``{url}`` and ``{model}`` are filled in; ``published`` has further words for
     the paper's settings, ``tables`` further tables of its file of models, ``after`` the stages whose folders it reads,
-    ``among`` such of which two suffice, ``items`` the memes or claims, and ``calls`` the fewest and most for each.
+    ``among`` such of which two suffice, ``items`` the memes or claims, and ``calls`` the fewest and most for each. One
+    that is ``seeded`` takes a seed, and a limit unless its tables name the memes.
     """
 
     id: str
@@ -52,7 +53,6 @@ class StageSpec(PaperPart):
     command: tuple[str, ...]
     published: tuple[str, ...] = ()
     seeded: bool = False
-    sampled: bool = False
     items: int = 0
     calls: tuple[float, float] = (0, 0)
     needs: dict[str, str] = Field(default_factory=dict)
@@ -300,6 +300,7 @@ class StagePlan:
     missing: str
     content: str = ""
     url: str = ""
+    tables: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def command(self) -> list[str]:
@@ -311,7 +312,7 @@ class StagePlan:
         if not self.file.exists():
             return None
         found = json.loads(self.file.read_text("utf-8"))
-        if found["command"] != self.command:
+        if (found["command"], found["tables"]) != (self.command, self.tables):
             raise BadRequest(
                 f"{self.file} is of another reproduction: memecourt-eval {' '.join(found['command'])}. Name another "
                 "--out, or give the same options.",
@@ -321,7 +322,8 @@ class StagePlan:
 
     def store(self, figures: Any) -> None:
         """Keeps the figures of the finished stage."""
-        self.file.write_text(json.dumps({"command": self.command, "figures": figures}) + "\n", "utf-8")
+        content = {"command": self.command, "tables": self.tables, "figures": figures}
+        self.file.write_text(json.dumps(content) + "\n", "utf-8")
 
 
 def plan_stages(
@@ -357,7 +359,7 @@ def plan_stages(
         lacking |= {spec.id} if missing else set()
         named = models.get(spec.models[0], {}) if spec.models else {}
         url = named.get("url", "")
-        own = {name: {**table, **tables.get(name, {})} for name, table in spec.tables.items()}
+        own = {name: _limited({**table, **tables.get(name, {})}, limit) for name, table in spec.tables.items()}
         content = "".join(f"{name} = {_toml(table)}\n" for name, table in {"models": models, **own}.items())
         filled = {
             "data": str(data or ""),
@@ -368,8 +370,9 @@ def plan_stages(
         }
         absent = {f"{{out}}/{one}-run" for one in lacking.intersection(spec.among)}
         words = (*(word for word in spec.command if word not in absent), *(spec.published if published else ()))
-        words += ("--seed", str(seed)) if spec.seeded or spec.sampled else ()
-        words += ("--limit", str(limit)) if limit and spec.sampled else ()
+        words += ("--seed", str(seed)) if spec.seeded else ()
+        names_memes = any("sample" in table for table in own.values())
+        words += ("--limit", str(limit)) if limit and spec.seeded and not names_memes else ()
         plans.append(
             StagePlan(
                 spec,
@@ -378,9 +381,19 @@ def plan_stages(
                 missing="; ".join(missing),
                 content=content.replace("{data}", filled["data"]) if "{models}" in spec.command else "",
                 url=filled["url"],
+                tables=json.loads(json.dumps(own)),
             )
         )
     return tuple(plans)
+
+
+def _limited(table: Mapping[str, Any], limit: int | None) -> Mapping[str, Any]:
+    """The table with the memes that a limit leaves, divided among its data sets."""
+    sets = table.get("sample", ())
+    if not limit or not sets:
+        return table
+    each = -(-limit // len(sets))
+    return {**table, "sample": [{**one, "memes": min(each, one.get("memes", each))} for one in sets]}
 
 
 def _filled(word: str, values: Mapping[str, str]) -> str:

@@ -53,13 +53,12 @@ def test_figures_are_found_by_path(path, found):
 @pytest.mark.parametrize("name", STAGED)
 def test_every_published_figure_of_a_table_is_found(name):
     paper = read_staged(name)
-    cited = [(row, column) for one in paper.tables for row in one.rows if row.cite for column in one.columns]
-    found = [cell for cells in StagedOutcome(paper, {}, {}).tables().values() for cell in cells]
-    published = [cell for cell in found if cell.published is not None]
-    assert published and all(cell.reached is Reached.NOT_RUN for cell in found)
+    found = StagedOutcome(paper, {}, {}).tables()
+    assert all(cell.reached is Reached.NOT_RUN for cells in found.values() for cell in cells)
     # A row that quotes a source has at least one figure there: a path with a slip would find none.
-    named = {cell.row for cell in published}
-    assert not [row.name for row, _ in cited if row.name not in named]
+    for one in paper.tables:
+        named = {cell.row for cell in found[one.id] if cell.published is not None}
+        assert [row.name for row in one.rows if row.cite and row.name not in named] == []
 
 
 def test_published_mean_is_printed_as_the_paper_has_it():
@@ -133,6 +132,35 @@ def test_stage_calls_the_server_that_the_file_of_models_names(tmp_path):
     assert words["--llm-url"] == "http://a/v1,http://b/v1" and words["--model"] == "llava" and words["--limit"] == "5"
     assert not stance.missing and "has no Molmo-7B-D" in next(p for p in plans if p.spec.id == "stance-molmo").missing
     assert "it needs the stage stance-molmo" in next(p for p in plans if p.spec.id == "captions-molmo").missing
+
+
+def test_limit_reaches_arenas_and_probes(tmp_path):
+    import tomllib
+
+    def planned(name, limit):
+        return {
+            one.spec.id: one for one in plan_stages(read_staged(name), tmp_path, tmp_path, {}, tables={}, limit=limit)
+        }
+
+    arena = planned("memearena", 10)
+    sample = tomllib.loads(arena["arena"].content.replace(str(tmp_path), "DATA"))["arena"]["sample"]
+    # Ten memes of three data sets: four each at most. Those of the file and --limit would be a contradiction.
+    assert [one["memes"] for one in sample] == [4, 4, 4] and "--limit" not in arena["arena"].words
+    assert (
+        tomllib.loads(arena["detect"].content)["arena"]["sample"]
+        == tomllib.loads(arena["arena"].content)["arena"]["sample"]
+    )
+    assert [one["memes"] for one in planned("memearena", 900)["arena"].tables["arena"]["sample"]] == [250] * 3
+    assert planned("probench", 10)["arena"].words[-2:] == ("--limit", "10")
+    probe = planned("adammeme", 9)["gpt-4o"]
+    assert [one["memes"] for one in probe.tables["probe"]["sample"]] == [3, 3, 3] and "--limit" not in probe.words
+    demo = plan_stages(read_staged("adammeme").demonstrated(), tmp_path, tmp_path, {}, tables={}, limit=5)
+    assert demo[0].words[-2:] == ("--limit", "5") and "--limit" not in demo[-1].words
+    # A finished stage is not taken for one about other memes, though its command is the same.
+    arena["arena"].file.parent.mkdir()
+    arena["arena"].store({})
+    with pytest.raises(BadRequest, match="of another reproduction"):
+        planned("memearena", 900)["arena"].stored()
 
 
 def test_comparison_takes_the_targets_that_there_are(tmp_path):
