@@ -16,7 +16,8 @@ from scipy.stats import binomtest
 
 from eval.arena.events import Event, Judged
 from eval.arena.words import OVERALL, Verdict
-from eval.scores.bootstrap import Figure, share_of
+from eval.scores.means import share_of
+from eval.scores.measure import Figure
 from serving.docket.review.agreement import Kappa, cohen, fleiss
 
 Vote = Literal["pool", "majority"]

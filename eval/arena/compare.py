@@ -18,8 +18,7 @@ from eval.arena.ranking.bootstrap import RESAMPLES, draw_memes
 from eval.arena.ranking.bradley_terry import fit, quarter_ties
 from eval.arena.words import OVERALL
 from eval.reports.sections import Section
-from eval.scores.bootstrap import Figure, interval
-from eval.scores.tables import figure
+from eval.scores.measure import Figure, figure, interval
 from eval.session.directory import differing
 
 _FEWEST = 3

@@ -28,8 +28,8 @@ FIELDS = (
 _LETTERS = 5
 _ROWS = 1000
 """Questions that are compared with all others at a time."""
-_Ask = Callable[[FixedTask, Speaker], Awaitable[Mapping[str, str] | str]]
-"""Returns a question's tags, or the reason why it is dropped."""
+_Ask = Callable[[FixedTask, Speaker], Awaitable[Mapping[str, str] | None]]
+"""Returns a question's tags; None if it is dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,16 +82,16 @@ async def build_set(
         async def one(task: FixedTask) -> FixedTask | None:
             tags = await reply_or_reason(ask(task, Speaker(annotator, memes[task.meme], 0)))
             # A question without a usable reply has no field, and none is made up for it.
-            return None if isinstance(tags, str) else task.model_copy(update={"tags": {**task.tags, **tags}})
+            return task.model_copy(update={"tags": {**task.tags, **tags}}) if isinstance(tags, Mapping) else None
 
         found = await run_items(tasks, one, concurrency=concurrency, progress=progress)
         return counted(step, [task for task in found if task is not None])
 
-    async def placed(task: FixedTask, speaker: Speaker) -> Mapping[str, str] | str:
+    async def placed(task: FixedTask, speaker: Speaker) -> Mapping[str, str] | None:
         place, _ = await speaker.place(task.rounds, rules.fields)
         depends = {"depends": str(place.depends)} if len(task.rounds) > 1 else {}
         tags = {"field": place.field, "sub_field": place.sub_field.casefold(), **depends}
-        return tags if place.picture == "needed" else "PICTURE_NOT_NEEDED"
+        return tags if place.picture == "needed" else None
 
     async def rated(task: FixedTask, speaker: Speaker) -> Mapping[str, str]:
         reference = FixedQuestion("", (task.reference,)) if task.reference else None

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from eval.commands.follow_ups import asking_options
-from eval.commands.options import chosen_models, run_watched, samples_of
+from eval.commands.options import run_watched
+from eval.commands.sampled import chosen_models, samples_of
 
 if TYPE_CHECKING:
     from eval.arena.folder import FixedTask
