@@ -18,7 +18,7 @@ from court import judgment
 from court.audition import Calibration, Weighed
 from court.checks import is_mistrial, of_description, of_odds, of_sides
 from court.deadline import completed, gather_or_cancel
-from court.errors import Overrun
+from court.errors import BadText, Overrun
 from court.events import (
     CheckFailed,
     Described,
@@ -126,6 +126,12 @@ class FullTrial:
         description, text = await gather_or_cancel(
             self._describe(proposer), completed(text_read) if text_read else self.evidence.text_and_duplicates()
         )
+        # A debate about nothing would end in a label all the same.
+        if not self._frames and not text.text.strip():
+            raise BadText(
+                "There is no text on this picture, and the models of this court see nothing else of it (trial.input).",
+                reason="TEXT_MISSING",
+            )
         async with self._expert(text.text, description) as expert:
             return await self._judge(proposer, text, description, expert, in_cascade=text_read is not None)
 

@@ -332,3 +332,10 @@ def test_court_for_the_texts_of_memes_shows_no_model_a_picture(procedure):
     assert ReviewReason.PICTURE_NOT_WEIGHED in signals and ReviewReason.PICTURE_NOT_SENT not in signals
     # An auditor sees the same messages.
     assert all(call.exact for event in record.events for call in messages_of(record, event))
+
+
+def test_picture_without_text_is_no_case_for_a_court_that_sees_no_pictures():
+    cast = Cast()
+    with pytest.raises(TrialAborted) as ended:
+        try_meme(cast, meme=a_meme(" "), settings=TrialSettings(input="texts of memes"), procedure=Procedure.FULL)
+    assert ended.value.cause.reason == "TEXT_MISSING" and not cast.requests()
