@@ -116,7 +116,7 @@ async def run(plan: Plan, progress: Progress) -> RunFolder:
             # After preparing the precedents, which takes long and needs no model, so that no GPU idles meanwhile.
             plan = await _served(plan, stack, progress)
             # Each meme of a benchmark is tried as if it were the first: near-duplicates of earlier trials are not
-            # consulted. The text comes from the data set, so no OCR is needed.
+            # consulted. The text comes from the data set as a rule, so OCR is not warmed up.
             executor = await stack.enter_async_context(
                 open_court(
                     court_settings(plan),

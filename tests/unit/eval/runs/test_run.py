@@ -7,6 +7,7 @@ import json
 import shutil
 from collections import Counter
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -41,19 +42,22 @@ from eval.cli import cli
 from eval.datasets.items import JudgedMeme, Level, Outcome, Prediction, Protocol
 from eval.datasets.known import find_card
 from eval.datasets.read import read_split, sample, source_of
+from eval.models.call_cache import HitCounter
 from eval.runs.judge import PICTURE_MISSING, RunningScore
 from eval.runs.plan import Plan
 from eval.runs.results import RunFolder, read_results
 from eval.runs.run import run
 from eval.session.directory import RUN_DIFFERS
 from eval.session.engine import UNFINISHED, Progress, ProgressBar, ProgressLines
-from eval.solvers.trial import chain_of, cost_of, level_of, prediction_of
+from eval.solvers.calls import MemeItem, StoredCourt
+from eval.solvers.trial import TrialSolver, chain_of, cost_of, level_of, prediction_of
 from eval.standin.server import FakeModelServer, serving
 from eval.standin.settings import Settings as StandInSettings
 from eval.synthetic.make import Layout, make
 from serving.docket.open import Docket
 from serving.judging.executor import TrialExecutor
 from serving.settings import ModelSettings, Settings
+from tests.support.encoders import png_of
 from tests.support.fakes import RecordingSink, a_meme, findings
 from tests.support.run import docket_of
 from tests.support.trial import a_court
@@ -695,6 +699,25 @@ def test_run_command_prints_figures_and_the_run_folder(home, data, tmp_path):
 def test_invalid_options_are_rejected_at_once(home, words, message):
     result = command(home, *words)
     assert result.exit_code != 0 and message in result.output
+
+
+@pytest.mark.parametrize(("judged", "text"), [("memes", ""), ("texts of memes", None)])
+def test_texts_that_a_data_set_lacks_are_read_off_pictures_that_no_model_sees(judged, text):
+    requests = []
+
+    async def keep(request, *, batch):
+        requests.append(request)
+        return SimpleNamespace(record=None)
+
+    async def picture():
+        return png_of((1, 2, 3))
+
+    court = SimpleNamespace(settings=TrialSettings(input=judged), role_models=None)
+    stored = StoredCourt(SimpleNamespace(court=court, run=keep), None)
+    meme = JudgedMeme(id="a", split="test", line=1)
+    solver = TrialSolver(stored, "ponds", Procedure.FULL)
+    asyncio.run(solver._tried(MemeItem(meme, picture), None, HitCounter()))
+    assert requests[0].text == text
 
 
 def test_tables_without_splits_are_judged_whole_by_precedents_from_elsewhere(home, data, tmp_path):
