@@ -89,7 +89,8 @@ def tell_beforehand(model: str, *, gpu: bool) -> None:
     weights = "is a folder here" if Path(model).is_dir() else "is fetched from the Hugging Face hub, once"
     needs = f" (about {PRESETS[model].memory_gib():.0f} GiB of memory)" if model in PRESETS else ""
     print(
-        f"vLLM {environments.VERSION} for {where}: about {size} of packages, fetched once into .cache.\n"
+        f"vLLM {environments.VERSION} for {where}: about {size} of packages, fetched once into .cache, which takes "
+        "five to fifteen minutes.\n"
         f"The model {model}{needs} {weights}.\n"
         f"Starting it takes {start}, and each of three trials {trial}.",
         flush=True,
