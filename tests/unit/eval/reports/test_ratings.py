@@ -264,7 +264,8 @@ def test_battles_judged_by_people_are_compared_with_the_judges(finished_arena, t
     """A person who always prefers the stronger model agrees with judges as often as they do."""
     out, sheet = finished_arena.root, tmp_path / "b"
     rate("arena", "rate", "--out", out, "--what", "battles", "--count", 60, "--sheet", sheet)
-    key, rows = read_key(tmp_path / "b.key.json"), list(map(json.loads, (tmp_path / "b.jsonl").read_text().splitlines()))
+    key = read_key(tmp_path / "b.key.json")
+    rows = [json.loads(line) for line in (tmp_path / "b.jsonl").read_text().splitlines()]
     assert all(set(row["parts"]) == {"question", "A", "B"} and set(row["criteria"]) == {"better"} for row in rows)
     origins = {name: entry.origin for name, entry in key.items.items()}
     for row in rows:
