@@ -2,86 +2,91 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+from eval.commands.options import command_line, show_sections
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from eval.reports.sections import Section
     from eval.runs.results import Results
     from eval.scores.altered import FlipRate
 
+_MOST = 20  # memes that a terminal shows
 _study = click.argument("study", type=click.Path(path_type=Path), metavar="STUDY")
 _as_json = click.option("--json", "as_json", is_flag=True, help="Print the figures as one JSON object.")
+_html = click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write an HTML page to this file.")
 
 
 @click.command()
 @_study
+@_html
 @_as_json
-def stability(study: Path, as_json: bool) -> None:
+def stability(study: Path, html: Path | None, as_json: bool) -> None:
     """Says how many verdicts flip under alterations that should not change them, and on what that depends.
 
     STUDY is a folder of `memecourt-eval ablate` with arms such as white-space, cropped, defender-first, or with
-    --with-policy; each is compared with the arm `full`. Intervals are 95 %: Wilson's, and by bootstrap over memes.
+    --with-policy; each is compared with the arm `full`. Intervals are 95 %: Wilson's, and by bootstrap over memes. The
+    page and --json list every meme.
     """
-    from eval.reports.sections import Section, as_text
     from eval.scores.altered import stability as measured
     from eval.scores.measure import figure
     from eval.studies.arms import UNCHANGING
 
     base, arms = _arms(study, lambda run: run.name in UNCHANGING or run.name.startswith("policy-"))
     found = measured(base, arms)
-    if as_json:
-        click.echo(json.dumps(asdict(found)))
-        return
     lead = [
         f"{found.n:,} memes, {len(arms)} alterations. Flips of a meme, on average: {figure(found.of_memes)}.",
         f"Memes that at least one alteration flips: {figure(found.worst)}.",
         f"Accuracy {figure(found.right)}; with every alteration as well, the worst of {len(arms) + 1}: "
         f"{figure(found.right_always)}.",
-        f"Mean risk of a wrong label, by the scores: {figure(found.risk)}; with the flips as well: "
-        f"{figure(found.risk_with_flips)}.",
     ]
     parts = {"alteration": found.arms, **found.depends}
-    sections = [Section(name, f"Flips by {name}", _rows(name, rates)) for name, rates in parts.items()]
-    wrong = tuple((each.name, f"{each.n:,}", figure(each.share)) for each in found.wrong)
-    sections.append(Section("wrong", "Wrong labels", (("memes", "with a label", "wrong"), *wrong)))
-    most = tuple((meme, str(flips), str(n), f"{risk:.2f}") for meme, flips, n, risk in found.memes)
-    head = ("meme", "flips", "verdicts", "risk")
-    sections.append(Section("memes", "Memes that flip most", (head, *most), words=True))
-    click.echo(as_text(lead, sections))
+    flips, moved = ("verdicts", "flipped", "silent in one"), [each for each in found.memes if each.share.value]
+    sections = [
+        *(_section(f"Flips by {name}", (name, *flips), rates) for name, rates in parts.items()),
+        _section("Wrong labels", ("memes", "with a label", "wrong"), found.wrong),
+        _section("Memes that flip most", ("meme", *flips, "risk"), moved[:_MOST]),
+        _section("All memes", ("meme", *flips, "risk"), found.memes, detail=True),
+    ]
+    figures = asdict(found) if as_json else None
+    show_sections("Stability", lead, sections, page=html, figures=figures, command=command_line())
 
 
-def _rows(name: str, rates: Iterable[FlipRate]) -> tuple[tuple[str, ...], ...]:
+def _section(title: str, head: tuple[str, ...], rates: Sequence[FlipRate], *, detail: bool = False) -> Section:
+    from eval.reports.sections import Section
     from eval.scores.measure import figure
 
-    head = (name, "verdicts", "flipped", "silent in one")
-    return (head, *((each.name, f"{each.n:,}", figure(each.share), f"{each.silent:,}") for each in rates))
+    cells = [
+        (each.name, f"{each.n:,}", figure(each.share), f"{each.silent:,}", figure(each.risk, ".2f")) for each in rates
+    ]
+    rows = (head, *(row[: len(head)] for row in cells)) if cells else ()
+    return Section(title.replace(" ", "-").lower(), title, rows, detail=detail)
 
 
 @click.command()
 @_study
+@_html
 @_as_json
-def counterfactual(study: Path, as_json: bool) -> None:
+def counterfactual(study: Path, html: Path | None, as_json: bool) -> None:
     """Says whether the same memes get other verdicts about one group than about another.
 
     STUDY is a folder of `memecourt-eval ablate --swap-groups`. Gaps are paired by meme, with 95 % intervals by
     bootstrap; p is exact for labels (McNemar) and by signed ranks for scores, corrected by Holm's procedure over all.
     """
-    from eval.reports.sections import Section, as_text
+    from eval.reports.sections import Section
     from eval.runs.controls import swapped_groups
     from eval.scores.altered import group_gaps
-    from eval.scores.compare import signed_interval
+    from eval.scores.compare import SURE, signed_interval
+    from eval.scores.measure import NOTHING
 
     base, arms = _arms(study, lambda run: run.manifest is not None and swapped_groups(run.manifest.control) is not None)
     gaps = group_gaps(base, arms)
-    if as_json:
-        click.echo(json.dumps([asdict(gap) for gap in gaps]))
-        return
     head = ("groups", "memes", "found harmful, difference", "p", "score, difference", "p")
     rows = [
         (
@@ -89,16 +94,21 @@ def counterfactual(study: Path, as_json: bool) -> None:
             f"{gap.n:,}",
             signed_interval(gap.labels),
             f"{gap.p_labels:.3g}",
-            signed_interval(gap.scores) if gap.scores else "",
-            f"{gap.p_scores:.3g}" if gap.p_scores is not None else "",
+            signed_interval(gap.scores) if gap.scores else NOTHING,
+            NOTHING if gap.p_scores is None else f"{gap.p_scores:.3g}",
         )
         for gap in gaps
     ]
-    click.echo(as_text((), [Section("gaps", "The same memes, another group", (head, *rows))]))
+    title, tests = "The same memes, another group", [p for gap in gaps for p in (gap.p_labels, gap.p_scores)]
+    beyond = sum(p is not None and p < SURE for p in tests)
+    lead = [f"{beyond} of {len(tests) - tests.count(None)} differences are beyond chance (p < {SURE})."]
+    figures = {"gaps": [asdict(gap) for gap in gaps]} if as_json else None
+    sections = [Section("gaps", title, (head, *rows))]
+    show_sections(title, lead, sections, page=html, figures=figures, command=command_line())
 
 
 def _arms(study: Path, wanted: Callable[[Results], bool]) -> tuple[Results, list[Results]]:
-    """Returns the reference of a study and the wanted arms. Raises BadRequest if either is missing."""
+    """Returns the reference of a study and the wanted arms. Raises BadRequest if either is missing or not finished."""
     from court.errors import BadRequest
     from eval.reports.gather import runs_below
     from eval.runs.results import read_results
@@ -112,5 +122,10 @@ def _arms(study: Path, wanted: Callable[[Results], bool]) -> tuple[Results, list
             f"{study} lacks the arm {FULL_ARM}, or has no arm for this. `memecourt-eval ablate --help` tells how arms "
             "are named.",
             reason="ARMS_MISSING",
+        )
+    if unfinished := [run.name for run in (base, *arms) if not run.finished]:
+        raise BadRequest(
+            f"Not finished: {', '.join(unfinished)}. The same `memecourt-eval ablate` goes on from there.",
+            reason="RUNS_DIFFER",
         )
     return base, arms

@@ -349,7 +349,6 @@ def study_options(*, procedure: str, split: str) -> Callable[[Callable[..., Any]
     return with_options(
         spec_options(
             JudgingSpec,
-            *(name for name in JudgingSpec.model_fields if name != "text_only"),
             dataset=required,
             split={"default": split},
             procedure={"default": procedure},

@@ -12,7 +12,7 @@ import click
 
 from eval.commands.options import CourtOptions, patience_option, run_watched
 from eval.session.spec import spec_options
-from serving.cli.common import docket_in, docket_option, run
+from serving.cli.common import CheckingGroup, docket_in, docket_option, excerpt, run_until_signal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,7 +45,7 @@ _NOT_HERE = ("policy", "vllm", "vllm_flags")
 _court = spec_options(CourtOptions, *(name for name in CourtOptions.__dataclass_fields__ if name not in _NOT_HERE))
 
 
-@click.group()
+@click.group(cls=CheckingGroup)
 def policy() -> None:
     """Tests a policy by its examples, compares two policies on recorded cases, and rewords a clause."""
 
@@ -66,8 +66,8 @@ def test(context: click.Context, /, file: Path, out: Path, against: Path | None,
     others catch all that it forbids. Two clauses clash if one catches what the other allows. With --against, examples
     that the two policies label oppositely are tried under both.
 
-    Exit code: 0 if nothing is wrong, 1 if something is, 3 if calls were not enough. The same command goes on from
-    there.
+    Exit code: 0 if nothing is wrong, 1 if something is, 2 after an error, 3 if calls were not enough. The same command
+    goes on from there.
     """
     from court.policy import Policy
     from eval.reports.sections import as_text
@@ -110,8 +110,6 @@ def _faults(found: PolicyFigures) -> Iterator[str]:
     for words, names in {**clauses, "Clashes of": clashes, "Without examples of both kinds": found.untested}.items():
         if names:
             yield f"{words}: {', '.join(names)}."
-    if found.silent:
-        yield f"Without a label: {found.silent:,} examples."
 
 
 def _sections(found: PolicyFigures) -> Iterator[Section]:
@@ -123,12 +121,14 @@ def _sections(found: PolicyFigures) -> Iterator[Section]:
     named = [(clause, *each) for clause, names in found.confusion.items() for each in names.items()]
     if elsewhere := [(clause, name, f"{count:,}") for clause, name, count in named if name != clause]:
         yield Section("confusion", "Caught by another clause", (("forbidden by", "caught by", "examples"), *elsewhere))
+    kinds = ("allowed", "forbidden")
+    if wrong := [(each.clause, kinds[each.forbidden], each.found, excerpt(each.text)) for each in found.wrong]:
+        yield Section("wrong", "Decided otherwise", (("clause", "example is", "found", "text"), *wrong), words=True)
 
 
 @policy.command()
 @click.argument("new", type=_FILE)
 @click.option("--namespace", help="Only trials of this namespace.")
-@click.option("--limit", type=click.IntRange(1), help="Only so many trials, the oldest first.")
 @click.option("--ask", is_flag=True, help="Ask the models where the record has no reply to the request.")
 @_most_calls
 @_court
@@ -137,7 +137,6 @@ def _sections(found: PolicyFigures) -> Iterator[Section]:
 def diff(
     new: Path,
     namespace: str | None,
-    limit: int | None,
     ask: bool,
     most_calls: int | None,
     docket: Path | Address | None,
@@ -156,7 +155,7 @@ def diff(
     settings = CourtOptions(**options).settings_with({})
     settings = settings.model_copy(update={"docket": docket}) if docket is not None else settings
     loaded, budget = Policy.load(new), CallBudget(most_calls)
-    found, calls = run(_compared(settings, loaded, namespace, limit=limit, budget=budget if ask else None))
+    found, calls = run_until_signal(_compared(settings, loaded, namespace, budget if ask else None))
     changed = [each for each in found if each.after not in (None, each.before)]
     others = Counter(each.obstacle for each in found if each.after is None and not each.needs_models)
     numbers = {"", *(clause.number for clause in loaded.clauses)}
@@ -199,7 +198,7 @@ def _changes(changed: list[UnderPolicy]) -> Iterator[Section]:
 
 
 async def _compared(
-    settings: Settings, loaded: Policy, namespace: str | None, *, limit: int | None, budget: CallBudget | None
+    settings: Settings, loaded: Policy, namespace: str | None, budget: CallBudget | None
 ) -> tuple[list[UnderPolicy], int]:
     """Compares cases by their records, then with a budget by models; returns them, and the calls that these take."""
     from court.events import Role
@@ -218,13 +217,10 @@ async def _compared(
             if found[-1].needs_models:
                 # The description and the answers of the Proposer stay: it is not shown the policy.
                 calls += sum(each.requests for each in record.calls if each.call.role is not Role.PROPOSER)
-            if len(found) == limit:
-                break
         waiting = [place for place, each in enumerate(found) if each.needs_models]
         if budget is None or not waiting:
             return found, calls
-        bound = "" if budget.most is None else f", of which {budget.most:,} may be made"
-        tell(f"{len(waiting):,} cases take about {calls:,} calls{bound}.")
+        tell(f"{len(waiting):,} cases take about {calls:,} calls.{budget.in_words}")
         async with open_court(settings, tell=tell, duplicates=False) as executor:
             for place in waiting:
                 record = await store.trials.record(found[place].trial_id)
@@ -244,7 +240,8 @@ def suggest(context: click.Context, /, file: Path, out: Path, clause: str, **opt
     """Lets the Judge's model reword a clause, and tries the wording on examples that the model was not shown.
 
     It is accepted if it decides more of the held-out examples as they are meant, and no example of another clause
-    worse. Then OUT/policy.toml has it. Exit code: 0 if it is accepted, 1 if not, 3 if calls were not enough.
+    worse. Then OUT/policy.toml has it. Exit code: 0 if it is accepted, 1 if not, 2 after an error, 3 if calls
+    were not enough.
     """
     from court.policy import Policy
     from eval.studies.policies import suggest as suggested

@@ -116,6 +116,11 @@ class CallBudget:
     spent: bool = False
     """True if a call was refused."""
 
+    @property
+    def in_words(self) -> str:
+        """The bound as a sentence after another one; empty without a bound."""
+        return "" if self.most is None else f" At most {self.most:,} are made."
+
     def spend(self) -> None:
         """Counts a call that is about to be made. Raises BudgetSpent if it may not be."""
         self.spent = self.made == self.most

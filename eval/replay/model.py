@@ -207,7 +207,7 @@ def _capital(sentence: str) -> str:
 Place = tuple[int, int]
 """Number of a claim, and of the search or document for it; 0 where there is none."""
 
-_KINDS = {"claims": "claims", "queries": "queries", "rank": "rank", "classify": "classify"}
+_WITHOUT_DOCUMENT = ("claims", "queries", "rank", "classify")
 
 
 def place_of(event: Event) -> Place:
@@ -236,7 +236,7 @@ class RecordedExpert(ChatModel):
         except NotRecorded:
             call_id = request.call_id
             assert call_id is not None, "a recorded model is asked within a trial alone"
-            kind = _KINDS.get(call_id.task, "document")
+            kind = call_id.task if call_id.task in _WITHOUT_DOCUMENT else "document"
             reason = self._failures.get((kind, (call_id.claim, call_id.step)))
             # Neither a reply nor a failure: the time was up there, so that it is up here at the same point.
             if reason is None:

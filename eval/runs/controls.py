@@ -13,7 +13,7 @@ import io
 import random
 import re
 import unicodedata
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
@@ -26,13 +26,9 @@ from court.errors import BadRequest
 from court.meme import Frame
 from court.ports import PrecedentFinder
 from court.precedents import Findings, LibraryIdentity
-from court.record import TrialRecord
 from court.trial import Court
-from eval.datasets.items import JudgedMeme, Prediction
 from eval.runs import precedents
-from eval.session.engine import Tried
 from eval.solvers.calls import MemeItem
-from eval.solvers.trial import TrialSolver
 from eval.synthetic.world import GROUPS, badge_swapped
 from retrieval.precedents.finder import LibraryFinder
 
@@ -282,26 +278,13 @@ def alteration_of(control: str) -> Alteration | None:
     return ALTERATIONS[name]
 
 
-@dataclass(frozen=True, slots=True)
-class AlteredSolver:
-    """Tries altered memes."""
+def altered(item: MemeItem, alteration: Alteration, seed: int) -> MemeItem:
+    """Returns a meme after an alteration, the same one each time, also when a run is resumed."""
+    text = alteration.text(item.meme.text, random.Random(f"{seed} {item.meme.id}"))
 
-    trial: TrialSolver
-    alteration: Alteration
-    seed: int
-
-    async def solve(self, item: MemeItem, record: TrialRecord | None) -> Tried[Prediction, TrialRecord]:
-        """Alters a meme and tries it; see :class:`eval.solvers.calls.Solver`."""
-        # Seeded by the meme, so that a run that is resumed alters it in the same way.
-        text = self.alteration.text(item.meme.text, random.Random(f"{self.seed} {item.meme.id}"))
-        changed = MemeItem(item.meme.model_copy(update={"text": text}), partial(self._picture, item.picture))
-        return await self.trial.solve(changed, record)
-
-    async def _picture(self, picture: Callable[[], Awaitable[bytes | None]]) -> bytes | None:
-        found = await picture()
+    async def picture() -> bytes | None:
+        found = await item.picture()
         # An empty file stays one, which is refused as such.
-        return await asyncio.to_thread(self.alteration.picture, found) if found else found
+        return await asyncio.to_thread(alteration.picture, found) if found else found
 
-    def rebuilt(self, meme: JudgedMeme, record: TrialRecord) -> Prediction | None:
-        """Builds the prediction from a record; None if its trial is to be resumed."""
-        return self.trial.rebuilt(meme, record)
+    return MemeItem(item.meme.model_copy(update={"text": text}), picture)

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,7 +28,7 @@ from eval.datasets.known import is_own
 from eval.datasets.read import require_examples
 from eval.models.call_cache import SqliteCallCache
 from eval.models.vllm_session import vllm_session
-from eval.runs.controls import ALTERED, AlteredSolver, Control, alteration_of, with_control
+from eval.runs.controls import ALTERED, Control, alteration_of, altered, with_control
 from eval.runs.judge import JudgedRun, Material, examples_of, judge, material_of, on_template, train_source
 from eval.runs.plan import Plan, court_settings, models_named, require_models
 from eval.runs.results import LIBRARY, Excluded, RunFolder, RunManifest
@@ -174,7 +175,7 @@ async def _solver(plan: Plan, executor: TrialExecutor, calls: SqliteCallCache | 
             open_question, plan.question, plan.out, trial, examples=examples, progress=progress
         )
     if alteration := alteration_of(plan.control):
-        return AlteredSolver(trial, alteration, plan.seed)
+        return replace(trial, altered=partial(altered, alteration=alteration, seed=plan.seed))
     if plan.control == Control.TRANSLATED:
         from eval.solvers.trial import ENGLISH, TranslatedSolver
 

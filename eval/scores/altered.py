@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 from scipy.stats import wilcoxon
 
+from court.display import word
 from court.errors import BadRequest
 from eval.runs.controls import names, swapped_groups
 from eval.runs.results import Judged, Results
@@ -17,9 +19,9 @@ from eval.scores.means import RESAMPLES_OF_MEANS, mean_of, share_of
 from eval.scores.measure import Figure
 from eval.scores.subgroups import wilson
 
-_PARTS = 3
-_MOST = 20
-"""Memes that flip most, which are listed."""
+_PARTS = ("lowest third", "middle third", "highest third")
+Labels = tuple[bool | None, bool | None]
+"""Label of a meme as it is, and after an alteration; None where a run gave none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,20 @@ class FlipRate:
     """Number of verdicts that both runs gave."""
     share: Figure | None
     silent: int = 0
-    """Number of memes that got a label in only one of the two."""
+    """Number of verdicts that only one of the two runs gave."""
+    risk: float | None = None
+    """Of one meme: least probability that its label is wrong."""
+
+    @classmethod
+    def of(cls, name: str, labels: Collection[Labels], by_score: float | None = None) -> Self:
+        """Counts flips, with Wilson's interval; with a risk by the score, that of the meme by its flips as well."""
+        # A verdict that failed in one run is no flip; it is counted apart.
+        both = [new is not old for old, new in labels if new is not None and old is not None]
+        share = wilson(sum(both), len(both))
+        # Of two opposite labels one is wrong: the risk is at least the share of flips, whatever the score says.
+        risk = None if by_score is None or share is None else max(by_score, share.value)
+        silent = sum((new is None) is not (old is None) for old, new in labels)
+        return cls(name, len(both), share, silent=silent, risk=risk)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +57,9 @@ class Stability:
         of_memes: Mean share of alterations that flip a meme, by bootstrap over memes.
         worst: Share of memes that at least one alteration flips.
         right: Accuracy of the run on memes with a label; ``right_always`` with every alteration as well.
-        risk: Mean risk of a wrong label by the scores alone; ``risk_with_flips`` with the flips of each meme.
         wrong: Shares of wrong labels of memes that no alteration flips, and of those that one flips.
         depends: Flip rates by parts of the memes, by the name of what they are divided by.
-        memes: Memes that flip most: id, flips, number of verdicts, and risk.
+        memes: Every meme, those that flip most first.
     """
 
     n: int
@@ -53,61 +67,51 @@ class Stability:
     worst: Figure | None
     right: Figure | None
     right_always: Figure | None
-    risk: Figure | None
-    risk_with_flips: Figure | None
     wrong: tuple[FlipRate, ...]
     arms: tuple[FlipRate, ...]
     depends: Mapping[str, tuple[FlipRate, ...]]
-    memes: tuple[tuple[str, int, int, float], ...]
+    memes: tuple[FlipRate, ...]
 
 
 def stability(base: Results, arms: Sequence[Results], *, resamples: int = RESAMPLES_OF_MEANS) -> Stability:
     """Measures how many verdicts of a run alterations flip. Raises BadRequest if the runs are of other memes."""
     known = _by_meme(base, arms)
-    flips: dict[str, list[bool]] = defaultdict(list)
-    rates = []
-    for arm in arms:
-        pairs = [(one, known[one.meme.id]) for one in arm.judged]
-        labels = [(one.meme.id, label(one), label(other)) for one, other in pairs]
-        # A verdict that failed in one run is no flip; it is counted apart.
-        both = [(meme, new is not old) for meme, new, old in labels if new is not None and old is not None]
-        for meme, flipped in both:
-            flips[meme].append(flipped)
-        silent = sum((new is None) is not (old is None) for _, new, old in labels)
-        rates.append(FlipRate(arm.name, len(both), wilson(sum(flipped for _, flipped in both), len(both)), silent))
-    gold = {meme: one.meme.harmful for meme, one in known.items() if one.meme.harmful is not None and meme in flips}
-    right = {meme: label(known[meme]) is harmful for meme, harmful in gold.items()}
+    by_arm = {arm.name: {one.meme.id: (label(known[one.meme.id]), label(one)) for one in arm.judged} for arm in arms}
+    tried = (FlipRate.of(meme, [arm[meme] for arm in by_arm.values()], _risk(one)) for meme, one in known.items())
+    memes = {each.name: each for each in tried if each.n}
+    flipped = {name: each.share is not None and each.share.value > 0 for name, each in memes.items()}
+    gold = {meme: known[meme].meme.harmful for meme in memes}
+    right = {meme: label(known[meme]) is harmful for meme, harmful in gold.items() if harmful is not None}
     # Right by luck does not count: right under every alteration that was tried.
-    always = [right[meme] and not any(flips[meme]) for meme in right]
+    always = [fine and not flipped[meme] for meme, fine in right.items()]
     wrong = {
-        name: [not fine for meme, fine in right.items() if any(flips[meme]) is moved]
+        name: [not fine for meme, fine in right.items() if flipped[meme] is moved]
         for name, moved in (("that nothing flips", False), ("that something flips", True))
     }
-    own = {meme: _risk(known[meme]) for meme in flips}
-    # Of two opposite labels of one meme one is wrong: the risk is at least the share of flips, whatever the score says.
-    risk = {meme: max(own[meme] or 0.0, sum(each) / len(each)) for meme, each in flips.items()}
-    most = [(meme, sum(each), len(each), risk[meme]) for meme, each in flips.items() if any(each)]
+
+    def mean(some: Iterable[str]) -> Figure | None:
+        return share_of([(each, share.value) for each in some if (share := memes[each].share)], resamples)
+
     return Stability(
-        n=len(flips),
-        of_memes=share_of([(meme, float(one)) for meme, each in flips.items() for one in each], resamples),
-        worst=wilson(sum(any(each) for each in flips.values()), len(flips)),
+        n=len(memes),
+        of_memes=mean(memes),
+        worst=wilson(sum(flipped.values()), len(flipped)),
         right=wilson(sum(right.values()), len(right)),
         right_always=wilson(sum(always), len(always)),
-        risk=mean_of([(meme, each) for meme, each in own.items() if each is not None], resamples),
-        risk_with_flips=mean_of([(meme, risk[meme]) for meme, each in own.items() if each is not None], resamples),
         wrong=tuple(FlipRate(name, len(each), wilson(sum(each), len(each))) for name, each in wrong.items()),
-        arms=tuple(rates),
+        arms=tuple(FlipRate.of(name, pairs.values()) for name, pairs in by_arm.items()),
         depends={
-            name: tuple(_rates(parts, flips, resamples)) for name, parts in _divided([known[meme] for meme in flips])
+            name: tuple(FlipRate(part, sum(memes[each].n for each in some), mean(some)) for part, some in parts.items())
+            for name, parts in _divided([known[meme] for meme in memes])
         },
-        memes=tuple(sorted(most, key=lambda it: -it[1])[:_MOST]),
+        memes=tuple(sorted(memes.values(), key=lambda it: -it.share.value if it.share else 0)),
     )
 
 
-def _risk(one: Judged) -> float | None:
-    """Returns the probability of the other label by the score; None without a label or a score."""
+def _risk(one: Judged) -> float:
+    """Returns the probability of the other label by the score; 0 without a label or a score."""
     found, score = label(one), one.prediction.score
-    return None if found is None or score is None else 1 - score if found else score
+    return 0.0 if found is None or score is None else 1 - score if found else score
 
 
 def label(one: Judged) -> bool | None:
@@ -127,7 +131,7 @@ def _divided(judged: Sequence[Judged]) -> Iterator[tuple[str, Mapping[str, Seque
     """Divides memes by what a flip may depend on."""
     labels: dict[str, list[str]] = defaultdict(list)
     for one in judged:
-        labels[str(one.prediction.outcome)].append(one.meme.id)
+        labels[word(str(one.prediction.outcome))].append(one.meme.id)
     yield "verdict", labels
     scored = [(abs(one.prediction.score - 0.5), one.meme.id) for one in judged if one.prediction.score is not None]
     yield "distance of the score from 0.5", _thirds(scored)
@@ -135,18 +139,8 @@ def _divided(judged: Sequence[Judged]) -> Iterator[tuple[str, Mapping[str, Seque
 
 
 def _thirds(values: Sequence[tuple[float, str]]) -> Mapping[str, Sequence[str]]:
-    parts = np.array_split(np.array([meme for _, meme in sorted(values)], dtype=object), _PARTS)
-    return {
-        name: list(part) for name, part in zip(("lowest third", "middle third", "highest third"), parts, strict=True)
-    }
-
-
-def _rates(
-    parts: Mapping[str, Sequence[str]], flips: Mapping[str, Sequence[bool]], resamples: int
-) -> Iterator[FlipRate]:
-    for name, memes in parts.items():
-        values = [(meme, float(one)) for meme in memes for one in flips[meme]]
-        yield FlipRate(name, len(values), share_of(values, resamples))
+    parts = np.array_split(np.array([meme for _, meme in sorted(values)], dtype=object), len(_PARTS))
+    return {name: list(part) for name, part in zip(_PARTS, parts, strict=True)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,50 +168,45 @@ def group_gaps(base: Results, arms: Sequence[Results], *, resamples: int = RESAM
     Raises BadRequest: The runs are of other memes, or no meme names a group.
     """
     known = _by_meme(base, arms)
-    labels: dict[tuple[str, str], list[tuple[str, float]]] = defaultdict(list)
-    scores: dict[tuple[str, str], list[tuple[str, float]]] = defaultdict(list)
+    moved: dict[tuple[str, str], list[tuple[str, float, float | None]]] = defaultdict(list)
     for arm in arms:
         groups = swapped_groups(arm.manifest.control) if arm.manifest else None
         if groups is None:
             continue
         old, new = groups
-        pair = (min(groups), max(groups))
         # Both directions of a swap count for the same pair.
-        sign = 1 if old == pair[0] else -1
+        sign = 1 if old < new else -1
         for swapped in arm.judged:
-            # Memes that name both are about neither alone.
-            if not names(swapped.meme.text, old) or names(swapped.meme.text, new):
-                continue
-            before, meme = known[swapped.meme.id], swapped.meme.id
+            before = known[swapped.meme.id]
             first, second = label(before), label(swapped)
-            if first is not None and second is not None:
-                labels[pair].append((meme, float(sign * (first - second))))
-            if before.prediction.score is not None and swapped.prediction.score is not None:
-                scores[pair].append((meme, sign * (before.prediction.score - swapped.prediction.score)))
-    if not labels:
+            # Memes that name both are about neither alone.
+            named = names(swapped.meme.text, old) and not names(swapped.meme.text, new)
+            if named and first is not None and second is not None:
+                one, other = before.prediction.score, swapped.prediction.score
+                score = None if one is None or other is None else sign * (one - other)
+                moved[min(groups), max(groups)].append((swapped.meme.id, float(sign * (first - second)), score))
+    if not moved:
         raise BadRequest("No meme names one of the groups alone.", reason="GROUPS_MISSING")
-    found = [(pair, values, scores[pair]) for pair, values in sorted(labels.items())]
-    p_labels = [mcnemar(sum(d > 0 for _, d in each), sum(d < 0 for _, d in each)) for _, each, _ in found]
-    p_scores = [_signed_ranks([d for _, d in each]) for _, _, each in found]
-    # Labels and scores of all pairs are one family of tests.
+    pairs = sorted(moved)
+    by_label = {pair: [(meme, gap) for meme, gap, _ in moved[pair]] for pair in pairs}
+    by_score = {pair: [(meme, gap) for meme, _, gap in moved[pair] if gap is not None] for pair in pairs}
+    p_labels = [mcnemar(sum(d > 0 for _, d in each), sum(d < 0 for _, d in each)) for each in by_label.values()]
+    # Labels and scores of all pairs are one family of tests. Where nothing differs, there is nothing to test.
+    p_scores = [
+        float(wilcoxon(gaps).pvalue) if np.any(gaps := [gap for _, gap in each]) else 1.0 for each in by_score.values()
+    ]
     corrected = holm([*p_labels, *p_scores])
-    gaps = []
-    for place, (pair, each, scored) in enumerate(found):
-        gap, p_score = mean_of(each, resamples), corrected[len(found) + place] if scored else None
-        assert gap is not None, "a pair has values"
-        gaps.append(
-            GroupGap(
-                *pair,
-                len(each),
-                labels=gap,
-                p_labels=corrected[place],
-                scores=mean_of(scored, resamples),
-                p_scores=p_score,
-            )
+    halves = corrected[: len(pairs)], corrected[len(pairs) :]
+    of_labels, of_scores = (dict(zip(pairs, each, strict=True)) for each in halves)
+    return tuple(
+        GroupGap(
+            *pair,
+            len(by_label[pair]),
+            labels=gap,
+            p_labels=of_labels[pair],
+            scores=mean_of(by_score[pair], resamples),
+            p_scores=of_scores[pair] if by_score[pair] else None,
         )
-    return tuple(gaps)
-
-
-def _signed_ranks(differences: Sequence[float]) -> float:
-    # Where nothing differs, there is nothing to test.
-    return float(wilcoxon(differences).pvalue) if np.any(differences) else 1.0
+        for pair in pairs
+        if (gap := mean_of(by_label[pair], resamples)) is not None
+    )

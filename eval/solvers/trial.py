@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -276,12 +277,13 @@ class TrialSolver:
     text_only: bool = False
     language: str = ""
     """Language stated for each text, as :func:`eval.datasets.read.language_of_meme` takes it."""
+    altered: Callable[[MemeItem], MemeItem] = lambda item: item
 
     async def solve(self, item: MemeItem, record: TrialRecord | None) -> Tried[Prediction, TrialRecord]:
         """Tries a meme once; see :class:`eval.solvers.calls.Solver`."""
         hits, retry_after = HitCounter(), 0.0
         try:
-            record = await self._tried(item, record, hits)
+            record = await self._tried(self.altered(item), record, hits)
         except TrialAborted as error:
             if ends_the_run(error.cause):
                 # With a broken docket or call cache, the run would fail every meme for the same reason.

@@ -179,8 +179,7 @@ def arms_named(
             raise BadRequest(f"There is no arm {name!r}. There are: {', '.join(ARMS)}.", field="arms")
         if name not in possible:
             raise BadRequest(
-                # Rejected: an arm without effect would show a difference of 0 as if it had been
-                # measured.
+                # Rejected: an arm without effect would show a difference of 0 as if it had been measured.
                 f"The arm {name} alters nothing where no model is asked. In the procedure {procedure} there are: "
                 f"{', '.join(possible)}.",
                 field="arms",
@@ -190,16 +189,10 @@ def arms_named(
     # Always first: the others are compared with it, and equal compute spends as many tokens as it did.
     arms = [ARMS[name] for name in dict.fromkeys((FULL_ARM, *chosen))]
     for model in models:
-        role = "" if model.role == "all" else f"{model.role}="
+        whose, role = ("every role", "") if model.role == "all" else (f"the {model.role}", f"{model.role}=")
         # Model names contain slashes and other characters that folder names must not.
-        plain = _plain(f"{role}{model.model}")
-        arms.append(
-            Arm(
-                name=f"model-{plain}"[:100],
-                what=f"{'every role' if model.role == 'all' else f'the {model.role}'} is played by {model.model}",
-                models=(model,),
-            )
-        )
+        name = f"model-{_plain(role + model.model)}"[:100]
+        arms.append(Arm(name=name, what=f"{whose} is played by {model.model}", models=(model,)))
     arms += [_arm_of_prompts(place) for place in prompts]
     arms += [
         Arm(name=f"policy-{_plain(each.stem)}"[:100], what=f"the policy is {each.name}", policy=str(each.resolve()))
@@ -303,9 +296,10 @@ async def run_study(study: Study, progress: Progress) -> tuple[RunFolder, ...]:
     """
     # Before anything runs, so that an arm with invalid settings fails at once.
     arms = [(arm, settings_of(study.plan.settings, arm), _started_for(study, arm)) for arm in study.arms]
+    if study.plan.text_only and (shown := [arm.name for arm in study.arms if arm.comparator]):
+        raise BadRequest(f"These arms show pictures, and --text-only has none: {', '.join(shown)}.", field="arms")
     if study.plan.vllm is None:
-        # A server that we start has its model; otherwise a missing model is reported before anything is
-        # written.
+        # A server that we start has its model; otherwise a missing model is reported before anything is written.
         require_models(study.plan.procedure, study.plan.settings)
     folder = StudyFolder(study.plan.out)
     with folder.locked():
@@ -339,8 +333,7 @@ async def _run_arms(study: Study, arms: list[tuple[Arm, Settings, str]], progres
             # Arms share a library, as they must differ in one respect only; shuffled labels and leaks need their own.
             place = _LIBRARIES.get(arm.control, LIBRARY)
             if place not in libraries:
-                # Prepared when an arm first needs it: resuming a study with one unfinished arm prepares at most
-                # one.
+                # Prepared when an arm first needs it: resuming a study with one unfinished arm prepares one.
                 libraries[place] = await _prepared(study, arm, place, progress=progress)
             if model:
                 llm = (await sessions.serve(model)).in_all_roles(own.llm)

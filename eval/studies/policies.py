@@ -53,6 +53,12 @@ class Example:
         """True if the label is what the example asks for, whichever clause is named."""
         return self.harmful is self.forbidden
 
+    @property
+    def found(self) -> str:
+        """The verdict in words."""
+        label = {None: "no label", True: "harmful", False: "not harmful"}[self.harmful]
+        return f"{label}, clause {self.named}" if self.named else label
+
 
 def examples_of(policy: Policy) -> tuple[Example, ...]:
     """Returns the examples of all clauses. Raises BadRequest if there are none."""
@@ -104,13 +110,14 @@ class PolicyFigures:
     """Clauses whose forbidden examples were found harmful under other clauses only."""
     untested: tuple[str, ...]
     """Clauses without a forbidden or without an allowed example."""
-    silent: int
-    """Examples without a label."""
+    wrong: tuple[Example, ...]
+    """Examples that did not get the label that they ask for."""
 
     @property
     def passed(self) -> bool:
         """True if nothing is wrong; clauses without examples are not counted."""
-        return not (self.gaps or self.too_wide or self.clashes or self.dead or self.silent)
+        silent = any(each.harmful is None for each in self.wrong)
+        return not (self.gaps or self.too_wide or self.clashes or self.dead or silent)
 
 
 def figures_of(policy: Policy, tried: Sequence[Example]) -> PolicyFigures:
@@ -146,7 +153,7 @@ def figures_of(policy: Policy, tried: Sequence[Example]) -> PolicyFigures:
         clashes=tuple(clashes),
         dead=tuple(dead),
         untested=tuple(clause.number for clause in policy.clauses if not (clause.violates and clause.allows)),
-        silent=sum(each.harmful is None for each in tried),
+        wrong=tuple(each for each in tried if not each.right),
     )
 
 
@@ -185,10 +192,10 @@ class PolicyTrials:
     def announce(self, trials: int, more: int = 0) -> None:
         """Says before the first of so many trials how many calls they and some more may take."""
         # Everything but a description, since the examples are texts.
-        fewest, most = (trials * calls + more for calls in calls_of_arm("post-stance", self.settings.trial))
-        bound = "" if self.budget.most is None else f" At most {self.budget.most:,} are made."
+        numbers = sorted({trials * each + more for each in calls_of_arm("post-stance", self.settings.trial)})
         self.progress.tell(
-            f"{trials:,} trials take {fewest:,} to {most:,} calls, less those that {self.out} has.{bound}"
+            f"{trials:,} trials take {' to '.join(map('{:,}'.format, numbers))} calls, less those that {self.out} has."
+            f"{self.budget.in_words}"
         )
 
     @asynccontextmanager
@@ -306,17 +313,16 @@ async def suggest(trials: PolicyTrials, policy: Policy, number: str) -> Suggesti
     after = await trials.judge(changed, examples)
     pairs = list(zip(before, after, strict=True))
     # Not by text alone: another clause may have the same example.
-    unseen = [(one.right, other.right) for one, other in pairs if one.clause == number and one.text in held_out]
-    elsewhere = [(one.right, other.right) for one, other in pairs if one.clause != number]
-    gained, lost = unseen.count((False, True)), unseen.count((True, False))
-    lost_elsewhere = elsewhere.count((True, False))
+    unseen = [each for each in pairs if each[0].clause != number or each[0].text in held_out]
+    moves = Counter((one.clause == number, one.right, other.right) for one, other in unseen)
+    gained, lost = moves[True, False, True], moves[True, True, False]
     return Suggestion(
         policy=changed,
         old=clause.text,
         new=new,
         gained=gained,
         lost=lost,
-        lost_elsewhere=lost_elsewhere,
+        lost_elsewhere=moves[False, True, False],
         p=mcnemar(gained, lost),
     )
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 import click
 
 from court.errors import BadRequest, CourtError
-from serving.cli.common import NEW_FOLDER, PATH, FiniteRange, place_on_disk, printable, settings_of, tell
+from serving.cli.common import NEW_FOLDER, PATH, FiniteRange, Unchecked, place_on_disk, printable, settings_of, tell
 
 if TYPE_CHECKING:
     from retrieval.audit.library_check import LibraryCheck
 
-EXIT_FINDINGS, EXIT_UNCHECKED = 1, 2
+EXIT_FINDINGS = 1
 _SHOWN = 10  # ids that are listed of each kind; --json lists all
 
 
@@ -63,8 +63,7 @@ def check(
         found = asyncio.run(_check(path, against=against, pictures=pictures, sure=sure, requested=encoder))
     except (CourtError, OSError) as error:
         message = error.message if isinstance(error, CourtError) else f"It can't be checked: {error.strerror}."
-        click.echo(f"Error: {message}", err=True)
-        sys.exit(EXIT_UNCHECKED)
+        raise Unchecked(message) from None
     if as_json:
         click.echo(json.dumps({"clean": found.clean, **asdict(found)}))
     else:

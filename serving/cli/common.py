@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 import click
 
 from court.display import split_hidden
-from court.errors import BadRequest
+from court.errors import BadRequest, CourtError
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -44,6 +44,23 @@ EXIT_ERROR = 1
 EXIT_BLOCK = 10
 EXIT_UNDECIDED = 11
 EXIT_REVIEW = 12
+
+
+class Unchecked(click.ClickException):
+    """An error that ends with 2, where 1 says that something was found."""
+
+    exit_code = 2
+
+
+class CheckingGroup(click.Group):
+    """Commands of which 1 says that something was found."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """See the base class. An error of the court ends with 2."""
+        try:
+            return super().invoke(ctx)
+        except CourtError as error:
+            raise Unchecked(error.message) from None
 
 
 class FiniteRange(click.FloatRange):

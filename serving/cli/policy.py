@@ -6,10 +6,12 @@ from pathlib import Path
 
 import click
 
+from serving.cli.common import CheckingGroup
+
 EXIT_FAULTS = 1
 
 
-@click.group()
+@click.group(cls=CheckingGroup)
 def policy() -> None:
     """Checks and imports policies.
 
@@ -24,7 +26,7 @@ def policy() -> None:
 def check(context: click.Context, file: Path) -> None:
     """Lists the clauses of a policy file with their examples, and its faults.
 
-    Exit code: 0 if there is no fault, 1 if there is one.
+    Exit code: 0 if there is no fault, 1 if there is one, 2 if it is no policy file.
     """
     from court.policy import Policy
     from serving.policy_files import faults_of

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +20,7 @@ from serving.cli.common import (
     require_text,
     settings_of,
 )
-from serving.cli.exports import output_file, utc
+from serving.cli.exports import output_file
 
 if TYPE_CHECKING:
     from retrieval.library.postgres.address import Address
@@ -60,8 +60,7 @@ async def transparency(
     if last < since:
         raise click.UsageError("--to is before --from.")
     settings = settings_of(docket=docket)
-    begin, end = utc(since), utc(last + timedelta(days=1))
-    assert begin is not None and end is not None
+    begin, end = (each.replace(tzinfo=UTC) for each in (since, last + timedelta(days=1)))
     async with docket_in(settings) as store:
         queue = await caught_up(store, settings)
         tables = parts(await measure(store, queue, since=begin, until=end, namespace=namespace), service)

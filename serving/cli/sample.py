@@ -23,7 +23,7 @@ from serving.cli.common import (
     settings_of,
     tell,
 )
-from serving.cli.exports import output_file, utc
+from serving.cli.exports import output_file
 
 if TYPE_CHECKING:
     from memecourt.verify import Sample
@@ -49,13 +49,10 @@ async def commit(who: str, count: int, beacon: str, round_: int, due: datetime, 
     """
     from serving.docket.audit.sample import commit_sample
 
-    at_due = utc(due)
-    assert at_due is not None
-    bound: dict[str, Any] = {"who": who, "count": count, "beacon": beacon, "round_": round_, "due": at_due}
+    fields = {"who": who, "count": count, "beacon": beacon, "round": round_, "due": due.replace(tzinfo=UTC)}
     async with docket_in(settings_of(docket=docket)) as store:
-        click.echo(
-            json.dumps(await commit_sample(store.transactions, store.log, at=datetime.now(UTC), **bound), indent=1)
-        )
+        commitment = await commit_sample(store.transactions, store.log, fields, at=datetime.now(UTC))
+    click.echo(json.dumps(commitment, indent=1))
 
 
 @click.command()
@@ -72,7 +69,7 @@ async def sample(commitment: Path, value: str, out: Path, sheet: Path, docket: P
 
     `python -m memecourt.verify SAMPLE --key KEY --commitment COMMITMENT --value VALUE` checks it without the docket.
     """
-    from serving.docket.audit.sample import draw_sample, sheet_row
+    from serving.docket.audit.sample import draw_sample
     from serving.docket.errors import TrialUnknown
 
     expected, rows = _read(commitment), StringIO()
@@ -84,7 +81,10 @@ async def sample(commitment: Path, value: str, out: Path, sheet: Path, docket: P
         drawn = await _verified(store, text, expected, value)
         for trial_id in drawn.trials:
             try:
-                table.writerow(sheet_row(await store.trials.record(trial_id)))
+                record = await store.trials.record(trial_id)
+                # Nothing of the court's or of anybody's finding.
+                text_judged = record.text.text if record.text else ""
+                table.writerow({"trial_id": trial_id, "content_id": record.opened.meme.content_id, "text": text_judged})
             # An erased trial stays in the sample: else erasing would be a way to choose it.
             except TrialUnknown:
                 tell(f"{trial_id} is erased; it counts as not judged.")

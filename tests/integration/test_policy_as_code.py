@@ -30,27 +30,21 @@ class Literal:
 
     def answer(self, payload):
         reply = scripted_reply(payload)
-        words = "\n".join(each["content"] if isinstance(each["content"], str) else each["content"][-1]["text"]
-                          for each in payload["messages"])  # fmt: skip
+        contents = [each["content"] for each in payload["messages"]]
+        parts = [part for each in contents for part in ([{"text": each}] if isinstance(each, str) else each)]
+        words = "\n".join(part.get("text", "") for part in parts)
         if "Reword clause" in words:
             assert "kites" not in payload["messages"][0]["content"] and words.count("[begin ") == 2
             return json.dumps({"text": self.rewording})
         if reply is None or "harmful_strength" not in reply:
             return reply
         self.rulings += 1
-        content = payload["messages"][-1]["content"]
-        words_sent = content if isinstance(content, str) else "\n".join(part.get("text", "") for part in content)
-        text = f" {_TEXT.search(words_sent)[1].lower()} "
-        system = payload["messages"][0]["content"]
-        named = next(
-            (one for one in _CLAUSE.finditer(system) if any(f" {w} " in text for w in one[3].split(" or "))), None
-        )
+        text, clauses = f" {_TEXT.search(words)[1].lower()} ", _CLAUSE.finditer(contents[0])
+        named = next((one for one in clauses if any(f" {word} " in text for word in one[3].split(" or "))), None)
         strong, weak = ("harmful", "harmless") if named else ("harmless", "harmful")
-        found = (
-            {"category": named[2], "clause": named[1]}
-            if named
-            else dict.fromkeys(("category", "clause", "target"), "none")
-        )
+        found = dict.fromkeys(("category", "clause", "target"), "none")
+        if named:
+            found = {"category": named[2], "clause": named[1]}
         ruled = {**json.loads(reply), f"{strong}_strength": "strong", f"{weak}_strength": "weak", **found}
         ruled |= {"label": "harmful" if named else "not harmful", "rationale": "It is weighed by what the meme says."}
         return json.dumps(ruled)
@@ -102,7 +96,7 @@ def invoke(tmp_path, home):
         places = {"MEMECOURT_HOME": str(home), "MEMECOURT_DOCKET": str(tmp_path / "docket.sqlite")}
         result = CliRunner(env=places).invoke(program, [str(word) for word in words], catch_exceptions=False)
         assert status is None or result.exit_code == status, result.output
-        assert words[1] not in ("test", "suggest") or re.search(r"\d+ trials take \d+ to \d+ calls", result.stderr)
+        assert words[1] not in ("test", "suggest") or re.search(r"\d+ trials take \d+ calls", result.stderr)
         return result.stdout
 
     return call
@@ -112,42 +106,55 @@ def settings(url, *more):
     return [*more, "--llm-url", url, "--model", "planted", *(word for one in SHORT for word in ("--set", one))]
 
 
+def testing(url, path, out, *more):
+    return settings(url, "policy", "test", path, "--out", out, "--json", *more)
+
+
 def test_planted_faults_are_found_and_none_is_invented(tmp_path, invoke):
     oracle = Literal()
+    path = policy(tmp_path, "faulty", FAULTY)
     with served(oracle) as url:
-        arguments = settings(
-            url, "policy", "test", policy(tmp_path, "sound", SOUND), "--out", tmp_path / "out", "--json"
-        )
+        arguments = testing(url, policy(tmp_path, "sound", SOUND), tmp_path / "out")
         sound = json.loads(invoke(*arguments))
-        assert sound["passed"] and sound["right"]["value"] == 1.0 and not sound["untested"]
+        assert sound["passed"] and sound["right"]["value"] == 1.0 and not sound["untested"] and not sound["wrong"]
         before = oracle.rulings
         assert json.loads(invoke(*arguments)) == sound
         assert oracle.rulings == before, "calls are stored"
-        path = policy(tmp_path, "faulty", FAULTY)
-        few = [*settings(url, "policy", "test", path, "--out", tmp_path / "o2", "--json"), "--most-calls", "3"]
-        assert invoke(*few, status=3) == "", "a policy that was tried in part has no figures"
+        few = invoke(*testing(url, path, tmp_path / "o2", "--most-calls", "3"), status=3)
+        assert few == "", "a policy that was tried in part has no figures"
         with sqlite3.connect(tmp_path / "o2" / CALLS) as calls:
             assert 0 < calls.execute("SELECT count(*) FROM calls").fetchone()[0] <= 3
-        faulty = json.loads(
-            invoke(*settings(url, "policy", "test", path, "--out", tmp_path / "o2", "--json"), status=1)
-        )
+        faulty = json.loads(invoke(*testing(url, path, tmp_path / "o2"), status=1))
     assert faulty["gaps"] == ["1"]  # balloons
     assert faulty["too_wide"] == ["1", "3"]
     assert faulty["clashes"] == [["4", "1"]]
     assert faulty["dead"] == ["3"]
     assert faulty["confusion"]["3"] == {"2": 1}
-    assert not faulty["silent"] and not faulty["passed"]
+    assert not faulty["passed"]
+    assert [(each["clause"], each["named"]) for each in faulty["wrong"]] == [
+        ("1", ""),
+        ("1", "1"),
+        ("3", "3"),
+        ("4", "1"),
+    ]
 
 
 def test_contradictory_pairs_show_whether_the_policy_is_read(tmp_path, invoke):
     other = clause("1", "Forbids boats", ["They sail boats"], ["They fly kites today"])
-    paths = policy(tmp_path, "one", SOUND), policy(tmp_path, "other", other)
+    path, against = policy(tmp_path, "one", SOUND), policy(tmp_path, "other", other)
     for oracle, right, status in ((Literal(), 2, 0), (Deaf(), 0, 1)):
         with served(oracle) as url:
-            out = tmp_path / f"out{right}"
-            words = settings(url, "policy", "test", paths[0], "--against", paths[1], "--out", out, "--json")
-            found = json.loads(invoke(*words, status=status))
+            found = json.loads(
+                invoke(*testing(url, path, tmp_path / f"out{right}", "--against", against), status=status)
+            )
         assert (found["pairs"], found["pairs_right"]) == (2, right)
+
+
+def test_an_error_has_another_exit_code_than_a_wrong_policy(tmp_path):
+    path = policy(tmp_path, "bare", clause("1", "Forbids kites"))
+    for words in (("test", path, "--out", tmp_path), ("suggest", path, "--clause", "2", "--out", tmp_path)):
+        assert CliRunner().invoke(cli, ["policy", *map(str, words)]).exit_code == 2
+    assert CliRunner().invoke(court_cli, ["policy", "check", __file__]).exit_code == 2
 
 
 def test_changed_policy_is_compared_on_recorded_cases(tmp_path, invoke):

@@ -80,7 +80,7 @@ def bundle(
         return {
             "number": entry.number,
             "header": entry.header().decode(),
-            "proof": _encoded(inclusion_proof(entry.number, size, read)),
+            "proof": encoded(inclusion_proof(entry.number, size, read)),
             "body": entry.body if is_shown else None,
             # Withheld with the body: with the salt, guesses at the body could be verified.
             "salt": base64.b64encode(entry.salt or b"").decode() if is_shown else None,
@@ -93,12 +93,13 @@ def bundle(
         "count": count,
         "entries": [shown(entry) for entry in entries],
         "parts": [shown(part) for part in parts],
-        "known": [{"checkpoint": note, "proof": _encoded(consistency_proof(old, size, read))} for old, note in known],
+        "known": [{"checkpoint": note, "proof": encoded(consistency_proof(old, size, read))} for old, note in known],
     }
     return json.dumps(value, ensure_ascii=False, indent=1) + "\n"
 
 
-def _encoded(proof: Sequence[bytes]) -> list[str]:
+def encoded(proof: Sequence[bytes]) -> list[str]:
+    """Returns the digests of a proof for a file (base64)."""
     return [base64.b64encode(one).decode() for one in proof]
 
 

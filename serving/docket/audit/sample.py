@@ -16,9 +16,9 @@ from typing import Any
 from sqlalchemy import Connection, select
 
 from court.errors import BadRequest
-from court.record import TrialRecord
 from court.verdict import Label
 from memecourt.verify import SAMPLE, sample_numbers
+from serving.docket.audit.audit import encoded
 from serving.docket.log.entries import Entry, SampleCommitted, parse
 from serving.docket.log.merkle import consistency_proof, inclusion_proof
 from serving.docket.log.notes import SigningKey, read_checkpoint, sign_note, split_note
@@ -34,29 +34,22 @@ RESULT = "memecourt-audit/1"
 
 
 async def commit_sample(
-    transactions: Transactions,
-    log: TransparencyLog,
-    *,
-    who: str,
-    count: int,
-    beacon: str,
-    round_: int,
-    due: datetime,
-    at: datetime,
+    transactions: Transactions, log: TransparencyLog, fields: Mapping[str, Any], *, at: datetime
 ) -> Mapping[str, Any]:
     """Commits the log to a sample; returns what the auditor keeps until the round is due.
+
+    Args:
+        fields: The other fields of the entry, but for its checkpoint.
 
     Raises:
         BadRequest: The round is not in the future.
         Unavailable: The entry can't be stored now.
     """
-    # A past round is known already: whoever commits could choose a round whose draw suits them.
-    if due <= at:
-        raise BadRequest("The round has to be in the future: its value must be unknown now.", field="due")
     # The checkpoint fixes the entries that can be drawn, so that none can be added for the draw.
-    own = SampleCommitted(
-        at=at, who=who, checkpoint=await log.checkpoint(), count=count, beacon=beacon, round=round_, due=due
-    )
+    own = SampleCommitted(at=at, checkpoint=await log.checkpoint(), **fields)
+    # A past round is known already: whoever commits could choose a round whose draw suits them.
+    if own.due <= at:
+        raise BadRequest("The round has to be in the future: its value must be unknown now.", field="due")
     number = await transactions.write(_COMMIT, own)
     return {"entry": number, **own.model_dump(mode="json")}
 
@@ -90,7 +83,7 @@ async def draw_sample(transactions: Transactions, log: TransparencyLog, number: 
             # Without body and salt an entry is proven to stand there and tells nothing.
             salt = base64.b64encode(entry.salt or b"").decode()
             content = {"body": entry.body, "salt": salt} if whole else {"body": None, "salt": None}
-            proof = _encoded(inclusion_proof(entry.number, tree, read))
+            proof = encoded(inclusion_proof(entry.number, tree, read))
             return {"number": entry.number, "header": entry.header().decode(), "proof": proof, **content}
 
         draws, left = list[Mapping[str, Any]](), body["count"]
@@ -106,7 +99,7 @@ async def draw_sample(transactions: Transactions, log: TransparencyLog, number: 
             "format": SAMPLE,
             "checkpoint": note,
             "commitment": shown(found, size, whole=True),
-            "consistency": _encoded(consistency_proof(old, size, read)),
+            "consistency": encoded(consistency_proof(old, size, read)),
             "draws": draws,
         }
         return json.dumps(file, ensure_ascii=False, indent=1) + "\n"
@@ -143,23 +136,9 @@ def sign_result(
     return sign_note("".join(f"{line}\n" for line in lines), [key])
 
 
-def sheet_row(record: TrialRecord) -> Mapping[str, str]:
-    """Returns what an auditor judges by: nothing of the court's or of anybody's finding."""
-    return {
-        "trial_id": record.trial_id,
-        "content_id": record.opened.meme.content_id,
-        "text": record.text.text if record.text else "",
-        "label": "",
-    }
-
-
 def _entry(connection: Connection, number: int) -> Entry | None:
     row = connection.execute(select(t.entries).where(t.entries.c.number == number)).one_or_none()
     return None if row is None else log_queries.entry_in(row)
-
-
-def _encoded(proof: Sequence[bytes]) -> list[str]:
-    return [base64.b64encode(one).decode() for one in proof]
 
 
 def _commit(connection: Connection, drafts: Sequence[SampleCommitted]) -> Sequence[int]:

@@ -89,8 +89,7 @@ def test_a_planted_piece_is_found_by_odds(piece):
     # k + 6 pieces at most, one call of one token for each.
     assert len(requests) == len(flips.tried) <= 3 + 6
     assert {task_of(request) for request in requests} == {"odds"} and {each.max_tokens for each in requests} == {1}
-    outcome = "allowed"
-    assert flips.in_words == f"Without {piece} it would have been {outcome}."
+    assert flips.in_words == f"Without {piece} it would have been allowed."
 
 
 @pytest.mark.parametrize("piece", list(WORDS))
@@ -123,19 +122,11 @@ def test_a_larger_planted_set_is_enclosed_within_the_calls_that_are_allowed():
     assert set(pieces) <= set(smallest(record)) and len(smallest(record)) < 8 and len(requests) <= 2 * (3 + 6)
 
 
-def test_the_experts_findings_are_a_piece():
-    WORDS["the expert's findings"] = "blue tea does not shorten a cold"
-    try:
-        cast = Cast(odds=planted("the expert's findings"))
-        record, _ = sought(
-            cast,
-            meme=a_meme(TEXT),
-            settings=expert_settings(),
-            role_models=with_expert(cast, Expert()),
-            evidence_source=FakeEvidence(),
-        )
-    finally:
-        del WORDS["the expert's findings"]
+def test_the_experts_findings_are_a_piece(monkeypatch):
+    monkeypatch.setitem(WORDS, "the expert's findings", "blue tea does not shorten a cold")
+    cast = Cast(odds=planted("the expert's findings"))
+    witness = {"role_models": with_expert(cast, Expert()), "evidence_source": FakeEvidence()}
+    record, _ = sought(cast, meme=a_meme(TEXT), settings=expert_settings(), **witness)
     assert smallest(record) == ["the expert's findings"]
 
 

@@ -21,6 +21,7 @@ from court import judgment, prompts
 from court.backends.chat.scripted import ScriptedModel
 from court.errors import BadText, ReplyUnusable
 from court.events import OddsGiven, Procedure, Side, TextRead, TextSource, TrialFailed
+from court.flips import seek_flips
 from court.judgment import Opinion
 from court.meme import Frame
 from court.messages import AdvocateBrief, Exchange, Exhibit, JudgeBrief
@@ -29,7 +30,7 @@ from court.ports import ChatReply, FinishReason
 from court.precedents import Vote
 from court.prompts import Fence
 from court.prompts.sets import packaged, packaged_versions
-from court.record import TrialAborted, TrialState
+from court.record import TrialAborted, TrialRecord, TrialState
 from court.replies import parse_ruling
 from court.roles import Advocate, Judge, Proposer
 from court.settings import TrialSettings
@@ -196,13 +197,13 @@ def test_pi_4_no_injection_lowers_the_decision_of_a_whole_trial(labels, version)
             try:
                 meme = a_meme(words if place == "text" else "plain words")
                 options = {"settings": short, "found": found, "prompts": packaged(version)}
-                verdict = hear(Cast(judge=judge, **lines), meme=meme, **options).verdict
+                record = hear(Cast(judge=judge, **lines), meme=meme, flips=True, **options)
             except (TrialAborted, BadText) as aborted:
                 # A side that says the same without end fails the trial, and too long a text has none. Nobody is shown
                 # a meme without a verdict.
                 assert aborted.reason == ("TEXT_TOO_LONG" if place == "text" else "REPLY_LOOPS"), (place, words)
                 return None, Decision.BLOCK
-            return verdict.label, verdict.decision
+            return record.verdict.label, record.decision
 
         baseline = decided("")
         for (_, injection), place in itertools.product(injections, ("text", *plain)):
@@ -254,10 +255,15 @@ HIJACKED = {
 }
 
 
-def hear(cast, *, meme=None, notes=None, **options):
+def hear(cast, *, meme=None, notes=None, flips=False, **options):
     court = dataclasses.replace(full_court(cast, **options), fence_mark=MARK)
-    case = TrialCase("t", meme or a_meme("plain words"), Procedure.FULL)
-    return asyncio.run(court.run(case, notes if notes is not None else RecordingSink()))
+    case, notes = TrialCase("t", meme or a_meme("plain words"), Procedure.FULL), notes or RecordingSink()
+    record = asyncio.run(court.run(case, notes))
+    if flips:  # the Judge is asked again with pieces left out
+        event = asyncio.run(seek_flips(court, record, case.meme.picture, keep=RecordingSink()))
+        assert event.flips.tried
+        return TrialRecord.of((*record.events, event))
+    return record
 
 
 def label_of(cast, **options):

@@ -19,14 +19,7 @@ from tests.support.desks import trial, verdict
 from tests.support.dockets import NOON, append_all, with_docket
 
 VALUE = "ab" * 32
-BOUND = {
-    "who": "eve",
-    "count": 5,
-    "beacon": "a chain of drand",
-    "round_": 7,
-    "due": NOON + timedelta(hours=1),
-    "at": NOON,
-}
+BOUND = {"who": "eve", "count": 5, "beacon": "a chain of drand", "round": 7, "due": NOON + timedelta(hours=1)}
 
 
 async def tried(docket, names):
@@ -36,7 +29,7 @@ async def tried(docket, names):
 
 
 def committed(docket, **changes):
-    return commit_sample(docket.transactions, docket.log, **{**BOUND, **changes})
+    return commit_sample(docket.transactions, docket.log, {**BOUND, **changes}, at=NOON)
 
 
 @pytest.fixture(scope="module")
