@@ -7,6 +7,7 @@ gone, at most once for each piece and as often again for a set.
 from __future__ import annotations
 
 import dataclasses
+from bisect import bisect_left
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -105,9 +106,10 @@ class _Without:
     vote: Vote
     threshold: float
 
-    def outcome(self, tally: Sequence[TallyEntry]) -> tuple[Label, float | None]:
-        settings = self.vote.settings
-        voters = tally[: settings.k]
+    def outcome(self, tally: Sequence[TallyEntry], gone: Sequence[TallyEntry] = ()) -> tuple[Label, float | None]:
+        # By id, since entries of one vote may be equal in everything else.
+        settings, ids = self.vote.settings, {entry.id for entry in gone}
+        voters = [entry for entry in tally if entry.id not in ids][: settings.k]
         if not voters:
             return Label.UNDECIDED, None
         # Without the value of a whole vote, which takes five times as long.
@@ -117,15 +119,9 @@ class _Without:
         return Label.HARMFUL if score >= self.threshold else Label.NOT_HARMFUL, score
 
     def tried(self, gone: Sequence[TallyEntry], tally: Sequence[TallyEntry]) -> TriedWithout:
-        label, score = self.outcome(_left(tally, gone))
+        label, score = self.outcome(tally, gone)
         pieces = tuple(Piece(kind=PieceKind.PRECEDENT, id=entry.id) for entry in gone)
         return TriedWithout(without=pieces, label=label, score=score)
-
-
-def _left(tally: Sequence[TallyEntry], gone: Sequence[TallyEntry]) -> list[TallyEntry]:
-    # By id, since entries of one vote may be equal in everything else.
-    ids = {entry.id for entry in gone}
-    return [entry for entry in tally if entry.id not in ids]
 
 
 def _smallest(by_vote: _Without, tally: Sequence[TallyEntry], label: Label) -> list[TallyEntry]:
@@ -139,12 +135,15 @@ def _smallest(by_vote: _Without, tally: Sequence[TallyEntry], label: Label) -> l
         return [*tally[:first], *[entry for entry in tally[first + 1 :] if entry.label is label][:more]]
 
     def flips(entries: Sequence[TallyEntry]) -> bool:
-        return by_vote.outcome(_left(tally, entries))[0] is not label
+        return by_vote.outcome(tally, entries)[0] is not label
 
-    # The largest sets first: most verdicts hang on none.
-    possible = [first for first in range(len(tally)) if flips(gone(first, len(tally)))]
-    sets = (gone(first, size - first) for size in range(1, len(tally)) for first in possible if first <= size)
-    return next(filter(flips, sets), [])
+    best = list[TallyEntry]()
+    for first in range(len(tally)):
+        # Only a set that is smaller than the best: most verdicts hang on none, and one look says so.
+        most = (len(best) or len(tally)) - 1 - first
+        if most >= 0 and flips(gone(first, most)):
+            best = gone(first, bisect_left(range(most), x=True, key=lambda more: flips(gone(first, more))))
+    return best
 
 
 def pieces_of(brief: JudgeBrief[P], verdict: Verdict) -> tuple[Piece, ...]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from serving.cli.common import awaited, docket_in, docket_option, printable, settings_of, trial_argument, whole_id
+from serving.cli.common import awaited, docket_in, docket_option, printable, settings_of, tell, trial_argument, whole_id
 
 if TYPE_CHECKING:
     from retrieval.library.postgres.address import Address
@@ -31,5 +31,7 @@ async def notice(trial_id: str, language: str, docket: Path | Address | None) ->
         record = await store.trials.record(await whole_id(store, trial_id))
         chosen, links = language_of(record, language), notice_links(store, settings)
         link = await links.link_to(record, chosen) if links and record.verdict else None
+    if link and not settings.http_origin:
+        tell("The link is a path: MEMECOURT_HTTP_ORIGIN names what stands before it.")
     for line in write_notice(record, chosen, link).splitlines():
         click.echo(printable(line))

@@ -106,7 +106,7 @@ def settings(url, *more):
     return [*more, "--llm-url", url, "--model", "planted", *(word for one in SHORT for word in ("--set", one))]
 
 
-def testing(url, path, out, *more):
+def trial_of(url, path, out, *more):
     return settings(url, "policy", "test", path, "--out", out, "--json", *more)
 
 
@@ -114,17 +114,17 @@ def test_planted_faults_are_found_and_none_is_invented(tmp_path, invoke):
     oracle = Literal()
     path = policy(tmp_path, "faulty", FAULTY)
     with served(oracle) as url:
-        arguments = testing(url, policy(tmp_path, "sound", SOUND), tmp_path / "out")
+        arguments = trial_of(url, policy(tmp_path, "sound", SOUND), tmp_path / "out")
         sound = json.loads(invoke(*arguments))
         assert sound["passed"] and sound["right"]["value"] == 1.0 and not sound["untested"] and not sound["wrong"]
         before = oracle.rulings
         assert json.loads(invoke(*arguments)) == sound
         assert oracle.rulings == before, "calls are stored"
-        few = invoke(*testing(url, path, tmp_path / "o2", "--most-calls", "3"), status=3)
+        few = invoke(*trial_of(url, path, tmp_path / "o2", "--most-calls", "3"), status=3)
         assert few == "", "a policy that was tried in part has no figures"
         with sqlite3.connect(tmp_path / "o2" / CALLS) as calls:
             assert 0 < calls.execute("SELECT count(*) FROM calls").fetchone()[0] <= 3
-        faulty = json.loads(invoke(*testing(url, path, tmp_path / "o2"), status=1))
+        faulty = json.loads(invoke(*trial_of(url, path, tmp_path / "o2"), status=1))
     assert faulty["gaps"] == ["1"]  # balloons
     assert faulty["too_wide"] == ["1", "3"]
     assert faulty["clashes"] == [["4", "1"]]
@@ -145,7 +145,7 @@ def test_contradictory_pairs_show_whether_the_policy_is_read(tmp_path, invoke):
     for oracle, right, status in ((Literal(), 2, 0), (Deaf(), 0, 1)):
         with served(oracle) as url:
             found = json.loads(
-                invoke(*testing(url, path, tmp_path / f"out{right}", "--against", against), status=status)
+                invoke(*trial_of(url, path, tmp_path / f"out{right}", "--against", against), status=status)
             )
         assert (found["pairs"], found["pairs_right"]) == (2, right)
 

@@ -124,6 +124,7 @@ def test_command_prints_the_notice_and_a_link_where_the_setting_says_so(tmp_path
     assert run.exit_code == 0 and "trial-1" in run.output and "Sie können widersprechen" in run.output
     assert "/notice/" not in run.output
     monkeypatch.setenv("MEMECOURT_NOTICE_LINK_DAYS", "14")
+    assert "MEMECOURT_HTTP_ORIGIN names" in CliRunner().invoke(cli, ["notice", "trial-1"]).output
     monkeypatch.setenv("MEMECOURT_HTTP_ORIGIN", "https://example.org/court")
     run = CliRunner().invoke(cli, ["notice", "trial-1"])
     assert run.exit_code == 0 and "https://example.org/court/notice/" in run.output
