@@ -12,7 +12,7 @@ import click
 
 from eval.commands.options import CourtOptions, patience_option, run_watched
 from eval.session.spec import spec_options
-from serving.cli.common import CheckingGroup, docket_in, docket_option, excerpt, run_until_signal
+from serving.cli.common import CheckingGroup, docket_in, docket_option, excerpt, run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -155,7 +155,7 @@ def diff(
     settings = CourtOptions(**options).settings_with({})
     settings = settings.model_copy(update={"docket": docket}) if docket is not None else settings
     loaded, budget = Policy.load(new), CallBudget(most_calls)
-    found, calls = run_until_signal(_compared(settings, loaded, namespace, budget if ask else None))
+    found, calls = run(_compared(settings, loaded, namespace, budget if ask else None))
     changed = [each for each in found if each.after not in (None, each.before)]
     others = Counter(each.obstacle for each in found if each.after is None and not each.needs_models)
     numbers = {"", *(clause.number for clause in loaded.clauses)}
