@@ -9,6 +9,8 @@ import time
 
 import pytest
 
+from tests.support.consoles import AXE
+
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 PATIENCE_S = 60
 """Seconds that a test waits for a page; Playwright's default of five is too short on a busy machine."""
@@ -52,6 +54,13 @@ def chromium():
         browser.new_context = patient(browser.new_context)
         yield browser
         browser.close()
+
+
+def violations(page, options=AXE):
+    """Returns what axe-core finds; where a page's policy blocks scripts, it runs through the debugger."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    found = axe.run(page, options=options).response["violations"]
+    return [(one["id"], one["nodes"][0]["html"][:200]) for one in found]
 
 
 def reload_until_restored(page, expression, value, choose, *, within=PATIENCE_S):

@@ -7,14 +7,13 @@ import re
 from contextlib import contextmanager
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 from PIL import Image, ImageStat
 from playwright.sync_api import expect
 
 from court.events import NearDuplicate
 from court.verdict import Label
-from tests.browser.conftest import reload_until_restored
-from tests.support.consoles import AXE, create_docket, running_console, tokens_for
+from tests.browser.conftest import reload_until_restored, violations
+from tests.support.consoles import create_docket, running_console, tokens_for
 from tests.support.hostile_trials import PAYLOADS, hostile
 from tests.support.report_page import luminance
 from tests.support.shown_trials import drawn_picture, full_trial
@@ -354,8 +353,7 @@ def test_pages_have_no_accessibility_violations(opened, scheme, paths):
             page.get_by_role("button", name="Sign out").click()
             browser.console.cookies.clear()
         with everything_open(page):
-            result = Axe().run(page, options=AXE)
-            found[path] = [(one["id"], one["nodes"][0]["html"][:160]) for one in result.response["violations"]]
+            found[path] = violations(page)
     assert found == {path: [] for path in found}
     assert len(found) == len(paths)
 

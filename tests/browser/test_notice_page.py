@@ -8,7 +8,7 @@ from anyio.from_thread import start_blocking_portal
 from court.verdict import Label
 from serving.export.notice import notice_words
 from serving.export.notice_links import NoticeLinks
-from tests.support.consoles import AXE
+from tests.browser.conftest import violations
 from tests.support.desks import trial, verdict
 from tests.support.dockets import NOON, append_all
 from tests.support.http import an_api
@@ -48,12 +48,6 @@ def page(chromium, request):
     yield found
     context.close()
     assert complaints == []
-
-
-def violations(page):
-    """Violations that axe-core finds; the page's policy blocks scripts, so that axe runs through the debugger."""
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
-    return axe.run(page, options=AXE).response["violations"]
 
 
 def test_a_notice_takes_one_objection_and_then_shows_the_page_of_links_that_open_nothing(page, links, request):

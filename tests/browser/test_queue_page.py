@@ -11,9 +11,9 @@ from playwright.sync_api import expect
 from court.events import VerdictReviewed
 from court.verdict import Label
 from serving.console.registry import Reviewing
-from tests.browser.conftest import reload_until_restored
+from tests.browser.conftest import reload_until_restored, violations
 from tests.support.console_scenes import DOCUMENTED_CASE, QUEUE, fill_queue
-from tests.support.consoles import AXE, create_docket, running_console, tokens_for
+from tests.support.consoles import create_docket, running_console, tokens_for
 from tests.support.desks import NO_SAMPLING, trial, verdict
 from tests.support.shown_trials import TEXT
 
@@ -307,7 +307,6 @@ def test_similar_trials_out_of_sight_take_only_the_space_they_need(serve, tmp_pa
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_queue_and_case_have_no_accessibility_violations(serve, scheme):
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     page = serve()(color_scheme=scheme)
     found = {}
     for step in ("/desk", CASE, "taken", "decided"):
@@ -328,8 +327,7 @@ def test_queue_and_case_have_no_accessibility_violations(serve, scheme):
             page.goto(step)
         page.wait_for_load_state("networkidle")
         page.keyboard.press("i")
-        violations = axe.run(page, options=AXE).response["violations"]
-        found[step] = [(violation["id"], violation["nodes"][0]["html"][:160]) for violation in violations]
+        found[step] = violations(page)
     assert found == {step: [] for step in found}
 
 

@@ -9,8 +9,9 @@ from playwright.sync_api import expect
 
 from court.verdict import Label
 from serving.console.registry import Reviewing
+from tests.browser.conftest import violations
 from tests.support.console_scenes import QUEUE, fill_queue
-from tests.support.consoles import AXE, create_docket, running_console, tokens_for
+from tests.support.consoles import create_docket, running_console, tokens_for
 from tests.support.desks import NO_SAMPLING, trial, verdict
 
 WIDE, PHONE = {"width": 1440, "height": 900}, {"width": 390, "height": 844}
@@ -153,10 +154,8 @@ def test_more_rows_are_appended_and_stepped_through(visit, tmp_path):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_list_has_no_accessibility_violations(visit, scheme):
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     page = visit(color_scheme=scheme)
     for path in (f"/trials?q=is:waiting+label:harmful&sort=-harm&{EVERY}", "/trials?q=lable:x"):
         page.goto(path)
         page.evaluate("document.querySelectorAll('main details').forEach((one) => { one.open = true; })")
-        violations = axe.run(page, options=AXE).response["violations"]
-        assert [(one["id"], one["nodes"][0]["html"][:200]) for one in violations] == [], path
+        assert violations(page) == [], path

@@ -10,7 +10,7 @@ from court.events import Procedure
 from serving.console.app import open_console
 from serving.console.registry import Trying
 from serving.settings import Settings
-from tests.support.consoles import AXE
+from tests.browser.conftest import violations
 from tests.support.real_court import IMAGE, real_court
 
 HAND_OVER = """([kind, encoded]) => {
@@ -91,7 +91,6 @@ def test_a_meme_is_tried_without_scripts(page):
 
 @pytest.mark.parametrize("page", [{"color_scheme": "light"}, {"color_scheme": "dark"}], indirect=True)
 def test_the_page_has_no_accessibility_violations_and_fits_a_phone(page):
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
-    assert axe.run(page, options=AXE).response["violations"] == []
+    assert violations(page) == []
     page.set_viewport_size({"width": 390, "height": 844})
     assert page.evaluate("document.documentElement.scrollWidth") <= 390

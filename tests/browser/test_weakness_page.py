@@ -9,7 +9,7 @@ import pytest
 from eval.probe.refining import Limits
 from eval.probe.report import read_report
 from tests.support.probing import ProbeWorld, a_plan, probed, write_data_set
-from tests.support.report_page import weakness_page
+from tests.support.report_page import Opened, weakness_page
 
 HOSTILE = "half an explanation <script>window.hacked = 1</script>"
 
@@ -35,23 +35,7 @@ def page(tmp_path_factory):
 
 @pytest.fixture
 def opened(chromium, page):
-    context = chromium.new_context(viewport={"width": 1200, "height": 900})
-    tab = context.new_page()
-    tab.fetched, tab.complaints = [], []
-
-    def handle(route):
-        if route.request.url == page:
-            route.continue_()
-        else:
-            tab.fetched.append(route.request.url)
-            route.abort()
-
-    context.route("**/*", handle)
-    tab.on("console", lambda message: tab.complaints.append(message.text))
-    tab.on("pageerror", lambda error: tab.complaints.append(str(error)))
-    tab.goto(page)
-    yield tab
-    context.close()
+    return Opened(chromium, page)
 
 
 def hidden_words(page):
@@ -62,28 +46,28 @@ def hidden_words(page):
 
 
 def test_weakness_page_fetches_nothing_and_runs_no_foreign_script(opened):
-    opened.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+    opened.page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
     for key in "jbojbok":
-        opened.keyboard.press(key)
+        opened.page.keyboard.press(key)
     assert [address for address in opened.fetched if not address.startswith("data:")] == []
-    assert opened.complaints == [] and opened.evaluate("window.hacked === undefined")
+    assert opened.complaints == [] and opened.page.evaluate("window.hacked === undefined")
 
 
 def test_pictures_and_words_are_shown_one_entry_at_a_time_on_request(opened):
-    entries = hidden_words(opened)
+    entries = hidden_words(opened.page)
     assert len(entries) >= 4 and all(words and set(words) == {True} for words in entries)
-    filters = opened.eval_on_selector_all(".entry img", "all => all.map(one => getComputedStyle(one).filter)")
+    filters = opened.page.eval_on_selector_all(".entry img", "all => all.map(one => getComputedStyle(one).filter)")
     assert len(filters) == len(entries) and all("blur(" in one for one in filters)
-    opened.keyboard.press("j")
-    opened.keyboard.press("b")
-    first, *others = hidden_words(opened)
+    opened.page.keyboard.press("j")
+    opened.page.keyboard.press("b")
+    first, *others = hidden_words(opened.page)
     assert set(first) == {False} and all(set(words) == {True} for words in others)
 
 
 def test_failures_are_filtered_by_category_and_by_rewritten_texts(opened):
-    shown = opened.locator(".entry:not([hidden])")
+    shown = opened.page.locator(".entry:not([hidden])")
     everything = shown.count()
-    category, text = (opened.locator(".filters select").nth(number) for number in (0, 1))
+    category, text = (opened.page.locator(".filters select").nth(number) for number in (0, 1))
     text.select_option(value="rewritten")
     rewritten = shown.count()
     assert 0 < rewritten < everything

@@ -190,8 +190,6 @@ def signed_in(url: str) -> httpx2.Client:
 
 
 AXE = {"resultTypes": ["violations"], "rules": {"target-size": {"enabled": True}}}
-
-
 """Options of axe-core: its default rules, and the rule of WCAG 2.2 AA that is off by default."""
 
 

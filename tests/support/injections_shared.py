@@ -156,8 +156,6 @@ def split_fenced(request):
 
 
 LOOPING = "harmless words, " * 25
-
-
 """A reply that is requested again because it repeats itself."""
 
 
