@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from court.events import CheckFailed, OddsGiven, Side
+from court.settings import TrialSettings
 from court.verdict import ReviewReason as Check
 
 _WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)?")
@@ -102,10 +103,12 @@ def in_words(failed: CheckFailed) -> str:
     return DETAILS[failed.check].format(side=side, what=what)
 
 
-def is_mistrial(found: Iterable[CheckFailed]) -> bool:
-    """True if an essential part of the trial went wrong."""
-    return any(
-        each.check in ESSENTIAL and (each.check is not Check.OTHER_LANGUAGE or each.side is None) for each in found
+def is_mistrial(found: Iterable[CheckFailed], settings: TrialSettings) -> bool:
+    """True if an essential part of a trial with these settings went wrong."""
+    # A side that asked for the other one was told to.
+    essential = ESSENTIAL - {Check.SIDE_CHANGED} if settings.stance_at == "switch" else ESSENTIAL
+    return settings.mistrials and any(
+        each.check in essential and (each.check is not Check.OTHER_LANGUAGE or each.side is None) for each in found
     )
 
 
@@ -129,9 +132,7 @@ def of_argument(
         opening: Beginning of the side's conclusion, which it can't choose and which is therefore no sign of its stance.
     """
     found = []
-    if _argues_for(argument.replace(opening, ".", 1) if opening else argument) is (
-        Side.DEFENDER if side is Side.ACCUSER else Side.ACCUSER
-    ):
+    if _argues_for(argument.replace(opening, ".", 1) if opening else argument) is side.other:
         found.append(CheckFailed(check=Check.SIDE_CHANGED, side=side))
     own = [stem for stem in _content(argument) if stem not in _OF_EVERY_HEARING]
     echoed = _share(own, _stems([policy]) - _stems(material))

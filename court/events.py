@@ -48,6 +48,11 @@ class Side(StrEnum):
     ACCUSER = "ACCUSER"
     DEFENDER = "DEFENDER"
 
+    @property
+    def other(self) -> Side:
+        """The opposing side."""
+        return Side.DEFENDER if self is Side.ACCUSER else Side.ACCUSER
+
 
 class Role(StrEnum):
     """Role of the model that spoke."""

@@ -91,7 +91,7 @@ class FullTrial:
             raise Overrun("The time given for this trial is over.", reason="DEADLINE", retry_after=0.0) from None
         # Outside the timeout: a verdict that has been recorded is not taken back.
         checked = verdict.pop("checked")
-        checked["mistrial"] = self._settings.mistrials and is_mistrial(checked["failed"])
+        checked["mistrial"] = is_mistrial(checked["failed"], self._settings)
         await judgment.give_verdict(
             self._recorder, *([EventDraft(TrialChecked, checked)] if any(checked.values()) else []), **verdict
         )
@@ -325,7 +325,7 @@ class FullTrial:
                             on_claim=self.models.expert is not None and asks_for_claims(self._settings, self.policy),
                             language=text.language if self._settings.language_shown else "",
                         ),
-                        self._settings.stance_at == "start",
+                        self._settings,
                     ),
                     proposer=proposer,
                     settings=self._settings,

@@ -188,9 +188,9 @@ def verdict_of(
 
 
 def _mistrial(failed: Sequence[CheckFailed], settings: TrialSettings) -> tuple[Review, ...]:
-    if not (settings.mistrials and is_mistrial(failed)):
+    if not is_mistrial(failed, settings):
         return ()
-    why = "; ".join(in_words(each) for each in failed if is_mistrial([each]))
+    why = "; ".join(in_words(each) for each in failed if is_mistrial([each], settings))
     detail = f"The debate went wrong, so that a person must look: {why}."
     return (Review(reason=ReviewReason.MISTRIAL, detail=detail),)
 

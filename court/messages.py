@@ -24,6 +24,7 @@ from court.precedents import Precedent, Vote
 from court.prompts import Fence, Prompt, PromptSet, load
 from court.prompts.sets import packaged
 from court.question import CourtQuestion
+from court.settings import TrialSettings
 from court.verdict import Label
 
 P = TypeVar("P")
@@ -74,6 +75,15 @@ class Exhibit(Generic[P]):
 
     precedent: Precedent
     picture: P | None
+
+
+def stance_of(side: Side, before: int, settings: TrialSettings) -> str:
+    """Returns the stance in which a side asks, after that many questions before."""
+    if settings.stance_at == "summary":
+        return "none"
+    # By the rounds that every examination has: one that stops early has both halves too.
+    switched = settings.stance_at == "switch" and 2 * before < settings.rounds_min
+    return str(side.other if switched else side).lower()
 
 
 def quotable(reply: str) -> str:

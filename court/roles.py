@@ -50,6 +50,7 @@ from court.replies import (
     find_loop,
     find_loop_in_reply,
 )
+from court.settings import TrialSettings
 from court.verdict import Label, rule
 
 T = TypeVar("T")
@@ -476,11 +477,11 @@ class Advocate:
     speaker: Speaker
     side: Side
     brief: AdvocateBrief
-    stance_from_start: bool = True
+    settings: TrialSettings = dataclasses.field(default_factory=TrialSettings)
 
     async def ask(self, history: Sequence[Exchange], *, progress: int = 0) -> RoleReply[str]:
         """``q = A.ask(H, D, T)``. Raises as :meth:`Speaker.say`."""
-        stance = self.side.lower() if self.stance_from_start else "none"
+        stance = messages.stance_of(self.side, len(history), self.settings)
         conversation = self.brief.ask(stance, history, self.speaker.reply_chars)
         return await self._speak(
             conversation, lambda text, _: replies.parse_question(text), number=len(history) + 1, progress=progress

@@ -43,8 +43,10 @@ class TrialSettings(Value):
     """Off: the Judge is shown no precedents (ablation). The summary procedure has nothing else to go by."""
     dull_judge: bool = False
     """One call of the Judge with the meme alone (ablation)."""
-    stance_at: Literal["start", "summary"] = "start"
-    """When an advocate is given its side: from its first question on, or only when it sums up (ablation)."""
+    stance_at: Literal["start", "summary", "switch"] = "start"
+    """When an advocate is given its side: from its first question on, only when it sums up (ablation), or after the
+    first half of ``rounds_min``, until when it asks for the other side. Then a side that argues for the other makes no
+    mistrial."""
     advocates_see: Literal["none", "own", "all"] = "none"
     """Precedents that an advocate is shown, as text and label: none, those with its own side's label, or all. Never a
     picture."""

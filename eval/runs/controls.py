@@ -48,6 +48,8 @@ class Control(StrEnum):
     """The precedents are shown in the opposite order."""
     RESEEDED = "another seed"
     """Models that draw their replies do so with another seed."""
+    FETCHING = "progressive retrieval"
+    """Each question of a side fetches a precedent (:mod:`eval.solvers.progressive`)."""
     TRANSLATED = "translated text"
     """The meme's text is translated into English before its trial (:mod:`eval.solvers.trial`)."""
 
@@ -168,7 +170,7 @@ def with_control(court: Court, control: str, seed: int) -> Court:
         if control == spoilt and not marked:
             raise BadRequest(f"{missing} for this control.")
     # Memes are changed before the trial, and a library was changed during preparation.
-    elsewhere = (Control.TRANSLATED, Control.SHUFFLED, Control.LEAKS, Control.RESEEDED)
+    elsewhere = (Control.TRANSLATED, Control.SHUFFLED, Control.LEAKS, Control.RESEEDED, Control.FETCHING)
     if not control or altered or control in elsewhere:
         return court
     if control == Control.REVERSED:

@@ -80,8 +80,8 @@ async def run(plan: Plan, progress: Progress) -> RunFolder:
             "Texts are translated by a model that this process asks: that goes neither with Ray nor with the procedure "
             "summary."
         )
-    if plan.control.startswith(ALTERED) and plan.ray:
-        raise BadRequest("Memes are altered by this process: that does not go with Ray.")
+    if plan.ray and (plan.control.startswith(ALTERED) or plan.control == Control.FETCHING):
+        raise BadRequest("Memes are altered by this process, and precedents fetched: that does not go with Ray.")
     folder = RunFolder(plan.out)
     # Two processes on one run would try each meme twice and interleave lines in each other's file.
     with folder.locked():
@@ -158,7 +158,8 @@ async def run(plan: Plan, progress: Progress) -> RunFolder:
 
 async def _solver(plan: Plan, executor: TrialExecutor, calls: SqliteCallCache | None, progress: Progress) -> Solver:
     """Returns the way in which the memes of a run are solved; only the modules of that way are loaded."""
-    stored = StoredCourt(executor, calls, plan.server, plan.seed + (plan.control == Control.RESEEDED))
+    seed = plan.seed + (plan.control == Control.RESEEDED)
+    stored = StoredCourt(executor, calls, plan.server, seed, fetches=plan.control == Control.FETCHING)
     if plan.comparator:
         from eval.solvers.comparator import Comparator, ComparatorSolver
 

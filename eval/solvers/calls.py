@@ -20,6 +20,7 @@ from eval.datasets.items import Cost, JudgedMeme, Outcome, Prediction
 from eval.models.call_cache import CallCache, CallsError, HitCounter, stored_models
 from eval.models.metered import Agent
 from eval.session.engine import Tried
+from eval.solvers.progressive import fetching
 from serving.docket.errors import DocketError
 from serving.judging.executor import TrialExecutor
 
@@ -82,6 +83,8 @@ class StoredCourt:
     server: str = ""
     """Name of the model servers in the call cache; their addresses if empty."""
     seed: int = 0
+    fetches: bool = False
+    """True if questions fetch precedents (:mod:`eval.solvers.progressive`)."""
 
     def fence_mark(self, meme: str, bytes_sha256: str) -> str:
         """Returns the fence mark of a meme: always the same, so that a resumed run sends identical requests."""
@@ -103,7 +106,10 @@ class StoredCourt:
         if self.calls is None or court.role_models is None:
             return self.executor
         mark = self.fence_mark(meme.id, bytes_sha256)
-        return replace(self.executor, court=replace(court, role_models=self.role_models(hits), fence_mark=mark))
+        models = self.role_models(hits)
+        if self.fetches:
+            models = replace(models, proposer=fetching(models.proposer, court.finder, meme.text))
+        return replace(self.executor, court=replace(court, role_models=models, fence_mark=mark))
 
     async def decoded(self, item: MemeItem) -> DecodedMeme:
         """Decodes a meme's picture. Raises BadInput if it is missing, or can't be decoded."""

@@ -6,6 +6,7 @@ run's policy and the same call cache.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -49,6 +50,15 @@ class Comparator(StrEnum):
     meme's full trial allow; majority label, harmful on a tie."""
     MARS = "mars"
     """Four calls: a description, evidence for harm, evidence against it, a conclusion."""
+    CORRECTED = "self-correct"
+    """One model that looks its own answer over again and again, as long as the tokens of the meme's full trial allow;
+    its last answer counts."""
+    PARAPHRASE = "paraphrase"
+    """Three calls: a malign reading in other words, a benign one, a conclusion."""
+
+
+EQUAL = frozenset({Comparator.SAMPLES, Comparator.CORRECTED})
+"""Comparators that spend the tokens of the full trial."""
 
 
 class _LabelReply(Reply):
@@ -68,7 +78,7 @@ def settings_of_comparator(comparator: Comparator) -> dict[str, JsonValue]:
     """Describes a comparator for the manifest of its run."""
     if comparator is Comparator.SAMPLES:
         return {"name": str(comparator), "prompt": "the Judge's, of the meme alone", "temperature": TEMPERATURE}
-    prompt = load(PROMPTS, comparator.replace(" ", "_"))
+    prompt = load(PROMPTS, re.sub(r"\W", "_", comparator))
     return {"name": str(comparator), "prompt": prompt.id, "prompt_digest": prompt.digest}
 
 
@@ -79,7 +89,7 @@ class ComparatorSolver:
     stored: StoredCourt
     comparator: Comparator
     budgets: Mapping[str, int] = field(default_factory=dict)
-    """Tokens that may be spent on each meme, input plus output, by its id; for :attr:`Comparator.SAMPLES`."""
+    """Tokens that may be spent on each meme, input plus output, by its id; for those of :data:`EQUAL`."""
     text_only: bool = False
 
     async def solve(self, item: MemeItem, record: TrialRecord | None) -> Tried[Prediction, TrialRecord]:
@@ -102,13 +112,20 @@ class ComparatorSolver:
                 harmful, score = await calls.plain(), None
             case Comparator.MARS:
                 harmful, score = await calls.mars(), None
+            case Comparator.PARAPHRASE:
+                harmful, score = await calls.weighed(load(PROMPTS, "paraphrase")), None
+            case Comparator.CORRECTED:
+                harmful, score = await calls.corrected(self._budget(meme)), None
             case Comparator.SAMPLES:
-                # A guessed budget would silently make the comparison with the full trial unfair.
-                if meme.id not in self.budgets:
-                    raise BadRequest(f"It is not known what the full trial of {meme.id} spent.")
-                harmful, score = await calls.samples(self.budgets[meme.id])
+                harmful, score = await calls.samples(self._budget(meme))
         outcome = Outcome.HARMFUL if harmful else Outcome.NOT_HARMFUL
         return Prediction(meme=meme.id, outcome=outcome, score=score, cost=calls.cost())
+
+    def _budget(self, meme: JudgedMeme) -> int:
+        # A guessed budget would silently make the comparison with the full trial unfair.
+        if meme.id not in self.budgets:
+            raise BadRequest(f"It is not known what the full trial of {meme.id} spent.")
+        return self.budgets[meme.id]
 
 
 @dataclass(slots=True)
@@ -124,20 +141,34 @@ class _ComparatorCalls(MemeCalls):
 
     async def mars(self) -> bool:
         """True if harmful, by description, evidence for, evidence against, conclusion."""
-        prompt, around = load(PROMPTS, "mars"), self.fence.around
-        chars = self.court.settings.reply_chars
-        words = {"type": "string", "minLength": 1, "maxLength": chars}
-        description = await self._call(prompt, "describe", kind=replies.Description, description=words)
-        described = prompt.task("description", description=around(description.description))
+        prompt = load(PROMPTS, "mars")
+        description = await self._call(prompt, "describe", kind=replies.Description, description=self._words)
+        self.chain = 1
+        return await self.weighed(
+            prompt, prompt.task("description", description=self.fence.around(description.description))
+        )
+
+    async def weighed(self, prompt: Prompt, *shown: str) -> bool:
+        """True if harmful, by what speaks for harm, what speaks against it, and a conclusion."""
+        around, words = self.fence.around, self._words
         harmful, harmless = await gather_or_cancel(
-            *(self._call(prompt, task, described, kind=_EvidenceReply, evidence=words) for task in ("for", "against"))
+            *(self._call(prompt, task, *shown, kind=_EvidenceReply, evidence=words) for task in ("for", "against"))
         )
         both = prompt.task("both", harmful=around(harmful.evidence), harmless=around(harmless.evidence))
-        concluded = await self._call(
-            prompt, "conclude", described, both, kind=_Conclusion, rationale=words, label=_LABEL
-        )
-        self.chain = 3  # the two pieces of evidence are requested concurrently
-        return concluded.label == "harmful"
+        self.chain += 2  # the first two are requested concurrently
+        return (await self._conclude(prompt, *shown, both)).label == "harmful"
+
+    async def corrected(self, budget: int) -> bool:
+        """True if the last answer is harmful; it is given at least once."""
+        prompt, earlier = load(PROMPTS, "self_correct"), ""
+        for self.chain in count(1):
+            reply = await self._conclude(prompt, *filter(None, [earlier]))
+            if not self._has_room(self.chain, budget):
+                return reply.label == "harmful"
+            answer = self.fence.around(f"{reply.rationale} So it is {reply.label}.")
+            # Numbered: an answer that stays the same would else make the same request, which the store answers.
+            earlier = prompt.task("earlier", number=str(self.chain), answer=answer)
+        raise AssertionError("unreachable: the count does not end")
 
     async def samples(self, budget: int) -> tuple[bool, float]:
         """True if most samples are harmful, and their share; at least one sample is drawn."""
@@ -157,14 +188,24 @@ class _ComparatorCalls(MemeCalls):
             speaker = self.speaker(seed=self.seed * _DRAWS + draw, temperature=TEMPERATURE)
             ruling = (await speaker.say(Role.JUDGE, messages, partial(_ruling, brief))).value
             votes.append(rule(ruling.harmful_strength, ruling.harmless_strength) is Label.HARMFUL)
-            spent = self.cost()
-            tokens = spent.tokens_in + spent.tokens_out
-            # Assumes that the next sample costs the average so far, to stay within the budget.
-            if tokens + tokens / len(votes) > budget:
+            if not self._has_room(len(votes), budget):
                 break
         # Samples are independent: only the budget serialises them. A tie counts as harmful, as in the court.
         self.chain = 1
         return 2 * sum(votes) >= len(votes), sum(votes) / len(votes)
+
+    def _has_room(self, answers: int, budget: int) -> bool:
+        """True if another answer that costs as much as the mean of those so far stays within the budget."""
+        spent = self.cost()
+        tokens = spent.tokens_in + spent.tokens_out
+        return tokens + tokens / answers <= budget
+
+    @property
+    def _words(self) -> dict[str, Any]:
+        return {"type": "string", "minLength": 1, "maxLength": self.court.settings.reply_chars}
+
+    async def _conclude(self, prompt: Prompt, *material: str) -> _Conclusion:
+        return await self._call(prompt, "conclude", *material, kind=_Conclusion, rationale=self._words, label=_LABEL)
 
     async def _call(self, prompt: Prompt, task: str, *material: str, kind: type[_R], **fields: dict[str, Any]) -> _R:
         system = prompt.system(policy=self.court.policy.text)

@@ -38,7 +38,7 @@ from eval.runs.run import prepare_library, run
 from eval.runs.spec import JudgingSpec
 from eval.session.directory import CALLS, SessionFolder, SessionManifest, circumstances
 from eval.session.engine import Progress
-from eval.solvers.comparator import Comparator
+from eval.solvers.comparator import EQUAL, Comparator
 from retrieval.open import load_encoder_for
 from serving.models.connect import pictures_per_prompt
 from serving.settings import ModelSettings, RoleSettings, Settings
@@ -137,6 +137,22 @@ ARMS: Mapping[str, Arm] = {
             comparator=Comparator.SAMPLES,
         ),
         _arm("mars", "four calls: description, evidence for, evidence against, conclusion", comparator=Comparator.MARS),
+        _arm(
+            "self-correct",
+            "one model that looks its own answer over, with the tokens of the full trial; run where it is named",
+            comparator=Comparator.CORRECTED,
+        ),
+        _arm(
+            "paraphrase",
+            "three calls: a malign reading, a benign one, conclusion; run where it is named",
+            comparator=Comparator.PARAPHRASE,
+        ),
+        _arm("role-switch", "each side first asks for the other side; run where it is named", stance_at="switch"),
+        _arm(
+            "progressive-retrieval",
+            "each question also fetches a precedent, told with the answer; run where it is named",
+            Control.FETCHING,
+        ),
         _arm("other-seed", "models draw their replies with another seed; run where it is named", Control.RESEEDED),
         _arm(
             "defender-first", "the Judge hears the defender first; run where it is named", judge_order="defender first"
@@ -151,7 +167,9 @@ UNCHANGING = ("other-seed", "defender-first", "reversed-precedents", *ALTERATION
 """Arms that should change no verdict."""
 _WITHOUT_MODELS = frozenset({FULL_ARM, "random-precedents", "shuffled-labels", "with-leaks", *ALTERATIONS})
 """Arms that make a difference in a procedure without model calls."""
-_ONLY_NAMED = frozenset({"translate", "with-leaks", *UNCHANGING})
+FROM_THE_FIELD = ("self-correct", "paraphrase", "role-switch", "progressive-retrieval")
+"""Arms after other publications."""
+_ONLY_NAMED = frozenset({"translate", "with-leaks", *FROM_THE_FIELD, *UNCHANGING})
 """Arms that run only if they are named."""
 _LIBRARIES: Mapping[str, str] = {Control.SHUFFLED: f"{LIBRARY}-shuffled", Control.LEAKS: f"{LIBRARY}-with-leaks"}
 """Folders of the libraries of controls that need their own."""
@@ -350,7 +368,7 @@ async def _run_arms(study: Study, arms: list[tuple[Arm, Settings, str]], progres
                 comparator=arm.comparator,
                 vllm=None,
             )
-            if arm.comparator == Comparator.SAMPLES:
+            if arm.comparator in EQUAL:
                 # The full trials are finished by now, as the arms were sorted; their tokens are the budget.
                 plan = replace(plan, budgets=_tokens_spent(done[study.arms[0].name]))
             done[arm.name] = await run(plan, progress)
@@ -463,10 +481,10 @@ def calls_of_arm(arm: str, settings: TrialSettings) -> tuple[int, int]:
     examined = tuple(2 * 3 * rounds for rounds in (settings.rounds_min, settings.rounds_max))
     fewest, most = (1 + calls + judge for calls in examined)
     match arm:
-        case "full" | "equal-compute":
+        case "full" | "equal-compute" | "self-correct":
             # Equal compute spends as many tokens as full; a sample is about as long as the mean call of a trial.
             return fewest, most
-        case "post-stance":
+        case "post-stance" | "role-switch" | "progressive-retrieval":
             # Everything but the description, which is shared with full.
             return examined[0] + judge, examined[1] + judge
         case "no-captioner":
@@ -474,6 +492,8 @@ def calls_of_arm(arm: str, settings: TrialSettings) -> tuple[int, int]:
             return 2 + judge, 2 + judge
         case "plain-judge":
             return 1, 1
+        case "paraphrase":
+            return 3, 3
         case "mars":
             # Description, evidence for, evidence against, conclusion.
             return 4, 4

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import json
 import random
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
@@ -109,10 +110,14 @@ def make(
     test: int,
     seed: int = 0,
     plant: Sequence[Plant] = (),
+    near: bool = False,
     size: tuple[int, int] = SIZE,
     progress: Callable[[int, int], None] = lambda *_: None,
 ) -> Made:
     """Writes a benchmark: the same files for the same arguments.
+
+    Args:
+        near: True if each family of test has two in train with its scene and groups; ``train`` is then twice ``test``.
 
     Raises:
         BadRequest: The directory is not empty, or more memes are requested than can be made.
@@ -128,7 +133,13 @@ def make(
     dataset = find_card(f"synthetic-{layout}")
     # Includes the layout, so that the two benchmarks of one seed do not contain the same memes.
     rng = random.Random(f"{layout} {seed}")
-    families = _families(rng)
+    subjects: list[tuple[str, str, str]] = []
+    if near:
+        tested = [(*rng.sample(list(GROUPS), 2), rng.choice(SCENES)) for _ in range(-(-test // 4))]
+        # In either order: of a family's four memes, three are about the first group.
+        subjects = [pair for here, there, scene in tested for pair in ((here, there, scene), (there, here, scene))]
+        subjects += tested
+    families = _families(rng, subjects)
     memes: list[SyntheticMeme] = []
     for role, count in zip((SplitRole.TRAIN, SplitRole.VALIDATION, SplitRole.TEST), wanted, strict=True):
         (split,) = dataset.of_role(role)
@@ -171,12 +182,16 @@ def read_key(root: Path) -> tuple[SyntheticMeme, ...]:
     return tuple(SyntheticMeme(**{**record, "level": Level(record["level"])}) for record in map(json.loads, lines))
 
 
-def _families(rng: random.Random) -> Iterator[SyntheticMeme]:
-    """Yields memes, the four of a family one after the other; no text occurs in two families."""
+def _families(rng: random.Random, subjects: Sequence[tuple[str, str, str]]) -> Iterator[SyntheticMeme]:
+    """Yields memes, the four of a family one after the other; no text occurs in two families.
+
+    The first families have these groups and scenes.
+    """
+    known = deque(subjects)
     taken: set[tuple[str, str, str]] = set()
     number = 0
     while True:
-        here, there = rng.sample(list(GROUPS), 2)
+        here, there = known[0][:2] if known else rng.sample(list(GROUPS), 2)
         bad, kind = rng.choice(BAD), rng.choice(KIND)
         opener, time = rng.choice(OPENERS), rng.choice(TIMES)
         # Either text would then belong to two families.
@@ -184,7 +199,8 @@ def _families(rng: random.Random) -> Iterator[SyntheticMeme]:
             continue
         taken |= {(opener, bad, time), (opener, kind, time)}
         number += 1
-        scene, seed = rng.choice(SCENES), rng.randrange(1_000_000)
+        scene = known.popleft()[2] if known else rng.choice(SCENES)
+        seed = rng.randrange(1_000_000)
         # Bad words next to their own group's badge and next to another, kind words next to the former: neither words
         # nor badge decide alone.
         for group, saying, badge in ((here, bad, here), (here, bad, there), (there, bad, there), (here, kind, here)):

@@ -92,6 +92,14 @@ _FOR_HARM, _AGAINST_HARM = (
 _WITNESS = "as the witness answered"
 _SIGHT = "What badge is shown in the middle of the picture?"
 _LATE = "which nobody knew to ask"
+_ON_FILE = "as a case on file shows"
+_FILED = "On file:"  # begins a precedent that a question fetched (eval.solvers.progressive)
+_AIDS: Mapping[str, str] = {
+    "reviewed": "Your earlier answer",
+    "readings": "Its malign reading:",
+    "fetched": _ON_FILE,
+}
+"""Words of the Judge's input that show an aid, by the ability that says what the aid is worth."""
 _USUAL = Ability()
 _LETTERS = f"{string.ascii_lowercase}{string.digits}"
 
@@ -119,6 +127,8 @@ class JudgeInput:
     """True if most of the precedents shown are labelled by the rule; False without any."""
     late: bool = False
     """True if the sides asked before they knew their stance."""
+    aids: frozenset[str] = frozenset()
+    """Further aids, of :data:`_AIDS`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +153,7 @@ def judge(shown: JudgeInput, ability: Ability) -> Opinion:
     if claim is None:
         return Opinion(Level.SOMEWHAT_HARMFUL, False, 0.5)
     helped = ability.description * shown.described + ability.precedents * shown.follow
+    helped += sum(getattr(ability, aid) for aid in shown.aids)
     helped += {Help.NONE: 0.0, Help.DESCRIPTION: ability.arguments, Help.ANSWERS: ability.answers}[shown.argued]
 
     def chance(what: str) -> float:
@@ -194,7 +205,7 @@ def expected(
             badge=badge,
             described=described,
             argued=argued,
-            follow=_follow(precedents),
+            follow=_follow(precedents, text if ability.near else ""),
             late=advocates and badge is not None and captioner and not stance_from_start,
         ),
         ability,
@@ -221,13 +232,15 @@ def _names_badge(badge: str, ability: Ability) -> bool:
     return list(GROUPS).index(badge) < ability.groups_told
 
 
-def _follow(precedents: Iterable[tuple[str, str | None, bool]]) -> bool:
-    """Returns True if most precedents are labelled by the rule, as far as they show it."""
+def _follow(precedents: Iterable[tuple[str, str | None, bool]], near: str) -> bool:
+    """Returns True if most precedents are labelled by the rule, as far as they show it, and near to a text if given."""
     by_rule = []
+    wanted = claim_of(near)
     for text, badge, harmful in precedents:
         claim = claim_of(text)
         ruled = claim is not None and claim.bad and (badge is None or claim.group == badge)
-        by_rule.append(claim is not None and ruled == harmful)
+        about = claim is not None and (wanted is None or wanted.group in (claim.group, badge))
+        by_rule.append(about and ruled == harmful)
     # More than half: a tie does not help.
     return 2 * sum(by_rule) > len(by_rule)
 
@@ -261,7 +274,7 @@ class Oracle:
         if "evidence" in wanted:
             return {"evidence": f"The words stand beside what is shown. {self._sight(parts)}"}
         if "label" in wanted:
-            harmful = judge(_shown(parts), self.ability).harmful
+            harmful = self._judge(parts).harmful
             why = {"rationale": "Weighed by what is shown."} if "rationale" in wanted else {}
             return {**why, "label": "harmful" if harmful else "not harmful"}
         return None
@@ -271,7 +284,7 @@ class Oracle:
         masses = task_odds(parts, self.ability)
         if masses is not None:
             return masses
-        probability = judge(_shown(parts), self.ability).probability
+        probability = self._judge(parts).probability
         last = next(part for part in reversed(parts) if isinstance(part, str))
         # The court asks twice, with the options in either order.
         first, second = ("A", "B") if "A) harmful" in last else ("B", "A")
@@ -285,9 +298,10 @@ class Oracle:
         return f"In the middle is the badge of {badge}."
 
     def _question(self, system: str, parts: Sequence[str | bytes]) -> str:
-        put = len(_exchanges(parts))
+        put, stance = len(_exchanges(parts)), self.ability.asked_by
         # The one question that yields evidence; without a stance an advocate does not know to ask it.
-        if put == 0 and not _takes(system, "none"):
+        knows = _takes(system, stance) if stance else put == 0 and not _takes(system, "none")
+        if knows and not any(_SIGHT in part for part in parts if isinstance(part, str)):
             return _SIGHT
         return f"What else is there to see in the background, {put + 1}?"
 
@@ -309,7 +323,9 @@ class Oracle:
         rounds = rounds_of(text, known[1] if known else None, side, self.ability, late=late)
         # Four more letters per round until the last but one: the last summary is the first that adds nothing new.
         points = _LETTERS[: 4 * min(len(answers), rounds - 1) + 2]
-        reason = f"{named}, and {sight}{f', {_LATE}' if late else ''}."
+        wanted_group = claim.group if claim else ""
+        filed = any(_FILED in each and wanted_group in each.partition(_FILED)[2] for each in answers)
+        reason = f"{named}, and {sight}{f', {_LATE}' if late else ''}{f', {_ON_FILE}' if filed else ''}."
         if "summary" in wanted:
             return {
                 "summary": f"points {points}",
@@ -322,8 +338,11 @@ class Oracle:
             "because": f"{reason} Points {points} {points}.",
         }
 
+    def _judge(self, parts: Sequence[str | bytes]) -> Opinion:
+        return judge(_shown(parts, self.ability.near), self.ability)
+
     def _ruling(self, parts: Sequence[str | bytes], wanted: Mapping[str, Any]) -> dict[str, Any]:
-        opinion = judge(_shown(parts), self.ability)
+        opinion = self._judge(parts)
         why = "The badge was made out." if opinion.recognised else "The badge was not made out: the text alone counts."
         found = {"category": "nationality", "clause": "4", "target": "community"} if opinion.harmful else {}
         named = {name: _among(wanted[name]["enum"], found.get(name)) for name in ("category", "clause", "target")}
@@ -385,7 +404,7 @@ def _exchanges(parts: Sequence[str | bytes]) -> list[str]:
     return [found[2] for found in _ANSWER.finditer("\n\n".join(part for part in parts if isinstance(part, str)))]
 
 
-def _shown(parts: Sequence[str | bytes]) -> JudgeInput:
+def _shown(parts: Sequence[str | bytes], near: bool) -> JudgeInput:
     """Parses the Judge's input as its prompt lays it out."""
     under, pictures, _ = laid_out(parts, _LAID_OUT)
     precedents = [
@@ -395,16 +414,19 @@ def _shown(parts: Sequence[str | bytes]) -> JudgeInput:
     ]
     badge = pictures.get("Above: the meme that is judged.")
     described = _BADGE.search("".join(under.get("Description of its picture by the witness:", ())))
+    text = "".join(under.get("Text of the meme that is judged:", ()))
+    words = "\n".join(part for part in parts if isinstance(part, str))
     against = "The side that says it is not"
     accuser = under.get("The side that says it is harmful:", [""])[0]
     defender = (under.get(f"{against}:") or under.get(f"{against} harmful:", [""]))[0]
     return JudgeInput(
-        text="".join(under.get("Text of the meme that is judged:", ())),
+        text=text,
         badge=badge,
         described=badge is not None and described is not None and described[1] == badge,
         argued=_argued(accuser, defender, badge),
-        follow=_follow(precedents),
+        follow=_follow(precedents, text if near else ""),
         late=_LATE in accuser and _LATE in defender,
+        aids=frozenset(aid for aid, mark in _AIDS.items() if mark in words),
     )
 
 

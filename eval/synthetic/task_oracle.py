@@ -44,6 +44,16 @@ class Ability:
     """Share of the memes with an unrecognised badge that it judges correctly; None if it goes by the words alone."""
     lead: int = 0
     """Rounds by which the side that is right rests sooner, and by which late sides rest later."""
+    near: bool = False
+    """True if precedents help only where most of them name or show the group that the meme names."""
+    asked_by: str = ""
+    """Stance in which alone a side asks for the badge; empty for any."""
+    reviewed: float = 0.0
+    """Additional share when it looks over an earlier answer of its own."""
+    readings: float = 0.0
+    """Additional share with a malign and a benign reading of the meme."""
+    fetched: float = 0.0
+    """Additional share with arguments that rest on a near precedent that a question fetched."""
     late: float = 0.0
     """Share of memes that it judges wrongly if the sides asked before they knew their stance."""
 

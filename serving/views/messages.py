@@ -44,7 +44,7 @@ from court.expert.replies import MOST_NEXT, MOST_QUERIES
 from court.expert.witness import asks_for_claims
 from court.flips import request_without
 from court.guard import GuardAdapter, guard_messages
-from court.messages import AdvocateBrief, Exchange, JudgeBrief, Messages, messages_digest
+from court.messages import AdvocateBrief, Exchange, JudgeBrief, Messages, messages_digest, stance_of
 from court.precedents import Precedent
 from court.prompts import Fence
 from court.prompts.sets import with_digest
@@ -214,7 +214,7 @@ class _RecordedSoFar:
 
     def argue(self, task: str, side: Side, rounds: int) -> Messages[PictureShown]:
         """Rebuilds the messages to a side after a number of rounds."""
-        stanced = task == "summarise" or self.settings.stance_at == "start"
+        stance = str(side).lower() if task == "summarise" else stance_of(side, rounds, self.settings)
         history = [
             Exchange(self._one(QuestionAsked, side, number).question, self._one(AnswerGiven, side, number).answer)
             for number in range(1, rounds + 1)
@@ -230,7 +230,7 @@ class _RecordedSoFar:
             language=self._case.language,
         )
         make = brief.ask if task == "ask" else brief.summarise
-        return make(str(side).lower() if stanced else "none", history, self.settings.reply_chars)
+        return make(stance, history, self.settings.reply_chars)
 
     def _precedents_for(self, side: Side) -> tuple[Precedent, ...]:
         cited = self._record.precedents

@@ -260,6 +260,18 @@ def test_repaired_check_leaves_no_trace_but_the_fault():
     assert faults[0] == "it argues for the other side; argue for your own" and not any(faults[1:])
 
 
+def test_switched_role_is_checked_and_no_mistrial():
+    record = try_meme(Cast(**CHANGED), settings=TrialSettings(stance_at="switch"))
+    assert Check.SIDE_CHANGED in failed_in(record) and not record.last(TrialChecked).mistrial
+    in_review, in_signals = reasons(record)
+    assert Check.MISTRIAL not in in_review and Check.SIDE_CHANGED in in_signals
+    # Only what was to be expected is excused.
+    copied = try_meme(
+        Cast(**SIDES, judge={**RULING, "rationale": SOUND[0][1]}), settings=TrialSettings(stance_at="switch")
+    )
+    assert copied.last(TrialChecked).mistrial
+
+
 def test_as_published_records_checks_and_declares_no_mistrial():
     cast = Cast(**CHANGED, describe=lambda request: "" if request.call_id.attempt == 1 else {"description": "A bus."})
     record = try_meme(cast, settings=TrialSettings(mistrials=False))

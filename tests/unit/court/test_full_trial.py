@@ -308,6 +308,20 @@ def test_stance_at_the_summary_gives_both_sides_the_same_questioning_prompt():
     assert systems["accuser", "summarise"] != systems["defender", "summarise"]
 
 
+def test_switched_sides_ask_for_the_other_at_first_and_sum_up_for_their_own():
+    cast = Cast(rounds=4)
+    try_meme(cast, settings=TrialSettings(stance_at="switch", rounds_min=4))
+    systems = {
+        (role, task_of(request), request.call_id.round): request.system
+        for role in ("accuser", "defender")
+        for request in cast.requests(role)
+    }
+    for own, other in (("accuser", "defender"), ("defender", "accuser")):
+        prompts = [systems[own, "ask", number] for number in (1, 2, 3, 4)]
+        assert prompts[0] == prompts[1] == systems[other, "ask", 3] != prompts[2] == prompts[3]
+        assert systems[own, "summarise", 1] == systems[own, "summarise", 4] == prompts[3]
+
+
 # Thoughts of reasoning models
 
 

@@ -77,6 +77,7 @@ NONE_SHOWN = {"precedents", "dull_judge", "exhibits_shown"}
     [
         {},
         {"stance_at": "summary"},
+        {"stance_at": "switch"},
         {"query": "text and summaries"},
         {"swap_sides": True, "score": False},
         {"captioner": False},

@@ -170,7 +170,10 @@ def test_calls_are_estimated_from_the_shortest_and_longest_examination():
     assert calls_of_arm("full", settings) == (1 + 2 * 2 * 3 + 1, 1 + 2 * 10 * 3 + 1)
     assert calls_of_arm("full", TrialSettings()) == (16, 64)
     assert calls_of_arm("no-precedents", settings) == calls_of_arm("dull-judge", settings) == (1, 1)
-    assert calls_of_arm("mars", settings) == (4, 4)
+    assert calls_of_arm("mars", settings) == (4, 4) and calls_of_arm("paraphrase", settings) == (3, 3)
+    assert calls_of_arm("self-correct", settings) == calls_of_arm("full", settings)
+    switched = calls_of_arm("role-switch", settings)
+    assert switched == calls_of_arm("progressive-retrieval", settings) == calls_of_arm("post-stance", settings)
 
 
 def test_stage_uses_its_named_server_and_is_refused_without_one():

@@ -24,7 +24,7 @@ from eval.runs.plan import parse_setting
 from eval.runs.results import RunManifest, read_results
 from eval.runs.run import run
 from eval.session.engine import Progress
-from eval.studies.arms import ARMS, UNCHANGING, Arm, ModelOf, Study, arms_named, run_study, settings_of
+from eval.studies.arms import ARMS, FROM_THE_FIELD, UNCHANGING, Arm, ModelOf, Study, arms_named, run_study, settings_of
 from eval.synthetic.make import Layout, Plant, make
 from retrieval.build import build_library
 from retrieval.library.library import Library
@@ -193,7 +193,7 @@ def test_command_lists_arms_without_a_data_set() -> None:
 
 def test_arms_are_selected_by_name_model_and_procedure() -> None:
     # Translation and leaks are only on request.
-    usual = [name for name in ARMS if name not in ("translate", "with-leaks", *UNCHANGING)]
+    usual = [name for name in ARMS if name not in ("translate", "with-leaks", *FROM_THE_FIELD, *UNCHANGING)]
     assert [arm.name for arm in arms_named((), (), Procedure.FULL)] == usual
     assert [arm.name for arm in arms_named(("with-leaks",), (), Procedure.SUMMARY)] == ["full", "with-leaks"]
     assert [a.name for a in arms_named((), (), Procedure.SUMMARY)] == ["full", "random-precedents", "shuffled-labels"]

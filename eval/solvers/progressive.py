@@ -1,0 +1,80 @@
+"""Progressive retrieval: a side's question also fetches a precedent, which is added to the witness's answer.
+
+The search is by the meme's text and the question. It stands outside the store of calls, so that arms without it share
+the witness's own replies.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import cast
+
+from court.ports import ChatModel, ChatReply, ChatRequest, Odds, PrecedentFinder, ReplicatedModel
+from court.replies import UnusableReply, parse_answer
+from court.roles import RoleModel
+from court.verdict import Label
+
+_FENCED = re.compile(r"\[begin (\w+)\]\n(.*?)\n\[end \1\]", re.DOTALL)
+_CHARS = 300
+"""Characters of a precedent's text that are told, at most: an answer is short too."""
+
+
+def fetching(proposer: RoleModel, finder: PrecedentFinder, text: str) -> RoleModel:
+    """Returns the Proposer's model for the trial of a meme with this text, whose answers come with precedents."""
+    if proposer.servers is None:
+        return replace(proposer, model=FetchingModel(proposer.model, finder, text))
+    servers = FetchingModel(proposer.servers, finder, text)
+    return replace(proposer, model=servers, servers=servers)
+
+
+@dataclass(frozen=True, slots=True)
+class FetchingModel:
+    """A :class:`~court.ports.ReplicatedModel` whose answers come with precedents."""
+
+    inner: ChatModel
+    finder: PrecedentFinder
+    text: str
+
+    @property
+    def name(self) -> str:
+        """Name of the model."""
+        return self.inner.name
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Addresses of the servers, without keys."""
+        return cast(ReplicatedModel, self.inner).urls
+
+    def pinned(self, key: str) -> FetchingModel:
+        """See :meth:`court.ports.ReplicatedModel.pinned`."""
+        return replace(self, inner=cast(ReplicatedModel, self.inner).pinned(key))
+
+    def room(self) -> bool:
+        """True if the current server would start one more call at once."""
+        return cast(ReplicatedModel, self.inner).room()
+
+    async def odds(self, request: ChatRequest, options: Sequence[str], *, within_s: float) -> Odds | None:
+        """See :meth:`court.ports.ChatModel.odds`."""
+        return await self.inner.odds(request, options, within_s=within_s)
+
+    async def reply(self, request: ChatRequest, *, within_s: float) -> ChatReply:
+        """Returns the model's reply; an answer with the precedent that its question fetches."""
+        reply = await self.inner.reply(request, within_s=within_s)
+        question = _FENCED.search("".join(part for part in request.parts if isinstance(part, str)))
+        if request.call_id is None or request.call_id.task != "answer" or question is None:
+            return reply
+        try:
+            answer = parse_answer(reply.text)
+        # The court asks again for it, as for any reply that can't be read.
+        except UnusableReply:
+            return reply
+        found = await self.finder.find(
+            text=f"{self.text}\n{question[2]}", frames=(), pixels_sha256="", exhibits=1, tally=1, alpha=None
+        )
+        for precedent in found.exhibits:
+            label = "harmful" if precedent.label is Label.HARMFUL else "not harmful"
+            answer += f' On file: a meme with the words "{precedent.text[:_CHARS]}" was found {label}.'
+        return replace(reply, text=json.dumps({"answer": answer}))
