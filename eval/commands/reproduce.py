@@ -108,7 +108,7 @@ def memecourt(**options: Any) -> None:
     with ExitStack() as stack:
         if options["data"] is None:
             data: Path = options["out"] / "data"
-            draw_benchmarks(data, train=24, test=56)
+            draw_benchmarks(data, test=56)
             options |= {"data": data, "encoder": options["encoder"] or "builtin"}
             # With --dry-run, too: the plan says which sizes there are servers for.
             options["urls"] = [f"{size}={url}" for size, url in stack.enter_context(stand_ins()).items()]

@@ -67,17 +67,17 @@ def stand_ins() -> contextlib.AbstractContextManager[dict[str, str]]:
 
 
 _PLANTED = Ability(
-    harmful=1.0, benign=1.0, groups_told=3, unseen=0.3, lead=2, late=0.8,
+    harmful=1.0, benign=1.0, groups_told=3, unseen=0.1, lead=2, late=0.8, near=True,
 )  # fmt: skip
 ABILITIES: Mapping[str, Ability] = {
     "3b": replace(_PLANTED, eyes=0.0, description=0.05, arguments=0.1, answers=0.15, precedents=0.1),
     "7b": replace(_PLANTED, eyes=0.05, description=0.1, arguments=0.2, answers=0.4, precedents=0.15),
-    "32b": replace(_PLANTED, eyes=0.05, description=0.1, arguments=0.35, answers=0.7, precedents=0.2),
+    "32b": replace(_PLANTED, eyes=0.05, description=0.1, arguments=0.2, answers=0.6, precedents=0.35),
 }
 """Abilities of the fake models that stand in for the paper's: what the paper claims is true of them by construction.
 
-A description leaves out half of the badges, which questions bring out; precedents help; the side that is right rests
-sooner; a stance that comes late misleads; a larger model sees more.
+A description leaves out half of the badges, which questions bring out; near precedents help; the side that is right
+rests sooner; a stance that comes late misleads; a larger model sees more.
 """
 _ALTERED: Mapping[str, dict[str, Any]] = {
     "full": {},
@@ -120,7 +120,7 @@ def _expected(benchmark: Benchmark, row: Target) -> tuple[list[bool], list[bool]
     gold, predicted = [], []
     for meme in benchmark.judged():
         drawn = key[meme.id]
-        # All precedents are labelled by the rule, so that one is as good as any: here the meme itself.
+        # All precedents are labelled by the rule, and those that are found are near: here the meme itself.
         shown = () if row.arm == "no-precedents" else ((drawn.text, drawn.badge, drawn.harmful),)
         opinion = expected(drawn.text, drawn.badge, ABILITIES[row.size], precedents=shown, **_ALTERED[row.arm])
         gold.append(drawn.harmful)
@@ -128,7 +128,7 @@ def _expected(benchmark: Benchmark, row: Target) -> tuple[list[bool], list[bool]
     return gold, predicted
 
 
-def draw_benchmarks(data: Path, *, train: int, test: int, seed: int = 1, size: tuple[int, int] = SIZE) -> None:
+def draw_benchmarks(data: Path, *, test: int, seed: int = 1, size: tuple[int, int] = SIZE) -> None:
     """Draws three benchmarks in place of the paper's, in a folder each, unless they exist.
 
     Raises BadRequest: A directory is not empty and has no synthetic benchmark.
@@ -137,6 +137,6 @@ def draw_benchmarks(data: Path, *, train: int, test: int, seed: int = 1, size: t
     for number, (name, layout) in enumerate(layouts.items()):
         if not (data / name / KEY).exists():
             # Claims are tested on the first alone.
-            judged = test if number == 0 else test // 4
+            judged = test if number == 0 else test // 16 * 4
             # A seed for each: two data sets with the same layout would otherwise have the same memes.
-            make(data / name, layout, train=train, val=0, test=judged, seed=seed + number, size=size)
+            make(data / name, layout, train=2 * judged, val=0, test=judged, seed=seed + number, near=True, size=size)

@@ -17,17 +17,16 @@ from eval.runs.results import RunFolder, read_results
 from eval.synthetic.make import read_key
 from eval.synthetic.oracle import expected, rounds_of
 from tests.support.golden import check_figures
+from tests.support.sizes import FULL
 
-TRAIN, TEST = 24, 56
-RULED = (("people from Blueland never wash a cup", None, True),)
-"""A precedent labelled by the hidden rule, as are all that a trial may be shown."""
+TEST = 200 if FULL else 56
 ALTERED = {
-    "full": {"precedents": RULED},
+    "full": {},
     "no-precedents": {},
-    "no-advocates": {"precedents": RULED, "advocates": False},
-    "no-captioner": {"precedents": RULED, "captioner": False},
+    "no-advocates": {"advocates": False},
+    "no-captioner": {"captioner": False},
     "dull-judge": {"dull": True},
-    "post-stance": {"precedents": RULED, "stance_from_start": False},
+    "post-stance": {"stance_from_start": False},
 }
 ROWS = {
     "T1.hc": ("32b", "harm-c", "full"),
@@ -63,7 +62,7 @@ def reproduced(tmp_path_factory):
     # On a busy machine, all runs of the paper take longer than the limit after which a test counts as hung.
     faulthandler.cancel_dump_traceback_later()
     root = tmp_path_factory.mktemp("reproduced")
-    draw_benchmarks(root / "data", train=TRAIN, test=TEST, size=(320, 240))
+    draw_benchmarks(root / "data", test=TEST, size=(320, 240))
     with pytest.MonkeyPatch.context() as patched, stand_ins() as urls:
         patched.setenv("MEMECOURT_HOME", str(root / "home"))
         # No speculative calls: servers and command share the processors here, and superfluous calls enter no figure.
@@ -90,10 +89,13 @@ def rates(pairs):
 
 
 def oracle_labels(root, size, bench, arm):
-    ability = ABILITIES[size]
-    return [
-        (meme.harmful, expected(meme.text, meme.badge, ability, **ALTERED[arm]).harmful) for meme in judged(root, bench)
-    ]
+    labels = []
+    for meme in judged(root, bench):
+        # The precedents that are found are near and labelled by the rule, as the meme itself would be.
+        shown = [] if arm == "no-precedents" else [(meme.text, meme.badge, meme.harmful)]
+        opinion = expected(meme.text, meme.badge, ABILITIES[size], precedents=shown, **ALTERED[arm])
+        labels.append((meme.harmful, opinion.harmful))
+    return labels
 
 
 def test_every_row_matches_the_oracle_to_the_last_digit(reproduced):
@@ -136,14 +138,14 @@ def test_controls_and_comparators_are_reported_beside_the_published_rows(reprodu
     assert (ours["plain-judge"]["calls"], ours["mars"]["calls"]) == (1, 4)
     dull = rates(oracle_labels(root, "32b", "harm-c", "dull-judge"))[0]
     assert ours["plain-judge"]["ours"]["accuracy"]["value"] == pytest.approx(dull)
-    # No leak was planted in these splits, and to the oracle one precedent is as good as any.
+    # Precedents that are too near name the group of the meme, as those do that are near.
     assert output["leaks"]["figure"]["value"] == 0 and "Worth of leaks" in (root / "study/reproduction.md").read_text()
 
 
 def test_claims_and_figures_are_filled(reproduced, request):
     root, _, output = reproduced
     claims = {claim["id"]: claim for claim in output["claims"]}
-    assert list(claims) == [f"C{number}" for number in range(1, 8)]
+    assert list(claims) == [*(f"C{number}" for number in range(1, 8)), "N1"]
     assert {id_ for id_, claim in claims.items() if claim["verdict"] == "not tested"} == {"C7"}
     assert {claim["verdict"] for id_, claim in claims.items() if id_ != "C7"} == {"holds"}
     for figure in output["figure_5"]["harm-c"]:
@@ -168,14 +170,19 @@ def test_claims_and_figures_are_filled(reproduced, request):
 
 
 MUTATIONS = {
-    "swapped-sides": {"C1"},
-    "post-stance": {"C1", "C4", "C5"},
-    "no-captioner": {"C1", "C5", "C6"},
-    "no-advocates": {"C1", "C5", "C6"},
+    "swapped-sides": {"C1", "N1"},
+    "random-precedents": {"C1", "N1"},
+    "post-stance": {"C1", "C4", "C5", "N1"},
+    "no-captioner": {"C1", "C5", "C6", "N1"},
+    "no-advocates": {"C1", "C5", "C6", "N1"},
 }
-"""Claims that no longer hold if the full court has this fault; without examination there are no rounds to compare."""
+"""Claims that no longer hold if the full court has this fault; without examination there are no rounds to compare.
+
+A Judge that hears no advocates is deaf. Each fault costs more than precedents that are not near.
+"""
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("fault", MUTATIONS)
 def test_a_fault_of_the_court_fails_exactly_its_claims(reproduced, fault):
     root, _, _ = reproduced
@@ -186,7 +193,15 @@ def test_a_fault_of_the_court_fails_exactly_its_claims(reproduced, fault):
     sizes = {size: read_results(study / size / "harm-c" / "full") for size in paper.sizes}
     judged = JudgedArms(arms | {"full": arms[fault]}, sizes, paper.benchmarks[0].protocol)
     failing = {claim.id for claim in claims_of(judged, paper.claims) if claim.verdict is not ClaimVerdict.HOLDS}
-    assert failing - {"C7"} == MUTATIONS[fault]
+    # A few precedents that are drawn happen to be near. Whether these help enough to be better than none is chance.
+    varies = {"C1", "C7"} if fault == "random-precedents" else {"C7"}
+    assert failing - varies == MUTATIONS[fault] - varies
+
+
+@pytest.mark.full
+def test_every_claim_holds_without_a_fault(reproduced):
+    _, _, output = reproduced
+    assert {claim["id"] for claim in output["claims"] if claim["verdict"] != "holds"} == {"C7"}
 
 
 def test_finished_reproduction_needs_no_model_server(reproduced):

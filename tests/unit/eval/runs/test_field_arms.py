@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from court.ports import ChatRequest
-from eval.datasets.protocol import Protocol
+from eval.datasets.items import Protocol
 from eval.runs.results import read_results
 from eval.scores.compare import compare
 from eval.session.engine import Progress
