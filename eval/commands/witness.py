@@ -107,6 +107,8 @@ def witness(context: click.Context, /, **options: Any) -> None:
 
 def _refuse_contradictions(options: dict[str, Any]) -> None:
     """Raises click.UsageError where options do not go together."""
+    if "fire" in options["arms"] and not {"all", "witness"} & set(options["arms"]):
+        raise click.UsageError("--arm fire makes as many calls as the witness: add --arm witness.")
     if options["drawn"]:
         named = [
             f"--{name.replace('_', '-')}"

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
+from functools import partial
 from typing import Any, Literal, cast, get_args
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from court import replies
 from court.errors import CourtError, Unavailable
 from court.events import AnyEvent, CheckableClaim, ClaimSettled, ClaimsFound, Role
-from court.expert.documents import hits_of, readable
+from court.expert.documents import hits_of, readable, text_sha256
 from court.expert.findings import ClaimRecord, document_of, passage_of
 from court.expert.messages import ClaimBrief, document_text, quoted_source
 from court.expert.replies import parse_classification, parse_queries, stands_in
@@ -60,6 +61,8 @@ class Arm(StrEnum):
     """One query, its first results, one finding."""
     CLOSED_BOOK = "closed-book"
     """No documents at all: what the model remembers."""
+    FIRE = "fire"
+    """After FIRE: an answer or the next query, by snippets alone, and a final check. At most the witness's calls."""
 
 
 SOURCE_AWAY = frozenset({"EVIDENCE_UNAVAILABLE", "EVIDENCE_TOO_SLOW", "EVIDENCE_REFUSED"})
@@ -262,8 +265,8 @@ class WitnessSolver:
     mark: Callable[[str], str]
     """Function that returns the fence mark of a claim, always the same for the same claim."""
 
-    async def solve(self, claim: GoldClaim, arm: Arm) -> CheckedClaim:
-        """Checks a claim in an arm.
+    async def solve(self, claim: GoldClaim, arm: Arm, calls: int = 0) -> CheckedClaim:
+        """Checks a claim in an arm, where it is :attr:`Arm.FIRE` with at most that many calls.
 
         Raises:
             Later: The model or the source is unavailable.
@@ -279,6 +282,8 @@ class WitnessSolver:
             # arm's model intercepts.
             elif arm is Arm.ONE_SHOT:
                 found = await watched._one_shot(claim, speaker)
+            elif arm is Arm.FIRE:
+                found = await watched._fire(claim, speaker, calls)
             else:
                 found = await watched._witness(claim, arm, speaker)
             # Only to match published figures: the witness of trials may abstain, so an evaluation that forces an
@@ -352,26 +357,29 @@ class WitnessSolver:
                 documents.append(readable(await self.source.read(hit.id, within_s=_CALLS_S), hit))
             except CourtError as error:
                 failure = error.reason
-        read = {document.id: document for document in documents}
-        if not documents:
-            # Unreadable documents are a failure, not a lack of evidence.
-            label = None if failure else ClaimLabel.NOT_ENOUGH
-            return _Found(label, because=ClaimBasis.QUERIES_USED, failure=failure, searches=1)
-        texts = [document.text for document in documents]
-        messages = replace(brief, evidence=tuple(documents)).classify()
-        found = (
-            await speaker.say(Role.EXPERT, messages, lambda text, last: parse_classification(text, texts, last=last))
-        ).value
-        evidence = tuple(passage_of(documents[index], quote) for index, quote in found.quotes)
-        return _Found(
-            found.label,
-            because=ClaimBasis.QUERIES_USED,
-            documents=len(documents),
-            searches=1,
-            evidence=evidence,
-            dropped=found.dropped,
-            read=read,
-        )
+        # Unreadable documents are a failure, not a lack of evidence.
+        failed = _Found(None, because=ClaimBasis.QUERIES_USED, failure=failure, searches=1)
+        return failed if failure and not documents else await _by_documents(claim, speaker, documents, searches=1)
+
+    async def _fire(self, claim: GoldClaim, speaker: Speaker, calls: int) -> _Found:
+        assert self.source is not None, "this arm searches"
+        prompt, snippets, searches = load(PROMPTS, "claim_label"), dict[str, EvidenceDocument](), 0
+        agent = Agent(prompt, "fire", partial(replies.parse, _FireStep), replies.object_schema(_STEP))
+        # The last call is the final check.
+        for _ in range(max(1, calls - 1)):
+            shown = [prompt.task("claim", claim=speaker.fence.around(claim.text)), *_shown(speaker, snippets.values())]
+            step = (await agent.ask(speaker, [*shown, prompt.task("fire")], Role.EXPERT)).value
+            if step.label != "not yet" or not step.query:
+                break
+            searches += 1
+            for hit in hits_of(
+                await self.source.search(step.query, most=self.settings.expert_results, within_s=_CALLS_S)
+            ):
+                snippet = EvidenceDocument(
+                    hit.id, hit.title, hit.source, hit.date, hit.snippet, text_sha256(hit.snippet)
+                )
+                snippets[hit.id] = readable(snippet, hit)
+        return await _by_documents(claim, speaker, list(snippets.values()), searches)
 
     async def _cited(self, claim: GoldClaim, found: _Found) -> tuple[CitedPassage, ...]:
         cited = []
@@ -433,17 +441,46 @@ class _Found:
     read: Mapping[str, EvidenceDocument] = field(default_factory=dict)
 
 
+async def _by_documents(
+    claim: GoldClaim, speaker: Speaker, documents: Sequence[EvidenceDocument], searches: int
+) -> _Found:
+    """Finds by documents in one call; without any they are not enough."""
+    basis = ClaimBasis.QUERIES_USED
+    if not documents:
+        return _Found(ClaimLabel.NOT_ENOUGH, because=basis, searches=searches)
+    brief = ClaimBrief(fence=speaker.fence, claim=claim.text, chars=speaker.reply_chars, evidence=tuple(documents))
+    texts = [document.text for document in documents]
+    found = (
+        await speaker.say(
+            Role.EXPERT, brief.classify(), lambda text, last: parse_classification(text, texts, last=last)
+        )
+    ).value
+    return _Found(
+        found.label,
+        because=basis,
+        documents=len(documents),
+        searches=searches,
+        evidence=tuple(passage_of(documents[index], quote) for index, quote in found.quotes),
+        dropped=found.dropped,
+        read={document.id: document for document in documents},
+    )
+
+
+def _shown(speaker: Speaker, documents: Iterable[EvidenceDocument]) -> list[str]:
+    prompt = load(PROMPTS, "claim_label")
+    return [
+        prompt.task("evidence", number=str(number), document=speaker.fence.around(document_text(document)))
+        for number, document in enumerate(documents, 1)
+    ]
+
+
 async def _closed_book(claim: GoldClaim, speaker: Speaker) -> _Found:
     labels = {"true": ClaimLabel.SUPPORTED, "false": ClaimLabel.REFUTED, "unknown": ClaimLabel.NOT_ENOUGH}
     return _Found(labels[await _choose(speaker, claim, "closed_book", name="label", options=tuple(labels))])
 
 
 async def _forced(claim: GoldClaim, speaker: Speaker, read: Mapping[str, EvidenceDocument]) -> bool:
-    prompt = load(PROMPTS, "claim_label")
-    shown = [
-        prompt.task("evidence", number=str(number), document=speaker.fence.around(document_text(document)))
-        for number, document in enumerate(read.values(), 1)
-    ]
+    shown = _shown(speaker, read.values())
     return await _choose(speaker, claim, "forced", name="label", options=("true", "false"), shown=shown) == "true"
 
 
@@ -462,6 +499,17 @@ async def _choose(
     agent = Agent(prompt, task, parse, replies.object_schema({name: {"type": "string", "enum": [*options]}}))
     parts = [prompt.task("claim", claim=speaker.fence.around(claim.text)), *shown, prompt.task(task)]
     return (await agent.ask(speaker, parts, Role.EXPERT)).value
+
+
+class _FireStep(replies.Reply):
+    label: Literal["supported", "refuted", "not yet"]
+    query: str = Field(max_length=300)
+
+
+_STEP: Mapping[str, Any] = {
+    "label": {"type": "string", "enum": ["supported", "refuted", "not yet"]},
+    "query": {"type": "string", "maxLength": 300},
+}
 
 
 class _ChosenLabel(replies.Reply):

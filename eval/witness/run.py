@@ -136,15 +136,19 @@ async def _check_all(plan: WitnessPlan, folder: WitnessFolder, solver: WitnessSo
 
     async def one(item: tuple[Arm, GoldClaim]) -> CheckedClaim:
         arm, claim = item
-        return await solver.solve(claim, arm)
+        calls = results.done[Arm.WITNESS, claim.id].calls if arm is Arm.FIRE else 0
+        return await solver.solve(claim, arm, calls)
 
-    await run_items(
-        todo,
-        one,
-        concurrency=plan.concurrency,
-        store=lambda _, checked: results.add(checked),
-        progress=partial(progress.step, "checked"),
-        before=len(pairs) - len(todo),
-        watch=Watch(plan.concurrency, "checks"),
-    )
+    # Last, because it makes at most as many calls as the witness made about the claim.
+    fire = [item for item in todo if item[0] is Arm.FIRE]
+    for items in ([item for item in todo if item not in fire], fire):
+        await run_items(
+            items,
+            one,
+            concurrency=plan.concurrency,
+            store=lambda _, checked: results.add(checked),
+            progress=partial(progress.step, "checked"),
+            before=len(results.done),
+            watch=Watch(plan.concurrency, "checks"),
+        )
     results.put_in_order(pairs)

@@ -59,6 +59,7 @@ def witness_sections(manifest: WitnessManifest, cards: Sequence[WitnessCard]) ->
             title = f"{name}: {'F1' if field == 'f1' else field}"
             row(title, [figure(getattr(card.labels[place], field)) for card in cards])
     row("coverage", [figure(card.coverage) for card in cards])
+    row("not attempted", [figure(card.not_attempted) for card in cards])
     row("accuracy of answers", [figure(card.decided_accuracy) for card in cards])
     row("abstained, failed", [f"{card.abstained:,}, {card.failed:,}" for card in cards])
     row("abstained on unknown", [figure(card.unknown_abstained) for card in cards])
@@ -116,6 +117,8 @@ class WitnessCard:
     """Number of the ``n`` without a finding because the source or the model failed."""
     coverage: Figure
     """Share of the ``n`` with an answer."""
+    not_attempted: Figure
+    """Share of the ``n`` without one."""
     accuracy: Figure
     """Share of the ``n`` with a correct answer; a missing answer counts as wrong."""
     decided_accuracy: Figure | None
@@ -171,6 +174,7 @@ def _card(
     decided = measure(arrays, ("accuracy",), None, only=arrays.answered, resamples=resamples, seed=seed)
     unknown = [one for one in lines if one.gold is Gold.UNKNOWN]
     support = gold.sum(axis=0).tolist()
+    coverage = known_figure(found["coverage"])
 
     return WitnessCard(
         arm=arm,
@@ -179,7 +183,8 @@ def _card(
         unknown=len(unknown),
         abstained=predicted.count(_ABSTAINED),
         failed=predicted.count(_FAILED),
-        coverage=known_figure(found["coverage"]),
+        coverage=coverage,
+        not_attempted=Figure(1 - coverage.value, 1 - coverage.high, 1 - coverage.low),
         accuracy=known_figure(found["accuracy"]),
         decided_accuracy=decided["accuracy"],
         macro_f1=known_figure(found["macro-f1"]),

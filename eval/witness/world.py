@@ -92,6 +92,8 @@ class WorldReader:
             # Numbers in an order start at 1. The sort is stable, so equally useful results stay as the search ranked
             # them.
             return {"order": sorted(range(1, len(hits) + 1), key=lambda number: -_worth(claim, hits[number - 1]))}
+        if wanted == {"label", "query"}:
+            return self._step(claim, _shown(texts, "Document "))
         if wanted == {"relation"}:
             (passage,) = _shown(texts, "A passage:")
             return {"relation": {True: "supports", False: "refutes", None: "neither"}[_verdict(claim, [passage])]}
@@ -103,6 +105,14 @@ class WorldReader:
         if wanted == {"label", "enough"}:
             return _settled(claim, evidence)
         return _weighed(claim, evidence, _shown(texts, "A new document:")[0], wanted)
+
+    def _step(self, claim: tuple[str, str, str], snippets: list[str]) -> Mapping[str, Any]:
+        settled = _settled(claim, snippets)
+        if settled["enough"]:
+            return {"label": settled["label"], "query": ""}
+        # What further documents of a guide may say is all that it would search for again.
+        queries = _further(claim, snippets) if snippets else [f"{claim[1]} {PROPERTIES[claim[0]].words}"]
+        return {"label": "not yet", "query": "".join(queries)}
 
     def _recall(self, claim: tuple[str, str, str], may_abstain: bool) -> str:
         fact = self._facts.get((claim[0], claim[1]))
@@ -378,7 +388,7 @@ def expected(fact: Fact, arm: Arm, *, remembers: bool) -> ClaimLabel:
         case Situation.STATED:
             return truly
         case Situation.BURIED:
-            return ClaimLabel.NOT_ENOUGH if arm in (Arm.NO_RANK, Arm.ONE_SHOT) else truly
+            return ClaimLabel.NOT_ENOUGH if arm in (Arm.NO_RANK, Arm.ONE_SHOT, Arm.FIRE) else truly
         case Situation.LINKED:
             return ClaimLabel.NOT_ENOUGH if arm in (Arm.NO_SELF_CONTAINED, Arm.NO_SECOND_LOOK) else truly
         case Situation.OUTDATED:

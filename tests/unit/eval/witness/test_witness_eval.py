@@ -40,6 +40,7 @@ from tests.support.golden import check_figures
 from tests.support.paths import TESTS
 
 FACTS = draw_world()
+COUNTS_NOT_ENOUGH = COUNTS[Situation.DISPUTED] + COUNTS[Situation.HALF] + COUNTS[Situation.ABSENT]
 GOLDEN = TESTS / "golden" / "witness.txt"
 
 
@@ -175,6 +176,10 @@ def test_findings_in_the_drawn_world_are_as_expected_in_every_arm(tmp_path, step
     assert witness.decided_accuracy.value == right / (right + outdated)
     assert cards[Arm.NO_RANK].accuracy.value == cards[Arm.ONE_SHOT].accuracy.value
     assert cards[Arm.NO_RANK].against.value == pytest.approx(-COUNTS[Situation.BURIED] / 200)
+    assert cards[Arm.FIRE].against.value == pytest.approx(-COUNTS[Situation.BURIED] / 200)
+    calls = {(check.arm, check.id): check.calls for check in checked}
+    assert all(1 < calls[Arm.FIRE, fact.gold.id] <= calls[Arm.WITNESS, fact.gold.id] for fact in FACTS)
+    assert witness.not_attempted.value == pytest.approx(COUNTS_NOT_ENOUGH / 200)
     assert cards[Arm.NO_SECOND_LOOK].against.value == pytest.approx(-COUNTS[Situation.LINKED] / 200)
     # A passage that names the place by a nickname does not support a finding by itself.
     assert witness.citations.bearing.value == (right + outdated - COUNTS[Situation.LINKED]) / (right + outdated)
@@ -332,6 +337,7 @@ def test_command_checks_the_drawn_world(tmp_path, request):
     ("options", "words"),
     [
         (["--drawn", "--corpus", "c"], "leave --corpus out"),
+        (["--drawn", "--arm", "fire"], "add --arm witness"),
         (["--claims", "c"], "Missing option --model"),
         (["--claims", "c", "--model", "m"], "Name a source of evidence"),
         (["--claims", "c", "--model", "m", "--corpus", "c", "--search-url", "http://x/"], "Name a source"),
