@@ -135,9 +135,10 @@ def make(
     rng = random.Random(f"{layout} {seed}")
     subjects: list[tuple[str, str, str]] = []
     if near:
-        tested = [(*rng.sample(list(GROUPS), 2), rng.choice(SCENES)) for _ in range(-(-test // 4))]
+        pairs = (rng.sample(list(GROUPS), 2) for _ in range(-(-test // 4)))
+        tested = [(here, there, rng.choice(SCENES)) for here, there in pairs]
         # In either order: of a family's four memes, three are about the first group.
-        subjects = [pair for here, there, scene in tested for pair in ((here, there, scene), (there, here, scene))]
+        subjects = [one for here, there, scene in tested for one in ((here, there, scene), (there, here, scene))]
         subjects += tested
     families = _families(rng, subjects)
     memes: list[SyntheticMeme] = []
