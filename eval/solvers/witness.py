@@ -506,7 +506,7 @@ class _FireStep(replies.Reply):
     query: str = Field(max_length=300)
 
 
-_STEP: Mapping[str, Any] = {
+_STEP: dict[str, Any] = {
     "label": {"type": "string", "enum": ["supported", "refuted", "not yet"]},
     "query": {"type": "string", "maxLength": 300},
 }

@@ -123,7 +123,8 @@ def test_somewhat_harmful_memes_are_neither_judged_nor_precedents(reproduced):
     manifest = run.manifest()
     assert manifest.dropped_labels == ("somewhat harmful",)
     train = [meme for meme in read_key(root / "data" / "harm-c") if meme.split == "train"]
-    assert manifest.library_size == sum(meme.level != 1 for meme in train)
+    # Some are left out as too near to a judged meme.
+    assert manifest.library_size + len(run.excluded()) == sum(meme.level != 1 for meme in train)
     assert manifest.settings["judge_order"] == "defender first" and manifest.settings["tally_shown"] is False
 
 
