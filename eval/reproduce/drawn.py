@@ -139,4 +139,5 @@ def draw_benchmarks(data: Path, *, test: int, seed: int = 1, size: tuple[int, in
             # Claims are tested on the first alone.
             judged = test if number == 0 else test // 16 * 4
             # A seed for each: two data sets with the same layout would otherwise have the same memes.
-            make(data / name, layout, train=2 * judged, val=0, test=judged, seed=seed + 4 * number, near=True, size=size)
+            own = seed + 4 * number
+            make(data / name, layout, train=2 * judged, val=0, test=judged, seed=own, near=True, size=size)
