@@ -116,11 +116,11 @@ def test_claim_needs_every_part_and_says_what_is_missing():
 def test_plan_says_what_to_fetch_and_which_models_are_missing(tmp_path):
     output = run("emulate", "--data", tmp_path, "--out", tmp_path / "study", "--dry-run").output
     assert "bingcheck.jsonl is missing: BingCheck's claims" in output and "has no main" in output
-    assert "4,660 to 46,600" in output and not (tmp_path / "study").exists()
+    assert "5,126 to 55,920" in output and not (tmp_path / "study").exists()
     output = run("climatememes", "--out", tmp_path / "study", code=1).output
     assert "No stage can run" in output and "mainlp/ClimateMemes" in output
     limited = json.loads(run("emulate", "--out", tmp_path / "s", "--limit", 5, "--dry-run", "--json").stdout)
-    assert limited["stages"][0]["calls"] == "20 to 200"
+    assert limited["stages"][0]["calls"] == "30 to 400"
 
 
 def test_stage_calls_the_server_that_the_file_of_models_names(tmp_path):
