@@ -47,7 +47,8 @@ def stability(study: Path, html: Path | None, as_json: bool) -> None:
         f"{figure(found.right_always)}.",
     ]
     parts = {"alteration": found.arms, **found.depends}
-    flips, moved = ("verdicts", "flipped", "silent in one"), [each for each in found.memes if each.share.value]
+    flips = ("verdicts", "flipped", "silent in one")
+    moved = [each for each in found.memes if each.share and each.share.value]
     sections = [
         *(_section(f"Flips by {name}", (name, *flips), rates) for name, rates in parts.items()),
         _section("Wrong labels", ("memes", "with a label", "wrong"), found.wrong),
