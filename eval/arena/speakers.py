@@ -333,8 +333,8 @@ class Speaker:
         """Names the field of a question, and tells if it needs the picture."""
         prompt = prompt_of(ANNOTATOR)
         parts = [*self._question(prompt, rounds), prompt.task("place", fields=", ".join(fields))]
-        overrides = {"field": {"type": "string", "enum": list(fields)}, "depends": RATED["reasoning"]}
-        schema = form_of(TaskPlace, 400, **overrides)
+        allowed = {"type": "string", "enum": list(fields)}
+        schema = form_of(TaskPlace, 400, field=allowed, depends=RATED["reasoning"])
         return await self._say(Agent(prompt, "place", partial(parse_place, fields=fields), schema), parts)
 
     async def _ask(
