@@ -16,8 +16,8 @@ import numpy as np
 from eval.arena.folder import FixedTask
 from eval.arena.procedure import reply_or_reason
 from eval.arena.speakers import FixedQuestion, Speaker
-from eval.models.memes import ShownMeme
 from eval.models.metered import MeteredModel
+from eval.models.samples import ShownMeme
 from eval.session.engine import run_items
 
 FIELDS = (

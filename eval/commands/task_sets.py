@@ -18,7 +18,7 @@ from eval.commands.sampled import chosen_models, samples_of
 if TYPE_CHECKING:
     from eval.arena.folder import FixedTask
     from eval.arena.task_set import TaskSet
-    from eval.session.progress import Progress
+    from eval.session.engine import Progress
 
 _PATH = click.Path(path_type=Path)
 
