@@ -376,7 +376,12 @@ class WitnessSolver:
                 await self.source.search(step.query, most=self.settings.expert_results, within_s=_CALLS_S)
             ):
                 snippet = EvidenceDocument(
-                    hit.id, hit.title, hit.source, hit.date, hit.snippet, text_sha256(hit.snippet)
+                    id=hit.id,
+                    title=hit.title,
+                    source=hit.source,
+                    date=hit.date,
+                    text=hit.snippet,
+                    sha256=text_sha256(hit.snippet),
                 )
                 snippets[hit.id] = readable(snippet, hit)
         return await _by_documents(claim, speaker, list(snippets.values()), searches)
