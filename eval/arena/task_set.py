@@ -131,7 +131,7 @@ def without_copies(tasks: Sequence[FixedTask], near: float) -> list[FixedTask]:
             # Less the error of a product of floats, so that the bound itself counts.
             alike = row[:number] >= near * (sizes[number] + sizes[:number] - row[:number]) - 1e-9
             stays[number] = not (alike & stays[:number]).any()
-    return [tasks[number] for number in np.flatnonzero(stays)]
+    return [task for task, stay in zip(tasks, stays, strict=True) if stay]
 
 
 def _groups(text: str) -> set[str]:
