@@ -71,9 +71,9 @@ async def run(plan: Plan, progress: Progress) -> RunFolder:
             "procedure summary."
         )
     if plan.comparator and plan.text_only:
-        from eval.solvers.comparator import Comparator
+        from eval.solvers.comparator import OF_TEXTS
 
-        if plan.comparator != Comparator.SAMPLES:
+        if plan.comparator not in OF_TEXTS:
             raise BadRequest(f"The comparator {plan.comparator} asks about the picture: leave --text-only out.")
     if plan.control == Control.TRANSLATED and (plan.ray or plan.procedure is Procedure.SUMMARY):
         raise BadRequest(

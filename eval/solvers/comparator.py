@@ -59,6 +59,8 @@ class Comparator(StrEnum):
 
 EQUAL = frozenset({Comparator.SAMPLES, Comparator.CORRECTED})
 """Comparators that spend the tokens of the full trial."""
+OF_TEXTS = frozenset({"", Comparator.SAMPLES})
+"""Those that judge texts without pictures; empty is none."""
 
 
 class _LabelReply(Reply):

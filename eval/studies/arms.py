@@ -38,7 +38,7 @@ from eval.runs.run import prepare_library, run
 from eval.runs.spec import JudgingSpec
 from eval.session.directory import CALLS, SessionFolder, SessionManifest, circumstances
 from eval.session.engine import Progress
-from eval.solvers.comparator import EQUAL, Comparator
+from eval.solvers.comparator import EQUAL, OF_TEXTS, Comparator
 from retrieval.open import load_encoder_for
 from serving.models.connect import pictures_per_prompt
 from serving.settings import ModelSettings, RoleSettings, Settings
@@ -314,7 +314,7 @@ async def run_study(study: Study, progress: Progress) -> tuple[RunFolder, ...]:
     """
     # Before anything runs, so that an arm with invalid settings fails at once.
     arms = [(arm, settings_of(study.plan.settings, arm), _started_for(study, arm)) for arm in study.arms]
-    if study.plan.text_only and (shown := [arm.name for arm in study.arms if arm.comparator]):
+    if study.plan.text_only and (shown := [arm.name for arm in study.arms if arm.comparator not in OF_TEXTS]):
         raise BadRequest(f"These arms show pictures, and --text-only has none: {', '.join(shown)}.", field="arms")
     if study.plan.vllm is None:
         # A server that we start has its model; otherwise a missing model is reported before anything is written.

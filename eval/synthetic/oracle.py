@@ -306,7 +306,8 @@ class Oracle:
         return f"What else is there to see in the background, {put + 1}?"
 
     def _argument(self, system: str, parts: Sequence[str | bytes], wanted: Mapping[str, Any]) -> dict[str, Any]:
-        text, description, *_ = _fenced(parts)
+        # A text alone has no description.
+        text, description = (*_fenced(parts), "")[:2]
         answers = _exchanges(parts)
         answered, described = _BADGE.search("\n".join(answers)), _BADGE.search(description)
         claim = claim_of(text)

@@ -56,10 +56,12 @@ class CheckingGroup(click.Group):
     """Commands of which 1 says that something was found."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """See the base class. An error of the court ends with 2."""
+        """See the base class. An error of the court or of the command ends with 2."""
         try:
             return super().invoke(ctx)
-        except CourtError as error:
+        except (CourtError, click.ClickException) as error:
+            if getattr(error, "exit_code", 1) != 1:
+                raise
             raise Unchecked(error.message) from None
 
 

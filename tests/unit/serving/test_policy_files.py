@@ -87,7 +87,7 @@ def test_faults_are_named_and_none_is_invented(tmp_path):
     output = invoke("check", path, status=1)
     assert "Clauses 1, 2 say the same." in output and "Examples of both kinds are missing for: 2." in output
     (tmp_path / "none.toml").write_text("id = 1")
-    assert "no policy: " in invoke("check", tmp_path / "none.toml", status=1)
+    assert "no policy: " in invoke("check", tmp_path / "none.toml", status=2)
 
 
 def test_guard_model_policy_is_imported(tmp_path):
@@ -108,7 +108,7 @@ def test_guard_model_policy_is_imported(tmp_path):
         ("People from Blueland are turnips",),
         ("I am a turnip",),
     )
-    assert "is there already" in invoke("import", tmp_path / "policy.md", "--out", tmp_path / "own.toml", status=1)
+    assert "is there already" in invoke("import", tmp_path / "policy.md", "--out", tmp_path / "own.toml", status=2)
 
 
 def test_policy_pack_brings_its_validation_sets(tmp_path):
@@ -130,5 +130,5 @@ def test_policy_pack_brings_its_validation_sets(tmp_path):
 def test_text_that_forbids_nothing_is_no_policy(tmp_path, content):
     path = tmp_path / "policy.md"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    assert "Error: " in invoke("import", path, "--out", tmp_path / "own.toml", status=1)
+    assert "Error: " in invoke("import", path, "--out", tmp_path / "own.toml", status=2)
     assert not (tmp_path / "own.toml").exists()

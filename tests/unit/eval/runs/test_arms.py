@@ -114,7 +114,7 @@ def test_arms_can_be_added_but_other_settings_are_refused(tmp_path: Path, data: 
 @pytest.mark.slow
 def test_interrupted_study_resumes(tmp_path: Path, data: Path, model: ScriptedModel) -> None:
     class Stop(Progress):
-        def judged(self, tally: object) -> None:
+        def tick(self, tally: object) -> None:
             if tally.done == 2 and len(model.asked) > 60:
                 raise KeyboardInterrupt
 

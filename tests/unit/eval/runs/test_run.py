@@ -274,7 +274,7 @@ def test_progress_log_prints_a_line_per_interval():
     for second in range(1, 91):
         clock[0] = float(second)
         tally.add(SPLIT[second], prediction_for(SPLIT[second], Outcome.HARMFUL))
-        progress.judged(tally)
+        progress.tick(tally)
     progress.end(tally)
     assert len(lines) == 1 + 3 + 1
     assert lines[0] == "100 memes, 0 of them judged before."
@@ -290,7 +290,7 @@ def test_progress_bar_shows_the_figures_of_a_progress_line():
         bar.step("pictures", 3, 7)
         bar.begin(tally)
         tally.add(SPLIT[0], prediction_for(SPLIT[0], Outcome.NOT_HARMFUL))
-        bar.judged(tally)
+        bar.tick(tally)
         bar.end(tally)
     assert "Preparing [the] precedents" in out.getvalue()
     assert "3/7" in out.getvalue() and "1/2" in out.getvalue() and "merged: accuracy 1.000" in out.getvalue()
