@@ -49,14 +49,7 @@ class BoundedSource:
                 raise
             # An endpoint that serves snippets only remembers recent searches, and none from before a restart; a resumed
             # trial has the snippets on record.
-            found = EvidenceDocument(
-                id=hit.id,
-                title=hit.title,
-                source=hit.source,
-                date=hit.date,
-                text=hit.snippet,
-                sha256=text_sha256(hit.snippet),
-            )
+            found = snippet_of(hit)
         document = readable(found, hit)
         find_injection_signals(document.text)
         return document
@@ -81,6 +74,14 @@ def hits_of(found: Sequence[EvidenceHit]) -> tuple[RankedHit, ...]:
                 rank_given=index,
             )
     return tuple(hits.values())
+
+
+def snippet_of(hit: RankedHit) -> EvidenceDocument:
+    """Returns a hit's snippet as a document."""
+    text = hit.snippet
+    return EvidenceDocument(
+        id=hit.id, title=hit.title, source=hit.source, date=hit.date, text=text, sha256=text_sha256(text)
+    )
 
 
 def readable(document: EvidenceDocument, hit: RankedHit) -> EvidenceDocument:

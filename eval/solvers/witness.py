@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from court import replies
 from court.errors import CourtError, Unavailable
 from court.events import AnyEvent, CheckableClaim, ClaimSettled, ClaimsFound, Role
-from court.expert.documents import hits_of, readable, text_sha256
+from court.expert.documents import hits_of, readable, snippet_of
 from court.expert.findings import ClaimRecord, document_of, passage_of
 from court.expert.messages import ClaimBrief, document_text, quoted_source
 from court.expert.replies import parse_classification, parse_queries, stands_in
@@ -375,15 +375,7 @@ class WitnessSolver:
             for hit in hits_of(
                 await self.source.search(step.query, most=self.settings.expert_results, within_s=_CALLS_S)
             ):
-                snippet = EvidenceDocument(
-                    id=hit.id,
-                    title=hit.title,
-                    source=hit.source,
-                    date=hit.date,
-                    text=hit.snippet,
-                    sha256=text_sha256(hit.snippet),
-                )
-                snippets[hit.id] = readable(snippet, hit)
+                snippets[hit.id] = readable(snippet_of(hit), hit)
         return await _by_documents(claim, speaker, list(snippets.values()), searches)
 
     async def _cited(self, claim: GoldClaim, found: _Found) -> tuple[CitedPassage, ...]:
