@@ -1,8 +1,9 @@
 """Tries three drawn memes by the full procedure with a real model; the debate unfolds in the terminal.
 
 MODEL is a name on the Hugging Face hub, a preset, a folder, or the address of a running server (``http…/v1``; a key in
-MEMECOURT_LLM__API_KEY). Without an address it sets up vLLM in an environment of its own, for a GPU if there is one, and
-stops it at the end. In a terminal the console stays until Ctrl-C.
+MEMECOURT_LLM__API_KEY). Small models need prompt set 2, which is taken unless MEMECOURT_TRIAL__PROMPTS names another.
+Without an address it sets up vLLM in an environment of its own, for a GPU if there is one, and stops it at the end. In a
+terminal the console stays until Ctrl-C.
 
 Run: ``python -m scripts.demo_full [MODEL]``, or ``make demo-full MODEL=…``.
 """
@@ -24,7 +25,7 @@ from court.errors import NotLoaded
 from scripts import vllm_cpu as environments
 from serving.models.presets import PRESETS, list_gpus
 
-KEY = "MEMECOURT_LLM__API_KEY"
+KEY, PROMPTS = "MEMECOURT_LLM__API_KEY", "MEMECOURT_TRIAL__PROMPTS"
 DEFAULT = next(iter(PRESETS))
 """The smallest preset."""
 _ANSWERS, _CONSOLE = "vLLM answers at ", "console on "
@@ -40,7 +41,8 @@ def main() -> None:
     options.add_argument("model", nargs="?", default=DEFAULT, help=f"[default: {DEFAULT}, the smallest preset]")
     model: str = options.parse_args().model or DEFAULT
     with served(model) as (url, name, key):
-        environment = {**os.environ, KEY: key}
+        # By set 1, the small models that a demonstration uses argue about the prompt and repeat themselves.
+        environment = {PROMPTS: "2", **os.environ, KEY: key}
         tried = subprocess.run([*memecourt("demo"), "--llm-url", url, "--model", name], env=environment, check=False)
     if tried.returncode:
         raise SystemExit(tried.returncode)

@@ -33,6 +33,7 @@ def test_demo_full_shows_three_debates_and_names_the_console(tmp_path):
         assert len(re.findall(rf"\b{kind}\b", done.stderr)) >= 3, (kind, done.stderr)
     assert re.findall(r"a drawn (\w+)$", done.stdout, re.MULTILINE) == ["crowd", "cat", "landscape"]
     assert re.search(r"step by step: http://127\.0\.0\.1:\d+", done.stdout)
+    assert len(re.findall(r'\bprompts\s+"2"', done.stderr)) == 3  # the set for small models
 
 
 def test_demo_in_a_terminal_ends_with_a_console_that_stays_until_it_is_interrupted(tmp_path):
