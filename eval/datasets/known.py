@@ -172,16 +172,6 @@ def published_file(name: str) -> Mapping[str, Any]:
     return tomllib.loads(file.read_text("utf-8")) if file.is_file() else {}
 
 
-def published_ratings(paper: str, what: str) -> Mapping[str, tuple[float, float | None]]:
-    """Reads people's ratings of one kind of text: mean score and agreement of raters by criterion.
-
-    Args:
-        what: Kind of text; one without published ratings has an empty table.
-    """
-    table = published_file(f"papers/{paper}")["rated"].get(what, {})
-    return {criterion: (row["mean"], row.get("agreement")) for criterion, row in table.items()}
-
-
 @dataclass(frozen=True, slots=True)
 class PublishedRow:
     """One system's figures on one data set."""

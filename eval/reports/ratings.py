@@ -1,8 +1,9 @@
 """Blind sheets for people to rate, and their ratings: means with intervals, and agreement of raters.
 
-A sheet is JSON lines and a table (CSV) of the same items, with a labelling configuration for Label Studio and a folder
-of the pictures, which it names by their paths. Items are in random order under meaningless names; some come twice, to
-measure raters' self-agreement. The origin of each item is in a separate key, which raters are not given.
+A kind of sheet is data (:class:`SheetKind`). A sheet is JSON lines and a table (CSV) of the same items, with a
+labelling configuration for Label Studio and a folder of the pictures, which it names by their paths. Items are in
+random order under meaningless names; some come twice, to measure raters' self-agreement. The origin of each item is in
+a separate key, which raters are not given.
 
 Agreement is measured in four ways, as papers use the term loosely: Fleiss' kappa (scores as names), Cohen's kappa with
 quadratic weights averaged over pairs of raters, Krippendorff's alpha for ordered scores
@@ -19,9 +20,10 @@ import json
 import random
 import re
 import warnings
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -47,6 +49,8 @@ _VEIL = """
 _LOCAL_FILES = "/data/local-files/?d="
 """Address at which Label Studio serves files below its LABEL_STUDIO_LOCAL_FILES_DOCUMENT_ROOT."""
 _FORMULAS = ("=", "+", "-", "@", "\t", "\r")
+_REPEATED = 0.1
+"""Share of items that come a second time."""
 
 
 class Rating(BaseModel):
@@ -86,19 +90,22 @@ class RatedItem:
     """Something to be rated."""
 
     parts: tuple[tuple[str, str], ...]
+    """Headings and texts."""
     origin: Mapping[str, Any]
-    """Origin of the item, for the key only: strings, numbers and lists of them."""
-    pictures: tuple[bytes, ...] = ()
+    """Origin of the item, for the key only: its ``meme``, other strings, numbers, and lists of them."""
 
 
 @dataclass(frozen=True, slots=True)
-class SheetLine:
-    """An item at its position in the sheet."""
+class SheetKind:
+    """Description of what is rated."""
 
-    id: str
-    item: RatedItem
-    repeat_of: str = ""
-    """Name of the item's first occurrence; empty if this is the first."""
+    criteria: tuple[Criterion, ...]
+    items: Callable[[Path], Sequence[RatedItem]]
+    """Lists all items in a folder; the same each time, in the same order."""
+    evenly: str = ""
+    """Entry of the origin of which each value is drawn equally often."""
+    mark: str = ""
+    """Mark that keeps each line out of every library of precedents; empty for none."""
 
 
 class KeyEntry(BaseModel):
@@ -107,6 +114,7 @@ class KeyEntry(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     repeat_of: str = ""
+    """Name of the item's first occurrence; empty if this is the first."""
     origin: dict[str, Any]
 
 
@@ -122,86 +130,113 @@ class SheetKey(BaseModel):
     items: dict[str, KeyEntry] = Field(min_length=1)
 
     @property
-    def repeat_of(self) -> dict[str, str]:
-        """Original of each repeated item."""
-        return {name: entry.repeat_of for name, entry in self.items.items() if entry.repeat_of}
+    def repeats(self) -> int:
+        """Number of items that come a second time."""
+        return sum(bool(entry.repeat_of) for entry in self.items.values())
 
 
-def lay_out(items: Sequence[RatedItem], *, seed: int, repeats: float = 0.1) -> tuple[SheetLine, ...]:
-    """Puts items into random order and repeats some of them.
+@dataclass(frozen=True, slots=True)
+class SheetRatings:
+    """Ratings of a sheet."""
+
+    key: SheetKey
+    ratings: tuple[Rating, ...]
+    """A person's last score of an item by a criterion alone."""
+
+    def once(self) -> Iterator[tuple[Rating, Mapping[str, Any]]]:
+        """Yields each rating with the origin of its item, without those of items that came a second time."""
+        # Repeats measure self-agreement; anywhere else they would give their item double weight.
+        for one in self.ratings:
+            if not (entry := self.key.items[one.item]).repeat_of:
+                yield one, entry.origin
+
+
+def draw_items(items: Sequence[RatedItem], most: int, *, seed: int, evenly: str = "") -> list[RatedItem]:
+    """Draws items, two about one meme only if there are too few memes. Raises BadRequest: There are none.
 
     Args:
-        repeats: Share of items that are repeated in the second half.
+        evenly: Entry of the origin of which each value is drawn equally often.
     """
-    rng = random.Random(f"rating sheet {seed}")
-    order = list(range(len(items)))
-    rng.shuffle(order)
-    # Items of the first half are repeated in the second, so that a repeat always follows its original.
-    repeated = rng.sample(order[: len(order) // 2 + 1], min(round(repeats * len(items)), len(order) // 2 + 1))
-    first, second = order[: len(order) // 2 + 1], [*order[len(order) // 2 + 1 :], *repeated]
-    rng.shuffle(second)
-    width = len(str(len(items) + len(repeated)))
-    lines: list[SheetLine] = []
-    named: dict[int, str] = {}
-    for number, place in enumerate([*first, *second], 1):
-        name = f"r{number:0{width}}"
-        lines.append(SheetLine(name, items[place], repeat_of=named.get(place, "")))
-        # The first place of an item; a later one repeats it.
-        named.setdefault(place, name)
-    return tuple(lines)
+    if not items:
+        raise BadRequest("There is nothing of that kind to rate here yet.", reason="NOTHING_TO_RATE")
+    counts: Counter[tuple[Any, str]] = Counter()
+    groups: dict[Any, list[tuple[int, RatedItem]]] = defaultdict(list)
+    for item in random.Random(f"drawn items {seed}").sample(items, len(items)):
+        group = item.origin.get(evenly)
+        # A second item about a meme sorts after all first ones.
+        groups[group].append((counts[group, item.origin["meme"]], item))
+        counts[group, item.origin["meme"]] += 1
+    ranked = [sorted(group, key=itemgetter(0)) for group in groups.values()]
+    # To the end of the smallest group.
+    return [item for turn in zip(*ranked, strict=False) for _, item in turn][:most]
 
 
 def write_sheet(
-    stem: Path, what: str, lines: Sequence[SheetLine], criteria: Sequence[Criterion], *, seed: int, mark: str = ""
-) -> tuple[Path, Path, Path, Path]:
+    stem: Path,
+    what: str,
+    kind: SheetKind,
+    items: Sequence[RatedItem],
+    *,
+    seed: int,
+    pictures: Callable[[str], tuple[bytes, ...]] = lambda _: (),
+) -> tuple[tuple[Path, Path, Path, Path], SheetKey]:
     """Writes a sheet as JSON lines, as a table and as a project of Label Studio, and its key.
 
     Args:
         stem: Path of the files without their endings.
-        mark: Mark that keeps each line out of every library of precedents; empty for none.
+        pictures: Returns a meme's pictures as JPEG files.
 
     Returns:
-        The paths of the lines, of the table, of the project, and of the key.
+        The paths of the lines, of the table, of the project, and of the key; and the key.
     """
-    marked = {NOT_FOR_LIBRARIES: mark} if mark else {}
+    marked = {NOT_FOR_LIBRARIES: kind.mark} if kind.mark else {}
     folder = stem.with_suffix(".pictures").name
-    scales = {one.key: {"question": one.words, "low": one.low, "high": one.high} for one in criteria}
-    rows = [
-        {
-            **marked,
-            "item": line.id,
-            "parts": dict(line.item.parts),
-            "pictures": [_path(folder, jpeg) for jpeg in line.item.pictures],
-            "criteria": scales,
-        }
-        for line in lines
-    ]
-    key = SheetKey(
-        what=what,
-        seed=seed,
-        criteria={one.key: (one.low, one.high) for one in criteria},
-        items={line.id: KeyEntry(repeat_of=line.repeat_of, origin=dict(line.item.origin)) for line in lines},
+    scales = {one.key: {"question": one.words, "low": one.low, "high": one.high} for one in kind.criteria}
+    shown = {meme: pictures(meme) for meme in dict.fromkeys(str(item.origin["meme"]) for item in items)}
+    rows, entries = [], {}
+    for name, repeat_of, item in _laid_out(items, seed):
+        paths = [_path(folder, jpeg) for jpeg in shown[str(item.origin["meme"])]]
+        rows.append({**marked, "item": name, "parts": dict(item.parts), "pictures": paths, "criteria": scales})
+        entries[name] = KeyEntry(repeat_of=repeat_of, origin=dict(item.origin))
+    ends = {one.key: (one.low, one.high) for one in kind.criteria}
+    key = SheetKey(what=what, seed=seed, criteria=ends, items=entries)
+    headings = list(dict.fromkeys(name for item in items for name, _ in item.parts))
+    most = max(map(len, shown.values()))
+    contents = (
+        (".jsonl", "".join(json.dumps(row, ensure_ascii=True) + "\n" for row in rows)),
+        (".csv", _table(rows, headings, most, kind.criteria, marked)),
+        (".label-studio.xml", _project(headings, most, kind.criteria)),
+        (".key.json", key.model_dump_json(indent=2) + "\n"),
     )
-    headings = list(dict.fromkeys(name for line in lines for name, _ in line.item.parts))
-    pictures = max((len(line.item.pictures) for line in lines), default=0)
-    contents = {
-        ".jsonl": "".join(json.dumps(row, ensure_ascii=True) + "\n" for row in rows),
-        ".csv": _table(lines, headings, pictures, criteria=criteria, marked=marked, folder=folder),
-        ".label-studio.xml": _project(headings, pictures, criteria),
-        ".key.json": key.model_dump_json(indent=2) + "\n",
-    }
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    paths = tuple(stem.with_suffix(ending) for ending in contents)
-    for path, content in zip(paths, contents.values(), strict=True):
-        path.write_text(content, encoding="utf-8")
-        # The process creates files readable by their owner only; a sheet is for others, as far as the umask allows.
-        hand_on(path)
-    for jpeg in {jpeg for line in lines for jpeg in line.item.pictures}:
-        path = stem.parent / _path(folder, jpeg)
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(jpeg)
-        hand_on(path)
-    return paths[0], paths[1], paths[2], paths[3]
+    for ending, content in contents:
+        _write(stem.with_suffix(ending), content.encode())
+    for jpeg in {jpeg for those in shown.values() for jpeg in those}:
+        _write(stem.parent / _path(folder, jpeg), jpeg)
+    lines, table, project, origins = (stem.with_suffix(ending) for ending, _ in contents)
+    return (lines, table, project, origins), key
+
+
+def _laid_out(items: Sequence[RatedItem], seed: int) -> Iterator[tuple[str, str, RatedItem]]:
+    """Yields items in random order, some a second time, with their names and those of their first occurrences."""
+    rng = random.Random(f"rating sheet {seed}")
+    order = rng.sample(range(len(items)), len(items))
+    # Items of the first half are repeated in the second, so that a repeat always follows its original.
+    first, second = order[: len(order) // 2 + 1], order[len(order) // 2 + 1 :]
+    second += rng.sample(first, min(round(_REPEATED * len(items)), len(first)))
+    rng.shuffle(second)
+    width = len(str(len(first) + len(second)))
+    named: dict[int, str] = {}
+    for number, place in enumerate([*first, *second], 1):
+        name = f"r{number:0{width}}"
+        yield name, named.get(place, ""), items[place]
+        named.setdefault(place, name)
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    # The process creates files readable by their owner only; a sheet is for others, as far as the umask allows.
+    hand_on(path)
 
 
 def _path(folder: str, jpeg: bytes) -> str:
@@ -214,24 +249,22 @@ def _column(heading: str) -> str:
 
 
 def _table(
-    lines: Sequence[SheetLine],
+    rows: Sequence[Mapping[str, Any]],
     headings: Sequence[str],
     pictures: int,
     criteria: Sequence[Criterion],
     marked: Mapping[str, str],
-    folder: str,
 ) -> str:
     file = io.StringIO()
-    shown = [f"picture_{number}" for number in range(1, pictures + 1)]
-    columns = ("item", *map(_column, headings), *shown, "who", *(one.key for one in criteria), *marked)
+    frames = [f"picture_{number}" for number in range(1, pictures + 1)]
+    columns = ("item", *map(_column, headings), *frames, "who", *(one.key for one in criteria), *marked)
     writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
     writer.writeheader()
-    for line in lines:
+    for row in rows:
         # A spreadsheet would run a text that begins like a formula.
-        texts = {_column(name): f"'{text}" if text[:1] in _FORMULAS else text for name, text in line.item.parts}
-        addresses = (f"{_LOCAL_FILES}{_path(folder, jpeg)}" for jpeg in line.item.pictures)
-        frames = dict(zip(shown, addresses, strict=False))
-        writer.writerow({"item": line.id, **texts, **frames, **marked})
+        texts = {_column(name): f"'{text}" if text[:1] in _FORMULAS else text for name, text in row["parts"].items()}
+        addresses = zip(frames, (f"{_LOCAL_FILES}{path}" for path in row["pictures"]), strict=False)
+        writer.writerow({"item": row["item"], **texts, **dict(addresses), **marked})
     return file.getvalue()
 
 
@@ -257,36 +290,37 @@ def _project(headings: Sequence[str], pictures: int, criteria: Sequence[Criterio
     return ElementTree.tostring(view, encoding="unicode") + "\n"
 
 
-def read_key(path: Path) -> SheetKey:
-    """Reads the key of a sheet. Raises BadRequest if it can't be read."""
-    try:
-        return SheetKey.model_validate_json(path.read_bytes())
-    except OSError:
-        raise BadRequest(f"{path} can't be read: name the sheet's key.", reason="FILE_UNREADABLE") from None
-    except ValidationError:
-        raise BadRequest(f"{path.name} is no key of a sheet.", reason="FILE_UNREADABLE") from None
+def read_sheet(key_file: Path, files: Sequence[Path], kinds: Mapping[str, SheetKind]) -> SheetRatings:
+    """Reads a key and files of ratings: JSON lines, or tables (CSV) such as a filled sheet or one from Label Studio.
 
-
-def read_ratings(paths: Sequence[Path], key: SheetKey) -> tuple[Rating, ...]:
-    """Reads files of ratings: JSON lines, or tables (CSV) such as a filled sheet or an export of Label Studio.
-
-    Raises BadRequest: A line can't be read, or belongs to another sheet.
+    Raises BadRequest: A file or a line can't be read, or belongs to another sheet or command.
     """
-    found = []
-    for path in paths:
+    try:
+        key = SheetKey.model_validate_json(key_file.read_bytes())
+    except OSError:
+        raise _unreadable(f"{key_file} can't be read: name the sheet's key.") from None
+    except ValidationError:
+        raise _unreadable(f"{key_file.name} is no key of a sheet.") from None
+    if key.what not in kinds:
+        raise _unreadable(f"{key_file.name} is of a sheet of {key.what}: another command's.")
+    found: dict[tuple[str, str, str], Rating] = {}
+    for path in files:
         for number, one in _rated(path, key) if path.suffix == ".csv" else read_json_lines(path, Rating):
             # An unknown criterion gets an empty range, so that every score is rejected.
             low, high = key.criteria.get(one.criterion, (1, 0))
             if one.item not in key.items or not low <= one.score <= high:
-                raise BadRequest(
+                raise _unreadable(
                     f"{path.name}, line {number}: the sheet has no item {one.item} with a score of {one.score} for "
-                    f"{one.criterion}. Name the key of the sheet that was rated.",
-                    reason="FILE_UNREADABLE",
+                    f"{one.criterion}. Name the key of the sheet that was rated."
                 )
-            found.append(one)
+            found[one.item, one.who, one.criterion] = one
     if not found:
-        raise BadRequest("There is no rating in these files.", reason="FILE_UNREADABLE")
-    return tuple(found)
+        raise _unreadable("There is no rating in these files.")
+    return SheetRatings(key, tuple(found.values()))
+
+
+def _unreadable(message: str) -> BadRequest:
+    return BadRequest(message, reason="FILE_UNREADABLE")
 
 
 def _rated(path: Path, key: SheetKey) -> Iterator[tuple[int, Rating]]:
@@ -295,32 +329,17 @@ def _rated(path: Path, key: SheetKey) -> Iterator[tuple[int, Rating]]:
         with path.open(encoding="utf-8-sig", newline="") as file:
             rows = list(csv.DictReader(file))
     except (OSError, ValueError, csv.Error):
-        raise BadRequest(f"{path} can't be read.", reason="FILE_UNREADABLE") from None
+        raise _unreadable(f"{path} can't be read.") from None
     for number, row in enumerate(rows, 2):
         # `annotator` in an export of Label Studio.
-        who = row.get("who") or row.get("annotator") or ""
+        about = {"item": row.get("item") or "", "who": row.get("who") or row.get("annotator") or ""}
         for criterion in key.criteria:
             if score := row.get(criterion) or "":
                 try:
-                    one = Rating.model_validate(
-                        {"item": row.get("item") or "", "who": who, "criterion": criterion, "score": score.strip()}
-                    )
+                    yield number, Rating.model_validate({**about, "criterion": criterion, "score": score.strip()})
                 except ValidationError as error:
                     fault = error.errors()[0]
-                    raise BadRequest(
-                        f"{path.name}, line {number}: {fault['loc'][0]}: {fault['msg']}.", reason="FILE_UNREADABLE"
-                    ) from None
-                yield number, one
-
-
-@dataclass(frozen=True, slots=True)
-class SelfAgreement:
-    """Agreement of raters with themselves, on items that they were shown twice."""
-
-    n: int
-    alike: float | None
-    kappa: float | None
-    """Cohen's kappa with quadratic weights; None if it is undefined."""
+                    raise _unreadable(f"{path.name}, line {number}: {fault['loc'][0]}: {fault['msg']}.") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,50 +356,42 @@ class CriterionRatings:
     """Mean of Cohen's kappa with quadratic weights over pairs of raters; None if it is undefined for all."""
     pairs: int
     alpha: float | None
-    self_agreement: SelfAgreement
+    repeated: int
+    """Number of times that a rater scored an item twice."""
+    alike: float | None
+    """Share of these with the same score both times."""
 
 
-def summarise(ratings: Sequence[Rating], repeat_of: Mapping[str, str]) -> tuple[CriterionRatings, ...]:
-    """Figures of each criterion, in order of first appearance.
-
-    Args:
-        ratings: Scores; a person's last score of an item by a criterion replaces earlier ones.
-    """
+def summarise(rated: SheetRatings) -> tuple[CriterionRatings, ...]:
+    """Figures of each criterion, in order of first appearance."""
+    scores: dict[str, dict[str, dict[str, int]]] = defaultdict(lambda: defaultdict(dict))
+    for one, _ in rated.once():
+        scores[one.criterion][one.item][one.who] = one.score
+    twice: dict[str, list[bool]] = defaultdict(list)
+    for one in rated.ratings:
+        first = scores[one.criterion].get(rated.key.items[one.item].repeat_of, {})
+        if one.who in first:
+            twice[one.criterion].append(one.score == first[one.who])
     found = []
-    for criterion in dict.fromkeys(one.criterion for one in ratings):
-        own = {(one.item, one.who): one.score for one in ratings if one.criterion == criterion}
-        # Repeats only count for self-agreement; otherwise their item would have double weight.
-        first = {key: score for key, score in own.items() if key[0] not in repeat_of}
-        repeated = [
-            (own[repeat_of[item], who], score)
-            for (item, who), score in own.items()
-            if item in repeat_of and (repeat_of[item], who) in own
-        ]
-        # Only repeats were rated by this criterion.
-        if not first:
-            continue
-        by_item: dict[str, dict[str, int]] = defaultdict(dict)
-        for (item, who), score in first.items():
-            by_item[item][who] = score
+    for criterion, by_item in scores.items():
         # The bootstrap draws items with all their scores, as raters of an item see the same text.
-        mean = mean_of([(item, float(score)) for (item, _), score in first.items()])
-        assert mean is not None
-        kappas = _pairwise(by_item)
+        mean = mean_of([(item, float(score)) for item, own in by_item.items() for score in own.values()])
+        # Only repeats were rated by this criterion.
+        if mean is None:
+            continue
+        kappas, alike = _pairwise(by_item), twice[criterion]
         found.append(
             CriterionRatings(
                 criterion=criterion,
                 items=len(by_item),
-                raters=len({who for _, who in first}),
+                raters=len({who for own in by_item.values() for who in own}),
                 mean=mean,
-                fleiss=fleiss([[str(score) for score in scores.values()] for scores in by_item.values()]),
+                fleiss=fleiss([[str(score) for score in own.values()] for own in by_item.values()]),
                 cohen=float(np.mean(kappas)) if kappas else None,
                 pairs=len(kappas),
-                alpha=alpha([list(scores.values()) for scores in by_item.values()]),
-                self_agreement=SelfAgreement(
-                    n=len(repeated),
-                    alike=float(np.mean([one == other for one, other in repeated])) if repeated else None,
-                    kappa=weighted_kappa(repeated),
-                ),
+                alpha=alpha([list(own.values()) for own in by_item.values()]),
+                repeated=len(alike),
+                alike=float(np.mean(alike)) if alike else None,
             )
         )
     return tuple(found)
@@ -402,65 +413,32 @@ def weighted_kappa(pairs: Sequence[tuple[int, int]]) -> float | None:
 
 
 def _pairwise(by_item: Mapping[str, Mapping[str, int]]) -> list[float]:
-    raters = sorted({who for scores in by_item.values() for who in scores})
-    found = []
-    for one, other in itertools.combinations(raters, 2):
-        value = weighted_kappa(
-            [(scores[one], scores[other]) for scores in by_item.values() if one in scores and other in scores]
-        )
-        if value is not None:
-            found.append(value)
-    return found
-
-
-def rating_section(
-    found: Sequence[CriterionRatings],
-    published: Mapping[str, tuple[float, float | None]],
-    *,
-    source: str = "",
-    published_self: float | None = None,
-) -> Section:
-    """Means and agreement by criterion."""
-    header = (
-        *(
-            "criterion",
-            "items",
-            "raters",
-            "mean",
-            "Fleiss’ κ",
-            "Cohen’s κ, quadratic",
-            "Krippendorff’s α",
-            "alike again",
-        ),
-        *("published", "agreement") * bool(published),
+    raters = sorted({who for own in by_item.values() for who in own})
+    values = (
+        weighted_kappa([(own[one], own[other]) for own in by_item.values() if one in own and other in own])
+        for one, other in itertools.combinations(raters, 2)
     )
-    rows = [
-        (
-            one.criterion,
-            f"{one.items:,}",
-            f"{one.raters:,}",
-            figure(one.mean, ".2f"),
-            figure(one.fleiss.value, ".2f"),
-            figure(one.cohen, ".2f"),
-            figure(one.alpha, ".2f"),
-            "–" if one.self_agreement.alike is None else f"{one.self_agreement.alike:.2f} of {one.self_agreement.n:,}",
-            *(_published(published, one.criterion) if published else ()),
-        )
-        for one in found
-    ]
+    return [value for value in values if value is not None]
+
+
+def rating_section(found: Sequence[CriterionRatings], what: str, paper: Mapping[str, Any]) -> Section:
+    """Means and agreement by criterion, beside those of a file of published figures."""
+    published = paper["rated"].get(what, {})
+    header = ("criterion", "items", "raters", "mean", "Fleiss’ κ", "Cohen’s κ, quadratic", "Krippendorff’s α")
+    header = (*header, "alike again", *(("published", "agreement") if published else ()))
+    rows = []
+    for one in found:
+        beside = published.get(one.criterion, {})
+        cells = (figure(beside.get("mean"), ".2f"), figure(beside.get("agreement"), ".2f"))
+        agreement = (figure(value, ".2f") for value in (one.fleiss.value, one.cohen, one.alpha))
+        alike = "–" if one.alike is None else f"{one.alike:.2f} of {one.repeated:,}"
+        own = (one.criterion, f"{one.items:,}", f"{one.raters:,}", figure(one.mean, ".2f"), *agreement, alike)
+        rows.append((*own, *(cells if published else ())))
     notes = [
         "Intervals are 95 %, by bootstrap over items. κ with quadratic weights is the mean over pairs of raters, α is "
         "for ordered scores; “alike again” is the share of items shown twice that their rater scored alike.",
+        f"Published: {paper['source']}, whose measure of agreement is not named.",
     ]
-    if source:
-        notes.append(f"Published: {source}, whose measure of agreement is not named.")
-    if published_self is not None:
-        notes.append(f"Published agreement with oneself: {published_self:.3f}.")
+    if own_agreement := paper.get("self_agreement", {}).get(what):
+        notes.append(f"Published agreement with oneself: {own_agreement:.3f}.")
     return Section("ratings", "Ratings by criterion", (header, *rows), tuple(notes))
-
-
-def _published(published: Mapping[str, tuple[float, float | None]], criterion: str) -> tuple[str, str]:
-    if criterion not in published:
-        return "–", "–"
-    mean, agreement = published[criterion]
-    return f"{mean:.2f}", figure(agreement, ".2f")

@@ -19,24 +19,19 @@ from court.errors import BadRequest
 from eval.arena.agreement import HumanVerdict, human_agreement
 from eval.arena.events import Judged
 from eval.arena.folder import read_lines
-from eval.arena.rating import (
-    GuidelineText,
-    RoundRatings,
-    guideline_items,
-    guideline_texts,
-    measures_by_round,
-    plateau,
-    ratings_by_round,
-)
+from eval.arena.rating import KINDS, RoundRatings, plateau, ratings_by_round
 from eval.cli import cli
 from eval.probe.folder import MARK
 from eval.reports.ratings import (
     Criterion,
+    KeyEntry,
     RatedItem,
     Rating,
-    lay_out,
-    read_key,
-    read_ratings,
+    SheetKey,
+    SheetKind,
+    SheetRatings,
+    draw_items,
+    read_sheet,
     summarise,
     weighted_kappa,
     write_sheet,
@@ -65,20 +60,22 @@ def test_alpha_matches_krippendorffs_published_example():
     assert alpha([[2, 2], [2, 2]]) is None is alpha([[1], [2]])
 
 
-def ratings_from(table):
-    """Ratings of items by raters, from rows of scores."""
-    return [
-        Rating(item=f"i{item}", who=f"p{rater}", criterion="c", score=score)
-        for item, row in enumerate(table)
-        for rater, score in enumerate(row)
-    ]
+def rated(scores, origins=None, repeats=None):
+    """Ratings by one criterion, from triples of item, rater and score."""
+    names = dict.fromkeys([*(item for item, _, _ in scores), *(origins or {}), *(repeats or {}).values()])
+    entries = {
+        name: KeyEntry(repeat_of=(repeats or {}).get(name, ""), origin=(origins or {}).get(name, {})) for name in names
+    }
+    ratings = tuple(Rating(item=item, who=who, criterion="c", score=score) for item, who, score in scores)
+    return SheetRatings(SheetKey(what="guidelines", seed=0, criteria={"c": (1, 10)}, items=entries), ratings)
 
 
 def test_kappas_and_means_match_other_implementations():
     rng = np.random.default_rng(3)
     truth = rng.integers(1, 4, 40)
     table = np.clip(truth[:, None] + rng.integers(-1, 2, (40, 3)), 1, 3)
-    (found,) = summarise(ratings_from(table.tolist()), {})
+    scores = [(f"i{n}", f"p{who}", score) for n, row in enumerate(table.tolist()) for who, score in enumerate(row)]
+    (found,) = summarise(rated(scores))
     assert (found.items, found.raters, found.pairs) == (40, 3, 3)
     assert found.mean.value == pytest.approx(table.mean()) and found.mean.low < found.mean.value < found.mean.high
     assert found.fleiss.value == pytest.approx(fleiss_kappa(aggregate_raters(table)[0]))
@@ -99,51 +96,60 @@ def test_kappas_and_means_match_other_implementations():
 
 
 def test_repeated_items_count_only_towards_self_agreement():
-    ratings = [
-        Rating(item=item, who=rater, criterion="c", score=score)
-        for item, rater, score in (
-            *(("a", "p", 1), ("b", "p", 3), ("c", "p", 2), ("a2", "p", 1), ("b2", "p", 2)),
-            *(("a", "q", 1), ("b", "q", 3), ("a2", "q", 1)),
-            ("c", "p", 3),  # rated again: the last rating counts
-        )
-    ]
-    (found,) = summarise(ratings, {"a2": "a", "b2": "b"})
+    scores = [("a", "p", 1), ("b", "p", 3), ("c", "p", 3), ("a2", "p", 1), ("b2", "p", 2)]
+    repeats = {"a2": "a", "b2": "b"}
+    (found,) = summarise(rated([*scores, ("a", "q", 1), ("b", "q", 3), ("a2", "q", 1)], repeats=repeats))
     assert found.items == 3 and found.mean.value == pytest.approx((1 + 3 + 3 + 1 + 3) / 5)
-    assert (found.self_agreement.n, found.self_agreement.alike) == (3, pytest.approx(2 / 3))
-    assert summarise([ratings[3]], {"a2": "a"}) == ()
+    assert (found.repeated, found.alike) == (3, pytest.approx(2 / 3))
+    assert summarise(rated([("a2", "p", 1)], repeats=repeats)) == ()
 
 
 # The sheet
 
 
-def some_items(count):
-    return [RatedItem((("text", f"text {number}"),), {"number": number}) for number in range(count)]
+def a_kind(*criteria, **described):
+    return SheetKind(criteria or (Criterion("c", "?"),), lambda _: (), **described)
 
 
-def test_sheet_shows_every_item_once_and_some_twice_in_random_order():
-    lines = lay_out(some_items(50), seed=1)
-    assert len(lines) == 55 and len({line.id for line in lines}) == 55
-    numbers = [line.item.origin["number"] for line in lines]
+def some_items(count, memes=50):
+    return [RatedItem((("text", f"text {n}"),), {"meme": f"m{n % memes}", "number": n}) for n in range(count)]
+
+
+def test_sheet_shows_every_item_once_and_some_twice_in_random_order(tmp_path):
+    def laid_out(count, seed):
+        return write_sheet(tmp_path / "s", "guidelines", a_kind(), some_items(count), seed=seed)[1].items
+
+    items = laid_out(50, 1)
+    assert len(items) == 55
+    numbers = [entry.origin["number"] for entry in items.values()]
     assert sorted(set(numbers)) == list(range(50)) and numbers != sorted(numbers)
-    repeats = [line for line in lines if line.repeat_of]
+    repeats = {name: entry for name, entry in items.items() if entry.repeat_of}
     assert len(repeats) == 5
-    by_id = {line.id: line for line in lines}
-    for line in repeats:
-        first = by_id[line.repeat_of]
-        assert first.item is line.item and lines.index(first) < lines.index(line) and not first.repeat_of
-    assert lay_out(some_items(50), seed=1) == lines != lay_out(some_items(50), seed=2)
-    assert len(lay_out(some_items(1), seed=0)) == 1 and len(lay_out(some_items(3), seed=0, repeats=1.0)) == 5
+    for name, entry in repeats.items():
+        first = items[entry.repeat_of]
+        assert first.origin == entry.origin and entry.repeat_of < name and not first.repeat_of
+    assert laid_out(50, 1) == items != laid_out(50, 2)
+    assert len(laid_out(1, 0)) == 1 and len(laid_out(10, 0)) == 11
+
+
+def test_items_are_drawn_of_different_memes_and_evenly():
+    drawn = draw_items(some_items(40, memes=10), 10, seed=0)
+    assert len({item.origin["meme"] for item in drawn}) == 10 and draw_items(drawn, 10, seed=0) != drawn
+    assert len(draw_items(some_items(40, memes=10), 100, seed=0)) == 40
+    uneven = [RatedItem((("t", ""),), {"meme": f"m{n}", "agent": int(n < 4)}) for n in range(30)]
+    agents = [item.origin["agent"] for item in draw_items(uneven, 20, seed=1, evenly="agent")]
+    assert sorted(agents) == [0] * 4 + [1] * 4
+    with pytest.raises(BadRequest, match="nothing of that kind"):
+        draw_items([], 1, seed=0)
 
 
 def test_rating_files_hide_the_origin_of_each_item(tmp_path):
-    criteria = (Criterion("soundness", "Is it right? <b>"), Criterion("score", "How good?", 1, 10))
-    items = [RatedItem((("text", "<script>evil()</script>"),), {"meme": "secret-1"}, pictures=(b"jpeg",))] * 3
-    rows, table, project, key = write_sheet(
-        tmp_path / "deep" / "s", "guidelines", lay_out(items, seed=0), criteria, seed=0
-    )
-    assert [path.name for path in (rows, table, project, key)] == [
-        *("s.jsonl", "s.csv", "s.label-studio.xml", "s.key.json")
-    ]
+    kind = a_kind(Criterion("soundness", "Is it right? <b>"), Criterion("score", "How good?", 1, 10))
+    items = [RatedItem((("text", "<script>evil()</script>"),), {"meme": "secret-1"})] * 3
+    stem = tmp_path / "deep" / "s"
+    files, _ = write_sheet(stem, "guidelines", kind, items, seed=0, pictures={"secret-1": (b"jpeg",)}.get)
+    rows, table, project, key = files
+    assert [path.name for path in files] == ["s.jsonl", "s.csv", "s.label-studio.xml", "s.key.json"]
     first = json.loads(rows.read_text().splitlines()[0])
     assert first["parts"] == {"text": "<script>evil()</script>"} and NOT_FOR_LIBRARIES not in first
     assert first["criteria"]["score"] == {"question": "How good?", "low": 1, "high": 10}
@@ -158,10 +164,10 @@ def test_rating_files_hide_the_origin_of_each_item(tmp_path):
     assert shown == {"picture_1", "text"} <= {*columns}
     assert view.find(".//View[@className='veiled']/Image") is not None and "blur(" in view.find("Style").text
     assert {one.get("name"): len(one) for one in view.iter("Choices")} == {"soundness": 3, "score": 10}
-    assert read_key(key).criteria == {"soundness": (1, 3), "score": (1, 10)}
+    assert SheetKey.model_validate_json(key.read_bytes()).criteria == {"soundness": (1, 3), "score": (1, 10)}
     for path in (tmp_path / "gone", rows):
         with pytest.raises(BadRequest, match="key"):
-            read_key(path)
+            read_sheet(path, [], {})
 
 
 # Guidelines
@@ -180,21 +186,27 @@ def rate(*arguments, code=0):
     return ran.output
 
 
-def test_guidelines_of_every_round_are_drawn_from_different_memes(finished_arena):
-    texts = guideline_texts(finished_arena.folder.events())
-    assert len(texts) == 8 * 3 * 5 and {text.round for text in texts} == {0, 1, 2, 3, 4}
-    assert [text.round for text in texts if text.last] == [4] * 24
-    starts = {text.reasoning for text in texts if text.round == 0}
-    assert all(reasoning.startswith("quality=") for reasoning in starts)
-    items = guideline_items(texts, rounds=range(5), per_round=4, seed=0)
+def key_of(path):
+    return SheetKey.model_validate_json(path.read_bytes())
+
+
+def test_guidelines_of_every_round_are_drawn_from_different_memes(finished_arena, tmp_path):
+    every = [item.origin for item in KINDS["guidelines"].items(finished_arena.root)]
+    assert len(every) == 8 * 3 * 5 and {one["round"] for one in every} == {0, 1, 2, 3, 4}
+    assert [one["round"] for one in every if one["last"]] == [4] * 24
+
+    def drawn(*options, code=0):
+        sheet = ("--sheet", tmp_path / "g", "--out", finished_arena.root)
+        output = rate("arena", "rate", *sheet, *options, code=code)
+        return output if code else [one.origin for one in key_of(tmp_path / "g.key.json").items.values()]
+
     by_round = {}
-    for item in items:
-        by_round.setdefault(item.origin["round"], []).append(item.origin["meme"])
-    assert {number: len(set(memes)) for number, memes in by_round.items()} == dict.fromkeys(range(5), 4)
-    last = guideline_items(texts, rounds=None, per_round=50, seed=0)
-    assert len(last) == 24 and all(item.origin["last"] for item in last)
-    with pytest.raises(BadRequest, match="no guideline of these rounds"):
-        guideline_items(texts, rounds=[9], per_round=1, seed=0)
+    for origin in drawn("--rounds", "0-4", "--count", 20):
+        by_round.setdefault(origin["round"], set()).add(origin["meme"])
+    assert {number: len(memes) for number, memes in by_round.items()} == dict.fromkeys(range(5), 4)
+    last = drawn("--count", 50)
+    assert len(last) == 24 + 2 and all(origin["last"] for origin in last)
+    assert "nothing of that kind" in drawn("--rounds", "9", code=1)
 
 
 def test_planted_scores_are_recovered_and_the_plateau_is_found(finished_arena, tmp_path):
@@ -202,9 +214,9 @@ def test_planted_scores_are_recovered_and_the_plateau_is_found(finished_arena, t
     rounds.
     """
     sheet = tmp_path / "rate.jsonl"
-    report = rate("arena", "rate", "--out", finished_arena.root, "--rounds", "0-4", "--per-round", 8, "--sheet", sheet)
+    report = rate("arena", "rate", "--out", finished_arena.root, "--rounds", "0-4", "--count", 40, "--sheet", sheet)
     assert "44 items, 4 of them a second time" in report and "is not for the raters" in report
-    key = read_key(tmp_path / "rate.key.json")
+    key = key_of(tmp_path / "rate.key.json")
     rng = random.Random(0)
     for rater in ("p", "q", "r"):
         with (tmp_path / f"{rater}.jsonl").open("w") as file:
@@ -221,7 +233,7 @@ def test_planted_scores_are_recovered_and_the_plateau_is_found(finished_arena, t
     assert means == sorted(means[:3]) + means[3:] and means[0] < 1.2 < 1.9 < means[1] < 2.1 < 2.8 < means[2]
     assert figures["plateau"] == 2
     soundness = next(rating for rating in figures["ratings"] if rating["criterion"] == "soundness")
-    assert soundness["items"] == 40 and soundness["raters"] == 3 and soundness["self_agreement"]["n"] == 12
+    assert soundness["items"] == 40 and soundness["raters"] == 3 and soundness["repeated"] == 12
     assert min(soundness["cohen"], soundness["alpha"], soundness["fleiss"]["value"]) > 0.6
     report = rate(*arguments, "--html", tmp_path / "page.html")
     assert "fusion_rounds = 2" in report and "2.50" in report and "style=" not in (tmp_path / "page.html").read_text()
@@ -236,16 +248,6 @@ def test_no_plateau_is_found_while_the_last_round_still_gains():
     assert plateau(rounds(2, 2, 2)) == 0 and plateau(rounds(2, 2, 3, 3)) == 2
     # Small steps add up: no single one is worth its calls, but all of them together are.
     assert plateau(rounds(2, 2.06, 2.12, 2.18, 2.18)) == 2 and plateau(rounds(3, 2, 2)) == 0
-
-
-def test_measures_by_round_need_no_ratings():
-    texts = [
-        GuidelineText("m", 0, 0, background="Tea is hot.", reasoning="People drink it"),
-        GuidelineText("m", 0, 1, background="Tea is cold.", reasoning="people drink it", last=True),
-    ]
-    start, end = measures_by_round(texts)
-    assert (start.words, start.kept, end.words) == (6, None, 6)
-    assert end.kept == pytest.approx(5 / 7)  # of tea, is, hot, cold, people, drink, it: all but hot and cold
 
 
 def test_contexts_are_shown_in_random_order(finished_arena, tmp_path):
@@ -264,7 +266,7 @@ def test_battles_judged_by_people_are_compared_with_the_judges(finished_arena, t
     """A person who always prefers the stronger model agrees with judges as often as they do."""
     out, sheet = finished_arena.root, tmp_path / "b"
     rate("arena", "rate", "--out", out, "--what", "battles", "--count", 60, "--sheet", sheet)
-    key = read_key(tmp_path / "b.key.json")
+    key = key_of(tmp_path / "b.key.json")
     rows = [json.loads(line) for line in (tmp_path / "b.jsonl").read_text().splitlines()]
     assert all(set(row["parts"]) == {"question", "A", "B"} and set(row["criteria"]) == {"better"} for row in rows)
     origins = {name: entry.origin for name, entry in key.items.items()}
@@ -297,10 +299,9 @@ def test_battles_judged_by_people_are_compared_with_the_judges(finished_arena, t
 
 
 def test_filled_tables_and_exports_of_label_studio_are_read(tmp_path):
-    criteria = (Criterion("soundness", "Is it right?"), Criterion("score", "How good?", 1, 10))
-    items = [RatedItem((("kind of harm", "=cmd()"),), {"n": number}) for number in range(2)]
-    _, table, _, path = write_sheet(tmp_path / "s", "guidelines", lay_out(items, seed=0, repeats=0), criteria, seed=0)
-    key = read_key(path)
+    kind = a_kind(Criterion("soundness", "Is it right?"), Criterion("score", "How good?", 1, 10))
+    items = [RatedItem((("kind of harm", "=cmd()"),), {"meme": f"m{number}"}) for number in range(2)]
+    (_, table, _, path), _ = write_sheet(tmp_path / "s", "guidelines", kind, items, seed=0)
     rows = list(csv.DictReader(table.read_text().splitlines()))
     assert {row["kind_of_harm"] for row in rows} == {"'=cmd()"}
 
@@ -309,7 +310,7 @@ def test_filled_tables_and_exports_of_label_studio_are_read(tmp_path):
             writer = csv.DictWriter(file, [*rows[0], "annotator"])
             writer.writeheader()
             writer.writerows(row | {who: "p"} | scores for row in rows)
-        return read_ratings([tmp_path / "filled.csv"], key)
+        return read_sheet(path, [tmp_path / "filled.csv"], KINDS).ratings
 
     by_hand = filled("who", soundness="2", score="10")
     assert [(one.item, one.criterion, one.score) for one in by_hand] == [
@@ -323,9 +324,8 @@ def test_filled_tables_and_exports_of_label_studio_are_read(tmp_path):
         filled("who", score="11")
 
 
-def test_free_measures_are_shown_without_ratings_and_bad_files_are_named(finished_arena, tmp_path):
-    report = rate("arena", "rate", "--out", finished_arena.root)
-    assert "By round of the fusion" in report and "quality=" not in report
+def test_bad_options_and_files_are_named(finished_arena, tmp_path):
+    assert "Draw a sheet" in rate("arena", "rate", "--out", finished_arena.root, code=2)
     assert "takes a range" in rate(
         "arena", "rate", "--out", finished_arena.root, "--rounds", "4-1", "--sheet", "x", code=2
     )
@@ -347,8 +347,8 @@ def test_free_measures_are_shown_without_ratings_and_bad_files_are_named(finishe
 def test_number_of_merged_answers_follows_the_fusion_rounds_setting(tmp_path, rounds):
     arena = Arena(tmp_path, memes=2, fusion_rounds=rounds)
     arena.hold()
-    texts = guideline_texts(arena.folder.events())
-    assert {text.round for text in texts if text.last} == {rounds} and len(texts) == 2 * 3 * (rounds + 1)
+    texts = [item.origin for item in KINDS["guidelines"].items(arena.root)]
+    assert {one["round"] for one in texts if one["last"]} == {rounds} and len(texts) == 2 * 3 * (rounds + 1)
     assert arena.calls_made == 2 * (1 + 3 * (1 + len(STRENGTHS) + rounds + 3))
 
 
@@ -376,7 +376,7 @@ def test_probe_sheets_show_pictures_and_reports_compare_people_with_agents(a_pro
         shown = {tmp_path / path for row in rows for path in row["pictures"]}
         assert shown and all(path.read_bytes()[:2] == b"\xff\xd8" for path in shown)
         assert "data:image" not in (tmp_path / f"{sheet_kind}.csv").read_text()
-        key = read_key(tmp_path / f"{sheet_kind}.key.json")
+        key = key_of(tmp_path / f"{sheet_kind}.key.json")
         with (tmp_path / f"{sheet_kind}-rated.jsonl").open("w") as file:
             for row, (criterion, (low, high)) in itertools.product(rows, key.criteria.items()):
                 agent = key.items[row["item"]].origin.get("agent")
@@ -396,19 +396,16 @@ def test_probe_sheets_show_pictures_and_reports_compare_people_with_agents(a_pro
     assert "Draw a sheet" in rate("probe", "rate", "--out", a_probe.root, code=2)
 
 
-def test_ratings_by_round_ignore_repeated_items(tmp_path):
-    items = [RatedItem((("t", str(n)),), {"meme": f"m{n}", "round": n % 2}) for n in range(4)]
-    lines = lay_out(items, seed=0, repeats=0.5)
-    *_, path = write_sheet(tmp_path / "s", "guidelines", lines, (Criterion("c", "?"),), seed=0)
-    key = read_key(path)
-    ratings = [
-        Rating(item=line.id, who="p", criterion="c", score=1 if line.repeat_of else 2 + line.item.origin["round"])
-        for line in lines
-    ]
-    assert [
-        (round_ratings.round, round_ratings.items, round_ratings.mean.value)
-        for round_ratings in ratings_by_round(ratings, key)
-    ] == [(0, 2, 2), (1, 2, 3)]
+def test_ratings_by_round_ignore_repeated_items_and_the_last_rating_counts(tmp_path):
+    origins = {f"i{n}": {"meme": f"m{n}", "round": n % 2} for n in range(4)} | {"i4": {"meme": "m0", "round": 0}}
+    scores = [("i0", "p", 2), ("i1", "p", 3), ("i2", "p", 2), ("i3", "p", 3), ("i4", "p", 1)]
+    found = ratings_by_round(rated(scores, origins, {"i4": "i0"}))
+    assert [(one.round, one.items, one.mean.value) for one in found] == [(0, 2, 2), (1, 2, 3)]
+    (tmp_path / "k.key.json").write_text(rated(scores, origins).key.model_dump_json())
+    line = '{"item": "i0", "who": "p", "criterion": "c", "score": 1}\n'
+    (tmp_path / "r.jsonl").write_text(line + line.replace("1}", "2}"))
+    (one,) = read_sheet(tmp_path / "k.key.json", [tmp_path / "r.jsonl"], KINDS).ratings
+    assert one.score == 2
 
 
 def test_key_written_by_another_command_is_refused(finished_arena, a_probe, tmp_path):
