@@ -58,6 +58,9 @@ def audition(memes: int, calibrate: Path | None, html: Path | None, as_json: boo
     """
     from eval.reports.audition import audition_sections, gather_audition
     from eval.reports.sections import as_page, as_text, need_page
+    from eval.runs.judge import material_of
+    from eval.scores.weighing import require_enough
+    from eval.session.engine import Progress
     from eval.studies.arms import run_study
     from eval.studies.audition import audition_of, audition_study, draw_memes
 
@@ -78,6 +81,9 @@ def audition(memes: int, calibrate: Path | None, html: Path | None, as_json: boo
     else:
         own = {"data": draw_memes(options["out"], memes), "dataset": dataset_of("synthetic-harmeme")}
     study = audition_study(plan_of({**options, "procedure": "full"}, **own), labelled=labelled)
+    if calibrate is not None:
+        tried = material_of(study.plan, Progress()).memes
+        require_enough([meme.harmful for meme in tried if meme.harmful is not None])  # before hours of trials
     runs = run_watched(lambda progress: run_study(study, progress))
     found = asyncio.run(gather_audition(runs))
     lead, sections = audition_sections(found)

@@ -68,9 +68,11 @@ class AuditionResult:
 
     @cached_property
     def evidence(self) -> tuple[Evidence, ...]:
-        """Evidence of each full trial that has a record."""
-        pairs = ((meme, gold) for meme, (gold, _) in self.judged.items() if meme in self.records)
-        return tuple(evidence_in(meme, gold, self.records[meme]) for meme, gold in pairs)
+        """Evidence of each full trial: none where a trial ended before it had a record."""
+        return tuple(
+            evidence_in(meme, gold, self.records[meme]) if meme in self.records else Evidence(meme, gold, None)
+            for meme, (gold, _) in self.judged.items()
+        )
 
     @cached_property
     def bound(self) -> Bound:

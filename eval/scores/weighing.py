@@ -8,6 +8,7 @@ is better with it by more than chance.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,10 +25,10 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 FEWEST = 200
-"""Labelled memes without which nothing is calibrated."""
+"""Labelled memes that have to be tried; all but a tenth of these trials have to give all evidence."""
 CHECKS = "checks"
 _OFTEN_MISSING = 0.1
-"""Share of memes without an input, above which the input is left out instead of the memes."""
+"""Share of memes without an input above which the input is left out instead of the memes."""
 _FOLDS = 5
 _PENALTY = 1.0
 """Weight of the squared, scaled coefficients against the likelihood of the memes: worth a few memes."""
@@ -82,15 +83,34 @@ class _Data:
         return _Data(self.x[:, [self.names.index(name) for name in names]], self.y, tuple(names))
 
 
+def require_enough(harmful: Sequence[bool], fewest: int | None = None) -> None:
+    """Raises BadRequest if there are too few memes to calibrate by, or too few of a label.
+
+    Args:
+        harmful: Label of each meme by people.
+        fewest: Memes that it takes, of which a quarter have to be of either label; None for :data:`FEWEST`.
+    """
+    fewest = fewest or FEWEST
+    least = min(FEWEST_OF_A_LABEL, fewest // 4)
+    rare = min(sum(harmful), len(harmful) - sum(harmful))
+    if len(harmful) < fewest or rare < least:
+        raise BadRequest(
+            f"A calibration takes {fewest} labelled memes, and {least} of either label; there are {len(harmful)}, and "
+            f"{rare} of the rarer label.",
+            reason="TOO_FEW_LABELLED",
+        )
+
+
 def weigh(evidence: Sequence[Evidence], *, seed: int = 0, fewest: int | None = None) -> Weighing:
     """Fits the weights and measures them.
 
     Args:
-        fewest: Memes that it takes, of which a quarter have to be of either label; None for :data:`FEWEST`.
+        fewest: Memes that it takes; None for :data:`FEWEST`.
 
     Raises:
-        BadRequest: Too few memes have evidence.
+        BadRequest: There are too few memes, or too many of their trials did not give all evidence.
     """
+    require_enough([each.harmful for each in evidence], fewest)
     ruled = [each for each in evidence if each.ruled is not None]
     inputs = [
         name
@@ -98,13 +118,11 @@ def weigh(evidence: Sequence[Evidence], *, seed: int = 0, fewest: int | None = N
         if ruled and sum(getattr(each, name) is None for each in ruled) <= _OFTEN_MISSING * len(ruled)
     ]
     used = [each for each in ruled if all(getattr(each, name) is not None for name in inputs)]
-    rare = min(sum(each.harmful for each in used), sum(not each.harmful for each in used))
-    fewest = fewest or FEWEST
-    least = min(FEWEST_OF_A_LABEL, fewest // 4)
-    if len(used) < fewest or rare < least:
+    # Some trials of small models fail, which must not cost somebody with just enough memes the hours of the others.
+    least = math.ceil((1 - _OFTEN_MISSING) * (fewest or FEWEST))
+    if len(used) < least:
         raise BadRequest(
-            f"A calibration takes {fewest} labelled memes whose trials gave all evidence, and {least} of either label; "
-            f"there are {len(used)}, and {rare} of the rarer label.",
+            f"Of {len(evidence)} trials {len(used)} ended in a label with all evidence; a calibration takes {least}.",
             reason="TOO_FEW_LABELLED",
         )
     x = [[evidence_of(getattr(each, name)) for name in inputs] for each in used]

@@ -190,6 +190,15 @@ def test_drawn_memes_give_a_page_and_a_judgement(tmp_path, alone):
     assert figures["lacks"] == ["a listing of its weights: their change under the same name goes unnoticed"]
 
 
+def test_too_few_labelled_memes_are_refused_before_anything_is_tried(tmp_path):
+    write_table(tmp_path / "memes.csv")
+    stand_in = Planted("after")
+    with served(stand_in) as url:
+        result = CliRunner(env={"MEMECOURT_HOME": str(tmp_path / "home")}).invoke(cli, arguments(tmp_path, url))
+    assert result.exit_code == 1 and "A calibration takes 200 labelled memes" in result.output
+    assert not stand_in.about_memes and not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     "words, message",
     [

@@ -77,8 +77,12 @@ def test_missing_inputs_are_left_out_and_few_memes_refused():
     assert set(weigh(no_odds).weights) == {"vote"}
     some = [*no_odds[:6], *evidence[6:]]
     assert len(weigh(some).memes) == 234 and "before" in weigh(some).weights
-    with pytest.raises(BadRequest, match=r"200 labelled memes .* there are 199") as caught:
+    with pytest.raises(BadRequest, match=r"200 labelled memes, .* there are 199") as caught:
         weigh(evidence[:199])
     assert caught.value.reason == "TOO_FEW_LABELLED"
+    failed = [Evidence(each.meme, each.harmful, None) for each in evidence[180:200]]
+    assert len(weigh([*evidence[:180], *failed]).memes) == 180  # some trials fail
+    with pytest.raises(BadRequest, match=r"Of 200 trials 179 ended in a label with all evidence; .* takes 180"):
+        weigh([*evidence[:179], Evidence("another", True, None), *failed])
     with pytest.raises(BadRequest, match="and 10 of the rarer label"):
         weigh([each for number, each in enumerate(planted(500)) if number % 2 or number < 20])
