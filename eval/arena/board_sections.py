@@ -7,51 +7,13 @@ from dataclasses import replace
 
 from eval.arena.agreement import HumanAgreement
 from eval.arena.bias import BiasReport, contrast_sections
-from eval.arena.boards import Board, BoardRow, Estimate, on_one_scale
+from eval.arena.boards import BoardRow, Estimate, on_one_scale
 from eval.arena.leaderboard import Leaderboard, Target
 from eval.arena.words import SETTING_WORDS, Setting
 from eval.reports.sections import Drawn, Section, Tile, need_page, plain
-from eval.reports.svg import Ink, drawing, themed
 from eval.scores.measure import NOTHING, Figure, figure
 from eval.scores.subgroups import wilson
 from serving.docket.review.agreement import Kappa
-
-
-def heads(board: Board, name: str) -> str | None:
-    """Draws counted win rates of all pairs of models; None if no models met."""
-    if not board.against:
-        return None
-    from matplotlib.figure import Figure
-    from matplotlib.patches import Rectangle
-
-    models = [row.model for row in board.rows]
-    side = 1.1 + 0.52 * len(models)
-    with drawing(name):
-        figure = Figure(figsize=(side + 0.7, side), layout="constrained")
-        axes = figure.subplots()
-        for i, one in enumerate(models):
-            for j, other in enumerate(models):
-                rate = board.against.get((one, other))
-                # The cell of two models that never met stays empty.
-                if rate is None:
-                    continue
-                ink = Ink.GOOD if rate >= 0.5 else Ink.BAD
-                # The further from 0.5, the stronger the colour.
-                box = Rectangle((j - 0.5, i - 0.5), 1, 1, facecolor=ink, alpha=0.05 + 0.9 * abs(rate - 0.5))
-                axes.add_patch(box)
-                axes.text(j, i, f"{100 * rate:.0f}", ha="center", va="center", fontsize=8)
-        axes.set(xlim=(-0.5, len(models) - 0.5), ylim=(len(models) - 0.5, -0.5))
-        axes.set_xticks(range(len(models)), [plain(model) for model in models], rotation=40, ha="right")
-        axes.set_yticks(range(len(models)), [plain(model) for model in models])
-        axes.set_xlabel("against")
-        axes.tick_params(length=0)
-        for spine in axes.spines.values():
-            spine.set_visible(False)
-        description = "; ".join(
-            f"{plain(one)} against {plain(other)} {rate:.0%}" for (one, other), rate in board.against.items()
-        )
-        return themed(figure, name, f"Win rates in per cent, ties half. {description}.")
-
 
 _HOW = (
     "What is compared is how well a model explains the harm in a meme, by the judgement of models. Bradley-Terry "
@@ -209,9 +171,16 @@ def _overall_tiles(board: Leaderboard) -> tuple[Tile, ...]:
 
 
 def _overall_drawn(board: Leaderboard) -> tuple[Drawn, ...]:
+    # Imported here: only a page has drawings.
+    from eval.reports.figures import shares
+
     overall = board.board("overall")
-    matrix = heads(overall, "heads")
-    won = "Battles won, in per cent, ties half. Counted, not derived from ratings; empty where two never met."
+    models = [row.model for row in overall.rows]
+    rates = {plain(one): [overall.against.get((one, other)) for other in models] for one in models}
+    matrix = shares([plain(model) for model in models], rates, "heads") if overall.against else ""
+    won = (
+        "Battles won by the model on the left, ties half. Counted, not derived from ratings; empty where two never met."
+    )
     return (Drawn("Against each other", matrix or "", won),)
 
 

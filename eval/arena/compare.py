@@ -12,8 +12,7 @@ from court.errors import BadRequest
 from eval.arena.agreement import noise_in
 from eval.arena.boards import table_of
 from eval.arena.folder import ArenaFolder, ArenaManifest
-from eval.arena.groups import wins_by_unit
-from eval.arena.ranking.battles import MIDDLE, SCALE, Battles, Floats
+from eval.arena.ranking.battles import MIDDLE, SCALE, Battles, Floats, wins_by
 from eval.arena.ranking.bootstrap import RESAMPLES, draw_memes
 from eval.arena.ranking.bradley_terry import fit, quarter_ties
 from eval.arena.words import OVERALL
@@ -67,7 +66,8 @@ def compare_arenas(a: Path, b: Path, *, resamples: int = RESAMPLES, seed: int = 
     drawn = draw_memes(len(numbers), resamples, seed).astype(np.float64)
     values, draws = [], []
     for battles, own in ((table, memes), (other_table, other_memes)):
-        won = wins_by_unit(battles, np.array([numbers[meme] for meme in own], dtype=np.int64), len(numbers))
+        unit = np.array([numbers[meme] for meme in own], dtype=np.int64)
+        won = wins_by(battles, unit, len(numbers)).reshape(len(numbers), -1)
         common = [battles.models.index(model) for model in models]
         theta = _ratings(np.vstack([won.sum(axis=0), drawn @ won]), common)
         values.append(theta[0])

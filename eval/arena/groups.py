@@ -24,9 +24,9 @@ from court.errors import BadRequest
 from eval.arena.boards import Board, BoardRow, board_of, table_of
 from eval.arena.events import Answered, DifficultyRated, Event, Forfeited, Judged, TaskFormulated
 from eval.arena.folder import ArenaFolder, ArenaManifest
-from eval.arena.ranking.battles import SCALE, Battles, Floats, Ints
+from eval.arena.ranking.battles import SCALE, Battles, Floats, Ints, wins_by
 from eval.arena.ranking.bootstrap import draw_memes, tails
-from eval.arena.ranking.bradley_terry import fit, quarter_ties
+from eval.arena.ranking.bradley_terry import fit, likelihood, quarter_ties
 from eval.arena.words import OVERALL
 from eval.reports.sections import Section
 from eval.scores.compare import holm
@@ -85,7 +85,7 @@ def interaction(
     if len(names) < 2:
         raise ValueError("a test of groups needs two of them")
     n, tasks, groups = len(table.models), len(group), len(names)
-    won = wins_by_unit(table, unit, tasks)
+    won = wins_by(table, unit, tasks).reshape(tasks, n * n)
     meme = np.zeros(tasks, dtype=np.int64)
     meme[unit] = table.meme
     rng = np.random.default_rng(seed)
@@ -138,15 +138,6 @@ def step_down(observed: Floats, drawn: Floats) -> Floats:
     return np.asarray(adjusted)
 
 
-def wins_by_unit(table: Battles, unit: Ints, tasks: int) -> Floats:
-    """Counts wins by task, or any other part of the battles; float of shape (tasks, models * models)."""
-    n = len(table.models)
-    at = (unit * n + table.left) * n + table.right
-    won = np.bincount(at, weights=table.weight * table.score, minlength=tasks * n * n).reshape(tasks, n, n)
-    fought = np.bincount(at, weights=table.weight, minlength=tasks * n * n).reshape(tasks, n, n)
-    return np.asarray((won + (fought - won).transpose(0, 2, 1)).reshape(tasks, n * n))
-
-
 def _dealt(group: Ints, meme: Ints, rng: np.random.Generator) -> Ints:
     """Permutes labels: a meme's labels go, in random order, to a meme with equally many tasks."""
     order = np.argsort(meme, kind="stable")
@@ -166,7 +157,7 @@ def _statistics(won: Floats, labels: Ints, groups: int, n: int) -> tuple[Floats,
     prior = quarter_ties(n)
     everything = won.sum(axis=0).reshape(n, n) + prior
     # The same in every permutation, which moves tasks between groups but never out of all of them.
-    together = _likelihood(everything[None], fit(everything[None]))[0]
+    together = likelihood(everything[None], fit(everything[None]))[0]
     # For each permutation of a batch, the membership of all tasks and the tables of all groups are in memory at once.
     step = max(1, _AT_ONCE // (groups * (len(won) + n * n)))
     ratios, differences = [], []
@@ -176,7 +167,7 @@ def _statistics(won: Floats, labels: Ints, groups: int, n: int) -> tuple[Floats,
         tables = (member.reshape(-1, member.shape[-1]) @ won).reshape(len(part), groups, n, n)
         others = tables.sum(axis=1, keepdims=True) - tables
         own = fit(tables + prior)
-        ratios.append(2 * (_likelihood(tables + prior, own).sum(axis=1) - together))
+        ratios.append(2 * (likelihood(tables + prior, own).sum(axis=1) - together))
         differences.append(SCALE * (own - fit(others + prior)))
     return np.concatenate(ratios), np.concatenate(differences)
 
@@ -197,11 +188,6 @@ def _intervals(
         found.append(SCALE * (fit(inside.reshape(-1, n, n) + prior) - fit(outside.reshape(-1, n, n) + prior)))
     low, high = np.percentile(np.stack(found, axis=1), tails(int(place.max()) + 1), axis=0)
     return np.asarray(low), np.asarray(high)
-
-
-def _likelihood(tables: Floats, theta: Floats) -> Floats:
-    difference = theta[..., :, None] - theta[..., None, :]
-    return np.asarray((tables * -np.logaddexp(0.0, -difference)).sum(axis=(-2, -1)))
 
 
 EACH_ROUND = "each-round"

@@ -14,8 +14,7 @@ import asyncio
 import itertools
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from types import MappingProxyType
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from court.deadline import gather_or_cancel
@@ -126,16 +125,6 @@ class ArenaPlan:
         return len(self.fixed_tasks.get(meme.id, ())) if self.fixed_tasks else len(Relevance)
 
 
-@dataclass(frozen=True, slots=True)
-class _Task:
-    number: int
-    overall: int
-    """Among the tasks of all memes."""
-    rounds: tuple[str, ...]
-    language: str
-    reference: str
-
-
 async def run_memes(
     plan: ArenaPlan, folder: ArenaFolder, progress: Callable[[int, int], None] = lambda *_: None
 ) -> None:
@@ -230,57 +219,31 @@ class _Meme:
         # Written last: without it, all of the meme's events are dropped when the arena is resumed.
         self._keep(MemeDone(meme=self._meme.id))
 
-    async def _tasks(self) -> list[_Task]:
+    async def _tasks(self) -> list[TaskFormulated]:
         if self._plan.fixed_tasks:
             return [
-                self._fixed_task(number, task)
-                for number, task in enumerate(self._plan.fixed_tasks.get(self._meme.id, ()))
+                self._formulated(number, rounds=fixed.rounds, language=fixed.language, tags=fixed.tags)
+                for number, fixed in enumerate(self._plan.fixed_tasks.get(self._meme.id, ()))
             ]
         controller = self._speaker(self._settings.controller)
         profiles, call = await controller.profiles(self._settings.temperature)
         backgrounds = {str(relevance): profiles.of(relevance) for relevance in Relevance}
         self._keep(ContextSimulated(meme=self._meme.id, call=call, **backgrounds))
 
-        async def formulate(number: int, relevance: Relevance) -> _Task:
+        async def formulate(number: int, relevance: Relevance) -> TaskFormulated:
             question, call = await controller.question(profiles.of(relevance), self._settings.temperature)
-            return self._formulated(number, relevance, rounds=(question,), language="", call=call)
+            return self._formulated(number, rounds=(question,), relevance=relevance, call=call)
 
         return await _all(formulate(number, relevance) for number, relevance in enumerate(Relevance))
 
-    def _fixed_task(self, number: int, fixed: FixedTask) -> _Task:
-        task = self._formulated(number, None, rounds=fixed.rounds, language=fixed.language, call=None, tags=fixed.tags)
-        return _Task(
-            number=task.number,
-            overall=task.overall,
-            rounds=task.rounds,
-            language=task.language,
-            reference=fixed.reference,
+    def _formulated(self, number: int, **about: Any) -> TaskFormulated:
+        task = TaskFormulated.model_validate(
+            {"relevance": None, "call": None, "meme": self._meme.id, "task": number, **about}
         )
+        self._keep(task)
+        return task
 
-    def _formulated(
-        self,
-        number: int,
-        relevance: Relevance | None,
-        *,
-        rounds: tuple[str, ...],
-        language: str,
-        call: ReplyCost | None,
-        tags: Mapping[str, str] = MappingProxyType({}),
-    ) -> _Task:
-        self._keep(
-            TaskFormulated(
-                meme=self._meme.id,
-                task=number,
-                relevance=relevance,
-                rounds=rounds,
-                language=language,
-                tags=dict(tags),
-                call=call,
-            )
-        )
-        return _Task(number=number, overall=self._begin + number, rounds=rounds, language=language, reference="")
-
-    async def _run_task(self, task: _Task) -> None:
+    async def _run_task(self, task: TaskFormulated) -> None:
         targets = self._settings.targets
         answers = zip(targets, await _all(self._answer(name, task) for name in targets), strict=True)
         there = {name: answer for name, answer in answers if answer is not None}
@@ -292,14 +255,14 @@ class _Meme:
             # If neither answered, neither loses.
             if (one in there) != (other in there):
                 winner, loser = (one, other) if one in there else (other, one)
-                self._keep(Forfeited(meme=self._meme.id, task=task.number, winner=winner, loser=loser))
+                self._keep(Forfeited(meme=self._meme.id, task=task.task, winner=winner, loser=loser))
         await _all(
             self._fight(task, one, other=other, answers=there, guideline=guideline)
             for one, other in pairs
             if one in there and other in there
         )
 
-    async def _answer(self, name: str, task: _Task) -> FixedQuestion | None:
+    async def _answer(self, name: str, task: TaskFormulated) -> FixedQuestion | None:
         speaker = self._speaker(name)
         calls: tuple[ReplyCost, ...]
         forgotten = 0
@@ -320,7 +283,7 @@ class _Meme:
         self._keep(
             Answered(
                 meme=self._meme.id,
-                task=task.number,
+                task=task.task,
                 target=name,
                 background=answer.background,
                 reasoning=answer.rounds,
@@ -331,21 +294,21 @@ class _Meme:
         )
         return answer
 
-    def _unanswered(self, name: str, task: _Task, reason: str) -> None:
-        self._keep(NotAnswered(meme=self._meme.id, task=task.number, target=name, reason=reason))
+    def _unanswered(self, name: str, task: TaskFormulated, reason: str) -> None:
+        self._keep(NotAnswered(meme=self._meme.id, task=task.task, target=name, reason=reason))
 
-    async def _fuse(self, task: _Task, answers: Mapping[str, FixedQuestion]) -> FixedQuestion | None:
+    async def _fuse(self, task: TaskFormulated, answers: Mapping[str, FixedQuestion]) -> FixedQuestion | None:
         """Runs Algorithm 1, fusing the panel's views; None if no judge has an answer to start from."""
         # One generator for all draws of a task. Each round draws before its call, so that a failed round leaves
         # later draws unchanged.
-        rng = self._random("fusion", task.number)
+        rng = self._random("fusion", task.task)
         # The guideline starts from a judge's own answer; only judges may speak for the panel.
         able = [name for name in self._settings.judges if name in answers]
         if not able:
             return None
         author = rng.choice(able)
         guideline = answers[author]
-        self._keep(FusionBegun(meme=self._meme.id, task=task.number, judge=author))
+        self._keep(FusionBegun(meme=self._meme.id, task=task.task, judge=author))
         candidates = [name for name in self._settings.targets if name in answers and name != author]
         rng.shuffle(candidates)
         if self._settings.fusion_rounds != "all":
@@ -357,7 +320,7 @@ class _Meme:
             first = rng.random() < 0.5
             shown = (guideline, answers[drawn]) if first else (answers[drawn], guideline)
             reply = await reply_or_reason(self._speaker(judge).fuse(task.rounds[0], *shown))
-            about = {"meme": self._meme.id, "task": task.number, "round": number, "drawn": drawn, "judge": judge}
+            about = {"meme": self._meme.id, "task": task.task, "round": number, "drawn": drawn, "judge": judge}
             if isinstance(reply, str):
                 # The guideline stays as it was before this round.
                 self._keep(FusionFailed.model_validate({**about, "reason": reply}))
@@ -377,18 +340,23 @@ class _Meme:
             )
         return guideline
 
-    def _pairs(self, task: _Task) -> list[tuple[str, str]]:
+    def _pairs(self, task: TaskFormulated) -> list[tuple[str, str]]:
         anchor = self._settings.anchor
         if self._settings.pairing == "baseline":
             assert anchor is not None
             return [(anchor, name) for name in self._settings.targets if name != anchor]
-        return list(itertools.combinations(self._met[task.number], 2))
+        return list(itertools.combinations(self._met[task.task], 2))
 
     async def _fight(
-        self, task: _Task, one: str, other: str, answers: Mapping[str, FixedQuestion], guideline: FixedQuestion | None
+        self,
+        task: TaskFormulated,
+        one: str,
+        other: str,
+        answers: Mapping[str, FixedQuestion],
+        guideline: FixedQuestion | None,
     ) -> None:
         # Keyed by sorted names: the same judges are drawn whichever of the two comes first in the pair.
-        rng = self._random("judges", task.number, *sorted((one, other)))
+        rng = self._random("judges", task.task, *sorted((one, other)))
         judges, wanted = list(self._settings.judges), self._settings.judges_per_battle
         apart = [] if self._settings.own_case else [name for name in judges if name not in (one, other)]
         chosen = rng.sample(apart, min(wanted, len(apart)))
@@ -403,7 +371,7 @@ class _Meme:
         ]
         # The index among all tasks, not the order of completion: so the study covers the same tasks when the arena is
         # resumed.
-        if self._settings.bias and task.overall < self._settings.bias_tasks:
+        if self._settings.bias and self._begin + task.task < self._settings.bias_tasks:
             shown = {Setting.FUSED: guideline, Setting.HUMAN: written}
             for judge, studied in itertools.product(self._settings.judges, Setting):
                 measure = answers.get(judge) if studied is Setting.OWN else shown.get(studied)
@@ -416,7 +384,7 @@ class _Meme:
             await _all(
                 self._judge(
                     # Earlier rounds are shown as questions alone: what a model made of them is in its answer.
-                    replace(task, rounds=task.rounds[:number]),
+                    task.model_copy(update={"rounds": task.rounds[:number]}),
                     one,
                     other,
                     {name: FixedQuestion("", (answers[name].rounds[number - 1],)) for name in (one, other)},
@@ -430,15 +398,15 @@ class _Meme:
                 for number in range(1, len(task.rounds) + 1)
             )
 
-    def _written(self, task: _Task) -> FixedQuestion | None:
-        if task.reference:
-            return FixedQuestion("", (task.reference,))
+    def _written(self, task: TaskFormulated) -> FixedQuestion | None:
+        if self._plan.fixed_tasks and (reference := self._plan.fixed_tasks[self._meme.id][task.task].reference):
+            return FixedQuestion("", (reference,))
         human = self._plan.references.get(self._meme.id)
         return FixedQuestion(human.background, (human.reasoning,)) if human else None
 
     async def _judge(
         self,
-        task: _Task,
+        task: TaskFormulated,
         one: str,
         other: str,
         answers: Mapping[str, FixedQuestion],
@@ -449,7 +417,7 @@ class _Meme:
         number: int = 0,
     ) -> None:
         # The same order in every setting, so that only the reference differs.
-        flip = self._random("order", task.number, *sorted((one, other)), judge).random() < 0.5
+        flip = self._random("order", task.task, *sorted((one, other)), judge).random() < 0.5
         a, b = sorted((one, other), reverse=flip)
         turns = ((a, b), (b, a)) if self._settings.swapped and study != "bias" else ((a, b),)
         for turn, (first, second) in enumerate(turns):
@@ -466,7 +434,7 @@ class _Meme:
             )
             about = {
                 "meme": self._meme.id,
-                "task": task.number,
+                "task": task.task,
                 "a": first,
                 "b": second,
                 "judge": judge,

@@ -7,10 +7,10 @@ that three agents do are distributed among all.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -51,37 +51,13 @@ BEGIN = (
 """Those that the paper begins with (section 3.1); the definitions are ours."""
 
 
-class Taxonomy:
-    """Categories in the order in which they came; each name once."""
+Taxonomy = dict[str, Category]
+"""Categories by name, in the order in which they came."""
 
-    def __init__(self, categories: Iterable[Category] = BEGIN) -> None:
-        self._categories = {category.name: category for category in categories}
 
-    @property
-    def categories(self) -> tuple[Category, ...]:
-        """All that there are."""
-        return tuple(self._categories.values())
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the categories."""
-        return tuple(self._categories)
-
-    @property
-    def text(self) -> str:
-        """A line for each."""
-        return "\n".join(category.line for category in self.categories)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._categories
-
-    def __getitem__(self, name: str) -> Category:
-        return self._categories[name]
-
-    def add(self, category: Category) -> Self:
-        """Adds a category; an existing one of that name is kept unchanged."""
-        self._categories.setdefault(category.name, category)
-        return self
+def taxonomy_of(categories: Iterable[Category] = BEGIN) -> Taxonomy:
+    """Returns categories by name."""
+    return {category.name: category for category in categories}
 
 
 LOWEST, HIGHEST = 1, 10
@@ -158,10 +134,6 @@ class Rewriting(Reply):
     rewritten: Annotated[Words, TextBounds(most=TEXT), Field(max_length=TEXT)]
 
 
-class Refused(Exception):
-    """The Scorer says that the answer declined to look at the meme."""
-
-
 def longest(kind: type[Reply]) -> int:
     """Returns the maximum length of the texts of a reply together, in characters."""
     marks = (mark for info in kind.model_fields.values() for mark in info.metadata)
@@ -174,8 +146,8 @@ def sorting_schema(taxonomy: Taxonomy) -> dict[str, Any]:
         {
             "categories": {
                 "type": "array",
-                "items": {"type": "string", "enum": list(taxonomy.names)},
-                "maxItems": len(taxonomy.names),
+                "items": {"type": "string", "enum": list(taxonomy)},
+                "maxItems": len(taxonomy),
             },
             # Without a pattern, which many servers refuse in a schema: :func:`parse_sorting` checks the form.
             "new_name": {"type": "string", "maxLength": 30},
@@ -185,9 +157,9 @@ def sorting_schema(taxonomy: Taxonomy) -> dict[str, Any]:
 
 
 def parse_sorting(text: str, taxonomy: Taxonomy) -> Sorting:
-    """A Miner's vote. A "new" category that is already listed counts as a vote for it. Raises Fault."""
+    """A Miner's vote. A "new" category that is already listed counts as a vote for it. Raises UnusableReply."""
     sorting = parse(_Sorting, text)
-    if unknown := set(sorting.categories) - set(taxonomy.names):
+    if unknown := set(sorting.categories) - set(taxonomy):
         raise UnusableReply("REPLY_MALFORMED", f"{len(unknown)} of its categories are not on the list")
     name, definition = " ".join(sorting.new_name.split()), " ".join(sorting.new_definition.split())
     voted = dict.fromkeys(sorting.categories)
@@ -204,7 +176,7 @@ def parse_sorting(text: str, taxonomy: Taxonomy) -> Sorting:
 
 
 def parse_rewriting(text: str, before: str) -> Rewriting:
-    """A rewritten text that differs from the one before. Raises Fault."""
+    """A rewritten text that differs from the one before. Raises UnusableReply."""
     rewriting = parse(Rewriting, text)
     # Differences in white space alone do not count.
     if rewriting.rewritten.split() == before.split():
@@ -212,15 +184,11 @@ def parse_rewriting(text: str, before: str) -> Rewriting:
     return rewriting
 
 
-def parse_rating(text: str) -> int:
-    """The score in a Scorer's reply, 1 to 10.
+def parse_rating(text: str) -> int | None:
+    """The score in a Scorer's reply, 1 to 10; None if it says that the answer declined. Raises UnusableReply.
 
     The last ``[[n]]`` counts, as the reply may quote others before it. If there is none, the last ``Rating: n`` counts.
     Anything but an integer from 1 to 10 is rejected, not rounded, clipped or guessed.
-
-    Raises:
-        Refused: The reply says that the answer declined.
-        Fault: The reply has no readable rating.
     """
     # The form that was asked for goes before the plain one, wherever in the reply they stand.
     found = _RATING.findall(text) or _PLAIN.findall(text)
@@ -229,7 +197,7 @@ def parse_rating(text: str) -> int:
     # The last one: reasons before it may speak of other scores.
     last = found[-1].lower()
     if last == _REFUSED:
-        raise Refused
+        return None
     if not _SCORE.fullmatch(last) or not LOWEST <= int(last) <= HIGHEST:
         raise UnusableReply("REPLY_MALFORMED", f"its rating is no whole number from {LOWEST} to {HIGHEST}")
     return int(last)
@@ -254,6 +222,10 @@ def prompt_digests() -> dict[str, str]:
     return {prompt.id: prompt.digest for prompt in map(prompt_of, PROMPTS)}
 
 
+Shown = Frame | tuple[str, Mapping[str, str | int]]
+"""A picture, or a part of a prompt with the texts and numbers that its words have gaps for."""
+
+
 @dataclass(frozen=True, slots=True)
 class Subject:
     """A meme that is probed."""
@@ -263,6 +235,15 @@ class Subject:
     """Text of the meme, from the data set or read off the picture."""
     frames: tuple[Frame, ...]
     erased: tuple[Frame, ...]
+
+    @property
+    def shown(self) -> list[Shown]:
+        """The meme as it is."""
+        return [*self.frames, ("material", {"text": self.text})]
+
+    def with_text(self, text: str) -> list[Shown]:
+        """The meme with another text, or its own, that isn't on the picture."""
+        return [*self.erased, ("material", {"text": text})]
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,28 +255,16 @@ class Example:
     score: int
 
 
-class NoReply(Exception):
-    """An agent gave no usable reply. Unlike an unreachable server, this ends one step, not the run.
+FAILURES = (ReplyUnusable, ModelRefused, Overrun)
+"""Errors of one call. They end a step; all others, such as an unreachable server, end the run."""
 
-    Attributes:
-        server: Message of the server, if it refused the request.
-    """
 
-    def __init__(self, reason: str, what: str, server: ModelRefused | None = None) -> None:
-        super().__init__(what)
-        self.reason = reason
-        self.what = what
-        self.server = server
-
-    @property
-    def refused(self) -> bool:
-        """True if the model declined."""
-        return self.reason == "REPLY_REFUSED"
-
-    @classmethod
-    def because(cls, error: CourtError) -> NoReply:
-        """Builds the missing reply from an error."""
-        return cls(error.reason, error.message, error if isinstance(error, ModelRefused) else None)
+async def reply_or_error(asking: Awaitable[T]) -> T | CourtError:
+    """Returns a reply, or the error of this call as a value: raised, it would cancel calls beside it."""
+    try:
+        return await asking
+    except FAILURES as error:
+        return error
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,120 +292,93 @@ class ProbeModels:
 
 
 async def sort(models: ProbeModels, subject: Subject, taxonomy: Taxonomy, number: int) -> Sorting:
-    """Asks one of three Miners for its vote. Raises NoReply."""
-    prompt, fence = prompt_of("miner"), models.fence(subject)
-    parts: tuple[str | Frame, ...] = (
-        *subject.frames,
-        prompt.task("material", text=fence.around(subject.text)),
-        prompt.task("taxonomy", taxonomy=fence.around(taxonomy.text)),
-        prompt.task("sort"),
-    )
-    read = partial(parse_sorting, taxonomy=taxonomy)
-    agent = Agent(prompt, "sort", read, sorting_schema(taxonomy))
+    """Asks one of three Miners for its vote. Like all agents, raises one of :data:`FAILURES`."""
+    agent = Agent(prompt_of("miner"), "sort", partial(parse_sorting, taxonomy=taxonomy), sorting_schema(taxonomy))
+    lines = "\n".join(category.line for category in taxonomy.values())
+    shown = [*subject.shown, ("taxonomy", {"taxonomy": lines}), ("sort", {})]
     # One model may be all three Miners: the number makes three draws of it, and three entries in the store of calls.
-    return await _call(models.voice(number), agent, parts, fence, chars=1200, temperature=1.0, seed=number)
+    model = models.voice(number)
+    return await _call(model, agent, models.fence(subject), shown, chars=1200, temperature=1.0, seed=number)
 
 
 async def examine(models: ProbeModels, subject: Subject, category: Category) -> Presence:
-    """Asks whether a proposed category is present in a meme. Raises NoReply."""
-    prompt, fence = prompt_of("examiner"), models.fence(subject)
-    shown: tuple[str | Frame, ...] = (*subject.frames, prompt.task("material", text=fence.around(subject.text)))
-    return await _ask_senior(models, prompt, "present", Presence, subject=subject, shown=shown, category=category.line)
+    """Asks whether a proposed category is present in a meme."""
+    return await _ask_senior(
+        models, "examiner", "present", Presence, subject=subject, shown=subject.shown, category=category.line
+    )
 
 
 async def keeps(models: ProbeModels, subject: Subject, text: str, misbelief: str) -> Keeping:
-    """Asks whether a meme with another text spreads the same misbelief. Raises NoReply."""
-    prompt, fence = prompt_of("examiner"), models.fence(subject)
+    """Asks whether a meme with another text spreads the same misbelief."""
     # Without the text on it: a model that reads the old text would answer for both texts.
-    shown: tuple[str | Frame, ...] = (*subject.erased, prompt.task("rewritten", text=fence.around(text)))
-    return await _ask_senior(models, prompt, "keeps", Keeping, subject=subject, shown=shown, misbelief=misbelief)
+    shown: list[Shown] = [*subject.erased, ("rewritten", {"text": text})]
+    return await _ask_senior(models, "examiner", "keeps", Keeping, subject=subject, shown=shown, misbelief=misbelief)
 
 
 async def admit(models: ProbeModels, category: Category, taxonomy: Taxonomy) -> Admission:
-    """Asks whether a proposed category is distinct and neither too broad nor too narrow. Raises NoReply."""
-    prompt = prompt_of("judge")
-    return await _ask_senior(models, prompt, "admit", Admission, taxonomy=taxonomy.text, category=category.line)
+    """Asks whether a proposed category is distinct and neither too broad nor too narrow."""
+    lines = "\n".join(known.line for known in taxonomy.values())
+    return await _ask_senior(models, "judge", "admit", Admission, taxonomy=lines, category=category.line)
 
 
 async def narrate(models: ProbeModels, subject: Subject, category: Category) -> str:
-    """The misbelief behind a meme. Raises NoReply."""
-    prompt, fence = prompt_of("narrator"), models.fence(subject)
-    shown: tuple[str | Frame, ...] = (*subject.frames, prompt.task("material", text=fence.around(subject.text)))
+    """The misbelief behind a meme."""
     reply = await _ask_senior(
-        models, prompt, "misbelief", Misbelief, subject=subject, shown=shown, category=category.line
+        models, "narrator", "misbelief", Misbelief, subject=subject, shown=subject.shown, category=category.line
     )
     return reply.misbelief
 
 
 async def refer(models: ProbeModels, subject: Subject, text: str, category: Category, number: int) -> ChatReply:
-    """One of three drafts of a reference: the question that the target is asked, at temperature 1. Raises NoReply."""
+    """One of three drafts of a reference: the question that the target is asked, at temperature 1."""
     return await _explain(
-        models, models.voice(number), subject=subject, text=text, category=category, temperature=1.0, seed=number
+        models.voice(number), models.fence(subject), subject, text=text, category=category, temperature=1.0, seed=number
     )
 
 
 async def merge(models: ProbeModels, subject: Subject, text: str, category: Category, drafts: Sequence[str]) -> str:
-    """The senior's reference out of the drafts. Raises NoReply."""
-    prompt, fence = prompt_of("senior"), models.fence(subject)
-    shown: tuple[str | Frame, ...] = (
-        *subject.erased,
-        prompt.task("material", text=fence.around(text)),
-        *(prompt.task("draft", number=str(n), draft=fence.around(draft)) for n, draft in enumerate(drafts, 1)),
+    """The senior's reference out of the drafts."""
+    shown = subject.with_text(text)
+    for number, draft in enumerate(drafts, 1):
+        shown.append(("draft", {"number": number, "draft": draft}))
+    reply = await _ask_senior(
+        models, "senior", "merge", Reference, subject=subject, shown=shown, category=category.line
     )
-    reply = await _ask_senior(models, prompt, "merge", Reference, subject=subject, shown=shown, category=category.line)
     return reply.answer
 
 
 async def answer(models: ProbeModels, subject: Subject, text: str, category: Category) -> ChatReply:
-    """Returns the target's answer; it may be cut off. Raises NoReply."""
-    return await _explain(models, models.target, subject=subject, text=text, category=category)
+    """Returns the target's answer; it may be cut off."""
+    return await _explain(models.target, models.fence(subject), subject, text=text, category=category)
 
 
 async def score(
     models: ProbeModels, subject: Subject, text: str, category: Category, reference: str, answered: str
 ) -> tuple[int | None, str]:
-    """The score of an answer and the Scorer's comment; no score if the answer declined.
-
-    Raises NoReply: There is no readable rating.
-    """
-    prompt, fence = prompt_of("scorer"), models.fence(subject)
+    """The score of an answer and the Scorer's comment; no score if the answer declined."""
     texts = {"category": category.line, "reference": reference, "answer": answered}
-    parts: tuple[str | Frame, ...] = (
-        *subject.erased,
-        prompt.task("material", text=fence.around(text)),
-        prompt.task("score", **{name: fence.around(words) for name, words in texts.items()}),
-    )
-
-    def read(text: str) -> tuple[int | None, str]:
-        try:
-            return parse_rating(text), text
-        except Refused:
-            return None, text
-
-    return await _call(models.senior, Agent(prompt, "score", read), parts, fence)
+    agent = Agent(prompt_of("scorer"), "score", lambda reply: (parse_rating(reply), reply))
+    return await _call(models.senior, agent, models.fence(subject), [*subject.with_text(text), ("score", texts)])
 
 
 async def rewrite(
     models: ProbeModels, subject: Subject, misbelief: str, scored: int, examples: Sequence[Example]
 ) -> Rewriting:
-    """Another text for a meme. Examples come sorted by score. Raises NoReply."""
-    prompt, fence = prompt_of("refiner"), models.fence(subject)
-    parts: list[str | Frame] = []
+    """Another text for a meme. Examples come sorted by score."""
+    shown: list[Shown] = []
     for number, one in enumerate(examples, 1):
-        shown = prompt.task("example", number=str(number), text=fence.around(one.text), score=str(one.score))
-        parts += [one.erased[0], shown]  # one still of each: servers take few pictures in one prompt
-    meme = prompt.task(
-        "material", text=fence.around(subject.text), score=str(scored), misbelief=fence.around(misbelief)
-    )
-    parts += [*subject.frames, meme, prompt.task("rewrite")]
+        # One still of each: servers take few pictures in one prompt.
+        shown += [one.erased[0], ("example", {"number": number, "text": one.text, "score": one.score})]
+    meme: dict[str, str | int] = {"text": subject.text, "score": scored, "misbelief": misbelief}
+    shown += [*subject.frames, ("material", meme), ("rewrite", {})]
     read = partial(parse_rewriting, before=subject.text)
-    agent = Agent(prompt, "rewrite", read, schema_of(Rewriting, 0))
-    return await _call(models.senior, agent, parts, fence, chars=REASON + TEXT, temperature=1.0)
+    agent = Agent(prompt_of("refiner"), "rewrite", read, schema_of(Rewriting, 0))
+    return await _call(models.senior, agent, models.fence(subject), shown, chars=REASON + TEXT, temperature=1.0)
 
 
 async def _explain(
-    models: ProbeModels,
     model: MeteredModel,
+    fence: Fence,
     subject: Subject,
     text: str,
     category: Category,
@@ -444,57 +386,58 @@ async def _explain(
     temperature: float = 0.0,
     seed: int = 0,
 ) -> ChatReply:
-    prompt, fence = prompt_of("answerer"), models.fence(subject)
-    parts: tuple[str | Frame, ...] = (
-        *subject.erased,
-        prompt.task("material", text=fence.around(text)),
-        prompt.task("explain", category=fence.around(category.line)),
-    )
-    try:
-        # Free text is always well-formed, so it is never requested again.
-        reply = await model.ask(prompt.system(), parts, temperature=temperature, seed=seed)
-    except (ModelRefused, Overrun) as error:
-        raise NoReply.because(error) from None
+    prompt = prompt_of("answerer")
+    parts = _parts(prompt, fence, [*subject.with_text(text), ("explain", {"category": category.line})])
+    # Free text is always well-formed, so it is never requested again.
+    reply = await model.ask(prompt.system(), parts, temperature=temperature, seed=seed)
     if reply.finish is FinishReason.REFUSAL:
-        raise NoReply("REPLY_REFUSED", "the model declined to answer")
+        raise ReplyUnusable(model.name, "explain", "REPLY_REFUSED", "the model declined to answer")
     if not reply.text.strip():
-        raise NoReply("REPLY_EMPTY", "it said nothing")
+        raise ReplyUnusable(model.name, "explain", "REPLY_EMPTY", "it said nothing")
     return reply
 
 
 async def _ask_senior(
     models: ProbeModels,
-    prompt: Prompt,
+    role: str,
     task: str,
     kind: type[R],
     *,
     subject: Subject | None = None,
-    shown: Sequence[str | Frame] = (),
+    shown: Sequence[Shown] = (),
     **texts: str,
 ) -> R:
     """Asks the senior model for one of the plain reply types, with texts that the words of the task have gaps for."""
-    fence = models.fence(subject)
-    parts = (*shown, prompt.task(task, **{name: fence.around(text) for name, text in texts.items()}))
     # At temperature 0 and without a number: what is asked alike is asked once, also by a probe of another target.
-    agent = Agent(prompt, task, partial(parse, kind), schema_of(kind, 0))
-    return await _call(models.senior, agent, parts, fence, chars=longest(kind))
+    agent = Agent(prompt_of(role), task, partial(parse, kind), schema_of(kind, 0))
+    return await _call(models.senior, agent, models.fence(subject), [*shown, (task, texts)], chars=longest(kind))
 
 
 async def _call(
     model: MeteredModel,
     agent: Agent[T],
-    parts: Sequence[str | Frame],
     fence: Fence,
+    shown: Sequence[Shown],
     *,
     chars: int = 0,
     temperature: float = 0.0,
     seed: int = 0,
 ) -> T:
-    """Calls a model. An unreachable server ends the run; a fault of this call only ends this step."""
     # There are scripts in which each character is a token or more; how long a reply may be is said by its schema.
     most = chars + chars // 4 + 200 if chars else None
-    try:
-        reply = await model.say(agent, parts, fence=fence, temperature=temperature, max_tokens=most, seed=seed)
-    except (ReplyUnusable, ModelRefused, Overrun) as error:
-        raise NoReply.because(error) from None
+    parts = _parts(agent.prompt, fence, shown)
+    reply = await model.say(agent, parts, fence=fence, temperature=temperature, max_tokens=most, seed=seed)
     return reply.value
+
+
+def _parts(prompt: Prompt, fence: Fence, shown: Sequence[Shown]) -> list[str | Frame]:
+    """Writes the parts of a message; texts are fenced, whoever wrote them."""
+    return [
+        part
+        if isinstance(part, Frame)
+        else prompt.task(
+            part[0],
+            **{name: fence.around(value) if isinstance(value, str) else str(value) for name, value in part[1].items()},
+        )
+        for part in shown
+    ]

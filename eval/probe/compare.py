@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from eval.probe.folder import MINED, REWRITTEN, SCORED, Mined, ProbeFolder, Prob
 from eval.probe.refining import usable
 from eval.probe.report import THRESHOLD
 from eval.reports.sections import Section
-from eval.scores.means import RESAMPLES_OF_MEANS, MemeValues, ResampledMeans
+from eval.scores.means import RESAMPLES_OF_MEANS, ResampledMeans
 from eval.scores.measure import Figure, Floats, figure, interval
 
 _MARKS = {"best": "¹", "second": "²"}
@@ -35,48 +35,28 @@ def comparison_lead(comparison: ProbeComparison) -> list[str]:
 
 def comparison_sections(comparison: ProbeComparison) -> list[Section]:
     """The tables: scores, failure rates, and the change by rewriting."""
-    header = ("target", *comparison.categories)
+
+    def cell(target: str, category: str, metric: str) -> str:
+        one = comparison.cells[target, category]
+        shown = _shown(one.figures[metric], metric, interval=category == MEAN)
+        return shown + _MARKS.get(one.surely.get(metric, ""), "")
 
     def table(metric: str) -> tuple[tuple[str, ...], ...]:
-        return (
-            header,
-            *(
-                (target, *(_cell(comparison, target, category, metric) for category in comparison.categories))
-                for target in comparison.targets
-            ),
-        )
+        rows = ((name, *(cell(name, each, metric) for each in comparison.categories)) for name in comparison.targets)
+        return (("target", *comparison.categories), *rows)
 
-    changes = [
-        (
-            target,
-            *(
-                _shown(comparison.cells[target, MEAN].figures[metric], metric, interval=True)
-                for metric in (FAILURE_BEFORE, FAILURE, CHANGE)
-            ),
-            f"{comparison.cells[target, MEAN].scored:,}",
-            f"{comparison.cells[target, MEAN].rewritten:,}",
-        )
-        for target in comparison.targets
-    ]
+    head = ("target", "as they are, %", "together, %", "change, points", "scored", "rewritten")
+    changes: list[tuple[str, ...]] = [head]
+    for target in comparison.targets:
+        mean = comparison.cells[target, MEAN]
+        rates = (_shown(mean.figures[each], each, interval=True) for each in (FAILURE_BEFORE, FAILURE, CHANGE))
+        changes.append((target, *rates, f"{mean.scored:,}", f"{mean.rewritten:,}"))
+    pooled = "As the published tables have it: (failed before + failed after) / (scored before + scored after)."
     return [
         Section("scores", "Mean score of the memes as they are, 1 to 10", table(SCORE)),
-        Section(
-            "failures",
-            "Failure rate, memes as they are and rewritten together, %",
-            table(FAILURE),
-            ("As the published tables have it: (failed before + failed after) / (scored before + scored after).",),
-        ),
-        Section(
-            "refinement",
-            "Change by rewriting, mean of categories",
-            (("target", "as they are, %", "together, %", "change, points", "scored", "rewritten"), *changes),
-        ),
+        Section("failures", "Failure rate, memes as they are and rewritten together, %", table(FAILURE), (pooled,)),
+        Section("refinement", "Change by rewriting, mean of categories", tuple(changes)),
     ]
-
-
-def _cell(comparison: ProbeComparison, target: str, category: str, metric: str) -> str:
-    cell = comparison.cells[target, category]
-    return _shown(cell.figures[metric], metric, interval=category == MEAN) + _MARKS.get(cell.surely.get(metric, ""), "")
 
 
 def _shown(found: Figure | None, metric: str, *, interval: bool) -> str:
@@ -141,8 +121,39 @@ class _Probed:
 
     def able(self) -> set[tuple[str, str]]:
         """Category and meme of all searches that could have begun."""
-        names = dict.fromkeys(one.category for one in self.scored)
+        names = {one.category for one in self.scored}
         return {(name, one.meme) for name in names for one in usable(self.scored, name)}
+
+    def figures(self, draws: ResampledMeans, category: str, threshold: int) -> _Drawn:
+        """Figures of a category over drawn memes."""
+        before = _scores(one for one in self.scored if one.category == category)
+        after = _scores(step for step in self.steps if step.category == category)
+        if not before:
+            return _Drawn(0, len(after), {})
+        (pooled, drawn), (own, own_drawn) = (
+            draws.of([(meme, float(score <= threshold)) for meme, score in values])
+            for values in ([*before, *after], before)
+        )
+        figures = {
+            SCORE: draws.of(before),
+            FAILURE: (pooled, drawn),
+            FAILURE_BEFORE: (own, own_drawn),
+            CHANGE: (pooled - own, np.asarray(drawn - own_drawn)),
+        }
+        return _Drawn(len(before), len(after), figures)
+
+
+def _scores(these: Iterable[Scored | Step]) -> list[tuple[str, float]]:
+    return [(one.meme, float(one.scoring.score)) for one in these if one.scoring and one.scoring.score is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """Figures of a target in a category, and their values in each resample; none where nothing was scored."""
+
+    scored: int
+    rewritten: int
+    figures: Mapping[str, tuple[float, Floats]]
 
 
 def compare_probes(roots: Sequence[Path], *, threshold: int = THRESHOLD) -> ProbeComparison:
@@ -160,37 +171,26 @@ def compare_probes(roots: Sequence[Path], *, threshold: int = THRESHOLD) -> Prob
     # All memes, and not those with a score: the draws are the same whatever a target refused.
     draws = ResampledMeans((meme for meme, _ in probes[0].memes), RESAMPLES_OF_MEANS, 0)
     categories = sorted({one.category for probe in probes for one in probe.scored})
-    drawn: dict[tuple[str, str], dict[str, tuple[float, Floats]]] = {}
-    counts: dict[tuple[str, str], tuple[int, int]] = {}
+    drawn: dict[tuple[str, str], _Drawn] = {}
     for name, probe in zip(names, probes, strict=True):
-        for category in categories:
-            before, after = _scores(probe, category)
-            counts[name, category] = (len(before), len(after))
-            drawn[name, category] = _figures(draws, before, after, threshold)
-        every = [drawn[name, category] for category in categories]
-        counts[name, MEAN] = tuple(map(sum, zip(*(counts[name, each] for each in categories), strict=True)))  # type: ignore[assignment]
-        # A mean only if every category has a figure: over fewer categories it would not be comparable.
-        drawn[name, MEAN] = {
-            metric: _mean_over([each[metric] for each in every])
-            for metric in METRICS
-            if every and all(metric in each for each in every)
-        }
+        every = [probe.figures(draws, category, threshold) for category in categories]
+        drawn |= {(name, category): one for category, one in zip(categories, every, strict=True)}
+        drawn[name, MEAN] = _mean_over(every)
     return ProbeComparison(
         targets=names,
         categories=(*categories, MEAN),
         cells={
             (name, category): ComparedCell(
-                scored=counts[name, category][0],
-                rewritten=counts[name, category][1],
-                figures={metric: _figure(drawn[name, category].get(metric)) for metric in METRICS},
+                scored=one.scored,
+                rewritten=one.rewritten,
+                figures={metric: _figure(one.figures.get(metric)) for metric in METRICS},
                 surely={
                     metric: rank
                     for metric in (SCORE, FAILURE, FAILURE_BEFORE)
-                    if (rank := _rank(name, {other: drawn[other, category].get(metric) for other in names}, metric))
+                    if (rank := _rank(one, [drawn[other, category] for other in names if other != name], metric))
                 },
             )
-            for name in names
-            for category in (*categories, MEAN)
+            for (name, category), one in drawn.items()
         },
         memes=len(probes[0].memes),
         threshold=threshold,
@@ -258,71 +258,34 @@ def _names(probes: Sequence[_Probed]) -> tuple[str, ...]:
     return tuple(named)
 
 
-def _scores(probe: _Probed, category: str) -> tuple[list[tuple[str, float]], list[tuple[str, float]]]:
-    before = [
-        (one.meme, float(one.scoring.score))
-        for one in probe.scored
-        if one.category == category and one.scoring.score is not None
-    ]
-    after = [
-        (step.meme, float(step.scoring.score))
-        for step in probe.steps
-        if step.category == category and step.scoring is not None and step.scoring.score is not None
-    ]
-    return before, after
-
-
-def _figures(
-    draws: ResampledMeans, before: MemeValues, after: MemeValues, threshold: int
-) -> dict[str, tuple[float, Floats]]:
-    if not before:
-        return {}
-
-    def failed(values: MemeValues) -> MemeValues:
-        return [(meme, float(score <= threshold)) for meme, score in values]
-
-    pooled, own = draws.of(failed([*before, *after])), draws.of(failed(before))
-    return {
-        SCORE: draws.of(before),
-        FAILURE: pooled,
-        FAILURE_BEFORE: own,
-        CHANGE: (pooled[0] - own[0], np.asarray(pooled[1] - own[1])),
-    }
-
-
-def _mean_over(figures: Sequence[tuple[float, Floats]]) -> tuple[float, Floats]:
+def _mean_over(every: Sequence[_Drawn]) -> _Drawn:
     """The mean over categories; in a resample, over those of which it has a meme."""
-    values = np.stack([drawn for _, drawn in figures])
-    there = ~np.isnan(values)
-    # A resample without a meme of any category is 0 / 0, and is left out with the other NaN.
-    with np.errstate(invalid="ignore"):
-        means = np.where(there, values, 0.0).sum(axis=0) / there.sum(axis=0)
-    return float(np.mean([value for value, _ in figures])), np.asarray(means)
+    found = {}
+    for metric in METRICS:
+        figures = [one.figures.get(metric) for one in every]
+        there = [one for one in figures if one is not None]
+        # A mean only if every category has a figure: over fewer categories it would not be comparable.
+        if len(there) == len(figures):
+            values = np.stack([drawn for _, drawn in there])
+            # A resample without a meme of any category is 0 / 0, and is left out with the other NaN.
+            with np.errstate(invalid="ignore"):
+                means = np.nansum(values, axis=0) / (~np.isnan(values)).sum(axis=0)
+            found[metric] = (float(np.mean([value for value, _ in there])), np.asarray(means))
+    return _Drawn(sum(one.scored for one in every), sum(one.rewritten for one in every), found)
 
 
 def _figure(found: tuple[float, Floats] | None) -> Figure | None:
-    if found is None:
-        return None
-    value, drawn = found
     # A resample may have no meme of the category.
-    return Figure(value, *interval(drawn[~np.isnan(drawn)]))
+    return None if found is None else Figure(found[0], *interval(found[1][~np.isnan(found[1])]))
 
 
-def _rank(name: str, found: Mapping[str, tuple[float, Floats] | None], metric: str) -> str:
+def _rank(own: _Drawn, others: Sequence[_Drawn], metric: str) -> str:
     """``best`` or ``second`` if that is significant; empty otherwise."""
-    own = found[name]
-    if own is None or len(found) < 2:
+    theirs = [one.figures[metric][1] for one in others if metric in one.figures]
+    if metric not in own.figures or not theirs:
         return ""
     # A high score is good, a high failure rate is not.
     sign = 1.0 if metric == SCORE else -1.0
-    behind = 0
-    for other, theirs in found.items():
-        if other == name or theirs is None:
-            continue
-        differences = sign * (own[1] - theirs[1])
-        low, _ = interval(differences[~np.isnan(differences)])
-        behind += low > 0
-    others = sum(theirs is not None for theirs in found.values()) - 1
-    if not others:
-        return ""
-    return "best" if behind == others else "second" if behind == others - 1 and others > 1 else ""
+    differences = (sign * (own.figures[metric][1] - drawn) for drawn in theirs)
+    behind = sum(interval(one[~np.isnan(one)])[0] > 0 for one in differences)
+    return "best" if behind == len(theirs) else "second" if behind == len(theirs) - 1 and len(theirs) > 1 else ""

@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from court.deadline import gather_or_cancel
+from court.errors import CourtError, ModelRefused
 from eval.probe import agents
-from eval.probe.agents import VOICES, Category, NoReply, ProbeModels, Sorting, Subject, Taxonomy
+from eval.probe.agents import FAILURES, VOICES, Category, ProbeModels, Sorting, Subject, Taxonomy, reply_or_error
 from eval.probe.folder import Mined, Pair, Proposal, Sorted
 from eval.session.engine import run_items
 
@@ -38,7 +39,12 @@ async def mine(
     mined: list[Mined] = []
     for start in range(0, len(subjects), batch):
         part = subjects[start : start + batch]
-        votes = await gather_or_cancel(*(_votes(models, subject, taxonomy) for subject in part))
+        votes = await gather_or_cancel(
+            *(
+                gather_or_cancel(*(reply_or_error(agents.sort(models, one, taxonomy, n)) for n in range(VOICES)))
+                for one in part
+            )
+        )
         # After the first batch the server has accepted some call, so that a refusal concerns the meme.
         if not mined:
             _require_taken([vote for voted in votes for vote in voted])
@@ -68,8 +74,8 @@ async def narrate(
         meme, category = item
         try:
             misbelief = await agents.narrate(models, known[meme], taxonomy[category])
-        except NoReply as none:
-            return Pair(meme=meme, category=category, misbelief="", why=none.what)
+        except FAILURES as error:
+            return Pair(meme=meme, category=category, misbelief="", why=error.message)
         return Pair(meme=meme, category=category, misbelief=misbelief)
 
     pairs = [(each.meme, name) for each in mined for name in each.categories]
@@ -98,31 +104,18 @@ def capped(mined: Sequence[Mined], most: int, seed: int) -> tuple[Mined, ...]:
     )
 
 
-async def _votes(models: ProbeModels, subject: Subject, taxonomy: Taxonomy) -> tuple[Sorting | NoReply, ...]:
-    """Collects the vote of each Miner, or why it could not be read."""
-
-    async def one(number: int) -> Sorting | NoReply:
-        try:
-            # An unreadable vote is returned as a value: raising would cancel the other two.
-            return await agents.sort(models, subject, taxonomy, number)
-        except NoReply as none:
-            return none
-
-    return await gather_or_cancel(*(one(number) for number in range(VOICES)))
-
-
-def _require_taken(votes: Sequence[Sorting | NoReply]) -> None:
-    refused = [vote.server for vote in votes if isinstance(vote, NoReply) and vote.server is not None]
+def _require_taken(votes: Sequence[Sorting | CourtError]) -> None:
+    refused = [vote for vote in votes if isinstance(vote, ModelRefused)]
     if votes and len(refused) == len(votes):
         raise refused[0]
 
 
 async def _decide(
-    models: ProbeModels, subject: Subject, voted: Sequence[Sorting | NoReply], taxonomy: Taxonomy
+    models: ProbeModels, subject: Subject, voted: Sequence[Sorting | CourtError], taxonomy: Taxonomy
 ) -> Mined:
     read = [vote for vote in voted if isinstance(vote, Sorting)]
     count = Counter(name for vote in read for name in vote.categories)
-    categories = [name for name in taxonomy.names if count[name] >= _MAJORITY]
+    categories = [name for name in taxonomy if count[name] >= _MAJORITY]
     new: dict[str, Category] = {}
     for vote in read:
         if vote.new is not None:
@@ -132,7 +125,7 @@ async def _decide(
         decided = await _proposed(models, subject, proposed, taxonomy)
         proposals.append(decided)
         if decided.admitted:
-            taxonomy.add(proposed)
+            taxonomy.setdefault(proposed.name, proposed)
         # Admitted now or by a meme before it in the same batch: the Examiner has seen it in this one.
         if decided.examiner and proposed.name in taxonomy:
             categories.append(proposed.name)
@@ -159,6 +152,6 @@ async def _proposed(models: ProbeModels, subject: Subject, category: Category, t
         if present and not there:
             admission = await agents.admit(models, category, taxonomy)
             fits = admission.distinct and admission.right_grain
-    except NoReply as none:
-        return Proposal(category=category, examiner=False, judge=False, why=none.what)
+    except FAILURES as error:
+        return Proposal(category=category, examiner=False, judge=False, why=error.message)
     return Proposal(category=category, examiner=present, judge=fits)

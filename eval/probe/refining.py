@@ -20,9 +20,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from court.deadline import gather_or_cancel
+from court.errors import CourtError
 from court.ports import ChatReply
 from eval.probe import agents
-from eval.probe.agents import VOICES, Category, Example, NoReply, ProbeModels, Subject, Taxonomy
+from eval.probe.agents import FAILURES, VOICES, Category, Example, ProbeModels, Subject, Taxonomy, reply_or_error
 from eval.probe.folder import Pair, Scored, Scoring, ScoringOutcome, Step, StepOutcome
 from eval.probe.topics import most_similar
 from eval.session.engine import run_items
@@ -37,14 +38,17 @@ async def score_text(models: ProbeModels, subject: Subject, text: str, category:
     """
     # Drafts and answer do not see each other, so they can be asked for at once.
     *drafts, answered = await gather_or_cancel(
-        *(_draft(models, subject, text=text, category=category, number=number) for number in range(VOICES)),
-        _answer(models, subject, text, category),
+        *(
+            reply_or_error(agents.refer(models, subject, text=text, category=category, number=number))
+            for number in range(VOICES)
+        ),
+        reply_or_error(agents.answer(models, subject, text, category)),
     )
     good = [draft.text for draft in drafts if isinstance(draft, ChatReply)]
-    if isinstance(answered, NoReply):
-        if answered.refused:
+    if isinstance(answered, CourtError):
+        if answered.reason == "REPLY_REFUSED":
             return Scoring(outcome=ScoringOutcome.REFUSED, why="the target declined", references=len(good))
-        why = f"the target gave no answer: {answered.what}"
+        why = f"the target gave no answer: {answered.message}"
         return Scoring(outcome=ScoringOutcome.UNSCORED, why=why, references=len(good))
     fields = {"references": len(good), "answer": answered.text, "cut": answered.is_cut}
     # One draft is enough for a reference; how many there were is part of the result.
@@ -52,15 +56,15 @@ async def score_text(models: ProbeModels, subject: Subject, text: str, category:
         return Scoring(outcome=ScoringOutcome.UNSCORED, why="there was no draft of a reference", **fields)
     try:
         reference = await agents.merge(models, subject, text=text, category=category, drafts=good)
-    except NoReply as none:
-        return Scoring(outcome=ScoringOutcome.UNSCORED, why=f"there was no reference: {none.what}", **fields)
+    except FAILURES as error:
+        return Scoring(outcome=ScoringOutcome.UNSCORED, why=f"there was no reference: {error.message}", **fields)
     fields["reference"] = reference
     try:
         rating, comment = await agents.score(
             models, subject, text=text, category=category, reference=reference, answered=answered.text
         )
-    except NoReply as none:
-        return Scoring(outcome=ScoringOutcome.UNSCORED, why=f"there was no rating: {none.what}", **fields)
+    except FAILURES as error:
+        return Scoring(outcome=ScoringOutcome.UNSCORED, why=f"there was no rating: {error.message}", **fields)
     if rating is None:
         return Scoring(
             outcome=ScoringOutcome.REFUSED, why="the Scorer finds that the target declined", comment=comment, **fields
@@ -88,23 +92,6 @@ async def score_all(
         return Scored(**pair.model_dump(), text=subject.text, scoring=scoring)
 
     return tuple(await run_items(pairs, one, concurrency=concurrency, store=lambda _, scored: tell(scored)))
-
-
-async def _draft(
-    models: ProbeModels, subject: Subject, text: str, category: Category, number: int
-) -> ChatReply | NoReply:
-    try:
-        # As a value: raised, it would cancel the other drafts and the answer.
-        return await agents.refer(models, subject, text=text, category=category, number=number)
-    except NoReply as none:
-        return none
-
-
-async def _answer(models: ProbeModels, subject: Subject, text: str, category: Category) -> ChatReply | NoReply:
-    try:
-        return await agents.answer(models, subject, text, category)
-    except NoReply as none:
-        return none
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,8 +247,8 @@ async def _step(
         step = step.model_copy(update={"text": rewriting.rewritten, "explanation": rewriting.explanation})
         # Before scoring: a text without the misbelief would look like a weakness of the target.
         judgement = await agents.keeps(models, subject, rewriting.rewritten, meme.misbelief)
-    except NoReply as none:
-        return step.model_copy(update={"why": none.what})
+    except FAILURES as error:
+        return step.model_copy(update={"why": error.message})
     if not judgement.keeps:
         return step.model_copy(update={"outcome": StepOutcome.ASTRAY, "why": judgement.reason})
     scoring = await score_text(models, subject, rewriting.rewritten, category)

@@ -87,20 +87,6 @@ class StepRow:
 
 
 @dataclass(frozen=True, slots=True)
-class UnexplainedMeme:
-    """An explanation that failed."""
-
-    category: str
-    misbelief: str
-    meme: str
-    text: str
-    score: int
-    scoring: Scoring
-    step: Step | None
-    """The step that rewrote the text; None where it is the meme's own."""
-
-
-@dataclass(frozen=True, slots=True)
 class ProbeReport:
     """Content of a report."""
 
@@ -119,15 +105,13 @@ class ProbeReport:
     gold: tuple[CategoryRow, ...]
     steps: tuple[StepRow, ...]
     topics: tuple[Topic, ...]
-    failures: tuple[UnexplainedMeme, ...]
-    """The lowest scores first."""
+    failures: tuple[Scored | Step, ...]
+    """Explanations of memes as they are, or rewritten, that failed; the lowest scores first."""
     usage: tuple[ModelUsage, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _One:
-    meme: str
-    scoring: Scoring
+Scorings = Sequence[tuple[str, Scoring]]
+"""Pairs of a meme's id and a scoring."""
 
 
 def read_report(root: Path, *, threshold: int = THRESHOLD) -> ProbeReport:
@@ -190,10 +174,7 @@ def _weakest(row: CategoryRow) -> tuple[float, float, str]:
 
 
 def _row(name: str, scored: Sequence[Scored], steps: Sequence[Step], threshold: int) -> CategoryRow:
-    own = [_One(one.meme, one.scoring) for one in scored]
-    # A step that went astray or was not rewritten has no scoring: it is counted by its outcome, never
-    # as a score.
-    tried = [_One(step.meme, step.scoring) for step in steps if step.scoring is not None]
+    own, tried = [(one.meme, one.scoring) for one in scored], _tried(steps)
     failed, failed_before = _failed([*own, *tried], threshold), _failed(own, threshold)
     changes = [
         # Against `before` of the step, which is the score of that very meme in that category: paired,
@@ -218,23 +199,27 @@ def _row(name: str, scored: Sequence[Scored], steps: Sequence[Step], threshold: 
     )
 
 
-def _failed(ones: Sequence[_One], threshold: int) -> list[tuple[str, float]]:
+def _tried(steps: Sequence[Step]) -> list[tuple[str, Scoring]]:
+    # A step that went astray or was not rewritten has no scoring: it is counted by its outcome, never as a score.
+    return [(step.meme, step.scoring) for step in steps if step.scoring is not None]
+
+
+def _failed(scorings: Scorings, threshold: int) -> list[tuple[str, float]]:
     """Returns 1 for each score that is at most the threshold and 0 for each other, with its meme."""
-    return [(one.meme, float(one.scoring.score <= threshold)) for one in ones if one.scoring.score is not None]
+    return [(meme, float(one.score <= threshold)) for meme, one in scorings if one.score is not None]
 
 
-def _rates(ones: Sequence[_One], threshold: int) -> Rates:
-    outcomes = Counter(one.scoring.outcome for one in ones)
-    # Refused and unscored answers have no score. Counting them as failures, or as successes, would
-    # answer a question that the Scorer did not.
-    values = [(one.meme, one.scoring.score) for one in ones if one.scoring.score is not None]
+def _rates(scorings: Scorings, threshold: int) -> Rates:
+    outcomes = Counter(one.outcome for _, one in scorings)
     return Rates(
-        n=len(ones),
+        n=len(scorings),
         scored=outcomes[ScoringOutcome.SCORED],
         refused=outcomes[ScoringOutcome.REFUSED],
         unscored=outcomes[ScoringOutcome.UNSCORED],
-        mean=mean_of([(meme, float(score)) for meme, score in values]),
-        failure=share_of([(meme, float(score <= threshold)) for meme, score in values]),
+        # Refused and unscored answers have no score. Counting them as failures, or as successes, would answer a
+        # question that the Scorer did not.
+        mean=mean_of([(meme, float(one.score)) for meme, one in scorings if one.score is not None]),
+        failure=share_of(_failed(scorings, threshold)),
     )
 
 
@@ -242,14 +227,13 @@ def _by_step(steps: Sequence[Step], threshold: int) -> tuple[StepRow, ...]:
     rows = []
     for number in sorted({step.number for step in steps}):
         these = [step for step in steps if step.number == number]
-        tried = [_One(step.meme, step.scoring) for step in these if step.scoring is not None]
         rows.append(
             StepRow(
                 number=number,
                 n=len(these),
                 outcomes=_counted(these),
                 before=sum(step.before for step in these) / len(these),
-                after=_rates(tried, threshold),
+                after=_rates(_tried(these), threshold),
             )
         )
     return tuple(rows)
@@ -260,21 +244,13 @@ def _counted(steps: Iterable[Step]) -> dict[StepOutcome, int]:
     return {outcome: count[outcome] for outcome in StepOutcome if count[outcome]}
 
 
-def _failures(scored: Sequence[Scored], steps: Sequence[Step], threshold: int) -> tuple[UnexplainedMeme, ...]:
+def _failures(scored: Sequence[Scored], steps: Sequence[Step], threshold: int) -> tuple[Scored | Step, ...]:
     # Both kinds: a text that the target does not understand is listed, whoever wrote it.
     every: Sequence[Scored | Step] = (*scored, *steps)
     found = [
-        UnexplainedMeme(
-            category=one.category,
-            misbelief=one.misbelief,
-            meme=one.meme,
-            text=one.text,
-            score=one.scoring.score,
-            scoring=one.scoring,
-            step=one if isinstance(one, Step) else None,
-        )
+        (one.scoring.score, one.category, one.meme, isinstance(one, Step), one)
         for one in every
         if one.scoring is not None and one.scoring.score is not None and one.scoring.score <= threshold
     ]
     # The meme's own text goes before its rewritten ones, so that a reader sees what they started from.
-    return tuple(sorted(found, key=lambda one: (one.score, one.category, one.meme, one.step is not None)))
+    return tuple(one for *_, one in sorted(found, key=lambda each: each[:-1]))

@@ -23,7 +23,7 @@ from court.meme import Frame
 from court.ports import TextReader
 from eval.models.metered import MeteredModel
 from eval.models.samples import ShownMeme
-from eval.probe.agents import BEGIN, Category, ProbeModels, Subject, Taxonomy, prompt_digests
+from eval.probe.agents import BEGIN, Category, ProbeModels, Subject, Taxonomy, prompt_digests, taxonomy_of
 from eval.probe.erasing import erase
 from eval.probe.folder import (
     MEMES,
@@ -105,10 +105,10 @@ async def probe(
 async def _go_through(
     plan: ProbePlan, folder: ProbeFolder, models: ProbeModels, subjects: Sequence[Subject], progress: Progress
 ) -> None:
-    taxonomy = Taxonomy(plan.taxonomy)
+    taxonomy = taxonomy_of(plan.taxonomy)
     with _lines(folder, MINED, progress, len(subjects)) as line:
         mined = await mine(models, subjects, taxonomy, batch=plan.batch, tell=line)
-    folder.write_json(TAXONOMY, [one.model_dump(mode="json") for one in taxonomy.categories])
+    folder.write_json(TAXONOMY, [one.model_dump(mode="json") for one in taxonomy.values()])
     # Before the cap, so that the file has the whole sorting.
     folder.write(MINED, mined)
     progress.tell(_mined_words(mined, taxonomy, len(plan.taxonomy)))
@@ -126,7 +126,7 @@ async def _go_through(
     counts = ", ".join(f"{outcomes[outcome]:,} {outcome}" for outcome in ScoringOutcome)
     progress.tell(f"{len(scored):,} pairs of a meme and a category: {counts}.")
 
-    good = {category.name: usable(scored, category.name) for category in taxonomy.categories}
+    good = {category.name: usable(scored, category.name) for category in taxonomy.values()}
     seeds = _seeds(plan, good, progress)
     folder.write_json(SEEDS, {name: [one.meme for one in those] for name, those in seeds.items() if those})
     most = plan.limits.steps * sum(map(len, seeds.values()))
@@ -137,7 +137,7 @@ async def _go_through(
             return await refine(models, category, usable_memes, known, limits=plan.limits, seeds=starts, tell=line)
 
         # Categories side by side; searches of one share a history, and follow each other.
-        steps = await run_items(taxonomy.categories, one, concurrency=plan.concurrency)
+        steps = await run_items(list(taxonomy.values()), one, concurrency=plan.concurrency)
     folder.write(REWRITTEN, (step for of_category in steps for step in of_category))
     progress.tell(f"{sum(map(len, steps)):,} texts were rewritten.")
 
@@ -289,6 +289,6 @@ def _lines(folder: ProbeFolder, name: str, progress: Progress, most: int) -> Ite
 
 def _mined_words(mined: Sequence[Mined], taxonomy: Taxonomy, before: int) -> str:
     counts = {outcome: sum(one.outcome == outcome for one in mined) for outcome in ("harmful", "harmless", "unread")}
-    new = taxonomy.names[before:]
+    new = list(taxonomy)[before:]
     words = ", ".join(f"{count:,} {outcome}" for outcome, count in counts.items())
     return f"{len(mined):,} memes sorted: {words}. New categories: {', '.join(new) or 'none'}."

@@ -291,14 +291,16 @@ def bars(names: Sequence[str], values: Sequence[Estimate | float], name: str) ->
         return themed(figure, name, f"Shares. {words}.")
 
 
-def shares(columns: Sequence[str], rows: Mapping[str, Sequence[float]], name: str) -> str | None:
-    """Shares as cells of a matrix, the darker the larger."""
+def shares(columns: Sequence[str], rows: Mapping[str, Sequence[float | None]], name: str) -> str | None:
+    """Shares as cells of a matrix, the darker the larger; empty where there is none."""
     if not rows:
         return None
     with drawing(name):
         figure, (axes,) = _sheet(1.6 + 0.62 * len(columns), 0.8 + 0.24 * len(rows))
         for row, cells in enumerate(rows.values()):
             for column, share in enumerate(cells):
+                if share is None:
+                    continue
                 _cell(axes, row, column=column, ink=Ink.DEFENDER, alpha=0.04 + 0.7 * share)
                 axes.text(column, row, f"{share:.0%}", ha="center", va="center", fontsize=7.5, color=Ink.TEXT)
         axes.set(xlim=(-0.5, len(columns) - 0.5), ylim=(len(rows) - 0.5, -0.5))
@@ -308,7 +310,8 @@ def shares(columns: Sequence[str], rows: Mapping[str, Sequence[float]], name: st
         for spine in axes.spines.values():
             spine.set_visible(False)
         words = "; ".join(
-            f"{label}: {', '.join(f'{column} {share:.0%}' for column, share in zip(columns, cells, strict=True))}"
+            f"{label}: "
+            + ", ".join(f"{column} {one:.0%}" for column, one in zip(columns, cells, strict=True) if one is not None)
             for label, cells in rows.items()
         )
         return themed(figure, name, f"Shares of each row. {words}.")

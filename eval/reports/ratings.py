@@ -204,7 +204,7 @@ def write_sheet(
     most = max(map(len, shown.values()))
     contents = (
         (".jsonl", "".join(json.dumps(row, ensure_ascii=True) + "\n" for row in rows)),
-        (".csv", _table(rows, headings, most, kind.criteria, marked)),
+        (".csv", _table(rows, headings, most, criteria=kind.criteria, marked=marked)),
         (".label-studio.xml", _project(headings, most, kind.criteria)),
         (".key.json", key.model_dump_json(indent=2) + "\n"),
     )

@@ -98,23 +98,23 @@ def battles(
     )
 
 
+def wins_by(table: Battles, unit: Ints, units: int) -> Floats:
+    """Counts wins in each part of the battles, a tie as half a win for each; float of shape (units, models, models).
+
+    Args:
+        unit: Number of each battle's part, such as its meme; int of shape (battles,), in [0, units).
+    """
+    n = len(table.models)
+    at = (unit * n + table.left) * n + table.right
+    won = np.bincount(at, weights=table.weight * table.score, minlength=units * n * n).reshape(units, n, n)
+    fought = np.bincount(at, weights=table.weight, minlength=units * n * n).reshape(units, n, n)
+    # The right one scores what the left one did not: a tie gives half a win to each.
+    return np.asarray(won + (fought - won).transpose(0, 2, 1))
+
+
 def wins(table: Battles) -> Floats:
     """Counts the wins of each model over each other, a tie as half a win for each; float (models, models)."""
-    n = len(table.models)
-    pair = table.left * n + table.right
-    won = np.bincount(pair, weights=table.weight * table.score, minlength=n * n).reshape(n, n)
-    fought = np.bincount(pair, weights=table.weight, minlength=n * n).reshape(n, n)
-    # The right one scores what the left one did not: a tie gives half a win to each.
-    return np.asarray(won + (fought - won).T)
-
-
-def wins_by_meme(table: Battles) -> Floats:
-    """Counts wins by meme, as :func:`wins`; float of shape (memes, models, models)."""
-    n, memes = len(table.models), table.memes
-    pair = (table.meme * n + table.left) * n + table.right
-    won = np.bincount(pair, weights=table.weight * table.score, minlength=memes * n * n).reshape(memes, n, n)
-    fought = np.bincount(pair, weights=table.weight, minlength=memes * n * n).reshape(memes, n, n)
-    return np.asarray(won + (fought - won).transpose(0, 2, 1))
+    return np.asarray(wins_by(table, np.zeros(len(table), dtype=np.int64), 1)[0])
 
 
 def win_rates(won: Floats) -> tuple[Floats, Floats]:

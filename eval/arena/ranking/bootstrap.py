@@ -13,7 +13,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from eval.arena.ranking.battles import Battles, Floats, Ints, NotRanked, connected, rated, wins_by_meme
+from eval.arena.ranking.battles import Battles, Floats, Ints, NotRanked, connected, rated, wins_by
 from eval.arena.ranking.bradley_terry import K, NoMaximum, elo_of_orders, fit, ratings, styled
 
 RESAMPLES = 1000
@@ -65,7 +65,7 @@ def spread(table: Battles, *, anchor: int | None = None, resamples: int = RESAMP
     Raises NotRanked: The table itself has no finite ratings.
     """
     ratings(table, anchor=anchor)  # raises if there are no finite ratings
-    by_meme = wins_by_meme(table)
+    by_meme = wins_by(table, table.meme, table.memes)
     # Memes without a battle are not drawn: they would inflate the number of clusters.
     there = by_meme.any(axis=(1, 2))
     by_meme = by_meme[there]

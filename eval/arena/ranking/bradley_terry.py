@@ -165,11 +165,11 @@ def styled(table: Battles, covariates: Floats, *, anchor: int | None = None, wei
     gauge = np.zeros((len(at), len(at)))
     gauge[:n, :n] = 1.0 / n
 
-    def likelihood(point: Floats) -> float:
+    def at_point(point: Floats) -> float:
         z = point[left] - point[right] + x @ point[n:]
         return float((counts * (score * _log_sigmoid(z) + (1 - score) * _log_sigmoid(-z))).sum())
 
-    now = likelihood(at)
+    now = at_point(at)
     for _ in range(_STEPS):
         chance = _sigmoid(at[left] - at[right] + x @ at[n:])
         off, bend = counts * (score - chance), counts * chance * (1 - chance)
@@ -194,7 +194,7 @@ def styled(table: Battles, covariates: Floats, *, anchor: int | None = None, wei
         gain, size_of_step = float(slope @ step), 1.0
         if gain > _CLOSE:
             # Halved until the likelihood rises enough, by the rule of _damped.
-            while (then := likelihood(at + size_of_step * step)) < now + 1e-4 * size_of_step * gain:
+            while (then := at_point(at + size_of_step * step)) < now + 1e-4 * size_of_step * gain:
                 size_of_step /= 2
                 # A step this short means a likelihood that rises only towards infinity.
                 if size_of_step < 1e-6:
@@ -228,12 +228,12 @@ def _damped(tables: Floats, theta: Floats, step: Floats, gain: Floats) -> Floats
     # Nearer than that, the rise is lost in rounding, and testing for it would halve good steps.
     todo = np.flatnonzero(gain > _CLOSE)
     if todo.size:
-        now = _likelihood(tables[todo], theta[todo])
+        now = likelihood(tables[todo], theta[todo])
         while todo.size:
             tried = theta[todo] + size[todo, None] * step[todo]
             # A ten-thousandth of the predicted rise: Armijo's rule with its usual constant (Nocedal & Wright 2006,
             # section 3.1).
-            short = _likelihood(tables[todo], tried) < now + 1e-4 * size[todo] * gain[todo]
+            short = likelihood(tables[todo], tried) < now + 1e-4 * size[todo] * gain[todo]
             # Ends the halving if rounding hides the rise after all.
             short &= size[todo] > 1e-9
             size[todo[short]] /= 2
@@ -241,8 +241,9 @@ def _damped(tables: Floats, theta: Floats, step: Floats, gain: Floats) -> Floats
     return np.asarray(size[:, None] * step)
 
 
-def _likelihood(tables: Floats, theta: Floats) -> Floats:
-    return np.asarray((tables * _log_sigmoid(theta[:, :, None] - theta[:, None, :])).sum(axis=(1, 2)))
+def likelihood(tables: Floats, theta: Floats) -> Floats:
+    """Returns the logarithm of the likelihood of each table of wins, float of shape (…)."""
+    return np.asarray((tables * _log_sigmoid(theta[..., :, None] - theta[..., None, :])).sum(axis=(-2, -1)))
 
 
 def _sigmoid(z: Floats) -> Floats:

@@ -16,7 +16,7 @@ from eval.arena.ranking.battles import (
     rated,
     win_rates,
     wins,
-    wins_by_meme,
+    wins_by,
 )
 from eval.arena.ranking.bootstrap import draw_memes, spread, spread_of_elo, spread_styled, tails
 from eval.arena.ranking.bradley_terry import NoMaximum, elo, elo_of_orders, fit, ratings, styled
@@ -240,7 +240,7 @@ def test_covariates_that_predict_every_winner_raise_an_error():
 def test_ties_count_as_half_wins_in_wins_and_win_rates():
     table = battles("abc", [("a", "b", 1, "x"), ("b", "a", 0.5, "x"), ("c", "a", 0, "y"), ("a", "b", 0, "y")])
     assert wins(table).tolist() == [[0, 1.5, 1], [1.5, 0, 0], [0, 0, 0]]
-    assert (wins_by_meme(table).sum(axis=0) == wins(table)).all()
+    assert (wins_by(table, table.meme, table.memes).sum(axis=0) == wins(table)).all()
     rates, against = win_rates(wins(table))
     assert rates.tolist() == [2.5 / 4, 0.5, 0]
     assert against[0, 1] == 0.5 and against[2, 0] == 0 and np.isnan(against[1, 2])

@@ -16,7 +16,7 @@ from court.meme import Frame
 from court.ports import ChatReply, FinishReason, Reading
 from court.replies import UnusableReply
 from eval.probe import agents, refining
-from eval.probe.agents import PROMPTS, Category, Taxonomy, prompt_of
+from eval.probe.agents import PROMPTS, Category, prompt_of, taxonomy_of
 from eval.probe.erasing import erase, painted_over
 from eval.probe.folder import ScoringOutcome, Sorted, StepOutcome
 from eval.probe.mining import mine, narrate
@@ -27,7 +27,7 @@ from tests.support.fakes import FakeReader
 from tests.support.pictures import captioned, encode
 from tests.support.probing import APPLIANCES, ProbeWorld, fenced, role_of, scored, subject, with_scripted_models
 
-RELIGION = Taxonomy()["religion"]
+RELIGION = taxonomy_of()["religion"]
 
 
 # Replies
@@ -84,8 +84,7 @@ def test_reply_without_a_valid_rating_is_refused(text):
 
 def test_refusal_is_distinguished_from_a_rating():
     for text in ("Rating: [[refused]]", "Rating: refused", "[[9]]? No: [[Refused]]"):
-        with pytest.raises(agents.Refused):
-            agents.parse_rating(text)
+        assert agents.parse_rating(text) is None
 
 
 def sorting(**changes):
@@ -93,7 +92,7 @@ def sorting(**changes):
 
 
 def test_miner_s_vote_is_from_the_list_or_proposes_a_new_category():
-    taxonomy = Taxonomy()
+    taxonomy = taxonomy_of()
     assert agents.parse_sorting(sorting(categories=["race", "race"]), taxonomy).categories == ("race",)
     new = agents.parse_sorting(sorting(new_name=" kitchen  things ", new_definition="They laugh."), taxonomy).new
     assert new == Category(name="kitchen things", definition="They laugh.")
@@ -118,7 +117,7 @@ def test_miner_s_vote_is_from_the_list_or_proposes_a_new_category():
 )
 def test_malformed_vote_is_a_fault(changes):
     with pytest.raises(UnusableReply):
-        agents.parse_sorting(sorting(**changes), Taxonomy())
+        agents.parse_sorting(sorting(**changes), taxonomy_of())
 
 
 def test_unchanged_rewriting_is_a_fault():
@@ -212,7 +211,7 @@ def test_text_still_readable_after_erasing_is_counted():
 
 
 def mined(path, texts, world=None, *, batch=8, controllers=1, taxonomy=None):
-    world, taxonomy = world or ProbeWorld(), taxonomy or Taxonomy()
+    world, taxonomy = world or ProbeWorld(), taxonomy or taxonomy_of()
     subjects = [subject(str(number), text) for number, text in enumerate(texts)]
 
     async def scene(models, _):
@@ -236,7 +235,7 @@ def test_miners_draw_separate_replies_and_are_spread_over_the_controllers(tmp_pa
     assert world.asked["miner"] == calls == 3, "three draws of one model, not one reply three times"
 
     async def scene(models, opened):
-        await mine(models, [subject("m", "monday")], Taxonomy(), batch=1)
+        await mine(models, [subject("m", "monday")], taxonomy_of(), batch=1)
         return {name: metered.usage.made.calls for name, metered in opened.items()}
 
     calls_made, _ = with_scripted_models(tmp_path / "two", ProbeWorld(), scene, controllers=2)
@@ -271,7 +270,7 @@ def test_admitted_category_is_offered_to_later_memes_and_to_its_own_batch(tmp_pa
     for batch, judged in ((1, 1), (3, 1)):
         found, taxonomy, world, _ = mined(tmp_path / str(batch), texts, batch=batch)
         assert [one.categories for one in found] == [("appliances",), ("appliances",), ()]
-        assert taxonomy.categories[-1] == Category(name="appliances", definition=APPLIANCES)
+        assert list(taxonomy.values())[-1] == Category(name="appliances", definition=APPLIANCES)
         assert world.asked["judge"] == judged
     # In a batch of its own, the miners voted for it; within the same batch, the Examiner found it.
     assert found[1].votes == {} and found[1].proposals[0].examiner and not found[1].proposals[0].judge
@@ -321,7 +320,7 @@ def test_misbelief_is_named_for_each_meme_and_category(tmp_path):
     fails = ProbeWorld(says={"narrator": lambda request: "no JSON" if "round" in fenced(request)[0] else None})
 
     async def scene(models, _):
-        taxonomy = Taxonomy()
+        taxonomy = taxonomy_of()
         sorted_ = await mine(models, subjects, taxonomy, batch=2)
         return await narrate(models, subjects, sorted_, taxonomy, concurrency=2)
 

@@ -65,7 +65,7 @@ def test_weak_category_is_found(whole):
         assert (row.before.mean.value, row.before.failure.value) == (9, 0)
         assert (row.after.mean.value, row.after.failure.value) == (9, 0)
         assert row.outcomes == {StepOutcome.NOT_LOWER: 1}
-    assert {one.category for one in report.failures} == {"religion"} and all(one.step for one in report.failures)
+    assert {one.category for one in report.failures} == {"religion"} and all(isinstance(one, Step) for one in report.failures)
     assert report.gold[0].name == "harmful" and report.gold[0].memes == 8 and len(report.gold) == 1
     assert [(row.number, row.n) for row in report.steps] == [(1, 4), (2, 1), (3, 1)]
     (topic,) = (topic for topic in report.topics if topic.words == "round hats")

@@ -5,7 +5,7 @@ from contextlib import AsyncExitStack
 
 from eval.models.call_cache import SqliteCallCache
 from eval.models.open import ModelSpec, open_models
-from eval.probe.agents import BEGIN, Taxonomy, parse_rating, parse_sorting, sorting_schema
+from eval.probe.agents import BEGIN, parse_rating, parse_sorting, sorting_schema, taxonomy_of
 from eval.probe.folder import REWRITTEN, SCORED, Scored, ScoringOutcome, Step, StepOutcome
 from eval.probe.report import read_report
 from eval.probe.run import probe
@@ -53,7 +53,7 @@ def test_probe_runs_on_the_fake_model_server(tmp_path):
 
 
 def test_fake_model_server_gives_brief_names_ratings_and_configured_values():
-    taxonomy = Taxonomy(BEGIN)
+    taxonomy = taxonomy_of(BEGIN)
     for seed in range(30):
         maker = ReplyMaker(seed=seed)
         sorting = parse_sorting(maker.instance(tokens_of("Sort this."), sorting_schema(taxonomy)), taxonomy)
