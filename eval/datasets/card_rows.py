@@ -1,14 +1,14 @@
-"""Turns rows of a file into memes by the rules of a card: many at once by columns, or one by one.
+"""Turns rows of a file into memes by the rules of a card, many at once by columns.
 
-By columns is several times as fast, as large tables have equal cells. A block with a cell that is unusable, or a card
-with rules on several columns, is read row by row instead, which names the cell.
+Large tables have equal cells, to which a rule is applied once. A cell that is unusable is a fault of its row.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import repeat
 from operator import attrgetter
@@ -20,13 +20,12 @@ from court.meme import LIMITS
 from eval.datasets.card import OWN, CardTask, DatasetCard, TaskKind
 from eval.datasets.items import JudgedMeme, Level, Protocol
 from eval.datasets.record_files import TEXTS, Block, Coded
-from eval.datasets.verbs import MADE_NAMES, Compiled, Expression, JoinOf, compile_expression
+from eval.datasets.verbs import Expression, JoinOf, compile_expression
 from retrieval.library.cells import (
     BadCell,
     Record,
     is_missing,
     label_of,
-    placeholders_of,
     plain_word,
     require_text,
     text_of,
@@ -204,6 +203,8 @@ def _by_votes(task: CardTask, join_of: JoinOf) -> GoldRule:
 T = TypeVar("T")
 _SIMPLE = frozenset({str, int, bool, type(None)})
 """Types of cells that are equal if they mean the same."""
+Faults = dict[int, BadCell]
+"""Faults of rows, by place in their block."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -268,13 +269,7 @@ class MemeBlock:
                 split=self.split,
                 file=self.file,
                 line=line,
-                tasks=gold.tasks,
-                shares=gold.shares,
-                annotators=gold.annotators,
-                harmful=gold.harmful,
-                level=gold.level,
-                source_label=gold.source_label,
-                targets=gold.targets,
+                **{name: getattr(gold, name) for name in RowGold.__slots__},
                 **dict(zip(self.fields, cells, strict=True)),
             )
 
@@ -283,55 +278,101 @@ class MemeBlock:
 class CellRule(Generic[T]):
     """A rule on some columns, which is applied once to equal cells."""
 
-    names: Collection[str]
-    rule: Callable[[Record], T]
+    names: Collection[str] | None
+    """Columns that it reads; None if only a row tells, as for a column whose name another cell completes."""
+    rule: Callable[[dict[str, Any]], T]
+    """Raises BadCell for cells that it can't use."""
 
-    def of(self, block: Block) -> Coded[T]:
-        """Results for the rows. Raises BadCell if these can't be had by columns."""
+    def of(self, block: Block) -> tuple[Sequence[T | None], Faults]:
+        """Results for the rows, None for those with a fault."""
         columns = block.columns
-        names = tuple(name for name in self.names if name in columns)
+        names = tuple(columns if self.names is None else (name for name in self.names if name in columns))
+        results: Sequence[T | BadCell]
         if not names:
-            return Coded((self.rule({}),), np.zeros(len(block), np.int64))
+            results = Coded((self._try({}),), np.zeros(len(block), np.int64))
         # 1 and true are equal in Python, and two labels.
-        if not all(kind <= _SIMPLE and not {int, bool} <= kind for kind in map(block.kinds, names)):
-            raise BadCell("its cells have to be compared one by one")
-        if len(names) == 1:
-            return Coded.of(columns[names[0]]).with_words(lambda cell: self.rule({names[0]: cell}))
-        rows = list(zip(*(columns[name] for name in names), strict=True))
-        return Coded.of(rows).with_words(lambda cells: self.rule(dict(zip(names, cells, strict=True))))
+        elif self.names is None or not all(
+            kinds <= _SIMPLE and not {int, bool} <= kinds for kinds in map(block.kinds, names)
+        ):
+            results = [
+                self._try(dict(zip(names, cells, strict=True)))
+                for cells in zip(*map(columns.__getitem__, names), strict=True)
+            ]
+        elif len(names) == 1:
+            results = Coded.of(columns[names[0]]).with_words(lambda cell: self._try({names[0]: cell}))
+        else:
+            rows = list(zip(*map(columns.__getitem__, names), strict=True))
+            results = Coded.of(rows).with_words(lambda cells: self._try(dict(zip(names, cells, strict=True))))
+        if not any(isinstance(one, BadCell) for one in (results.words if isinstance(results, Coded) else results)):
+            return cast(Sequence[T | None], results), {}
+        faults = {place: one for place, one in enumerate(results) if isinstance(one, BadCell)}
+        return [None if isinstance(one, BadCell) else one for one in results], faults
+
+    def _try(self, record: dict[str, Any]) -> T | BadCell:
+        try:
+            return self.rule(record)
+        except BadCell as bad:
+            return bad
 
 
-def column_rule(expression: Expression, compiled: Compiled) -> Callable[[Block], Sequence[str]] | None:
-    """Returns an expression as a function of columns, ``@row`` among them; None if it takes several of them.
-
-    The function returns texts, empty for missing ones, and raises BadCell for other cells than texts and whole numbers.
-    """
-    column = expression.column
-    if expression.else_ is None and expression.const is not None:
-        return lambda block: _words([compiled({})] * len(block), TEXTS)
-    made = column in MADE_NAMES and column != "@row"
-    if expression.else_ is not None or not column or made or placeholders_of(column):
+def _columns_of(*expressions: Expression) -> tuple[str, ...] | None:
+    """Columns that expressions take their values from, for a rule on cells."""
+    if any(one.is_named_by_row for one in expressions):
         return None
-    if expression == Expression(column=column):
-        return lambda block: _words(block.columns[column], block.kinds(column))
-
-    def computed(block: Block) -> Sequence[str]:
-        cells = [compiled({column: cell}) for cell in block.columns[column]]
-        return _words(cells, frozenset(map(type, cells)))
-
-    return computed
+    return tuple(sorted({name for one in expressions for name in one.columns()}))
 
 
-def _words(cells: Sequence[Any], kinds: Collection[type]) -> Sequence[str]:
+class _TextRule:
+    """Texts of a field of the memes.
+
+    Args:
+        finish: Last step, which may raise BadCell.
+    """
+
+    def __init__(
+        self, expression: Expression, join_of: JoinOf, finish: Callable[[str], str] = str, *, is_id: bool = False
+    ) -> None:
+        value, column = compile_expression(expression, join_of), expression.name
+
+        def text(record: dict[str, Any]) -> str:
+            found = value(record)
+            # bool is a subclass of int in Python, but true is not a valid id.
+            if is_id and (isinstance(found, bool) or not isinstance(found, str | int | float)):
+                absent = bool(expression.column) and column not in record
+                raise BadCell("it has no id" + ": the row has no such column" * absent, column)
+            return finish(text_of(found, column))
+
+        self._rule = CellRule(_columns_of(expression), text)
+        self._column = expression.column if expression.model_fields_set == {"column"} else ""
+        self._finish = finish
+
+    def of(self, block: Block) -> tuple[Sequence[str], Faults]:
+        """The texts, empty for missing ones and those with a fault."""
+        words = _plain_texts(block, self._column) if self._column in block.columns else None
+        # Nearly every cell of a large table is a text that can be taken as it is.
+        with suppress(BadCell):
+            if words is not None:
+                return words if self._finish is str else list(map(self._finish, words)), {}
+        found, faults = self._rule.of(block)
+        return [word or "" for word in found] if faults else cast(Sequence[str], found), faults
+
+
+def _plain_texts(block: Block, column: str) -> Sequence[str] | None:
+    """Cells of a column as texts that can be stored; None if these have to be looked at one by one."""
+    kinds, cells = block.kinds(column), block.columns[column]
     if kinds == {int}:
         return list(map(str, cells))
-    if not TEXTS.issuperset({*kinds} - {type(None)}):
-        raise BadCell("its cells have to be read one by one")
+    if not TEXTS.issuperset(kinds - {type(None)}):
+        return None
     words = cells if kinds == TEXTS else [cell or "" for cell in cells]
     joined = "".join(words)
-    if not joined.isascii() or (len(joined) > LIMITS.max_text and max(map(len, words)) > LIMITS.max_text):
-        for word in words:
-            require_text(word)
+    fits = joined.isascii() and (len(joined) <= LIMITS.max_text or max(map(len, words)) <= LIMITS.max_text)
+    if not fits:
+        try:
+            for word in words:
+                require_text(word)
+        except BadCell:
+            return None
     return words
 
 
@@ -354,7 +395,7 @@ class _TaskRule:
 
 
 class RowRules:
-    """The rules of a card, compiled once into functions that are applied to each row.
+    """The rules of a card, compiled once into functions of many rows.
 
     Args:
         join_of: Factory of functions that find joined rows.
@@ -362,20 +403,16 @@ class RowRules:
 
     def __init__(self, card: DatasetCard, join_of: JoinOf) -> None:
         fields = card.fields
-
-        def compiled(expression: Expression | None) -> Compiled | None:
-            return compile_expression(expression, join_of) if expression else None
-
-        self._id, self.id_column = compile_expression(fields.id, join_of), fields.id.name
-        self._is_plain = bool(fields.id.column)
-        self._language, self._picture = compiled(fields.language), compiled(fields.picture)
-        self._picture_column = fields.picture.name if fields.picture else ""
-        self._language_column = fields.language.name if fields.language else ""
-        self._texts = [
-            (name, compile_expression(expression, join_of), expression.name)
+        self.id_column = fields.id.name
+        self._id = _TextRule(fields.id, join_of, self._stripped_id, is_id=True)
+        self._language = _TextRule(fields.language, join_of, str.strip) if fields.language else None
+        self._texts = {
+            name: _TextRule(expression, join_of)
             for name in TEXT_FIELDS
             if (expression := getattr(fields, name)) is not None
-        ]
+        }
+        self._picture_column = fields.picture.name if fields.picture else ""
+        self._picture = _TextRule(fields.picture, join_of, self._image) if fields.picture else None
         self._tasks = [
             _TaskRule(
                 task.id,
@@ -387,100 +424,61 @@ class RowRules:
             for task in card.all_tasks()
         ]
         self._harm = card.court_task
-        self.names = (*(name for name, _, _ in self._texts), *(["image"] if fields.picture else []), "language")
-        """Fields of a meme that the card fills."""
-        self._id_rule = column_rule(fields.id, self._id)
-        self._column_rules = {name: column_rule(getattr(fields, name), value) for name, value, _ in self._texts}
-        if fields.picture is not None and self._picture is not None:
-            self._column_rules["image"] = column_rule(fields.picture, self._picture)
-        if fields.language is not None and self._language is not None:
-            self._column_rules["language"] = column_rule(fields.language, self._language)
-        expressions = [one for task in card.all_tasks() for one in task.expressions()]
-        columns = {name for one in expressions for name in one.columns()}
-        is_own = not any(one.join for one in card.expressions()) and not any(task.variants for task in card.tasks)
-        is_own = is_own and not any(name in MADE_NAMES or "{" in name for name in columns)
-        self._gold_rule = CellRule(sorted(columns), lambda cells: self._gold_of(dict(cells))) if is_own else None
+        names = _columns_of(*(one for task in card.all_tasks() for one in task.expressions()))
+        self._gold = CellRule(None if any(task.variants for task in card.tasks) else names, self._gold_of)
 
-    def id_of(self, record: dict[str, Any], language: str) -> str:
-        """The id of a row; also sets ``@language``, if known, and the row's own id as ``@id``.
+    def with_ids(self, block: Block, language: str) -> tuple[Block, Sequence[str], Faults]:
+        """The ids of rows, and the rows with their own ids as ``@id`` and, if known, ``@language``.
 
         Args:
-            language: Language of its file; empty if the split has one file.
-
-        Raises:
-            BadCell: The id is missing or unusable.
+            language: Language of their file; empty if the split has one file.
         """
-        if language:
-            record["@language"] = language
+        columns, faults = dict(block.columns), Faults()
         # The file's language takes precedence over a column, since it is part of the id.
-        elif self._language is not None:
-            record["@language"] = text_of(self._language(record), self._language_column).strip()
-        found = self._id(record)
-        # bool is a subclass of int in Python, but true is not a valid id.
-        if isinstance(found, bool) or not isinstance(found, str | int | float):
-            absent = self._is_plain and self.id_column not in record
-            raise BadCell("it has no id" + ": the row has no such column" * absent, self.id_column)
-        id_ = text_of(found, self.id_column).strip()
-        if not id_:
-            raise BadCell("it has no id", self.id_column)
-        record["@id"] = id_
-        # Ids repeat across language files; `@id` stays the row's own id, which joins use.
         if language:
-            id_ = f"{language}-{id_}"
-        if len(id_) > _LONGEST_ID:
-            raise BadCell(f"its id is longer than {_LONGEST_ID} characters", self.id_column)
-        return id_
+            columns["@language"] = (language,) * len(block)
+        elif self._language is not None:
+            columns["@language"], faults = self._language.of(replace(block, columns=columns))
+        ids, bad = self._id.of(replace(block, columns=columns))
+        # `@id` stays the row's own id, which joins use; ids repeat across language files.
+        columns["@id"] = ids
+        if language:
+            ids = [f"{language}-{id_}" for id_ in ids]
+        if max(map(len, ids), default=0) > _LONGEST_ID:
+            long = BadCell(f"its id is longer than {_LONGEST_ID} characters", self.id_column)
+            bad = {place: long for place, id_ in enumerate(ids) if len(id_) > _LONGEST_ID} | bad
+        return replace(block, columns=columns), ids, bad | faults
 
-    def row_of(self, record: dict[str, Any]) -> tuple[tuple[str, ...], RowGold] | None:
-        """The fields of a row, in the order of ``names``, and its gold labels; None if a task drops it.
+    def fields_of(self, block: Block) -> tuple[dict[str, Sequence[str]], Sequence[RowGold | None], Faults]:
+        """Texts of rows by field of a meme, and their gold labels, None for those that a task drops.
 
         Args:
-            record: The row, already passed to :meth:`id_of`.
-
-        Raises:
-            BadCell: A cell is unusable.
+            block: Rows with ids, as by :meth:`with_ids`.
         """
-        values = {name: text_of(value(record), column) for name, value, column in self._texts}
+        values, faults = dict[str, Sequence[str]](), Faults()
+
+        def note(bad: Faults) -> None:
+            # The first fault of a row is reported.
+            faults.update({place: one for place, one in bad.items() if place not in faults})
+
+        for name, rule in self._texts.items():
+            values[name], bad = rule.of(block)
+            note(bad)
         # Set after the texts are computed, since the group is one of them.
-        record["@group"] = values.get("group", "")
-        gold = self._gold_of(record)
-        if gold is None:
-            return None
+        group = values.get("group") or Coded(("",), np.zeros(len(block), np.int64))
+        block = replace(block, columns={**block.columns, "@group": group})
+        golds, bad = self._gold.of(block)
+        note(bad)
         if self._picture is not None:
-            values["image"] = self._image(text_of(self._picture(record), self._picture_column).strip())
-        values["language"] = record.get("@language", "")
-        return tuple(values[name] for name in self.names), gold
+            values["image"], bad = self._picture.of(block)
+            note(bad)
+        values["language"] = block.columns.get("@language") or [""] * len(block)
+        return values, golds, faults
 
-    def columns_of(self, block: Block) -> tuple[tuple[Sequence[str], ...], Sequence[RowGold]]:
-        """Returns what :meth:`row_of` does, for many rows at once.
-
-        Raises:
-            BadCell: They have to be read row by row: a cell is unusable, or the card is none of single columns.
-        """
-        if not all(self._column_rules.values()) or self._gold_rule is None:
-            raise BadCell("its card takes values of several columns")
-        values: dict[str, Sequence[str]] = {
-            # A column that the rows don't have is no value, and reported by the reader.
-            name: rule(block)
-            for name, rule in self._column_rules.items()
-            if rule is not None
-        }
-        values["language"] = list(map(str.strip, values.get("language", ()))) or [""] * len(block)
-        if "image" in values:
-            values["image"] = [self._image(word.strip()) for word in values["image"]]
-        golds = self._gold_rule.of(block)
-        if None in golds.words:
-            raise BadCell("it is dropped")
-        return tuple(values[name] for name in self.names), cast(Sequence[RowGold], golds)
-
-    def ids_of(self, block: Block) -> list[str]:
-        """The ids of many rows of a file without a language. Raises BadCell as :meth:`columns_of`."""
-        if self._id_rule is None:
-            raise BadCell("its id is none of a single column", self.id_column)
-        ids = list(map(str.strip, self._id_rule(block)))
-        if not all(ids) or max(map(len, ids)) > _LONGEST_ID:
-            raise BadCell("an id is unusable", self.id_column)
-        return ids
+    def _stripped_id(self, word: str) -> str:
+        if not (id_ := word.strip()):
+            raise BadCell("it has no id", self.id_column)
+        return id_
 
     def _gold_of(self, record: dict[str, Any]) -> RowGold | None:
         gold: dict[str, tuple[str, ...]] = {}
@@ -517,7 +515,8 @@ class RowRules:
             "targets": gold.get(task.court.targets, ()),
         }
 
-    def _image(self, image: str) -> str:
+    def _image(self, name: str) -> str:
+        image = name.strip()
         if "://" in image:
             raise BadCell(ADDRESS, self._picture_column)
         # The picture's name comes from an untrusted row: it must not open anything outside the data set.

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain, compress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
 
 from court.digests import digest, sha256_of
 from court.errors import BadRequest
@@ -17,13 +20,13 @@ from eval.datasets.card_rows import TEXT_FIELDS, CellRule, MemeBlock, RowGold, R
 from eval.datasets.items import JudgedMeme
 from eval.datasets.record_files import (
     Block,
-    Coded,
     Numbered,
     RecordFile,
     as_blocks,
     holds_pictures,
     kind_of,
     parse_object,
+    truths_of,
 )
 from eval.datasets.verbs import MADE_NAMES, Join
 from retrieval.library.cells import BadCell, Record, fill, placeholders_of, word_of
@@ -33,6 +36,7 @@ from retrieval.library.tables import read_text
 
 _NONE: dict[str, Any] = {}
 _BY_ROW = "@row"
+T = TypeVar("T")
 
 
 def first_present(data: Path, folders: Iterable[str], names: Sequence[str]) -> tuple[Path, ...]:
@@ -168,12 +172,19 @@ class JoinedFiles:
 
         return joined
 
-    def add_labels(self, labels: LabelFile, record: dict[str, Any]) -> None:
-        """Adds the columns of the split's label file to a row, without overwriting the row's own."""
-        table = self._table(labels.files, labels.on, labels.kind.value, labels.columns, what="labels")
-        word = (word_of(record.get(labels.on), labels.on) or "").strip()
-        for name, value in table.get(word, _NONE).items():
-            record.setdefault(name, value)
+    def with_labels(self, labels: LabelFile, rows: Iterable[Numbered]) -> Iterator[Numbered]:
+        """Adds the columns of the split's label file to rows, without overwriting the rows' own."""
+        for number, record in rows:
+            if isinstance(record, str):
+                yield number, record
+                continue
+            table = self._table(labels.files, labels.on, labels.kind.value, labels.columns, what="labels")
+            try:
+                word = (word_of(record.get(labels.on), labels.on) or "").strip()
+            except BadCell as bad:
+                yield number, str(bad)
+            else:
+                yield number, {**table.get(word, _NONE), **record}
 
     def ids(self) -> set[str] | None:
         """Ids of the split if a file lists them, else None."""
@@ -281,18 +292,6 @@ def first_blocks(blocks: Iterator[MemeBlock]) -> list[MemeBlock]:
     return first
 
 
-@dataclass(frozen=True, slots=True)
-class _RowsOfSplit:
-    """Rows of a split."""
-
-    where: CellRule[bool] | None
-    """True for rows of the split, if the file has rows of others."""
-    listed: set[str] | None
-    """Ids of the split, if these are listed."""
-    seen: set[str]
-    """Ids of the memes so far."""
-
-
 class CardReader:
     """Iterates over the memes of a split; only a bounded number of ids is held in memory.
 
@@ -338,9 +337,7 @@ class CardReader:
             folder = Path(card.layout.pictures_at)
             self.pictures = DatasetPictures(folder, folder, ("",))
         self._joins = JoinedFiles(card, data, self.split, first=self.paths[0].parent, problems=self.problems)
-        self._rules = RowRules(card, self._joins.of)
-        # Without those that only say which rows are of the split.
-        self._used = {name for one in card.expressions() for name in one.columns()} | set(columns)
+        self._rules, self._where = RowRules(card, self._joins.of), self._rows_of_split()
 
     def with_pictures(self) -> Iterator[JudgedMeme]:
         """The memes; the folder of their pictures is located before the first one is yielded.
@@ -437,32 +434,25 @@ class CardReader:
         # Counters restart with each iteration.
         self.excluded.clear()
         self.rows = self.elsewhere = self.refused = 0
-        seen = set[str]()
-        listed = self._joins.ids()
-        wanted = _RowsOfSplit(self._where(), listed, seen)
+        self._seen = set[str]()
+        self._listed = listed = self._joins.ids()
         unseen = self._field_columns()
         # Counted over all files of a language, which form one list of rows: `@row` may serve as an id or join key.
         counted: Counter[str] = Counter()
         for language, path in self._files:
-            for block in self._blocks(path):
+            for whole in self._blocks(path):
                 start = counted[language]
-                counted[language] += len(block.numbers)
-                self.rows += len(block.numbers)
-                if unseen and not block.fault:
+                counted[language] += len(whole)
+                self.rows += len(whole)
+                if unseen and not whole.fault:
                     # Only fields whose columns have not been seen yet are still tracked.
-                    unseen = {name: columns for name, columns in unseen.items() if not columns & block.columns.keys()}
-                try:
-                    # Nearly all rows of large tables are without fault, and of a simple card.
-                    lines, ids, fields, golds, cells = self._by_columns(block, language, start, wanted)
-                except (BadCell, KeyError):
-                    rows = self._by_rows(block, path, language, start=start, wanted=wanted)
-                    lines, ids, values, golds, others = zip(*rows, strict=True) if rows else ((),) * 5
-                    fields, cells = tuple(zip(*values, strict=True)), tuple(zip(*others, strict=True))
-                if ids:
-                    name = path.relative_to(self.data).as_posix()
-                    named = dict(zip(self._rules.names, fields, strict=True))
-                    added = dict(zip(self._columns, cells, strict=True))
-                    yield MemeBlock(self.split.name, name, lines=lines, ids=ids, fields=named, golds=golds, cells=added)
+                    unseen = {name: columns for name, columns in unseen.items() if not columns & whole.columns.keys()}
+                # Stored like a column, where expressions and joins find it.
+                rows = replace(whole, columns={**whole.columns, "@row": range(start + 1, counted[language] + 1)})
+                labels = self.split.labels
+                for block in (rows,) if labels is None else as_blocks(self._joins.with_labels(labels, rows)):
+                    if memes := self._memes_of(block, path, language):
+                        yield memes
         for language, path in self._files:
             self._joins.check_rows(counted[language], path)
         # Without rows there is nothing to report about columns.
@@ -471,89 +461,79 @@ class CardReader:
             reason = f"no row has the column {names}, which the card makes the {name} of"
             self.problems.append(Problem(self.paths[0].name, 0, "", reason))
         # Ids of refused rows were already reported with their reason.
-        if listed is not None:
-            listed -= {problem.id for problem in self.problems}
-            if absent := sum(id_ not in seen for id_ in listed):
-                self.problems.append(
-                    Problem(
-                        self.split.ids[0] if self.split.ids else self.paths[0].name,
-                        0,
-                        "",
-                        f"{absent:,} ids of the split have no row in the file",
-                    )
-                )
+        absent = (listed or set()) - {problem.id for problem in self.problems} - self._seen
+        if absent:
+            source = self.split.ids[0] if self.split.ids else self.paths[0].name
+            self.problems.append(Problem(source, 0, "", f"{len(absent):,} ids of the split have no row in the file"))
 
-    def _by_columns(
-        self, block: Block, language: str, start: int, wanted: _RowsOfSplit
-    ) -> tuple[Sequence[int], Sequence[str], Sequence[Sequence[str]], Sequence[RowGold], Sequence[Sequence[Any]]]:
-        """Lines, ids, fields, gold and further cells of the memes in a block, each as a column.
+    def _memes_of(self, block: Block, path: Path, language: str) -> MemeBlock | None:
+        """The memes in a block, if any; other rows are counted and noted."""
+        ids: Sequence[str] = ("",) * len(block)
+        problems: list[Problem] = []
 
-        Raises:
-            BadCell: The block has to be read row by row; nothing has been counted.
-            KeyError: A column is missing.
-        """
-        if block.fault or language or self.split.labels is not None:
-            raise BadCell(block.fault or "its values are of several files")
-        rows = len(block)
-        block = replace(block, columns={**block.columns, "@row": range(start + 1, start + 1 + rows)})
-        if wanted.where is not None:
-            block = block.taken(wanted.where.of(block), self._used)
-        ids = self._rules.ids_of(block) if len(block) else []
-        if wanted.listed is not None and not wanted.listed.issuperset(ids):
-            here = [id_ in wanted.listed for id_ in ids]
-            block, ids = block.taken(Coded.of(here), self._used), list(compress(ids, here))
-        if not self._doubles and (len(set(ids)) < len(ids) or not wanted.seen.isdisjoint(ids)):
-            raise BadCell(DOUBLED, self._rules.id_column)
-        fields, golds = self._rules.columns_of(block) if ids else ((), [])
-        self.elsewhere += rows - len(ids)
-        if not self._doubles or wanted.listed is not None:
-            wanted.seen.update(ids)
-        return (
-            block.numbers,
-            ids,
-            fields,
-            golds,
-            [block.columns.get(name, (None,) * len(ids)) for name in self._columns],
-        )
+        def sound(faults: Mapping[int, BadCell]) -> NDArray[np.bool_]:
+            """Refuses rows with a fault; returns true for the others."""
+            problems.extend(Problem(path.name, block.numbers[at], ids[at], str(bad)) for at, bad in faults.items())
+            found = np.ones(len(block), np.bool_)
+            found[list(faults)] = False
+            return found
 
-    def _by_rows(
-        self, block: Block, path: Path, language: str, *, start: int, wanted: _RowsOfSplit
-    ) -> list[tuple[int, str, tuple[str, ...], RowGold, tuple[Any, ...]]]:
-        """Line, id, fields, gold and further cells of each meme in a block; other rows are counted and noted."""
-        found = []
-        for row, (number, record) in enumerate(block, start + 1):
-            id_ = ""
-            try:
-                if isinstance(record, str):
-                    raise BadCell(record)
-                # Stored in the row itself, where expressions and joins find it like a column.
-                record["@row"] = row
-                if self.split.labels is not None:
-                    self._joins.add_labels(self.split.labels, record)
-                # Checked before the id: rows of other splits may have invalid ids.
-                if wanted.where is not None and not wanted.where.rule(record):
-                    self.elsewhere += 1
-                    continue
-                id_ = self._rules.id_of(record, language)
-                if wanted.listed is not None and id_ not in wanted.listed:
-                    self.elsewhere += 1
-                    continue
-                # Labels are read before duplicates are checked: a duplicate is refused only if it would have counted.
-                values = self._rules.row_of(record)
-                if values is None:
-                    self.excluded.append(Problem(path.name, number, id_, "it has no label that is used"))
-                    continue
+        def go_on_with(rows: NDArray[np.bool_]) -> None:
+            nonlocal block, ids
+            if not rows.all():
+                block, ids = block.taken(rows), list(compress(ids, rows))
+
+        if block.fault:
+            go_on_with(sound(dict.fromkeys(range(len(block)), BadCell(block.fault))))
+        # Checked before the id: rows of other splits may have invalid ids.
+        if self._where is not None and len(block):
+            here, faults = self._where.of(block)
+            good = sound(faults)
+            self.elsewhere += int(np.count_nonzero(good & ~truths_of(here)))
+            go_on_with(good & truths_of(here))
+        if len(block):
+            block, found, faults = self._rules.with_ids(block, language)
+            good, ids = sound(faults), found
+            go_on_with(good)
+        if self._listed is not None:
+            listed = np.array([id_ in self._listed for id_ in ids], np.bool_)
+            self.elsewhere += int(np.count_nonzero(~listed))
+            go_on_with(listed)
+        fields, golds, faults = self._rules.fields_of(block) if len(block) else ({}, [], {})
+        labelled = truths_of(golds)
+        # Labels are read before duplicates are checked: a duplicate is refused only if it would have counted.
+        if not self._doubles and (len(set(ids)) < len(ids) or not self._seen.isdisjoint(ids)):
+            for place, id_ in enumerate(ids):
+                if not labelled[place] or place in faults:
+                    continue  # leaves its id free for another
                 # Records, predictions and leaks refer to memes by id, so duplicates could not be told apart.
-                if id_ in wanted.seen and not self._doubles:
-                    raise BadCell(DOUBLED, self._rules.id_column)
-            except BadCell as bad:
-                self.refused += 1
-                self.problems.append(Problem(path.name, number, id_, str(bad)))
-                continue
-            # Added after the row was accepted: a refused row leaves its id free for another.
-            wanted.seen.add(id_)
-            found.append((number, id_, *values, tuple(map(record.get, self._columns))))
-        return found
+                if id_ in self._seen:
+                    faults[place] = BadCell(DOUBLED, self._rules.id_column)
+                self._seen.add(id_)
+        good = sound(faults)
+        for place in np.flatnonzero(good & ~labelled).tolist():
+            self.excluded.append(Problem(path.name, block.numbers[place], ids[place], "it has no label that is used"))
+        good &= labelled
+        self.refused += len(problems)
+        self.problems += sorted(problems, key=lambda problem: problem.line)
+
+        def taken(cells: Sequence[T]) -> Sequence[T]:
+            return cells if good.all() else list(compress(cells, good))
+
+        if not len(ids := taken(ids)):
+            return None
+        if not self._doubles or self._listed is not None:
+            self._seen.update(ids)
+        nothing = (None,) * len(block)
+        return MemeBlock(
+            split=self.split.name,
+            file=path.relative_to(self.data).as_posix(),
+            lines=taken(block.numbers),
+            ids=ids,
+            fields={name: taken(cells) for name, cells in fields.items()},
+            golds=cast(Sequence[RowGold], taken(golds)),
+            cells={name: taken(block.columns.get(name, nothing)) for name in self._columns},
+        )
 
     def _field_columns(self) -> dict[str, set[str]]:
         """Columns that each field is computed from; fields without columns or with joined columns are left out."""
@@ -566,7 +546,7 @@ class CardReader:
                 found[name] = columns
         return found
 
-    def _where(self) -> CellRule[bool] | None:
+    def _rows_of_split(self) -> CellRule[bool] | None:
         """Returns a predicate that is true for rows of this split; a row that belongs to no split is refused."""
         if not self.split.where:
             return None

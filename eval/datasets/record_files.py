@@ -89,6 +89,13 @@ class Coded(Sequence[T_co]):
         return [(word, count) for word, count in zip(self.words, counts, strict=True) if count]
 
 
+def truths_of(cells: Sequence[Any]) -> NDArray[np.bool_]:
+    """True for cells that are true in Python."""
+    if isinstance(cells, Coded):
+        return np.array(list(map(bool, cells.words)), np.bool_)[cells.codes]
+    return np.fromiter(map(bool, cells), np.bool_, len(cells))
+
+
 @dataclass(frozen=True, slots=True)
 class Block:
     """Consecutive rows of a file with the same columns."""
@@ -111,22 +118,17 @@ class Block:
         is_text = self.texts and not name.startswith("@")
         return TEXTS if is_text else frozenset(map(type, self.columns[name]))
 
-    def taken(self, here: Coded[bool], names: Collection[str]) -> Block:
-        """Some columns of the rows for which ``here`` is true."""
-        mask = np.array(here.words, np.bool_)[here.codes]
-        if mask.all():
-            return self
-        places = np.flatnonzero(mask).tolist()
+    def taken(self, here: NDArray[np.bool_]) -> Block:
+        """The rows for which ``here`` is true."""
+        places = np.flatnonzero(here).tolist()
 
         def pick(cells: Sequence[Any]) -> Sequence[Any]:
+            if isinstance(cells, Coded):
+                return Coded(cells.words, cells.codes[here])
             # In one call and by place, so that cells of other rows are not touched: most lie far apart in memory.
             return itemgetter(*places)(cells) if len(places) > 1 else [cells[place] for place in places]
 
-        columns = {
-            name: Coded(cells.words, cells.codes[mask]) if isinstance(cells, Coded) else pick(cells)
-            for name, cells in self.columns.items()
-            if name in names
-        }
+        columns = {name: pick(cells) for name, cells in self.columns.items()}
         return Block(pick(self.numbers), columns, self.fault, self.texts)
 
     def __iter__(self) -> Iterator[Numbered]:

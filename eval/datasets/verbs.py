@@ -91,6 +91,12 @@ class Expression(CardModel):
         """Column that messages name."""
         return self.column or self.path or ", ".join(self.list_) or (self.join.column if self.join else "")
 
+    @property
+    def is_named_by_row(self) -> bool:
+        """True if other cells of a row complete the name of the column or file that the value is taken from."""
+        named = self.column + (self.join.file + self.join.column if self.join else "")
+        return bool(placeholders_of(named)) or (self.else_ is not None and self.else_.is_named_by_row)
+
     def columns(self) -> set[str]:
         """Columns of the row that the value is computed from; placeholders in names are left as they are."""
         own = {self.column, self.path.split(".")[0], *self.list_, self.join.on if self.join else ""}

@@ -45,6 +45,15 @@ def counts_of(read, task):
     return found
 
 
+HARM = {
+    "id": "harm",
+    "kind": "binary",
+    "of": "label",
+    "map": {"1": "harmful", "0": "harmless"},
+    "court": {"harmful": ["harmful"], "benign": ["harmless"]},
+}
+
+
 def own_card(kind: str, files: list[str], **changes) -> DatasetCard:
     content = {
         "format": 1,
@@ -53,14 +62,6 @@ def own_card(kind: str, files: list[str], **changes) -> DatasetCard:
         "layout": {"kind": kind, "pictures": ["images"]},
         "splits": [{"name": "all", "role": "test", "files": files}],
         "fields": {"id": "id", "text": "text", "picture": "image"},
-        "tasks": [
-            {
-                "id": "harm",
-                "kind": "binary",
-                "of": "label",
-                "map": {"1": "harmful", "0": "harmless"},
-                "court": {"harmful": ["harmful"], "benign": ["harmless"]},
-            }
-        ],
+        "tasks": [HARM],
     }
     return card_of(content | changes, "ours.toml")

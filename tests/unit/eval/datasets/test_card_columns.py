@@ -5,14 +5,15 @@ import random
 
 import pytest
 
-from eval.datasets.card import FileKind, card_of
+from eval.datasets import record_files
+from eval.datasets.card import FileKind
 from eval.datasets.card_rows import CellRule
 from eval.datasets.card_split import CardReader
 from eval.datasets.record_files import Block, RecordFile, keep_tables
 from retrieval.library import tables
 from retrieval.library.cells import BadCell
 from retrieval.text import TextColumn, text_key
-from tests.support.cards import write_table
+from tests.support.cards import HARM, own_card, write_table
 
 LABELS = ("bad", "Bad", "good", "good ", "1", "0", "", "none", "ugly")
 SPLITS = ("train", "train", "test", "other")
@@ -29,34 +30,10 @@ def rows_of(seed):
 
 
 def card_for(kind, name, missing):
-    return card_of(
-        {
-            "format": 1,
-            "id": "mine",
-            "title": "Mine",
-            "layout": {"kind": kind},
-            "fields": {
-                "id": "id",
-                "picture": {"column": "img", "prefix": "p/"},
-                "text": "text",
-                "language": {"const": "en"},
-            },
-            "splits": [
-                {"name": one, "role": one, "files": [name], "where": {"part": one}} for one in ("train", "test")
-            ],
-            "tasks": [
-                {
-                    "id": "harm",
-                    "kind": "binary",
-                    "of": "label",
-                    "map": {"bad": "bad", "1": "bad", "good": "good", "0": "good"},
-                    "missing": missing,
-                    "court": {"harmful": ["bad"], "benign": ["good"]},
-                }
-            ],
-        },
-        "mine.toml",
-    )
+    fields = {"id": "id", "picture": {"column": "img", "prefix": "p/"}, "text": "text", "language": {"const": "en"}}
+    splits = [{"name": one, "role": one, "files": [name], "where": {"part": one}} for one in ("train", "test")]
+    words = {"bad": "harmful", "1": "harmful", "good": "harmless", "0": "harmless"}
+    return own_card(kind, [name], fields=fields, splits=splits, tasks=[HARM | {"map": words, "missing": missing}])
 
 
 def outcome(card, folder, split, **options):
@@ -70,7 +47,6 @@ def outcome(card, folder, split, **options):
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("kind", ["csv", "jsonl"])
 def test_rows_read_at_once_are_those_read_one_by_one(tmp_path, monkeypatch, seed, kind):
-    monkeypatch.setattr(tables, "_BLOCK", 7)
     names, rows = ("id", "img", "text", "label", "part"), list(rows_of(seed))
     if kind == "csv":
         write_table(tmp_path / "rows.csv", names, rows)
@@ -81,14 +57,15 @@ def test_rows_read_at_once_are_those_read_one_by_one(tmp_path, monkeypatch, seed
         (tmp_path / "rows.jsonl").write_text("\n".join(lines))
     card = card_for(kind, f"rows.{kind}", ("problem", "none", "drop")[seed % 3])
     options = [(split, doubles) for split in ("train", "test") for doubles in (True, False)]
-    with keep_tables():
-        at_once = [outcome(card, tmp_path, split, doubles=doubles) for split, doubles in options]
-
-    def refuse(*_):
-        raise BadCell("one by one")
-
-    monkeypatch.setattr(CardReader, "_by_columns", refuse)
-    assert at_once == [outcome(card, tmp_path, split, doubles=doubles) for split, doubles in options]
+    found = []
+    # In a block of one row no cell is that of another.
+    for size in (1, 7, 1000):
+        monkeypatch.setattr(tables, "_BLOCK", size)
+        monkeypatch.setattr(record_files, "_BATCH", size)
+        with keep_tables():
+            found.append([outcome(card, tmp_path, split, doubles=doubles) for split, doubles in options])
+    one_by_one, few, at_once = found
+    assert one_by_one == few == at_once
     assert any(memes for memes, *_ in at_once)
 
 
@@ -134,12 +111,24 @@ def test_tables_read_by_pyarrow_have_the_cells_and_faults_of_csv(tmp_path, lines
     assert at_once == list(RecordFile(path, FileKind.CSV))
 
 
-def test_a_column_of_numbers_and_truth_values_is_read_row_by_row():
+def test_numbers_and_truth_values_of_a_column_are_told_apart():
     rule = CellRule(("label",), lambda record: type(record["label"]).__name__)
 
     def of(*cells):
-        return list(rule.of(Block(range(len(cells)), {"label": cells})))
+        return list(rule.of(Block(range(len(cells)), {"label": cells}))[0])
 
-    assert of(1, 0) == ["int", "int"] and of(True, None) == ["bool", "NoneType"]
-    with pytest.raises(BadCell):
-        of(1, True)
+    assert of(1, 0) == ["int", "int"] and of(True, None) == ["bool", "NoneType"] and of(1, True) == ["int", "bool"]
+
+
+def test_equal_cells_are_read_once_and_a_fault_is_of_its_rows():
+    seen = []
+
+    def rule(record):
+        seen.append(record["label"])
+        if record["label"] == "bad":
+            raise BadCell("it is bad", "label")
+        return record["label"].upper()
+
+    found, faults = CellRule(("label", "absent"), rule).of(Block(range(4), {"label": ["a", "bad", "a", "bad"]}))
+    assert list(found) == ["A", None, "A", None] and seen == ["a", "bad"]
+    assert {place: str(bad) for place, bad in faults.items()} == dict.fromkeys((1, 3), "column label: it is bad")

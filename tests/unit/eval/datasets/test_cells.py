@@ -1,6 +1,5 @@
 """One rule for cells: each reader takes the shared table of cells alike."""
 
-import csv
 import json
 
 import pytest
@@ -9,7 +8,6 @@ from click.testing import CliRunner
 from court.errors import BadRequest
 from court.verdict import Label
 from eval.cli import cli
-from eval.datasets.card import card_of
 from eval.datasets.items import JudgedMeme, Outcome
 from eval.datasets.read import read_split
 from eval.scores.annotators import AnnotatorVote, harm_shares, same_spelling, soft_labels
@@ -17,7 +15,7 @@ from eval.scores.meme_rows import read_meme_rows
 from eval.scores.prediction_file import read_predictions
 from retrieval.library.readers import read_source
 from retrieval.library.sources import Source
-from tests.support.cards import write_table
+from tests.support.cards import HARM, own_card, write_table
 
 LABELS = (
     ("harmful", True),
@@ -55,27 +53,9 @@ def labelled(folder):
 
 def test_gold_labels(tmp_path):
     labelled(tmp_path)
-    card = card_of(
-        {
-            "format": 1,
-            "id": "cells",
-            "title": "Cells",
-            "layout": {"kind": "csv"},
-            "fields": {"id": "id", "text": "text"},
-            "splits": [{"name": "all", "role": "test", "files": ["memes.csv"]}],
-            "tasks": [
-                {
-                    "id": "harm",
-                    "kind": "binary",
-                    "of": "label",
-                    "map": {"harmful": "bad", "1": "bad", "not harmful": "good", "0": "good"},
-                    "missing": "none",
-                    "court": {"harmful": ["bad"], "benign": ["good"]},
-                }
-            ],
-        },
-        "cells.toml",
-    )
+    words = {"harmful": "harmful", "1": "harmful", "not harmful": "harmless", "0": "harmless"}
+    task = HARM | {"map": words, "missing": "none"}
+    card = own_card("csv", ["memes.csv"], fields={"id": "id", "text": "text"}, tasks=[task])
     read = read_split(card, tmp_path, "all")
     assert {m.id: m.harmful for m in read.memes} == {id_: one for id_, one in WANTED.items() if one is not None}
     assert len(read.problems) == len(MISSING)
@@ -116,10 +96,8 @@ def test_groups_keep_case_and_list_known_ids(tmp_path):
 def test_spellings_of_votes_agree_entirely(tmp_path):
     file = tmp_path / "votes.csv"
     spellings = (("Harmful", "harmful ", "HARMFUL", "nan"), ("not_harmful", "Not Harmful", "not harmful", "-"))
-    with file.open("w", newline="") as out:
-        table = csv.writer(out)
-        table.writerow(["id", "annotator", "label"])
-        table.writerows((n, f"r{who}", cell) for n in range(12) for who, cell in enumerate(spellings[n % 2]))
+    votes = [(n, f"r{who}", cell) for n in range(12) for who, cell in enumerate(spellings[n % 2])]
+    write_table(file, ("id", "annotator", "label"), votes)
     ran = CliRunner().invoke(cli, ["labels", "annotators", str(file), "--json"])
     agreement = json.loads(ran.output)["agreement"]
     assert (agreement["alpha"]["value"], agreement["votes"]) == (1.0, 36)

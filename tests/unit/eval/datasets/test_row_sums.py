@@ -1,6 +1,5 @@
 """Tests of row counts for every kind of file: rows read, refused, excluded and elsewhere add up to all rows."""
 
-import csv
 import json
 import shutil
 
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 
 from eval.datasets.card import FileKind
 from eval.datasets.card_split import CardReader
-from tests.support.cards import own_card
+from tests.support.cards import HARM, own_card, write_table
 
 COLUMNS = ("n", "id", "text", "image", "label", "part")
 
@@ -21,11 +20,9 @@ def write_lines(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
 
 
-def write_table(path, rows):
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, COLUMNS, delimiter="\t" if path.suffix == ".tsv" else ",")
-        writer.writeheader()
-        writer.writerows(rows)
+def write_cells(path, rows):
+    cells = [[row.get(name, "") for name in COLUMNS] for row in rows]
+    write_table(path, COLUMNS, cells, delimiter="\t" if path.suffix == ".tsv" else ",", end="\r\n")
 
 
 def table_of(rows):
@@ -56,8 +53,8 @@ WRITERS = {
     FileKind.JSONL: write_lines,
     FileKind.JSON: lambda path, rows: path.write_text(json.dumps(rows), "utf-8"),
     FileKind.JSON_MAP: lambda path, rows: path.write_text(json.dumps({row["n"]: row for row in rows}), "utf-8"),
-    FileKind.CSV: write_table,
-    FileKind.TSV: write_table,
+    FileKind.CSV: write_cells,
+    FileKind.TSV: write_cells,
     FileKind.PARQUET: lambda path, rows: parquet.write_table(table_of(rows), path),
     FileKind.ARROW: write_arrow,
     FileKind.TREE: write_tree,
@@ -94,7 +91,7 @@ def test_read_refused_excluded_and_elsewhere_rows_add_up_to_all_rows(tmp_path, k
     data.mkdir()
     name = "rows" if kind is FileKind.TREE else f"rows.{kind}"
     WRITERS[kind](data / name, rows)
-    task = {"id": "harm", "kind": "binary", "of": "label", "map": {"1": "harmful", "0": "harmless"}, "missing": missing}
+    task = {name: HARM[name] for name in ("id", "kind", "of", "map")} | {"missing": missing}
     tree = {"fields": {"id": "@name", "picture": "@path"}, "tasks": [task | {"of": "@parent"}]}
     column = "@parent" if kind is FileKind.TREE else "part"
     parts = [{"name": part, "role": "test", "files": [name], "where": {column: part}} for part in ("here", "there")]

@@ -7,10 +7,10 @@ from click.testing import CliRunner
 
 from court.errors import BadRequest
 from eval.cli import cli
-from eval.datasets.card import card_of
 from eval.datasets.items import JudgedMeme, Outcome
 from eval.datasets.known import find_card
 from eval.scores.prediction_file import NO_ANSWER, read_answers
+from tests.support.cards import own_card
 
 STANCE, FRAMES = find_card("climatememes").tasks
 MISOGYNOUS = next(task for task in find_card("mami").tasks if task.kind == "binary")
@@ -165,17 +165,8 @@ def test_exported_answers_are_read_back_unchanged(tmp_path):
         spread = {"for": number / 10, "against": 1 - number / 10, "neither": 0.0}
         one.prediction.said["stance"] = one.prediction.said["stance"].model_copy(update={"scores": spread})
     write_parquet(ours, tmp_path / "run.parquet")
-    task = card_of(
-        {
-            "format": 1,
-            "id": "d",
-            "title": "D",
-            "layout": {"kind": "csv"},
-            "splits": [{"name": "test", "role": "test", "files": ["t.csv"]}],
-            "tasks": [{"id": "stance", "kind": "single", "of": "stance", "labels": list(QUESTION.labels)}],
-        },
-        "d.toml",
-    ).tasks[0]
+    stance = {"id": "stance", "kind": "single", "of": "stance", "labels": list(QUESTION.labels)}
+    (task,) = own_card("csv", ["t.csv"], tasks=[stance]).tasks
     read = read_answers(tmp_path / "run.parquet", [judged.meme for judged in ours.judged], task)
     for theirs, one in zip(read.predictions, ours.judged, strict=True):
         assert theirs.said == one.prediction.said and theirs.outcome is one.prediction.outcome

@@ -8,11 +8,10 @@ from click.testing import CliRunner
 
 from court.errors import BadRequest
 from eval.cli import cli
-from eval.datasets.card import card_of
 from eval.datasets.read import read_split
 from retrieval.library.picture_finder import ADDRESS, DatasetPictures
 from serving.cli.main import cli as memecourt
-from tests.support.cards import write_table
+from tests.support.cards import own_card, write_table
 from tests.support.encoders import png_of
 
 
@@ -32,26 +31,8 @@ def card_with(layout_pictures, split_pictures=None):
     for split in splits:
         if split_pictures:
             split["pictures"] = [split_pictures.format(split["name"])]
-    return card_of(
-        {
-            "format": 1,
-            "id": "mine",
-            "title": "Mine",
-            "layout": {"kind": "csv", "pictures": layout_pictures},
-            "fields": {"id": "id", "picture": "img", "text": "text"},
-            "splits": splits,
-            "tasks": [
-                {
-                    "id": "harm",
-                    "kind": "binary",
-                    "of": "label",
-                    "map": {"0": "good", "1": "bad"},
-                    "court": {"harmful": ["bad"], "benign": ["good"]},
-                }
-            ],
-        },
-        "mine.toml",
-    )
+    fields = {"id": "id", "picture": "img", "text": "text"}
+    return own_card("csv", [], layout={"kind": "csv", "pictures": layout_pictures}, fields=fields, splits=splits)
 
 
 @pytest.mark.parametrize("card", [card_with(["{split}_images"]), card_with([""], "{}_images")])
