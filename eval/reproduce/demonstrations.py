@@ -19,8 +19,7 @@ from eval.standin.server import FakeModelServer
 from eval.standin.settings import FEATURES, Settings
 from eval.synthetic.arena_oracle import ArenaVoice
 from eval.synthetic.make import KEY, Layout, make, read_key
-from eval.synthetic.oracle import Ability
-from eval.synthetic.task_oracle import TaskInput, answer_signs, answer_target
+from eval.synthetic.oracle import Ability, JudgeInput, answer_signs, answer_target
 from eval.synthetic.world import SIGNS, TARGETS, signs_of, target_of
 from eval.witness.world import WorldReader, draw_world, expected
 
@@ -87,7 +86,7 @@ def _labels(data: Path) -> Mapping[str, Any]:
     memes = [meme for meme in read_key(data) if meme.split == "test_seen"]
     stance, frames = [], []
     for caption, shots in product((False, True), (0, 4)):
-        seen = [TaskInput(meme.text, meme.badge, meme.badge if caption else None, follow=shots > 0) for meme in memes]
+        seen = [JudgeInput(meme.text, meme.badge, meme.badge if caption else None, follow=shots > 0) for meme in memes]
         name = f"picture+text{'+caption' * caption},{shots}-shot"
         pairs = [(target_of(one.text, one.badge), answer_target(one, _READER)) for one in seen]
         present = [label for label in TARGETS if any(label in pair for pair in pairs)]

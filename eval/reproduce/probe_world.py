@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from eval.probe.agents import BEGIN, PROMPTS, prompt_of
-from eval.synthetic.task_oracle import chance_of
+from eval.synthetic.messages import fenced, texts_of
+from eval.synthetic.oracle import chance_of
 from eval.synthetic.world import GROUPS, claim_of
 
 KINDS: Mapping[str, str] = dict(zip(GROUPS, (category.name for category in BEGIN), strict=True))
@@ -22,7 +23,6 @@ WEAK = "religion"
 REWRITTEN = "To put it mildly, "
 FULL, HALF, NONE = 9, 6, 3
 """Scores of a full explanation, half of one, and none."""
-_FENCED = re.compile(r"\[begin \w+\]\n(.*?)\n\[end \w+\]", re.DOTALL)
 
 
 def kind_of(text: str) -> str:
@@ -47,12 +47,11 @@ class ProbeVoice:
 
     def answer(self, payload: Mapping[str, Any]) -> str | None:
         """Returns the reply to a chat completion; None if it is not part of a probe."""
-        system, content = payload["messages"][0]["content"], payload["messages"][-1]["content"]
-        parts = [content] if isinstance(content, str) else [part.get("text", "") for part in content]
+        system, parts = payload["messages"][0]["content"], texts_of(payload)
         role = next((role for role in PROMPTS if prompt_of(role).system() == system), "")
         if role == "examiner" and any("misbelief" in part for part in parts):
             role = "keeps"
-        reply = self._reply(role, [found for part in parts for found in _FENCED.findall(part)])
+        reply = self._reply(role, fenced(parts))
         return reply if reply is None or isinstance(reply, str) else json.dumps(reply)
 
     def _reply(self, role: str, shown: list[str]) -> dict[str, Any] | str | None:

@@ -14,6 +14,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from eval.synthetic.messages import texts_of, wanted_by
+
 BLOCK = 16
 """Tokens of a block of the prefix cache."""
 _WORDS = (
@@ -276,8 +278,7 @@ def meme_text(name: str, rounds: int) -> str:
 
 def scripted_reply(payload: Mapping[str, Any]) -> str | None:
     """Returns the reply to a chat completion; None if the call is not part of a full trial."""
-    words = _words(payload)
-    wanted = (payload.get("response_format") or {}).get("json_schema", {}).get("schema", {}).get("properties", {})
+    words, wanted = "\n".join(texts_of(payload)), wanted_by(payload)
     if "question" in wanted:
         return _long("ask", lambda filler: json.dumps({"question": f"What is there that{filler}?"}))
     if "summary" in wanted or "quotes" in wanted:
@@ -317,11 +318,6 @@ def _long(task: str, make: Callable[[str], str]) -> str:
 def _english(words: Sequence[str]) -> list[str]:
     """Puts "the" at every eighth place, as the court tells the language of a reply by such words."""
     return ["the" if place % 8 == 7 else word for place, word in enumerate(words)]
-
-
-def _words(payload: Mapping[str, Any]) -> str:
-    content = payload["messages"][-1]["content"]
-    return content if isinstance(content, str) else "\n".join(part.get("text", "") for part in content)
 
 
 def _ruling(wanted: Mapping[str, Any], rationale: str) -> dict[str, Any]:

@@ -6,8 +6,6 @@ Bradley-Terry model, so that the ratings that an arena must come to are known.
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import math
 import re
@@ -16,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from eval.datasets.items import Level
+from eval.synthetic.messages import chance_of, parts_of, picture_in, texts_of, wanted_by
 from eval.synthetic.world import level_of, read_badge
 
 _MARK = re.compile(r"\[(begin|end) \w+\]")
@@ -40,15 +39,12 @@ class ArenaVoice:
 
     def answer(self, payload: Mapping[str, Any]) -> str | None:
         """Returns the reply to a chat completion; None if it is not part of an arena."""
-        schema = (payload.get("response_format") or {}).get("json_schema", {}).get("schema", {})
-        content = payload["messages"][-1]["content"]
-        parts = [content] if isinstance(content, str) else [part.get("text", "") for part in content]
         # Marks are random for each store of calls: replies that depend on them would differ from run to run.
-        words, wanted = _MARK.sub("", "\n".join(parts)), schema.get("properties", {})
+        words, wanted = _MARK.sub("", "\n".join(texts_of(payload))), wanted_by(payload)
         if set(wanted) == {"label"}:
-            shown = next((part["image_url"]["url"] for part in content if part["type"] == "image_url"), "")
-            harmful = level_of(words, read_badge(base64.b64decode(shown.partition(",")[2]))) is not Level.NOT_HARMFUL
-            right = _chance(self.name, "label", words) < self.detects
+            picture = next(picture_in(part) for part in parts_of(payload) if not isinstance(part, str))
+            harmful = level_of(words, read_badge(picture)) is not Level.NOT_HARMFUL
+            right = chance_of(self.name, "label", words) < self.detects
             return json.dumps({"label": "harmful" if harmful is right else "not harmful"})
         reply = self._reply(words, wanted)
         return None if reply is None else json.dumps(reply)
@@ -85,13 +81,8 @@ class ArenaVoice:
                 reply.setdefault(name, "It is explained by the judge.")
             else:
                 # The same draw under every reference, so that they differ by what a judge sees in them alone.
-                drawn = _chance(self.name, name, before.split("A reference.")[0], shown)
+                drawn = chance_of(self.name, name, before.split("A reference.")[0], shown)
                 winner = "A" if drawn < 1 / (1 + math.exp(-lead)) else "B"
                 five = {"A": "A>>B" if lead > 1 else "A>B", "B": "B>>A" if lead < -1 else "B>A"}
                 reply[name] = five[winner] if "A>>B" in schema["enum"] else winner
         return reply
-
-
-def _chance(*what: str) -> float:
-    """Returns a number in [0, 1) that is a function of its arguments."""
-    return int.from_bytes(hashlib.sha256("\0".join(what).encode()).digest()[:8], "big") / 2**64

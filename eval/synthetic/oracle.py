@@ -6,16 +6,18 @@ precedents, and applies the hidden rule. Its sight is limited: without help the 
 memes, and each help that a trial gives adds to them. Which memes those are, and where it errs although it recognises
 the badge, is derived from digests of text and badge. So the outcome of every trial is known in advance, even if a part
 of the procedure is left out, and a benchmark that runs it has a right answer (:func:`expected`).
+
+To the tasks of its world it answers likewise: if it recognises no badge, it assumes that the group named is the one
+shown; if it errs, it gives the next label in order, or is wrong about whether the group is shown.
 """
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 import string
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -25,9 +27,61 @@ from court.meme import Frame
 from court.ports import ChatRequest
 from court.prompts.sets import packaged, packaged_versions
 from eval.datasets.items import Level
-from eval.synthetic.task_oracle import Ability as Ability  # re-exported, because every oracle has one
-from eval.synthetic.task_oracle import chance_of, laid_out, task_odds, task_reply
-from eval.synthetic.world import GROUPS, claim_of, read_badge
+from eval.synthetic import messages
+from eval.synthetic.messages import fenced, parts_of, picture_in, wanted_by
+from eval.synthetic.world import GROUPS, SHOWN, SIGNS, TARGETS, claim_of, read_badge, signs_of, target_of
+
+
+@dataclass(frozen=True, slots=True)
+class Ability:
+    """Ability of the oracle: shares of memes, each in [0, 1]."""
+
+    harmful: float = 0.9
+    """Share of the harmful memes with a recognised badge that it judges correctly."""
+    benign: float = 0.85
+    """Share of the other memes with a recognised badge that it judges correctly."""
+    eyes: float = 0.4
+    """Share of all memes whose badge the Judge recognises without help."""
+    description: float = 0.2
+    """Additional share with a description that names the right badge."""
+    answers: float = 0.2
+    """Additional share with arguments that are based on the Proposer's answers."""
+    arguments: float = 0.1
+    """Additional share with arguments that are based on the description alone."""
+    precedents: float = 0.2
+    """Additional share with precedents most of which are labelled by the rule."""
+    seed: int = 0
+
+    # Effects that papers claim, planted where a demonstration has to show them; none by default.
+
+    groups_told: int = 6
+    """Number of the groups whose badges a description names; those of the others come out by a question alone."""
+    unseen: float | None = None
+    """Share of the memes with an unrecognised badge that it judges correctly; None if it goes by the words alone."""
+    lead: int = 0
+    """Rounds by which the side that is right rests sooner, and by which late sides rest later."""
+    near: bool = False
+    """True if precedents help only where most of them name or show the group that the meme names."""
+    asked_by: str = ""
+    """Stance in which alone a side asks for the badge; empty for any."""
+    reviewed: float = 0.0
+    """Additional share when it looks over an earlier answer of its own."""
+    readings: float = 0.0
+    """Additional share with a malign and a benign reading of the meme."""
+    fetched: float = 0.0
+    """Additional share with arguments that rest on a near precedent that a question fetched."""
+    late: float = 0.0
+    """Share of memes that it judges wrongly if the sides asked before they knew their stance."""
+
+    def chance(self, what: str, text: str, badge: str | None) -> float:
+        """A number in [0, 1) of a meme, for one use of it."""
+        return chance_of(self.seed, what, text, badge or "")
+
+
+def chance_of(seed: int, what: str, text: str, badge: str) -> float:
+    """Returns a number in [0, 1) that is a function of its arguments."""
+    # Ignores spacing and case: a text that is laid out or read differently has the same outcome.
+    return messages.chance_of(str(seed), what, " ".join(text.lower().split()), badge)
 
 
 class ServedOracle:
@@ -40,9 +94,8 @@ class ServedOracle:
 
     def answer(self, payload: Mapping[str, Any]) -> str | None:
         """Returns the reply to a chat completion; None if it is not part of a full trial."""
-        wanted = (payload.get("response_format") or {}).get("json_schema", {}).get("schema", {}).get("properties", {})
         system = next((m["content"] for m in payload["messages"] if m["role"] == "system"), "")
-        reply = self._oracle.reply(system, self._parts(payload), wanted)
+        reply = self._oracle.reply(system, self._parts(payload), wanted_by(payload))
         return None if reply is None else json.dumps(reply)
 
     def odds(self, payload: Mapping[str, Any]) -> dict[str, float]:
@@ -53,34 +106,37 @@ class ServedOracle:
         return {"A": 0.5, "B": 0.5}
 
     def _parts(self, payload: Mapping[str, Any]) -> list[str | bytes]:
-        content = payload["messages"][-1]["content"]
-        if isinstance(content, str):
-            return [content]
-        return [part["text"] if part["type"] == "text" else self._picture(part) for part in content]
+        return [part if isinstance(part, str) else self._picture(part) for part in parts_of(payload)]
 
     def _picture(self, part: Mapping[str, Any]) -> bytes:
         """Returns the PNG of a part. Raises KeyError for an id that was never sent."""
         id_ = part.get("uuid")
         if part.get("image_url") is None:
             return self._pictures[str(id_)]
-        png = base64.b64decode(part["image_url"]["url"].partition(",")[2])
+        png = picture_in(part)
         # From now on the client may send the id alone.
         if id_:
             self._pictures[str(id_)] = png
         return png
 
 
-_FENCED = re.compile(r"\[begin (\w+)\]\n(.*?)\n\[end \1\]", re.DOTALL)
 _ANSWER = re.compile(r"The witness's answer:\n\[begin (\w+)\]\n(.*?)\n\[end \1\]", re.DOTALL)
 _BADGE = re.compile(r"the badge of (\w+)")
-_LABEL = r"(?:not |somewhat |very |)harmful"
-_PRECEDENT = re.compile(rf"Precedent (\d+) was found ({_LABEL})\.")
+_OPTION = re.compile(r"^([A-Z])\) (.+)$", re.MULTILINE)
+_OF_LABEL = re.compile(r"Does this label fit the meme: (.+)\?")
+_PRECEDENT = re.compile(r"Precedent (\d+) was found ((?:not |somewhat |very |)harmful)\.")
+_LABELLED = re.compile(
+    r"(?:(Example) (\d+), a meme that people have labelled"
+    r"|In the further question below, people labelled (precedent) (\d+)): ([^\n]*)"
+)
+_DESCRIPTION, _CAPTION = "Description of its picture by the witness:", "Caption that people wrote for it:"
 # A fence is matched as a whole, so that a heading inside it does not count.
 _LAID_OUT = re.compile(
-    r"(?P<heading>^(?:Above: the meme that is judged\.|Above: the picture of precedent \d+\.|"
-    rf"Precedent \d+ was found {_LABEL}\.|What precedent \d+ was filed under:|"
-    r"Text of the meme that is judged:|Description of its picture by the witness:|"
-    r"The side that says it is (?:harmful|not(?: harmful)?):))"
+    r"(?P<heading>^(?:Above: (?:the meme that is judged|the picture of (?:example|precedent) \d+)\.|"
+    r"Text of example \d+:|Example \d+, a meme that people have labelled: [^\n]*|Precedent \d+ was found [^\n]*|"
+    r"What precedent \d+ was filed under:|The side that says [^\n:]*:|"
+    r"In the further question below, people labelled precedent \d+: [^\n]*|Text of the meme that is judged:|"
+    rf"{_DESCRIPTION}|{_CAPTION}))"
     r"|\[begin (?P<mark>\w+)\]\n(?P<fenced>.*?)\n\[end (?P=mark)\]",
     re.DOTALL | re.MULTILINE,
 )
@@ -102,6 +158,12 @@ _AIDS: Mapping[str, str] = {
 """Words of the Judge's input that show an aid, by the ability that says what the aid is worth."""
 _USUAL = Ability()
 _LETTERS = f"{string.ascii_lowercase}{string.digits}"
+_SURE = 0.9  # probability of the answer to a task
+_WEIGHED = {
+    True: {"supporting": "strong", "opposing": "weak"},
+    False: {"supporting": "weak", "opposing": "moderate"},
+}
+"""Strengths for and against a label that fits, and one that does not."""
 
 
 class Help(StrEnum):
@@ -114,21 +176,26 @@ class Help(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class JudgeInput:
-    """Input of a Judge."""
+    """Input of whoever judges a meme, or labels it."""
 
     text: str
-    badge: str | None
+    badge: str | None = None
     """Badge on the picture; None if there is no picture, or no badge on it."""
-    described: bool = False
-    """True if a description names that badge."""
+    named: str | None = None
+    """Badge that a description or caption names; None without either."""
     argued: Help = Help.NONE
     """Evidence of the arguments, if they name that badge and are on the right sides."""
     follow: bool = False
-    """True if most of the precedents shown are labelled by the rule; False without any."""
+    """True if most of the precedents or examples shown are labelled by the rule; False without any."""
     late: bool = False
     """True if the sides asked before they knew their stance."""
     aids: frozenset[str] = frozenset()
     """Further aids, of :data:`_AIDS`."""
+
+    def is_seen(self, ability: Ability, badge: str | None, helped: float) -> bool:
+        """True if the oracle recognises a badge with such help."""
+        # Rounded: decimal shares that add up to 1 may fall short of it in binary.
+        return badge is not None and ability.chance("eyes", self.text, badge) < round(helped, 9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,15 +219,15 @@ def judge(shown: JudgeInput, ability: Ability) -> Opinion:
     claim = claim_of(shown.text)
     if claim is None:
         return Opinion(Level.SOMEWHAT_HARMFUL, False, 0.5)
-    helped = ability.description * shown.described + ability.precedents * shown.follow
+    described = shown.badge is not None and shown.named == shown.badge
+    helped = ability.eyes + ability.description * described + ability.precedents * shown.follow
     helped += sum(getattr(ability, aid) for aid in shown.aids)
     helped += {Help.NONE: 0.0, Help.DESCRIPTION: ability.arguments, Help.ANSWERS: ability.answers}[shown.argued]
 
     def chance(what: str) -> float:
-        return chance_of(ability.seed, what, shown.text, shown.badge or "")
+        return ability.chance(what, shown.text, shown.badge)
 
-    # Rounded: decimal shares that add up to 1 may fall short of it in binary.
-    sees_badge = shown.badge is not None and chance("eyes") < round(ability.eyes + helped, 9)
+    sees_badge = shown.is_seen(ability, shown.badge, helped)
     truth = claim.bad and claim.group == shown.badge
     if sees_badge:
         harmful = truth == (chance("slip") < (ability.harmful if truth else ability.benign))
@@ -173,6 +240,34 @@ def judge(shown: JudgeInput, ability: Ability) -> Opinion:
     # Kind words that are called harmful by an error are somewhat harmful.
     level = (claim.level if claim.bad else Level.SOMEWHAT_HARMFUL) if harmful else Level.NOT_HARMFUL
     return Opinion(level, sees_badge, sure if harmful else 1 - sure)
+
+
+def answer_target(shown: JudgeInput, ability: Ability) -> str:
+    """Answer to the task ``target``."""
+    badge, slips = _seen(shown, ability)
+    answer = target_of(shown.text, badge)
+    # An error names the next label, so that the wrong answer is the same each time.
+    return TARGETS[(TARGETS.index(answer) + 1) % len(TARGETS)] if slips else answer
+
+
+def answer_signs(shown: JudgeInput, ability: Ability) -> tuple[str, ...]:
+    """Answer to the task ``signs``."""
+    badge, slips = _seen(shown, ability)
+    answer = set(signs_of(shown.text, badge))
+    # An error is about the one sign that requires sight: whether the group is shown.
+    return tuple(sign for sign in SIGNS if sign in (answer ^ {SHOWN} if slips else answer))
+
+
+def _seen(shown: JudgeInput, ability: Ability) -> tuple[str | None, bool]:
+    """Returns the badge that the oracle takes the meme to show, and True if it errs."""
+    # A badge that is seen takes precedence over one that is named.
+    badge = shown.badge or shown.named
+    helped = ability.eyes * (shown.badge is not None) + ability.description * (shown.named is not None)
+    if not shown.is_seen(ability, badge, helped + ability.precedents * shown.follow):
+        claim = claim_of(shown.text)
+        return (claim.group if claim else None), False
+    harmful = target_of(shown.text, badge) == badge
+    return badge, ability.chance("slip", shown.text, badge) >= (ability.harmful if harmful else ability.benign)
 
 
 def expected(
@@ -203,7 +298,7 @@ def expected(
         JudgeInput(
             text=text,
             badge=badge,
-            described=described,
+            named=badge if described else None,
             argued=argued,
             follow=_follow(precedents, text if ability.near else ""),
             late=advocates and badge is not None and captioner and not stance_from_start,
@@ -254,7 +349,7 @@ class Oracle:
     def reply(self, system: str, parts: Sequence[str | bytes], wanted: Mapping[str, Any]) -> dict[str, Any] | None:
         """Returns the reply to a call; None if the call is not part of a full trial or of a comparator's."""
         # Checked first: a task's question requires a label too, as some comparators do.
-        task_answer = task_reply(parts, wanted, self.ability)
+        task_answer = self._labelled(parts, wanted)
         if task_answer is not None:
             return task_answer
         if "description" in wanted:
@@ -270,7 +365,7 @@ class Oracle:
             return self._ruling(parts, wanted)
         if "translation" in wanted:
             # All synthetic memes are in English, so the translation is the text itself.
-            return {"translation": _fenced(parts)[0]}
+            return {"translation": fenced(_texts(parts))[0]}
         if "evidence" in wanted:
             return {"evidence": f"The words stand beside what is shown. {self._sight(parts)}"}
         if "label" in wanted:
@@ -281,15 +376,33 @@ class Oracle:
 
     def odds(self, parts: Sequence[str | bytes]) -> dict[str, float]:
         """Returns probabilities of the offered letters, for the Judge's label or for a task's."""
-        masses = task_odds(parts, self.ability)
-        if masses is not None:
-            return masses
+        # The question comes after everything that is shown.
+        last = _texts(parts)[-1]
+        options, of_label = dict(_OPTION.findall(last)), _OF_LABEL.search(last)
+        if of_label is not None or set(options.values()) == set(TARGETS):
+            shown = _task_input(parts)
+            answer = answer_target(shown, self.ability)
+            if of_label is not None:
+                answer = "yes" if of_label[1] in answer_signs(shown, self.ability) else "no"
+            remainder = (1 - _SURE) / (len(options) - 1)
+            return {letter: 0.98 * (_SURE if label == answer else remainder) for letter, label in options.items()}
         probability = self._judge(parts).probability
-        last = next(part for part in reversed(parts) if isinstance(part, str))
         # The court asks twice, with the options in either order.
         first, second = ("A", "B") if "A) harmful" in last else ("B", "A")
         # Some probability goes to other tokens, as with real models.
         return {first: 0.98 * probability, second: 0.98 * (1 - probability)}
+
+    def _labelled(self, parts: Sequence[str | bytes], wanted: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Reply to a question for labels of a task, also one to a trial's Judge; None for any other."""
+        why = {"rationale": "By what is said and shown."} if "rationale" in wanted else {}
+        if set(wanted.get("label", {}).get("enum", ())) == set(TARGETS):
+            return {**why, "label": answer_target(_task_input(parts), self.ability)}
+        labels = wanted.get("labels", {}).get("properties", ())
+        if set(labels) != set(SIGNS):
+            return None
+        reply = answer_signs(_task_input(parts), self.ability)
+        # A trial's Judge rates each label, whereas a single call answers yes or no.
+        return {**why, "labels": {label: _WEIGHED[label in reply] if why else label in reply for label in labels}}
 
     def _sight(self, parts: Sequence[str | bytes], *, described: bool = False) -> str:
         badge = next((read_badge(part) for part in parts if isinstance(part, bytes)), None)
@@ -307,7 +420,7 @@ class Oracle:
 
     def _argument(self, system: str, parts: Sequence[str | bytes], wanted: Mapping[str, Any]) -> dict[str, Any]:
         # A text alone has no description.
-        text, description = (*_fenced(parts), "")[:2]
+        text, description = (*fenced(_texts(parts)), "")[:2]
         answers = _exchanges(parts)
         answered, described = _BADGE.search("\n".join(answers)), _BADGE.search(description)
         claim = claim_of(text)
@@ -340,7 +453,7 @@ class Oracle:
         }
 
     def _judge(self, parts: Sequence[str | bytes]) -> Opinion:
-        return judge(_shown(parts, self.ability.near), self.ability)
+        return judge(_judge_input(parts, self.ability.near), self.ability)
 
     def _ruling(self, parts: Sequence[str | bytes], wanted: Mapping[str, Any]) -> dict[str, Any]:
         opinion = self._judge(parts)
@@ -395,37 +508,88 @@ def _among(words: Sequence[str], wanted: str | None) -> str:
     return wanted if wanted in words else words[0]
 
 
-def _fenced(parts: Sequence[str | bytes]) -> list[str]:
-    """Returns the fenced texts, in order. Clients may join adjacent texts: part boundaries mean nothing."""
-    return [found[2] for found in _FENCED.finditer("\n\n".join(part for part in parts if isinstance(part, str)))]
+def _texts(parts: Sequence[str | bytes]) -> list[str]:
+    return [part for part in parts if isinstance(part, str)]
 
 
 def _exchanges(parts: Sequence[str | bytes]) -> list[str]:
     """Returns the answers that an advocate has received; precedents may precede them, after the description."""
-    return [found[2] for found in _ANSWER.finditer("\n\n".join(part for part in parts if isinstance(part, str)))]
+    return [found[2] for found in _ANSWER.finditer("\n\n".join(_texts(parts)))]
 
 
-def _shown(parts: Sequence[str | bytes], near: bool) -> JudgeInput:
-    """Parses the Judge's input as its prompt lays it out."""
-    under, pictures, _ = laid_out(parts, _LAID_OUT)
-    precedents = [
-        (words, pictures.get(f"Above: the picture of precedent {shown[1]}."), shown[2] != "not harmful")
-        for heading, (words, *_) in under.items()
-        if (shown := _PRECEDENT.match(heading))
-    ]
-    badge = pictures.get("Above: the meme that is judged.")
-    described = _BADGE.search("".join(under.get("Description of its picture by the witness:", ())))
+def _laid_out(parts: Sequence[str | bytes]) -> tuple[dict[str, list[str]], dict[str, str | None]]:
+    """Parses a user message as its prompt lays it out: texts by heading, and badges by the captions of the pictures."""
+    under: dict[str, list[str]] = {}
+    pictures: dict[str, str | None] = {}
+    before: list[bytes] = []
+    for part in parts:
+        if isinstance(part, bytes):
+            before.append(part)
+            continue
+        # Reset in each part: no text belongs to a heading of the part before.
+        heading = ""
+        for found in _LAID_OUT.finditer(part):
+            if found["fenced"] is not None:
+                under.setdefault(heading, []).append(found["fenced"])
+                continue
+            heading = found["heading"]
+            under.setdefault(heading, [])
+            if heading.startswith("Above:"):
+                pictures[heading] = next((read_badge(each) for each in before), None)
+                # Pictures belong to the heading that follows them.
+                before = []
+    return under, pictures
+
+
+def _meme_in(under: Mapping[str, list[str]], pictures: Mapping[str, str | None]) -> JudgeInput:
+    """The meme itself, and the badge that a description or caption names."""
+    named = _BADGE.search("".join(text for heading in (_DESCRIPTION, _CAPTION) for text in under.get(heading, ())))
     text = "".join(under.get("Text of the meme that is judged:", ()))
-    words = "\n".join(part for part in parts if isinstance(part, str))
+    return JudgeInput(text, pictures.get("Above: the meme that is judged."), named[1] if named else None)
+
+
+def _task_input(parts: Sequence[str | bytes]) -> JudgeInput:
+    """Parses the input of a question for labels of a task."""
+    under, pictures = _laid_out(parts)
+    texts = {heading: found[-1] for heading, found in under.items() if found}
+    # The heading also contains its similarity, so the text is looked up by number alone.
+    texts |= {
+        f"Text of precedent {of[1]}:": text for heading, text in texts.items() if (of := _PRECEDENT.match(heading))
+    }
+    by_rule = []
+    for found in filter(None, map(_LABELLED.match, under)):
+        which = f"example {found[2]}" if found[1] else f"precedent {found[4]}"
+        picture = pictures.get(f"Above: the picture of {which}.")
+        by_rule.append(_follows(texts.get(f"Text of {which}:", ""), picture, found[5]))
+    return replace(_meme_in(under, pictures), follow=2 * sum(by_rule) > len(by_rule))
+
+
+def _follows(text: str, badge: str | None, label: str) -> bool:
+    """Returns True if an example is labelled by the rule, as far as it shows it."""
+    claim = claim_of(text)
+    if claim is None:
+        return False
+    group = badge or claim.group
+    return label in (target_of(text, group), ", ".join(signs_of(text, group)) or "none of the labels")
+
+
+def _judge_input(parts: Sequence[str | bytes], near: bool) -> JudgeInput:
+    """Parses the Judge's input."""
+    under, pictures = _laid_out(parts)
+    meme = _meme_in(under, pictures)
+    precedents = [
+        (texts[0], pictures.get(f"Above: the picture of precedent {shown[1]}."), shown[2] != "not harmful")
+        for heading, texts in under.items()
+        if (shown := _PRECEDENT.match(heading)) and texts
+    ]
+    words = "\n".join(_texts(parts))
     against = "The side that says it is not"
-    accuser = under.get("The side that says it is harmful:", [""])[0]
-    defender = (under.get(f"{against}:") or under.get(f"{against} harmful:", [""]))[0]
-    return JudgeInput(
-        text=text,
-        badge=badge,
-        described=badge is not None and described is not None and described[1] == badge,
-        argued=_argued(accuser, defender, badge),
-        follow=_follow(precedents, text if near else ""),
+    accuser = "".join(under.get("The side that says it is harmful:", ())[:1])
+    defender = "".join((under.get(f"{against}:") or under.get(f"{against} harmful:", []))[:1])
+    return replace(
+        meme,
+        argued=_argued(accuser, defender, meme.badge),
+        follow=_follow(precedents, meme.text if near else ""),
         late=_LATE in accuser and _LATE in defender,
         aids=frozenset(aid for aid, mark in _AIDS.items() if mark in words),
     )

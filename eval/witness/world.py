@@ -10,7 +10,6 @@ a share of the facts, chosen by digest. :func:`open_drawn` opens it with a corpu
 
 from __future__ import annotations
 
-import hashlib
 import random
 import re
 from collections.abc import Mapping, Sequence
@@ -26,6 +25,7 @@ from court.ports import ChatModel, ChatRequest, EvidenceSource
 from court.verdict import ClaimLabel
 from eval.datasets.claims import Gold, GoldClaim
 from eval.solvers.witness import Arm
+from eval.synthetic.messages import chance_of, fenced
 from retrieval.facts.corpus import open_corpus
 from retrieval.facts.documents import FactDocument
 from retrieval.facts.source import CorpusEvidence
@@ -36,7 +36,6 @@ REMEMBERED = 0.4
 MISQUOTED = 0.1
 """Share of the facts about which it also cites words that stand nowhere."""
 _NOWHERE = "as everybody in the harbour will tell you"
-_FENCED = re.compile(r"\[begin (\w+)\]\n(.*?)\n\[end \1\]", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +70,7 @@ class WorldReader:
 
     def remembers(self, fact: Fact) -> bool:
         """True if the model knows a fact without any document."""
-        return _chance("remembered", fact.trait, fact.place) < REMEMBERED
+        return chance_of("remembered", fact.trait, fact.place) < REMEMBERED
 
     def reply(self, request: ChatRequest) -> Mapping[str, Any]:
         """Returns the reply to a request of the witness or of its evaluation."""
@@ -123,18 +122,9 @@ class WorldReader:
         return "true" if claim[2] == fact.value else "false"
 
 
-def _chance(*names: str) -> float:
-    """Returns a number in [0, 1) determined by the arguments."""
-    # Eight bytes of a digest instead of a random number: the same facts are remembered in every run, on every machine,
-    # in any order of calls. The NUL distinguishes ("ab", "c") from ("a", "bc").
-    return int.from_bytes(hashlib.sha256("\0".join(names).encode()).digest()[:8], "big") / 2**64
-
-
 def _shown(texts: Sequence[str], heading: str) -> list[str]:
     """Extracts the fenced material under a heading."""
-    # Fence marks are unpredictable; the pattern's back reference accepts only the end that matches the beginning, so
-    # that a document can't close its fence early.
-    return [found[2] for text in texts if text.startswith(heading) and (found := _FENCED.search(text))]
+    return [found[0] for text in texts if text.startswith(heading) and (found := fenced([text]))]
 
 
 def _read(claim: tuple[str, str, str], document: str, names: set[str]) -> _Reading:
@@ -207,7 +197,7 @@ def _classified(claim: tuple[str, str, str], documents: list[str]) -> dict[str, 
         for number, text in enumerate(documents, 1)
         for words in _read(claim, text, names).quotes
     ]
-    if quotes and _chance("misquoted", claim[0], claim[1]) < MISQUOTED:
+    if quotes and chance_of("misquoted", claim[0], claim[1]) < MISQUOTED:
         # In front, because the list is cut below: an invented quote that falls off the end would test nothing.
         quotes.insert(0, {"document": 1, "quote": _NOWHERE})
     return {"quotes": quotes[:6], "label": _settled(claim, documents)["label"]}

@@ -15,7 +15,7 @@ from eval.datasets.items import Outcome
 from eval.reports.gather import runs_below
 from eval.runs.results import PREDICTIONS, RunFolder, read_results
 from eval.synthetic.make import CARD, read_key
-from eval.synthetic.task_oracle import Ability, TaskInput, answer_signs, answer_target
+from eval.synthetic.oracle import Ability, JudgeInput, answer_signs, answer_target
 from eval.synthetic.world import SIGNS, TARGETS, signs_of, target_of
 from tests.support.classify import MODEL_OPTIONS, classify, figures, words
 from tests.support.classify import data as data
@@ -34,7 +34,7 @@ def test_single_label_metrics_match_the_oracle(data, tmp_path, model, request):
     gold, answers = [], []
     for one in results.judged:
         meme = key[one.meme.id]
-        oracle_answer = answer_target(TaskInput(meme.text, meme.badge), Ability())
+        oracle_answer = answer_target(JudgeInput(meme.text, meme.badge), Ability())
         answer = one.prediction.said["target"]
         assert (one.prediction.outcome, answer.labels) == (Outcome.ANSWERED, (oracle_answer,))
         gold.append(target_of(meme.text, meme.badge))
@@ -61,7 +61,7 @@ def test_multi_label_metrics_match_the_oracle(data, tmp_path, model):
     gold, answers = [], []
     for one in read_results(tmp_path / "run").judged:
         meme = key[one.meme.id]
-        oracle_answer = answer_signs(TaskInput(meme.text, meme.badge), Ability())
+        oracle_answer = answer_signs(JudgeInput(meme.text, meme.badge), Ability())
         assert one.prediction.said["signs"].labels == oracle_answer
         gold.append([sign in signs_of(meme.text, meme.badge) for sign in SIGNS])
         answers.append([sign in oracle_answer for sign in SIGNS])
@@ -87,7 +87,7 @@ def test_prompts_show_the_named_inputs_after_the_examples(data, tmp_path, model)
     for name in (*names, full):
         for one in read_results(tmp_path / "grid" / name).judged:
             meme = key[one.meme.id]
-            visible = TaskInput(
+            visible = JudgeInput(
                 meme.text,
                 meme.badge if "picture" in name else None,
                 meme.badge if "picture" in name else None,
@@ -253,7 +253,7 @@ def test_runs_are_compared_exported_and_grouped_by_another_task(data, tmp_path, 
     test = [meme for meme in key.values() if meme.split == "test"]
     for part in parts:
         expected = [m for m in test if part["name"] in (signs_of(m.text, m.badge) or ("no label",))]
-        right = [answer_target(TaskInput(m.text, m.badge), Ability()) == target_of(m.text, m.badge) for m in expected]
+        right = [answer_target(JudgeInput(m.text, m.badge), Ability()) == target_of(m.text, m.badge) for m in expected]
         assert part["n"] == len(expected) and part["accuracy"]["figure"]["value"] == pytest.approx(np.mean(right))
     assert {part["name"] for part in parts} >= {"attack", "shown"}
     pages = ["--html", str(tmp_path / "p.html"), "--markdown", str(tmp_path / "p.md")]

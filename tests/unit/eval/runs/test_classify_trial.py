@@ -19,7 +19,7 @@ from eval.datasets.items import Outcome
 from eval.models.call_cache import CallsError
 from eval.runs.results import DOCKET, PREDICTIONS, RunFolder, read_results
 from eval.synthetic.make import CARD, read_key
-from eval.synthetic.task_oracle import Ability, TaskInput, answer_signs, answer_target
+from eval.synthetic.oracle import Ability, JudgeInput, answer_signs, answer_target
 from eval.synthetic.world import SIGNS, TARGETS, signs_of, target_of
 from serving.cli.main import cli as memecourt_cli
 from serving.docket.open import Docket
@@ -49,7 +49,7 @@ def records(folder):
 
 def oracle_answer(meme, answer):
     # The Judge sees the picture, a description that names the badge, and precedents labelled by the rule.
-    return answer(TaskInput(meme.text, meme.badge, meme.badge, follow=True), Ability())
+    return answer(JudgeInput(meme.text, meme.badge, meme.badge, follow=True), Ability())
 
 
 def test_single_label_metrics_match_the_oracle(data, tmp_path, model):  # noqa: F811

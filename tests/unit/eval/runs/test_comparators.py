@@ -69,7 +69,7 @@ def test_mars_describes_collects_evidence_for_both_sides_and_concludes(results, 
     assert (len(evidence), len(concluded)) == (12, 6)
     for one in results["mars"].judged:
         meme = key[one.meme.id]
-        oracle_verdict = judge(JudgeInput(meme.text, meme.badge, described=True), Ability())
+        oracle_verdict = judge(JudgeInput(meme.text, meme.badge, meme.badge), Ability())
         assert one.prediction.outcome.harmful is oracle_verdict.harmful
         assert (one.prediction.cost.calls, one.prediction.cost.chain) == (4, 3)
     for request in concluded:

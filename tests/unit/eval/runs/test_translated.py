@@ -17,7 +17,8 @@ from eval.runs.results import read_results
 from eval.session.engine import Progress
 from eval.studies.arms import ARMS, arms_named, run_study
 from eval.synthetic.make import Layout, make
-from eval.synthetic.oracle import Ability, Oracle, _fenced, _plain
+from eval.synthetic.messages import fenced
+from eval.synthetic.oracle import Ability, Oracle, _plain
 from tests.support.arms import play_all_roles, study
 from tests.support.run import docket_of
 
@@ -40,7 +41,7 @@ class Translator:
             properties = (request.reply_schema or {}).get("properties", {})
             if "translation" in properties:
                 # A repeated request also contains the unusable reply; the text comes first.
-                text, *_ = _fenced(_plain(request.parts))
+                text, *_ = fenced(part for part in request.parts if isinstance(part, str))
                 self.translated.append(text)
                 return reply(text)
             return speaker.reply(request.system, _plain(request.parts), properties)

@@ -247,8 +247,8 @@ def test_each_aid_lets_the_oracle_recognise_more_and_never_less():
 
 
 def test_without_a_picture_the_oracle_goes_by_the_words_alone():
-    for text, _ in drawn_world(200):
-        answer = judge(JudgeInput(text, None, described=True, follow=True), ABLE)
+    for text, badge in drawn_world(200):
+        answer = judge(JudgeInput(text, None, badge, follow=True), ABLE)
         assert not answer.recognised and answer.harmful == claim_of(text).bad
     assert judge(JudgeInput("cake for all", "Blueland"), ABLE).harmful  # in doubt
 
