@@ -192,7 +192,7 @@ class JudgeInput:
     aids: frozenset[str] = frozenset()
     """Further aids, of :data:`_AIDS`."""
 
-    def is_seen(self, ability: Ability, badge: str | None, helped: float) -> bool:
+    def recognises(self, ability: Ability, badge: str | None, helped: float) -> bool:
         """True if the oracle recognises a badge with such help."""
         # Rounded: decimal shares that add up to 1 may fall short of it in binary.
         return badge is not None and ability.chance("eyes", self.text, badge) < round(helped, 9)
@@ -227,7 +227,7 @@ def judge(shown: JudgeInput, ability: Ability) -> Opinion:
     def chance(what: str) -> float:
         return ability.chance(what, shown.text, shown.badge)
 
-    sees_badge = shown.is_seen(ability, shown.badge, helped)
+    sees_badge = shown.recognises(ability, shown.badge, helped)
     truth = claim.bad and claim.group == shown.badge
     if sees_badge:
         harmful = truth == (chance("slip") < (ability.harmful if truth else ability.benign))
@@ -244,7 +244,7 @@ def judge(shown: JudgeInput, ability: Ability) -> Opinion:
 
 def answer_target(shown: JudgeInput, ability: Ability) -> str:
     """Answer to the task ``target``."""
-    badge, slips = _seen(shown, ability)
+    badge, slips = _recognised(shown, ability)
     answer = target_of(shown.text, badge)
     # An error names the next label, so that the wrong answer is the same each time.
     return TARGETS[(TARGETS.index(answer) + 1) % len(TARGETS)] if slips else answer
@@ -252,18 +252,18 @@ def answer_target(shown: JudgeInput, ability: Ability) -> str:
 
 def answer_signs(shown: JudgeInput, ability: Ability) -> tuple[str, ...]:
     """Answer to the task ``signs``."""
-    badge, slips = _seen(shown, ability)
+    badge, slips = _recognised(shown, ability)
     answer = set(signs_of(shown.text, badge))
     # An error is about the one sign that requires sight: whether the group is shown.
     return tuple(sign for sign in SIGNS if sign in (answer ^ {SHOWN} if slips else answer))
 
 
-def _seen(shown: JudgeInput, ability: Ability) -> tuple[str | None, bool]:
+def _recognised(shown: JudgeInput, ability: Ability) -> tuple[str | None, bool]:
     """Returns the badge that the oracle takes the meme to show, and True if it errs."""
     # A badge that is seen takes precedence over one that is named.
     badge = shown.badge or shown.named
     helped = ability.eyes * (shown.badge is not None) + ability.description * (shown.named is not None)
-    if not shown.is_seen(ability, badge, helped + ability.precedents * shown.follow):
+    if not shown.recognises(ability, badge, helped + ability.precedents * shown.follow):
         claim = claim_of(shown.text)
         return (claim.group if claim else None), False
     harmful = target_of(shown.text, badge) == badge

@@ -111,7 +111,7 @@ def test_tables_read_by_pyarrow_have_the_cells_and_faults_of_csv(tmp_path, lines
     assert at_once == list(RecordFile(path, FileKind.CSV))
 
 
-def test_numbers_and_truth_values_of_a_column_are_told_apart():
+def test_numbers_and_truth_values_of_a_column_are_different_cells():
     rule = CellRule(("label",), lambda record: type(record["label"]).__name__)
 
     def of(*cells):
