@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from eval.commands.options import score_by_protocol, study_options
+from eval.commands.options import Shown, score_by_protocol, shows_sections, study_options, words_in
+from serving.cli.common import FILE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -65,7 +65,7 @@ def _list(context: click.Context, _: click.Parameter, arms: str | None) -> str |
     "policies",
     multiple=True,
     metavar="FILE",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    type=FILE,
     help="Add an arm with another policy, such as a paraphrase. Repeatable.",
 )
 @click.option(
@@ -75,16 +75,15 @@ def _list(context: click.Context, _: click.Parameter, arms: str | None) -> str |
     help="Add an arm for each pair of groups, in which one replaces the other in texts and on badges; `invented` names "
     "those of `synthetic`.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the table as one JSON object.")
+@shows_sections(page=False)
 def ablate(
     arms: str | None,
     models: tuple[str, ...],
     prompts: tuple[str, ...],
     policies: tuple[Path, ...],
     groups: str | None,
-    as_json: bool,
     **options: Any,
-) -> None:
+) -> Shown:
     """Judges a split once per arm, each with one part of the procedure changed, and compares each arm with `full`.
 
     Arms share one call store and one library of precedents, so that common calls are made once. Running the command
@@ -100,12 +99,12 @@ def ablate(
     from eval.synthetic.world import GROUPS
 
     chosen = arms_named(
-        _listed(arms),
+        words_in(arms),
         [ModelOf.parse(model) for model in models],
         Procedure(options["procedure"].upper()),
         prompts,
         policies=policies,
-        groups=tuple(GROUPS) if groups == "invented" else _listed(groups),
+        groups=tuple(GROUPS) if groups == "invented" else words_in(groups),
     )
     study = Study("ablate", plan_of(options), chosen)
     runs = run_watched(lambda progress: run_study(study, progress))
@@ -115,11 +114,7 @@ def ablate(
         lambda protocol: _compared(results, protocol, options["seed"]),
         named=options["protocols"] is not None,
     )
-    _print_results(results[0], by_protocol, as_json)
-
-
-def _listed(names: str | None) -> list[str]:
-    return [name.strip() for name in (names or "").split(",") if name.strip()]
+    return _shown(results[0], by_protocol)
 
 
 def _compared(results: Sequence[Results], protocol: Protocol, seed: int) -> list[tuple[Results, Comparison]]:
@@ -129,32 +124,25 @@ def _compared(results: Sequence[Results], protocol: Protocol, seed: int) -> list
     return [(arm, compare(arm, results[0], protocol, seed=seed)) for arm in results]
 
 
-def _print_results(
-    full: Results, by_protocol: Mapping[Protocol, Sequence[tuple[Results, Comparison]]], as_json: bool
-) -> None:
-    from eval.reports.sections import as_text
+def _shown(full: Results, by_protocol: Mapping[Protocol, Sequence[tuple[Results, Comparison]]]) -> Shown:
     from eval.scores.compare import holm
 
-    if as_json:
-        rows = {
-            str(protocol): [
-                {
-                    "arm": arm.name,
-                    **_calls(arm),
-                    **{k: v for k, v in asdict(one).items() if k != "changed"},
-                    "corrected_p": p,
-                }
-                # Of the first, which is compared with itself, there is nothing to be corrected.
-                for (arm, one), p in zip(
-                    compared, [1.0, *holm([one.mcnemar_p for _, one in compared[1:]])], strict=True
-                )
-            ]
-            for protocol, compared in by_protocol.items()
-        }
-        click.echo(json.dumps(rows))
-        return
+    figures = {}
+    for protocol, compared in by_protocol.items():
+        # Of the first, which is compared with itself, there is nothing to be corrected.
+        corrected = [1.0, *holm([one.mcnemar_p for _, one in compared[1:]])]
+        figures[str(protocol)] = [
+            {
+                "arm": arm.name,
+                **_calls(arm),
+                **{name: value for name, value in asdict(one).items() if name != "changed"},
+                "corrected_p": p,
+            }
+            for (arm, one), p in zip(compared, corrected, strict=True)
+        ]
     where = f"{full.dataset}, split {full.split}"
-    click.echo(as_text((), [_section(each, protocol, where) for protocol, each in by_protocol.items()]))
+    sections = [_section(each, protocol, where) for protocol, each in by_protocol.items()]
+    return Shown(title="Ablation", sections=sections, figures=figures)
 
 
 def _section(compared: Sequence[tuple[Results, Comparison]], protocol: Protocol, where: str) -> Section:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from eval.commands.options import command_line, show_sections
+from eval.commands.options import Shown, shows_sections
+from serving.cli.common import PATH
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -18,16 +19,13 @@ if TYPE_CHECKING:
     from eval.scores.altered import FlipRate
 
 _MOST = 20  # memes that a terminal shows
-_study = click.argument("study", type=click.Path(path_type=Path), metavar="STUDY")
-_as_json = click.option("--json", "as_json", is_flag=True, help="Print the figures as one JSON object.")
-_html = click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write an HTML page to this file.")
+_study = click.argument("study", type=PATH, metavar="STUDY")
 
 
 @click.command()
 @_study
-@_html
-@_as_json
-def stability(study: Path, html: Path | None, as_json: bool) -> None:
+@shows_sections()
+def stability(study: Path) -> Shown:
     """Says how many verdicts flip under alterations that should not change them, and on what that depends.
 
     STUDY is a folder of `memecourt-eval ablate` with arms such as white-space, cropped, defender-first, or with
@@ -55,8 +53,7 @@ def stability(study: Path, html: Path | None, as_json: bool) -> None:
         _section("Memes that flip most", ("meme", *flips, "risk"), moved[:_MOST]),
         _section("All memes", ("meme", *flips, "risk"), found.memes, detail=True),
     ]
-    figures = asdict(found) if as_json else None
-    show_sections("Stability", lead, sections, page=html, figures=figures, command=command_line())
+    return Shown(title="Stability", lead=lead, sections=sections, figures=asdict(found))
 
 
 def _section(title: str, head: tuple[str, ...], rates: Sequence[FlipRate], *, detail: bool = False) -> Section:
@@ -72,9 +69,8 @@ def _section(title: str, head: tuple[str, ...], rates: Sequence[FlipRate], *, de
 
 @click.command()
 @_study
-@_html
-@_as_json
-def counterfactual(study: Path, html: Path | None, as_json: bool) -> None:
+@shows_sections()
+def counterfactual(study: Path) -> Shown:
     """Says whether the same memes get other verdicts about one group than about another.
 
     STUDY is a folder of `memecourt-eval ablate --swap-groups`. Gaps are paired by meme, with 95 % intervals by
@@ -103,9 +99,8 @@ def counterfactual(study: Path, html: Path | None, as_json: bool) -> None:
     title, tests = "The same memes, another group", [p for gap in gaps for p in (gap.p_labels, gap.p_scores)]
     beyond = sum(p is not None and p < SURE for p in tests)
     lead = [f"{beyond} of {len(tests) - tests.count(None)} differences are beyond chance (p < {SURE})."]
-    figures = {"gaps": [asdict(gap) for gap in gaps]} if as_json else None
     sections = [Section("gaps", title, (head, *rows))]
-    show_sections(title, lead, sections, page=html, figures=figures, command=command_line())
+    return Shown(title=title, lead=lead, sections=sections, figures={"gaps": [asdict(gap) for gap in gaps]})
 
 
 def _arms(study: Path, wanted: Callable[[Results], bool]) -> tuple[Results, list[Results]]:

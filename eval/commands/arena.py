@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,10 +9,20 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from eval.commands.follow_ups import detect_memes, difficulty, distil_check, explain, export_judge
-from eval.commands.options import command_line, show_sections, write_page
+from eval.commands.options import (
+    Shown,
+    command_line,
+    confirm,
+    json_option,
+    run_watched,
+    show_answer,
+    words_in,
+    write_page,
+)
 from eval.commands.rating import rate_arena
-from eval.commands.sampled import sampled_options
+from eval.commands.sampled import sampled_options, samples_of
 from eval.commands.task_sets import tasks
+from serving.cli.common import PATH, tell
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,17 +46,17 @@ PAGE, GROUP_PAGE = "leaderboard.html", "groups.html"
 )
 @click.option(
     "--tasks",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Questions that come with a set (JSON lines: meme, rounds, language, reference), instead of written ones.",
 )
 @click.option(
     "--references",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Answers that people wrote (JSON lines: meme, background, reasoning), for the bias study.",
 )
 @click.option(
     "--humans",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Battles judged by people (JSON lines: meme, task, one, other, who, better), to compare the panel with.",
 )
 @click.option(
@@ -57,7 +65,7 @@ PAGE, GROUP_PAGE = "leaderboard.html", "groups.html"
     help="Boards by group too: dataset, label, gold, language, rounds, relevance, or a tag of the questions.",
 )
 @click.option("--yes", is_flag=True, help="Begin without asking in a terminal to confirm the number of calls.")
-@click.option("--json", "as_json", is_flag=True, help="Print the leaderboard as one JSON object, without any text.")
+@json_option
 @click.pass_context
 def arena(context: click.Context, /, **options: Any) -> None:
     """Has models explain the harm in memes and judge each other's answers in pairs, and ranks them.
@@ -78,7 +86,6 @@ def arena(context: click.Context, /, **options: Any) -> None:
     from eval.arena.groups import groups_in, plain_groups
     from eval.arena.leaderboard import leaderboard
     from eval.arena.repeats import arena_repeats
-    from eval.reports.sections import as_text
     from eval.session.repeats import repeats_in
 
     out: Path = options["out"]
@@ -101,18 +108,16 @@ def arena(context: click.Context, /, **options: Any) -> None:
         boards = [leaderboard(folder, humans) for folder in folders]
         for one, folder in zip(boards, folders, strict=True):
             _page(one, folder)
-        _print_repeats(boards, out, as_json=options["as_json"])
+        show_answer(_of_repeats(boards, out), html=None, as_json=options["as_json"])
         return
     board = leaderboard(out, humans)
-    groups = groups_in(out, _keys(options["by"]))
+    groups = groups_in(out, words_in(options["by"]))
     page = _page(board, out, grouped=bool(groups))
     sections = _group_page(board, groups, out) if groups else []
-    if options["as_json"]:
-        more = {"by": [plain_groups(one) for one in groups]} if groups else {}
-        click.echo(json.dumps({**figures_of(board), **more}))
-        return
-    click.echo(as_text(board_lead(board), [*board_sections(board), *sections]))
-    click.echo(f"{page} shows it.")
+    figures = {**figures_of(board), **({"by": [plain_groups(one) for one in groups]} if groups else {})}
+    sections, end = [*board_sections(board), *sections], [f"{page} shows it."]
+    answer = Shown(title="Leaderboard", lead=board_lead(board), sections=sections, figures=figures, end=end)
+    show_answer(answer, html=None, as_json=options["as_json"])
 
 
 arena.add_command(tasks)
@@ -122,10 +127,6 @@ arena.add_command(detect_memes)
 arena.add_command(export_judge)
 arena.add_command(distil_check)
 arena.add_command(difficulty)
-
-
-def _keys(by: str | None) -> tuple[str, ...]:
-    return tuple(filter(None, (key.strip() for key in (by or "").split(","))))
 
 
 def _group_page(board: Leaderboard, groups: Sequence[BoardsBy], out: Path) -> list[Section]:
@@ -138,20 +139,22 @@ def _group_page(board: Leaderboard, groups: Sequence[BoardsBy], out: Path) -> li
     return sections
 
 
-def _print_repeats(boards: Sequence[Leaderboard], out: Path, *, as_json: bool) -> None:
+def _of_repeats(boards: Sequence[Leaderboard], out: Path) -> Shown:
     from dataclasses import asdict
 
     from eval.arena.repeats import repeat_section, repeated_board
     from eval.session.repeats import repeat_lead
 
     repeated = repeated_board(boards)
-    figures = {**asdict(repeated), "repeats": [figures_of(board) for board in boards]} if as_json else None
-    lead = repeat_lead(repeated.seeds, finished=repeated.finished)
-    page = out / PAGE
-    sections, links = [repeat_section(repeated)], _links(out, PAGE)
-    show_sections("Leaderboard over repeats", lead, sections, page=page, figures=figures, links=links)
-    if not as_json:
-        click.echo(f"{page} shows it, and {PAGE} in each repeat's folder the repeat.")
+    return Shown(
+        title="Leaderboard over repeats",
+        lead=repeat_lead(repeated.seeds, finished=repeated.finished),
+        sections=[repeat_section(repeated)],
+        figures={**asdict(repeated), "repeats": [figures_of(board) for board in boards]},
+        page=out / PAGE,
+        links=_links(out, PAGE),
+        end=[f"{out / PAGE} shows it, and {PAGE} in each repeat's folder the repeat."],
+    )
 
 
 def figures_of(board: Leaderboard) -> dict[str, Any]:
@@ -178,15 +181,11 @@ def figures_of(board: Leaderboard) -> dict[str, Any]:
 def _run(ask: Ask, *, yes: bool) -> None:
     from eval.arena.folder import ArenaFolder
     from eval.arena.run import run
-    from eval.commands.options import run_watched
-    from serving.cli.common import tell
 
     def begin(calls: int, dollars: float) -> None:
         price = f", about US$ {dollars:,.2f} at 1,500 tokens in and 300 out a call" if dollars else ""
         tell(f"This takes about {calls:,} calls{price}; stored calls are not made again.")
-        # In a job nobody could answer: whoever wrote it has decided.
-        if not yes and sys.stdin.isatty():
-            click.confirm("Begin?", abort=True, err=True)
+        confirm(yes=yes)
 
     if ArenaFolder(ask.out).begun:
         tell(f"{ask.out} holds an arena, which is continued.")
@@ -197,7 +196,6 @@ def _options_of(options: dict[str, Any]) -> Ask:
     from court.errors import BadRequest
     from eval.arena.run import Ask
     from eval.arena.settings import arena_settings
-    from eval.commands.sampled import samples_of
     from eval.models.open import read_models, require_servers
     from eval.models.samples import TABLE_KEYS
 

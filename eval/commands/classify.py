@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from eval.commands.options import CourtOptions, dataset_of, patience_option, plan_of
+from eval.commands.options import CourtOptions, Shown, dataset_of, patience_option, plan_of, run_watched, shows_sections
 from eval.runs.spec import Circumstances, JudgingSpec
 from eval.session.spec import spec_options
+from serving.cli.common import NEW_FILE
 
 if TYPE_CHECKING:
     from eval.datasets.card import DatasetCard
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 @click.option(
     "--question",
     "question_file",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=NEW_FILE,
     metavar="FILE.toml",
     help="Question in words of your own (docs/classify.md); its options are the task's labels.",
 )
@@ -81,9 +82,8 @@ if TYPE_CHECKING:
     policy={"help": "With --trial: policy file (TOML)."},
 )
 @patience_option
-@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Also write the figures as an HTML page.")
-@click.option("--json", "as_json", is_flag=True, help="Print the figures as one JSON object.")
-def classify(**options: Any) -> None:
+@shows_sections()
+def classify(**options: Any) -> Shown:
     """Asks a question of a data set's card of every meme: stance, target, frames, whatever it has labels for.
 
     One call of a model for each meme and order of the options, whose reply is bound to the card's labels; or, without
@@ -96,7 +96,6 @@ def classify(**options: Any) -> None:
     Exit code: 0 if every meme has an answer or a failure of its own, 3 if some are still to be asked about, 1 if the
     run could not go on, 130 if it was interrupted.
     """
-    from eval.commands.options import run_watched
     from eval.models.vllm_session import VllmSessions
     from eval.runs.run import run
     from serving.models.connect import pictures_per_prompt
@@ -114,7 +113,7 @@ def classify(**options: Any) -> None:
 
     plans = _plans(options)
     run_watched(run_all)
-    _show(plans, options)
+    return _shown(plans, options["out"])
 
 
 async def _with_server(plan: Plan, sessions: VllmSessions) -> Plan:
@@ -129,6 +128,7 @@ async def _with_server(plan: Plan, sessions: VllmSessions) -> Plan:
 
 def _plans(options: dict[str, Any]) -> list[Plan]:
     """The plan of each run: one, or those of a grid. Raises BadRequest where something asked for there is none of."""
+    from eval.runs.results import LIBRARY
     from eval.session.directory import CALLS
     from eval.session.repeats import repeat_folder
 
@@ -151,16 +151,10 @@ def _plans(options: dict[str, Any]) -> list[Plan]:
             plan = replace(
                 plan,
                 calls=options["calls"] or (None if single else options["out"] / CALLS),
-                library=None if first is None or plan.without_library else _library_of(first),
+                library=None if first is None or plan.without_library else first.out / LIBRARY,
             )
             plans.append(plan)
     return plans
-
-
-def _library_of(first: Plan) -> Path:
-    from eval.runs.results import LIBRARY
-
-    return first.out / LIBRARY
 
 
 def _questions(options: dict[str, Any], dataset: DatasetCard) -> list[Question]:
@@ -288,8 +282,7 @@ def _folder_name(question: Question) -> str:
     return f"{shown},{question.shots}-shot" if question.by == "model" else shown
 
 
-def _show(plans: Sequence[Plan], options: dict[str, Any]) -> None:
-    from eval.commands.options import command_line, show_sections
+def _shown(plans: Sequence[Plan], out: Path) -> Shown:
     from eval.reports import tasks
     from eval.runs.results import read_results
 
@@ -298,7 +291,5 @@ def _show(plans: Sequence[Plan], options: dict[str, Any]) -> None:
     question = plans[0].question
     assert question is not None, "every plan of this command asks one"
     title = f"{question.task} on {plans[0].dataset.title}"
-    figures = {"groups": tasks.as_json(groups)} if options["as_json"] else None
-    show_sections(title, lead, sections, page=options["html"], figures=figures, command=command_line())
-    if not options["as_json"]:
-        click.echo(f"\n{options['out']} holds it. memecourt-eval report {options['out']} shows it again.")
+    end = ["", f"{out} holds it. memecourt-eval report {out} shows it again."]
+    return Shown(title=title, lead=lead, sections=sections, figures={"groups": tasks.as_json(groups)}, end=end)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+
+from eval.commands.options import Shown, protocol_option, seed_option, shows_sections
+from serving.cli.common import PATH
 
 if TYPE_CHECKING:
     from eval.reports.sections import Section
@@ -17,15 +19,12 @@ _SHOWN = 20  # flipped memes that are listed; --json lists all
 
 
 @click.command()
-@click.argument("run_a", type=click.Path(path_type=Path))
-@click.argument("run_b", type=click.Path(path_type=Path))
-@click.option(
-    "--protocol",
-    help="Protocols that map labels to two classes, separated by commas. [default: all that both runs have]",
-)
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of the bootstrap.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object that lists every flipped meme.")
-def compare(run_a: Path, run_b: Path, protocol: str | None, seed: int, as_json: bool) -> None:
+@click.argument("run_a", type=PATH)
+@click.argument("run_b", type=PATH)
+@protocol_option
+@seed_option
+@shows_sections(page=False)
+def compare(run_a: Path, run_b: Path, protocol: str | None, seed: int) -> Shown:
     """Shows whether RUN_A or RUN_B is better, and whether there are enough memes to tell.
 
     Only memes of both runs are compared; a meme without a class counts as wrong. Differences are A minus B with 95 %
@@ -36,7 +35,6 @@ def compare(run_a: Path, run_b: Path, protocol: str | None, seed: int, as_json: 
     from court.errors import BadRequest
     from eval.arena.folder import EVENTS
     from eval.commands.options import protocols_of, score_by_protocol
-    from eval.reports.sections import as_text
     from eval.runs.results import read_results
     from eval.scores.compare import compare as compared
 
@@ -47,8 +45,7 @@ def compare(run_a: Path, run_b: Path, protocol: str | None, seed: int, as_json: 
         from eval.arena.compare import compare_arenas, comparison_section
 
         ranked = compare_arenas(run_a, run_b, seed=seed)
-        click.echo(json.dumps(asdict(ranked)) if as_json else as_text([], [comparison_section(ranked)]))
-        return
+        return Shown(title="Arenas", sections=[comparison_section(ranked)], figures=asdict(ranked))
     if any(arenas):
         raise click.UsageError(f"{(run_a, run_b)[arenas.index(True)]} is an arena: name two arenas, or two runs.")
     a, b = read_results(run_a), read_results(run_b)
@@ -69,11 +66,9 @@ def compare(run_a: Path, run_b: Path, protocol: str | None, seed: int, as_json: 
         )
         found = [*by_protocol.values()]
     where_a, where_b = f"{a.dataset}, split {a.split}", f"{b.dataset}, split {b.split}"
-    if as_json:
-        click.echo(json.dumps({"a": where_a, "b": where_b, "comparisons": [asdict(one) for one in found]}))
-        return
     lead = [f"A is {where_a}; B is {where_b}. Memes are matched by id alone."] if where_a != where_b else []
-    click.echo(as_text(lead, [_section(one) for one in found]))
+    figures = {"a": where_a, "b": where_b, "comparisons": [asdict(one) for one in found]}
+    return Shown(title="Runs", lead=lead, sections=[_section(one) for one in found], figures=figures)
 
 
 def _section(found: Comparison) -> Section:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections import Counter
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -12,8 +13,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from eval.commands.options import TableWords, table_of
+from eval.commands.options import (
+    Shown,
+    TableWords,
+    dataset_in,
+    dataset_of,
+    html_option,
+    json_option,
+    run_watched,
+    say,
+    show_answer,
+    table_of,
+    write_page,
+)
 from eval.session.spec import spec_options
+from serving.cli.common import NEW_FILE, NEW_FOLDER, PATH
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,7 +39,7 @@ _SHOWN = 5  # cases of a finding that are listed one by one; --json lists all
 
 
 @click.group(invoke_without_command=True)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 @click.pass_context
 def datasets(context: click.Context, as_json: bool) -> None:
     """Lists the data sets that are known: which files are expected, and where their authors hand them out.
@@ -72,7 +86,7 @@ def datasets(context: click.Context, as_json: bool) -> None:
 
 
 @datasets.command()
-@click.argument("data", type=click.Path(path_type=Path), metavar="DIR|FILE")
+@click.argument("data", type=PATH, metavar="DIR|FILE")
 @click.option("--dataset", "id_", help="Data set. [default: recognised by folders, layout and number of rows]")
 @spec_options(TableWords, "columns", "harmful", "pictures")
 @click.option(
@@ -80,7 +94,7 @@ def datasets(context: click.Context, as_json: bool) -> None:
     is_flag=True,
     help="Decode every picture in a guarded process; without this option only check that the files exist.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object that lists every finding.")
+@json_option
 def check(data: Path, id_: str | None, decode: bool, as_json: bool, **words: Any) -> None:
     """Checks the data sets in DIR, or a table, for missing, damaged, duplicate or mislabelled memes, and their counts.
 
@@ -92,7 +106,7 @@ def check(data: Path, id_: str | None, decode: bool, as_json: bool, **words: Any
 
     if id_ is not None:
         # A name that there is none of is a mistake in the command, and said before files are read.
-        _dataset(id_)
+        dataset_of(id_)
     try:
         with keep_tables():
             if id_ is None and data.is_file():
@@ -114,7 +128,7 @@ def check(data: Path, id_: str | None, decode: bool, as_json: bool, **words: Any
 
 
 @datasets.command()
-@click.argument("data", type=click.Path(path_type=Path), metavar="DIR|FILE")
+@click.argument("data", type=PATH, metavar="DIR|FILE")
 @click.option("--dataset", "id_", help="Data set. [default: recognised by folders, layout and number of rows]")
 @spec_options(TableWords, "columns", "pictures")
 @click.option(
@@ -135,9 +149,9 @@ def check(data: Path, id_: str | None, decode: bool, as_json: bool, **words: Any
 )
 @click.option("--date", default="", metavar="COLUMN", help="Column of dates. [default: by its name]")
 @click.option("--near", is_flag=True, help="Look for near-duplicates by picture and text; slow for many memes.")
-@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write an HTML page to this file.")
-@click.option("--markdown", type=click.Path(path_type=Path, dir_okay=False), help="Write Markdown to this file.")
-@click.option("--json", "as_json", is_flag=True, help="Print the figures as one JSON object instead of tables.")
+@html_option
+@click.option("--markdown", type=NEW_FILE, help="Write Markdown to this file.")
+@json_option
 def describe(
     data: Path,
     id_: str | None,
@@ -155,7 +169,6 @@ def describe(
     correction in each table. In a table, a cell may hold several labels, with ; between them. No text and no picture
     of a meme is shown.
     """
-    from eval.commands.options import command_line, recognised_in, run_watched, show_sections, write_page
     from eval.datasets.record_files import keep_tables
     from eval.reports.description import DescriptionRequest, describe, description_sections
     from eval.reports.sections import as_markdown
@@ -173,14 +186,15 @@ def describe(
         )
         chosen, data = table.card, table.data
     else:
-        chosen = _dataset(id_) if id_ else recognised_in(data)
+        chosen = dataset_in(data, id_)
     found = run_watched(lambda progress: describe(chosen, data, wanted, progress, in_parts=plain))
     title = f"Description of {chosen.title}"
     if markdown is not None:
         write_page(markdown, as_markdown(title, chosen.caveats, description_sections(found)))
-    figures = {"dataset": chosen.id, "tables": [asdict(one) for one in found]} if as_json else None
+    figures = {"dataset": chosen.id, "tables": [asdict(one) for one in found]}
     sections = description_sections(found, page=html is not None)
-    show_sections(title, chosen.caveats, sections, page=html, figures=figures, command=command_line())
+    answer = Shown(title=title, lead=chosen.caveats, sections=sections, figures=figures)
+    show_answer(answer, html=html, as_json=as_json)
 
 
 @datasets.group()
@@ -202,11 +216,9 @@ def show(id_: str) -> None:
 
 
 @card.command()
-@click.argument("data", type=click.Path(path_type=Path), metavar="DIR|FILE")
+@click.argument("data", type=PATH, metavar="DIR|FILE")
 @click.option("--id", "id_", default="", help="Id of the data set. [default: the directory's name]")
-@click.option(
-    "--out", type=click.Path(path_type=Path, dir_okay=False), help="File to write. [default: standard output]"
-)
+@click.option("--out", type=NEW_FILE, help="File to write. [default: standard output]")
 def new(data: Path, id_: str, out: Path | None) -> None:
     """Drafts a card for the files in DIR, guessing columns, labels and splits.
 
@@ -228,7 +240,7 @@ def new(data: Path, id_: str, out: Path | None) -> None:
 
 @datasets.command()
 @click.argument("id_", metavar="ID|FILE.toml")
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Directory to write to.")
+@click.option("--out", type=NEW_FOLDER, required=True, help="Directory to write to.")
 def fetch(id_: str, out: Path) -> None:
     """Downloads a data set from the Hugging Face hub: the files that its card names, and its pictures.
 
@@ -237,20 +249,13 @@ def fetch(id_: str, out: Path) -> None:
     """
     from eval.datasets.hub import download
 
-    dataset = _dataset(id_)
+    dataset = dataset_of(id_)
     click.echo(f"{dataset.title}: {dataset.licence or 'no licence is named'}; {dataset.source_url}", err=True)
     click.echo(download(dataset, out))
 
 
-def _dataset(id_: str) -> DatasetCard:
-    from eval.commands.options import dataset_of
-
-    return dataset_of(id_)
-
-
 async def _checked(data: Path, chosen: Sequence[DatasetCard], pictures: bool) -> list[DatasetCheck]:
     from court.backends.pictures.reader import GuardedPictureReader
-    from eval.commands.options import say
     from eval.datasets.check import check as check_dataset
     from eval.scores.task_card import require_metrics
     from eval.session.engine import watching
@@ -270,8 +275,6 @@ async def _checked(data: Path, chosen: Sequence[DatasetCard], pictures: bool) ->
 
 
 def _print_check(report: DatasetCheck) -> None:
-    from collections import Counter
-
     from eval.reports.sections import plain
     from retrieval.library.readers import counted
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from eval.commands.options import run_watched, show_report
+from eval.commands.options import Shown, run_watched, shows_sections, words_in
 from eval.commands.sampled import arena_samples, chosen_models
-from serving.cli.common import with_options
+from serving.cli.common import PATH, with_options
 
 if TYPE_CHECKING:
     from eval.models.metered import MeteredModel
@@ -25,10 +25,9 @@ if TYPE_CHECKING:
 DETECTION_PAGE, LOSSES_PAGE, DISTILLED_PAGE = "detection.html", "losses.html", "distilled.html"
 
 
-_PATH = click.Path(path_type=Path)
 asking_options = with_options(
-    click.option("--models", type=_PATH, default=Path("arena.toml"), show_default=True, help="Models file."),
-    click.option("--data", type=_PATH, help="Data set of the arena, if [arena] does not name it."),
+    click.option("--models", type=PATH, default=Path("arena.toml"), show_default=True, help="Models file."),
+    click.option("--data", type=PATH, help="Data set of the arena, if [arena] does not name it."),
     click.option(
         "--concurrency",
         type=click.IntRange(1, 1000),
@@ -36,12 +35,11 @@ asking_options = with_options(
         show_default=True,
         help="Maximum concurrent questions.",
     ),
-    click.option("--calls", type=_PATH, help="Store of model calls, shared by arenas."),
-    click.option("--json", "as_json", is_flag=True, help="Print the figures as one JSON object, without texts."),
+    click.option("--calls", type=PATH, help="Store of model calls, shared by arenas."),
 )
 """Options by which models and memes of an arena are named again."""
 follow_up_options = with_options(
-    click.option("--out", type=_PATH, required=True, help="Folder of the arena."),
+    click.option("--out", type=PATH, required=True, help="Folder of the arena."),
     asking_options,
     click.option("--report", "only_report", is_flag=True, help="Call no model; report on the stored replies."),
 )
@@ -87,7 +85,8 @@ def follow_up(
 
 @click.command("detect")
 @follow_up_options
-def detect_memes(**options: Any) -> None:
+@shows_sections(page=False)
+def detect_memes(**options: Any) -> Shown:
     """Asks every target for a bare label of the arena's memes, to compare detection with explanation.
 
     The report shows accuracy beside the battles that each target won, and their rank correlation. Replies are stored in
@@ -108,13 +107,14 @@ def detect_memes(**options: Any) -> None:
         )
     report = detection_report(manifest, folder.events(), seed=manifest.seed)
     title, page = f"Detection beside understanding: {manifest.name}", options["out"] / DETECTION_PAGE
-    show_report(title, detection_sections(report), asdict(report), page=page, as_json=options["as_json"])
+    return Shown(title=title, sections=detection_sections(report), figures=asdict(report), page=page)
 
 
 @click.command()
 @follow_up_options
 @click.option("--annotator", metavar="NAME", help="Annotator: a model of the models file, preferably not a target.")
-def difficulty(**options: Any) -> None:
+@shows_sections(page=False)
+def difficulty(**options: Any) -> Shown:
     """Has an annotator rate the arena's questions from 0 to 10 by difficulty of words, picture and reasoning.
 
     `--by difficulty` uses the ratings; from 6 on a question counts as hard. The annotator sees the meme, the question
@@ -142,15 +142,10 @@ def difficulty(**options: Any) -> None:
     if not rated:
         raise click.ClickException("No question has been rated yet.")
     hard = sum(event.difficulty >= HARD for event in rated)
-    if options["as_json"]:
-        import json
-
-        ratings = [event.model_dump(mode="json", include=_SHOWN) for event in rated]
-        click.echo(json.dumps({"rated": len(rated), "hard": hard, "ratings": ratings}))
-        return
-    click.echo(
-        f"{len(rated):,} questions are rated, {hard:,} of them hard. memecourt-eval arena --by difficulty uses it."
-    )
+    ratings = [event.model_dump(mode="json", include=_SHOWN) for event in rated]
+    figures = {"rated": len(rated), "hard": hard, "ratings": ratings}
+    lead = [f"{len(rated):,} questions are rated, {hard:,} of them hard. memecourt-eval arena --by difficulty uses it."]
+    return Shown(title="Difficulty", lead=lead, sections=[], figures=figures)
 
 
 # Without the annotator's reasons, which may repeat a meme's words.
@@ -164,7 +159,8 @@ _SHOWN = {"meme", "task", "annotator", "text", "image", "reasoning"}
     "--second", metavar="NAME", help="Second explainer for a tenth of the losses, and for the losses of the first."
 )
 @click.option("--most", default=50, show_default=True, type=click.IntRange(1), help="Maximum losses per model.")
-def explain(**options: Any) -> None:
+@shows_sections(page=False)
+def explain(**options: Any) -> Shown:
     """Finds out why battles were lost: by which aspect and which error.
 
     It covers battles that the judges' vote decided; where every target meets the anchor, battles against it. Where the
@@ -200,20 +196,17 @@ def explain(**options: Any) -> None:
     report = loss_report(manifest, folder.events(), seed=manifest.seed)
     if report is None:
         raise click.ClickException("No loss has been explained yet.")
-    title = f"Lost battles: {manifest.name}"
-    show_report(
-        title, loss_sections(report), asdict(report), page=options["out"] / LOSSES_PAGE, as_json=options["as_json"]
-    )
+    title, page = f"Lost battles: {manifest.name}", options["out"] / LOSSES_PAGE
+    return Shown(title=title, sections=loss_sections(report), figures=asdict(report), page=page)
 
 
 @click.command("export-judge")
-@click.option("--arena", "out", type=_PATH, required=True, help="Folder of the arena.")
-@click.option("--models", type=_PATH, help="Models file with an [arena] that names several data sets.")
-@click.option("--data", type=_PATH, help="Data set of the arena.")
-@click.option("--to", "folder", type=_PATH, required=True, help="Folder to create for the examples.")
+@click.option("--arena", "out", type=PATH, required=True, help="Folder of the arena.")
+@click.option("--models", type=PATH, help="Models file with an [arena] that names several data sets.")
+@click.option("--data", type=PATH, help="Data set of the arena.")
+@click.option("--to", "folder", type=PATH, required=True, help="Folder to create for the examples.")
 @click.option("--hold-out", required=True, metavar="FAMILY,…", help="Model families reserved for the test part.")
-@click.option("--teacher", metavar="NAME,…", default="", help="Judges to learn from. [default: all]")
-def export_judge(out: Path, models: Path | None, data: Path | None, folder: Path, hold_out: str, teacher: str) -> None:
+def export_judge(out: Path, models: Path | None, data: Path | None, folder: Path, hold_out: str) -> None:
     """Writes an arena's judgements as chat examples, to train a judge of your own.
 
     Each comparison is written in both orders with mirrored verdicts. Held-out model families and a tenth of the memes
@@ -241,8 +234,7 @@ def export_judge(out: Path, models: Path | None, data: Path | None, folder: Path
             manifest,
             arena.events(),
             {meme.id: meme for meme in shown.memes},
-            hold_out=_names(hold_out),
-            teachers=_names(teacher),
+            hold_out=words_in(hold_out),
             seed=manifest.seed,
         )
         made.write(folder)
@@ -255,16 +247,16 @@ def export_judge(out: Path, models: Path | None, data: Path | None, folder: Path
 
 
 @click.command("distil-check")
-@click.argument("folder", metavar="EXAMPLES", type=_PATH)
-@click.option("--models", type=_PATH, default=Path("arena.toml"), show_default=True, help="Models file.")
+@click.argument("folder", metavar="EXAMPLES", type=PATH)
+@click.option("--models", type=PATH, default=Path("arena.toml"), show_default=True, help="Models file.")
 @click.option("--student", required=True, metavar="NAME", help="Trained judge: a model of the models file.")
 @click.option("--base", metavar="NAME", help="Untrained base model, as a baseline.")
 @click.option(
     "--concurrency", type=click.IntRange(1, 1000), default=4, show_default=True, help="Maximum concurrent comparisons."
 )
-@click.option("--calls", type=_PATH, help="Store of model calls, shared by arenas.")
-@click.option("--json", "as_json", is_flag=True, help="Print the figures as one JSON object.")
-def distil_check(folder: Path, student: str, base: str | None, as_json: bool, **options: Any) -> None:
+@click.option("--calls", type=PATH, help="Store of model calls, shared by arenas.")
+@shows_sections(page=False)
+def distil_check(folder: Path, student: str, base: str | None, **options: Any) -> Shown:
     """Compares a trained judge with its teacher and with baselines on the test part of EXAMPLES.
 
     The baselines are "the longer answer wins" and the untrained model (--base).
@@ -289,9 +281,5 @@ def distil_check(folder: Path, student: str, base: str | None, as_json: bool, **
     run_watched(ask_models)
     families = {name: spec.family for name, spec in specs.items()}
     report = distil_report(manifest, examples, verdicts, families=families, usd_per_1000=costs)
-    title = f"Distilled from {', '.join(manifest.teachers)}"
-    show_report(title, distil_sections(report), asdict(report), page=folder / DISTILLED_PAGE, as_json=as_json)
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(filter(None, (name.strip() for name in text.split(","))))
+    title, page = f"Distilled from {', '.join(manifest.teachers)}", folder / DISTILLED_PAGE
+    return Shown(title=title, sections=distil_sections(report), figures=asdict(report), page=page)

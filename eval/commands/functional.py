@@ -8,6 +8,9 @@ from pathlib import Path
 
 import click
 
+from eval.commands.options import Shown, runs_argument, shows_sections
+from serving.cli.common import FOLDER, PATH
+
 
 @click.group()
 def functional() -> None:
@@ -21,7 +24,7 @@ def functional() -> None:
 
 
 @functional.command()
-@click.argument("out", type=click.Path(path_type=Path))
+@click.argument("out", type=PATH)
 @click.option("--cases", default=12, show_default=True, help="Number of cases per functionality.")
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of the cases.")
 def make(out: Path, cases: int, seed: int) -> None:
@@ -42,17 +45,16 @@ def make(out: Path, cases: int, seed: int) -> None:
 
 
 @functional.command()
-@click.argument("data", type=click.Path(path_type=Path, exists=True, file_okay=False), metavar="DIR")
-@click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
-@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write an HTML page to this file.")
-@click.option("--json", "as_json", is_flag=True, help="Print the figures as one JSON object.")
-def score(data: Path, runs: tuple[Path, ...], html: Path | None, as_json: bool) -> None:
+@click.argument("data", type=FOLDER, metavar="DIR")
+@runs_argument
+@shows_sections()
+def score(data: Path, runs: tuple[Path, ...]) -> Shown:
     """Shows each RUN's pass rate in DIR per functionality, and which contrast sets it gets right.
 
     RUN may hold another system's predictions, as `memecourt-eval score --out` stores them. A case passes if it gets its
     label; one without a class fails. Rates have 95 % Wilson intervals.
     """
-    from eval.commands.options import command_line, show_sections, unfinished_in_words
+    from eval.commands.options import unfinished_in_words
     from eval.reports.gather import runs_below
     from eval.reports.label_sections import functional_sections
     from eval.runs.results import read_results, require_verdicts
@@ -65,11 +67,5 @@ def score(data: Path, runs: tuple[Path, ...], html: Path | None, as_json: bool) 
         require_verdicts(one)
     rows = [(one.name, functional_scores(cases, one)) for one in results]
     figures = {"systems": [{"name": name, **asdict(scores)} for name, scores in rows]}
-    show_sections(
-        "Functional tests",
-        unfinished_in_words(results),
-        functional_sections(rows, suite().titles),
-        page=html,
-        figures=figures if as_json else None,
-        command=command_line(),
-    )
+    sections, lead = functional_sections(rows, suite().titles), unfinished_in_words(results)
+    return Shown(title="Functional tests", lead=lead, sections=sections, figures=figures)

@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING
 
 import click
 
+from eval.commands.options import Shown, protocol_option, runs_argument, seed_option, shows_sections, words_in
+from serving.cli.common import FILE, PATH
+
 if TYPE_CHECKING:
     from eval.runs.results import Results
 
 
 @click.command()
-@click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
+@runs_argument
 @click.option(
     "--by",
     metavar="TASK|PROPERTY",
@@ -25,17 +28,12 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--groups",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    type=FILE,
     help="File of groups instead of --by: CSV or JSON lines with id and group, one line per group of a meme.",
 )
-@click.option(
-    "--protocol", help="Protocols that map labels to two classes, separated by commas. [default: all of the run]"
-)
-@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write an HTML page to this file.")
-@click.option("--json", "as_json", is_flag=True, help="Print the figures as one JSON object.")
-def subgroups(
-    runs: tuple[Path, ...], by: str | None, groups: Path | None, protocol: str | None, html: Path | None, as_json: bool
-) -> None:
+@protocol_option
+@shows_sections()
+def subgroups(runs: tuple[Path, ...], by: str | None, groups: Path | None, protocol: str | None) -> Shown:
     """Shows figures of each RUN by groups of memes, each beside those of all other memes.
 
     Accuracy, false alarms (not harmful, called harmful) and misses (harmful, not called so) have Wilson's 95 %
@@ -44,14 +42,7 @@ def subgroups(
     are corrected by Holm's procedure: so many looks find something by chance alone otherwise. A meme without a class or
     an answer counts as wrong.
     """
-    from eval.commands.options import (
-        command_line,
-        protocols_of,
-        say,
-        score_by_protocol,
-        show_sections,
-        unfinished_in_words,
-    )
+    from eval.commands.options import protocols_of, say, score_by_protocol, unfinished_in_words
     from eval.reports.gather import runs_below
     from eval.reports.label_sections import subgroup_sections
     from eval.runs.results import read_results
@@ -88,14 +79,8 @@ def subgroups(
             tables = tuple(table for (table,) in found)
         sections += subgroup_sections(results.name, tables)
         figures += [{"run": results.name, "finished": results.finished, **asdict(table)} for table in tables]
-    show_sections(
-        "Subgroups",
-        unfinished_in_words(read),
-        sections,
-        page=html,
-        figures={"by": by or "groups", "tables": figures} if as_json else None,
-        command=command_line(),
-    )
+    answer = {"by": by or "groups", "tables": figures}
+    return Shown(title="Subgroups", lead=unfinished_in_words(read), sections=sections, figures=answer)
 
 
 @click.group()
@@ -104,8 +89,8 @@ def labels() -> None:
 
 
 @labels.command()
-@click.argument("votes", type=click.Path(path_type=Path))
-@click.argument("runs", nargs=-1, metavar="[RUN...]", type=click.Path(path_type=Path))
+@click.argument("votes", type=PATH)
+@click.argument("runs", nargs=-1, metavar="[RUN...]", type=PATH)
 @click.option(
     "--column",
     "columns",
@@ -114,18 +99,9 @@ def labels() -> None:
     help="Column of VOTES that is id, annotator or label, such as annotator=who. Repeatable.",
 )
 @click.option("--harmful", metavar="LABEL,…", help="Labels that count as harmful, if their names do not say so.")
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of the bootstrap.")
-@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write an HTML page to this file.")
-@click.option("--json", "as_json", is_flag=True, help="Print the figures as one JSON object, including soft labels.")
-def annotators(
-    votes: Path,
-    runs: tuple[Path, ...],
-    columns: tuple[str, ...],
-    harmful: str | None,
-    seed: int,
-    html: Path | None,
-    as_json: bool,
-) -> None:
+@seed_option
+@shows_sections()
+def annotators(votes: Path, runs: tuple[Path, ...], columns: tuple[str, ...], harmful: str | None, seed: int) -> Shown:
     """Measures how far annotators agree, and compares each RUN with their votes.
 
     VOTES is CSV with a header or JSON a line, with id (of the meme), annotator (or rater) and label, one line per vote,
@@ -136,7 +112,7 @@ def annotators(
     score, cross-entropy), and its labels with the majority, separately for unanimous memes and for the others.
     Intervals are 95 %, by bootstrap over memes.
     """
-    from eval.commands.options import command_line, show_sections, unfinished_in_words
+    from eval.commands.options import unfinished_in_words
     from eval.reports.gather import runs_below
     from eval.reports.label_sections import annotators_section, soft_section
     from eval.runs.results import dataset_of, read_results, require_verdicts
@@ -144,7 +120,7 @@ def annotators(
     from eval.scores.annotators import annotator_agreement, harm_shares, soft_labels, soft_scores
     from eval.scores.meme_rows import column_named, read_meme_rows
 
-    named = [word.strip() for word in (harmful or "").split(",") if word.strip()]
+    named = words_in(harmful)
     lead: list[str] = []
     if votes.is_dir():
         own = read_results(votes)
@@ -155,7 +131,7 @@ def annotators(
             runs = tuple(dict.fromkeys((votes, *runs)))
         # What the card calls harmful, unless the user says it.
         if not named and own.manifest is not None and (task := dataset_of(own.manifest).court_task):
-            named = list(task.court.harmful) if task.court else []
+            named = tuple(task.court.harmful) if task.court else ()
     else:
         # Names of a header are read in lower case.
         by_field = {field: name.lower() for field, _, name in (one.partition("=") for one in columns)}
@@ -185,30 +161,25 @@ def annotators(
         "soft_labels": soft,
         "runs": [{"run": name, **asdict(one)} for name, one in scores],
     }
-    show_sections("Annotators", lead, sections, page=html, figures=figures if as_json else None, command=command_line())
+    return Shown(title="Annotators", lead=lead, sections=sections, figures=figures)
 
 
 @labels.command()
-@click.argument("runs", nargs=-1, metavar="[RUN...]", type=click.Path(path_type=Path))
-@click.option(
-    "--library", type=click.Path(path_type=Path), help="Check the labels of this library's precedents instead of runs."
-)
+@click.argument("runs", nargs=-1, metavar="[RUN...]", type=PATH)
+@click.option("--library", type=PATH, help="Check the labels of this library's precedents instead of runs.")
 @click.option("--protocol", help="Protocol that maps the runs' labels to two classes. [default: the run's first]")
 @click.option(
     "--show", default=20, show_default=True, type=click.IntRange(0), help="Number of labels to list in the terminal."
 )
-@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write an HTML page to this file.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object that lists all labels.")
-def noise(
-    runs: tuple[Path, ...], library: Path | None, protocol: str | None, show: int, html: Path | None, as_json: bool
-) -> None:
+@shows_sections()
+def noise(runs: tuple[Path, ...], library: Path | None, protocol: str | None, show: int) -> Shown:
     """Lists gold labels that are likely wrong, by confident learning (cleanlab).
 
     For RUNs of the same split, the probability of harm is the mean of their scores; no run has seen the labels. For
     runs of classify, labels are checked one by one, each with its own probability. For a library, it is the vote of the
     other precedents, excluding those that share picture or words. The list holds ids only and no text of a meme.
     """
-    from eval.commands.options import command_line, protocols_of, show_sections
+    from eval.commands.options import protocols_of
     from eval.reports.label_sections import noise_section
     from eval.scores.label_noise import find_label_noise, find_task_noise, find_verdict_noise
     from eval.studies.vote import left_out_probabilities
@@ -233,14 +204,7 @@ def noise(
                 lead = [f"Not looked at, as too few memes have it, or lack it: {', '.join(of_task.too_few)}."]
             sections = [noise_section(one, name, show, label=label) for label, one in of_task.by_label.items()]
             figures = asdict(of_task)
-    show_sections(
-        "Label noise",
-        lead,
-        sections,
-        page=html,
-        figures={"of": name, **figures} if as_json else None,
-        command=command_line(),
-    )
+    return Shown(title="Label noise", lead=lead, sections=sections, figures={"of": name, **figures})
 
 
 def _runs_of_one_split(runs: tuple[Path, ...]) -> list[Results]:

@@ -8,6 +8,7 @@ import shlex
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -17,7 +18,7 @@ from pydantic import Field
 from eval.runs.spec import Circumstances, JudgingSpec
 from eval.session.spec import Option, flags_of, spec_options
 from serving.access.private_files import hand_on
-from serving.cli.common import FiniteRange, with_options
+from serving.cli.common import NEW_FILE, PATH, FiniteRange, with_options
 
 if TYPE_CHECKING:
     from court.events import Procedure
@@ -53,37 +54,82 @@ def unfinished_in_words(results: Iterable[Results]) -> list[str]:
     return [f"Not finished, so that these figures will change: {', '.join(unfinished)}."] if unfinished else []
 
 
-def show_sections(
-    title: str,
-    lead: Sequence[str],
-    sections: Sequence[Section],
-    *,
-    page: Path | None,
-    figures: Mapping[str, Any] | None,
-    command: str = "",
-    links: Sequence[tuple[str, str]] = (),
-) -> None:
-    """Writes sections as a page, and shows them in the terminal, or figures as JSON in their place.
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the figures as one JSON object.")
+html_option = click.option("--html", type=NEW_FILE, help="Write an HTML page to this file.")
+seed_option = click.option(
+    "--seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of draws and of the bootstrap."
+)
+protocol_option = click.option(
+    "--protocol", help="Protocols that map labels to two classes, separated by commas. [default: all that there are]"
+)
+runs_argument = click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=PATH)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """Answer of a command: sections for people, and the same figures for programs."""
+
+    title: str
+    lead: Sequence[str] = ()
+    sections: Sequence[Section]
+    figures: Mapping[str, Any]
+    page: Path | None = None
+    """Page that is written in any case."""
+    command: str = ""
+    """Command that the page names; the present one if empty."""
+    links: Sequence[tuple[str, str]] = ()
+    end: Sequence[str] = ()
+    """Lines below the sections, in a terminal alone."""
+
+
+def show_answer(answer: Shown, *, html: Path | None, as_json: bool) -> None:
+    """Writes sections as a page where one is wanted, and shows them in the terminal, or their figures as JSON.
 
     Raises NotLoaded: jinja2 or matplotlib is not installed, which a page needs.
     """
     from eval.reports.sections import as_page, as_text
 
-    if page is not None:
-        write_page(page, as_page(title, lead, sections, command=command, links=links))
-    click.echo(as_text(lead, sections) if figures is None else json.dumps(figures))
+    if page := html or answer.page:
+        command = answer.command or command_line()
+        write_page(page, as_page(answer.title, answer.lead, answer.sections, command=command, links=answer.links))
+    if as_json:
+        click.echo(json.dumps(answer.figures))
+        return
+    end = answer.end or ([f"{answer.page} shows it."] if answer.page else [])
+    click.echo("\n".join([as_text(answer.lead, answer.sections), *end]))
 
 
-def show_report(
-    title: str, sections: Sequence[Section], figures: Mapping[str, Any], *, page: Path, as_json: bool
-) -> None:
-    """Writes sections as a page that names the command, and shows them with its path, or the report's figures as JSON.
+def shows_sections(*, page: bool = True) -> Callable[[Callable[..., Shown | None]], Callable[..., None]]:
+    """Adds ``--json``, and ``--html`` for a page, to a command that returns what is to be shown, if anything."""
 
-    Raises NotLoaded: jinja2 or matplotlib is not installed, which a page needs.
-    """
-    show_sections(title, [], sections, page=page, figures=figures if as_json else None, command=command_line())
-    if not as_json:
-        click.echo(f"{page} shows it.")
+    def decorate(command: Callable[..., Shown | None]) -> Callable[..., None]:
+        @wraps(command)
+        def shown(*arguments: Any, as_json: bool, html: Path | None = None, **options: Any) -> None:
+            if (answer := command(*arguments, **options)) is not None:
+                show_answer(answer, html=html, as_json=as_json)
+
+        return with_options(*([html_option] if page else []), json_option)(shown)
+
+    return decorate
+
+
+def words_in(text: str | None) -> tuple[str, ...]:
+    """Words that are given as one option, separated by commas."""
+    return tuple(filter(None, (word.strip() for word in (text or "").split(","))))
+
+
+def confirm(*, yes: bool) -> None:
+    """Asks a person at a terminal whether to begin; in a job nobody could answer."""
+    if not yes and sys.stdin.isatty():
+        click.confirm("Begin?", abort=True, err=True)
+
+
+def take_published(context: click.Context, options: dict[str, Any], values: Mapping[str, Any]) -> None:
+    """Sets options to a paper's values where ``--as-published`` asks for it; those that were named stay."""
+    for name, value in values.items() if options["as_published"] else ():
+        # Not by the value: whoever names the default means it.
+        if context.get_parameter_source(name) is click.core.ParameterSource.DEFAULT:
+            options[name] = value
 
 
 T = TypeVar("T")
@@ -103,10 +149,12 @@ def dataset_of(id_: str) -> DatasetCard:
         raise click.UsageError(error.message) from None
 
 
-def recognised_in(data: Path) -> DatasetCard:
-    """The only data set in a directory. Raises click.UsageError if there are several."""
+def dataset_in(data: Path, id_: str | None) -> DatasetCard:
+    """The data set that is named, or the only one in a directory. Raises click.UsageError if there are several."""
     from eval.datasets.known import recognised
 
+    if id_:
+        return dataset_of(id_)
     found = recognised(data)
     if len(found) > 1:
         raise click.UsageError(f"There are {', '.join(one.id for one in found)} there: name one with --dataset.")
@@ -122,7 +170,7 @@ def protocols_of(text: str | None, offered: tuple[Protocol, ...]) -> tuple[Proto
 
     if text is None:
         return offered
-    names = [name.strip() for name in text.split(",") if name.strip()]
+    names = words_in(text)
     wrong = [name for name in names if name not in list(Protocol) or Protocol(name) not in offered]
     if wrong or not names:
         raise click.UsageError(
@@ -177,8 +225,6 @@ def run_watched(
     unfinished: Callable[[str], object] = lambda _: None,
 ) -> T:
     """Works on a session and shows how far it is; ends the command if the session is interrupted or unfinished."""
-    import sys
-
     from court.errors import Unavailable
     from eval.session.engine import SERVER_GONE, UNFINISHED, watching
     from serving.cli.common import Interrupted, run

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from dataclasses import asdict, astuple
 from pathlib import Path
@@ -10,9 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from eval.commands.options import CourtOptions, patience_option, run_watched
+from eval.commands.options import (
+    CourtOptions,
+    Shown,
+    json_option,
+    patience_option,
+    run_watched,
+    show_answer,
+    shows_sections,
+)
 from eval.session.spec import spec_options
-from serving.cli.common import CheckingGroup, docket_in, docket_option, excerpt, run
+from serving.cli.common import FILE, NEW_FOLDER, CheckingGroup, docket_in, docket_option, excerpt, run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,15 +35,13 @@ if TYPE_CHECKING:
 
 EXIT_WRONG = 1
 _SHOWN = 50  # changed cases that are listed; --json lists all
-_FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
-_file = click.argument("file", type=_FILE)
+_file = click.argument("file", type=FILE)
 _out = click.option(
     "--out",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=NEW_FOLDER,
     required=True,
     help="Folder of the model calls: a call that is stored there is not made again.",
 )
-_as_json = click.option("--json", "as_json", is_flag=True, help="Print the figures as one JSON object.")
 _most_calls = click.option(
     "--most-calls", type=click.IntRange(0), metavar="N", help="Make at most so many calls that are not stored yet."
 )
@@ -53,11 +58,11 @@ def policy() -> None:
 @policy.command()
 @_file
 @_out
-@click.option("--against", type=_FILE, help="Policy that contradicts it: is one meme judged by whichever is in force?")
+@click.option("--against", type=FILE, help="Policy that contradicts it: is one meme judged by whichever is in force?")
 @_court
 @_most_calls
 @patience_option
-@_as_json
+@json_option
 @click.pass_context
 def test(context: click.Context, /, file: Path, out: Path, against: Path | None, as_json: bool, **options: Any) -> None:
     """Tries the examples of each clause by a full trial without precedents.
@@ -70,7 +75,6 @@ def test(context: click.Context, /, file: Path, out: Path, against: Path | None,
     goes on from there.
     """
     from court.policy import Policy
-    from eval.reports.sections import as_text
     from eval.scores.measure import figure
     from eval.scores.subgroups import wilson
     from eval.studies.policies import Example, contradictions, examples_of, figures_of
@@ -93,14 +97,14 @@ def test(context: click.Context, /, file: Path, out: Path, against: Path | None,
 
     found, read = run_watched(work)
     share = wilson(read, len(opposite))
-    if as_json:
-        pairs = {"pairs": len(opposite), "pairs_right": read} if opposite else {}
-        click.echo(json.dumps({**asdict(found), "passed": found.passed, **pairs}))
-    else:
-        lead = [f"{len(examples):,} examples of {own.id}, version {own.version}. Right: {figure(found.right)}."]
-        if share is not None:
-            lead.append(f"{len(opposite):,} contradictory pairs, right under both policies: {figure(share)}.")
-        click.echo(as_text([*lead, *_faults(found)], list(_sections(found))))
+    pairs = {"pairs": len(opposite), "pairs_right": read} if opposite else {}
+    figures = {**asdict(found), "passed": found.passed, **pairs}
+    lead = [f"{len(examples):,} examples of {own.id}, version {own.version}. Right: {figure(found.right)}."]
+    if share is not None:
+        lead.append(f"{len(opposite):,} contradictory pairs, right under both policies: {figure(share)}.")
+    lead += _faults(found)
+    answer = Shown(title=f"Policy {own.id}", lead=lead, sections=list(_sections(found)), figures=figures)
+    show_answer(answer, html=None, as_json=as_json)
     context.exit(0 if found.passed and read == len(opposite) else EXIT_WRONG)
 
 
@@ -127,22 +131,16 @@ def _sections(found: PolicyFigures) -> Iterator[Section]:
 
 
 @policy.command()
-@click.argument("new", type=_FILE)
+@click.argument("new", type=FILE)
 @click.option("--namespace", help="Only trials of this namespace.")
 @click.option("--ask", is_flag=True, help="Ask the models where the record has no reply to the request.")
 @_most_calls
 @_court
 @docket_option
-@_as_json
+@shows_sections(page=False)
 def diff(
-    new: Path,
-    namespace: str | None,
-    ask: bool,
-    most_calls: int | None,
-    docket: Path | Address | None,
-    as_json: bool,
-    **options: Any,
-) -> None:
+    new: Path, namespace: str | None, ask: bool, most_calls: int | None, docket: Path | Address | None, **options: Any
+) -> Shown:
     """Lists the recorded cases that another policy would decide otherwise, by clause; nothing is stored.
 
     Requests that stay the same get their recorded reply. The others need a model: their number is printed, and with
@@ -150,7 +148,6 @@ def diff(
     """
     from court.policy import Policy
     from eval.models.metered import CallBudget
-    from eval.reports.sections import as_text
 
     settings = CourtOptions(**options).settings_with({})
     settings = settings.model_copy(update={"docket": docket}) if docket is not None else settings
@@ -167,17 +164,15 @@ def diff(
         "calls_made": budget.made,
         "clause_gone": sum(each.before[1] not in numbers for each in found),
     }
-    if as_json:
-        rows = [[each.trial_id, *each.before, *(each.after or ())] for each in changed]
-        click.echo(json.dumps({**counts, "changed": rows, "not_compared": dict(others)}))
-        return
+    rows = [[each.trial_id, *each.before, *(each.after or ())] for each in changed]
     lead = [f"{len(found):,} cases, {counts['compared']:,} compared, {len(changed):,} would change."]
     if counts["need_models"]:
         lead.append(f"{counts['need_models']:,} need about {calls:,} calls of models. --ask makes them.")
     if counts["clause_gone"]:
         lead.append(f"{counts['clause_gone']:,} rest on a clause that the new policy lacks.")
     lead += [f"{count:,} not compared: {why}" for why, count in others.most_common()]
-    click.echo(as_text(lead, list(_changes(changed))))
+    figures = {**counts, "changed": rows, "not_compared": dict(others)}
+    return Shown(title=f"Policy {loaded.id}", lead=lead, sections=list(_changes(changed)), figures=figures)
 
 
 def _changes(changed: list[UnderPolicy]) -> Iterator[Section]:

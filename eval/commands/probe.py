@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from eval.commands.options import command_line, run_watched, say, show_sections, write_page
+from eval.commands.options import (
+    Shown,
+    command_line,
+    json_option,
+    run_watched,
+    say,
+    show_answer,
+    shows_sections,
+    take_published,
+    write_page,
+)
 from eval.commands.rating import rate_probe
 from eval.commands.sampled import chosen_models, sampled_options, threshold_option
+from serving.cli.common import PATH
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,13 +64,7 @@ AS_PUBLISHED = {"seeds": 10, "steps": 10, "batch": 1, "per_category": 200}
     help="Order by score of the examples that the Refiner is shown; the paper's is descending.",
 )
 @click.option("--batch", type=click.IntRange(min=1), default=8, show_default=True, help="Memes sorted alike; see docs.")
-@click.option(
-    "--threshold",
-    type=click.IntRange(0, 10),
-    default=4,
-    show_default=True,
-    help="Highest score of a failed explanation. The paper says below 4; its figures result with 4.",
-)
+@threshold_option
 @click.option(
     "--per-category",
     type=click.IntRange(min=1),
@@ -68,7 +72,7 @@ AS_PUBLISHED = {"seeds": 10, "steps": 10, "batch": 1, "per_category": 200}
 )
 @click.option(
     "--seeds-from",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="PROBE",
     help="Begin searches with the memes of another probe (its folder, or its seeds.json), to compare targets.",
 )
@@ -78,9 +82,7 @@ AS_PUBLISHED = {"seeds": 10, "steps": 10, "batch": 1, "per_category": 200}
     help="Values of AdamMeme: ten seeds and ten steps, memes sorted one by one, 200 memes a category. Options that you "
     "name take precedence.",
 )
-@click.option(
-    "--json", "as_json", is_flag=True, help="Print the figures as one JSON object, without any text of a meme."
-)
+@json_option
 @click.pass_context
 def probe(context: click.Context, /, **options: Any) -> None:
     """Finds harmful memes that a model does not understand, and searches for more by rewriting them.
@@ -102,11 +104,7 @@ def probe(context: click.Context, /, **options: Any) -> None:
     from eval.session.directory import CALLS
     from eval.session.repeats import repeats_in, repeats_of
 
-    if options["as_published"]:
-        for name, value in AS_PUBLISHED.items():
-            # Not by the value: whoever names the default means it.
-            if context.get_parameter_source(name) is click.core.ParameterSource.DEFAULT:
-                options[name] = value
+    take_published(context, options, AS_PUBLISHED)
     if options["only_report"]:
         out = options["out"] or _folder_of(options)
     else:
@@ -123,26 +121,22 @@ def probe(context: click.Context, /, **options: Any) -> None:
         reports = [read_report(folder, threshold=options["threshold"]) for folder in folders]
         for each, folder in zip(reports, folders, strict=True):
             _page(each, folder)
-        _print_repeats(reports, out, as_json=options["as_json"])
+        show_answer(_of_repeats(reports, out), html=None, as_json=options["as_json"])
         return
     report = read_report(out, threshold=options["threshold"])
-    page = _page(report, out)
-    if options["as_json"]:
-        click.echo(json.dumps(figures_of(report)))
-        return
+    end = [f"{_page(report, out)} shows it, rewritten texts included. Keep it to yourself."]
     from eval.probe.weakness import weakness_lead, weakness_sections
-    from eval.reports.sections import as_text
 
-    click.echo(as_text(weakness_lead(report), weakness_sections(report)))
-    click.echo(f"{page} shows it, rewritten texts included. Keep it to yourself.")
+    lead, sections = weakness_lead(report), weakness_sections(report)
+    answer = Shown(title="Weaknesses", lead=lead, sections=sections, figures=figures_of(report), end=end)
+    show_answer(answer, html=None, as_json=options["as_json"])
 
 
 @probe.command()
-@click.argument("probes", nargs=-1, required=True, metavar="DIR...", type=click.Path(path_type=Path))
+@click.argument("probes", nargs=-1, required=True, metavar="DIR...", type=PATH)
 @threshold_option
-@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write an HTML page to this file.")
-@click.option("--json", "as_json", is_flag=True, help="Print the figures as one JSON object.")
-def compare(probes: tuple[Path, ...], threshold: int, html: Path | None, as_json: bool) -> None:
+@shows_sections()
+def compare(probes: tuple[Path, ...], threshold: int) -> Shown:
     """Compares probed targets, one folder each: scores and failure rates by category.
 
     The targets must have been probed with the same memes, references and seeds; any difference is named.
@@ -156,27 +150,30 @@ def compare(probes: tuple[Path, ...], threshold: int, html: Path | None, as_json
         {"target": target, "category": category, **asdict(cell)}
         for (target, category), cell in comparison.cells.items()
     ]
-    figures = {**asdict(replace(comparison, cells={})), "cells": cells} if as_json else None
+    figures = {**asdict(replace(comparison, cells={})), "cells": cells}
     lead, sections = comparison_lead(comparison), comparison_sections(comparison)
-    show_sections("Targets compared", lead, sections, page=html, figures=figures)
+    return Shown(title="Targets compared", lead=lead, sections=sections, figures=figures)
 
 
 probe.add_command(rate_probe)
 
 
-def _print_repeats(reports: Sequence[ProbeReport], out: Path, *, as_json: bool) -> None:
+def _of_repeats(reports: Sequence[ProbeReport], out: Path) -> Shown:
     from dataclasses import asdict
 
     from eval.probe.repeats import repeat_section, repeated_probe
     from eval.session.repeats import repeat_lead
 
     repeated = repeated_probe(reports)
-    figures = {**asdict(repeated), "repeats": [figures_of(report) for report in reports]} if as_json else None
-    lead = repeat_lead(repeated.seeds, finished=repeated.finished, of=repeated.target)
     page = out / PAGE
-    show_sections("Weaknesses over repeats", lead, [repeat_section(repeated)], page=page, figures=figures)
-    if not as_json:
-        click.echo(f"{page} shows it, and {PAGE} in each repeat's folder the repeat, with rewritten texts.")
+    return Shown(
+        title="Weaknesses over repeats",
+        lead=repeat_lead(repeated.seeds, finished=repeated.finished, of=repeated.target),
+        sections=[repeat_section(repeated)],
+        figures={**asdict(repeated), "repeats": [figures_of(report) for report in reports]},
+        page=page,
+        end=[f"{page} shows it, and {PAGE} in each repeat's folder the repeat, with rewritten texts."],
+    )
 
 
 def figures_of(report: ProbeReport) -> dict[str, Any]:

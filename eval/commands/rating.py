@@ -5,37 +5,33 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from eval.commands.options import command_line, say, show_sections
+from eval.commands.options import Shown, say, shows_sections
 from eval.commands.sampled import arena_samples, threshold_option
-from serving.cli.common import with_options
+from serving.cli.common import PATH, with_options
 
 if TYPE_CHECKING:
     from eval.arena.folder import ArenaManifest
     from eval.reports.ratings import RatedItem, SheetKind, SheetRatings
     from eval.reports.sections import Section
 
-_PATH = click.Path(path_type=Path)
 _sheet_options = with_options(
-    click.option("--out", type=_PATH, required=True, help="Folder to draw from."),
-    click.option("--sheet", type=_PATH, help="Draw a rating sheet and write it under this name."),
+    click.option("--out", type=PATH, required=True, help="Folder to draw from."),
+    click.option("--sheet", type=PATH, help="Draw a rating sheet and write it under this name."),
     click.option("--count", default=50, show_default=True, type=click.IntRange(1), help="Number of items on a sheet."),
     click.option(
         "--seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of the draw and of the order."
     ),
     click.option(
         "--ratings",
-        type=_PATH,
+        type=PATH,
         multiple=True,
         help="Ratings: JSON lines (item, who, criterion, score), or a filled CSV sheet. Repeatable.",
     ),
-    click.option("--key", type=_PATH, help="Key file of the rated sheet."),
-    click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write an HTML page to this file."),
-    click.option("--json", "as_json", is_flag=True, help="Print the figures as one JSON object, without texts."),
+    click.option("--key", type=PATH, help="Key file of the rated sheet."),
 )
 """Options of both commands: what is drawn, and which ratings are reported on."""
 
@@ -51,12 +47,13 @@ _sheet_options = with_options(
     show_default=True,
     help="Fusion rounds to take guidelines from, each equally often.",
 )
-@click.option("--data", type=_PATH, help="Data set of the arena, to show raters the memes.")
+@click.option("--data", type=PATH, help="Data set of the arena, to show raters the memes.")
 @click.option(
-    "--models", type=_PATH, help="Models file with an [arena] that names several data sets, instead of --data."
+    "--models", type=PATH, help="Models file with an [arena] that names several data sets, instead of --data."
 )
 @_sheet_options
-def rate_arena(**options: Any) -> None:
+@shows_sections()
+def rate_arena(**options: Any) -> Shown | None:
     """Prepares blind human ratings of guidelines, of contexts (people, questions) or of battles, and reports on them.
 
     With --sheet NAME it writes NAME.jsonl and NAME.csv for the raters, NAME.label-studio.xml for a project of Label
@@ -93,7 +90,7 @@ def rate_arena(**options: Any) -> None:
         say(f"{path}: people's verdicts, for memecourt-eval arena --humans.")
         return {"people": plain_agreement(agreement)}, list(human_sections(agreement))
 
-    _rate(
+    return _rate(
         options,
         rating.KINDS,
         rating.PAPER,
@@ -110,7 +107,8 @@ def rate_arena(**options: Any) -> None:
 )
 @threshold_option
 @_sheet_options
-def rate_probe(**options: Any) -> None:
+@shows_sections()
+def rate_probe(**options: Any) -> Shown | None:
     """Prepares blind human ratings of a probe's agents, and reports on them.
 
     With --sheet NAME it writes NAME.jsonl and NAME.csv for the raters, NAME.label-studio.xml for a project of Label
@@ -122,7 +120,7 @@ def rate_probe(**options: Any) -> None:
     from eval.probe.folder import ProbeFolder
 
     ProbeFolder(options["out"]).manifest()
-    _rate(
+    return _rate(
         options,
         rating.KINDS,
         rating.PAPER,
@@ -140,7 +138,7 @@ def _rate(
     beside: Callable[[SheetRatings, Mapping[str, Any]], tuple[dict[str, Any], list[Section]]],
     chosen: Callable[[Sequence[RatedItem]], Sequence[RatedItem]] = lambda items: items,
     evenly: str = "",
-) -> None:
+) -> Shown | None:
     """Draws a sheet, or reports on ratings of one.
 
     Args:
@@ -161,7 +159,7 @@ def _rate(
         names = "{}, {} and {}".format(*files)
         again = f"{len(key.items)} items, {key.repeats} of them a second time"
         click.echo(f"{names}: {again}. {hidden} is not for the raters.")
-        return
+        return None
     if not options["ratings"]:
         raise click.UsageError("Draw a sheet with --sheet, or report on --ratings.")
     if not options["key"]:
@@ -170,9 +168,9 @@ def _rate(
     found, paper = summarise(rated), published_file(paper_file)
     more, sections = beside(rated, paper)
     title = f"Ratings: {rated.key.what} of {options['out'].resolve().name}"
-    figures = {"ratings": [asdict(one) for one in found], **more} if options["as_json"] else None
+    figures = {"ratings": [asdict(one) for one in found], **more}
     sections = [rating_section(found, rated.key.what, paper), *sections]
-    show_sections(title, [title], sections, page=options["html"], figures=figures, command=command_line())
+    return Shown(title=title, lead=[title], sections=sections, figures=figures)
 
 
 def _rounds(text: str) -> range | None:

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from eval.commands.options import html_option, json_option, runs_argument, write_page
+from serving.cli.common import NEW_FILE
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -18,21 +21,14 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
-@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write an HTML page to this file.")
-@click.option(
-    "--markdown", type=click.Path(path_type=Path, dir_okay=False), help="Write a Markdown report to this file."
-)
+@runs_argument
+@html_option
+@click.option("--markdown", type=NEW_FILE, help="Write Markdown to this file.")
 @click.option("--no-pictures", is_flag=True, help="Leave pictures out of the page, to make it smaller.")
 @click.option("--open", "show", is_flag=True, help="Open the page in a browser; needs --html.")
-@click.option("--json", "as_json", is_flag=True, help="Print the figures as one JSON object instead of tables.")
+@json_option
 def report(
-    runs: tuple[Path, ...],
-    html: Path | None,
-    markdown: Path | None,
-    no_pictures: bool,
-    show: bool,
-    as_json: bool,
+    runs: tuple[Path, ...], html: Path | None, markdown: Path | None, no_pictures: bool, show: bool, as_json: bool
 ) -> None:
     """Reports on each RUN, a run's folder or a folder of runs (an ablation's), finished or not.
 
@@ -43,7 +39,6 @@ def report(
     Runs of classify are shown by their task: the authors' metrics, label by label, beside always saying the same.
     """
     from court.errors import BadRequest
-    from eval.commands.options import write_page
     from eval.reports.gather import gather, runs_below
     from eval.reports.sections import as_markdown, as_page, as_text
     from eval.reports.tasks import as_json as tasks_as_json

@@ -10,20 +10,29 @@ from contextlib import ExitStack, redirect_stdout
 from importlib import import_module
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from eval.commands.options import EXIT_UNFINISHED, CourtOptions, patience_option, run_watched, say
+from eval.commands.options import (
+    EXIT_UNFINISHED,
+    CourtOptions,
+    confirm,
+    json_option,
+    patience_option,
+    run_watched,
+    say,
+    words_in,
+    write_page,
+)
 from eval.runs.spec import Circumstances, JudgingSpec
 from eval.session.spec import spec_options
 from serving.cli.common import with_options
 
 if TYPE_CHECKING:
     from eval.reports.sections import Section
-    from eval.reproduce.outcome import Reproduced
     from eval.reproduce.paper import Claim, Paper
-    from eval.reproduce.staged import StagedOutcome, StagePlan
+    from eval.reproduce.staged import StagePlan
     from eval.reproduce.study import Benchmark, PlannedRun, Reproduction, Servers
     from serving.presets import Preset
 
@@ -44,7 +53,7 @@ _paper_options = with_options(
     click.option("--resume", is_flag=True, help="Continue the reproduction in this folder, or add to it."),
     click.option("--dry-run", is_flag=True, help="Show the plan and exit."),
     click.option("--yes", is_flag=True, help="Start without asking for confirmation."),
-    click.option("--json", "as_json", is_flag=True, help="Print the figures or the plan as one JSON object."),
+    json_option,
 )
 
 
@@ -84,12 +93,8 @@ _paper_options = with_options(
 )
 @click.option("--balanced", is_flag=True, help="Also score balanced draws of each split; needs no further calls.")
 @click.option(
-    "--controls/--no-controls", default=True, help="Include the control arms that the paper lacks. [default: included]"
-)
-@click.option(
     "--with-leaks", is_flag=True, help="Add an arm that keeps precedents too near to judged memes, to see their worth."
 )
-@click.option("--harm-p", type=click.Choice(["v1", "v0"]), default="v1", show_default=True, help="Version of Harm-P.")
 @patience_option
 @_paper_options
 def memecourt(**options: Any) -> None:
@@ -119,22 +124,40 @@ def _reproduce_court(options: dict[str, Any]) -> None:
     # Options and data are checked, and the plan is complete, before the first call.
     plan, servers, preset = _planned(options)
     runs = plan.planned()
-    _print_plan(plan, runs, options)
-    # Before the check of the folder: a plan can be looked at while a study is there.
-    if options["dry_run"]:
+    if not _begins(options, *_plan_in_words(plan, runs), begun=bool(plan.begun())):
         return
-    if plan.begun() and not options["resume"]:
-        raise click.UsageError(f"{plan.out} holds a study already. --resume goes on with it.")
-    # Only a person at a terminal is asked; in a job nobody could answer.
-    if not options["yes"] and sys.stdin.isatty() and not all(run.finished for run in runs):
-        click.confirm("Begin?", abort=True, err=True)
+    confirm(yes=options["yes"] or all(run.finished for run in runs))
     unfinished = _run(plan, servers)
     # Also where it is not finished: what was judged so far is scored and written.
-    outcome = _written(plan, preset, options["balanced"])
-    _print_outcome(outcome, options["as_json"])
+    _write_outcome(plan, preset, options)
     if unfinished:
         say(f"Not finished. {unfinished} What was judged is kept: the same command with --resume goes on.")
         sys.exit(EXIT_UNFINISHED)
+
+
+def _begins(
+    options: Mapping[str, Any],
+    figures: Mapping[str, Any],
+    rows: Sequence[Sequence[str]],
+    lines: Sequence[str],
+    *,
+    begun: bool,
+) -> bool:
+    """Shows a plan, on standard error but for a dry run; True if more than that is wanted.
+
+    Raises click.UsageError: The folder holds a reproduction that is not to be resumed.
+    """
+    from eval.reports.sections import table
+
+    dry = options["dry_run"]
+    if dry and options["as_json"]:
+        click.echo(json.dumps(figures))
+    else:
+        click.echo("\n".join([table(rows, numbers=False), *lines]), err=not dry)
+    # After the plan, which can be looked at while a reproduction is there.
+    if begun and not (dry or options["resume"]):
+        raise click.UsageError(f"{options['out']} holds a reproduction already. --resume goes on with it.")
+    return not dry
 
 
 def _planned(options: dict[str, Any]) -> tuple[Reproduction, Servers, Preset | None]:
@@ -167,10 +190,9 @@ def _planned(options: dict[str, Any]) -> tuple[Reproduction, Servers, Preset | N
         paper,
         sizes,
         {each.name: each.data for each in there},
-        tables=_numbers(options["tables"], paper.numbers("tables"), "tables"),
-        figures=_numbers(options["figures"], paper.numbers("figures"), "figures"),
+        tables=_numbers(options, paper, "tables"),
+        figures=_numbers(options, paper, "figures"),
         models=models,
-        controls=options["controls"],
         leaks=options["with_leaks"],
     )
     if not stages:
@@ -211,10 +233,9 @@ def _benchmarks(paper: Paper, options: dict[str, Any], preset: Preset | None, *,
     for each in paper.benchmarks:
         if drawn and not each.drawn:
             continue
-        id_ = each.drawn if drawn else each.versions.get(options["harm_p"], each.dataset)
         plan = plan_of(
             {"patience": options["patience"]},
-            dataset=find_card(id_),
+            dataset=find_card(each.drawn if drawn else each.dataset),
             data=options["data"] / each.data if drawn else options["data"],
             out=options["out"],
             split=each.split,
@@ -269,19 +290,16 @@ def _by_size(pairs: Sequence[str], sizes: Sequence[str], option: str) -> dict[st
     return {size: own.get(size, own.get("", "")) for size in sizes if size in own or "" in own}
 
 
-def _numbers(text: str | None, known: frozenset[int], option: str) -> frozenset[int]:
-    if text is None:
+def _numbers(options: Mapping[str, Any], paper: Paper, what: Literal["tables", "figures"]) -> frozenset[int]:
+    known, words = paper.numbers(what), words_in(options[what])
+    if options[what] is None:
         return known
-    try:
-        numbers = frozenset(int(part) for part in text.split(",") if part.strip())
-    # Handled below with the others: one message for all that is wrong.
-    except ValueError:
-        numbers = frozenset({-1})
-    if not numbers <= known:
+    if unknown := set(words) - set(map(str, known)):
         raise click.UsageError(
-            f"--{option} {text}: numbers with commas between them, of {', '.join(map(str, sorted(known)))}."
+            f"--{what} {', '.join(sorted(unknown))}: numbers with commas between them, of "
+            f"{', '.join(map(str, sorted(known)))}."
         )
-    return numbers
+    return frozenset(map(int, words))
 
 
 def _run(plan: Reproduction, servers: Servers) -> str:
@@ -305,31 +323,42 @@ def _run(plan: Reproduction, servers: Servers) -> str:
     return run_watched(work, lambda: "the same command with --resume goes on.")
 
 
-def _written(plan: Reproduction, preset: Preset | None, balanced: bool) -> Reproduced:
-    """Scores what was judged and writes the three files."""
+def _write_outcome(plan: Reproduction, preset: Preset | None, options: Mapping[str, Any]) -> None:
+    """Scores what was judged, writes the three files and shows the figures."""
     import asyncio
 
     from eval.reproduce.outcome import outcome_of
     from eval.reproduce.report import as_json, reproduction_lead, reproduction_sections, reproduction_title
 
-    outcome = outcome_of(plan, balanced=balanced)
+    outcome = outcome_of(plan, balanced=options["balanced"])
     title, lead = reproduction_title(outcome), reproduction_lead(outcome, preset)
-    sections = asyncio.run(reproduction_sections(outcome, preset))
-    _write(plan.out, title, lead, sections=sections, figures=as_json(outcome))
-    return outcome
+    sections, figures = asyncio.run(reproduction_sections(outcome, preset)), as_json(outcome)
+    named = plan.paper.figures
+    rows = [["row", "data", named.removeprefix("is "), "accuracy", "macro-F1", f"beside what {named}"]]
+    for row in outcome.rows:
+        ours = row.card.strict if row.card else None
+        published = f"{row.target.accuracy:.2f} / {row.target.macro_f1:.2f}" if row.target else "–"
+        cells = [
+            f"{100 * figure.value:.2f} [{100 * figure.low:.1f}, {100 * figure.high:.1f}]" if figure else "–"
+            for figure in ((ours.accuracy, ours.macro_f1) if ours else (None, None))
+        ]
+        rows.append([row.id or f"{row.arm}, {row.size}", row.benchmark, published, *cells, str(row.reached)])
+    _write(options, title, lead, sections=sections, figures=figures, rows=rows, claims=outcome.claims)
 
 
 def _write(
-    out: Path,
+    options: Mapping[str, Any],
     title: str,
     lead: Sequence[str],
     *,
     sections: Sequence[Section],
     figures: Mapping[str, Any],
+    rows: Sequence[Sequence[str]],
+    claims: Sequence[Claim],
     links: Sequence[tuple[str, str]] = (),
 ) -> None:
-    from eval.commands.options import write_page
-    from eval.reports.sections import as_markdown, as_page
+    """Writes the three files, and shows rows and claims, or the figures as JSON."""
+    from eval.reports.sections import as_markdown, as_page, table
 
     contents = {
         "json": json.dumps(figures, indent=2) + "\n",
@@ -337,32 +366,33 @@ def _write(
         "html": as_page(title, lead, sections, links=links),
     }
     for ending, content in contents.items():
-        write_page(out / f"reproduction.{ending}", content)
+        write_page(options["out"] / f"reproduction.{ending}", content)
+    if options["as_json"]:
+        click.echo(json.dumps(figures))
+        return
+    click.echo(table(rows, numbers=False) + "\n")
+    click.echo("\n".join(f"{claim.id} {claim.verdict}: {claim.claim}" for claim in claims))
+    click.echo(f"\n{options['out']} holds reproduction.json, .md and .html.")
 
 
-def _print_plan(plan: Reproduction, runs: Sequence[PlannedRun], options: dict[str, Any]) -> None:
-    """Shows the runs in order, with the calls that they take; on standard error but for a dry run."""
-    from eval.reports.sections import table
-
+def _plan_in_words(plan: Reproduction, runs: Sequence[PlannedRun]) -> tuple[dict[str, Any], list[list[str]], list[str]]:
+    """The runs in order, with the calls that they take: for programs, as a table, and in sentences."""
     left = [run for run in runs if not run.finished]
     fewest, most = sum(run.fewest for run in left), sum(run.most for run in left)
-    if options["dry_run"] and options["as_json"]:
-        planned = [
-            {
-                "size": run.stage.size,
-                "model": run.stage.model,
-                "dataset": run.benchmark.plan.dataset.id,
-                "split": run.benchmark.plan.split,
-                "arm": run.arm,
-                "memes": run.memes,
-                "calls": [run.fewest, run.most],
-                "judged": run.judged,
-                "finished": run.finished,
-            }
-            for run in runs
-        ]
-        click.echo(json.dumps({"runs": planned, "calls": [fewest, most]}))
-        return
+    planned = [
+        {
+            "size": run.stage.size,
+            "model": run.stage.model,
+            "dataset": run.benchmark.plan.dataset.id,
+            "split": run.benchmark.plan.split,
+            "arm": run.arm,
+            "memes": run.memes,
+            "calls": [run.fewest, run.most],
+            "judged": run.judged,
+            "finished": run.finished,
+        }
+        for run in runs
+    ]
     rows = [["size", "model", "data", "arm", "memes", "calls", "judged"]]
     for run in runs:
         calls = f"{run.fewest:,}" if run.fewest == run.most else f"{run.fewest:,} to {run.most:,}"
@@ -370,40 +400,12 @@ def _print_plan(plan: Reproduction, runs: Sequence[PlannedRun], options: dict[st
         data = f"{run.benchmark.name}, {run.benchmark.plan.split}"
         rows.append([run.stage.size, run.stage.model, data, run.arm, f"{run.memes:,}", calls, done])
     lines = [
-        table(rows),
         "",
         f"Still to run: {fewest:,} to {most:,} calls, by the number of rounds, one size after the other: "
         f"{', then '.join(f'{stage.size} ({stage.model})' for stage in plan.stages)}.",
         "Calls that an arm shares with full are counted with full.",
     ]
-    click.echo("\n".join(lines), err=not options["dry_run"])
-
-
-def _print_outcome(outcome: Reproduced, as_json: bool) -> None:
-    from eval.reproduce import report
-
-    if as_json:
-        click.echo(json.dumps(report.as_json(outcome)))
-        return
-    named = outcome.plan.paper.figures
-    rows = [["row", "data", named.removeprefix("is "), "accuracy", "macro-F1", f"beside what {named}"]]
-    for row in outcome.rows:
-        ours = row.card.strict if row.card else None
-        published = f"{row.target.accuracy:.2f} / {row.target.macro_f1:.2f}" if row.target else "–"
-        figures = [
-            f"{100 * figure.value:.2f} [{100 * figure.low:.1f}, {100 * figure.high:.1f}]" if figure else "–"
-            for figure in ((ours.accuracy, ours.macro_f1) if ours else (None, None))
-        ]
-        rows.append([row.id or f"{row.arm}, {row.size}", row.benchmark, published, *figures, str(row.reached)])
-    _print_result(rows, outcome.claims, outcome.plan.out)
-
-
-def _print_result(rows: Sequence[Sequence[str]], claims: Sequence[Claim], out: Path) -> None:
-    from eval.reports.sections import table
-
-    click.echo(table(rows, numbers=False) + "\n")
-    click.echo("\n".join(f"{claim.id} {claim.verdict}: {claim.claim}" for claim in claims))
-    click.echo(f"\n{out} holds reproduction.json, .md and .html.")
+    return {"runs": planned, "calls": [fewest, most]}, rows, lines
 
 
 def _staged(name: str, title: str) -> click.Command:
@@ -448,7 +450,7 @@ for _name, _title in STAGED.items():
 def _reproduce_stages(name: str, options: dict[str, Any]) -> None:
     from eval.models.open import read_models
     from eval.reproduce.demonstrations import DEMONSTRATIONS
-    from eval.reproduce.report import staged_json, staged_lead, staged_sections
+    from eval.reproduce.report import staged_cells, staged_json, staged_lead, staged_sections
     from eval.reproduce.staged import STAGES, StagedOutcome, plan_stages, read_staged
 
     paper, out, tables = read_staged(name), options["out"], dict[str, Any]()
@@ -469,15 +471,13 @@ def _reproduce_stages(name: str, options: dict[str, Any]) -> None:
         how = {"published": options["as_published"], "seed": options["seed"], "limit": options["limit"]}
         plans = plan_stages(paper, out, data, models, tables=tables, **how)
         stored = {plan.spec.id: plan.stored() for plan in plans}
-        _print_stages(plans, stored, options)
-        if options["dry_run"]:
+        rows = _stages_in_rows(plans, stored, options["limit"])
+        figures = {"stages": [dict(zip(rows[0], row, strict=True)) for row in rows[1:]]}
+        if not _begins(options, figures, rows, [], begun=(out / STAGES).exists()):
             return
-        if (out / STAGES).exists() and not options["resume"]:
-            raise click.UsageError(f"{out} holds a reproduction already. --resume goes on with it.")
         if all(plan.missing for plan in plans):
             raise click.ClickException(f"No stage can run. {plans[0].spec.id}: {plans[0].missing}.")
-        if not options["yes"] and sys.stdin.isatty() and any(found is None for found in stored.values()):
-            click.confirm("Begin?", abort=True, err=True)
+        confirm(yes=options["yes"] or None not in stored.values())
         (out / STAGES).mkdir(parents=True, exist_ok=True)
         if demo is not None and data is not None:
             demo.draw(data)
@@ -500,11 +500,10 @@ def _reproduce_stages(name: str, options: dict[str, Any]) -> None:
     ]
     figures, sections = staged_json(outcome), staged_sections(outcome, commands)
     title, lead = f"{paper.paper}, reproduced", staged_lead(outcome, mode)
-    _write(out, title, lead, sections=sections, figures=figures, links=links)
-    if options["as_json"]:
-        click.echo(json.dumps(figures))
-    else:
-        _print_staged(outcome, out)
+    named = "published" if outcome.planted is None else "must be"
+    rows = [["table", "row", "figure", "n", named, "ours", "difference", "can occur", "beside it"]]
+    rows += [[name, *staged_cells(cell)] for name, cells in outcome.tables().items() for cell in cells]
+    _write(options, title, lead, sections=sections, figures=figures, rows=rows, claims=outcome.claims(), links=links)
     if failed := {plan.spec.id for plan in plans if not plan.missing} & left.keys():
         say(f"Not finished: {', '.join(sorted(failed))}. The same command with --resume goes on.")
         sys.exit(EXIT_UNFINISHED)
@@ -540,28 +539,13 @@ def _run_stage(plan: StagePlan) -> tuple[Any, str]:
     return figures, ""
 
 
-def _print_stages(plans: Sequence[StagePlan], stored: Mapping[str, Any], options: dict[str, Any]) -> None:
-    """Shows the stages in order, with the calls that they take; on standard error but for a dry run."""
-    from eval.reports.sections import table
-
+def _stages_in_rows(plans: Sequence[StagePlan], stored: Mapping[str, Any], limit: int | None) -> list[list[str]]:
+    """The stages in order, with the calls that they take."""
     rows = [["stage", "what", "calls", "state"]]
     for plan in plans:
-        items = min(plan.spec.items, options["limit"] or plan.spec.items)
+        items = min(plan.spec.items, limit or plan.spec.items)
         low, high = (f"{items * each:,.0f}" for each in plan.spec.calls)
         calls = low if low == high else f"{low} to {high}"
         state = "finished" if stored[plan.spec.id] is not None else plan.missing or "to run"
         rows.append([plan.spec.id, plan.spec.title, calls, state])
-    if options["dry_run"] and options["as_json"]:
-        stages = [dict(zip(rows[0], row, strict=True)) for row in rows[1:]]
-        click.echo(json.dumps({"stages": stages}))
-        return
-    click.echo(table(rows, numbers=False), err=not options["dry_run"])
-
-
-def _print_staged(outcome: StagedOutcome, out: Path) -> None:
-    from eval.reproduce.report import staged_cells
-
-    named = "published" if outcome.planted is None else "must be"
-    rows = [["table", "row", "figure", "n", named, "ours", "difference", "can occur", "beside it"]]
-    rows += [[name, *staged_cells(cell)] for name, cells in outcome.tables().items() for cell in cells]
-    _print_result(rows, outcome.claims(), out)
+    return rows

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from eval.commands.options import dataset_of, recognised_in
+from eval.commands.options import dataset_in, dataset_of
 from eval.runs.spec import Circumstances, JudgingSpec
 from eval.session.spec import spec_options
-from serving.cli.common import with_options
+from serving.cli.common import PATH, with_options
 
 if TYPE_CHECKING:
     from eval.arena.folder import ArenaManifest
@@ -47,7 +47,7 @@ def samples_of(options: Mapping[str, Any], table: Mapping[str, Any], where: str)
         return read
     if not options["data"]:
         raise click.UsageError("Missing option --data.")
-    dataset = dataset_of(options["dataset"]) if options["dataset"] else recognised_in(options["data"])
+    dataset = dataset_in(options["data"], options["dataset"])
     split = options["split"] or dataset.first_test()
     return one_set(dataset, options["data"], split, limit=options["limit"], only=read)
 
@@ -118,11 +118,8 @@ def sampled_options(
     models: str, what: str, *, about: str, own: Sequence[str] = (), **changed: Mapping[str, Any]
 ) -> Callable[[F], F]:
     """Options of an arena or a probe: models, memes, folder, repeats, report."""
-    path = click.Path(path_type=Path)
     return with_options(
-        click.option(
-            "--models", type=path, default=Path(models), show_default=True, help=f"File of models (TOML){about}"
-        ),
+        click.option("--models", type=PATH, default=Path(models), show_default=True, help=about),
         vllm_turns_options,
         spec_options(
             JudgingSpec,

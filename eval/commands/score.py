@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from eval.commands.options import TableWords, table_of
+from eval.commands.options import Shown, TableWords, protocol_option, seed_option, shows_sections, table_of
 from eval.session.spec import spec_options
+from serving.cli.common import PATH
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from eval.datasets.card import DatasetCard
     from eval.runs.results import Results
@@ -21,15 +21,13 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=PATH)
 @click.option("--dataset", "id_", help="Data set of the predictions, unless --data is a table.")
-@click.option("--data", type=click.Path(path_type=Path), required=True, help="Directory of the data set, or a table.")
+@click.option("--data", type=PATH, required=True, help="Directory of the data set, or a table.")
 @spec_options(TableWords, "columns", "harmful", "pictures")
 @click.option("--split", required=True, help="Split of the predictions.")
 @click.option("--task", help="Task of the card, such as stance, whose answers are scored in place of verdicts.")
-@click.option(
-    "--protocol", help="Protocols that map labels to two classes, separated by commas. [default: all of the data set]"
-)
+@protocol_option
 @click.option(
     "--scorer",
     default="",
@@ -37,10 +35,10 @@ if TYPE_CHECKING:
     help="Scorer of an Inspect AI log to take answers from. [default: the first]",
 )
 @click.option("--name", help="Name of the system. [default: the file's name]")
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of the bootstrap.")
-@click.option("--out", type=click.Path(path_type=Path), metavar="FOLDER", help="Store them as a run without records.")
-@click.option("--json", "as_json", is_flag=True, help="Print the figures as one JSON object.")
-def score(file: Path, **options: Any) -> None:
+@seed_option
+@click.option("--out", type=PATH, metavar="FOLDER", help="Store them as a run without records.")
+@shows_sections(page=False)
+def score(file: Path, **options: Any) -> Shown:
     """Scores the predictions in FILE against the gold labels of a split.
 
     FILE is CSV with a header, JSON a line or Parquet, with an id and a label each: harmful, not_harmful, 1, 0, true,
@@ -59,7 +57,7 @@ def score(file: Path, **options: Any) -> None:
     """
     from eval.commands.options import dataset_of, protocols_of, score_by_protocol
     from eval.datasets.read import read_split
-    from eval.reports.sections import Section, as_text
+    from eval.reports.sections import Section
     from eval.scores.metrics import card, cards_rows, confusion_rows, noise_in_words
     from eval.scores.prediction_file import read_predictions
 
@@ -74,8 +72,7 @@ def score(file: Path, **options: Any) -> None:
     if options["task"] is not None:
         if options["protocol"] is not None:
             raise click.UsageError("--protocol is for verdicts: leave it out with --task.")
-        _score_answers(file, dataset, data, options)
-        return
+        return _score_answers(file, dataset, data, options)
     protocols = protocols_of(options["protocol"], dataset.protocols)
     read = read_split(dataset, data, split)
     scored = read_predictions(file, read.memes, scorer=options["scorer"])
@@ -87,33 +84,28 @@ def score(file: Path, **options: Any) -> None:
     _store(results, file, options, notes)
     named = options["protocol"] is not None
     cards = list(score_by_protocol(protocols, lambda one: card(results, one, seed=seed), named=named).values())
-    if options["as_json"]:
-        document = {
-            "name": name,
-            "dataset": dataset.id,
-            "split": split,
-            "missing": scored.missing,
-            "unused": scored.unused,
-            "gold_problems": len(read.problems),
-            "notes": notes,
-            "cards": [asdict(one) for one in cards],
-        }
-        click.echo(json.dumps(document))
-        return
-    click.echo(f"{results.name} on {dataset.title}, split {split}\n")
+    document = {
+        "name": name,
+        "dataset": dataset.id,
+        "split": split,
+        "missing": scored.missing,
+        "unused": scored.unused,
+        "gold_problems": len(read.problems),
+        "notes": notes,
+        "cards": [asdict(one) for one in cards],
+    }
     figures = Section("figures", "Figures", cards_rows([(results.name, one) for one in cards]))
     confusions = [
         Section("confusion", f"protocol {one.protocol}", confusion_rows(one), (noise_in_words(one),)) for one in cards
     ]
-    click.echo(as_text(notes, [figures, *confusions]))
-    _print_gaps(scored)
+    lead, sections = [f"{results.name} on {dataset.title}, split {split}", "", *notes], [figures, *confusions]
+    return Shown(title=name, lead=lead, sections=sections, figures=document, end=list(_gaps(scored)))
 
 
-def _score_answers(file: Path, dataset: DatasetCard, data: Path, options: Mapping[str, Any]) -> None:
+def _score_answers(file: Path, dataset: DatasetCard, data: Path, options: Mapping[str, Any]) -> Shown:
     """Scores answers to a question of the card, and shows them as runs of classify are shown."""
     from eval.datasets.read import read_split
     from eval.reports import tasks
-    from eval.reports.sections import as_text
     from eval.scores.prediction_file import read_answers
     from eval.solvers.question import ELSEWHERE, question_about
 
@@ -130,13 +122,11 @@ def _score_answers(file: Path, dataset: DatasetCard, data: Path, options: Mappin
     notes = (*read.notes, *scored.notes)
     _store(results, file, options, notes)
     groups = tasks.gather_tasks([results], seed=options["seed"])
-    if options["as_json"]:
-        gaps = {"missing": scored.missing, "unused": scored.unused, "notes": notes}
-        click.echo(json.dumps({"name": name, **gaps, "groups": tasks.as_json(groups)}))
-        return
+    gaps = {"missing": scored.missing, "unused": scored.unused, "notes": notes}
+    figures = {"name": name, **gaps, "groups": tasks.as_json(groups)}
     # Rows without gold of the task are told before the figures, which are not over them.
-    click.echo(as_text(notes, tasks.sections_of(groups)))
-    _print_gaps(scored)
+    sections = tasks.sections_of(groups)
+    return Shown(title=name, lead=notes, sections=sections, figures=figures, end=list(_gaps(scored)))
 
 
 def _store(results: Results, file: Path, options: Mapping[str, Any], notes: Sequence[str]) -> None:
@@ -149,10 +139,10 @@ def _store(results: Results, file: Path, options: Mapping[str, Any], notes: Sequ
         say(f"{out} holds the predictions; report, compare, subgroups and labels noise take it like a run.")
 
 
-def _print_gaps(scored: ScoredFile) -> None:
+def _gaps(scored: ScoredFile) -> Iterator[str]:
     if scored.missing:
         count = len(scored.missing)
         which = "1 meme of the split the file says nothing; it counts" if count == 1 else ""
-        click.echo(f"\nOf {which or f'{count:,} memes of the split the file says nothing; they count'} as failed.")
+        yield f"\nOf {which or f'{count:,} memes of the split the file says nothing; they count'} as failed."
     if scored.unused:
-        click.echo(f"\nColumns that nothing was read from: {', '.join(scored.unused)}.")
+        yield f"\nColumns that nothing was read from: {', '.join(scored.unused)}."

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from eval.commands.options import study_options
+from eval.commands.options import Shown, shows_sections, study_options
 
 if TYPE_CHECKING:
     from eval.reports.sections import Section
@@ -32,15 +31,14 @@ _SHOWN = 10  # settings that are listed; --json lists all
     metavar="T1,T2,…",
     help="Score thresholds for harmful, applied to every combination without judging again.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def sweep(axes: tuple[str, ...], thresholds: str, as_json: bool, **options: Any) -> None:
+@shows_sections(page=False)
+def sweep(axes: tuple[str, ...], thresholds: str, **options: Any) -> Shown:
     """Judges a validation split with each combination of settings, and shows the best and how uncertain that is.
 
     Combinations are ordered by strict macro-F1 with 95 % intervals by bootstrap over memes (10,000 resamples). A test
     split is refused. Running the command again with the same --out continues, and can add combinations.
     """
     from eval.commands.options import dataset_of, plan_of, run_watched, score_by_protocol
-    from eval.reports.sections import as_text
     from eval.runs.results import read_results
     from eval.studies.arms import Study, run_study
     from eval.studies.sweeping import grid, parse_axis, parse_thresholds, rank, require_not_test
@@ -61,11 +59,9 @@ def sweep(axes: tuple[str, ...], thresholds: str, as_json: bool, **options: Any)
         lambda protocol: rank(results, protocol, scores, seed=options["seed"]),
         named=options["protocols"] is not None,
     )
-    sweeps = list(by_protocol.values())
-    if as_json:
-        click.echo(json.dumps({str(one.protocol): asdict(one) for one in sweeps}))
-        return
-    click.echo(as_text((), [_section(one, f"{options['dataset']}, split {options['split']}") for one in sweeps]))
+    sections = [_section(one, f"{options['dataset']}, split {options['split']}") for one in by_protocol.values()]
+    figures = {str(one): asdict(choice) for one, choice in by_protocol.items()}
+    return Shown(title="Sweep", sections=sections, figures=figures)
 
 
 def _section(sweep: Choice, where: str) -> Section:

@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 
+from eval.commands.options import Shown, seed_option, shows_sections
+from serving.cli.common import FOLDER, PATH
+
 
 @click.command()
-@click.argument("library", type=click.Path(path_type=Path))
-@click.argument("file", type=click.Path(path_type=Path), required=False)
-@click.option(
-    "--pictures",
-    type=click.Path(path_type=Path, file_okay=False, exists=True),
-    help="Folder that the file's picture names are relative to.",
-)
+@click.argument("library", type=PATH)
+@click.argument("file", type=PATH, required=False)
+@click.option("--pictures", type=FOLDER, help="Folder that the file's picture names are relative to.")
 @click.option(
     "--folds", is_flag=True, help="Use the library's own texts in five folds, and show verdicts beside the votes."
 )
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of the bootstrap.")
-@click.option("--json", "as_json", is_flag=True, help="Print the figures as one JSON object.")
-def vote(library: Path, file: Path | None, **options: Any) -> None:
+@seed_option
+@shows_sections(page=False)
+def vote(library: Path, file: Path | None, pictures: Path | None, folds: bool, seed: int) -> Shown:
     """Measures the vote of a LIBRARY of precedents on the labelled memes in FILE.
 
     Every meme is judged by the vote alone, however distant its precedents; the report also counts the memes that the
@@ -34,57 +33,55 @@ def vote(library: Path, file: Path | None, **options: Any) -> None:
     """
     # Imports stay inside the command: they pull in scikit-learn and the encoders, which `--help` should
     # not wait for.
+    from eval.scores.measure import NOTHING, figure
     from eval.studies.vote import measure_vote
     from retrieval.library.sources import Source
 
-    as_json = options["as_json"]
     # Exactly one of the two: with both it would not be clear whose memes are measured.
-    if (file is None) is not options["folds"]:
+    if (file is None) is not folds:
         raise click.UsageError("Give FILE or --folds.")
     if file is None:
-        _print_folds(library, options["seed"], as_json)
-        return
-    source = Source(path=file, pictures=options["pictures"])
-    report = asyncio.run(measure_vote(library, source, seed=options["seed"]))
-    remarks = {
+        return _of_folds(library, seed)
+    report = asyncio.run(measure_vote(library, Source(path=file, pictures=pictures), seed=seed))
+    scores = report.scores
+    rows = {
+        "memes": f"{scores.n:,}: {scores.harmful:,} harmful, {scores.n - scores.harmful:,} not",
+        "majority": f"{scores.majority:.3f}",
+        "accuracy": figure(scores.accuracy),
+        "macro-F1": figure(scores.macro_f1),
+        "Brier": NOTHING if scores.brier is None else f"{scores.brier:.3f}",
+        # Only what changes how the figures are read.
         "undecided": f"{report.undecided:,} would be left to a person: every precedent is too far",
         "same text": f"{report.same_text:,} stand in the library word for word",
         "text alone": f"{report.without_picture:,} were judged without their picture",
         "left out": f"{len(report.problems):,} rows can't be used; --json lists them",
     }
-    if as_json:
-        click.echo(json.dumps(asdict(report)))
-        return
-    scores = report.scores
-    click.echo(f"memes        {scores.n:,}: {scores.harmful:,} harmful, {scores.n - scores.harmful:,} not")
-    click.echo(f"majority     {scores.majority:.3f}")
-    for name, figure in (("accuracy", scores.accuracy), ("macro-F1", scores.macro_f1)):
-        click.echo(f"{name:<12} {figure.value:.3f}  [{figure.low:.3f}, {figure.high:.3f}]")
-    if scores.brier is not None:
-        click.echo(f"Brier        {scores.brier:.3f}")
-    # Only what changes how the figures are read.
-    for name, remark in remarks.items():
-        click.echo(f"{name:<12} {remark}")
+    return _shown(library, rows, asdict(report))
 
 
-def _print_folds(library: Path, seed: int, as_json: bool) -> None:
+def _of_folds(library: Path, seed: int) -> Shown:
     from eval.scores.compare import signed_interval
     from eval.studies.vote import measure_folds
 
     report = measure_folds(library, seed=seed)
-    if as_json:
-        click.echo(json.dumps(asdict(report)))
-        return
     verdicts, votes = report.accuracy
-    click.echo(f"memes        {report.n:,} in {report.groups:,} groups of nearly the same text")
-    click.echo(f"labelled     {report.decided:,}; {report.automatic:,} need nobody to look")
-    click.echo(
-        f"accuracy     {verdicts:.3f} of the labelled, their votes {votes:.3f}: {signed_interval(report.difference)}"
-    )
+    rows = {
+        "memes": f"{report.n:,} in {report.groups:,} groups of nearly the same text",
+        "labelled": f"{report.decided:,}; {report.automatic:,} need nobody to look",
+        "accuracy": f"{verdicts:.3f} of the labelled, their votes {votes:.3f}: {signed_interval(report.difference)}",
+    }
     if report.guessed is not None:
-        click.echo(f"undecided    distant precedents favour the right label of {report.guessed:.3f}")
+        rows["undecided"] = f"distant precedents favour the right label of {report.guessed:.3f}"
     for zone in report.zones:
-        click.echo(
-            f"{zone.name:<12} {zone.n:,} from {zone.similarity:.2f} on: accuracy {zone.accuracy:.3f}, "
-            f"score shown {zone.shown:.3f}, harmful {zone.harmful:.3f}"
+        rows[zone.name] = (
+            f"{zone.n:,} from {zone.similarity:.2f} on: accuracy {zone.accuracy:.3f}, score shown {zone.shown:.3f}, "
+            f"harmful {zone.harmful:.3f}"
         )
+    return _shown(library, rows, asdict(report))
+
+
+def _shown(library: Path, rows: Mapping[str, str], figures: dict[str, Any]) -> Shown:
+    from eval.reports.sections import Section
+
+    section = Section("vote", f"Vote of {library}", (("figure", "value"), *rows.items()), words=True)
+    return Shown(title="Vote", sections=[section], figures=figures)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from eval.commands.options import command_line, run_watched, show_sections
+from eval.commands.options import Shown, command_line, run_watched, shows_sections, take_published
 from eval.commands.sampled import chosen_models, vllm_turns_options
 from eval.runs.spec import Circumstances, JudgingSpec
 from eval.session.spec import flags_of, spec_options
 from eval.solvers.witness import Arm
 from eval.witness.run import WitnessSpec
+from serving.cli.common import PATH
 
 if TYPE_CHECKING:
     from eval.session.engine import Progress
@@ -25,12 +25,8 @@ PAGE = "witness.html"
 
 
 @click.command()
-@click.option(
-    "--claims", type=click.Path(path_type=Path), help="Claims with known truth (JSON lines; see docs/witness.md)."
-)
-@click.option(
-    "--corpus", type=click.Path(path_type=Path), help="Corpus to check the claims with (`memecourt facts build`)."
-)
+@click.option("--claims", type=PATH, help="Claims with known truth (JSON lines; see docs/witness.md).")
+@click.option("--corpus", type=PATH, help="Corpus to check the claims with (`memecourt facts build`).")
 @click.option("--encoder", metavar="NAME", help="Encoder of the corpus, if it is onnx:FOLDER.")
 @click.option(
     "--search-url",
@@ -41,7 +37,7 @@ PAGE = "witness.html"
 @click.option("--model", "name", metavar="NAME", help="Model that checks claims, from the models file.")
 @click.option(
     "--models",
-    type=click.Path(path_type=Path),
+    type=PATH,
     default=Path("models.toml"),
     show_default=True,
     help="Models file (TOML), as for the arena.",
@@ -53,7 +49,7 @@ PAGE = "witness.html"
     help="Model that checks whether a cited passage supports a finding, or none. [default: the same model]",
 )
 @click.option("--drawn", is_flag=True, help="Use the drawn world and a stand-in; needs no claims, corpus or model.")
-@click.option("--out", type=click.Path(path_type=Path), required=True, metavar="DIR", help="Folder of the evaluation.")
+@click.option("--out", type=PATH, required=True, metavar="DIR", help="Folder of the evaluation.")
 @click.option(
     "--arm",
     "arms",
@@ -72,9 +68,9 @@ PAGE = "witness.html"
 )
 @spec_options(JudgingSpec, "limit", limit={"help": "Check a random sample of this size."})
 @spec_options(Circumstances, "concurrency", concurrency={"default": 8, "help": "Maximum concurrent claims."})
-@click.option("--json", "as_json", is_flag=True, help="Print the figures as one JSON object.")
+@shows_sections(page=False)
 @click.pass_context
-def witness(context: click.Context, /, **options: Any) -> None:
+def witness(context: click.Context, /, **options: Any) -> Shown:
     """Measures the expert witness on claims with known truth: accuracy, abstention, and support by its citations.
 
     The witness is that of a trial, given each claim by itself. Arms leave out one of its steps, or check claims in a
@@ -85,22 +81,18 @@ def witness(context: click.Context, /, **options: Any) -> None:
     from eval.witness.run import WitnessFolder
     from eval.witness.scores import score_arms, witness_lead, witness_sections
 
-    if options["as_published"]:
-        for name, value in AS_PUBLISHED.items():
-            # Not by the value: whoever names the default means it.
-            if context.get_parameter_source(name) is click.core.ParameterSource.DEFAULT:
-                options[name] = value
+    take_published(context, options, AS_PUBLISHED)
     _refuse_contradictions(options)
     plan = _planned(options)
     manifest = run_watched(lambda progress: _run(plan, options, progress))
     cards = score_arms(WitnessFolder(plan.out).checked(), seed=plan.seed)
     figures = {"manifest": manifest.model_dump(mode="json"), "arms": [asdict(card) for card in cards]}
-    show_sections(
-        "The expert witness",
-        witness_lead(manifest, cards),
-        witness_sections(manifest, cards),
+    return Shown(
+        title="The expert witness",
+        lead=witness_lead(manifest, cards),
+        sections=witness_sections(manifest, cards),
+        figures=figures,
         page=plan.out / PAGE,
-        figures=json.loads(json.dumps(figures)) if options["as_json"] else None,
         command=manifest.command,
     )
 

@@ -301,7 +301,6 @@ class BenchmarkSpec(PaperPart):
     data: str
     title: str
     dataset: str
-    versions: dict[str, str] = Field(default_factory=dict)
     split: str
     protocol: Protocol
     drops: bool = False
@@ -317,7 +316,6 @@ class RunsSpec(PaperPart):
     figures: frozenset[int] = frozenset()
     data: tuple[str, ...]
     arms: tuple[str, ...] = ()
-    controls: bool = False
     every_size: bool = False
     """True for runs with each model, not only with the largest."""
 
@@ -365,7 +363,6 @@ class Paper(PaperPart):
     figures: Literal["is published", "must be"] = "is published"
     """What its figures beside ours are: the oracle must reach those of the drawn benchmarks."""
     models: dict[str, str]
-    controls: tuple[str, ...] = ()
     tables: dict[int, str]
     benchmarks: tuple[BenchmarkSpec, ...]
     runs: tuple[RunsSpec, ...]

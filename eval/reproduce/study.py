@@ -144,7 +144,6 @@ def stages_of(
     tables: frozenset[int],
     figures: frozenset[int],
     models: Mapping[str, str],
-    controls: bool = True,
     leaks: bool = False,
 ) -> tuple[Stage, ...]:
     """The runs that these tables and figures need, the largest model first: its figures are those of most tables."""
@@ -157,7 +156,7 @@ def stages_of(
                 for each in paper.runs
                 if data in each.data and each.wanted(tables, figures) and (rank == 0 or each.every_size)
             ]
-            arms = [arm for each in wanted for arm in (*each.arms, *(paper.controls * (controls and each.controls)))]
+            arms = [arm for each in wanted for arm in each.arms]
             # Leaks are looked at on the data of most runs.
             if leaks and rank == 0 and data == paper.benchmarks[0].data:
                 arms.append(WITH_LEAKS)

@@ -50,6 +50,7 @@ from tests.support.judged import H, N, results, write_run
 
 PAPER = read_paper()
 ABLATIONS = ("no-precedents", "no-advocates", "no-captioner", "dull-judge")
+CONTROLS = ("random-precedents", "shuffled-labels", "swapped-sides", "plain-judge", "equal-compute", "mars")
 DATA = {each.name: each.data for each in PAPER.benchmarks}
 BOTH, NONE_ = frozenset({1, 2, 3}), frozenset()
 HARM_C = (230, 21), (230, 124), (116, 61), (116, 10)
@@ -112,7 +113,7 @@ def test_full_plan_has_three_stages_largest_model_first():
     ]
     first, *others = stages
     assert first.runs == {
-        "harm-c": ("full", "post-stance", *ABLATIONS, *PAPER.controls),
+        "harm-c": ("full", "post-stance", *ABLATIONS, *CONTROLS),
         "harm-p": ("full",),
         "fhm-test-seen": ("full",),
         "fhm-dev-seen": ("full",),
@@ -128,7 +129,7 @@ def test_full_plan_has_three_stages_largest_model_first():
     ("tables", "figures", "runs"),
     [
         ({1}, (), {"harm-c": ("full",), "harm-p": ("full",), "fhm-test-seen": ("full",), "fhm-dev-seen": ("full",)}),
-        ({2}, (), {"harm-c": ("full", *ABLATIONS)}),
+        ({2}, (), {"harm-c": ("full", *ABLATIONS, *CONTROLS)}),
         ({3}, (), {"harm-c": ("full", "post-stance")}),
         ((), {3}, {"harm-c": ("full", "post-stance")}),
         ((), {4}, {"harm-p": ("full",)}),
@@ -143,7 +144,6 @@ def test_single_table_or_figure_needs_only_its_runs(tables, figures, runs):
         tables=frozenset(tables),
         figures=frozenset(figures),
         models={"7b": "ours"},
-        controls=False,
     )
     assert stage == Stage("7b", "ours", runs)
 
@@ -156,7 +156,6 @@ def test_leaks_option_adds_an_arm_for_the_largest_model():
         tables=frozenset({3}),
         figures=NONE_,
         models={},
-        controls=False,
         leaks=True,
     )
     assert large.runs == {"harm-c": ("full", "post-stance", "with-leaks")} and small.runs == {"harm-c": ("full",)}
@@ -262,8 +261,8 @@ def test_stages_run_one_server_at_a_time_and_finished_stages_none(tmp_path, monk
 def test_paper_names_arms_and_data_sets_that_there_are():
     paper = read_paper()
     arms = {arm for each in (*paper.runs, *paper.claims) for arm in each.arms}
-    assert arms | set(paper.controls) | {row.arm for row in paper.targets} <= ARMS.keys()
-    sets = {id_ for each in paper.benchmarks for id_ in (each.dataset, *each.versions.values(), each.drawn) if id_}
+    assert arms | {row.arm for row in paper.targets} <= ARMS.keys()
+    sets = {id_ for each in paper.benchmarks for id_ in (each.dataset, each.drawn) if id_}
     assert sets <= shipped_ids() and paper.preset in preset_names()
     data = {each.data for each in paper.benchmarks}
     assert {row.data for row in paper.targets} | {paper.chain.data} <= data

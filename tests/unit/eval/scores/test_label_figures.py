@@ -12,8 +12,9 @@ from statsmodels.stats.proportion import proportion_confint
 
 from court.errors import BadRequest
 from eval.cli import cli
-from eval.commands.ablate import _compared, _print_results
+from eval.commands.ablate import _compared, _shown
 from eval.datasets.items import Protocol
+from eval.reports.sections import as_text
 from eval.scores.annotators import (
     AnnotatorVote,
     Scale,
@@ -300,15 +301,14 @@ def arms(*odd, n=60):
     return [results(gold, labels, name=name) for name, labels in zip("abcde", [right, *wrong], strict=False)]
 
 
-def test_ablation_names_the_arms_that_differ_after_correction(capsys):
+def test_ablation_names_the_arms_that_differ_after_correction():
     """Six memes of sixty give p = .031, insignificant as one test of four; twenty give .000002."""
     found = arms(6, 20, 0, 0)
     by_protocol = {Protocol.PLAIN: _compared(found, Protocol.PLAIN, 0)}
-    _print_results(found[0], by_protocol, as_json=False)
-    output = capsys.readouterr().out
+    shown = _shown(found[0], by_protocol)
+    output = as_text(shown.lead, shown.sections)
     assert "These are 4 tests at 5 %" in output and "After Holm's correction for that many: c." in output
-    _print_results(found[0], by_protocol, as_json=True)
-    rows = json.loads(capsys.readouterr().out)["plain"]
+    rows = shown.figures["plain"]
     assert [row["corrected_p"] < 0.05 for row in rows] == [False, False, True, False, False]
     assert rows[1]["mcnemar_p"] < 0.05 and rows[1]["corrected_p"] == pytest.approx(3 * rows[1]["mcnemar_p"])
 

@@ -81,7 +81,8 @@ def test_folds_show_verdicts_beside_votes_and_leave_distant_memes_undecided(libr
     assert report["automatic"] == 0, "too few memes to know the risk"
     assert [zone["n"] for zone in report["zones"]] == [13, 14, 13]
     lines = CliRunner().invoke(cli, ["vote", str(tmp_path / "far"), "--folds"]).output.splitlines()
-    assert lines[1] == "labelled     40; 0 need nobody to look" and lines[2].endswith("+0.000 [+0.000, +0.000]")
+    assert any(line.endswith("40; 0 need nobody to look") for line in lines)
+    assert any(line.endswith("+0.000 [+0.000, +0.000]") for line in lines)
     assert CliRunner().invoke(cli, ["vote", str(library), str(tmp_path / "far.csv"), "--folds"]).exit_code == 2
 
 
@@ -97,7 +98,8 @@ def test_command_prints_figures_with_intervals_and_the_majority(library, tmp_pat
     file = write_memes(tmp_path / "d.csv", labelled("v", 10, wrong=2))
     outcome = CliRunner().invoke(cli, ["vote", str(library), str(file)])
     assert outcome.exit_code == 0
-    assert "majority     0.500" in outcome.output and "accuracy     0.800  [" in outcome.output
+    rows = dict(line.strip().split(maxsplit=1) for line in outcome.output.splitlines() if line.strip())
+    assert rows["majority"] == "0.500" and rows["accuracy"].startswith("0.800 [")
     as_json = json.loads(CliRunner().invoke(cli, ["vote", str(library), str(file), "--json"]).output)
     assert as_json["scores"]["n"] == 20
     assert CliRunner().invoke(cli, ["vote", str(library)]).exit_code == 2
