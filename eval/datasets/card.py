@@ -307,6 +307,18 @@ class CardPublished(CardModel):
     """The paper and its table; the card's ``citation`` if empty."""
     remark: str = ""
     """Reason why a comparison may be unfair."""
+    read_in: str = "the data set's card"
+    """Publication in which the figures were read."""
+
+    @property
+    def label(self) -> str:
+        """System and setup."""
+        return f"{self.system}, {self.setup}" if self.setup else self.system
+
+    @property
+    def name(self) -> str:
+        """System, setup and year, as reports name it."""
+        return f"{self.label} ({self.year})" if self.year else self.label
 
     @model_validator(mode="after")
     def _shares(self) -> CardPublished:

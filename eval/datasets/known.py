@@ -13,22 +13,20 @@ import re
 import tomllib
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
 from court.errors import BadRequest
-from eval.datasets.card import DatasetCard, FileKind, SplitRole, read_card
+from eval.datasets.card import CardPublished, DatasetCard, FileKind, SplitRole, read_card
 from eval.datasets.card_split import CardReader, located, tree_rows
 from eval.datasets.items import Protocol
-from eval.datasets.record_files import RecordFile, row_count
+from eval.datasets.record_files import RecordFile, parse_object, row_count
+from retrieval.library.tables import read_text
 
 CARDS_VARIABLE = "MEMECOURT_CARDS"
 SYNTHETIC_KEY = "synthetic.json"
 """File beside synthetic data that records how they were generated."""
-FUNCTIONAL_KEY = "functional.jsonl"
-"""File beside functional tests with the functionality and contrast set of each meme; one line per meme."""
 # A few rows are enough to see the columns; rows of JSON lines may lack some.
 _PEEKED = 20
 """Rows sampled for the columns of a file."""
@@ -172,90 +170,30 @@ def published_file(name: str) -> Mapping[str, Any]:
     return tomllib.loads(file.read_text("utf-8")) if file.is_file() else {}
 
 
-@dataclass(frozen=True, slots=True)
-class PublishedRow:
-    """One system's figures on one data set."""
-
-    dataset: str
-    """Dataset of :mod:`eval.datasets.known`."""
-    split: str
-    """Split of the data set; empty if the publication does not say which."""
-    protocol: Protocol
-    """Protocol by which labels became two classes."""
-    system: str
-    year: int | None
-    """Year of publication; None if a card doesn't name it."""
-    source: str
-    """The paper, and the table if known."""
-    read_in: str
-    """Publication in which we read the figure."""
-    accuracy: float | None = None
-    """Accuracy, as a share; like the other figures None if it is not reported or could not be read."""
-    macro_f1: float | None = None
-    """Macro-F1, as a share."""
-    auroc: float | None = None
-    """AUROC, as a share."""
-    mmae: float | None = None
-    """Macro-averaged mean absolute error, in levels."""
-    n: int | None = None
-    """Number of memes that it was measured on; None if unknown."""
-    remark: str = ""
-
-    @property
-    def name(self) -> str:
-        """System and year, as reports name it."""
-        return f"{self.system} ({self.year})" if self.year else self.system
+SHOWN = ("accuracy", "macro-f1", "auroc", "mmae")
+"""Metrics of published figures that reports of verdicts have a column for."""
 
 
-_SHOWN = ("accuracy", "macro-f1", "auroc", "mmae")
-"""Metrics that a row has a column for."""
-
-
-def rows_of_card(card: DatasetCard, split: str, protocols: Sequence[Protocol]) -> tuple[PublishedRow, ...]:
+def published_on_harm(card: DatasetCard, split: str, protocols: Sequence[Protocol]) -> tuple[CardPublished, ...]:
     """Figures that a card quotes for the task that trials are scored on, on one split, under these protocols."""
-    task = card.court_task
     # Without a task for trials there is no verdict to compare with.
-    if task is None:
-        return ()
-    rows = []
-    for protocol in protocols:
-        for one in card.published_on(task.id, split, protocol):
-            # Metrics without a column of their own go into the remark, so that nothing published is dropped.
-            accuracy, macro_f1, auroc, mmae = (one.figures.get(name) for name in _SHOWN)
-            others = [f"{name} {value:.3f}" for name, value in one.figures.items() if name not in _SHOWN]
-            rows.append(
-                PublishedRow(
-                    dataset=card.id,
-                    split=split,
-                    protocol=protocol,
-                    system=f"{one.system}, {one.setup}" if one.setup else one.system,
-                    year=one.year,
-                    source=one.source,
-                    # The card's author read it; the card itself says where.
-                    read_in="the data set's card",
-                    accuracy=accuracy,
-                    macro_f1=macro_f1,
-                    auroc=auroc,
-                    mmae=mmae,
-                    n=one.n,
-                    remark=" ".join([*(f"{words}." for words in others), one.remark]).strip(),
-                )
-            )
-    return tuple(rows)
+    task = card.court_task
+    return tuple(one for each in protocols for one in card.published_on(task.id, split, each)) if task else ()
 
 
-def with_numbers(row: PublishedRow, split: str, memes: Mapping[Protocol, Collection[int]]) -> PublishedRow:
-    """The row, with a remark if it was measured on another number of memes than our figures on the same split.
+def remarked(one: CardPublished, split: str, memes: Mapping[Protocol, Collection[int]]) -> CardPublished:
+    """Adds to the remark metrics without a column, and another number of memes than ours on the same split.
 
     Args:
         memes: Numbers of memes that our figures were measured on, by protocol.
     """
-    ours = set(memes.get(row.protocol, ()))
+    remarks = [*(f"{name} {value:.3f}." for name, value in one.figures.items() if name not in SHOWN), one.remark]
+    ours = set(memes.get(one.protocol, ()))
     # On another split the numbers differ in any case, and the row says which split it is.
-    if row.split != split or row.n is None or not ours or ours == {row.n}:
-        return row
-    counted = " or ".join(f"{n:,}" for n in sorted(ours))
-    return replace(row, remark=f"{row.remark} On {row.n:,} memes, and not on {counted} as here.".strip())
+    if one.split == split and one.n is not None and ours and ours != {one.n}:
+        counted = " or ".join(f"{n:,}" for n in sorted(ours))
+        remarks.append(f"On {one.n:,} memes, and not on {counted} as here.")
+    return one.model_copy(update={"remark": " ".join(filter(None, remarks))})
 
 
 def caveats(dataset: str) -> tuple[str, ...]:
@@ -264,16 +202,11 @@ def caveats(dataset: str) -> tuple[str, ...]:
 
 
 @cache
-def published(dataset: str) -> tuple[PublishedRow, ...]:
+def published(dataset: str) -> tuple[CardPublished, ...]:
     """The rows of one data set. Those of Harm-P are listed for either version, since none says which it used."""
-    source = published_file(dataset).get("rows_of", dataset)
-    return tuple(
-        PublishedRow(**{**row, "dataset": source, "split": row.get("split", ""), "protocol": Protocol(row["protocol"])})
-        for row in published_file(source).get("rows", ())
-    )
-
-
-_SYNTHETIC = "synthetic"
+    source = published_file(published_file(dataset).get("rows_of", dataset))
+    # All are of the task that trials are scored on; without a split, the publication does not say which.
+    return tuple(CardPublished(**{"task": "", "split": "", **row}) for row in source.get("rows", ()))
 
 
 def recognised(data: Path) -> tuple[DatasetCard, ...]:
@@ -291,18 +224,16 @@ def recognised(data: Path) -> tuple[DatasetCard, ...]:
     cards = {card.id: card for card in known_cards()}
     layouts = {id_: _found(card, data) for id_, card in cards.items()}
     # Checked first: synthetic data have the same layout as the published ones.
-    if (data / SYNTHETIC_KEY).is_file():
-        # Functional tests are synthetic data too, with one more file.
-        if (data / FUNCTIONAL_KEY).is_file():
-            return (cards["synthetic-functional"],)
-        # FHM's split names decide, as both layouts have a train file.
-        fhm = {"test_seen", "dev_seen"} & set(layouts["synthetic-fhm"])
-        return (cards["synthetic-fhm" if fhm else "synthetic-harmeme"],)
+    if (key := data / SYNTHETIC_KEY).is_file():
+        named = (parse_object(read_text(key, "synthetic data")) or {}).get("dataset")
+        if named not in cards:
+            raise BadRequest(f"{key} names no data set. Draw the data anew: memecourt-eval synthetic.")
+        return (cards[named],)
     claims: dict[Path, dict[str, tuple[bool, bool]]] = {}
     for id_, found in layouts.items():
         card = cards[id_]
         # Synthetic data have a key file, checked above; without it their cards would claim the published files.
-        if id_.startswith(_SYNTHETIC) or mistaken_for(card, data):
+        if id_.startswith("synthetic") or mistaken_for(card, data):
             continue
         for name, (paths, surely) in found.items():
             # A folder's own name outweighs a published size, and either outweighs none (see `_owners`).
@@ -317,23 +248,20 @@ def recognised(data: Path) -> tuple[DatasetCard, ...]:
         raise BadRequest(f"What lies in {data} could be {' or '.join(doubtful)}. Name it with --dataset.")
     # If two claim different files, both are present; each file has one owner.
     chosen = tuple(card for id_, card in cards.items() if [id_] in owners)
+    candidates, known = [id_ for id_, found in layouts.items() if found], ", ".join(cards)
+    if not chosen and candidates:
+        raise BadRequest(
+            f"What lies in {data} has the file names of {', '.join(candidates)}, and as many rows as "
+            f"none of them. Name it with --dataset ({known}), or a card of your own.",
+            reason="DATA_UNRECOGNISED",
+        )
     if not chosen:
-        _refuse(data, [id_ for id_, found in layouts.items() if found], ", ".join(cards))
-    return chosen
-
-
-def _refuse(data: Path, candidates: list[str], known: str) -> None:
-    if not candidates:
         raise BadRequest(
             f"{data} holds no file of a data set that is known ({known}). memecourt-eval datasets says which are "
             "expected; memecourt-eval datasets card new drafts a card of another.",
             reason="DATA_MISSING",
         )
-    raise BadRequest(
-        f"What lies in {data} has the file names of {', '.join(candidates)}, and as many rows as "
-        f"none of them. Name it with --dataset ({known}), or a card of your own.",
-        reason="DATA_UNRECOGNISED",
-    )
+    return chosen
 
 
 def _owners(data: Path, path: Path, claim: dict[str, tuple[bool, bool]]) -> list[str]:

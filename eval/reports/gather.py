@@ -13,8 +13,9 @@ from statistics import fmean, median, quantiles
 
 from court.errors import BadRequest
 from court.events import Side
+from eval.datasets.card import CardPublished
 from eval.datasets.items import JudgedMeme, Outcome, Prediction, Protocol
-from eval.datasets.known import PublishedRow, caveats, published, rows_of_card, with_numbers
+from eval.datasets.known import caveats, published, published_on_harm, remarked
 from eval.reports.records import Records, read_records
 from eval.reports.sections import traps_in_words
 from eval.runs.results import NOT_JUDGED, SCORED, Excluded, Judged, Results, RunFolder, card_of_results
@@ -236,7 +237,7 @@ class Group:
     split: str
     runs: tuple[RunView, ...]
     tables: tuple[Table, ...]
-    published: tuple[PublishedRow, ...]
+    published: tuple[CardPublished, ...]
     caveats: tuple[str, ...]
     traps: tuple[str, ...]
     wrong: tuple[WrongMeme, ...]
@@ -452,7 +453,7 @@ def _group(dataset: str, split: str, runs: Sequence[RunView], resamples: int) ->
     # Figures in the code are shown for any split, with its name; those of a card only if they are comparable.
     known = published(dataset)
     if described:
-        known += rows_of_card(described, split, [table.protocol for table in tables])
+        known += published_on_harm(described, split, [table.protocol for table in tables])
     memes = {table.protocol: {row.card.n for row in table.rows} for table in tables}
     return Group(
         key=key,
@@ -460,7 +461,7 @@ def _group(dataset: str, split: str, runs: Sequence[RunView], resamples: int) ->
         split=split,
         runs=tuple(runs),
         tables=tuple(tables),
-        published=tuple(with_numbers(row, split, memes) for row in known),
+        published=tuple(remarked(row, split, memes) for row in known),
         caveats=caveats(dataset),
         traps=tuple(traps_in_words(described.caveats)) if described else (),
         wrong=_wrong_memes(runs, key),

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from court.display import word
 from court.events import Side
+from eval.datasets.known import SHOWN
 from eval.reports import figures
 from eval.reports.gather import (
     PROTOCOLS,
@@ -238,11 +239,11 @@ def published_section(group: Group) -> Section:
     systems: dict[str, list[str]] = {}
     for row in group.published:
         memes = NOTHING if row.n is None else f"{row.n:,}"
-        numbers = map(figure, (row.accuracy, row.macro_f1, row.auroc, row.mmae))
+        numbers = (figure(row.figures.get(name)) for name in SHOWN)
         rows.append((row.name, row.split or "not said", str(row.protocol), memes, *numbers))
-        systems.setdefault(f"From {row.source}, read in {row.read_in}", []).append(row.system)
+        systems.setdefault(f"From {row.source}, read in {row.read_in}", []).append(row.label)
         if row.remark:
-            systems.setdefault(row.remark.rstrip("."), []).append(row.system)
+            systems.setdefault(row.remark.rstrip("."), []).append(row.label)
     sources = (f"{sentence}: {', '.join(dict.fromkeys(named))}." for sentence, named in systems.items())
     return Section(
         f"{group.key}-published",

@@ -14,18 +14,21 @@ import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
+from itertools import product
 from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 from pydantic import BaseModel, ConfigDict, Field
 
 from court.errors import BadRequest
-from eval.datasets.known import FUNCTIONAL_KEY, SYNTHETIC_KEY
+from eval.datasets.known import SYNTHETIC_KEY
 from eval.synthetic.scenes import SCENES, draw_meme
 from eval.synthetic.world import GROUPS, SIZE, png_of
 from retrieval.build import STARTER_MEMES
 
 DATASET = "synthetic-functional"
+FUNCTIONAL_KEY = "functional.jsonl"
+"""File beside functional tests with the functionality and contrast set of each meme; one line per meme."""
 CONTRAST = (
     "attack-on-shown-group",
     "attack-on-shown-things",
@@ -94,38 +97,22 @@ def cases(count: int, seed: int) -> tuple[FunctionalCase, ...]:
     rng = random.Random(f"functional {words.version} {seed}")
     found: list[FunctionalCase] = []
 
-    def add(
-        functionality: str, harmful: bool, caption: str, *, sign: str = "", scenery: tuple[str, int], of: int | None
-    ) -> None:
-        scene, drawn = scenery
-        found.append(
-            FunctionalCase(
-                id=str(len(found) + 1),
-                functionality=functionality,
-                harmful=harmful,
-                caption=caption,
-                sign=sign,
-                scene=scene,
-                seed=drawn,
-                contrast=of,
-            )
-        )
-
     for number in range(count):
         attack, kind = words.pairs[number % len(words.pairs)]
         group, thing = rng.choice(list(GROUPS)), rng.choice(words.things)
-        drawn_scene = rng.choice(SCENES), rng.randrange(1_000_000)
-        signs = (f"people from {group}", thing)
+        scenery = rng.choice(SCENES), rng.randrange(1_000_000)
         # In the order of CONTRAST: the attack over both signs, then the kind words over both.
-        for place, (caption, sign) in enumerate((caption, sign) for caption in (attack, kind) for sign in signs):
-            add(CONTRAST[place], place == 0, caption, sign=sign, scenery=drawn_scene, of=number)
-    for functionality in words.functionality:
+        shown = product((attack, kind), (f"people from {group}", thing))
+        for place, (caption, sign) in enumerate(shown):
+            id_ = str(len(found) + 1)
+            found.append(FunctionalCase(id_, CONTRAST[place], place == 0, caption, sign, *scenery, contrast=number))
+    for one in words.functionality:
         for number in range(count):
-            caption = functionality.captions[number % len(functionality.captions)]
+            caption = one.captions[number % len(one.captions)]
             # Both are always drawn, whichever the caption has, so that later draws stay the same.
             filled = caption.format(group=rng.choice(list(GROUPS)), thing=rng.choice(words.things))
-            drawn_scene = rng.choice(SCENES), rng.randrange(1_000_000)
-            add(functionality.id, functionality.harmful, filled, scenery=drawn_scene, of=None)
+            scenery = rng.choice(SCENES), rng.randrange(1_000_000)
+            found.append(FunctionalCase(str(len(found) + 1), one.id, one.harmful, filled, "", *scenery))
     return tuple(found)
 
 

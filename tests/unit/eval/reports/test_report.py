@@ -19,8 +19,9 @@ from court.errors import BadRequest
 from court.events import Side
 from court.transcript import transcript
 from eval.cli import cli
+from eval.datasets.card import CardPublished
 from eval.datasets.items import Outcome, Prediction, Protocol
-from eval.datasets.known import PublishedRow, find_card
+from eval.datasets.known import find_card
 from eval.reports import figures
 from eval.reports.gather import VerdictFault, cost_of, entropies_of, gather, judged_of, rounds_of, runs_below
 from eval.runs.results import DOCKET, RunFolder, read_results
@@ -72,8 +73,16 @@ def texts_of(svg):
 
 def test_markdown_report_matches_the_golden_file(usual_run, request):
     # Published rows that we know of change; an invented one stands for them.
-    row = PublishedRow(
-        "harm-c", "", Protocol.MERGED, "Nobody's", 2025, "a paper", "a list", accuracy=0.5, remark="R | S."
+    row = CardPublished(
+        system="Nobody's",
+        year=2025,
+        task="harm",
+        split="",
+        protocol=Protocol.MERGED,
+        figures={"accuracy": 0.5},
+        source="a paper",
+        read_in="a list",
+        remark="R | S.",
     )
     report = report_on(usual_run)
     groups = tuple(dataclasses.replace(group, published=(row,)) for group in report.groups)
