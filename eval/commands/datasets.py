@@ -119,7 +119,7 @@ def check(data: Path, id_: str | None, decode: bool, as_json: bool, **words: Any
         click.echo(f"Error: {error.message}", err=True)
         sys.exit(2)
     if as_json:
-        click.echo(json.dumps({"datasets": [_plain(asdict(report)) for report in reports]}))
+        click.echo(json.dumps({"datasets": [asdict(report) for report in reports]}))
     else:
         for report in reports:
             _print_check(report)
@@ -316,10 +316,3 @@ def _print_check(report: DatasetCheck) -> None:
     for caveat in report.caveats:
         click.echo(f"  mind         {caveat}")
     click.echo(f"  {len(report.findings)} findings" if report.findings else "  nothing found")
-
-
-def _plain(value: Any) -> Any:
-    """Converts mappings of any kind to objects that JSON can hold."""
-    if hasattr(value, "items"):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

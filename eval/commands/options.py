@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -350,12 +350,10 @@ class TableWords:
 
 def table_of(options: Mapping[str, Any], *, two_sided: bool = True) -> PlainTable:
     """The plain table that ``--data`` names, which is said. Raises BadRequest if it can't be read."""
-    from eval.datasets.plain_table import read_plain_table, table_options
+    from eval.datasets.plain_table import read_plain_table
 
-    words = replace(
-        table_options(options["columns"], options["harmful"] or "", options["pictures"]), two_sided=two_sided
-    )
-    table = read_plain_table(options["data"], words)
+    words = (options["columns"], options["harmful"] or "", options["pictures"])
+    table = read_plain_table(options["data"], *words, two_sided=two_sided)
     for note in table.notes:
         say(note)
     return table

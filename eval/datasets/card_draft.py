@@ -403,10 +403,7 @@ def _fields(found: TableColumns, names: Mapping[str, str]) -> list[str]:
 
 def _task(name: str, column: Column, classes: Sequence[str]) -> list[str]:
     values = sorted(column.values)
-    # Numbers of a ClassLabel stand for names, which are the labels.
-    words = {
-        value: classes[int(value)] if value.isdecimal() and int(value) < len(classes) else value for value in values
-    }
+    words = {value: class_of(value, classes) or value for value in values}
     kind = "multi" if column.lists else "binary" if len(values) == 2 else "single"
     id_ = re.sub(r"[^A-Za-z0-9_-]+", "_", name).strip("_") or "label"
     mapped = ", ".join(f"{quoted(value)} = {quoted(word)}" for value, word in words.items())
@@ -431,6 +428,11 @@ def _task(name: str, column: Column, classes: Sequence[str]) -> list[str]:
     # Quoted in the comment too: a line break in a value would end the comment and inject into the card.
     shown_values = ", ".join(f"{count:,} {quoted(value)}" for value, count in sorted(column.values.items()))
     return [*lines, f"# seen: {shown_values}", ""]
+
+
+def class_of(value: str, classes: Sequence[str]) -> str:
+    """The label that a number of a ClassLabel stands for; empty for -1, which stands for none, as in a test split."""
+    return classes[int(value)] if value.isdecimal() and int(value) < len(classes) else ""
 
 
 def quoted(text: str) -> str:

@@ -34,7 +34,8 @@ from retrieval.library.cells import (
 from retrieval.library.picture_finder import ADDRESS, leads_out
 from retrieval.text import TextColumn
 
-_TRUE = {"1": "true", "0": "false", "yes": "true", "no": "false", "true": "true", "false": "false"}
+L = TypeVar("L")
+_TRUE = {"1": True, "0": False, "yes": True, "no": False, "true": True, "false": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,62 +111,49 @@ def _absent(task: CardTask) -> Callable[[object], bool]:
 
 
 def _label_of(task: CardTask) -> Callable[[object], str]:
-    """Returns the lookup from cells to labels: exact spelling first, then ignoring case and punctuation."""
+    """Returns the lookup from cells to labels."""
     mapping = {key: str(label) for key, label in task.map.items()} or {label: label for label in task.labels}
-    exact = dict(mapping)
-    loose = _loose(exact)
-    name = task.of.name if task.of else ""
-
-    def label(value: object) -> str:
-        word = word_of(value, name)
-        if word is None or not word.strip():
-            raise BadCell(f"a label of {task.id} is empty", name)
-        found = exact.get(word)
-        if found is None:
-            # Exact spelling first: two labels of a card may differ only in case.
-            found = exact.get(word.strip()) or loose.get(plain_word(word) or "")
-        if found is None:
-            raise BadCell(f"it is no value that the card names for {task.id} ({', '.join(list(exact)[:8])})", name)
-        return found
-
-    return label
+    return _lookup(mapping, task.id, task.of.name if task.of else "")
 
 
-def _loose(exact: dict[str, str]) -> dict[str, str]:
-    """Labels by their values in plain words, as far as those are unambiguous; 1 and 0 also as true and false."""
-    words: dict[str, set[str]] = {}
-    for key, label in exact.items():
-        words.setdefault(plain_word(key) or "", set()).add(label)
+def _lookup(exact: Mapping[str, L], task: str, column: str) -> Callable[[object], L]:
+    """Returns the meaning of cells: by exact spelling first, then ignoring case and punctuation."""
+    words: dict[str, set[L]] = {}
+    for key, meaning in exact.items():
+        words.setdefault(plain_word(key) or "", set()).add(meaning)
     # Words shared by two labels are ambiguous and left out.
-    loose = {word: next(iter(labels)) for word, labels in words.items() if len(labels) == 1}
+    loose = {word: next(iter(meanings)) for word, meanings in words.items() if len(meanings) == 1}
     if set(loose) == {"0", "1"}:
         loose |= {"true": loose["1"], "false": loose["0"]}
-    return loose
+
+    def meaning_of(value: object) -> L:
+        word = word_of(value, column)
+        if word is None or not word.strip():
+            raise BadCell(f"a label of {task} is empty", column)
+        # Exact spelling first: two labels of a card may differ only in case.
+        for key, table in ((word, exact), (word.strip(), exact), (plain_word(word) or "", loose)):
+            if key in table:
+                return table[key]
+        raise BadCell(f"it is no value that the card names for {task} ({', '.join(list(exact)[:8])})", column)
+
+    return meaning_of
 
 
 def _by_columns(task: CardTask, join_of: JoinOf) -> GoldRule:
-    absent = _absent(task)
-    columns = [(label, compile_expression(of, join_of), of) for label, of in task.columns.items()]
-    exact = {key: bool(value) for key, value in task.map.items()}
-    loose = {plain_word(key): value for key, value in exact.items()}
-    loose = loose or {word: meaning == "true" for word, meaning in _TRUE.items()}
+    absent, mapping = _absent(task), {key: bool(value) for key, value in task.map.items()} or _TRUE
+    columns = [
+        (label, compile_expression(of, join_of), _lookup(mapping, task.id, of.name), of)
+        for label, of in task.columns.items()
+    ]
 
     def several(record: Record) -> GoldOfTask:
         found: list[str] = []
-        for label, value, of in columns:
+        for label, value, is_named, of in columns:
             cell = value(record)
             if absent(cell):
                 # One empty cell makes the whole answer unknown: treating it as "no" would be a guess.
                 return _missing(task, of, record)
-            word = word_of(cell, of.name) or ""
-            named = exact.get(word)
-            if named is None:
-                named = loose.get(plain_word(word))
-            if named is None:
-                raise BadCell(
-                    f"it is no value that the card names for {task.id} ({', '.join(exact or _TRUE)})", of.name
-                )
-            if named:
+            if is_named(cell):
                 found.append(label)
         return GoldOfTask(tuple(found))
 

@@ -160,31 +160,17 @@ class JoinedFiles:
         if placeholders_of(join.file):
             return lambda record: self._single(join, record)
         key = _BY_ROW if join.on == _BY_ROW else join.key or join.on
-
-        def joined(record: Record) -> Record:
-            table: dict[str, dict[str, Any]] = self._table(
-                (join.file,), key, join.kind, join.columns, what="joined file"
-            )
-            # In a file for all languages or splits, the id is the row's own, without the prefix that makes it unique.
-            word = word_of(record.get(join.on), join.on)
-            found: Record = table.get((word or "").strip(), _NONE)
-            return found
-
-        return joined
+        return self._rows_of((join.file,), join.on, key, join.kind, join.columns, what="joined file")
 
     def with_labels(self, labels: LabelFile, rows: Iterable[Numbered]) -> Iterator[Numbered]:
         """Adds the columns of the split's label file to rows, without overwriting the rows' own."""
+        on = labels.on
+        joined = self._rows_of(labels.files, on, on, labels.kind.value, labels.columns, what="labels")
         for number, record in rows:
-            if isinstance(record, str):
-                yield number, record
-                continue
-            table = self._table(labels.files, labels.on, labels.kind.value, labels.columns, what="labels")
             try:
-                word = (word_of(record.get(labels.on), labels.on) or "").strip()
+                yield number, record if isinstance(record, str) else {**joined(record), **record}
             except BadCell as bad:
                 yield number, str(bad)
-            else:
-                yield number, {**table.get(word, _NONE), **record}
 
     def ids(self) -> set[str] | None:
         """Ids of the split if a file lists them, else None."""
@@ -232,40 +218,42 @@ class JoinedFiles:
             self.paths.append(path)
         return path
 
-    def _table(
-        self, names: tuple[str, ...], key: str, kind: str, columns: tuple[str, ...], *, what: str
-    ) -> dict[str, dict[str, Any]]:
-        known = (*names, key)
-        if known not in self._tables:
-            path = self._find(names, what)
-            form = FileKind(kind) if kind else kind_of(path) or self._card.layout.kind
-            self._tables[known] = self._read(RecordFile(path, form, header=columns), key)
-        return self._tables[known]
+    def _rows_of(
+        self, names: tuple[str, ...], on: str, key: str, kind: str, columns: tuple[str, ...], *, what: str
+    ) -> Callable[[Record], Record]:
+        """Returns a function that finds a row's row in the first of these files that exists."""
+
+        def joined(record: Record) -> Record:
+            if (known := (*names, key)) not in self._tables:
+                path = self._find(names, what)
+                form = FileKind(kind) if kind else kind_of(path) or self._card.layout.kind
+                self._tables[known] = self._read(RecordFile(path, form, header=columns), key)
+            # In a file for all languages or splits, the id is the row's own, without the prefix that makes it unique.
+            found: Record = self._tables[known].get((word_of(record.get(on), on) or "").strip(), _NONE)
+            return found
+
+        return joined
 
     def _read(self, file: RecordFile, key: str) -> dict[str, dict[str, Any]]:
         table: dict[str, dict[str, Any]] = {}
+        # Position of the row, counting unusable rows too: a damaged line also takes up a position.
         rows = 0
-        for number, record in file:
-            rows += 1
-            if isinstance(record, str):
-                self._problems.append(Problem(file.path.name, number, "", record))
-                continue
-            # Excluded columns are not read from joined files either; a joined file holds no pictures.
-            for name in (*self._card.layout.never_read, *MADE_NAMES, "@picture"):
-                record.pop(name, None)
+        for rows, (number, record) in enumerate(file, 1):
+            word = ""
             try:
-                # Position of the row, counting unusable rows too: a damaged line also takes up a position.
+                if isinstance(record, str):
+                    raise BadCell(record)
+                # Excluded columns are not read from joined files either; a joined file holds no pictures.
+                for name in (*self._card.layout.never_read, *MADE_NAMES, "@picture"):
+                    record.pop(name, None)
                 word = str(rows) if key == _BY_ROW else (word_of(record.get(key), key) or "").strip()
+                if not word:
+                    raise BadCell("it is empty", key)
+                # On duplicate keys the first row is used and the second is reported.
+                if table.setdefault(word, record) is not record:
+                    raise BadCell("it stands in the file already")
             except BadCell as bad:
-                self._problems.append(Problem(file.path.name, number, "", str(bad)))
-                continue
-            if not word:
-                self._problems.append(Problem(file.path.name, number, "", f"column {key}: it is empty"))
-            # On duplicate keys the first row is used and the second is reported.
-            elif word in table:
-                self._problems.append(Problem(file.path.name, number, word, "it stands in the file already"))
-            else:
-                table[word] = record
+                self._problems.append(Problem(file.path.name, number, word, str(bad)))
         if key == _BY_ROW:
             self._by_row.append((file.path, rows))
         return table
@@ -329,13 +317,10 @@ class CardReader:
         # Pictures may also be next to the rows: parts of a data set may be stored side by side.
         name = self.split.name.partition(":")[0]
         patterns = [one.replace("{split}", name) for one in self.split.pictures or card.layout.pictures]
-        self.pictures = DatasetPictures(data, self.paths[0].parent, patterns)
         self._unpacked = self._folder_of_bytes()
-        if self._unpacked is not None:
-            self.pictures = DatasetPictures(self._unpacked, self._unpacked, ("",))
-        elif card.layout.pictures_at:
-            folder = Path(card.layout.pictures_at)
-            self.pictures = DatasetPictures(folder, folder, ("",))
+        elsewhere = self._unpacked or (Path(card.layout.pictures_at) if card.layout.pictures_at else None)
+        places = (elsewhere, elsewhere, ("",)) if elsewhere else (data, self.paths[0].parent, patterns)
+        self.pictures = DatasetPictures(*places)
         self._joins = JoinedFiles(card, data, self.split, first=self.paths[0].parent, problems=self.problems)
         self._rules, self._where = RowRules(card, self._joins.of), self._rows_of_split()
 

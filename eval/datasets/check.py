@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
@@ -23,12 +23,10 @@ from eval.datasets.card_rows import MemeBlock, RowGold
 from eval.datasets.card_split import CardReader, first_blocks
 from eval.datasets.known import is_own, mistaken_for, recognised
 from eval.datasets.record_files import Coded
-from retrieval.library.picture_finder import DatasetPictures
 from retrieval.library.sources import Problem
 
 _AT_ONCE = 4
 """Maximum number of pictures decoded concurrently: the number of the reader's processes."""
-_PAGE = 1000
 Progress = Callable[[int, int], None]
 Visit = Callable[[CardReader, MemeBlock], None]
 T = TypeVar("T")
@@ -233,20 +231,23 @@ def _split(
     known: dict[Path, str],
 ) -> SplitCheck:
     counts: dict[str, Counter[str]] = {known.id: Counter() for known in card.all_tasks()}
-    start = len(found.ids)
+    start, doubts = len(found.ids), list[str]()
     try:
         # Keeps duplicates, which are among the faults searched for; a run would refuse them.
         reader = CardReader(card, data, split.name, doubles=True, columns=columns)
         blocks = reader.blocks()
         first = first_blocks(blocks)
-        pictures = _PictureSearch(reader, first)
+        try:
+            reader.find_picture_folder(first)
+        except BadRequest as error:
+            doubts.append(error.message)
         for block in chain(first, blocks):
             # Rows with equal labels share them.
             for gold, count in Coded.of(block.golds).counts():
                 for task_id, ours in gold.tasks.items():
                     for label in ours:
                         counts[task_id][label] += count
-            found.add(block, pictures.find_all(block))
+            found.add(block, _paths_of(reader, block, doubts))
             visit(reader, block)
     except BadRequest as error:
         # A missing file is a finding; any other error stops the check.
@@ -255,7 +256,8 @@ def _split(
         findings.append(DatasetFault(DatasetFaultKind.FILE_MISSING, split.name, error.message))
         return SplitCheck(split.name)
     _problems(split.name, reader.problems, findings)
-    findings += pictures.faults(found, range(start, len(found.ids)))
+    memes = range(start, len(found.ids))
+    findings += _picture_faults(reader, found, memes, doubts)
     # In the task's order, without labels that no row has.
     ordered = {
         known.id: {label: counts[known.id][label] for label in known.labels if label in counts[known.id]}
@@ -266,9 +268,9 @@ def _split(
         split=split.name,
         file=", ".join(path.relative_to(data).as_posix() for path in reader.paths),
         rows=reader.rows - reader.elsewhere,
-        memes=len(found.ids) - start,
+        memes=len(memes),
         classes=ordered[(card.court_task or card.all_tasks()[0]).id],
-        pictures=pictures.found,
+        pictures=sum(found.paths[place] is not None for place in memes),
         sha256=digests.get(reader.paths[0].relative_to(data).as_posix(), ""),
         refused=reader.refused,
         excluded=len(reader.excluded),
@@ -282,62 +284,41 @@ def _split(
     return checked
 
 
-class _PictureSearch:
-    """Locates the pictures of a split and collects faults.
+def _paths_of(reader: CardReader, block: MemeBlock, doubts: list[str]) -> list[Path | None]:
+    """Files of the pictures of some memes, None for those that are missing; and the doubt that ends the search."""
+    # If the card has no pictures, none can be missing.
+    if reader.card.fields.picture is None or doubts:
+        return [None] * len(block)
+    try:
+        return [reader.pictures.find(*one) for one in block.pictures()]
+    # Several files match: the user has to choose, and the other checks continue.
+    except BadRequest as error:
+        doubts.append(error.message)
+        return [None] * len(block)
 
-    Args:
-        first: Its first memes.
-    """
 
-    def __init__(self, reader: CardReader, first: Sequence[MemeBlock]) -> None:
-        self._split, self._source_url = reader.split.name, reader.card.source_url
-        # If the card has no pictures, none can be missing.
-        self._pictures = reader.pictures if reader.card.fields.picture is not None else None
-        self._doubt = ""
-        self.found = 0
-        if self._pictures is not None:
-            self._in_doubt(lambda _: reader.find_picture_folder(first))
-
-    def find_all(self, block: MemeBlock) -> list[Path | None]:
-        """The files of the pictures of some memes; None for those that are missing."""
-        if self._pictures is None:
-            return [None] * len(block)
-        paths = [self._in_doubt(lambda pictures: pictures.find(*one)) for one in block.pictures()]  # noqa: B023
-        # Only counted: a million paths would stay in memory.
-        self.found += len(paths) - paths.count(None)
-        return paths
-
-    def _in_doubt(self, search: Callable[[DatasetPictures], T]) -> T | None:
-        if self._pictures is None:
-            return None
-        try:
-            return search(self._pictures)
-        # Several files match: the user has to choose, and the other checks continue.
-        except BadRequest as error:
-            self._doubt, self._pictures = error.message, None
-            return None
-
-    def faults(self, found: _FoundMemes, memes: Sequence[int]) -> list[DatasetFault]:
-        """Lists the faults of the pictures of all memes of the split, given by their places."""
-        # If the folder is ambiguous, it is unknown which pictures exist.
-        if self._doubt:
-            what = f"{self._doubt} The pictures of later rows were not looked for."
-            return [DatasetFault(DatasetFaultKind.PICTURES_DOUBTFUL, self._split, what)]
-        if self._pictures is None:
-            return []
-        kind = DatasetFaultKind.PICTURES_MISSING
-        # All missing is a different fault than some missing: the pictures were never unpacked, or are elsewhere.
-        if memes and not self.found:
-            what = (
-                f"none of {len(memes):,} pictures is there (looked for in the folders of the data set and three levels "
-                f"deep below the directory){f'; they are had from {self._source_url}' if self._source_url else ''}"
-            )
-            return [DatasetFault(kind, self._split, what, len(memes))]
-        if self.found < len(memes):
-            missing = tuple(found.name_of(place) for place in memes if found.paths[place] is None)
-            what = "pictures named in the file are not in the folder of the others"
-            return [DatasetFault(kind=kind, split=self._split, what=what, count=len(missing), where=missing)]
-        return []
+def _picture_faults(
+    reader: CardReader, found: _FoundMemes, memes: Sequence[int], doubts: Sequence[str]
+) -> Iterator[DatasetFault]:
+    """Lists the faults of the pictures of all memes of a split, given by their places."""
+    split, kind, source = reader.split.name, DatasetFaultKind.PICTURES_MISSING, reader.card.source_url
+    # If the folder is ambiguous, it is unknown which pictures exist.
+    for doubt in doubts:
+        what = f"{doubt} The pictures of later rows were not looked for."
+        yield DatasetFault(DatasetFaultKind.PICTURES_DOUBTFUL, split, what)
+    missing = [place for place in memes if found.paths[place] is None]
+    if doubts or not missing or reader.card.fields.picture is None:
+        return
+    # All missing is a different fault than some missing: the pictures were never unpacked, or are elsewhere.
+    if len(missing) == len(memes):
+        what = (
+            f"none of {len(memes):,} pictures is there (looked for in the folders of the data set and three levels "
+            f"deep below the directory){f'; they are had from {source}' if source else ''}"
+        )
+        yield DatasetFault(kind, split, what, len(memes))
+    else:
+        what = "pictures named in the file are not in the folder of the others"
+        yield DatasetFault(kind, split, what, count=len(missing), where=tuple(map(found.name_of, missing)))
 
 
 def _problems(split: str, problems: Sequence[Problem], findings: list[DatasetFault]) -> None:
@@ -361,17 +342,15 @@ async def _pictures(
     if reader is None:
         await asyncio.to_thread(_equal_digests, pictured, digests)
         return digests
-    # More tasks than reader processes would only hold more files in memory.
-    gate, done = asyncio.Semaphore(_AT_ONCE), 0
     refused: list[tuple[int, str]] = []
+    waiting, done = iter(pictured), 0
 
-    async def decode(place: int, path: Path) -> None:
+    async def decode() -> None:
         nonlocal done
-        async with gate:
+        for place, path in waiting:
             try:
                 # In a thread, since reading a file blocks the event loop.
-                data = await asyncio.to_thread(path.read_bytes)
-                picture = await reader.read(data)
+                picture = await reader.read(await asyncio.to_thread(path.read_bytes))
                 digests[place] = picture.pixels_sha256
                 # An incomplete picture is judged all the same, so its digest counts, and the fault is reported too.
                 if picture.incomplete:
@@ -380,15 +359,14 @@ async def _pictures(
                 refused.append((place, "the file can't be read"))
             except BadPicture as bad:
                 refused.append((place, bad.message))
-        done += 1
-        progress(done, len(pictured))
+            done += 1
+            progress(done, len(pictured))
 
     try:
-        # In pages, as a task for each of a million pictures would take more memory than the memes.
-        for start in range(0, len(pictured), _PAGE):
-            async with asyncio.TaskGroup() as group:
-                for each in pictured[start : start + _PAGE]:
-                    group.create_task(decode(*each))
+        async with asyncio.TaskGroup() as group:
+            # More tasks than reader processes would only hold more files in memory.
+            for _ in range(_AT_ONCE):
+                group.create_task(decode())
     except ExceptionGroup as errors:  # failures unrelated to the pictures: no process, no time
         raise next((e for e in errors.exceptions if isinstance(e, CourtError)), errors.exceptions[0]) from None
     # Tasks finish in any order; findings are listed in that of the file.

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from court.errors import BadRequest
 from eval.datasets.card import FORMAT, DatasetCard, SplitRole, card_of
-from eval.datasets.card_draft import Column, TableColumns, id_column, inspect_files, named_column, role_of, split_column
+from eval.datasets.card_draft import (
+    Column,
+    TableColumns,
+    class_of,
+    id_column,
+    inspect_files,
+    named_column,
+    role_of,
+    split_column,
+)
 from retrieval.library.cells import plain_word
 from retrieval.library.readers import classes_of, counted, label_counts
 
@@ -30,20 +40,6 @@ _LABELS = (
 )
 """Names of columns of labels; one with another name is taken if no other column could be one."""
 _SHOWN = 12
-
-
-@dataclass(frozen=True, slots=True)
-class TableOptions:
-    """The user's own words on a table."""
-
-    columns: Mapping[str, str] = field(default_factory=dict)
-    """Column by field of a meme, where it is not the one that its name suggests."""
-    harmful: tuple[str, ...] = ()
-    """Labels that are harmful; all others are benign."""
-    two_sided: bool = True
-    """True if each label has to be harmful or benign; a description takes any labels, and several of a meme."""
-    pictures: Path | None = None
-    """Folder of the pictures; None for that of the table, and those below it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,42 +68,56 @@ class PlainTable:
         return self.card.model_copy(update={"splits": splits})
 
 
-def read_plain_table(path: Path, options: TableOptions = TableOptions()) -> PlainTable:
+def read_plain_table(
+    path: Path, columns: Sequence[str] = (), harmful: str = "", pictures: Path | None = None, *, two_sided: bool = True
+) -> PlainTable:
     """Reads the columns and values of a table, and makes a card of them.
+
+    Args:
+        columns: Columns that are not known by their names, ``FIELD=COLUMN`` each.
+        harmful: Labels that are harmful, separated by commas; all others are benign.
+        pictures: Folder of the pictures; None for that of the table, and those below it.
+        two_sided: True if each label has to be harmful or benign; else a meme may have any labels, and several.
 
     Raises:
         BadRequest: The file can't be read; no column has labels, pictures or texts; or the labels don't say which of
             them are harmful. The message names columns and values, and the option that maps them.
     """
+    pairs = {name.strip(): column.strip() for name, _, column in (one.partition("=") for one in columns)}
+    if not set(pairs) <= set(_ROLES) or not all(pairs.values()):
+        raise BadRequest(
+            f"--column maps a field to a column, as in --column label=toxicity; the fields are {', '.join(_ROLES)}.",
+            field="column",
+        )
     if not path.is_file():
         raise BadRequest(f"{path} is not there.", reason="DATA_MISSING", field="data")
+    if pictures is not None and not pictures.is_dir():
+        raise BadRequest(f"{pictures} is no folder of pictures.", reason="DATA_MISSING", field="pictures")
     found = inspect_files([path])
-    columns = _columns(path, found, options.columns)
-    mapped, counts, notes = _labels(path, found, columns["label"], lists=not options.two_sided)
-    sides = classes_of(counts, options.harmful)
-    if sides is None and options.two_sided:
+    of_field = _columns(path, found, pairs)
+    mapped, counts, notes = _labels(path, found, of_field["label"], lists=not two_sided)
+    sides = classes_of(counts, tuple(filter(None, map(str.strip, harmful.split(",")))))
+    if sides is None and two_sided:
         raise BadRequest(
-            f"{path.name}: the labels in column {columns['label']} don't say which of them are harmful: "
+            f"{path.name}: the labels in column {of_field['label']} don't say which of them are harmful: "
             f"{counted(counts)}. Name those: --harmful LABEL,LABEL.",
             reason="LABEL_UNKNOWN",
             field="harmful",
         )
-    several = bool(found.columns[columns["label"]].lists)
+    several = bool(found.columns[of_field["label"]].lists)
     sides = None if several else sides
-    harmful, benign = (
-        [label for label, is_harmful in (sides or {}).items() if is_harmful is one] for one in (True, False)
-    )
+    bad, benign = ([label for label, is_harmful in (sides or {}).items() if is_harmful is one] for one in (True, False))
     task: dict[str, Any] = {
-        "id": re.sub(r"[^\w-]+", "_", columns["label"]).strip("_") or "label",
+        "id": re.sub(r"[^\w-]+", "_", of_field["label"]).strip("_") or "label",
         "kind": "multi" if several else "binary" if len(counts) == 2 else "single",
-        "of": columns["label"],
+        "of": of_field["label"],
         "labels": list(counts),
         "map": mapped,
         "missing": "none",
-        **({"court": {"harmful": harmful, "benign": benign}} if sides else {}),
+        **({"court": {"harmful": bad, "benign": benign}} if sides else {}),
     }
     id_ = re.sub(r"[^a-z0-9]+", "-", path.stem.lower()).strip("-") or "table"
-    fields = {name: columns[name] for name in ("id", "picture", "text", "language", "group") if columns[name]}
+    fields = {name: of_field[name] for name in ("id", "picture", "text", "language", "group") if of_field[name]}
     card = card_of(
         {
             "format": FORMAT,
@@ -116,46 +126,26 @@ def read_plain_table(path: Path, options: TableOptions = TableOptions()) -> Plai
             "layout": {
                 "kind": found.kind,
                 "pictures": [""],
-                "pictures_at": str(options.pictures.resolve()) if options.pictures else "",
+                "pictures_at": str(pictures.resolve()) if pictures else "",
             },
             "fields": fields,
-            "splits": _splits(path, found.columns, columns["split"]),
+            "splits": _splits(path, found.columns, of_field["split"]),
             "tasks": [task],
         },
         path.name,
     )
-    read = ", ".join(f"{name} from {column}" for name, column in columns.items() if column)
+    read = ", ".join(f"{name} from {column}" for name, column in of_field.items() if column)
     if delimiter := found.delimiter:
         read += f"; cells are parted by {delimiter}"
-    if unread := [name for name in found.columns if name not in columns.values()]:
+    if unread := [name for name in found.columns if name not in of_field.values()]:
         read += f"; not read: {', '.join(unread[:_SHOWN])}{', …' if len(unread) > _SHOWN else ''}"
     words = (
         f"{side} = {counted({label: counts[label] for label in labels})}"
-        for side, labels in (("harmful", harmful), ("benign", benign))
+        for side, labels in (("harmful", bad), ("benign", benign))
         if labels
     )
     sided = f"{', '.join(words)}."
     return PlainTable(card, path.parent, (f"{path.name}: {read}.", *([sided] if sides else []), *notes))
-
-
-def table_options(columns: Sequence[str], harmful: str, pictures: Path | None = None) -> TableOptions:
-    """Options as they are given on the command line: ``NAME=COLUMN`` each, and labels separated by commas.
-
-    Raises:
-        BadRequest: A field is none that a meme has.
-    """
-    pairs = [one.partition("=")[::2] for one in columns]
-    wrong = [name for name, column in pairs if name.strip() not in _ROLES or not column.strip()]
-    if wrong:
-        raise BadRequest(
-            f"--column maps a field to a column, as in --column label=toxicity; the fields are {', '.join(_ROLES)}.",
-            field="column",
-        )
-    named = {name.strip(): column.strip() for name, column in pairs}
-    if pictures is not None and not pictures.is_dir():
-        raise BadRequest(f"{pictures} is no folder of pictures.", reason="DATA_MISSING", field="pictures")
-    labels = tuple(word for word in map(str.strip, harmful.split(",")) if word)
-    return TableOptions(named, labels, pictures=pictures)
 
 
 def _columns(path: Path, found: TableColumns, named: Mapping[str, str]) -> dict[str, str]:
@@ -226,14 +216,10 @@ def _labels(
             field="column",
         )
     classes = found.classes.get(name, ())
-    words = {
-        # Numbers of a ClassLabel stand for names; -1 stands for none, as in a test split.
-        value: classes[int(value)] if value.isdecimal() and int(value) < len(classes) else "" if classes else value
-        for value in column.values
-    }
-    by_word: dict[str, int] = {}
+    words = {value: class_of(value, classes) if classes else value for value in column.values}
+    by_word = Counter[str]()
     for value, count in column.values.items():
-        by_word[words[value]] = by_word.get(words[value], 0) + count
+        by_word[words[value]] += count
     counts, note = label_counts(by_word)
     if len(counts) < 2:
         raise BadRequest(

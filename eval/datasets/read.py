@@ -22,7 +22,7 @@ from eval.datasets.card import CardSplit, CardTask, DatasetCard, SplitRole
 from eval.datasets.card_split import DOUBLED, CardReader
 from eval.datasets.items import JudgedMeme, Level, Protocol, of_level
 from eval.datasets.known import SYNTHETIC_KEY, find_card, is_own, mistaken_for, recognised
-from eval.datasets.plain_table import PlainTable, read_plain_table, table_options
+from eval.datasets.plain_table import PlainTable, read_plain_table
 from retrieval.library.picture_finder import DatasetPictures
 from retrieval.library.sources import Problem, Row, Rows, Source, SourceFormat
 
@@ -243,7 +243,7 @@ def named_source(
         BadRequest: The data set, the card with this name, or the table can't be read.
     """
     if not dataset:
-        return _source_of_table(read_plain_table(data, table_options(columns, harmful, pictures)), split)
+        return _source_of_table(read_plain_table(data, columns, harmful, pictures), split)
     try:
         found = find_card(dataset)
     except BadRequest as error:

@@ -164,10 +164,8 @@ class RecordFile:
         match self.kind:
             case FileKind.JSONL:
                 return as_blocks(_json_lines(self.path))
-            case FileKind.JSON:
-                return as_blocks(_json_list(self.path, self.records))
-            case FileKind.JSON_MAP:
-                return as_blocks(_json_map(self.path, self.records))
+            case FileKind.JSON | FileKind.JSON_MAP:
+                return as_blocks(_json_rows(self.path, self.records, self.kind))
             case FileKind.CSV | FileKind.TSV:
                 return _table(self)
             case FileKind.PARQUET | FileKind.ARROW:
@@ -289,26 +287,22 @@ def _json(path: Path, records: str) -> Any:
     return whole
 
 
-def _json_list(path: Path, records: str) -> Iterator[Numbered]:
-    rows = _json(path, records)
-    if not isinstance(rows, list):
-        where = f" under {records}" if records else ""
+def _json_rows(path: Path, records: str, kind: FileKind) -> Iterator[Numbered]:
+    whole = _json(path, records)
+    where = f" under {records}" if records else ""
+    if kind is FileKind.JSON and not isinstance(whole, list):
         raise BadRequest(
             f"{path.name} holds no list of objects{where}. A JSON object a line is the kind jsonl; an object whose "
             "values are the rows, json-map.",
             reason="SOURCE_UNREADABLE",
         )
-    for number, row in enumerate(rows, 1):
-        yield number, row if isinstance(row, dict) else "it is no JSON object"
-
-
-def _json_map(path: Path, records: str) -> Iterator[Numbered]:
-    rows = _json(path, records)
-    if not isinstance(rows, dict):
-        raise BadRequest(f"{path.name} holds no object whose values are the rows.", reason="SOURCE_UNREADABLE")
-    for number, (key, row) in enumerate(rows.items(), 1):
-        # Our key replaces the row's own key of that name, if any.
-        yield number, {**row, "@key": key} if isinstance(row, dict) else "it is no JSON object"
+    if kind is FileKind.JSON_MAP and not isinstance(whole, dict):
+        raise BadRequest(f"{path.name} holds no object{where} whose values are the rows.", reason="SOURCE_UNREADABLE")
+    # Our key replaces the row's own key of that name, if any.
+    keyed = whole.items() if isinstance(whole, dict) else ((None, row) for row in whole)
+    for number, (key, row) in enumerate(keyed, 1):
+        added = {} if key is None else {"@key": key}
+        yield number, row | added if isinstance(row, dict) else "it is no JSON object"
 
 
 def as_blocks(rows: Iterable[Numbered]) -> Iterator[Block]:

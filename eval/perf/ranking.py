@@ -24,7 +24,7 @@ from eval.arena.ranking.battles import Battles, Floats, rated
 from eval.arena.ranking.bootstrap import spread
 from eval.arena.ranking.bradley_terry import ratings
 from eval.datasets.check import check
-from eval.datasets.plain_table import TableOptions, read_plain_table
+from eval.datasets.plain_table import read_plain_table
 from eval.datasets.record_files import keep_tables
 from eval.perf.bench import Result, in_turns, seconds_of
 from eval.reports.description import DescriptionRequest, describe
@@ -87,7 +87,7 @@ def _check(path: Path) -> None:
 
 def _describe(path: Path) -> None:
     with keep_tables(), watching(lambda _: None) as progress:
-        table = read_plain_table(path, TableOptions(two_sided=False))
+        table = read_plain_table(path, two_sided=False)
         asyncio.run(describe(table.card, table.data, DescriptionRequest(), progress, in_parts=True))
 
 

@@ -1,72 +1,12 @@
 """Rows read by columns, which give what they give one by one."""
 
-import json
-import random
-
 import pytest
 
-from eval.datasets import record_files
 from eval.datasets.card import FileKind
 from eval.datasets.card_rows import CellRule
-from eval.datasets.card_split import CardReader
 from eval.datasets.record_files import Block, RecordFile, keep_tables
-from retrieval.library import tables
 from retrieval.library.cells import BadCell
 from retrieval.text import TextColumn, text_key
-from tests.support.cards import HARM, own_card, write_table
-
-LABELS = ("bad", "Bad", "good", "good ", "1", "0", "", "none", "ugly")
-SPLITS = ("train", "train", "test", "other")
-
-
-def rows_of(seed):
-    draw = random.Random(seed)
-    few = draw.random() < 0.5
-    for n in range(60):
-        id_ = f"m{draw.randrange(40) if few else n}"
-        text = draw.choice(("pond", "Green  pond", "two\nlines", 'a "pond"', "", "café\u0301", "x" * 70_000))
-        picture = draw.choice(("a.png", "b.jpg", " c.png ", "" if few else "d.png", "../e.png" if few else "f.png"))
-        yield id_, picture, text, draw.choice(LABELS if few else LABELS[:6]), draw.choice(SPLITS if few else SPLITS[:3])
-
-
-def card_for(kind, name, missing):
-    fields = {"id": "id", "picture": {"column": "img", "prefix": "p/"}, "text": "text", "language": {"const": "en"}}
-    splits = [{"name": one, "role": one, "files": [name], "where": {"part": one}} for one in ("train", "test")]
-    words = {"bad": "harmful", "1": "harmful", "good": "harmless", "0": "harmless"}
-    return own_card(kind, [name], fields=fields, splits=splits, tasks=[HARM | {"map": words, "missing": missing}])
-
-
-def outcome(card, folder, split, **options):
-    reader = CardReader(card, folder, split, columns=("img", "absent"), **options)
-    blocks = list(reader.blocks())
-    memes = [meme for block in blocks for meme in block.memes()]
-    cells = [row for block in blocks for row in zip(*map(block.cells.get, ("img", "absent")), strict=True)]
-    return memes, cells, reader.problems, reader.excluded, (reader.rows, reader.elsewhere, reader.refused)
-
-
-@pytest.mark.parametrize("seed", range(12))
-@pytest.mark.parametrize("kind", ["csv", "jsonl"])
-def test_rows_read_at_once_are_those_read_one_by_one(tmp_path, monkeypatch, seed, kind):
-    names, rows = ("id", "img", "text", "label", "part"), list(rows_of(seed))
-    if kind == "csv":
-        write_table(tmp_path / "rows.csv", names, rows)
-    else:
-        # Numbers and truth values, which are equal in Python.
-        values = [[{"1": 1, "0": False}.get(cell, cell) for cell in row] for row in rows]
-        lines = [json.dumps(dict(zip(names, row, strict=True))) for row in values]
-        (tmp_path / "rows.jsonl").write_text("\n".join(lines))
-    card = card_for(kind, f"rows.{kind}", ("problem", "none", "drop")[seed % 3])
-    options = [(split, doubles) for split in ("train", "test") for doubles in (True, False)]
-    found = []
-    # In a block of one row no cell is that of another.
-    for size in (1, 7, 1000):
-        monkeypatch.setattr(tables, "_BLOCK", size)
-        monkeypatch.setattr(record_files, "_BATCH", size)
-        with keep_tables():
-            found.append([outcome(card, tmp_path, split, doubles=doubles) for split, doubles in options])
-    one_by_one, few, at_once = found
-    assert one_by_one == few == at_once
-    assert any(memes for memes, *_ in at_once)
 
 
 @pytest.mark.parametrize(

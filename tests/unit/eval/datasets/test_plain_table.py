@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from court.errors import BadRequest
 from eval.cli import cli as eval_cli
 from eval.datasets.card import read_card
-from eval.datasets.plain_table import TableOptions, read_plain_table, table_options
+from eval.datasets.plain_table import read_plain_table
 from eval.datasets.read import named_source, read_split
 from serving.cli.main import cli
 from tests.support.cards import write_table
@@ -47,8 +47,8 @@ def test_options_name_columns_and_harmful_labels(tmp_path):
     rows = [(f"{n}.png", n % 3, ("fine", "toxic", "hateful", "nan")[n % 4]) for n in range(40)]
     file = table(tmp_path, rows, ("shot", "votes", "toxicity"))
     with pytest.raises(BadRequest, match=r"column toxicity don't say .*fine \(10\).*--harmful"):
-        read_plain_table(file, table_options(("label=toxicity",), ""))
-    found = read_plain_table(file, table_options(("label=Toxicity", "picture=shot"), "toxic, HATEFUL"))
+        read_plain_table(file, ("label=toxicity",))
+    found = read_plain_table(file, ("label=Toxicity", "picture=shot"), "toxic, HATEFUL")
     assert found.card.court_task.court.harmful == ("toxic", "hateful")
     assert "10 of 40 rows have no label." in found.notes
     read = read_split(found.card, found.data, "all")
@@ -72,7 +72,7 @@ def test_unknown_columns_are_refused_with_the_columns_there_are(tmp_path, header
         assert read_plain_table(file).card.fields.picture.column == "a"
         return
     with pytest.raises(BadRequest, match=message):
-        read_plain_table(file, table_options(columns, ""))
+        read_plain_table(file, columns)
 
 
 def test_a_column_of_splits_divides_the_table(tmp_path):
@@ -142,7 +142,7 @@ def test_tables_of_figures_of_speech_say_that_no_label_means_harm(tmp_path):
     write_table(file, ("img_name", "text", "label", "split"), rows, delimiter="\t")
     with pytest.raises(BadRequest, match=r"column label don't say which .*irony \(10\).*--harmful"):
         read_plain_table(file)
-    found = read_plain_table(file, TableOptions(two_sided=False))
+    found = read_plain_table(file, two_sided=False)
     assert found.is_divided and found.card.tasks[0].labels == ("irony", "metaphor", "allusion")
     assert "; cells are parted by tabs." in found.notes[0]
 
@@ -155,12 +155,12 @@ def test_pictures_of_a_table_are_found_in_a_named_folder(tmp_path, delimiter):
         (tmp_path / folder).mkdir(parents=True)
         for picture, *_ in rows:
             (tmp_path / folder / picture).write_bytes(folder.encode())
-    options = table_options((), "", tmp_path / "elsewhere")
-    found = read_plain_table(tmp_path / "tables/memes.csv", options)
+    file = tmp_path / "tables/memes.csv"
+    found = read_plain_table(file, pictures=tmp_path / "elsewhere")
     read = read_split(found.card, found.data, "all")
     assert read.pictures == tmp_path / "elsewhere/deep" and len(read.memes) == 8
     with pytest.raises(BadRequest, match="is no folder of pictures"):
-        table_options((), "", tmp_path / "nowhere")
+        read_plain_table(file, pictures=tmp_path / "nowhere")
 
 
 def test_cards_cannot_name_folders_outside_the_data_set(tmp_path):

@@ -9,8 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from eval.datasets import record_files
 from eval.datasets.card import FileKind
 from eval.datasets.card_split import CardReader
+from retrieval.library import tables
 from tests.support.cards import HARM, own_card, write_table
 
 COLUMNS = ("n", "id", "text", "image", "label", "part")
@@ -98,9 +100,23 @@ def test_read_refused_excluded_and_elsewhere_rows_add_up_to_all_rows(tmp_path, k
     card = own_card(str(kind), [name], splits=parts, **({"tasks": [task]} | (tree if kind is FileKind.TREE else {})))
     if kind is FileKind.TREE and not rows:
         return  # a folder without pictures is not a tree
-    readers = [CardReader(card, data, part) for part in ("here", "there")]
-    for reader in readers:
-        memes = list(reader)
+    found = []
+    # In a block of one row no cell is that of another.
+    for size in (1, 1000):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tables, "_BLOCK", size)
+            patch.setattr(record_files, "_BATCH", size)
+            found.append([read(card, data, part, doubles) for part in ("here", "there") for doubles in (True, False)])
+    assert found[0] == found[1]
+    for memes, _, problems, excluded, (all_rows, refused, elsewhere) in found[0]:
         # At least one finding for each refused row; a fault of a whole column adds one.
-        assert len(reader.problems) >= reader.refused
-        assert len(memes) + reader.refused + len(reader.excluded) + reader.elsewhere == reader.rows == len(rows)
+        assert len(problems) >= refused
+        assert len(memes) + refused + len(excluded) + elsewhere == all_rows == len(rows)
+
+
+def read(card, data, part, doubles):
+    reader = CardReader(card, data, part, doubles=doubles, columns=("n", "absent"))
+    blocks = list(reader.blocks())
+    memes = [meme for block in blocks for meme in block.memes()]
+    cells = [row for block in blocks for row in zip(*map(block.cells.get, ("n", "absent")), strict=True)]
+    return memes, cells, reader.problems, reader.excluded, (reader.rows, reader.refused, reader.elsewhere)
