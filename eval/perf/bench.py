@@ -21,17 +21,17 @@ R = TypeVar("R")
 
 BENCHMARKS = {
     "trial-floor": (
-        "eval.perf.overhead",
+        "eval.perf.trials",
         "wall time of a full trial over its longest chain of calls, and of Algorithm 1 as printed over that of a trial",
     ),
-    "saturation": ("eval.perf.overhead", "share of a busy model server's capacity that becomes verdicts"),
+    "saturation": ("eval.perf.trials", "share of a busy model server's capacity that becomes verdicts"),
     "service": (
         "eval.perf.service",
         "requests a second whose verdict is ready over those of a bare gRPC echo; memory after 100,000 requests; CPU "
         "time for a call of a model",
     ),
     "overload": (
-        "eval.perf.overload",
+        "eval.perf.service",
         "goodput at four times the capacity over the best, and delays in refusals",
     ),
     "search": (
@@ -128,6 +128,12 @@ def medians(turns: Iterable[Sequence[Any]], **figures: Callable[..., float]) -> 
     """Returns the median over the turns of each figure; a figure is a function called with the turn's results."""
     measured = list(turns)
     return {name: statistics.median(of(*turn) for turn in measured) for name, of in figures.items()}
+
+
+def least_cpu(*ways: Callable[[], object], turns: int) -> list[float]:
+    """Returns the least CPU time that each way took, in turns: any disturbance only adds to the time."""
+    timed = [lambda _, way=way: seconds_of(way, time.process_time) for way in ways]
+    return [min(times) for times in zip(*in_turns(timed, range(turns)), strict=True)]
 
 
 def seconds_of(work: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:

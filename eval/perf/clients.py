@@ -17,7 +17,7 @@ import sys
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -102,6 +102,15 @@ def with_field(number: int, value: bytes) -> bytes:
     return bytes((number << 3 | 2, len(value))) + value
 
 
+async def evenly(rate: float, seconds: float) -> AsyncIterator[float]:
+    """Yields the time at which each request is due, then; late ones at once, so that the rate is kept."""
+    began = time.perf_counter()
+    for number in range(round(rate * seconds)):
+        due = began + number / rate
+        await asyncio.sleep(max(0.0, due - time.perf_counter()))
+        yield due
+
+
 @dataclass(slots=True)
 class _Clients:
     """Running clients of one job, and their measurements."""
@@ -151,16 +160,10 @@ class _Clients:
 
     async def open(self, seconds: float) -> None:
         """Runs an open loop: requests are sent evenly spaced, whether or not earlier ones were answered."""
-        began, tasks = time.perf_counter(), set[asyncio.Task[None]]()
-        for number in range(round(self.job.rate * seconds)):
-            due = began + number / self.job.rate
-            if (wait := due - time.perf_counter()) > 0:
-                await asyncio.sleep(wait)
-            # The event loop has only weak references to tasks; the set keeps them from being collected.
-            task = asyncio.create_task(self.one(number % len(self.calls), due))
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
-        await asyncio.gather(*tasks)
+        clients = itertools.cycle(range(len(self.calls)))
+        async with asyncio.TaskGroup() as group:
+            async for due in evenly(self.job.rate, seconds):
+                group.create_task(self.one(next(clients), due))
 
     async def asks(self, seconds: float, most: int = 0) -> None:
         """Runs the job."""

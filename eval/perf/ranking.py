@@ -26,7 +26,7 @@ from eval.arena.ranking.bradley_terry import ratings
 from eval.datasets.check import check
 from eval.datasets.plain_table import read_plain_table
 from eval.datasets.record_files import keep_tables
-from eval.perf.bench import Result, in_turns, seconds_of
+from eval.perf.bench import Result, least_cpu, seconds_of
 from eval.reports.description import DescriptionRequest, describe
 from eval.session.engine import watching
 
@@ -56,17 +56,8 @@ def _checked(rows: int) -> Result:
             sides, splits = ("hateful", "not hateful"), (*["train"] * 8, "dev", "test")
             table.writerows((n, " ".join(row), sides[n % 2], splits[n % 10]) for n, row in enumerate(words))
 
-        def ours(_: int) -> float:
-            return seconds_of(lambda: _check(path), time.process_time)
-
-        def theirs(_: int) -> float:
-            return seconds_of(lambda: pandas.read_csv(path), time.process_time)
-
-        def described(_: int) -> float:
-            return seconds_of(lambda: _describe(path), time.process_time)
-
-        turns = in_turns([ours, described, theirs], range(_TIMES))
-        cpu_s, described_cpu_s, pandas_cpu_s = (min(times) for times in zip(*turns, strict=True))
+        ways = (lambda: _check(path), lambda: _describe(path), lambda: pandas.read_csv(path))
+        cpu_s, described_cpu_s, pandas_cpu_s = least_cpu(*ways, turns=_TIMES)
     return Result(
         figures={
             "table_cpu_s": cpu_s,
@@ -94,15 +85,7 @@ def _describe(path: Path) -> None:
 def _ranked(battles: int) -> Result:
     table = drawn(battles)
     ask_evalica = _evalica(table)
-
-    def ours(_: int) -> float:
-        return seconds_of(lambda: ratings(table), time.process_time)
-
-    def theirs(_: int) -> float:
-        return seconds_of(ask_evalica, time.process_time)
-
-    # The best of them: any disturbance only adds to the time.
-    cpu_s, evalica_cpu_s = (min(times) for times in zip(*in_turns([ours, theirs], range(_TIMES)), strict=True))
+    cpu_s, evalica_cpu_s = least_cpu(lambda: ratings(table), ask_evalica, turns=_TIMES)
     return Result(
         figures={
             "cpu_s": cpu_s,

@@ -1,24 +1,352 @@
-"""Search speed among many precedents, and whether every way to search finds what a scan of all rows finds.
+"""Search among many precedents, and the cost of a library of a million memes.
 
 ``search``: the time of one query at a time, warm, with the ways in turns on the same array, so that a slowdown
 affects all of them; the ratios are computed for each query. Vectors are generated: each half belongs to one of 5,000
 clusters (mean cosine within a cluster: 0.61), and queries are new memes of the same clusters.
 
-Its second part measures a library of as many memes: :mod:`eval.perf.library`.
+``library``, its second part: memory, time to the first answer, and changing it while it is searched. The library is
+generated (unit vectors of two halves, texts of a dozen words, no pictures) and written by the same code as any other.
+Each figure is then measured in a separate process, which opens the library as a court does. The encoder knows the
+vectors of all queries, so that only the library is measured.
+
+- ``memory_over_vectors``: resident memory of the whole process after every row was searched, over the bytes of the
+  vectors; it includes Python, its libraries and all memory-mapped pages. ``memory_with_fast_stage_over_vectors`` is the
+  same with the fast stage of the search in memory.
+- ``open_to_answer_over_numpy``: from the start of opening it, with a warm page cache and the check of the vectors'
+  digest deferred, to the first answer, with the fast stage of the search read from its file, over the time in which
+  numpy maps the same vectors and scans them once, one right after the other in the same process, median of several.
+- ``adds_over_appends``: memes added one by one, each acknowledged once it is on disk, while 8 searches are always in
+  flight, over the number of records of the same size that one thread can append to a plain file next to the same
+  searches, each followed by an fsync: like our writer, it waits for the disk, a processor and the interpreter.
+  ``search_p99_over_undisturbed``: the 99th percentile of searches during adds over that of as many without. In turns.
 """
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
+import itertools
+import json
+import math
+import os
 import statistics
-from collections.abc import Callable, Sequence
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
+from io import FileIO
+from pathlib import Path
 
 import numpy as np
+import psutil
+from numpy.typing import NDArray
 
+from court.meme import Frame
+from court.precedents import Findings, MinSimilarity, VoteSettings
+from court.verdict import Label
 from eval.perf.bench import Result, in_turns, medians, seconds_of
-from eval.perf.library import DIM, Floats, drawn, library
+from eval.standin.process import run_module
+from retrieval.embed.encoder import EncoderIdentity, Halves, TextEmbeddings
 from retrieval.index.candidates import CandidateIndex, one_thread
 from retrieval.index.exact import FusedIndex, Hits
+from retrieval.library.library import Check, Library
+from retrieval.library.manifest import VECTORS, Calibration, LabelledMeme, Tuning
+from retrieval.library.writer import LibraryWriter
+from retrieval.precedents.finder import LibraryFinder
+
+Floats = NDArray[np.float32]
+
+DIM = 512
+"""Numbers of each half of a vector."""
+TALLY = 25
+_CLUSTERS = 5000
+_NOISE = 0.8
+_BLOCK = 16_384
+_WORDS = ("cat", "dog", "monday", "coffee", "alarm", "office", "train", "rain", "summer", "week", "meeting", "pizza")
+
+
+def drawn(count: int, seed: int, into: Floats | None = None) -> Floats:
+    """Generates rows, float32 of shape (count, 1024), whose halves have length 1 and lie around 5,000 centres each."""
+    # The same centres for every seed, otherwise queries would lie elsewhere than rows.
+    centres = np.random.default_rng(1).standard_normal((2, _CLUSTERS, DIM), dtype=np.float32)
+    random = np.random.default_rng([2, seed])
+    rows = np.empty((count, 2 * DIM), dtype=np.float32) if into is None else into
+    # In blocks: the noise for all rows at once would take as much memory as the rows.
+    for start in range(0, count, _BLOCK):
+        block = rows[start : start + _BLOCK]
+        for half, around in zip((block[:, :DIM], block[:, DIM:]), centres, strict=True):
+            part = random.standard_normal(half.shape, dtype=np.float32) * _NOISE
+            part += around[random.integers(_CLUSTERS, size=len(half))]
+            half[:] = part / np.linalg.norm(part, axis=1, keepdims=True)
+    return rows
+
+
+class KnownVectors(Halves):
+    """An encoder that looks up the vectors of memes by number, so that no model's time is measured."""
+
+    def __init__(self, vectors: Floats) -> None:
+        self._vectors = vectors
+        self.identity = EncoderIdentity(
+            name="drawn", digest=f"sha256:{0:064x}", text_dim=DIM, picture_dim=DIM, text_tokens=100
+        )
+        self.floors = MinSimilarity(text=0, picture=0)
+
+    def embed_texts(self, texts: Sequence[str]) -> TextEmbeddings:
+        """Returns the vectors of the memes whose numbers are the texts."""
+        numbers = [int(text) % len(self._vectors) for text in texts]
+        return TextEmbeddings(self._vectors[numbers, :DIM], (False,) * len(texts))
+
+    def embed_pictures(self, pictures: Sequence[Sequence[bytes]]) -> Floats:
+        """Returns the vectors of the memes whose numbers are the first frames."""
+        return self._vectors[[int(frames[0]) % len(self._vectors) for frames in pictures], DIM:]
+
+
+def drawn_meme(number: int) -> LabelledMeme:
+    """Builds the stored description of a generated meme: a label, and a text of a dozen words."""
+    # Not validated: a million are written, and each is validated when it is read.
+    return LabelledMeme.model_construct(
+        id=f"meme-{number}",
+        label=Label.HARMFUL if number % 2 else Label.NOT_HARMFUL,
+        text=" ".join(_WORDS[(number // 12**place + place) % 12] for place in range(11)) + f" {number}",
+        source=f"source {number % 20}",
+        bytes_sha256=hashlib.sha256(str(number).encode()).hexdigest(),
+        pixels_sha256=hashlib.sha256(f"pixels of {number}".encode()).hexdigest(),
+        has_text=True,
+        has_picture=True,
+    )
+
+
+def drawn_library(root: Path, rows: Floats, encoder: EncoderIdentity) -> Library:
+    """Builds a library of generated memes."""
+    tuning = Tuning(
+        alpha=0.5,
+        vote=VoteSettings(k=TALLY, tau=0.1, prior=0.5),
+        floors=MinSimilarity(text=0.3, picture=0.5),
+        calibration=Calibration(method="defaults", n=0, majority=0.5),
+    )
+    memes = map(drawn_meme, range(len(rows)))
+    return Library.create(root, name="drawn", encoder=encoder, memes=memes, rows=rows, tuning=tuning)
+
+
+async def find(finder: LibraryFinder, number: int) -> Findings:
+    """Searches as a trial does, for the meme that the encoder knows by this number."""
+    # The encoder treats the number as the meme: no picture is decoded.
+    frames = (Frame(str(number).encode(), 1, 1),)
+    return await finder.find(text=str(number), frames=frames, pixels_sha256="", exhibits=3, tally=TALLY, alpha=None)
+
+
+_SEARCHES = 8
+_ADDERS = 16
+_OFFERED = 600
+"""Adds a second, at most."""
+_ROUNDS = 3
+
+
+def library(*, memes: int = 1_000_000, seconds: float = 15.0) -> Result:
+    """Measures a library: about ten minutes, 9 GB of disk below the temporary directory, 6 GB of memory."""
+    with tempfile.TemporaryDirectory(prefix="memecourt-") as folder:
+        root = Path(folder) / "library"
+        figures: dict[str, float] = {"memes": memes, "write_s": seconds_of(lambda: _write(root, memes))}
+        for part in ("answer", "memory", "changes"):
+            print(f"measuring: {part}", file=sys.stderr)
+            # In a separate process, so that memory allocated by one part is not in the figures of the next.
+            measured = [run_module(__name__, [part, root, seconds]) for _ in range(3 if part == "answer" else 1)]
+            figures |= {name: statistics.median(each[name] for each in measured) for name in measured[0]}
+    return Result(
+        figures=figures,
+        goals={
+            "memory_over_vectors": "<= 1.15",
+            "memory_with_fast_stage_over_vectors": "<= 1.15",
+            "open_to_answer_over_numpy": "<= 2",
+            "adds_over_appends": ">= 0.5",
+            "search_p99_over_undisturbed": "<= 2",
+        },
+    )
+
+
+def _write(root: Path, memes: int) -> None:
+    file = root.with_name("drawn.npy")
+    # On disk: a million rows are 4 GB, which this process should not hold in memory while others are measured.
+    rows = np.lib.format.open_memmap(file, "w+", np.float32, (memes, 2 * DIM))
+    encoder = _encoder()
+    drawn_library(root, drawn(memes, seed=0, into=rows), encoder.identity)
+    file.unlink()
+    # Makes the fast stage, which is read from its file from now on.
+    finder = LibraryFinder(Library.open(root, encoder.identity), encoder)
+    finder.warm()
+    finder.close()
+
+
+def _encoder() -> KnownVectors:
+    return KnownVectors(drawn(256, seed=1))
+
+
+def _opened(root: Path) -> LibraryFinder:
+    encoder = _encoder()
+    return LibraryFinder(Library.open(root, encoder.identity, check=Check.LATER), encoder)
+
+
+def _ask(finder: LibraryFinder, number: int = 0) -> None:
+    # Otherwise a search that finds too little would pass for a fast one.
+    assert len(asyncio.run(find(finder, number)).tally) == TALLY
+
+
+def answer(root: Path) -> dict[str, float]:
+    """Times opening to the first answer, with warming, and numpy mapping and scanning the same vectors."""
+    encoder = _encoder()
+    vectors = Library.open(root, encoder.identity, check=Check.LATER).directory / VECTORS
+    query = drawn(1, seed=1)[0]
+    numpy_s = seconds_of(lambda: _with_numpy(vectors, query))
+    began = time.perf_counter()
+    finder = LibraryFinder(Library.open(root, encoder.identity, check=Check.LATER), encoder)
+    finder.warm()
+    _ask(finder)
+    ours_s = time.perf_counter() - began
+    finder.close()
+    return {"open_to_answer_over_numpy": ours_s / numpy_s, "open_to_answer_s": ours_s}
+
+
+def _with_numpy(vectors: Path, query: Floats) -> NDArray[np.intp]:
+    """Finds the rows nearest to a query in the same file, in the simplest way."""
+    scores = np.load(vectors, mmap_mode="r") @ query
+    return np.argpartition(scores, -TALLY)[-TALLY:]
+
+
+def memory(root: Path) -> dict[str, float]:
+    """Measures resident memory once all rows were searched, and with the fast stage."""
+    finder = _opened(root)
+    vectors = finder.searched.manifest.files[VECTORS].size
+    # Each search scans all rows, so that every page of the vectors is in memory when the figures are read.
+    for number in range(5):
+        _ask(finder, number)
+    resident = psutil.Process().memory_info()
+    finder.warm()
+    for number in range(5):
+        _ask(finder, number)
+    fast = psutil.Process().memory_info()
+    finder.close()
+    return {
+        "memory_over_vectors": resident.rss / vectors,
+        "memory_with_fast_stage_over_vectors": fast.rss / vectors,
+    }
+
+
+def changes(root: Path, seconds: float) -> dict[str, float]:
+    """Runs searches without a writer, during adds, and during plain appends of as many bytes, in turns."""
+    finder = _opened(root)
+    finder.warm()
+    for number in range(5):
+        _ask(finder, number)
+    writer = LibraryWriter(finder.searched)
+    memes = writer.library.counts.memes
+    quiet: list[float] = []
+    busy: list[float] = []
+    adds, appends = _Work(threads=_ADDERS, pause_s=_ADDERS / _OFFERED), _Work(threads=1)
+    for round_ in range(_ROUNDS):
+        quiet += asyncio.run(_searched(finder, seconds))
+        with adds.concurrently(_adding(writer, memes, drawn(math.ceil(_OFFERED * seconds), seed=2 + round_))):
+            busy += asyncio.run(_searched(finder, seconds, writer))
+        # The average size that one add writes to the journal.
+        record = bytes(writer.library.pointer.journal_size // adds.done)
+        with root.with_name("plain").open("ab", buffering=0) as plain, appends.concurrently(_appending(plain, record)):
+            asyncio.run(_searched(finder, seconds))
+    # Reopened: acknowledged adds must be on disk and not only in this process.
+    now = Library.open(root, finder.searched.manifest.encoder, check=Check.LATER)
+    assert now.counts.memes == memes + adds.done
+    assert finder.searched.counts.memes > memes
+    finder.close()
+    p99, p99_busy = np.percentile(quiet, 99), np.percentile(busy, 99)
+    return {
+        "adds_over_appends": adds.per_s / appends.per_s,
+        "adds_per_s": adds.per_s,
+        "search_p99_ms": 1000 * float(p99),
+        "search_p99_over_undisturbed": float(p99_busy / p99),
+    }
+
+
+def _adding(writer: LibraryWriter, memes: int, vectors: Floats) -> Callable[[int], None]:
+    """Returns a function that adds a meme with a unique vector; among equal vectors, a search would look at all."""
+
+    def add(number: int) -> None:
+        meme, vector = drawn_meme(memes + number), vectors[number % len(vectors)]
+        writer.add(meme, vector, None, who="the benchmark", why="to measure")
+
+    return add
+
+
+def _appending(plain: FileIO, record: bytes) -> Callable[[int], None]:
+    """Returns a function that appends a record and syncs it to disk."""
+
+    def append(_: int) -> None:
+        plain.write(record)
+        os.fsync(plain.fileno())
+
+    return append
+
+
+async def _searched(finder: LibraryFinder, seconds: float, writer: LibraryWriter | None = None) -> list[float]:
+    """Returns the times of searches in seconds, 8 always in flight; a writer's changes become searchable soon after."""
+    until = time.perf_counter() + seconds
+    times: list[float] = []
+    numbers = itertools.count()
+
+    async def search() -> None:
+        while (began := time.perf_counter()) < until:
+            await find(finder, next(numbers))
+            times.append(time.perf_counter() - began)
+
+    async def follow() -> None:
+        while writer is not None and time.perf_counter() < until:
+            await asyncio.to_thread(finder.swap, writer.library)
+            await asyncio.sleep(0.1)
+
+    await asyncio.gather(follow(), *(search() for _ in range(_SEARCHES)))
+    return times
+
+
+@dataclass(slots=True)
+class _Work:
+    """Work that threads do during searches."""
+
+    threads: int
+    pause_s: float = 0.0
+    """Between two times of one thread."""
+    done: int = 0
+    seconds: float = 0.0
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    @property
+    def per_s(self) -> float:
+        """Returns the achieved rate, in times per second."""
+        return self.done / self.seconds
+
+    @contextmanager
+    def concurrently(self, do: Callable[[int], None]) -> Iterator[None]:
+        """Repeats the work while the block lasts, each time with a unique number."""
+        stop, began = threading.Event(), time.perf_counter()
+
+        def work() -> int:
+            done = 0
+            while not stop.wait(self.pause_s):
+                do(next(self._numbers))
+                done += 1
+            return done
+
+        with ThreadPoolExecutor(self.threads) as threads:
+            working = [threads.submit(work) for _ in range(self.threads)]
+            try:
+                yield
+            finally:
+                stop.set()
+        # An error in a thread is raised here: its work would be missing from the rate.
+        self.done += sum(each.result() for each in working)
+        self.seconds += time.perf_counter() - began
+
 
 # Includes both ends, where one half has no weight.
 _ALPHAS = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
@@ -31,10 +359,10 @@ def search(*, memes: int = 1_000_000, queries: int = 6, seconds: float = 15.0) -
     Args:
         memes: Number of memes; called 10^6 in the names of figures, and a tenth of them 10^5.
     """
-    return _searched(memes, queries) | library(memes=memes, seconds=seconds)
+    return _compared(memes, queries) | library(memes=memes, seconds=seconds)
 
 
-def _searched(memes: int, queries: int) -> Result:
+def _compared(memes: int, queries: int) -> Result:
     rows, drawn_queries = drawn(memes, seed=0), drawn(len(_ALPHAS) * queries, seed=1)
     figures = _among_some(rows[: memes // 10], drawn_queries[:queries]) | _among_many(rows, drawn_queries)
     recalls = [name for name in figures if name.startswith("recall_")]
@@ -117,3 +445,9 @@ def _timed_in_turns(ways: Sequence[Callable[[Floats], object]], queries: Floats)
         return lambda query: seconds_of(lambda: way(query))
 
     return in_turns([timed(way) for way in ways], queries)
+
+
+if __name__ == "__main__":
+    _part, _root, _seconds = sys.argv[1], Path(sys.argv[2]), float(sys.argv[3])
+    _parts = {"answer": answer, "memory": memory}
+    print(json.dumps(changes(_root, _seconds) if _part == "changes" else _parts[_part](_root)))

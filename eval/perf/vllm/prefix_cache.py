@@ -55,14 +55,9 @@ class RecordedCall:
 
     request: ChatRequest
     is_odds: bool
-    answer: ServerAnswer
+    reply: ChatReply
+    """Reply as the court gets it."""
     sent: float
-    answered: float
-
-    @property
-    def reply(self) -> ChatReply:
-        """Reply as the court gets it."""
-        return self.answer.reply(self.answered - self.sent)
 
 
 class Recorded(ChatCompletions):
@@ -80,9 +75,7 @@ class Recorded(ChatCompletions):
         sent = time.monotonic()
         self.begun.append(request)
         answer = await super().answer(request, within_s=within_s, extra=extra)
-        self.asked.append(
-            RecordedCall(request=request, is_odds=bool(extra), answer=answer, sent=sent, answered=time.monotonic())
-        )
+        self.asked.append(RecordedCall(request, bool(extra), answer.reply(time.monotonic() - sent), sent))
         return answer
 
     def forget(self) -> None:
@@ -258,7 +251,7 @@ async def _counters(server: VllmServer) -> tuple[int, int]:
 
 
 async def prompts_sent(root_url: str, model: str, calls: Sequence[RecordedCall]) -> list[Prompt]:
-    """Returns calls as the prefix cache saw them.
+    """Returns calls as the prefix cache saw them, the first sent first.
 
     Raises ValueError: The length of a prompt differs from the one in the server's answer.
     """
@@ -272,11 +265,11 @@ async def prompts_sent(root_url: str, model: str, calls: Sequence[RecordedCall])
     # No proxy from the environment may come between two processes on one machine.
     async with httpx2.AsyncClient(base_url=root_url, trust_env=False, timeout=60) as client:
         (picture,) = await tokens({"model": model, "prompt": PICTURE_TOKEN, "add_special_tokens": False})
-        for call in calls:
+        for call in sorted(calls, key=lambda call: call.sent):
             shown = placed(await tokens(tokenize_body(model, call.request)), call.request, picture)
             if len(shown) != call.reply.tokens_in:
                 raise ValueError("a prompt is not as long as the server said")
-            prompts.append(Prompt(shown, call.reply.tokens_cached, call.sent, call.answered))
+            prompts.append(Prompt(shown, call.reply.tokens_cached))
     return prompts
 
 
@@ -286,8 +279,6 @@ class Prompt:
 
     tokens: Sequence[Placed]
     cached: int
-    sent: float
-    answered: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,25 +289,15 @@ class PromptTokens:
     reached: int
     possible: int
     """Tokens that could have been cached: whole blocks of a prompt's longest common prefix with one sent before it."""
-    settled: int
-    """The same, counting only prompts that had been answered by then."""
 
 
 def share(prompts: Sequence[Prompt], past: Sequence[Prompt], block: int) -> PromptTokens:
-    """Counts the prompt tokens that the cache served, and those that it could have served."""
-    possible = settled = 0
-    for each in prompts:
-        # Whether answered or not: a prompt can be hit in the cache as soon as it has been computed.
-        others = [other for other in prompts if other.sent < each.sent]
-        before = _whole_blocks(each, past, block)
-        sent = max(before, _whole_blocks(each, others, block))
-        answered = _whole_blocks(each, [other for other in others if other.answered < each.sent], block)
-        possible, settled = possible + sent, settled + max(before, answered)
+    """Counts the prompt tokens that the cache served, and those that it could have served; in the order of sending."""
     return PromptTokens(
         prompts=sum(len(each.tokens) for each in prompts),
         reached=sum(each.cached for each in prompts),
-        possible=possible,
-        settled=settled,
+        # Whether answered or not: a prompt can be hit in the cache as soon as it has been computed.
+        possible=sum(_whole_blocks(each, [*past, *prompts[:n]], block) for n, each in enumerate(prompts)),
     )
 
 

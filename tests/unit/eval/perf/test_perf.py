@@ -9,14 +9,13 @@ from click.testing import CliRunner
 
 from court.events import ModelCall, QuestionAsked, Role, Side, SideRested
 from eval.cli import cli
-from eval.perf import bench, library, search
+from eval.perf import bench, search
 from eval.perf import clients as load_clients
 from eval.perf.bench import Result
 from eval.perf.docket import docket
 from eval.perf.install import startup
-from eval.perf.library import DIM, drawn
-from eval.perf.overhead import naive, share
-from eval.perf.trials import Examined, Speed, Times, bar, case, times, unwatched
+from eval.perf.search import DIM, drawn
+from eval.perf.trials import Speed, bar, case, naive, needed, share, unwatched
 from eval.standin import process as served
 from eval.standin.replies import TOKENS
 from eval.standin.server import FakeModelServer, serving
@@ -133,11 +132,11 @@ def test_search_benchmark_reports_every_figure_with_a_goal(monkeypatch):
 
 
 def test_library_benchmarks_compare_with_plain_numpy_and_file_appends(tmp_path):
-    library._write(tmp_path / "library", 500)
-    figures = library.answer(tmp_path / "library")
+    search._write(tmp_path / "library", 500)
+    figures = search.answer(tmp_path / "library")
     assert figures["open_to_answer_over_numpy"] > 0 and figures["open_to_answer_s"] > 0
-    assert 0 < library.memory(tmp_path / "library")["memory_over_vectors"] < 1000
-    figures = library.changes(tmp_path / "library", 0.1)
+    assert 0 < search.memory(tmp_path / "library")["memory_over_vectors"] < 1000
+    figures = search.changes(tmp_path / "library", 0.1)
     assert figures["adds_over_appends"] > 0 and figures["adds_per_s"] > 0
     # A vector of 1024 float32 and its metadata: as much is appended to the plain file each time.
     assert (tmp_path / "plain").stat().st_size > 4096
@@ -240,29 +239,19 @@ def test_duration_of_a_call_follows_from_the_server_s_settings_and_token_counts(
         speed.of(call(fault="it was empty"))
 
 
-def test_floor_is_the_slower_side_s_chain_and_naive_is_the_sum():
-    slow = Examined(questions=(2.0, 3.0), answers=(1.0, 1.0), summaries=(5.0, 7.0))
-    quick = Examined(questions=(1.0,), answers=(1.0,), summaries=(4.0,))
-    trial = Times(describe=10.0, sides=(slow, quick), judge=20.0, score=0.5)
-    assert trial.floor == 10 + (2 + 1 + 3 + 1 + 7) + 20
-    assert trial.naive == 10 + (2 + 1 + 5 + 3 + 1 + 7) + (1 + 1 + 4) + 20
-    assert trial.needed == trial.naive + 0.5
-    assert (slow.rounds, quick.rounds) == (2, 1)
-
-
 def test_share_of_capacity_is_needed_over_available_time():
-    assert share(needed=160.0, wall=10.0, capacity=16) == 1.0
-    assert share(needed=152.0, wall=10.0, capacity=16) == 0.95
+    assert share(work=160.0, wall=10.0, capacity=16) == 1.0
+    assert share(work=152.0, wall=10.0, capacity=16) == 0.95
 
 
 def test_superfluous_calls_are_excluded_from_what_a_trial_needs():
     record = try_meme(Cast(rounds=2))
     rounds = {event.side: event.rounds for event in record.all(SideRested)}
     assert max(event.round for event in record.all(QuestionAsked)) > rounds[Side.ACCUSER]
-    needed = times(record, Speed(call_s=1.0))
-    assert [side.rounds for side in needed.sides] == [2, 2]
-    assert needed.needed == 2 + 3 * 4 + 2  # with the two calls for the score
-    assert needed.floor == 1 + 2 * 2 + 1 + 1
+    found = needed(record, Speed(call_s=1.0))
+    assert found.rounds == (2, 2)
+    assert found.total == 2 + 3 * 4 + 2  # with the two calls for the score
+    assert found.floor == 1 + 2 * 2 + 1 + 1
 
 
 def test_model_server_plays_a_trial_if_configured_to():
@@ -276,8 +265,8 @@ def test_model_server_plays_a_trial_if_configured_to():
     record, rounds = asyncio.run(run())
     assert rounds == (3, 3)
     assert [event.rounds for event in record.all(SideRested)] == [3, 3]
-    needed = times(record, Speed(output_token_s=1.0))
+    found = needed(record, Speed(output_token_s=1.0))
     # Reply lengths alone give the published formulas.
     d, q, a, s, j = (TOKENS[task] for task in ("describe", "ask", "answer", "summarise", "judge"))
-    assert needed.floor == d + 3 * (q + a) + s + j
-    assert needed.naive == d + 2 * 3 * (q + a + s) + j and needed.score == 2
+    assert found.floor == d + 3 * (q + a) + s + j
+    assert found.naive == d + 2 * 3 * (q + a + s) + j and found.score == 2

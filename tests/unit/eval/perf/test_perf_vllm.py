@@ -21,8 +21,8 @@ CAT, DOG = (Frame(encode(quarters((28, 28 + 28 * n)), "PNG"), 28, 28 + 28 * n) f
 PICTURE = 9
 
 
-def words(*tokens, cached=0, sent=0.0, answered=0.0):
-    return Prompt([(token, None) for token in tokens], cached, sent, answered)
+def words(*tokens, cached=0):
+    return Prompt([(token, None) for token in tokens], cached)
 
 
 def test_picture_tokens_are_tagged_with_the_digest_of_their_picture():
@@ -48,21 +48,21 @@ def test_pictures_are_tokenized_in_full_even_if_sent_by_reference():
 def test_cacheable_tokens_are_whole_blocks_of_earlier_prompts():
     past = [words(*range(9))]
     prompts = [
-        words(*range(6), cached=4, sent=1.0, answered=3.0),  # 6 in common, of which 5 may be reused: one block of 4
-        words(*range(9), 50, 51, 52, 53, cached=8, sent=2.0, answered=4.0),  # 9 in common: two blocks
-        # 13 in common with the one before, which is not answered yet; 9 with the past.
-        words(*range(9), 50, 51, 52, 53, 54, cached=8, sent=3.5, answered=5.0),
-        words(70, 71, 72, 73, 74, cached=0, sent=6.0, answered=7.0),
+        words(*range(6), cached=4),  # 6 in common, of which 5 may be reused: one block of 4
+        words(*range(9), 50, 51, 52, 53, cached=8),  # 9 in common: two blocks
+        # 13 in common with the one before; 9 with the past.
+        words(*range(9), 50, 51, 52, 53, 54, cached=8),
+        words(70, 71, 72, 73, 74, cached=0),
     ]
     found = share(prompts, past, 4)
     assert (found.prompts, found.reached) == (6 + 13 + 14 + 5, 20)
-    assert (found.possible, found.settled) == (4 + 8 + 12 + 0, 4 + 8 + 8 + 0)
+    assert found.possible == 4 + 8 + 12 + 0
     assert share(prompts[3:], [], 4).possible == 0
 
 
 def test_last_token_is_always_computed():
-    assert share([words(*range(8), sent=1.0)], [words(*range(8))], 4).possible == 4
-    assert share([words(*range(9), sent=1.0)], [words(*range(9))], 4).possible == 8
+    assert share([words(*range(8))], [words(*range(8))], 4).possible == 4
+    assert share([words(*range(9))], [words(*range(9))], 4).possible == 8
 
 
 # The vLLM server
