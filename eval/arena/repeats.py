@@ -14,7 +14,7 @@ from eval.reports.sections import Section
 from eval.scores.means import RepeatedFigure, repeated
 from eval.scores.measure import figure
 from eval.session.directory import CALLS
-from eval.session.repeats import repeats_of, require_repeats
+from eval.session.sampled import repeats_of, require_repeats
 
 
 @dataclass(frozen=True, slots=True)

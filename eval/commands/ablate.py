@@ -8,15 +8,24 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from eval.commands.options import Shown, score_by_protocol, shows_sections, study_options, words_in
+from court.events import Procedure
+from eval.commands.options import (
+    Shown,
+    plan_of,
+    run_watched,
+    score_by_protocol,
+    shows_sections,
+    study_options,
+    words_in,
+)
+from eval.datasets.items import Protocol
+from eval.runs.results import Results, read_results
 from serving.cli.common import FILE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from eval.datasets.items import Protocol
     from eval.reports.sections import Section
-    from eval.runs.results import Results
     from eval.scores.compare import Comparison
 
 
@@ -92,9 +101,6 @@ def ablate(
     Differences are the arm minus `full`, paired by meme, with 95 % intervals by bootstrap (10,000 resamples); p is from
     the exact McNemar test. A meme without a class counts as wrong.
     """
-    from court.events import Procedure
-    from eval.commands.options import plan_of, run_watched
-    from eval.runs.results import read_results
     from eval.studies.arms import ModelOf, Study, arms_named, run_study
     from eval.synthetic.world import GROUPS
 
@@ -181,8 +187,6 @@ def _section(compared: Sequence[tuple[Results, Comparison]], protocol: Protocol,
 
 
 def _silent(arm: Results, protocol: str) -> int:
-    from eval.datasets.items import Protocol
-
     return sum(one.prediction.outcome.harmful is None for _, one in arm.under(Protocol(protocol)))
 
 

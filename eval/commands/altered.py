@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING
 
 import click
 
+from court.errors import BadRequest
 from eval.commands.options import Shown, shows_sections
+from eval.runs.results import Results, read_results
 from serving.cli.common import PATH
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from eval.reports.sections import Section
-    from eval.runs.results import Results
     from eval.scores.altered import FlipRate
 
 _MOST = 20  # memes that a terminal shows
@@ -105,9 +106,7 @@ def counterfactual(study: Path) -> Shown:
 
 def _arms(study: Path, wanted: Callable[[Results], bool]) -> tuple[Results, list[Results]]:
     """Returns the reference of a study and the wanted arms. Raises BadRequest if either is missing or not finished."""
-    from court.errors import BadRequest
     from eval.reports.gather import runs_below
-    from eval.runs.results import read_results
     from eval.studies.arms import FULL_ARM
 
     runs = [read_results(root) for root in runs_below(study)]

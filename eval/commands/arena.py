@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from court.errors import BadRequest
 from eval.commands.follow_ups import detect_memes, difficulty, distil_check, explain, export_judge
 from eval.commands.options import (
     Shown,
@@ -22,6 +24,8 @@ from eval.commands.options import (
 from eval.commands.rating import rate_arena
 from eval.commands.sampled import sampled_options, samples_of
 from eval.commands.task_sets import tasks
+from eval.models.samples import TABLE_KEYS
+from eval.session.sampled import repeat_lead, repeats_in
 from serving.cli.common import PATH, tell
 
 if TYPE_CHECKING:
@@ -86,7 +90,6 @@ def arena(context: click.Context, /, **options: Any) -> None:
     from eval.arena.groups import groups_in, plain_groups
     from eval.arena.leaderboard import leaderboard
     from eval.arena.repeats import arena_repeats
-    from eval.session.repeats import repeats_in
 
     out: Path = options["out"]
     # Before any model is asked: the error further down would come after all calls are paid for.
@@ -140,10 +143,7 @@ def _group_page(board: Leaderboard, groups: Sequence[BoardsBy], out: Path) -> li
 
 
 def _of_repeats(boards: Sequence[Leaderboard], out: Path) -> Shown:
-    from dataclasses import asdict
-
     from eval.arena.repeats import repeat_section, repeated_board
-    from eval.session.repeats import repeat_lead
 
     repeated = repeated_board(boards)
     return Shown(
@@ -159,8 +159,6 @@ def _of_repeats(boards: Sequence[Leaderboard], out: Path) -> Shown:
 
 def figures_of(board: Leaderboard) -> dict[str, Any]:
     """Returns a leaderboard's figures for other programs, without any text."""
-    from dataclasses import asdict
-
     figures = asdict(board)
     manifest = board.manifest
     figures["manifest"] = {
@@ -193,11 +191,9 @@ def _run(ask: Ask, *, yes: bool) -> None:
 
 
 def _options_of(options: dict[str, Any]) -> Ask:
-    from court.errors import BadRequest
     from eval.arena.run import Ask
     from eval.arena.settings import arena_settings
     from eval.models.open import read_models, require_servers
-    from eval.models.samples import TABLE_KEYS
 
     file = read_models(options["models"])
     unknown = [name for name in file.rest if name != "arena"]

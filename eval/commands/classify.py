@@ -9,16 +9,23 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from court.errors import BadRequest
+from court.events import Procedure
+from court.settings import TrialSettings
 from eval.commands.options import CourtOptions, Shown, dataset_of, patience_option, plan_of, run_watched, shows_sections
+from eval.datasets.card import DatasetCard
+from eval.datasets.read import require_same_labels
+from eval.runs.results import LIBRARY, RunFolder, read_results
 from eval.runs.spec import Circumstances, JudgingSpec
+from eval.session.directory import CALLS
+from eval.session.engine import Progress
+from eval.session.sampled import repeat_folder
 from eval.session.spec import spec_options
 from serving.cli.common import NEW_FILE
 
 if TYPE_CHECKING:
-    from eval.datasets.card import DatasetCard
     from eval.models.vllm_session import VllmSessions
     from eval.runs.plan import Plan
-    from eval.session.engine import Progress
     from eval.solvers.question import Question
 
 
@@ -118,8 +125,6 @@ def classify(**options: Any) -> Shown:
 
 async def _with_server(plan: Plan, sessions: VllmSessions) -> Plan:
     """The plan with the server that all runs of a grid share, started where one of them has something left to ask."""
-    from eval.runs.results import RunFolder
-
     if plan.vllm is None or (RunFolder(plan.out).finished and not plan.retry_failed):
         return plan
     llm = (await sessions.serve(plan.vllm.model)).in_all_roles(plan.settings.llm)
@@ -128,10 +133,6 @@ async def _with_server(plan: Plan, sessions: VllmSessions) -> Plan:
 
 def _plans(options: dict[str, Any]) -> list[Plan]:
     """The plan of each run: one, or those of a grid. Raises BadRequest where something asked for there is none of."""
-    from eval.runs.results import LIBRARY
-    from eval.session.directory import CALLS
-    from eval.session.repeats import repeat_folder
-
     dataset = dataset_of(options["dataset"])
     questions = _questions(options, dataset)
     plans: list[Plan] = []
@@ -158,9 +159,7 @@ def _plans(options: dict[str, Any]) -> list[Plan]:
 
 
 def _questions(options: dict[str, Any], dataset: DatasetCard) -> list[Question]:
-    from court.errors import BadRequest
     from court.question import read_question
-    from eval.datasets.read import require_same_labels
     from eval.scores.task_card import require_metrics
     from eval.solvers.question import PRECEDENTS, Answerer, parse_inputs, question_about
 
@@ -216,8 +215,6 @@ def _questions(options: dict[str, Any], dataset: DatasetCard) -> list[Question]:
 
 def _require_trial(options: dict[str, Any], *, asks_none: bool) -> None:
     """Refuses options that a trial has no use for. Raises BadRequest."""
-    from court.errors import BadRequest
-
     if asks_none:
         raise BadRequest("A full trial asks chat models: name one with --llm-url and --model, or --vllm.")
     # Refused and not passed over: a run would bear the name of an input that it never showed.
@@ -245,9 +242,6 @@ _MOST_SHOTS = 16
 
 
 def _plan(options: dict[str, Any], dataset: DatasetCard, question: Question, *, out: Path, name: str) -> Plan:
-    from court.errors import BadRequest
-    from court.events import Procedure
-    from court.settings import TrialSettings
     from eval.runs.plan import parse_setting
     from eval.solvers.question import Answerer
 
@@ -284,7 +278,6 @@ def _folder_name(question: Question) -> str:
 
 def _shown(plans: Sequence[Plan], out: Path) -> Shown:
     from eval.reports import tasks
-    from eval.runs.results import read_results
 
     groups = tasks.gather_tasks([read_results(plan.out) for plan in plans])
     lead, sections = tasks.lead_of(groups), tasks.sections_of(groups)

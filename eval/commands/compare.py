@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from eval.commands.options import Shown, protocol_option, seed_option, shows_sections
+from court.errors import BadRequest
+from eval.commands.options import Shown, protocol_option, protocols_of, score_by_protocol, seed_option, shows_sections
+from eval.runs.results import read_results
 from serving.cli.common import PATH
 
 if TYPE_CHECKING:
@@ -32,10 +34,7 @@ def compare(run_a: Path, run_b: Path, protocol: str | None, seed: int) -> Shown:
 
     Of two arenas it shows how far they rank the models of both alike: Spearman's and Kendall's rank correlation.
     """
-    from court.errors import BadRequest
     from eval.arena.folder import EVENTS
-    from eval.commands.options import protocols_of, score_by_protocol
-    from eval.runs.results import read_results
     from eval.scores.compare import compare as compared
 
     arenas = [(one / EVENTS).exists() for one in (run_a, run_b)]

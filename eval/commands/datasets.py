@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from court.errors import BadRequest, CourtError
 from eval.commands.options import (
     Shown,
     TableWords,
@@ -26,13 +27,15 @@ from eval.commands.options import (
     table_of,
     write_page,
 )
+from eval.datasets.card import DatasetCard
+from eval.datasets.known import card_file, find_card, known_cards, recognised
+from eval.session.engine import watching
 from eval.session.spec import spec_options
 from serving.cli.common import NEW_FILE, NEW_FOLDER, PATH
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from eval.datasets.card import DatasetCard
     from eval.datasets.check import DatasetCheck
 
 _SHOWN = 5  # cases of a finding that are listed one by one; --json lists all
@@ -54,7 +57,6 @@ def datasets(context: click.Context, as_json: bool) -> None:
     """  # noqa: D301 - click's mark for text that is not to be wrapped
     if context.invoked_subcommand:
         return
-    from eval.datasets.known import known_cards
 
     if as_json:
         click.echo(json.dumps({card.id: card.to_json() for card in known_cards()}))
@@ -100,8 +102,6 @@ def check(data: Path, id_: str | None, decode: bool, as_json: bool, **words: Any
 
     Exit code: 0 if nothing was found, 1 if something was, 2 if the check could not be done.
     """
-    from court.errors import CourtError
-    from eval.datasets.known import find_card, recognised
     from eval.datasets.record_files import keep_tables
 
     if id_ is not None:
@@ -206,9 +206,6 @@ def card() -> None:
 @click.argument("id_", metavar="ID|FILE.toml")
 def show(id_: str) -> None:
     """Shows the card of a data set as it is written."""
-    from court.errors import BadRequest
-    from eval.datasets.known import card_file
-
     try:
         click.echo(card_file(id_).read_text("utf-8"), nl=False)
     except BadRequest as error:
@@ -258,7 +255,6 @@ async def _checked(data: Path, chosen: Sequence[DatasetCard], pictures: bool) ->
     from court.backends.pictures.reader import GuardedPictureReader
     from eval.datasets.check import check as check_dataset
     from eval.scores.task_card import require_metrics
-    from eval.session.engine import watching
 
     for task in (task for dataset in chosen for task in dataset.tasks):
         require_metrics(task.id, task.labels, task.official, *task.metrics)

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-if TYPE_CHECKING:
-    from eval.runs.results import Results
-
-_PATH = click.Path(path_type=Path)
+from eval.runs.results import DOCKET, Results, read_results
+from serving.cli.common import PATH
 
 
 @click.command()
-@click.argument("run", type=_PATH)
-@click.option("--inspect", type=_PATH, metavar="FILE", help="Inspect AI log to write (….eval or ….json).")
-@click.option("--parquet", type=_PATH, metavar="FILE", help="Parquet file of predictions to write, one row per meme.")
+@click.argument("run", type=PATH)
+@click.option("--inspect", type=PATH, metavar="FILE", help="Inspect AI log to write (….eval or ….json).")
+@click.option("--parquet", type=PATH, metavar="FILE", help="Parquet file of predictions to write, one row per meme.")
 def export(run: Path, inspect: Path | None, parquet: Path | None) -> None:
     """Exports RUN for other tools, in one or several formats.
 
@@ -25,8 +22,6 @@ def export(run: Path, inspect: Path | None, parquet: Path | None) -> None:
     everything said about them. Parquet holds ids, gold labels and predictions, without texts. Pictures stay in the run.
     Open the log with ``inspect view --log-dir FOLDER``.
     """
-    from eval.runs.results import read_results
-
     if inspect is None and parquet is None:
         raise click.UsageError("Name a form: --inspect FILE or --parquet FILE.")
     try:
@@ -54,7 +49,6 @@ def _inspect(run: Path, results: Results, target: Path) -> int:
         raise click.ClickException(
             "Inspect AI is not installed. Install it with: pip install 'memecourt[server,inspect]'"
         ) from None
-    from eval.runs.results import DOCKET
     from serving.docket.open import Docket
 
     async def write() -> int:

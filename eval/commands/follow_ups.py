@@ -13,14 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from court.errors import BadRequest
 from eval.commands.options import Shown, run_watched, shows_sections, words_in
 from eval.commands.sampled import arena_samples, chosen_models
+from eval.models.samples import ShownMeme, read_memes
+from eval.session.directory import CALLS
+from eval.session.engine import Progress
 from serving.cli.common import PATH, with_options
+from serving.cli.common import run as asyncio_run
 
 if TYPE_CHECKING:
     from eval.models.metered import MeteredModel
-    from eval.models.samples import ShownMeme
-    from eval.session.engine import Progress
 
 DETECTION_PAGE, LOSSES_PAGE, DISTILLED_PAGE = "detection.html", "losses.html", "distilled.html"
 
@@ -61,8 +64,6 @@ def follow_up(
     """
     from eval.arena.folder import ArenaFolder
     from eval.models.open import opened_models
-    from eval.models.samples import read_memes
-    from eval.session.directory import CALLS
 
     specs = chosen_models(options, names)
 
@@ -213,11 +214,8 @@ def export_judge(out: Path, models: Path | None, data: Path | None, folder: Path
     appear only in the test part. The folder holds texts and pictures of memes: protect it, and what is trained on it,
     as you protect the data set. Train with python -m eval.arena.train_judge.
     """
-    from court.errors import BadRequest
     from eval.arena.folder import ArenaFolder
     from eval.arena.judge_examples import judge_examples
-    from eval.models.samples import read_memes
-    from serving.cli.common import run as asyncio_run
 
     try:
         if folder.exists() and any(folder.iterdir()):
@@ -264,7 +262,6 @@ def distil_check(folder: Path, student: str, base: str | None, **options: Any) -
     from eval.arena.distilled import distil_report, distil_sections, judged_by
     from eval.arena.judge_examples import read_examples
     from eval.models.open import opened_models
-    from eval.session.directory import CALLS
 
     manifest, examples = read_examples(folder, "test")
     specs = chosen_models(options, filter(None, (student, base)))

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import click
 
-from eval.commands.options import Shown, runs_argument, shows_sections
+from eval.commands.options import Shown, runs_argument, say, shows_sections, unfinished_in_words
+from eval.runs.results import read_results, require_verdicts
+from eval.session.engine import watching
 from serving.cli.common import FOLDER, PATH
 
 
@@ -33,8 +35,6 @@ def make(out: Path, cases: int, seed: int) -> None:
     Its train split is the starter library's memes: precedents for whoever has no other. Any system can be tested that
     judges test.jsonl: the court by `run`, others by their predictions, which `score --out` stores as a run.
     """
-    from eval.commands.options import say
-    from eval.session.engine import watching
     from eval.synthetic.functional import write_functional
 
     with watching(say) as progress:
@@ -54,10 +54,8 @@ def score(data: Path, runs: tuple[Path, ...]) -> Shown:
     RUN may hold another system's predictions, as `memecourt-eval score --out` stores them. A case passes if it gets its
     label; one without a class fails. Rates have 95 % Wilson intervals.
     """
-    from eval.commands.options import unfinished_in_words
     from eval.reports.gather import runs_below
     from eval.reports.label_sections import functional_sections
-    from eval.runs.results import read_results, require_verdicts
     from eval.scores.functional import functional_scores
     from eval.synthetic.functional import read_key, suite
 

@@ -5,15 +5,24 @@ from __future__ import annotations
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from eval.commands.options import Shown, protocol_option, runs_argument, seed_option, shows_sections, words_in
+from court.errors import BadRequest
+from eval.commands.options import (
+    Shown,
+    protocol_option,
+    protocols_of,
+    runs_argument,
+    say,
+    score_by_protocol,
+    seed_option,
+    shows_sections,
+    unfinished_in_words,
+    words_in,
+)
+from eval.runs.results import Results, dataset_of, read_results, require_verdicts
 from serving.cli.common import FILE, PATH
-
-if TYPE_CHECKING:
-    from eval.runs.results import Results
 
 
 @click.command()
@@ -42,10 +51,8 @@ def subgroups(runs: tuple[Path, ...], by: str | None, groups: Path | None, proto
     are corrected by Holm's procedure: so many looks find something by chance alone otherwise. A meme without a class or
     an answer counts as wrong.
     """
-    from eval.commands.options import protocols_of, say, score_by_protocol, unfinished_in_words
     from eval.reports.gather import runs_below
     from eval.reports.label_sections import subgroup_sections
-    from eval.runs.results import read_results
     from eval.scores.meme_rows import read_meme_rows
     from eval.scores.subgroups import groups_of, subgroup_tables
 
@@ -112,10 +119,8 @@ def annotators(votes: Path, runs: tuple[Path, ...], columns: tuple[str, ...], ha
     score, cross-entropy), and its labels with the majority, separately for unanimous memes and for the others.
     Intervals are 95 %, by bootstrap over memes.
     """
-    from eval.commands.options import unfinished_in_words
     from eval.reports.gather import runs_below
     from eval.reports.label_sections import annotators_section, soft_section
-    from eval.runs.results import dataset_of, read_results, require_verdicts
     from eval.scores import annotators as scored
     from eval.scores.annotators import annotator_agreement, harm_shares, soft_labels, soft_scores
     from eval.scores.meme_rows import column_named, read_meme_rows
@@ -179,7 +184,6 @@ def noise(runs: tuple[Path, ...], library: Path | None, protocol: str | None, sh
     runs of classify, labels are checked one by one, each with its own probability. For a library, it is the vote of the
     other precedents, excluding those that share picture or words. The list holds ids only and no text of a meme.
     """
-    from eval.commands.options import protocols_of
     from eval.reports.label_sections import noise_section
     from eval.scores.label_noise import find_label_noise, find_task_noise, find_verdict_noise
     from eval.studies.vote import left_out_probabilities
@@ -209,9 +213,6 @@ def noise(runs: tuple[Path, ...], library: Path | None, protocol: str | None, sh
 
 def _runs_of_one_split(runs: tuple[Path, ...]) -> list[Results]:
     """The runs. Raises BadRequest where they are of several splits, or of verdicts and answers both."""
-    from court.errors import BadRequest
-    from eval.runs.results import read_results
-
     read = [read_results(root) for root in runs]
     first = read[0]
     if any((one.dataset, one.split) != (first.dataset, first.split) for one in read):

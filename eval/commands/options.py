@@ -15,21 +15,24 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import click
 from pydantic import Field
 
+from court.errors import BadRequest, Unavailable
+from court.events import Procedure
+from eval.datasets.card import DatasetCard
+from eval.datasets.items import Protocol
+from eval.datasets.known import find_card, recognised
+from eval.datasets.read import CARD, DETECT, shared_detector
+from eval.runs.results import Results
 from eval.runs.spec import Circumstances, JudgingSpec
+from eval.session.engine import SERVER_GONE, UNFINISHED, Progress, watching
 from eval.session.spec import Option, flags_of, spec_options
 from serving.access.private_files import hand_on
-from serving.cli.common import NEW_FILE, PATH, FiniteRange, with_options
+from serving.cli.common import NEW_FILE, PATH, FiniteRange, Interrupted, run, settings_of, with_options
 
 if TYPE_CHECKING:
-    from court.events import Procedure
-    from eval.datasets.card import DatasetCard
-    from eval.datasets.items import Protocol
     from eval.datasets.plain_table import PlainTable
     from eval.models.vllm_session import VllmChoice
     from eval.reports.sections import Section
     from eval.runs.plan import Plan
-    from eval.runs.results import Results
-    from eval.session.engine import Progress
     from serving.settings import Settings
 
 
@@ -140,9 +143,6 @@ EXIT_UNFINISHED = 3
 
 def dataset_of(id_: str) -> DatasetCard:
     """The data set of this id or card. Raises click.UsageError, which names those that there are."""
-    from court.errors import BadRequest
-    from eval.datasets.known import find_card
-
     try:
         return find_card(id_)
     except BadRequest as error:
@@ -151,8 +151,6 @@ def dataset_of(id_: str) -> DatasetCard:
 
 def dataset_in(data: Path, id_: str | None) -> DatasetCard:
     """The data set that is named, or the only one in a directory. Raises click.UsageError if there are several."""
-    from eval.datasets.known import recognised
-
     if id_:
         return dataset_of(id_)
     found = recognised(data)
@@ -166,8 +164,6 @@ def protocols_of(text: str | None, offered: tuple[Protocol, ...]) -> tuple[Proto
 
     Raises click.UsageError: One is unknown, or not offered.
     """
-    from eval.datasets.items import Protocol
-
     if text is None:
         return offered
     names = words_in(text)
@@ -190,8 +186,6 @@ def score_by_protocol(
 
     Raises BadRequest: A named protocol has no figures, or none of them has.
     """
-    from court.errors import BadRequest
-
     found: dict[Protocol, T] = {}
     without: list[BadRequest] = []
     for protocol in protocols:
@@ -225,10 +219,6 @@ def run_watched(
     unfinished: Callable[[str], object] = lambda _: None,
 ) -> T:
     """Works on a session and shows how far it is; ends the command if the session is interrupted or unfinished."""
-    from court.errors import Unavailable
-    from eval.session.engine import SERVER_GONE, UNFINISHED, watching
-    from serving.cli.common import Interrupted, run
-
     try:
         # The bar is closed before messages are written.
         with watching(say) as progress:
@@ -289,8 +279,6 @@ class CourtOptions:
 
     def settings_with(self, trial: Mapping[str, Any]) -> Settings:
         """The settings of file, environment and options, with these of trials."""
-        from serving.cli.common import settings_of
-
         if self.config:
             os.environ["MEMECOURT_CONFIG"] = str(self.config)  # where Settings looks for it
         llm = {name: value for name, value in (("url", self.llm_url), ("model", self.model)) if value is not None}
@@ -416,7 +404,6 @@ def plan_of(options: Mapping[str, Any], trial: Mapping[str, Any] | None = None, 
         BadRequest: A setting can't be used.
         click.ClickException: The settings can't be used, or there is no such data set or protocol.
     """
-    from court.events import Procedure
     from eval.models.vllm_session import SERVER
     from eval.runs.plan import Plan, parse_setting
 
@@ -455,7 +442,6 @@ def plan_of(options: Mapping[str, Any], trial: Mapping[str, Any] | None = None, 
 
 def tag_of(language: str | None) -> str:
     """The language that is given: a BCP 47 tag, ``detect``, ``card`` or empty. Raises BadRequest if it is none."""
-    from eval.datasets.read import CARD, DETECT, shared_detector
     from serving.rpc.convert import language as checked
 
     if language == DETECT:

@@ -9,6 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from court.display import word
+from court.events import Role
+from court.policy import Policy
+from court.record import TrialState
 from eval.commands.options import (
     CourtOptions,
     Shown,
@@ -18,17 +22,16 @@ from eval.commands.options import (
     show_answer,
     shows_sections,
 )
+from eval.session.engine import Progress
 from eval.session.spec import spec_options
-from serving.cli.common import FILE, NEW_FOLDER, CheckingGroup, docket_in, docket_option, excerpt, run
+from serving.cli.common import FILE, NEW_FOLDER, CheckingGroup, docket_in, docket_option, excerpt, run, tell
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from court.policy import Policy
     from eval.models.metered import CallBudget
     from eval.replay.replay import UnderPolicy
     from eval.reports.sections import Section
-    from eval.session.engine import Progress
     from eval.studies.policies import PolicyFigures, PolicyTrials
     from retrieval.library.postgres.address import Address
     from serving.settings import Settings
@@ -74,7 +77,6 @@ def test(context: click.Context, /, file: Path, out: Path, against: Path | None,
     Exit code: 0 if nothing is wrong, 1 if something is, 2 after an error, 3 if calls were not enough. The same command
     goes on from there.
     """
-    from court.policy import Policy
     from eval.scores.measure import figure
     from eval.scores.subgroups import wilson
     from eval.studies.policies import Example, contradictions, examples_of, figures_of
@@ -146,7 +148,6 @@ def diff(
     Requests that stay the same get their recorded reply. The others need a model: their number is printed, and with
     --ask they are made. Texts and pictures are not shown; `memecourt records show ID` does.
     """
-    from court.policy import Policy
     from eval.models.metered import CallBudget
 
     settings = CourtOptions(**options).settings_with({})
@@ -176,7 +177,6 @@ def diff(
 
 
 def _changes(changed: list[UnderPolicy]) -> Iterator[Section]:
-    from court.display import word
     from eval.reports.sections import Section
 
     def in_words(side: tuple[str, str] | None) -> str:
@@ -196,10 +196,7 @@ async def _compared(
     settings: Settings, loaded: Policy, namespace: str | None, budget: CallBudget | None
 ) -> tuple[list[UnderPolicy], int]:
     """Compares cases by their records, then with a budget by models; returns them, and the calls that these take."""
-    from court.events import Role
-    from court.record import TrialState
     from eval.replay.replay import UnderPolicy, under_policy
-    from serving.cli.common import tell
     from serving.docket.store.listing import TrialFilter
     from serving.export.tables import Selection
     from serving.wiring import open_court
@@ -238,7 +235,6 @@ def suggest(context: click.Context, /, file: Path, out: Path, clause: str, **opt
     worse. Then OUT/policy.toml has it. Exit code: 0 if it is accepted, 1 if not, 2 after an error, 3 if calls
     were not enough.
     """
-    from court.policy import Policy
     from eval.studies.policies import suggest as suggested
     from serving.policy_files import to_toml
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,10 @@ from eval.commands.options import (
 )
 from eval.commands.rating import rate_probe
 from eval.commands.sampled import chosen_models, sampled_options, threshold_option
+from eval.models.samples import TABLE_KEYS
+from eval.session.directory import CALLS
+from eval.session.engine import Progress
+from eval.session.sampled import repeat_lead, repeats_in, repeats_of
 from serving.cli.common import PATH
 
 if TYPE_CHECKING:
@@ -28,7 +32,6 @@ if TYPE_CHECKING:
 
     from eval.probe.report import ProbeReport
     from eval.probe.run import ProbePlan
-    from eval.session.engine import Progress
 
 PAGE = "weakness.html"
 AS_PUBLISHED = {"seeds": 10, "steps": 10, "batch": 1, "per_category": 200}
@@ -101,8 +104,6 @@ def probe(context: click.Context, /, **options: Any) -> None:
     if context.invoked_subcommand is not None:
         return
     from eval.probe.report import read_report
-    from eval.session.directory import CALLS
-    from eval.session.repeats import repeats_in, repeats_of
 
     take_published(context, options, AS_PUBLISHED)
     if options["only_report"]:
@@ -141,8 +142,6 @@ def compare(probes: tuple[Path, ...], threshold: int) -> Shown:
 
     The targets must have been probed with the same memes, references and seeds; any difference is named.
     """
-    from dataclasses import asdict
-
     from eval.probe.compare import compare_probes, comparison_lead, comparison_sections
 
     comparison = compare_probes(probes, threshold=threshold)
@@ -159,10 +158,7 @@ probe.add_command(rate_probe)
 
 
 def _of_repeats(reports: Sequence[ProbeReport], out: Path) -> Shown:
-    from dataclasses import asdict
-
     from eval.probe.repeats import repeat_section, repeated_probe
-    from eval.session.repeats import repeat_lead
 
     repeated = repeated_probe(reports)
     page = out / PAGE
@@ -178,8 +174,6 @@ def _of_repeats(reports: Sequence[ProbeReport], out: Path) -> Shown:
 
 def figures_of(report: ProbeReport) -> dict[str, Any]:
     """The figures alone: texts stay in the probe's folder, also where somebody pipes its report."""
-    from dataclasses import asdict
-
     figures = asdict(report)
     for name in ("manifest", "memes", "failures", "topics", "usage"):
         del figures[name]
@@ -207,7 +201,6 @@ def _run(plan: ProbePlan, options: dict[str, Any]) -> None:
     from eval.probe.folder import ProbeFolder
     from eval.probe.run import NOTICE
     from eval.probe.run import probe as run_probe
-    from eval.session.directory import CALLS
 
     chosen = chosen_models(options, (plan.target, *plan.controllers))
     say(NOTICE)
@@ -237,7 +230,6 @@ def _run(plan: ProbePlan, options: dict[str, Any]) -> None:
 def _planned(options: dict[str, Any]) -> ProbePlan:
     from eval.commands.sampled import samples_of
     from eval.models.open import read_models
-    from eval.models.samples import TABLE_KEYS
     from eval.probe.folder import read_seeds
     from eval.probe.refining import Limits
     from eval.probe.run import ProbePlan

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -11,6 +12,8 @@ import click
 
 from eval.commands.options import Shown, say, shows_sections
 from eval.commands.sampled import arena_samples, threshold_option
+from eval.datasets.known import published_file
+from eval.models.samples import read_memes
 from serving.cli.common import PATH, with_options
 
 if TYPE_CHECKING:
@@ -144,7 +147,6 @@ def _rate(
     Args:
         beside: Returns further figures and sections for ratings and the paper's own figures.
     """
-    from eval.datasets.known import published_file
     from eval.reports.ratings import draw_items, rating_section, read_sheet, summarise, write_sheet
 
     what, seed = options["what"], options["seed"]
@@ -184,9 +186,6 @@ def _rounds(text: str) -> range | None:
 
 def _pictures_of(options: Mapping[str, Any], manifest: ArenaManifest) -> Callable[[str], tuple[bytes, ...]]:
     """The memes' pictures, where the data set is at hand."""
-    import asyncio
-
-    from eval.models.samples import read_memes
     from eval.reports.records import shrunk
 
     samples = arena_samples(manifest, options["data"], options["models"])

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from court.errors import CourtError
+from court.errors import BadRequest, CourtError
+from court.prompts.sets import open_set
+from court.record import TrialRecord
 from serving.cli.common import MOST_ID, docket_in, docket_option, excerpt, paragraph, require_text, run, settings_of
 
 if TYPE_CHECKING:
-    from court.record import TrialRecord
     from eval.replay.replay import ReplayedTrial
     from retrieval.library.postgres.address import Address
     from serving.settings import Settings
@@ -83,7 +84,6 @@ def replay(
 
 
 async def _replayed(settings: Settings, trial_ids: tuple[str, ...], folder: Path | None) -> list[ReplayedTrial]:
-    from court.prompts.sets import open_set
     from eval.replay.replay import replay as rerun
 
     open_set(settings.trial.prompts)  # trials that were held in its words are replayed with it
@@ -109,7 +109,6 @@ async def _in_docket(settings: Settings, trial_ids: tuple[str, ...]) -> AsyncIte
 
 
 def _in_files(folder: Path) -> Iterator[TrialRecord]:
-    from court.errors import BadRequest
     from serving.export.source import read_document
 
     # Sorted, for folders list in any order, and two runs are to say the same.

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from court.errors import BadRequest
 from eval.commands.options import html_option, json_option, runs_argument, write_page
+from eval.runs.results import read_results
 from serving.cli.common import NEW_FILE
 
 if TYPE_CHECKING:
@@ -38,13 +40,11 @@ def report(
 
     Runs of classify are shown by their task: the authors' metrics, label by label, beside always saying the same.
     """
-    from court.errors import BadRequest
     from eval.reports.gather import gather, runs_below
     from eval.reports.sections import as_markdown, as_page, as_text
     from eval.reports.tasks import as_json as tasks_as_json
     from eval.reports.tasks import gather_tasks, lead_of, sections_of
     from eval.reports.verdicts import verdicts_lead, verdicts_sections, verdicts_title
-    from eval.runs.results import read_results
 
     if show and html is None:
         raise click.UsageError("--open needs --html FILE.")

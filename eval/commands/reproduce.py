@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shlex
 import sys
@@ -14,20 +15,25 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from court.errors import CourtError, Unavailable
+from court.events import Procedure
 from eval.commands.options import (
     EXIT_UNFINISHED,
     CourtOptions,
     confirm,
     json_option,
     patience_option,
+    plan_of,
     run_watched,
     say,
     words_in,
     write_page,
 )
+from eval.datasets.known import find_card
 from eval.runs.spec import Circumstances, JudgingSpec
+from eval.session.engine import SERVER_GONE, UNFINISHED, Progress
 from eval.session.spec import spec_options
-from serving.cli.common import with_options
+from serving.cli.common import PATH, settings_of, with_options
 
 if TYPE_CHECKING:
     from eval.reports.sections import Section
@@ -106,7 +112,7 @@ def memecourt(**options: Any) -> None:
     Exit code: 0 if every run of the plan is finished, 3 if some memes have no answer yet for want of a server, 1 if it
     could not go on, 130 if it was interrupted.
     """
-    from eval.reproduce.drawn import draw_benchmarks, stand_ins
+    from eval.reproduce.demonstrations import draw_benchmarks, stand_ins
 
     if options["data"] is None and not options["demo"]:
         raise click.UsageError("Missing option --data.")
@@ -161,7 +167,7 @@ def _begins(
 
 
 def _planned(options: dict[str, Any]) -> tuple[Reproduction, Servers, Preset | None]:
-    from eval.reproduce.drawn import drawn_model, drawn_paper
+    from eval.reproduce.demonstrations import drawn_model, drawn_paper
     from eval.reproduce.paper import read_paper
     from eval.reproduce.study import Reproduction, named_servers, present, stages_of, started_servers, urls_of
     from serving.models.connect import pictures_per_prompt
@@ -221,11 +227,7 @@ def _planned(options: dict[str, Any]) -> tuple[Reproduction, Servers, Preset | N
 
 def _benchmarks(paper: Paper, options: dict[str, Any], preset: Preset | None, *, drawn: bool) -> list[Benchmark]:
     """The paper's benchmarks, or drawn ones in folders that are named as the paper's data sets."""
-    from court.events import Procedure
-    from eval.commands.options import plan_of
-    from eval.datasets.known import find_card
     from eval.reproduce.study import Benchmark
-    from serving.cli.common import settings_of
 
     encoder = {"encoder": options["encoder"]} if options["encoder"] else {}
     settings = settings_of(**(preset.settings(**encoder) if preset else encoder))
@@ -304,9 +306,7 @@ def _numbers(options: Mapping[str, Any], paper: Paper, what: Literal["tables", "
 
 def _run(plan: Reproduction, servers: Servers) -> str:
     """Makes the runs; says why they are not finished, or nothing where they are."""
-    from court.errors import Unavailable
     from eval.reproduce.study import run_reproduction
-    from eval.session.engine import SERVER_GONE, UNFINISHED, Progress
 
     async def work(progress: Progress) -> str:
         try:
@@ -325,10 +325,8 @@ def _run(plan: Reproduction, servers: Servers) -> str:
 
 def _write_outcome(plan: Reproduction, preset: Preset | None, options: Mapping[str, Any]) -> None:
     """Scores what was judged, writes the three files and shows the figures."""
-    import asyncio
-
-    from eval.reproduce.outcome import outcome_of
     from eval.reproduce.report import as_json, reproduction_lead, reproduction_sections, reproduction_title
+    from eval.reproduce.study import outcome_of
 
     outcome = outcome_of(plan, balanced=options["balanced"])
     title, lead = reproduction_title(outcome), reproduction_lead(outcome, preset)
@@ -418,7 +416,7 @@ def _staged(name: str, title: str) -> click.Command:
         data={"help": "Folder of the data that the stages need; the plan names what is missing."},
         out={"required": True, "metavar": "STUDY"},
     )
-    @click.option("--models", type=click.Path(path_type=Path), help="File of models (TOML), by the paper's names.")
+    @click.option("--models", type=PATH, help="File of models (TOML), by the paper's names.")
     @click.option("--as-published/--as-served", default=True, help="Use the paper's settings. [default: as published]")
     @spec_options(JudgingSpec, "limit", "seed", seed={"default": 0})
     @_paper_options
@@ -511,8 +509,6 @@ def _reproduce_stages(name: str, options: dict[str, Any]) -> None:
 
 def _run_stage(plan: StagePlan) -> tuple[Any, str]:
     """Runs the command of a stage in this process; returns its figures, or the reason why there are none."""
-    from court.errors import CourtError
-
     if plan.content:
         (plan.file.parent / f"{plan.spec.id}.toml").write_text(plan.content, "utf-8")
     name, *arguments = plan.words

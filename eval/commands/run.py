@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from court.errors import BadRequest, CourtError, Unavailable
+from court.settings import TrialSettings
 from eval.commands.options import CourtOptions, TableWords, patience_option, plan_of, run_watched, with_table
+from eval.runs.results import Results, RunFolder, RunSpec, dataset_of, read_results
 from eval.runs.spec import Circumstances, JudgingSpec
 from eval.session.directory import MANIFEST
+from eval.session.engine import UNFINISHED, Progress
 from eval.session.spec import flags_of, spec_options, words_of_options
+from serving.cli.common import PATH
 
 if TYPE_CHECKING:
     from eval.runs.plan import Plan
-    from eval.runs.results import Results
-    from eval.session.engine import Progress
 
 _OF_A_START = ("data", "out", "name")
 """Circumstances that a resumed run has from its manifest."""
@@ -28,7 +33,7 @@ _OF_A_START = ("data", "out", "name")
 @spec_options(Circumstances)
 @spec_options(CourtOptions)
 @spec_options(TableWords)
-@click.option("--resume", type=click.Path(path_type=Path), metavar="RUN", help="Resume this run.")
+@click.option("--resume", type=PATH, metavar="RUN", help="Resume this run.")
 @patience_option
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as one JSON object.")
 def run(**options: Any) -> None:
@@ -40,10 +45,7 @@ def run(**options: Any) -> None:
     Exit code: 0 if every meme has been judged (undecided and failed ones are counted), 3 if some have no answer yet for
     want of a server that may come back, 1 if the run could not go on, 130 if it was interrupted.
     """
-    from court.errors import Unavailable
-    from eval.runs.results import RunFolder
     from eval.runs.run import run as run_plan
-    from eval.session.engine import UNFINISHED
     from serving.models.vllm import VllmFailed
 
     # Both before anything is started: a usage error must not cost a server's start.
@@ -69,8 +71,6 @@ def run(**options: Any) -> None:
 
 def resume_command(plan: Plan, options: dict[str, Any]) -> str:
     """The command that takes a run up again; the same one as before, where it had not begun to judge."""
-    from eval.runs.results import RunFolder
-
     if not RunFolder(plan.out).begun:
         return plan.command
     words = ["memecourt-eval", "run", "--resume", str(plan.out)]
@@ -96,10 +96,6 @@ def _planned(options: dict[str, Any]) -> Plan:
 
 
 def _resumed(options: dict[str, Any]) -> Plan:
-    from court.errors import BadRequest
-    from court.settings import TrialSettings
-    from eval.runs.results import RunFolder, RunSpec, dataset_of
-
     # What a run is can't be altered half-way: half of it would be one thing and half another.
     flags = {
         **flags_of(JudgingSpec),
@@ -156,10 +152,6 @@ def _with_options_that_fit(plan: Plan) -> Plan:
 
 
 def _show(plan: Plan, options: dict[str, Any]) -> None:
-    from dataclasses import asdict
-
-    from court.errors import CourtError
-    from eval.runs.results import read_results
     from eval.scores.measure import figure
     from eval.scores.metrics import Card, card
 
@@ -204,7 +196,5 @@ def _show(plan: Plan, options: dict[str, Any]) -> None:
 
 def _reasons(results: Results) -> dict[str, int]:
     """Counts memes without a class by reason; the most frequent first."""
-    from collections import Counter
-
     found = Counter(one.prediction.reason for one in results.judged if one.prediction.outcome.harmful is None)
     return dict(found.most_common())

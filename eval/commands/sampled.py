@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from eval.commands.options import dataset_in, dataset_of
+from eval.datasets.card import card_of
+from eval.models.samples import Samples, one_set, read_samples
 from eval.runs.spec import Circumstances, JudgingSpec
+from eval.session.directory import MANIFEST
 from eval.session.spec import spec_options
 from serving.cli.common import PATH, with_options
 
 if TYPE_CHECKING:
     from eval.arena.folder import ArenaManifest
     from eval.models.open import ModelSpec
-    from eval.models.samples import Samples
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -36,8 +38,6 @@ def samples_of(options: Mapping[str, Any], table: Mapping[str, Any], where: str)
         BadRequest: The table can't be used, or no data set is recognised.
         click.UsageError: Options and table name memes both, or neither does.
     """
-    from eval.models.samples import Samples, one_set, read_samples
-
     # Paths in the file of models are relative to it.
     read = read_samples(table, where, options["models"].parent)
     if isinstance(read, Samples):
@@ -57,10 +57,7 @@ def arena_samples(manifest: ArenaManifest, data: Path | None, models: Path | Non
 
     Raises BadRequest: The table can't be used.
     """
-    from eval.datasets.card import card_of
     from eval.models.open import read_models
-    from eval.models.samples import Samples, one_set, read_samples
-    from eval.session.directory import MANIFEST
 
     if data is not None:
         only = manifest.samples[0].only if manifest.samples else "all"

@@ -8,15 +8,28 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from eval.commands.options import Shown, TableWords, protocol_option, seed_option, shows_sections, table_of
+from eval.commands.options import (
+    Shown,
+    TableWords,
+    command_line,
+    dataset_of,
+    protocol_option,
+    protocols_of,
+    say,
+    score_by_protocol,
+    seed_option,
+    shows_sections,
+    table_of,
+)
+from eval.datasets.card import DatasetCard
+from eval.datasets.read import read_split
+from eval.runs.results import Results, write_scored
 from eval.session.spec import spec_options
 from serving.cli.common import PATH
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from eval.datasets.card import DatasetCard
-    from eval.runs.results import Results
     from eval.scores.prediction_file import ScoredFile
 
 
@@ -55,8 +68,6 @@ def score(file: Path, **options: Any) -> Shown:
     Intervals are 95 %, by bootstrap over memes (10,000 resamples). With --out, the predictions are stored as a run
     without records, which report, compare, subgroups and labels noise take beside runs of the court, meme by meme.
     """
-    from eval.commands.options import dataset_of, protocols_of, score_by_protocol
-    from eval.datasets.read import read_split
     from eval.reports.sections import Section
     from eval.scores.metrics import card, cards_rows, confusion_rows, noise_in_words
     from eval.scores.prediction_file import read_predictions
@@ -104,7 +115,6 @@ def score(file: Path, **options: Any) -> Shown:
 
 def _score_answers(file: Path, dataset: DatasetCard, data: Path, options: Mapping[str, Any]) -> Shown:
     """Scores answers to a question of the card, and shows them as runs of classify are shown."""
-    from eval.datasets.read import read_split
     from eval.reports import tasks
     from eval.scores.prediction_file import read_answers
     from eval.solvers.question import ELSEWHERE, question_about
@@ -131,9 +141,6 @@ def _score_answers(file: Path, dataset: DatasetCard, data: Path, options: Mappin
 
 def _store(results: Results, file: Path, options: Mapping[str, Any], notes: Sequence[str]) -> None:
     """Stores predictions as a run without records, if a folder is named."""
-    from eval.commands.options import command_line, say
-    from eval.runs.results import write_scored
-
     if (out := options["out"]) is not None:
         write_scored(out, results, file=file, scorer=options["scorer"], notes=notes, command=command_line())
         say(f"{out} holds the predictions; report, compare, subgroups and labels noise take it like a run.")

@@ -14,17 +14,19 @@ from typing import TYPE_CHECKING
 
 import click
 
+from court.digests import digest
 from court.display import word
+from court.record import TrialRecord, TrialState
+from court.verdict import Label
 from eval.commands.options import Shown, command_line, shows_sections
+from eval.datasets.items import JudgedMeme, Protocol
+from eval.runs.results import RunFolder, RunManifest
+from eval.session.directory import circumstances
 from serving.cli.common import NEW_FOLDER, changed_place, docket_in, docket_option, printable, run, settings_of
 from serving.cli.exports import utc
 
 if TYPE_CHECKING:
-    from court.record import TrialRecord
-    from court.verdict import Label
-    from eval.datasets.items import JudgedMeme
     from eval.reports.sections import Section
-    from eval.runs.results import RunManifest
     from retrieval.library.postgres.address import Address
     from serving.docket.store.listing import TrialFilter
 
@@ -106,7 +108,6 @@ def _sections(cells: Counter[tuple[str, str]], different: Sequence[Pair]) -> Ite
 
 async def _pairs(second: Path | Address, first: Path | Address | None, which: TrialFilter) -> list[Pair]:
     """Pairs whose trials have both ended and are not erased, in the order of the candidate's."""
-    from court.record import TrialState
     from serving.docket.errors import TrialUnknown
     from serving.export.tables import Selection
 
@@ -132,15 +133,12 @@ def _label_of(record: TrialRecord) -> str:
 
 def _gold(record: TrialRecord) -> Label | None:
     """Label that a reviewer found; None if nobody reviewed the trial, or the reviewer found no label."""
-    from court.verdict import Label
-
     review = record.review
     return None if review is None or review.label is Label.UNDECIDED else review.label
 
 
 def _write_run(root: Path, pairs: Sequence[Pair], side: int) -> Path:
     """Writes one side of pairs with a reviewer's label as a finished run that can be compared."""
-    from eval.runs.results import RunFolder
     from eval.solvers.trial import prediction_of
 
     memes = [_meme(court, number) for number, (court, _) in enumerate(pairs, 1)]
@@ -152,9 +150,6 @@ def _write_run(root: Path, pairs: Sequence[Pair], side: int) -> Path:
 
 
 def _meme(court: TrialRecord, number: int) -> JudgedMeme:
-    from court.verdict import Label
-    from eval.datasets.items import JudgedMeme
-
     gold, text = _gold(court), court.text
     return JudgedMeme(
         id=court.trial_id,
@@ -167,11 +162,6 @@ def _meme(court: TrialRecord, number: int) -> JudgedMeme:
 
 
 def _manifest(name: str, records: Sequence[TrialRecord]) -> RunManifest:
-    from court.digests import digest
-    from eval.datasets.items import Protocol
-    from eval.runs.results import RunManifest
-    from eval.session.directory import circumstances
-
     # Described by the last trial, as a manifest has room for one description.
     opened, cited, about = records[-1].opened, records[-1].precedents, circumstances(command_line())
     versions = opened.versions

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from eval.commands.options import Shown, shows_sections, study_options
+from eval.commands.options import (
+    Shown,
+    dataset_of,
+    plan_of,
+    run_watched,
+    score_by_protocol,
+    shows_sections,
+    study_options,
+)
+from eval.runs.results import read_results
 
 if TYPE_CHECKING:
     from eval.reports.sections import Section
@@ -38,8 +47,6 @@ def sweep(axes: tuple[str, ...], thresholds: str, **options: Any) -> Shown:
     Combinations are ordered by strict macro-F1 with 95 % intervals by bootstrap over memes (10,000 resamples). A test
     split is refused. Running the command again with the same --out continues, and can add combinations.
     """
-    from eval.commands.options import dataset_of, plan_of, run_watched, score_by_protocol
-    from eval.runs.results import read_results
     from eval.studies.arms import Study, run_study
     from eval.studies.sweeping import grid, parse_axis, parse_thresholds, rank, require_not_test
 

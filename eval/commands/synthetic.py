@@ -7,9 +7,13 @@ from pathlib import Path
 
 import click
 
+from eval.commands.options import say
+from eval.session.engine import watching
+from serving.cli.common import PATH
+
 
 @click.command()
-@click.argument("out", type=click.Path(path_type=Path))
+@click.argument("out", type=PATH)
 @click.option(
     "--layout",
     type=click.Choice(["harmeme", "fhm", "starter"]),
@@ -34,8 +38,6 @@ def synthetic(out: Path, layout: str, train: int, val: int, test: int, seed: int
     \b
     memecourt-eval run --dataset synthetic-harmeme --data OUT …
     """  # noqa: D301 - click's mark for text that is not to be wrapped
-    from eval.commands.options import say
-    from eval.session.engine import watching
     from eval.synthetic.make import Layout, Plant, make
     from eval.synthetic.starter import write_starter_data
 

@@ -11,16 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from court.events import Side
 from eval.commands.follow_ups import asking_options
-from eval.commands.options import run_watched
+from eval.commands.options import Shown, run_watched, shows_sections, words_in
 from eval.commands.sampled import chosen_models, samples_of
+from eval.models.samples import read_memes
+from eval.session.engine import Progress
+from serving.cli.common import PATH, tell
+from serving.cli.common import run as asyncio_run
 
 if TYPE_CHECKING:
     from eval.arena.folder import FixedTask
     from eval.arena.task_set import TaskSet
-    from eval.session.engine import Progress
-
-_PATH = click.Path(path_type=Path)
 
 
 @click.group()
@@ -29,7 +31,7 @@ def tasks() -> None:
 
 
 @tasks.command("from-run")
-@click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
+@click.argument("run", metavar="RUN", type=PATH)
 @click.option(
     "--side",
     type=click.Choice(["both", "accuser", "defender"]),
@@ -38,16 +40,13 @@ def tasks() -> None:
     help="Side that asked the questions.",
 )
 @click.option("--mixed", is_flag=True, help="Prefix meme ids with the data set's id, for an arena over several.")
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="Task file to write, for --tasks.")
+@click.option("--out", type=PATH, required=True, help="Task file to write, for --tasks.")
 def tasks_from_run(run: Path, side: str, mixed: bool, out: Path) -> None:
     """Makes arena tasks from the questions of Accuser and Defender in the trials of a RUN.
 
     An arena with these tasks (--tasks) finds the better witness. The Proposer's answers are left out.
     """
-    from court.events import Side
     from eval.arena.cross_examination import tasks_of_run
-    from serving.cli.common import run as asyncio_run
-    from serving.cli.common import tell
 
     sides = list(Side) if side == "both" else [Side(side.upper())]
     made = asyncio_run(tasks_of_run(run, sides, prefixed=mixed))
@@ -58,25 +57,24 @@ def tasks_from_run(run: Path, side: str, mixed: bool, out: Path) -> None:
 
 
 @tasks.command("build")
-@click.argument("candidates", type=_PATH)
+@click.argument("candidates", type=PATH)
 @click.option("--annotator", metavar="NAME", required=True, help="Annotator: a model of the models file, no target.")
 @asking_options
 @click.option("--dataset", metavar="ID", help="Data set. [default: the one that is recognised there]")
 @click.option("--split", help="Split. [default: the first test split]")
-@click.option("--stop-words", type=_PATH, help="Words or phrases, a line each: questions that contain one go.")
+@click.option("--stop-words", type=PATH, help="Words or phrases, a line each: questions that contain one go.")
 @click.option(
     "--near",
-    default=0.8,
-    show_default=True,
     type=click.FloatRange(0, 1),
-    help="Share of common letter groups from which on a question is a near-copy of an earlier one.",
+    help="Share of common letter groups from which on a question is a near-copy of an earlier one. [default: 0.8]",
 )
 @click.option("--fields", metavar="NAME,NAME,…", help="Fields to choose from. [default: ProBench's ten]")
 @click.option("--per-field", type=click.IntRange(1), help="Maximum questions per field, drawn by the seed.")
 @click.option("--hardest", type=click.IntRange(1), help="Number of questions that stay in each language.")
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of the draw.")
-@click.option("--out", type=_PATH, required=True, help="Task file to write, for --tasks.")
-def build(candidates: Path, **options: Any) -> None:
+@click.option("--out", type=PATH, required=True, help="Task file to write, for --tasks.")
+@shows_sections(page=False)
+def build(candidates: Path, **options: Any) -> Shown:
     """Chooses questions for a benchmark from many CANDIDATES (JSON lines, as for --tasks), as ProBench's were chosen.
 
     Questions with stop words, near-copies, and questions that need no picture are dropped. The annotator names field,
@@ -85,18 +83,19 @@ def build(candidates: Path, **options: Any) -> None:
     from eval.arena.folder import FixedTask, read_lines
     from eval.arena.task_set import FIELDS, SetRules, build_set
     from eval.models.open import opened_models, read_models
-    from eval.models.samples import read_memes
+    from eval.reports.sections import Section
 
     read = read_lines(candidates, FixedTask)
     specs = chosen_models(options, [options["annotator"]])
     table = read_models(options["models"]).rest.get("arena", {})
     samples = samples_of({**options, "limit": None}, table, "[arena] in the file of models")
-    fields = tuple(filter(None, (one.strip() for one in (options["fields"] or "").split(",")))) or FIELDS
+    fields = words_in(options["fields"]) or FIELDS
     try:
         words = options["stop_words"].read_text("utf-8-sig").splitlines() if options["stop_words"] else ()
     except (OSError, ValueError) as error:
         raise click.UsageError(f"{options['stop_words']} can't be read: {error}.") from None
-    bounds = {name: options[name] for name in ("near", "per_field", "hardest", "seed")}
+    named = {name: options[name] for name in ("near", "per_field", "hardest", "seed")}
+    bounds = {name: value for name, value in named.items() if value is not None}
     rules = SetRules(stop_words=tuple(filter(None, map(str.strip, words))), fields=fields, **bounds)
     out: Path = options["out"]
     if out.exists():
@@ -115,11 +114,14 @@ def build(candidates: Path, **options: Any) -> None:
     found = run_watched(work)
     _write(out, found.tasks)
     by_field = dict(Counter(task.tags["field"] for task in found.tasks).most_common())
-    if options["as_json"]:
-        click.echo(json.dumps({"left": found.left, "fields": by_field}))
-        return
-    click.echo("\n".join(f"{count:>7,}  {step}" for step, count in found.left.items()))
-    click.echo(f"{out} has them: {', '.join(f'{name} {count:,}' for name, count in by_field.items()) or 'none'}.")
+    rows = [("questions", "left"), *((step, f"{count:,}") for step, count in found.left.items())]
+    fields_found = ", ".join(f"{name} {count:,}" for name, count in by_field.items()) or "none"
+    return Shown(
+        title="Questions",
+        sections=[Section("left", "Questions left after each step", tuple(rows))],
+        figures={"left": found.left, "fields": by_field},
+        end=[f"{out} has them: {fields_found}."],
+    )
 
 
 def _write(out: Path, made: Sequence[FixedTask]) -> None:

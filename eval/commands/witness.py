@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,13 +12,14 @@ import click
 from eval.commands.options import Shown, command_line, run_watched, shows_sections, take_published
 from eval.commands.sampled import chosen_models, vllm_turns_options
 from eval.runs.spec import Circumstances, JudgingSpec
+from eval.session.directory import CALLS
+from eval.session.engine import Progress
 from eval.session.spec import flags_of, spec_options
 from eval.solvers.witness import Arm
 from eval.witness.run import WitnessSpec
-from serving.cli.common import PATH
+from serving.cli.common import PATH, settings_of
 
 if TYPE_CHECKING:
-    from eval.session.engine import Progress
     from eval.witness.run import WitnessManifest, WitnessPlan
 
 AS_PUBLISHED = {"steps": "apart", "temperature": 1.0, "queries": 4, "results": 2}
@@ -123,8 +125,6 @@ def _refuse_contradictions(options: dict[str, Any]) -> None:
 
 
 def _planned(options: dict[str, Any]) -> WitnessPlan:
-    import random
-
     from eval.datasets.claims import read_claims
     from eval.witness.run import WitnessPlan
     from eval.witness.world import draw_world
@@ -154,10 +154,8 @@ async def _run(plan: WitnessPlan, options: dict[str, Any], progress: Progress) -
 
     from eval.models.call_cache import SqliteCallCache
     from eval.models.open import open_models
-    from eval.session.directory import CALLS
     from eval.witness.run import WitnessFolder, run_witness
     from eval.witness.world import open_drawn
-    from serving.cli.common import settings_of
     from serving.wiring import open_evidence
 
     # Before the store of calls is opened, which would leave its files in somebody else's folder.

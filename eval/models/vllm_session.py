@@ -15,9 +15,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from pydantic import SecretStr
 
@@ -251,18 +250,9 @@ async def _watched(server: VllmServer) -> AsyncIterator[None]:
 class VllmSessions:
     """Servers of several models, one running at a time because a GPU holds one. Enter and exit it in the same task."""
 
-    def __init__(
-        self,
-        tell: Callable[[str], None],
-        *,
-        pictures: int | None = None,
-        flags: Sequence[str] = (),
-        port: int = 0,
-        api_key: SecretStr | None = None,
-    ) -> None:
-        self._session = partial(
-            vllm_session, tell=tell, pictures=pictures, flags=tuple(flags), port=port, api_key=api_key
-        )
+    def __init__(self, tell: Callable[[str], None], **options: Any) -> None:
+        """Takes the options of :func:`vllm_session`, which hold for all models."""
+        self._session = lambda model: vllm_session(model, tell, **options)
         self._stack = AsyncExitStack()
         self._running: tuple[str, ServedModel] | None = None
 

@@ -10,7 +10,7 @@ from eval.probe.report import CategoryRow, ProbeReport
 from eval.reports.sections import Section
 from eval.scores.means import RepeatedFigure, repeated
 from eval.scores.measure import figure
-from eval.session.repeats import require_repeats
+from eval.session.sampled import require_repeats
 
 ALL = "all"
 

@@ -1,27 +1,224 @@
-"""Demonstrations of the papers whose figures come from our other commands: drawn data, stand-ins, and planted truth."""
+"""Demonstrations of the papers: drawn data, stand-ins of known ability, and the figures that follow from both.
+
+No run is read: the verdict of each trial follows from the memes' key and the model's ability
+(:func:`eval.synthetic.oracle.expected`). Precedents are labelled by the hidden rule, as all memes are.
+
+In a probe of drawn memes each group of the world stands for a kind of harm. The target explains one kind less well, and
+rewritten texts of that kind not at all: the finding that a probe must come to.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import json
 import math
+import re
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import fmean as _mean
 from typing import Any
 
-from eval.reproduce.drawn import oracle_server, served
-from eval.reproduce.probe_world import FULL, WEAK, ProbeVoice, kind_of, score_of
+from eval.probe.agents import BEGIN, PROMPTS, prompt_of
+from eval.reproduce.paper import Paper, Target
+from eval.reproduce.study import Benchmark
+from eval.scores.metrics import score
 from eval.solvers.witness import Arm
-from eval.standin.server import FakeModelServer
+from eval.standin.server import FakeModelServer, serving
 from eval.standin.settings import FEATURES, Settings
 from eval.synthetic.arena_oracle import ArenaVoice
 from eval.synthetic.make import KEY, Layout, make, read_key
-from eval.synthetic.oracle import Ability, JudgeInput, answer_signs, answer_target
-from eval.synthetic.world import SIGNS, TARGETS, signs_of, target_of
-from eval.witness.world import WorldReader, draw_world, expected
+from eval.synthetic.messages import fenced, texts_of
+from eval.synthetic.oracle import Ability, JudgeInput, ServedOracle, answer_signs, answer_target, chance_of, expected
+from eval.synthetic.world import GROUPS, SIGNS, SIZE, TARGETS, claim_of, signs_of, target_of
+from eval.witness.world import WorldReader, draw_world
+from eval.witness.world import expected as expected_finding
+
+
+@contextlib.contextmanager
+def served(servers: Mapping[str, FakeModelServer]) -> Iterator[dict[str, str]]:
+    """Runs fake servers on the loopback interface; yields their addresses by name."""
+    listening = threading.Event()
+    urls: dict[str, str] = {}
+    loops: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+
+    async def serve() -> None:
+        end = asyncio.Event()
+        async with contextlib.AsyncExitStack() as stack:
+            for name, server in servers.items():
+                urls[name] = f"http://127.0.0.1:{await stack.enter_async_context(serving(server))}/v1"
+            loops.append((asyncio.get_running_loop(), end))
+            listening.set()
+            await end.wait()
+
+    # A thread with a loop of its own: the command that calls the servers runs its own loop meanwhile.
+    thread = threading.Thread(target=asyncio.run, args=(serve(),), daemon=True)
+    thread.start()
+    if not listening.wait(30):
+        raise RuntimeError("the stand-in servers did not start")
+    try:
+        yield urls
+    finally:
+        loop, end = loops[0]
+        # The event belongs to the other thread's loop: set from here, it would not wake the waiting task.
+        loop.call_soon_threadsafe(end.set)
+        thread.join()
+
+
+def oracle_server(model: str, ability: Ability) -> FakeModelServer:
+    """A fake server of a model of this ability."""
+    oracle = ServedOracle(ability)
+    settings = Settings(model=model, play="synthetic", capacity=64)
+    return FakeModelServer(settings, answer=oracle.answer, odds=oracle.odds)
+
+
+def stand_ins() -> contextlib.AbstractContextManager[dict[str, str]]:
+    """Runs a fake server of each ability; yields their addresses by size."""
+    return served({size: oracle_server(drawn_model(size), ability) for size, ability in ABILITIES.items()})
+
+
+_PLANTED = Ability(
+    harmful=1.0, benign=1.0, groups_told=3, unseen=0.1, lead=2, late=0.8, near=True,
+)  # fmt: skip
+ABILITIES: Mapping[str, Ability] = {
+    "3b": replace(_PLANTED, eyes=0.0, description=0.05, arguments=0.1, answers=0.15, precedents=0.1),
+    "7b": replace(_PLANTED, eyes=0.05, description=0.1, arguments=0.2, answers=0.4, precedents=0.15),
+    "32b": replace(_PLANTED, eyes=0.05, description=0.1, arguments=0.2, answers=0.6, precedents=0.35),
+}
+"""Abilities of the fake models that stand in for the paper's: what the paper claims is true of them by construction.
+
+A description leaves out half of the badges, which questions bring out; near precedents help; the side that is right
+rests sooner; a stance that comes late misleads; a larger model sees more.
+"""
+_ALTERED: Mapping[str, dict[str, Any]] = {
+    "full": {},
+    "no-precedents": {},
+    "no-advocates": {"advocates": False},
+    "no-captioner": {"captioner": False},
+    "dull-judge": {"dull": True},
+    "post-stance": {"stance_from_start": False},
+}
+"""Arguments of the expectation, by arm."""
+
+
+def drawn_model(size: str) -> str:
+    """Name of the fake model of a size."""
+    return f"oracle-{size}"
+
+
+def drawn_paper(paper: Paper, benchmarks: Sequence[Benchmark]) -> Paper:
+    """The paper with the figures that the fake models must reach on these benchmarks; rows on others are omitted.
+
+    Raises:
+        BadRequest: A benchmark can't be read.
+        OSError: A benchmark has no key.
+    """
+    rows = []
+    by_data = {each.data: each for each in benchmarks}
+    for row in (row for row in paper.targets if row.data in by_data):
+        gold, predicted = _expected(by_data[row.data], row)
+        # The oracle is deterministic: there is an exact figure to meet, and no interval.
+        figures = score(gold, predicted, resamples=1)
+        rows.append(
+            row.model_copy(update={"accuracy": 100 * figures.accuracy.value, "macro_f1": 100 * figures.macro_f1.value})
+        )
+    changes = {"paper": "The oracle on drawn memes", "figures": "must be", "targets": tuple(rows)}
+    return paper.model_copy(update=changes)
+
+
+def _expected(benchmark: Benchmark, row: Target) -> tuple[list[bool], list[bool]]:
+    key = {meme.id: meme for meme in read_key(benchmark.plan.data)}
+    gold, predicted = [], []
+    for meme in benchmark.judged():
+        drawn = key[meme.id]
+        # All precedents are labelled by the rule, and those that are found are near: here the meme itself.
+        shown = () if row.arm == "no-precedents" else ((drawn.text, drawn.badge, drawn.harmful),)
+        opinion = expected(drawn.text, drawn.badge, ABILITIES[row.size], precedents=shown, **_ALTERED[row.arm])
+        gold.append(drawn.harmful)
+        predicted.append(opinion.harmful)
+    return gold, predicted
+
+
+def draw_benchmarks(data: Path, *, test: int, seed: int = 1, size: tuple[int, int] = SIZE) -> None:
+    """Draws three benchmarks in place of the paper's, in a folder each, unless they exist.
+
+    Raises BadRequest: A directory is not empty and has no synthetic benchmark.
+    """
+    layouts = {"harm-c": Layout.HARMEME, "harm-p": Layout.HARMEME, "fhm": Layout.FHM}
+    for number, (name, layout) in enumerate(layouts.items()):
+        if not (data / name / KEY).exists():
+            # Claims are tested on the first alone.
+            judged = test if number == 0 else test // 16 * 4
+            # A seed for each: two data sets with the same layout would otherwise have the same memes.
+            own = seed + 4 * number
+            make(data / name, layout, train=2 * judged, val=0, test=judged, seed=own, near=True, size=size)
+
+
+KINDS: Mapping[str, str] = dict(zip(GROUPS, (category.name for category in BEGIN), strict=True))
+"""Kind of harm by group."""
+WEAK = "religion"
+REWRITTEN = "To put it mildly, "
+FULL, HALF, NONE = 9, 6, 3
+"""Scores of a full explanation, half of one, and none."""
+
+
+def kind_of(text: str) -> str:
+    """The kind of harm of a text; empty for a text that says nothing bad."""
+    claim = claim_of(text)
+    return KINDS[claim.group] if claim is not None and claim.bad else ""
+
+
+def score_of(text: str, category: str, weak: str) -> int:
+    """Score of the explanation that a target with this weakness gives."""
+    if category != weak:
+        return FULL
+    # A third of the weak kind is not understood as it is.
+    return NONE if REWRITTEN in text or chance_of(0, "explained", text, "") < 1 / 3 else HALF
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeVoice:
+    """A model of a probe: any controller, or a target with this weak kind."""
+
+    weak: str = ""
+
+    def answer(self, payload: Mapping[str, Any]) -> str | None:
+        """Returns the reply to a chat completion; None if it is not part of a probe."""
+        system, parts = payload["messages"][0]["content"], texts_of(payload)
+        role = next((role for role in PROMPTS if prompt_of(role).system() == system), "")
+        if role == "examiner" and any("misbelief" in part for part in parts):
+            role = "keeps"
+        reply = self._reply(role, fenced(parts))
+        return reply if reply is None or isinstance(reply, str) else json.dumps(reply)
+
+    def _reply(self, role: str, shown: list[str]) -> dict[str, Any] | str | None:
+        match role:
+            case "miner":
+                kind = kind_of(shown[0])
+                return {"categories": [kind] if kind else [], "new_name": "", "new_definition": ""}
+            case "examiner":
+                return {"reason": "One can see it.", "present": kind_of(shown[0]) == shown[1].split(":")[0]}
+            case "judge":
+                return {"reason": "There is nothing like it.", "distinct": True, "right_grain": True}
+            case "narrator":
+                return {"misbelief": f"It is believed that {' '.join(shown[0].split())}"}
+            case "answerer":
+                score = score_of(shown[0], shown[1].split(":")[0], self.weak)
+                return f"An explanation that is worth {score} points, as it seems to me."
+            case "senior":
+                return {"answer": "The reference, which says whom it puts down and why."}
+            case "scorer":
+                worth = re.search(r"worth (\d+) points", shown[-1])
+                return f"It has some points of the reference.\nRating: [[{worth[1] if worth else FULL}]]"
+            case "keeps":
+                return {"reason": "It is still there.", "keeps": True}
+            case "refiner":
+                return {"explanation": "The picture says it.", "rewritten": f"{REWRITTEN}{shown[-2]}"}
+        return None
 
 
 @dataclass(frozen=True)
@@ -57,7 +254,8 @@ def _witness(_: Path) -> Mapping[str, Any]:
     arms = []
     for arm in Arm:
         pairs = [
-            (str(fact.true), labels.get(expected(fact, arm, remembers=reader.remembers(fact)).name)) for fact in facts
+            (str(fact.true), labels.get(expected_finding(fact, arm, remembers=reader.remembers(fact)).name))
+            for fact in facts
         ]
         scores = [{"f1": f1} for f1 in _f1s(pairs, ("False", "True"))]
         shares = [_mean([gold == label for gold, _ in pairs]) for label in ("False", "True")]

@@ -16,9 +16,9 @@ from court.transcript import transcript
 from eval.reports import figures
 from eval.reports.records import read_records
 from eval.reports.sections import Drawn, Section
-from eval.reproduce.outcome import BALANCED_DRAWS, BalancedFigures, Reproduced, RowOutcome
 from eval.reproduce.paper import Claim, ClaimPart, Reached
 from eval.reproduce.staged import Cell, StagedOutcome
+from eval.reproduce.study import BALANCED_DRAWS, BalancedFigures, Reproduced, RowOutcome
 from eval.runs.results import Results
 from eval.scores.measure import NOTHING, Figure
 from serving.presets import Preset

@@ -76,7 +76,7 @@ class ReversedFinder:
 
 
 @dataclass(frozen=True, slots=True)
-class RandomFinder:
+class RandomFinder(ReversedFinder):
     """Returns random precedents, the same ones for the same meme, with their true similarities."""
 
     finder: LibraryFinder
@@ -88,42 +88,25 @@ class RandomFinder:
         identity = self.finder.library
         return identity.model_copy(update={"name": f"{identity.name}, drawn at random (seed {self.seed})"})
 
-    async def find(
-        self,
-        *,
-        text: str,
-        frames: Sequence[Frame],
-        pixels_sha256: str,
-        exhibits: int,
-        tally: int,
-        alpha: float | None,
-    ) -> Findings:
+    async def find(self, **query: Any) -> Findings:
         """Finds precedents like :class:`court.ports.PrecedentFinder`, but draws the exhibits and the tally at random.
 
         The tally contains the exhibits.
         """
-        ids = self.finder.ids
+        ids, exhibits = self.finder.ids, query["exhibits"]
         # Keyed by the picture, which is the same for every query; the summaries may be part of a query.
-        of_meme = hashlib.sha256((pixels_sha256 or text).encode()).digest()
+        of_meme = hashlib.sha256((query["pixels_sha256"] or query["text"]).encode()).digest()
         rng = np.random.default_rng([self.seed, int.from_bytes(of_meme[:8], "little")])
         drawn = [ids[int(place)] for place in rng.permutation(len(ids))]
 
         async def among(those: Sequence[str]) -> Findings:
             # Uses the real finder with all other memes excluded, so that the similarities shown are true.
             wanted = set(those)
-            return await self.finder.find(
-                text=text,
-                frames=frames,
-                pixels_sha256=pixels_sha256,
-                exhibits=exhibits,
-                tally=tally,
-                alpha=alpha,
-                exclude=[id_ for id_ in ids if id_ not in wanted],
-            )
+            return await self.finder.find(**query, exclude=[id_ for id_ in ids if id_ not in wanted])
 
         # Drawing more and showing the nearest would bring similarity back, so only as many as are shown are drawn.
         shown = await among(drawn[:exhibits])
-        counted = await among(drawn[: max(tally, shown.vote_settings.k, exhibits)])
+        counted = await among(drawn[: max(query["tally"], shown.vote_settings.k, exhibits)])
         return counted.model_copy(
             update={
                 "library": self.library,
@@ -133,10 +116,6 @@ class RandomFinder:
                 "notes": (*counted.notes, "The precedents were drawn at random (a control)."),
             }
         )
-
-    async def pictures(self, ids: Sequence[str]) -> Sequence[Frame | None]:
-        """Reads pictures like :class:`court.ports.PrecedentFinder`."""
-        return await self.finder.pictures(ids)
 
 
 _SPOILT = (

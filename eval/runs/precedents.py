@@ -33,7 +33,7 @@ from eval.datasets.items import JudgedMeme
 from eval.datasets.read import row_of
 from eval.runs.results import Excluded
 from eval.session.directory import replace_file
-from retrieval.audit.leakage import WHYS, Leaks, LeakThresholds, find_leaks
+from retrieval.audit.leakage import WHYS, LeakThresholds, find_leaks
 from retrieval.build import Progress, build_library, tune
 from retrieval.embed.encoder import Encoder
 from retrieval.library.library import Library
@@ -144,9 +144,9 @@ async def prepare_precedents(
         compared = await _whole(
             cache, await asyncio.to_thread(_made_of, train, by), train=train, encoder=by, reader=reader, tell=tell
         )
-    excluded, found = await _compare(
+    found = await find_leaks(
         compared,
-        judged,
+        [row_of(meme) for meme in judged],
         pictures=pictures,
         encoder=by,
         reader=reader,
@@ -154,7 +154,8 @@ async def prepare_precedents(
         nearness=nearness,
         tell=tell,
     )
-    leaks, excluded = (excluded, []) if keep_leaks else ([], excluded)
+    near = [Excluded(**{name: getattr(leak, name) for name in Excluded.model_fields}) for leak in found.leaks]
+    leaks, excluded = (near, []) if keep_leaks else ([], near)
     # By id: near-duplicates may have been found in a library of another encoder with other row numbers.
     excluded_ids = {one.precedent for one in excluded}
     # Labels are dropped after the check, so that leaks are reported for the whole train split.
@@ -342,34 +343,6 @@ async def _whole(
                 raise
             await asyncio.sleep(0.5)
     raise Unavailable("Another run is still writing the library of the train split. Try again later.")
-
-
-async def _compare(
-    whole: Library,
-    judged: Sequence[JudgedMeme],
-    pictures: Path | None,
-    encoder: Encoder,
-    reader: PictureReader,
-    scratch: Path,
-    nearness: LeakThresholds,
-    tell: Progress,
-) -> tuple[list[Excluded], Leaks]:
-    """Finds precedents too similar to judged memes, in the order of the precedents, and the full report."""
-    # The label is irrelevant here: it only completes the row.
-    rows = [row_of(meme) for meme in judged]
-    found = await find_leaks(
-        whole, rows, pictures=pictures, encoder=encoder, reader=reader, scratch=scratch, nearness=nearness, tell=tell
-    )
-    return [
-        Excluded(
-            precedent=leak.precedent,
-            meme=leak.meme,
-            why=leak.why,
-            text_similarity=leak.text_similarity,
-            picture_similarity=leak.picture_similarity,
-        )
-        for leak in found.leaks
-    ], found
 
 
 def _notes(

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
@@ -233,17 +234,20 @@ def read_results(root: Path) -> Results:
     if (root / SCORED).is_file():
         return _scored(folder)
     manifest = folder.manifest()
+    return _results(folder, manifest, manifest=manifest, root=root)
+
+
+def _results(folder: RunFolder, described: RunManifest | ScoredManifest, **more: Any) -> Results:
     # If a meme has several lines, the last counts, as after retrying failures.
     predictions = {prediction.meme: prediction for prediction in folder.predictions()}
     return Results(
-        name=manifest.name,
-        dataset=manifest.dataset,
-        split=manifest.split,
-        protocols=manifest.protocols,
+        name=described.name,
+        dataset=described.dataset,
+        split=described.split,
+        protocols=described.protocols,
         judged=tuple(Judged(meme, predictions.get(meme.id) or not_judged(meme.id)) for meme in folder.memes()),
-        manifest=manifest,
-        root=root,
-        notes=manifest.notes,
+        notes=described.notes,
+        **more,
     )
 
 
@@ -282,17 +286,8 @@ def _scored(folder: RunFolder) -> Results:
         manifest = ScoredManifest.model_validate_json((folder.root / SCORED).read_bytes())
     except ValidationError:
         raise BadRequest(f"{folder.root / SCORED} can't be read.", reason="RUN_UNREADABLE") from None
-    predictions = {one.meme: one for one in folder.predictions()}
-    return Results(
-        name=manifest.name,
-        dataset=manifest.dataset,
-        split=manifest.split,
-        protocols=manifest.protocols,
-        judged=tuple(Judged(meme, predictions.get(meme.id) or not_judged(meme.id)) for meme in folder.memes()),
-        answered_question=manifest.question,
-        card=card_of(manifest.card, SCORED) if manifest.card else find_card(manifest.dataset),
-        notes=manifest.notes,
-    )
+    card = card_of(manifest.card, SCORED) if manifest.card else find_card(manifest.dataset)
+    return _results(folder, manifest, answered_question=manifest.question, card=card)
 
 
 def card_of_results(results: Results) -> DatasetCard | None:

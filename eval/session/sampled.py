@@ -1,16 +1,18 @@
-"""Sessions about memes sampled from one or several data sets: arenas and probes."""
+"""Sessions about memes sampled from one or several data sets: arenas and probes, and their repeats."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import Field, JsonValue
 
+from court.errors import BadRequest
 from eval.models.samples import SampledSet, Samples, ShownMemes, read_memes
-from eval.session.directory import SessionManifest, circumstances
+from eval.session.directory import CALLS, MANIFEST, SessionManifest, circumstances
 
 
 class SampledManifest(SessionManifest):
@@ -67,3 +69,69 @@ class SampledPlan:
             "samples": sets,
             "cards": self.samples.own_cards,
         }
+
+
+P = TypeVar("P", bound=SampledPlan)
+_REPEAT = re.compile(r"repeat-(\d+)")
+
+
+def repeat_folder(out: Path, number: int) -> Path:
+    """Returns the folder of one repeat."""
+    return out / f"repeat-{number}"
+
+
+def repeats_in(out: Path) -> tuple[Path, ...]:
+    """Finds the folders of repeats, in order; empty if the folder holds something else."""
+    found = {int(match[1]): path for path in out.glob("repeat-*") if (match := _REPEAT.fullmatch(path.name))}
+    # Sorted numerically: as text, repeat-10 precedes repeat-2.
+    return tuple(found[number] for number in sorted(found))
+
+
+def repeats_of(plan: P, count: int, what: str) -> tuple[P, ...]:
+    """Plans repeats of a session: the same memes, each with the next seed, in folders below the plan's.
+
+    Raises BadRequest: The folder holds something else, such as a session without repeats.
+    """
+    out = plan.out
+    out.mkdir(parents=True, exist_ok=True)
+    # May also contain report pages and the call cache with SQLite's auxiliary files.
+    if any(
+        not _REPEAT.fullmatch(path.name) and not path.name.startswith(CALLS) and path.suffix != ".html"
+        for path in out.iterdir()
+    ):
+        if (out / MANIFEST).exists():
+            raise BadRequest(
+                f"{out} holds {what} without repeats. Name another folder with --out; with --calls {out / CALLS} what "
+                "was asked there is not asked again.",
+                reason="RUN_DIFFERS",
+            )
+        raise BadRequest(
+            f"{out} is not empty and holds no repeats of {what}. Name a folder that is not there yet.",
+            reason="OUT_NOT_EMPTY",
+        )
+    return tuple(
+        replace(
+            plan,
+            out=repeat_folder(out, number + 1),
+            seed=plan.seed + number,
+            # The first draws its sample by its own seed, which the others get for the sample alone: repeats differ in
+            # what models say and not in what they are asked about.
+            sample_seed=plan.seed if number else None,
+        )
+        for number in range(count)
+    )
+
+
+def require_repeats(count: int) -> None:
+    """Raises BadRequest if there are fewer repeats than a comparison needs."""
+    if count < 2:
+        raise BadRequest("Repeats are compared where there are at least two.", reason="REPEATS_MISSING")
+
+
+def repeat_lead(seeds: Sequence[int], *, finished: bool, of: str = "") -> list[str]:
+    """Sentences above a table of repeats."""
+    name = f"{of}: " if of else ""
+    lead = [f"{name}{len(seeds)} repeats about the same memes, seeds {', '.join(map(str, seeds))}."]
+    if not finished:
+        lead.append("Not finished: these figures will change.")
+    return lead

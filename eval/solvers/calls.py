@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
@@ -171,6 +172,25 @@ class MemeCalls:
             prompts=self.court.prompts,
             batch=True,
         )
+
+
+class AnsweringSolver(ABC):
+    """A :class:`Solver` whose answers leave no record: each attempt is a new one."""
+
+    async def solve(self, item: MemeItem, record: TrialRecord | None) -> Tried[Prediction, TrialRecord]:
+        """Answers for a meme; see :class:`Solver`."""
+        try:
+            return Tried(await self.predict(item))
+        except CourtError as error:
+            return failed(item.meme, error)
+
+    def rebuilt(self, meme: JudgedMeme, record: TrialRecord) -> Prediction | None:
+        """Returns None: there is no record to build a prediction from."""
+        return None
+
+    @abstractmethod
+    async def predict(self, item: MemeItem) -> Prediction:
+        """Returns the answer for a meme. Raises CourtError: There is none."""
 
 
 def failed(meme: JudgedMeme, error: CourtError, record: TrialRecord | None = None) -> Tried[Prediction, TrialRecord]:

@@ -18,18 +18,16 @@ from pydantic import Field, JsonValue
 
 from court import replies
 from court.deadline import gather_or_cancel
-from court.errors import BadRequest, CourtError
+from court.errors import BadRequest
 from court.events import Role
 from court.meme import Frame
 from court.messages import JudgeBrief
 from court.prompts import Prompt
-from court.record import TrialRecord
 from court.replies import Reply, Words
 from court.verdict import Label, rule
 from eval.datasets.items import JudgedMeme, Outcome, Prediction
 from eval.models.metered import Agent, load
-from eval.session.engine import Tried
-from eval.solvers.calls import PROMPTS, DecodedMeme, MemeCalls, MemeItem, StoredCourt, failed
+from eval.solvers.calls import PROMPTS, AnsweringSolver, DecodedMeme, MemeCalls, MemeItem, StoredCourt
 
 _R = TypeVar("_R", bound=Reply)
 
@@ -85,7 +83,7 @@ def settings_of_comparator(comparator: Comparator) -> dict[str, JsonValue]:
 
 
 @dataclass(frozen=True, slots=True)
-class ComparatorSolver:
+class ComparatorSolver(AnsweringSolver):
     """Asks a comparator about the memes of one run."""
 
     stored: StoredCourt
@@ -94,18 +92,8 @@ class ComparatorSolver:
     """Tokens that may be spent on each meme, input plus output, by its id; for those of :data:`EQUAL`."""
     text_only: bool = False
 
-    async def solve(self, item: MemeItem, record: TrialRecord | None) -> Tried[Prediction, TrialRecord]:
-        """Asks about a meme; see :class:`eval.solvers.calls.Solver`."""
-        try:
-            return Tried(await self._predict(item))
-        except CourtError as error:
-            return failed(item.meme, error)
-
-    def rebuilt(self, meme: JudgedMeme, record: TrialRecord) -> Prediction | None:
-        """Returns None: a comparator leaves no record."""
-        return None
-
-    async def _predict(self, item: MemeItem) -> Prediction:
+    async def predict(self, item: MemeItem) -> Prediction:
+        """See the base class."""
         meme = item.meme
         shown = DecodedMeme(meme) if self.text_only else await self.stored.decoded(item)
         calls = _ComparatorCalls(self.stored, shown, self.stored.seed)

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import JsonValue
 
 from court import replies
-from court.errors import BadInput, BadRequest, CantResume, CourtError, Unavailable
+from court.errors import BadInput, BadRequest, CantResume, Unavailable
 from court.events import Role
 from court.meme import Frame
 from court.prompts import load as court_prompt
@@ -29,6 +29,7 @@ from eval.session.engine import LATE, Progress, Tried
 from eval.solvers.calls import (
     PICTURE_MISSING,
     PROMPTS,
+    AnsweringSolver,
     DecodedMeme,
     MemeCalls,
     MemeItem,
@@ -146,7 +147,7 @@ class _AnyLabels(Reply):
 
 
 @dataclass(frozen=True, slots=True)
-class QuestionSolver:
+class QuestionSolver(AnsweringSolver):
     """Answers a question about the memes of one run."""
 
     stored: StoredCourt
@@ -156,18 +157,8 @@ class QuestionSolver:
     classifier: LabelVotes | None = None
     """Embedded classifier that answers; None if a model does."""
 
-    async def solve(self, item: MemeItem, record: TrialRecord | None) -> Tried[Prediction, TrialRecord]:
-        """Answers about a meme; see :class:`eval.solvers.calls.Solver`."""
-        try:
-            return Tried(await self._predict(item))
-        except CourtError as error:
-            return failed(item.meme, error)
-
-    def rebuilt(self, meme: JudgedMeme, record: TrialRecord) -> Prediction | None:
-        """Returns None: an answer without a trial leaves no record."""
-        return None
-
-    async def _predict(self, item: MemeItem) -> Prediction:
+    async def predict(self, item: MemeItem) -> Prediction:
+        """See the base class."""
         shown = await self._needed_content(item)
         if self.classifier is not None:
             found = await self.classifier.probabilities(shown)

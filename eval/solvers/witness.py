@@ -388,16 +388,8 @@ class WitnessSolver:
             # An abstention is not based on any passage.
             if self.citations_by is not None and found.label not in (None, ClaimLabel.NOT_ENOUGH):
                 relation = await self._relation(claim, passage)
-            cited.append(
-                CitedPassage(
-                    document=passage.document,
-                    source=passage.source,
-                    sha256=passage.sha256,
-                    quote=passage.quote,
-                    stands=stands,
-                    relation=relation,
-                )
-            )
+            quoted = passage.model_dump(include={"document", "source", "sha256", "quote"})
+            cited.append(CitedPassage(**quoted, stands=stands, relation=relation))
         return tuple(cited)
 
     async def _relation(self, claim: GoldClaim, passage: QuotedPassage) -> Relation | Literal[""]:

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from court.events import Side
 from eval.cli import cli
-from eval.reproduce.drawn import ABILITIES, draw_benchmarks, stand_ins
+from eval.reproduce.demonstrations import ABILITIES, draw_benchmarks, stand_ins
 from eval.reproduce.paper import ClaimVerdict, JudgedArms, claims_of, read_paper
 from eval.runs.results import RunFolder, read_results
 from eval.synthetic.make import read_key

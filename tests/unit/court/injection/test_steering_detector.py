@@ -22,7 +22,7 @@ from court.summary import disguises_in
 from court.trial import Court, TrialCase
 from court.verdict import Label, ReviewReason
 from eval.cli import cli
-from eval.studies.steering import report_of
+from eval.commands.steering import report_of
 from scripts.fetch_injections import STRINGS
 from serving.cli.records import render
 from tests.support import held_out

@@ -13,7 +13,7 @@ from eval.arena.speakers import parse_place
 from eval.arena.task_set import SetRules, build_set, without_copies
 from eval.cli import cli
 from eval.models.metered import MeteredModel
-from eval.reproduce.drawn import served
+from eval.reproduce.demonstrations import served
 from eval.standin.server import FakeModelServer
 from eval.standin.settings import Settings
 from eval.synthetic.make import Layout, make, read_key

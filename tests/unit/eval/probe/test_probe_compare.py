@@ -18,7 +18,7 @@ from eval.probe.repeats import repeat_section, repeated_probe
 from eval.probe.report import read_report
 from eval.probe.run import probe
 from eval.scores.means import ResampledMeans, difference_of, repeated
-from eval.session.repeats import repeats_of
+from eval.session.sampled import repeats_of
 from tests.support.fakes import FakeReader
 from tests.support.probing import TEXTS, ProbeWorld, a_plan, scored, with_scripted_models, write_data_set
 from tests.support.report_page import weakness_text
