@@ -11,10 +11,9 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict
 from scipy.stats import binomtest
 
-from eval.arena.events import Event, Judged
+from eval.arena.events import ArenaValue, Event, Judged
 from eval.arena.words import OVERALL, Verdict
 from eval.scores.means import share_of
 from eval.scores.measure import Figure
@@ -122,10 +121,8 @@ _MOST_PANELS = 1_000
 """Panels of one size that are looked at, at most; all of them up to twelve judges."""
 
 
-class HumanVerdict(BaseModel):
+class HumanVerdict(ArenaValue):
     """One person's verdict on one battle; one line of ``--humans``."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     meme: str
     task: int

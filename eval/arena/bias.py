@@ -20,7 +20,7 @@ import numpy as np
 
 from eval.arena.agreement import joint_scores, panels_of_size
 from eval.arena.events import Event, Judged
-from eval.arena.ranking.battles import MIDDLE, SCALE, Floats, battles, win_rates, wins
+from eval.arena.ranking.battles import MIDDLE, SCALE, Floats, battles, win_rates, wins, wins_by
 from eval.arena.ranking.bootstrap import LEAST_MEMES, draw_memes, tails
 from eval.arena.ranking.bradley_terry import fit, quarter_ties
 from eval.arena.words import OVERALL, SETTING_WORDS, Setting
@@ -149,7 +149,7 @@ def _contrast(
 
 def _ratings(
     scores: Mapping[Battle, float],
-    battles: Sequence[Battle],
+    judged: Sequence[Battle],
     *,
     memes: Sequence[str],
     models: Sequence[str],
@@ -157,15 +157,11 @@ def _ratings(
 ) -> Floats:
     """Returns ratings by one judge, for each row of weights of the memes."""
     n = len(models)
-    place = {model: number for number, model in enumerate(models)}
-    meme_of = {meme: number for number, meme in enumerate(memes)}
-    won = np.zeros((len(memes), n, n))
-    for battle in battles:
-        meme, _, a, b, _ = battle
-        won[meme_of[meme], place[a], place[b]] += scores[battle]
-        won[meme_of[meme], place[b], place[a]] += 1 - scores[battle]
-    tables = (weights @ won.reshape(len(memes), n * n)).reshape(-1, n, n) + quarter_ties(n)
-    return np.asarray(MIDDLE + SCALE * fit(tables))
+    table = battles(models, [(one[2], one[3], scores[one], one[0]) for one in judged])
+    number = {meme: number for number, meme in enumerate(memes)}
+    unit = np.array([number[one[0]] for one in judged], dtype=np.int64)
+    won = wins_by(table, unit, len(memes)).reshape(len(memes), n * n)
+    return np.asarray(MIDDLE + SCALE * fit((weights @ won).reshape(-1, n, n) + quarter_ties(n)))
 
 
 def _own(judge: str, model: str, families: Mapping[str, str]) -> bool:
@@ -221,20 +217,14 @@ def ndcg(ratings: Mapping[str, float], reference: Mapping[str, float]) -> float:
     the sum of relevance / log2(p + 1) over its own places p, and is divided by the reference's gain. Tied models share
     their places: each counts with the mean relevance, which is the expectation over random orders of them.
     """
+    # Imported here: a report without a bias study does not need them, and both are slow to import.
     from scipy.stats import rankdata
+    from sklearn.metrics import ndcg_score
 
-    values = np.array(list(reference.values()))
     # Relevance ends at 0, so the reference's last model adds nothing wherever it is ranked.
-    relevance = rankdata(values) - 1
-    discounts = np.concatenate([[0.0], np.cumsum(1 / np.log2(np.arange(2, len(values) + 2)))])
-
-    def gain(scores: Floats) -> float:
-        first, last = (rankdata(-scores, method).astype(np.int64) for method in ("min", "max"))
-        return float(relevance @ ((discounts[last] - discounts[first - 1]) / (last - first + 1)))
-
-    ideal = gain(values)
+    relevance = rankdata(list(reference.values())) - 1
     # A single model has relevance 0, so there is no gain to lose.
-    return gain(np.array([ratings[model] for model in reference])) / ideal if ideal else 1.0
+    return float(ndcg_score([relevance], [[ratings[one] for one in reference]])) if relevance.any() else 1.0
 
 
 def chance_ndcg(reference: Mapping[str, float]) -> float:
@@ -244,7 +234,6 @@ def chance_ndcg(reference: Mapping[str, float]) -> float:
 
 def kendall(ratings: Mapping[str, float], reference: Mapping[str, float]) -> float | None:
     """Computes Kendall's τ-b of two rankings of the same models; None if either ties all models."""
-    # Imported here: scipy.stats is slow to import, and a report without a bias study does not need it.
     from scipy.stats import kendalltau
 
     models = list(reference)

@@ -54,13 +54,12 @@ def board_lead(board: Leaderboard) -> list[str]:
     return lead
 
 
-def board_sections(board: Leaderboard, *, page: bool = False) -> list[Section]:
+def board_sections(board: Leaderboard) -> list[Section]:
     """All sections, in order. Raises NotLoaded: jinja2 or matplotlib is not installed, which a page needs."""
-    if page:
-        need_page()
+    need_page()
     return [
         *_warnings(board),
-        *_overall(board, page=page),
+        *_overall(board),
         *_dimensions(board),
         *_models(board),
         *_judges(board),
@@ -82,7 +81,7 @@ def _warnings(board: Leaderboard) -> Iterator[Section]:
         yield Section("grouped", "Ratings hold within groups", lead=(lead,), warning=True)
 
 
-def _overall(board: Leaderboard, *, page: bool) -> Iterator[Section]:
+def _overall(board: Leaderboard) -> Iterator[Section]:
     overall, settings, other = board.board("overall"), board.manifest.settings, board.other_vote
     head = ["model", *(["group"] if overall.grouped else []), "place", "rating", "style held equal", "Elo", "won"]
     head += [*([f"against {settings.anchor}"] if settings.anchor else []), "battles", "answered", "tokens"]
@@ -122,8 +121,8 @@ def _overall(board: Leaderboard, *, page: bool) -> Iterator[Section]:
             "Overall" if len(parts) == 1 else f"Overall, part {number} of {len(parts)}",
             (tuple(head), *(rows[model] for model in models)),
             notes=tuple(_overall_notes(board)) if last else (),
-            drawn=_overall_drawn(board) if last and page else (),
-            tiles=_overall_tiles(board) if number == 1 and page else (),
+            drawn=_overall_drawn(board) if last else (),
+            tiles=_overall_tiles(board) if number == 1 else (),
             caption=f"{overall.battles:,} battles, {_share(overall.tied)} tied{without}",
             level=2 if number == 1 else 3,
         )

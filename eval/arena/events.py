@@ -10,12 +10,14 @@ from court.events import ModelCall
 from eval.arena.words import LossError, Relevance, Setting, Verdict
 
 
-class _ArenaValue(BaseModel):
+class ArenaValue(BaseModel):
+    """A value in a file of an arena."""
+
     # Unknown fields are rejected: resuming an arena rewrites its events, which would lose them.
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class ReplyCost(_ArenaValue):
+class ReplyCost(ArenaValue):
     """Cost of a model's reply."""
 
     model: str
@@ -50,7 +52,7 @@ def cost_of(model: str, call: ModelCall) -> ReplyCost:
     )
 
 
-class _Event(_ArenaValue):
+class _Event(ArenaValue):
     meme: str
     """Its id."""
 
@@ -82,7 +84,7 @@ class TaskFormulated(_Event):
     call: ReplyCost | None
 
 
-class Style(_ArenaValue):
+class Style(ArenaValue):
     """Style of an answer, regardless of its content."""
 
     words: int

@@ -14,10 +14,10 @@ from collections.abc import Awaitable, Callable, Container, Hashable, Iterable, 
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from court.errors import BadRequest
-from eval.arena.events import AnyEvent, Event, MemeDone, MemeLeftOut
+from eval.arena.events import AnyEvent, ArenaValue, Event, MemeDone, MemeLeftOut
 from eval.arena.settings import ArenaSettings
 from eval.datasets.record_files import read_json_lines
 from eval.session.directory import SessionFolder
@@ -29,11 +29,7 @@ K = TypeVar("K", bound=Hashable)
 EVENTS = "events.jsonl"
 
 
-class _ArenaFileModel(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class ModelEntry(_ArenaFileModel):
+class ModelEntry(ArenaValue):
     """A model as named by the user."""
 
     model: str
@@ -42,7 +38,7 @@ class ModelEntry(_ArenaFileModel):
     usd_out: float = 0.0
 
 
-class MemeEntry(_ArenaFileModel):
+class MemeEntry(ArenaValue):
     """A meme of the arena: only what identifies it."""
 
     id: str
@@ -53,7 +49,7 @@ class MemeEntry(_ArenaFileModel):
     """Its data set, where the arena has several."""
 
 
-class FixedTask(_ArenaFileModel):
+class FixedTask(ArenaValue):
     """A supplied question, used instead of one written by the controller; one line of ``--tasks``."""
 
     meme: str
@@ -65,7 +61,7 @@ class FixedTask(_ArenaFileModel):
     """Groups that the question belongs to, such as its field or its difficulty, for boards by group."""
 
 
-class HumanReference(_ArenaFileModel):
+class HumanReference(ArenaValue):
     """Human reference for a meme, for the setting ``human``; one line of ``--references``."""
 
     meme: str
@@ -88,7 +84,7 @@ class ArenaManifest(SampledManifest):
     """Digest of each role's words."""
 
 
-class Spent(_ArenaFileModel):
+class Spent(ArenaValue):
     """Usage of one model over all sessions; a killed session counts up to its last finished meme."""
 
     calls: int = 0

@@ -21,9 +21,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from court.errors import BadRequest
 from court.meme import Frame
 from court.prompts import Fence
-from eval.arena.events import Answered, Event, FusionBegun, FusionRound, Judged, TaskFormulated
+from eval.arena.events import Answered, ArenaValue, Event, FusionBegun, FusionRound, Judged, TaskFormulated
 from eval.arena.folder import ArenaFolder, ArenaManifest
-from eval.arena.speakers import FixedQuestion, comparison, prompt_of
+from eval.arena.speakers import FixedQuestion, Scene, prompt_of
 from eval.arena.words import Setting, Verdict, words_of
 from eval.models.samples import ShownMeme
 from eval.session.directory import replace_lines
@@ -67,10 +67,8 @@ class JudgeExample(BaseModel):
     """System, user and assistant; pictures first, as ``{"type": "image", "image": name}``."""
 
 
-class JudgeExamplesManifest(BaseModel):
+class JudgeExamplesManifest(ArenaValue):
     """Description of a folder of examples."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     format: int = 1
     arena: str
@@ -237,17 +235,14 @@ class _Writer:
         verdicts = {k: _MIRRORED.get(v, v) if mirrored else v for k, v in event.verdicts.items()}
         spelt = {verdict: word for word, verdict in words_of(self._settings.levels).items()}
         reply = {"why": why or "–", **{name: spelt[verdicts[name]] for name in self._settings.dimensions}}
-        meme = self._memes[event.meme]
-        parts = comparison(
+        # A different fence for each example: a model that learned a single one would not recognise others.
+        mark = hashlib.sha256(f"{event.meme} {event.task} {first} {second}".encode()).hexdigest()[:16]
+        parts = Scene(self._memes[event.meme], Fence(mark)).comparison(
             self._prompt,
-            meme,
-            # A different fence for each example: a model that learned a single one would not recognise others.
-            Fence(hashlib.sha256(f"{event.meme} {event.task} {first} {second}".encode()).hexdigest()[:16]),
-            rounds=self._rounds[key],
-            reference=self._guidelines[key] if event.setting is Setting.FUSED else None,
-            answers=(self._answers[*key, first], self._answers[*key, second]),
-            criteria=self._settings.criteria,
-            levels=self._settings.levels,
+            self._rounds[key],
+            self._guidelines[key] if event.setting is Setting.FUSED else None,
+            (self._answers[*key, first], self._answers[*key, second]),
+            settings=self._settings,
         )
         pictures = tuple(self._add_picture(part) for part in parts if isinstance(part, Frame))
         text = "\n\n".join(part for part in parts if isinstance(part, str))

@@ -232,19 +232,13 @@ def leaderboard(root: Path, humans: Sequence[HumanVerdict] = ()) -> Leaderboard:
 
 def _targets(manifest: ArenaManifest, events: Sequence[Event]) -> tuple[Target, ...]:
     answers: dict[str, list[Answered]] = defaultdict(list)
-    missing: dict[str, Counter[str]] = defaultdict(Counter)
-    judged: Counter[str] = Counter()
-    unjudged: Counter[str] = Counter()
     for event in events:
         if isinstance(event, Answered):
             answers[event.target].append(event)
-        elif isinstance(event, NotAnswered):
-            missing[event.target][event.reason] += 1
-        # Includes the bias study: this counts all calls to a model as a judge.
-        elif isinstance(event, Judged):
-            judged[event.judge] += 1
-        elif isinstance(event, NotJudged):
-            unjudged[event.judge] += 1
+    # Includes the bias study: these count all calls to a model as a judge.
+    judged = Counter(event.judge for event in events if isinstance(event, Judged))
+    unjudged = Counter(event.judge for event in events if isinstance(event, NotJudged))
+    missing = [event for event in events if isinstance(event, NotAnswered)]
     languages = answer_languages(events)
     rows = []
     for name in manifest.settings.targets:
@@ -255,7 +249,7 @@ def _targets(manifest: ArenaManifest, events: Sequence[Event]) -> tuple[Target, 
                 called=entry.model,
                 family=entry.family,
                 answered=len(own),
-                unanswered=dict(missing[name]),
+                unanswered=dict(Counter(event.reason for event in missing if event.target == name)),
                 words=float(np.mean([one.style.words for one in own])) if own else 0.0,
                 tokens=float(np.mean([one.tokens_out for one in own])) if own else 0.0,
                 as_judge=judged[name],

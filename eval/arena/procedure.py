@@ -161,16 +161,8 @@ def spent(models: Mapping[str, MeteredModel], before: Mapping[str, Spent]) -> di
     """Sums each model's usage of this session and earlier ones."""
     updated = {}
     for name, model in models.items():
-        so_far, made = before.get(name, Spent()), model.usage.made
-        updated[name] = Spent(
-            calls=so_far.calls + made.calls,
-            tokens_in=so_far.tokens_in + made.tokens_in,
-            tokens_out=so_far.tokens_out + made.tokens_out,
-            repaired=so_far.repaired + model.usage.repaired,
-            unusable=so_far.unusable + model.usage.unusable,
-            failed=so_far.failed + model.usage.failed,
-            usd=so_far.usd + made.usd(model.price),
-        )
+        so_far = before.get(name, Spent())
+        updated[name] = Spent(**{key: getattr(so_far, key) + value for key, value in model.counts().items()})
     # Models of earlier sessions stay, even if they are not called in this one.
     return {**before, **updated}
 
@@ -422,15 +414,7 @@ class _Meme:
         turns = ((a, b), (b, a)) if self._settings.swapped and study != "bias" else ((a, b),)
         for turn, (first, second) in enumerate(turns):
             reply = await reply_or_reason(
-                self._speaker(judge).compare(
-                    task.rounds,
-                    reference,
-                    answers[first],
-                    answers[second],
-                    criteria=self._settings.criteria,
-                    levels=self._settings.levels,
-                    own=self._settings.judge_answers,
-                )
+                self._speaker(judge).compare(task.rounds, reference, (answers[first], answers[second]), self._settings)
             )
             about = {
                 "meme": self._meme.id,

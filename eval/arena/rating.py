@@ -13,7 +13,7 @@ from eval.arena.agreement import HumanVerdict, battle_key
 from eval.arena.events import Answered, ContextSimulated, FusionBegun, FusionRound, Judged, TaskFormulated
 from eval.arena.folder import ArenaFolder
 from eval.arena.words import Relevance
-from eval.reports.ratings import EXPLANATION_CRITERIA, Criterion, RatedItem, SheetKind, SheetRatings
+from eval.reports.ratings import RatedItem, SheetKind, SheetRatings, criteria_of
 from eval.reports.sections import Section
 from eval.scores.means import mean_of
 from eval.scores.measure import Figure, figure
@@ -80,20 +80,9 @@ def _battles(root: Path) -> list[RatedItem]:
 
 
 KINDS: Mapping[str, SheetKind] = {
-    "guidelines": SheetKind(EXPLANATION_CRITERIA, _guidelines),
-    "contexts": SheetKind(
-        (
-            Criterion("context_diversity", "How different are the three people? (3: very)"),
-            Criterion("realistic_views", "Could such people exist and see it so? (3: surely)"),
-            Criterion("instruction_suitability", "Can meme and common knowledge answer the questions? (3: all)"),
-            Criterion("task_coverage", "Do the questions together cover what the meme is about? (3: all of it)"),
-            Criterion("relevance_to_context", "Does each question come out of its person's background? (3: each)"),
-        ),
-        _contexts,
-    ),
-    "battles": SheetKind(
-        (Criterion("better", "Which is the better answer to the question? (1: A, 2: neither, 3: B)"),), _battles
-    ),
+    "guidelines": SheetKind(criteria_of("explanations"), _guidelines),
+    "contexts": SheetKind(criteria_of("contexts"), _contexts),
+    "battles": SheetKind(criteria_of("battles"), _battles),
 }
 
 

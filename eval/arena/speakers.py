@@ -17,7 +17,7 @@ from court.meme import Frame
 from court.prompts import Fence, Prompt
 from court.replies import Reply, TextBounds, UnusableReply, Words, object_schema, parse, schema_of
 from eval.arena.events import ReplyCost, Style, cost_of
-from eval.arena.settings import Criterion, keys_of
+from eval.arena.settings import ArenaSettings
 from eval.arena.words import LossError, Relevance, Verdict, Verdicts, words_of
 from eval.models.metered import Agent, MeteredModel, load
 from eval.models.samples import ShownMeme
@@ -197,6 +197,60 @@ class FixedQuestion:
 
 
 @dataclass(frozen=True, slots=True)
+class Scene:
+    """A meme as it is shown to models, and the texts about it, each in a fence."""
+
+    meme: ShownMeme
+    fence: Fence
+
+    def parts(self, prompt: Prompt) -> list[str | Frame]:
+        """Returns the parts that show the meme: the picture first, as it is the same in every call."""
+        return [*self.meme.frames, prompt.task("meme", text=self.fence.around(self.meme.text))]
+
+    def question(self, prompt: Prompt, rounds: Sequence[str]) -> list[str | Frame]:
+        """Returns the parts that show the meme and a question about it."""
+        return [*self.parts(prompt), prompt.task("question", question=self.fence.around("\n\n".join(rounds)))]
+
+    def answer(self, prompt: Prompt, answer: FixedQuestion) -> str:
+        """Lays out an answer, of two parts or plain."""
+        reasoning = self.fence.around(_joined(answer))
+        if answer.background:
+            return prompt.task("parts", background=self.fence.around(answer.background), reasoning=reasoning)
+        return prompt.task("plain", answer=reasoning)
+
+    def comparison(
+        self,
+        prompt: Prompt,
+        rounds: Sequence[str],
+        reference: FixedQuestion | None,
+        answers: tuple[FixedQuestion, FixedQuestion],
+        *,
+        settings: ArenaSettings,
+        own: bool = False,
+    ) -> list[str | Frame]:
+        """Returns the parts of the message that asks a judge to compare two answers."""
+        parts = self.question(prompt, rounds)
+        if reference is not None:
+            parts.append(prompt.task("reference", reference=self.answer(prompt, reference)))
+        # Before the two answers, which it is to be written without.
+        if own:
+            parts.append(prompt.task("own"))
+        a, b = (self.answer(prompt, one) for one in answers)
+        parts.append(prompt.task("answers", a=a, b=b))
+        lines = (prompt.task("criterion", key=one.key, meaning=one.words) for one in settings.criteria)
+        parts.append(
+            prompt.task(
+                "verdicts",
+                words=prompt.task("three" if settings.levels == 3 else "five"),
+                criteria="\n".join(lines),
+                answer='"answer": "...", ' if own else "",
+                keys=", ".join(f'"{key}": ...' for key in settings.dimensions),
+            )
+        )
+        return parts
+
+
+@dataclass(frozen=True, slots=True)
 class Speaker:
     """One model with one meme."""
 
@@ -204,12 +258,13 @@ class Speaker:
     meme: ShownMeme
     chars: int
     """Maximum length of a part of a reply, in characters."""
-    fence: Fence = field(init=False)
+    scene: Scene = field(init=False)
 
     def __post_init__(self) -> None:
         # Derived from the meme, not random: prompts must be identical when a run is resumed, or no reply is found in
         # the call cache.
-        object.__setattr__(self, "fence", self.model.fence(self.meme.id, self.meme.pixels_sha256))
+        fence = self.model.fence(self.meme.id, self.meme.pixels_sha256)
+        object.__setattr__(self, "scene", Scene(self.meme, fence))
 
     async def profiles(self, temperature: float) -> tuple[Profiles, ReplyCost]:
         """Describes three people who come across the meme. Raises as :meth:`eval.models.metered.MeteredModel.say`."""
@@ -218,13 +273,13 @@ class Speaker:
     async def question(self, profile: str, temperature: float) -> tuple[str, ReplyCost]:
         """Asks a model for a question about the meme."""
         # Fenced although a model wrote it: that model read the meme, and may pass on an instruction from it.
-        profile = self.fence.around(profile)
+        profile = self.scene.fence.around(profile)
         reply, cost = await self._ask("controller", "question", TaskQuestion, temperature=temperature, profile=profile)
         return reply.question, cost
 
     async def answer(self, question: str) -> tuple[TargetAnswer, ReplyCost]:
         """Answers a question in two parts."""
-        return await self._ask("target", "answer", TargetAnswer, question=self.fence.around(question))
+        return await self._ask("target", "answer", TargetAnswer, question=self.scene.fence.around(question))
 
     async def converse(
         self, rounds: Sequence[str], language: str, history_chars: int | None = None
@@ -240,14 +295,14 @@ class Speaker:
         """
         prompt = prompt_of("target")
         in_language = f", in the language {language}" if language else ""
-        shown = self._shown(prompt)
+        shown = self.scene.parts(prompt)
         history: list[str] = []
         answers, calls, forgotten = [], [], 0
         for question in rounds:
             # Drops whole rounds, the oldest first, so that no question loses its answer.
             while history_chars is not None and history and sum(map(len, history)) > history_chars:
                 del history[0]
-            fenced = self.fence.around(question)
+            fenced = self.scene.fence.around(question)
             parts = [*shown, *history, prompt.task("free", question=fenced, language=in_language)]
             # One text instead of two parts, so it may be as long as both together.
             schema = form_of(FreeAnswer, 2 * self.chars)
@@ -256,53 +311,39 @@ class Speaker:
             answers.append(answer)
             calls.append(call)
             forgotten = len(answers) - 1 - len(history)
-            history.append(prompt.task("round", question=fenced, answer=self.fence.around(answer)))
+            history.append(prompt.task("round", question=fenced, answer=self.scene.fence.around(answer)))
         return tuple(answers), tuple(calls), forgotten
 
     async def fuse(self, question: str, first: FixedQuestion, second: FixedQuestion) -> tuple[TargetAnswer, ReplyCost]:
         """Merges two texts into one."""
         values = {
-            f"{name}_{number}": self.fence.around(text)
+            f"{name}_{number}": self.scene.fence.around(text)
             for number, answer in ((1, first), (2, second))
             for name, text in (("background", answer.background), ("reasoning", _joined(answer)))
         }
-        question = self.fence.around(question)
+        question = self.scene.fence.around(question)
         return await self._ask("fuser", "fuse", TargetAnswer, temperature=0.0, question=question, **values)
 
     async def compare(
         self,
         rounds: Sequence[str],
         reference: FixedQuestion | None,
-        a: FixedQuestion,
-        b: FixedQuestion,
-        *,
-        criteria: Sequence[Criterion],
-        levels: int,
-        own: bool = False,
+        answers: tuple[FixedQuestion, FixedQuestion],
+        settings: ArenaSettings,
     ) -> tuple[Verdicts, ReplyCost]:
-        """Asks which of two answers is better, by each criterion; with ``own``, after an answer of the judge's."""
-        prompt, keys = prompt_of("judge"), keys_of(criteria)
-        parts = comparison(
-            prompt,
-            self.meme,
-            self.fence,
-            rounds=rounds,
-            reference=reference,
-            answers=(a, b),
-            criteria=criteria,
-            levels=levels,
-            own=own,
-        )
-        return await self._say(judging(prompt, keys, levels, self.chars, own=own), parts)
+        """Asks which of two answers is better, by each criterion; after an answer of the judge's, by the settings."""
+        prompt, own = prompt_of("judge"), settings.judge_answers
+        parts = self.scene.comparison(prompt, rounds, reference, answers, settings=settings, own=own)
+        return await self._say(judging(prompt, settings.dimensions, settings.levels, self.chars, own=own), parts)
 
     async def explain(
         self, rounds: Sequence[str], better: FixedQuestion, worse: FixedQuestion, *, why: str, aspects: Sequence[str]
     ) -> tuple[Explanation, ReplyCost]:
         """Explains why an answer lost."""
         prompt = prompt_of(EXPLAINER)
-        parts = self._question(prompt, rounds)
-        texts = {"better": self._laid_out(prompt, better), "worse": self._laid_out(prompt, worse)}
-        parts.append(prompt.task("answers", **texts, why=self.fence.around(why)))
+        parts = self.scene.question(prompt, rounds)
+        texts = {"better": self.scene.answer(prompt, better), "worse": self.scene.answer(prompt, worse)}
+        parts.append(prompt.task("answers", **texts, why=self.scene.fence.around(why)))
         parts.append(prompt.task("error"))
         if len(aspects) > 1:
             parts.append(prompt.task("aspect", aspects=", ".join(f'"{one}"' for one in aspects)))
@@ -321,10 +362,10 @@ class Speaker:
     ) -> tuple[Difficulty, ReplyCost]:
         """Rates the difficulty of a task."""
         prompt = prompt_of(ANNOTATOR)
-        parts = self._question(prompt, rounds)
+        parts = self.scene.question(prompt, rounds)
         if reference is not None:
             words = "\n\n".join(filter(None, (reference.background, _joined(reference))))
-            parts.append(prompt.task("reference", reference=self.fence.around(words)))
+            parts.append(prompt.task("reference", reference=self.scene.fence.around(words)))
         parts.append(prompt.task("rate"))
         schema = form_of(Difficulty, 400, **RATED)
         return await self._say(Agent(prompt, "rate", partial(parse, Difficulty), schema), parts)
@@ -332,7 +373,7 @@ class Speaker:
     async def place(self, rounds: Sequence[str], fields: Sequence[str]) -> tuple[TaskPlace, ReplyCost]:
         """Names the field of a question, and tells if it needs the picture."""
         prompt = prompt_of(ANNOTATOR)
-        parts = [*self._question(prompt, rounds), prompt.task("place", fields=", ".join(fields))]
+        parts = [*self.scene.question(prompt, rounds), prompt.task("place", fields=", ".join(fields))]
         allowed = {"type": "string", "enum": list(fields)}
         schema = form_of(TaskPlace, 400, field=allowed, depends=RATED["reasoning"])
         return await self._say(Agent(prompt, "place", partial(parse_place, fields=fields), schema), parts)
@@ -343,74 +384,19 @@ class Speaker:
         """Asks a role about the meme, with the texts that the words of its task have gaps for."""
         prompt = prompt_of(role)
         agent = Agent(prompt, task, partial(parse, kind), form_of(kind, self.chars))
-        return await self._say(agent, [*self._shown(prompt), prompt.task(task, **texts)], temperature)
+        return await self._say(agent, [*self.scene.parts(prompt), prompt.task(task, **texts)], temperature)
 
     async def _say(
         self, agent: Agent[T], parts: Sequence[str | Frame], temperature: float = 0.0
     ) -> tuple[T, ReplyCost]:
-        reply = await self.model.say(agent, parts, fence=self.fence, temperature=temperature)
+        reply = await self.model.say(agent, parts, fence=self.scene.fence, temperature=temperature)
         return reply.value, cost_of(self.model.name, reply.call)
-
-    def _question(self, prompt: Prompt, rounds: Sequence[str]) -> list[str | Frame]:
-        """Returns the parts that show the meme and a question about it."""
-        return [*self._shown(prompt), prompt.task("question", question=self.fence.around("\n\n".join(rounds)))]
-
-    def _shown(self, prompt: Prompt) -> list[str | Frame]:
-        return _meme_parts(prompt, self.meme, self.fence)
-
-    def _laid_out(self, prompt: Prompt, answer: FixedQuestion) -> str:
-        return _laid_out(prompt, self.fence, answer)
 
 
 def judging(prompt: Prompt, keys: tuple[str, ...], levels: int, chars: int, *, own: bool = False) -> Agent[Verdicts]:
     """Returns the agent that compares two answers by the criteria with these keys."""
     read = partial(parse_verdicts, keys=keys, levels=levels, own=own)
     return Agent(prompt, "verdicts", read, verdicts_form(keys, levels=levels, chars=chars, own=own))
-
-
-def comparison(
-    prompt: Prompt,
-    meme: ShownMeme,
-    fence: Fence,
-    *,
-    rounds: Sequence[str],
-    reference: FixedQuestion | None,
-    answers: tuple[FixedQuestion, FixedQuestion],
-    criteria: Sequence[Criterion],
-    levels: int,
-    own: bool = False,
-) -> list[str | Frame]:
-    """Returns the parts of the message that asks a judge to compare two answers; see :meth:`Speaker.compare`."""
-    parts = _meme_parts(prompt, meme, fence)
-    parts.append(prompt.task("question", question=fence.around("\n\n".join(rounds))))
-    if reference is not None:
-        parts.append(prompt.task("reference", reference=_laid_out(prompt, fence, reference)))
-    # Before the two answers, which it is to be written without.
-    if own:
-        parts.append(prompt.task("own"))
-    a, b = (_laid_out(prompt, fence, one) for one in answers)
-    parts.append(prompt.task("answers", a=a, b=b))
-    parts.append(
-        prompt.task(
-            "verdicts",
-            words=prompt.task("three" if levels == 3 else "five"),
-            criteria="\n".join(prompt.task("criterion", key=one.key, meaning=one.words) for one in criteria),
-            answer='"answer": "...", ' if own else "",
-            keys=", ".join(f'"{key}": ...' for key in keys_of(criteria)),
-        )
-    )
-    return parts
-
-
-def _meme_parts(prompt: Prompt, meme: ShownMeme, fence: Fence) -> list[str | Frame]:
-    """Returns the parts that show a meme: the picture first, as it is the same in every call."""
-    return [*meme.frames, prompt.task("meme", text=fence.around(meme.text))]
-
-
-def _laid_out(prompt: Prompt, fence: Fence, answer: FixedQuestion) -> str:
-    if answer.background:
-        return prompt.task("parts", background=fence.around(answer.background), reasoning=fence.around(_joined(answer)))
-    return prompt.task("plain", answer=fence.around(_joined(answer)))
 
 
 def _joined(answer: FixedQuestion) -> str:

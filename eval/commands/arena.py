@@ -25,7 +25,7 @@ from eval.commands.rating import rate_arena
 from eval.commands.sampled import sampled_options, samples_of
 from eval.commands.task_sets import tasks
 from eval.models.samples import TABLE_KEYS
-from eval.session.sampled import repeat_lead, repeats_in
+from eval.session.sampled import repeats_in
 from serving.cli.common import PATH, tell
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def arena(context: click.Context, /, **options: Any) -> None:
     if context.invoked_subcommand is not None:
         return
     from eval.arena.agreement import HumanVerdict
-    from eval.arena.board_sections import board_lead, board_sections
+    from eval.arena.board_sections import board_lead
     from eval.arena.folder import read_lines
     from eval.arena.groups import groups_in, plain_groups
     from eval.arena.leaderboard import leaderboard
@@ -115,10 +115,10 @@ def arena(context: click.Context, /, **options: Any) -> None:
         return
     board = leaderboard(out, humans)
     groups = groups_in(out, words_in(options["by"]))
-    page = _page(board, out, grouped=bool(groups))
-    sections = _group_page(board, groups, out) if groups else []
+    sections = _page(board, out, grouped=bool(groups))
+    sections += _group_page(board, groups, out) if groups else []
     figures = {**figures_of(board), **({"by": [plain_groups(one) for one in groups]} if groups else {})}
-    sections, end = [*board_sections(board), *sections], [f"{page} shows it."]
+    end = [f"{out / PAGE} shows it."]
     answer = Shown(title="Leaderboard", lead=board_lead(board), sections=sections, figures=figures, end=end)
     show_answer(answer, html=None, as_json=options["as_json"])
 
@@ -143,14 +143,15 @@ def _group_page(board: Leaderboard, groups: Sequence[BoardsBy], out: Path) -> li
 
 
 def _of_repeats(boards: Sequence[Leaderboard], out: Path) -> Shown:
-    from eval.arena.repeats import repeat_section, repeated_board
+    from eval.arena.repeats import repeat_section, repeated_board, times_ahead
 
     repeated = repeated_board(boards)
+    figures = {**asdict(repeated), "ahead": times_ahead(repeated), "repeats": [figures_of(board) for board in boards]}
     return Shown(
         title="Leaderboard over repeats",
-        lead=repeat_lead(repeated.seeds, finished=repeated.finished),
+        lead=repeated.lead,
         sections=[repeat_section(repeated)],
-        figures={**asdict(repeated), "repeats": [figures_of(board) for board in boards]},
+        figures=figures,
         page=out / PAGE,
         links=_links(out, PAGE),
         end=[f"{out / PAGE} shows it, and {PAGE} in each repeat's folder the repeat."],
@@ -236,12 +237,12 @@ def _links(out: Path, own: str, *, grouped: bool = False) -> list[tuple[str, str
     ]
 
 
-def _page(board: Leaderboard, out: Path, *, grouped: bool = False) -> Path:
+def _page(board: Leaderboard, out: Path, *, grouped: bool = False) -> list[Section]:
+    """Writes the page of an arena, and returns its sections."""
     from eval.arena.board_sections import board_lead, board_sections, board_title
     from eval.reports.sections import as_page
 
-    page = out / PAGE
-    sections = board_sections(board, page=True)
-    command, links = board.manifest.command, _links(out, PAGE, grouped=grouped)
-    write_page(page, as_page(board_title(board), board_lead(board), sections, command=command, links=links))
-    return page
+    sections, links = board_sections(board), _links(out, PAGE, grouped=grouped)
+    html = as_page(board_title(board), board_lead(board), sections, command=board.manifest.command, links=links)
+    write_page(out / PAGE, html)
+    return sections

@@ -28,9 +28,8 @@ if TYPE_CHECKING:
 DETECTION_PAGE, LOSSES_PAGE, DISTILLED_PAGE = "detection.html", "losses.html", "distilled.html"
 
 
-asking_options = with_options(
+_model_options = with_options(
     click.option("--models", type=PATH, default=Path("arena.toml"), show_default=True, help="Models file."),
-    click.option("--data", type=PATH, help="Data set of the arena, if [arena] does not name it."),
     click.option(
         "--concurrency",
         type=click.IntRange(1, 1000),
@@ -39,6 +38,9 @@ asking_options = with_options(
         help="Maximum concurrent questions.",
     ),
     click.option("--calls", type=PATH, help="Store of model calls, shared by arenas."),
+)
+asking_options = with_options(
+    click.option("--data", type=PATH, help="Data set of the arena, if [arena] does not name it."), _model_options
 )
 """Options by which models and memes of an arena are named again."""
 follow_up_options = with_options(
@@ -246,13 +248,9 @@ def export_judge(out: Path, models: Path | None, data: Path | None, folder: Path
 
 @click.command("distil-check")
 @click.argument("folder", metavar="EXAMPLES", type=PATH)
-@click.option("--models", type=PATH, default=Path("arena.toml"), show_default=True, help="Models file.")
 @click.option("--student", required=True, metavar="NAME", help="Trained judge: a model of the models file.")
 @click.option("--base", metavar="NAME", help="Untrained base model, as a baseline.")
-@click.option(
-    "--concurrency", type=click.IntRange(1, 1000), default=4, show_default=True, help="Maximum concurrent comparisons."
-)
-@click.option("--calls", type=PATH, help="Store of model calls, shared by arenas.")
+@_model_options
 @shows_sections(page=False)
 def distil_check(folder: Path, student: str, base: str | None, **options: Any) -> Shown:
     """Compares a trained judge with its teacher and with baselines on the test part of EXAMPLES.

@@ -24,7 +24,7 @@ from eval.commands.sampled import chosen_models, sampled_options, threshold_opti
 from eval.models.samples import TABLE_KEYS
 from eval.session.directory import CALLS
 from eval.session.engine import Progress
-from eval.session.sampled import repeat_lead, repeats_in, repeats_of
+from eval.session.sampled import repeats_in, repeats_of
 from serving.cli.common import PATH
 
 if TYPE_CHECKING:
@@ -104,6 +104,7 @@ def probe(context: click.Context, /, **options: Any) -> None:
     if context.invoked_subcommand is not None:
         return
     from eval.probe.report import read_report
+    from eval.reports.sections import as_page
 
     take_published(context, options, AS_PUBLISHED)
     if options["only_report"]:
@@ -121,16 +122,13 @@ def probe(context: click.Context, /, **options: Any) -> None:
     if folders := repeats_in(out):
         reports = [read_report(folder, threshold=options["threshold"]) for folder in folders]
         for each, folder in zip(reports, folders, strict=True):
-            _page(each, folder)
+            answer = _answer(each, folder)
+            html = as_page(answer.title, answer.lead, answer.sections, command=answer.command)
+            write_page(folder / PAGE, html)
         show_answer(_of_repeats(reports, out), html=None, as_json=options["as_json"])
         return
     report = read_report(out, threshold=options["threshold"])
-    end = [f"{_page(report, out)} shows it, rewritten texts included. Keep it to yourself."]
-    from eval.probe.weakness import weakness_lead, weakness_sections
-
-    lead, sections = weakness_lead(report), weakness_sections(report)
-    answer = Shown(title="Weaknesses", lead=lead, sections=sections, figures=figures_of(report), end=end)
-    show_answer(answer, html=None, as_json=options["as_json"])
+    show_answer(_answer(report, out), html=None, as_json=options["as_json"])
 
 
 @probe.command()
@@ -161,14 +159,13 @@ def _of_repeats(reports: Sequence[ProbeReport], out: Path) -> Shown:
     from eval.probe.repeats import repeat_section, repeated_probe
 
     repeated = repeated_probe(reports)
-    page = out / PAGE
     return Shown(
-        title="Weaknesses over repeats",
-        lead=repeat_lead(repeated.seeds, finished=repeated.finished, of=repeated.target),
+        title=f"Weaknesses of {reports[0].manifest.target} over repeats",
+        lead=repeated.lead,
         sections=[repeat_section(repeated)],
         figures={**asdict(repeated), "repeats": [figures_of(report) for report in reports]},
-        page=page,
-        end=[f"{page} shows it, and {PAGE} in each repeat's folder the repeat, with rewritten texts."],
+        page=out / PAGE,
+        end=[f"{out / PAGE} shows it, and {PAGE} in each repeat's folder the repeat, with rewritten texts."],
     )
 
 
@@ -263,11 +260,15 @@ def _folder_of(options: dict[str, Any]) -> Path:
     return Path("probe-" + "".join(c if c.isalnum() or c in "._-" else "-" for c in options["target"]))
 
 
-def _page(report: ProbeReport, out: Path) -> Path:
+def _answer(report: ProbeReport, out: Path) -> Shown:
     from eval.probe.weakness import weakness_lead, weakness_sections, weakness_title
-    from eval.reports.sections import as_page
 
-    page, sections = out / PAGE, weakness_sections(report, out)
-    html = as_page(weakness_title(report), weakness_lead(report), sections, command=report.manifest.command)
-    write_page(page, html)
-    return page
+    return Shown(
+        title=weakness_title(report),
+        lead=weakness_lead(report),
+        sections=weakness_sections(report, out),
+        figures=figures_of(report),
+        page=out / PAGE,
+        command=report.manifest.command,
+        end=[f"{out / PAGE} shows it, rewritten texts included. Keep it to yourself."],
+    )

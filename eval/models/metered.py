@@ -301,6 +301,13 @@ class MeteredModel:
         """The model's own name."""
         return self._metered.name
 
+    def counts(self, account: Account | None = None) -> dict[str, Any]:
+        """Returns the figures of an account, or of the calls that were made, and those of all replies."""
+        one, usage = account or self.usage.made, self.usage
+        of_replies = {"repaired": usage.repaired, "unusable": usage.unusable, "failed": usage.failed}
+        tokens = {"tokens_in": one.tokens_in, "tokens_out": one.tokens_out}
+        return {"calls": one.calls, **tokens, "usd": one.usd(self.price), **of_replies}
+
     def fence(self, *names: str) -> Fence:
         """Returns marks for text from strangers and models; the same for the same names wherever this cache is used."""
         return Fence(self._store.fence_mark(*names))

@@ -40,11 +40,6 @@ SeedSet = Mapping[str, tuple[str, ...]]
 _SEEDS = TypeAdapter(dict[str, tuple[str, ...]])
 
 
-def seed_content(seeds: SeedSet) -> dict[str, list[str]]:
-    """The content of ``seeds.json``."""
-    return {name: list(memes) for name, memes in seeds.items()}
-
-
 def read_seeds(path: Path) -> SeedSet:
     """Reads the seeds of another probe: its folder, or its ``seeds.json``. Raises BadRequest if there are none."""
     file = path / SEEDS if path.is_dir() else path

@@ -82,22 +82,22 @@ async def narrate(
     return tuple(await run_items(pairs, one, concurrency=concurrency))
 
 
+def drawn_rank(what: str, seed: int, category: str, meme: str) -> str:
+    """Returns the rank of a meme in a draw: it depends on no other meme, so that targets can be compared."""
+    return hashlib.sha256(f"probe {what} {seed}\0{category}\0{meme}".encode()).hexdigest()
+
+
 def capped(mined: Sequence[Mined], most: int, seed: int) -> tuple[Mined, ...]:
     """Selects the memes of each category to score: at most ``most``, drawn by seed.
 
     These are the memes whose id has the smallest SHA-256 with the seed and the category: a larger cap only adds memes,
     and the same memes are drawn for every target.
     """
-
-    def rank(category: str, meme: str) -> str:
-        # By hash, not a generator: the selection of a meme depends on no other meme, so that targets can be compared.
-        return hashlib.sha256(f"probe cap {seed}\0{category}\0{meme}".encode()).hexdigest()
-
     names = dict.fromkeys(name for one in mined for name in one.categories)
-    left = {
-        name: set(sorted((one.meme for one in mined if name in one.categories), key=partial(rank, name))[:most])
-        for name in names
-    }
+    left = {}
+    for name in names:
+        memes = (one.meme for one in mined if name in one.categories)
+        left[name] = set(sorted(memes, key=partial(drawn_rank, "cap", seed, name))[:most])
     return tuple(
         one.model_copy(update={"categories": tuple(name for name in one.categories if one.meme in left[name])})
         for one in mined

@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from eval.probe.folder import MARK, MINED, REWRITTEN, SCORED, Mined, ProbeFolder, Scored, Step, small_pictures
-from eval.reports.ratings import EXPLANATION_CRITERIA, Criterion, RatedItem, SheetKind, SheetRatings
+from eval.reports.ratings import RatedItem, SheetKind, SheetRatings, criteria_of
 from eval.reports.sections import Section
 from eval.scores.measure import NOTHING, figure
 from serving.docket.review.agreement import cohen
@@ -81,33 +81,11 @@ def _scored(root: Path) -> list[tuple[Scored, tuple[tuple[str, str], ...]]]:
 
 
 KINDS: Mapping[str, SheetKind] = {
-    "mine": SheetKind(
-        (Criterion("belongs", "Does the meme do this kind of harm? (0: no, 1: yes)", low=0, high=1),),
-        _mined,
-        # Half of either, so that a rater who says yes to everything is right on no more than half.
-        evenly="agent",
-    ),
-    "references": SheetKind(EXPLANATION_CRITERIA, _references),
-    "scores": SheetKind(
-        (
-            Criterion(
-                "score", "How good is the explanation, held against the reference? (1: wrong, 10: right in all)", 1, 10
-            ),
-        ),
-        _scores,
-    ),
-    "rewritten": SheetKind(
-        (
-            Criterion("redundancy", "How much does it only repeat the text as it was? (1: little, 3: nearly all)"),
-            Criterion("diversity", "How different is its wording? (3: very)"),
-            Criterion("readability", "Is it easy to read? (3: at once)"),
-            Criterion("coverage", "Does it keep what the meme is about? (3: all of it)"),
-            Criterion("fairness", "Is it free of attacks that the text as it was does not make? (3: wholly)"),
-            Criterion("suitability", "Does it fit the picture? (3: as well as the text as it was)"),
-        ),
-        _rewritten,
-        mark=MARK,
-    ),
+    # Half of either, so that a rater who says yes to everything is right on no more than half.
+    "mine": SheetKind(criteria_of("mine"), _mined, evenly="agent"),
+    "references": SheetKind(criteria_of("explanations"), _references),
+    "scores": SheetKind(criteria_of("scores"), _scores),
+    "rewritten": SheetKind(criteria_of("rewritten"), _rewritten, mark=MARK),
 }
 
 

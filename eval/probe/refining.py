@@ -14,7 +14,6 @@ missing score is not a lower score. Searches of one category run one after the o
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -25,6 +24,7 @@ from court.ports import ChatReply
 from eval.probe import agents
 from eval.probe.agents import FAILURES, VOICES, Category, Example, ProbeModels, Subject, Taxonomy, reply_or_error
 from eval.probe.folder import Pair, Scored, Scoring, ScoringOutcome, Step, StepOutcome
+from eval.probe.mining import drawn_rank
 from eval.probe.topics import most_similar
 from eval.session.engine import run_items
 
@@ -133,12 +133,8 @@ def chosen_seeds(scored: Sequence[Scored], most: int, draw: int) -> tuple[Scored
 
     These are the memes whose id has the smallest SHA-256 with the draw's number, which depends on no random generator.
     """
-
-    def rank(one: Scored) -> str:
-        # By hash: a meme that has no score here changes no other one's place in the draw.
-        return hashlib.sha256(f"probe seed {draw}\0{one.category}\0{one.meme}".encode()).hexdigest()
-
-    return tuple(sorted(scored, key=rank)[:most])
+    # By hash: a meme that has no score here changes no other one's place in the draw.
+    return tuple(sorted(scored, key=lambda one: drawn_rank("seed", draw, one.category, one.meme))[:most])
 
 
 def listed_seeds(scored: Sequence[Scored], memes: Sequence[str]) -> tuple[Scored, ...]:

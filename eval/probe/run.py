@@ -41,7 +41,6 @@ from eval.probe.folder import (
     ScoringOutcome,
     SeedSet,
     Step,
-    seed_content,
 )
 from eval.probe.mining import capped, mine, narrate
 from eval.probe.refining import Limits, chosen_seeds, listed_seeds, refine, score_all, usable
@@ -231,31 +230,23 @@ async def _prepare(folder: ProbeFolder, number: int, meme: ShownMeme, reader: Te
 def usage_of(models: ProbeModels) -> tuple[ModelUsage, ...]:
     """Returns the usage of each model of a probe, the target first; one with two roles is listed once."""
     named = {model.name: model for model in (models.target, *models.controllers)}
-    return tuple(
-        ModelUsage(
-            name=model.name,
-            calls=model.usage.all.calls,
-            tokens_in=model.usage.all.tokens_in,
-            tokens_out=model.usage.all.tokens_out,
-            usd=model.usage.all.usd(model.price),
-            made=model.usage.made.calls,
-            made_usd=model.usage.made.usd(model.price),
-            repaired=model.usage.repaired,
-            unusable=model.usage.unusable,
-            failed=model.usage.failed,
-        )
-        for model in named.values()
-    )
+    found = []
+    for name, model in named.items():
+        made = model.counts()
+        every = model.counts(model.usage.all)
+        found.append(ModelUsage(name=name, made=made["calls"], made_usd=made["usd"], **every))
+    return tuple(found)
 
 
 def _manifest(
     plan: ProbePlan, described: Mapping[str, Any], *, models: ProbeModels, reader: TextReader
 ) -> ProbeManifest:
     named = {model.name: model for model in (models.target, *models.controllers)}
+    seeds = plan.seed_set
     return ProbeManifest(
         **described,
         per_category=plan.per_category,
-        seed_set=digest(seed_content(plan.seed_set)) if plan.seed_set is not None else "",
+        seed_set="" if seeds is None else digest({name: list(memes) for name, memes in seeds.items()}),
         target=plan.target,
         controllers=plan.controllers,
         models={name: model.model for name, model in named.items()},

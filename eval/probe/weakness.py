@@ -8,7 +8,7 @@ from pathlib import Path
 from eval.probe.agents import HIGHEST, LOWEST
 from eval.probe.folder import Scored, Step, StepOutcome, small_pictures
 from eval.probe.report import THRESHOLD_WORDS, CategoryRow, ProbeReport, Rates
-from eval.reports.sections import Filter, MemeEntry, Rows, Section, Tile, need_page
+from eval.reports.sections import Filter, MemeEntry, Rows, Section, Tile
 from eval.scores.measure import NOTHING, figure
 from eval.scores.subgroups import wilson
 
@@ -51,10 +51,8 @@ def weakness_lead(report: ProbeReport) -> list[str]:
     ]
 
 
-def weakness_sections(report: ProbeReport, root: Path | None = None) -> list[Section]:
-    """All sections, in order. Raises NotLoaded: jinja2 or matplotlib is not installed, which a page needs."""
-    if root is not None:
-        need_page()
+def weakness_sections(report: ProbeReport, root: Path) -> list[Section]:
+    """All sections, in order; failures are for a page alone."""
     sections: list[Section] = []
     if report.manifest.finished is None:
         lead = ("The same command goes on with it.",)
@@ -69,17 +67,14 @@ def weakness_sections(report: ProbeReport, root: Path | None = None) -> list[Sec
             "By category",
             _rows("category", [*report.categories, report.overall]),
             notes=tuple(notes),
-            tiles=_tiles(report) if root else (),
+            tiles=_tiles(report),
             caption="The weakest first; mean score of 1 to 10",
         )
     )
     if report.gold:
         caption = "The labels of the data set, which nobody in the probe was told"
         sections.append(Section("gold", "By gold label", _rows("gold label", report.gold), caption=caption, level=3))
-    sections += [_steps(report), *_topics(report), *_probe(report)]
-    if root is not None:
-        sections.append(_failures(report, root))
-    return sections
+    return [*sections, _steps(report), *_topics(report), *_probe(report), _failures(report, root)]
 
 
 def _tiles(report: ProbeReport) -> tuple[Tile, ...]:
@@ -204,6 +199,7 @@ def _failures(report: ProbeReport, root: Path) -> Section:
         "failures",
         "Explanations that failed",
         lead=tuple(lead),
+        detail=True,
         entries=tuple(
             _entry(one, report, key=f"f{number}", kind=keys[one.category], pictures=pictures[one.meme])
             for number, one in enumerate(failures, 1)

@@ -19,10 +19,12 @@ import itertools
 import json
 import random
 import re
+import tomllib
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -75,14 +77,10 @@ class Criterion:
     high: int = 3
 
 
-EXPLANATION_CRITERIA = (
-    Criterion("conciseness", "Does it say what it says without repetition or filler? (3: nothing could go)"),
-    Criterion("informativeness", "Does it tell what one has to know to see the harm? (3: nothing is missing)"),
-    Criterion("persuasiveness", "Do its reasons convince? (3: fully)"),
-    Criterion("readability", "Is it easy to read and well ordered? (3: at once)"),
-    Criterion("soundness", "Is it right about the meme, without errors or leaps? (3: in all)"),
-)
-"""Criteria by which MemeArena and AdamMeme had explanations of a meme's harm rated."""
+def criteria_of(kind: str) -> tuple[Criterion, ...]:
+    """Reads the criteria of a kind of sheet."""
+    table = tomllib.loads((files("eval.reports") / "sheets.toml").read_text("utf-8"))[kind]
+    return tuple(Criterion(key, **row) for key, row in table.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +288,7 @@ def _project(headings: Sequence[str], pictures: int, criteria: Sequence[Criterio
     return ElementTree.tostring(view, encoding="unicode") + "\n"
 
 
-def read_sheet(key_file: Path, files: Sequence[Path], kinds: Mapping[str, SheetKind]) -> SheetRatings:
+def read_sheet(key_file: Path, rated: Sequence[Path], kinds: Mapping[str, SheetKind]) -> SheetRatings:
     """Reads a key and files of ratings: JSON lines, or tables (CSV) such as a filled sheet or one from Label Studio.
 
     Raises BadRequest: A file or a line can't be read, or belongs to another sheet or command.
@@ -304,7 +302,7 @@ def read_sheet(key_file: Path, files: Sequence[Path], kinds: Mapping[str, SheetK
     if key.what not in kinds:
         raise _unreadable(f"{key_file.name} is of a sheet of {key.what}: another command's.")
     found: dict[tuple[str, str, str], Rating] = {}
-    for path in files:
+    for path in rated:
         for number, one in _rated(path, key) if path.suffix == ".csv" else read_json_lines(path, Rating):
             # An unknown criterion gets an empty range, so that every score is rejected.
             low, high = key.criteria.get(one.criterion, (1, 0))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -120,18 +120,3 @@ def repeats_of(plan: P, count: int, what: str) -> tuple[P, ...]:
         )
         for number in range(count)
     )
-
-
-def require_repeats(count: int) -> None:
-    """Raises BadRequest if there are fewer repeats than a comparison needs."""
-    if count < 2:
-        raise BadRequest("Repeats are compared where there are at least two.", reason="REPEATS_MISSING")
-
-
-def repeat_lead(seeds: Sequence[int], *, finished: bool, of: str = "") -> list[str]:
-    """Sentences above a table of repeats."""
-    name = f"{of}: " if of else ""
-    lead = [f"{name}{len(seeds)} repeats about the same memes, seeds {', '.join(map(str, seeds))}."]
-    if not finished:
-        lead.append("Not finished: these figures will change.")
-    return lead

@@ -79,12 +79,12 @@ def board_text(board: Leaderboard) -> str:
 
 def board_page(board: Leaderboard) -> str:
     """A leaderboard as a page."""
-    return sections.as_page(board_title(board), board_lead(board), board_sections(board, page=True))
+    return sections.as_page(board_title(board), board_lead(board), board_sections(board))
 
 
-def weakness_text(report: ProbeReport) -> str:
+def weakness_text(report: ProbeReport, root: Path) -> str:
     """A report on a probe in a terminal."""
-    return sections.as_text(weakness_lead(report), weakness_sections(report))
+    return sections.as_text(weakness_lead(report), weakness_sections(report, root))
 
 
 def weakness_page(report: ProbeReport, root: Path) -> str:

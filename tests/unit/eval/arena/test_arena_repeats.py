@@ -12,7 +12,7 @@ from court.backends.chat.scripted import ScriptedModel
 from court.errors import BadRequest
 from eval.arena.folder import ArenaFolder
 from eval.arena.leaderboard import leaderboard
-from eval.arena.repeats import arena_repeats, repeat_section, repeated_board
+from eval.arena.repeats import arena_repeats, ordered_by, repeat_section, repeated_board, times_ahead
 from eval.arena.run import Ask, run
 from eval.arena.settings import ArenaSettings
 from eval.cli import cli
@@ -45,19 +45,20 @@ def boards_of(root):
 def test_statistics_over_repeats_match_hand_calculation(repeats_root):
     boards = boards_of(repeats_root)
     together = repeated_board(boards)
-    assert together.seeds == (0, 1, 2) and together.by_rating and not together.finished
-    by_model = {one.model: one for one in together.models}
+    assert together.seeds == (0, 1, 2) and ordered_by(together) == "rating" and not together.finished
+    ratings = {model: row["rating"] for model, row in together.rows.items()}
     for name in THREE:
         own = [next(r.rating.value for r in b.board("overall").rows if r.model == name) for b in boards]
-        assert by_model[name].rating.values == tuple(own)
-        assert by_model[name].rating.mean == pytest.approx(np.mean(own))
-        assert by_model[name].rating.sd == pytest.approx(np.std(own, ddof=1)) and len(set(own)) > 1
-    order = [one.model for one in together.models]
-    assert order == sorted(THREE, key=lambda name: -by_model[name].rating.mean)
-    assert together.models[-1].ahead is None
-    for place, (one, other) in zip(together.models, itertools.pairwise(order), strict=False):
-        confirmed = sum(a > b for a, b in zip(by_model[one].rating.values, by_model[other].rating.values, strict=True))
-        assert place.ahead == confirmed
+        assert ratings[name].values == tuple(own)
+        assert ratings[name].mean == pytest.approx(np.mean(own))
+        assert ratings[name].sd == pytest.approx(np.std(own, ddof=1)) and len(set(own)) > 1
+    order = list(ratings)
+    assert order == sorted(THREE, key=lambda name: -ratings[name].mean)
+    assert times_ahead(together) == {
+        one: sum(a > b for a, b in zip(ratings[one].values, ratings[other].values, strict=True))
+        for one, other in itertools.pairwise(order)
+    }
+    assert repeat_section(together).rows[-1][-1] == "–"
 
 
 def test_repeats_are_ordered_by_win_rate_when_ratings_lack_a_common_scale(tmp_path, repeats_root):
@@ -67,7 +68,8 @@ def test_repeats_are_ordered_by_win_rate_when_ratings_lack_a_common_scale(tmp_pa
         arena = Arena(tmp_path / f"repeat-{number + 1}", memes=4, strengths=far, seed=number, own_case=True)
         arena.hold()
     together = repeated_board(boards_of(tmp_path))
-    assert not together.by_rating and together.models[0].model == "ash" and together.models[0].win_rate.mean == 1
+    assert ordered_by(together) == "win_rate" and next(iter(together.rows)) == "ash"
+    assert together.rows["ash"]["win_rate"].mean == 1
     section = repeat_section(together)
     assert "order of the battles won" in section.notes[-1] and section.rows[1][1] == "–"
     with pytest.raises(BadRequest, match="differ in settings"):
@@ -88,7 +90,8 @@ def test_command_reports_on_all_repeats(repeats_root):
     ran = CliRunner().invoke(cli, ["arena", "--out", str(repeats_root / "new"), "--repeats", "2", "--by", "gold"])
     assert ran.exit_code == 2 and "--by is for one arena" in ran.output and not (repeats_root / "new").exists()
     report = json.loads(CliRunner().invoke(cli, ["arena", "--report", "--out", str(repeats_root), "--json"]).output)
-    assert len(report["repeats"]) == 3 and report["models"][0]["rating"]["mean"] > report["models"][2]["rating"]["mean"]
+    means = [row["rating"]["mean"] for row in report["rows"].values()]
+    assert len(report["repeats"]) == 3 and means == sorted(means, reverse=True) and len(report["ahead"]) == 2
 
 
 @pytest.fixture(scope="module")

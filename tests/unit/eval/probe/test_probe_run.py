@@ -65,7 +65,9 @@ def test_weak_category_is_found(whole):
         assert (row.before.mean.value, row.before.failure.value) == (9, 0)
         assert (row.after.mean.value, row.after.failure.value) == (9, 0)
         assert row.outcomes == {StepOutcome.NOT_LOWER: 1}
-    assert {one.category for one in report.failures} == {"religion"} and all(isinstance(one, Step) for one in report.failures)
+    assert {one.category for one in report.failures} == {"religion"} and all(
+        isinstance(one, Step) for one in report.failures
+    )
     assert report.gold[0].name == "harmful" and report.gold[0].memes == 8 and len(report.gold) == 1
     assert [(row.number, row.n) for row in report.steps] == [(1, 4), (2, 1), (3, 1)]
     (topic,) = (topic for topic in report.topics if topic.words == "round hats")
@@ -341,7 +343,7 @@ def test_command_reports_on_an_existing_probe(whole, request):
     _, folder, _, _ = whole
     ran = CliRunner().invoke(cli, ["probe", "--report", "--out", str(folder.root)])
     assert ran.exit_code == 0, ran.output
-    assert ran.output.startswith(weakness_text(read_report(folder.root)))
+    assert ran.output.startswith(weakness_text(read_report(folder.root), folder.root))
     assert "religion" in ran.output and "a hint" not in ran.output and "round hats lie" not in ran.output
     assert "a hint" in (folder.root / "weakness.html").read_text(), "which stays in the folder"
     output = json.loads(CliRunner().invoke(cli, ["probe", "--report", "--out", str(folder.root), "--json"]).output)
@@ -355,7 +357,7 @@ def test_command_reports_on_an_existing_probe(whole, request):
 def test_terminal_report_matches_the_golden_file(whole, request):
     _, folder, _, _ = whole
     # Usage is left out, as it changes with every word of a prompt.
-    text = weakness_text(dataclasses.replace(read_report(folder.root), usage=())) + "\n"
+    text = weakness_text(dataclasses.replace(read_report(folder.root), usage=()), folder.root) + "\n"
     golden = TESTS / "golden" / "probe.txt"
     if request.config.getoption("--write-golden"):
         golden.write_text(text, encoding="utf-8")
@@ -376,7 +378,7 @@ def test_refused_and_unscored_answers_are_in_no_mean(tmp_path, data):
     (row,) = (row for row in report.categories if row.name == "religion")
     assert (row.before.n, row.before.scored, row.before.refused, row.before.unscored) == (3, 1, 1, 1)
     assert (row.before.mean.value, row.after.mean.value) == (6, 3)
-    assert "1 (1 refused, 1 unscored)" in re.sub(" +", " ", weakness_text(report))
+    assert "1 (1 refused, 1 unscored)" in re.sub(" +", " ", weakness_text(report, folder.root))
     assert "1 refused" in weakness_page(report, folder.root)
 
 
@@ -386,7 +388,7 @@ def test_report_without_any_score_has_no_means(tmp_path, data):
     assert report.overall.before.unscored == report.overall.before.n == 8
     assert (report.overall.before.mean, report.overall.after.mean, report.steps, report.topics) == (None, None, (), ())
     assert "None of its explanations could be scored." in weakness_page(report, folder.root)
-    assert "unscored" in weakness_text(report)
+    assert "unscored" in weakness_text(report, folder.root)
 
 
 def test_page_is_deterministic_and_escapes_foreign_text(tmp_path, data, whole):
