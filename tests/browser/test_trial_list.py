@@ -7,12 +7,11 @@ from contextlib import ExitStack
 import pytest
 from playwright.sync_api import expect
 
-from court.verdict import Label
 from serving.console.registry import Reviewing
 from tests.browser.conftest import violations
 from tests.support.console_scenes import QUEUE, fill_queue
-from tests.support.consoles import create_docket, running_console, tokens_for
-from tests.support.desks import NO_SAMPLING, trial, verdict
+from tests.support.consoles import running_console, tokens_for
+from tests.support.desks import NO_SAMPLING
 
 WIDE, PHONE = {"width": 1440, "height": 900}, {"width": 390, "height": 844}
 EVERY = "&".join(
@@ -104,52 +103,6 @@ def test_list_on_a_phone_breaks_no_word_and_has_no_narrow_column(visit):
         page.get_by_text(menu, exact=menu == "Columns").first.click()
     boxes = [one.bounding_box() for one in page.locator(".find .menu-items").all()]
     assert all(box["x"] >= 0 and box["x"] + box["width"] <= PHONE["width"] for box in boxes)
-
-
-def test_list_works_without_scripts(visit, tmp_path):
-    words = {number: f"word {number:03}" for number in range(60)}
-    trials = [
-        trial(f"t{number:03}", verdict(Label.NOT_HARMFUL, score=0.1), words=text, pixels=f"{number:064x}")
-        for number, text in words.items()
-    ]
-    page = visit(place=create_docket(tmp_path / "docket.sqlite", trials), java_script_enabled=False)
-    rows = page.locator("[data-row]")
-    expect(rows).to_have_count(50)
-    page.get_by_role("link", name="More trials").click()
-    expect(rows).to_have_count(10)
-    page.get_by_text("Filters", exact=True).click()
-    page.get_by_role("link", name="label:harmful", exact=True).click()
-    assert page.get_by_text("No trial matches.").is_visible()
-    page.get_by_role("link", name="Clear").click()
-    page.get_by_text("Columns", exact=True).click()
-    page.get_by_label("Decision").uncheck()
-    page.get_by_label("Request").check()
-    page.get_by_role("searchbox").fill("t007")
-    page.get_by_role("button", name="Show", exact=True).click()
-    expect(rows).to_have_count(1)
-    headings = page.locator("thead th").all_inner_texts()
-    assert "Request" in headings and "Decision" not in headings and "r t007" in rows.inner_text()
-    page.get_by_text("Export").first.click()
-    with page.expect_download() as download:
-        page.get_by_role("link", name="CSV").click()
-    assert download.value.path().read_text().splitlines()[1].startswith("t007,")
-
-
-def test_more_rows_are_appended_and_stepped_through(visit, tmp_path):
-    trials = [trial(f"t{number:03}", verdict(Label.UNDECIDED), pixels=f"{number:064x}") for number in range(120)]
-    page = visit(place=create_docket(tmp_path / "docket.sqlite", trials), who="ruth")
-    rows = page.locator("[data-row]")
-    expect(rows).to_have_count(50)
-    page.keyboard.press("m")
-    expect(rows).to_have_count(100)
-    link = rows.locator("a.row-link")
-    expect(link.nth(50)).to_be_focused()
-    page.keyboard.press("k")
-    expect(link.nth(49)).to_be_focused()
-    link.nth(99).focus()
-    page.keyboard.press("j")
-    expect(rows).to_have_count(120)
-    assert page.locator(".more").count() == 0 and page.locator("[data-row] .muted").count() == 120
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

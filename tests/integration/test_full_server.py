@@ -12,10 +12,9 @@ import sys
 import grpc
 import pytest
 
-from court.events import Described, QuestionAsked, QuestioningEnd, SideRested, TrialResumed
+from court.events import QuestioningEnd, SideRested, TrialResumed
 from court.record import TrialState
 from memecourt.client import Client, JudgeError, judge_request
-from memecourt.retries import Retries
 from memecourt.v1 import court_pb2 as wire
 from memecourt.v1.court_pb2_grpc import CourtStub
 from tests.support.server import FULL, HARMFUL, ModelServer, ask, drawn, memecourt, records
@@ -42,23 +41,6 @@ def test_full_trial_over_grpc(start, models):
     assert 0 <= response.harm_score <= 1
     # The same server still tries by precedents alone on request.
     assert ask(server.address, procedure=wire.PROCEDURE_SUMMARY).procedure == wire.PROCEDURE_SUMMARY
-
-
-def test_full_trial_of_a_text_without_a_picture_over_grpc(start, models, home):
-    server = start(None, "--llm-url", models.url, "--model", "stand-in").ready()
-    with Client(server.address, retries=Retries(attempts=1)) as court:
-        response = court.judge(text=HARMFUL[1], procedure=FULL, timeout=100).message
-        # The command sends the same request and gets the same verdict.
-        arguments = ("judge", "--text", HARMFUL[1], "--procedure", "full", "--server", server.address, "--json")
-        result = memecourt(*arguments, home=home)
-    (record,) = records(server.docket, response.verdict_id)
-    assert response.procedure == FULL and not response.HasField("picture")
-    assert wire.REVIEW_REASON_PICTURE_NOT_SENT in [signal.reason for signal in response.signals]
-    assert not record.opened.meme.picture_given
-    assert not record.all(Described) and not record.all(QuestionAsked)
-    assert [event.reason for event in record.all(SideRested)] == [QuestioningEnd.NO_EXAMINATION] * 2
-    output = json.loads(result.stdout)
-    assert output["file"] is None and output["verdict"]["verdict_id"] == response.verdict_id
 
 
 def test_trial_cut_off_by_a_dead_model_server_fails_and_can_be_resumed(start, models, home):

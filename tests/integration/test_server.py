@@ -61,22 +61,6 @@ def test_meme_gets_a_verdict_with_its_record(server, meme, label):
         assert any("too far" in each.detail for each in response.review_reasons) and not response.HasField("harm_score")
 
 
-def test_text_of_the_caller_replaces_the_text_on_the_picture(server):
-    with Client(server.address) as court:
-        response = court.judge(drawn(*HARMLESS), text=HARMFUL[1], timeout=120).message
-    assert response.label == wire.LABEL_HARMFUL
-    assert response.text.source == wire.TEXT_SOURCE_CALLER
-
-
-def test_concurrent_requests_each_get_their_own_answer(server):
-    memes = [HARMFUL, HARMLESS] * 4
-    with Client(server.address) as court, concurrent.futures.ThreadPoolExecutor(8) as pool:
-        requests = [judge_request(drawn(*m, seed=i), text=m[1], request_id=f"r{i}") for i, m in enumerate(memes)]
-        responses = list(pool.map(lambda request: court.ask(request, timeout=120), requests))
-    assert [r.request_id for r in responses] == [f"r{i}" for i in range(8)]
-    assert [r.label for r in responses] == [wire.LABEL_HARMFUL, wire.LABEL_NOT_HARMFUL] * 4
-
-
 def damaged():
     """Returns a picture with zeros for data; a merely truncated one would be judged by its readable part."""
     png = drawn(*HARMLESS)

@@ -1,6 +1,5 @@
 """Webhooks of the real server: after a kill, and to the receivers shown in the documentation."""
 
-import base64
 import os
 import re
 import shutil
@@ -11,15 +10,12 @@ import time
 from contextlib import contextmanager
 
 import pytest
-import requests
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from memecourt.client import Client, judge_request
 from retrieval.open import open_writer
 from serving.models.vllm import free_port
 from serving.webhooks.signing import make_secret
 from tests.support.consoles import form_proof_in, signed_in
-from tests.support.http import url_of
 from tests.support.paths import NODE, ROOT
 from tests.support.pictures import encode, quarters
 from tests.support.playing import wait_until
@@ -84,44 +80,6 @@ def test_killed_server_loses_no_message(start, hook, tmp_path):
         assert len(ids) == len({id_ for id_, _ in ids}) == 8
         assert second.end() == 0
         assert set(records(second.docket)) == verdict_ids
-
-
-def test_library_change_by_the_command_line_is_sent(start, home, hook, tmp_path):
-    start(tmp_path / "first.sqlite").ready().end()
-    (starter,) = (home / "libraries").glob("starter-*")
-    library = shutil.copytree(starter, tmp_path / "library")
-    with running_receiver() as receiver:
-        hook(receiver.url)
-        server = start(None, "--library", str(library)).ready()
-        arguments = [str(library), "starter-001", "harmful", "--who", "Ruth", "--why", "looked again"]
-        result = subprocess.run(
-            [sys.executable, "-m", "serving.cli", "precedents", "relabel", *arguments], capture_output=True, text=True
-        )
-        assert result.returncode == 0, result.stderr
-        (request,) = receiver.wait_for(1)
-        assert request.message["type"] == "memecourt.precedent.changed"
-        assert (request.message["data"]["precedent_id"], request.message["data"]["change"]) == (
-            "starter-001",
-            "relabel",
-        )
-        assert server.end() == 0
-
-
-def test_served_public_key_verifies_messages(start, hook, tmp_path):
-    private = make_secret(tmp_path / "key.secret", ed25519=True)
-    with running_receiver() as receiver:
-        hook(receiver.url, secret_file=str(tmp_path / "key.secret"))
-        server = start(None, "--http", "127.0.0.1:0").ready()
-        (key,) = requests.get(f"{url_of(server)}/v1/webhooks/keys", timeout=120).json()["keys"]
-        assert key == private.public_key
-        with Client(server.address) as client:
-            client.judge(text="the printer jams", timeout=120)
-        (request,) = receiver.wait_for(1, 120)[:1]
-    scheme, _, signature = request.headers["webhook-signature"].partition(",")
-    assert scheme == "v1a"
-    signed = f"{request.id}.{request.headers['webhook-timestamp']}.".encode() + request.body
-    public = Ed25519PublicKey.from_public_bytes(base64.b64decode(key.removeprefix("whpk_")))
-    public.verify(base64.b64decode(signature), signed)  # raises if another key signed
 
 
 def test_unusable_receiver_settings_prevent_the_start(start, hook, tmp_path):

@@ -172,13 +172,6 @@ def test_retry_budget_does_not_accumulate_without_bound():
     assert sum(budget.repeat() for _ in range(100)) == 10
 
 
-def test_zero_budget_allows_no_retries():
-    retries = Retries(share=0, spare=0)
-    attempt = attempts(retries=retries)
-    with pytest.raises(CallError):
-        attempt.after(an_error())
-
-
 @pytest.mark.parametrize(
     "wrong",
     [
