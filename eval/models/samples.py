@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from court.errors import BadPicture, BadRequest
-from court.meme import Frame
+from court.meme import Frame, Picture
+from court.ports import PictureReader
 from eval.datasets.card import DatasetCard
 from eval.datasets.items import JudgedMeme, Protocol
 from eval.datasets.known import find_card, is_own
@@ -43,66 +44,6 @@ class ShownMemes:
     memes: tuple[ShownMeme, ...]
     without_picture: dict[str, str]
     files: dict[str, str]
-
-
-async def shown_memes(
-    dataset: DatasetCard,
-    data: Path,
-    split: str,
-    *,
-    limit: int | None = None,
-    seed: int = 0,
-    keep: Callable[[JudgedMeme], bool] = lambda _: True,
-) -> ShownMemes:
-    """Reads memes of a split with their pictures.
-
-    Raises BadRequest: The split cannot be read; see :func:`eval.datasets.read.read_split`.
-    """
-    from court.backends.pictures.reader import GuardedPictureReader
-
-    # Filtered before sampling, so that a limit counts memes that may be shown.
-    def drawn(memes: Iterable[JudgedMeme]) -> tuple[JudgedMeme, ...]:
-        return sample((meme for meme in memes if keep(meme)), limit, seed)
-
-    read = await asyncio.to_thread(read_split, dataset, data, split, choose=drawn)
-    reader = GuardedPictureReader(workers=_WORKERS)
-    turn = asyncio.Semaphore(_WORKERS)
-    missing: dict[str, str] = {}
-
-    async def one(meme: JudgedMeme) -> ShownMeme | None:
-        path = picture_path(read.pictures, meme.image) if read.pictures else None
-        try:
-            if path is None:
-                raise FileNotFoundError
-            # Read only in its turn, so that no more files are in memory than are being decoded.
-            async with turn:
-                picture = await reader.read(await asyncio.to_thread(path.read_bytes))
-        except OSError:
-            missing[meme.id] = "PICTURE_MISSING"
-            return None
-        except BadPicture as error:
-            missing[meme.id] = error.reason
-            return None
-        assert meme.harmful is not None, "a split that is read for trials has a label of harm for each meme"
-        return ShownMeme(
-            id=meme.id,
-            text=meme.text,
-            frames=picture.frames,
-            pixels_sha256=picture.pixels_sha256,
-            harmful=meme.harmful,
-            source_label=meme.source_label,
-            targets=meme.targets,
-            dataset=dataset.id,
-        )
-
-    try:
-        shown = await asyncio.gather(*(one(meme) for meme in read.memes))
-    finally:
-        await reader.aclose()
-    # Sorted: memes finish in no fixed order, and a manifest must be the same each time.
-    return ShownMemes(
-        tuple(meme for meme in shown if meme is not None), dict(sorted(missing.items())), dict(read.files)
-    )
 
 
 Only = Literal["all", "harmful"]
@@ -239,38 +180,84 @@ def read_samples(table: Mapping[str, Any], where: str, base: Path) -> Samples | 
 async def read_memes(
     samples: Samples, *, seed: int, keep: Callable[[str], bool] = lambda _: True
 ) -> tuple[ShownMemes, tuple[SampledSet, ...]]:
-    """Reads the memes with their pictures, data set by data set.
+    """Reads the memes with their pictures, in the order of the data sets.
 
-    Returns the memes in the order of the data sets; and a description of each set, none if all is as released. Raises
-    BadRequest: A split cannot be read; see :func:`eval.datasets.read.read_split`.
+    Returns them and a description of each set, none if all is as released.
 
     Raises BadRequest: A split cannot be read; see :func:`eval.datasets.read.read_split`.
     """
-    memes, missing, files, described = [], {}, {}, []
-    for one in samples.sets:
-        # Ids are unique only within one data set.
-        prefix = f"{one.dataset.id}/" if samples.mixed else ""
-        protocol = one.protocol or one.dataset.protocols[0]
+    from court.backends.pictures.reader import GuardedPictureReader
 
-        def counts(meme: JudgedMeme, prefix: str = prefix, protocol: Protocol = protocol, sample: Sample = one) -> bool:
-            # Without a protocol of its own a set is used as released: no meme is silently dropped from it.
-            gold = meme.gold(protocol)
-            wanted = gold is True if samples.only == "harmful" else sample.protocol is None or gold is not None
-            return wanted and keep(prefix + meme.id)
+    memes: list[ShownMeme] = []
+    missing, files, described = dict[str, str](), dict[str, str](), list[SampledSet]()
+    reader, turn = GuardedPictureReader(workers=_WORKERS), asyncio.Semaphore(_WORKERS)
+    try:
+        for one in samples.sets:
+            before, protocol = len(memes), one.protocol or one.dataset.protocols[0]
+            # Ids are unique only within one data set.
+            prefix = f"{one.dataset.id}/" if samples.mixed else ""
 
-        shown = await shown_memes(one.dataset, one.data, one.split, limit=one.limit, seed=seed, keep=counts)
-        memes += [replace(meme, id=prefix + meme.id, dataset=one.dataset.id) for meme in shown.memes]
-        missing.update({prefix + id_: reason for id_, reason in shown.without_picture.items()})
-        files.update({prefix + name: digest for name, digest in shown.files.items()})
-        described.append(
-            SampledSet(
-                dataset=one.dataset.id,
-                split=one.split,
-                protocol=protocol,
-                only=samples.only,
-                limit=one.limit,
-                memes=len(shown.memes),
-                files=shown.files,
+            def drawn(
+                every: Iterable[JudgedMeme], one: Sample = one, prefix: str = prefix, protocol: Protocol = protocol
+            ) -> tuple[JudgedMeme, ...]:
+                # Without a protocol of its own a set is used as released: no meme is silently dropped from it.
+                as_released = samples.only == "all" and one.protocol is None
+                scored = ((meme, meme.gold(protocol)) for meme in every)
+                # Filtered before sampling, so that a limit counts memes that may be shown.
+                wanted = (
+                    meme
+                    for meme, gold in scored
+                    if as_released or gold is True or (samples.only == "all" and gold is not None)
+                )
+                return sample((meme for meme in wanted if keep(prefix + meme.id)), one.limit, seed)
+
+            read = await asyncio.to_thread(read_split, one.dataset, one.data, one.split, choose=drawn)
+            pictures = await asyncio.gather(*(_picture_of(meme, read.pictures, reader, turn) for meme in read.memes))
+            for meme, picture in zip(read.memes, pictures, strict=True):
+                if isinstance(picture, str):
+                    missing[prefix + meme.id] = picture
+                    continue
+                assert meme.harmful is not None, "a split that is read for trials has a label of harm for each meme"
+                shown = ShownMeme(
+                    id=prefix + meme.id,
+                    text=meme.text,
+                    frames=picture.frames,
+                    pixels_sha256=picture.pixels_sha256,
+                    harmful=meme.harmful,
+                    source_label=meme.source_label,
+                    targets=meme.targets,
+                    dataset=one.dataset.id,
+                )
+                memes.append(shown)
+            files |= {prefix + name: digest for name, digest in read.files.items()}
+            described.append(
+                SampledSet(
+                    dataset=one.dataset.id,
+                    split=one.split,
+                    protocol=protocol,
+                    only=samples.only,
+                    limit=one.limit,
+                    memes=len(memes) - before,
+                    files=dict(read.files),
+                )
             )
-        )
-    return ShownMemes(tuple(memes), missing, files), () if samples.plain else tuple(described)
+    finally:
+        await reader.aclose()
+    return ShownMemes(tuple(memes), dict(sorted(missing.items())), files), () if samples.plain else tuple(described)
+
+
+async def _picture_of(
+    meme: JudgedMeme, folder: Path | None, reader: PictureReader, turn: asyncio.Semaphore
+) -> Picture | str:
+    """The picture of a meme, or the reason why it can't be shown."""
+    path = picture_path(folder, meme.image) if folder else None
+    if path is None:
+        return "PICTURE_MISSING"
+    try:
+        # Read only in its turn, so that no more files are in memory than are being decoded.
+        async with turn:
+            return await reader.read(await asyncio.to_thread(path.read_bytes))
+    except OSError:
+        return "PICTURE_MISSING"
+    except BadPicture as error:
+        return error.reason
