@@ -12,9 +12,10 @@ import random
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from eval.synthetic.messages import texts_of, wanted_by
+from eval.synthetic.messages import argument, ruling, texts_of, wanted_by
 
 BLOCK = 16
 """Tokens of a block of the prefix cache."""
@@ -129,7 +130,7 @@ class ReplyMaker:
     def instance(self, prompt: Sequence[str], schema: Mapping[str, Any]) -> str:
         """Generates a reply that obeys a schema, as compact JSON. Raises ValueError if the schema uses features that
         this fake does not support."""  # noqa: D205, D209
-        value = self._value(schema, schema, self._random(prompt))
+        value = self._value(schema, self._random(prompt))
         return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
     def _random(self, prompt: Sequence[str]) -> random.Random:
@@ -139,32 +140,17 @@ class ReplyMaker:
     def _sentence(self, rng: random.Random, words: int) -> str:
         return " ".join(_english([rng.choice(_WORDS) for _ in range(words)]))
 
-    def _value(self, schema: Mapping[str, Any], root: Mapping[str, Any], rng: random.Random) -> Any:
-        if "$ref" in schema:
-            return self._value(_resolve(schema["$ref"], root), root, rng)
-        if "const" in schema:
-            return schema["const"]
+    def _value(self, schema: Mapping[str, Any], rng: random.Random) -> Any:
         if "enum" in schema:
             return schema["enum"][0]
-        for union in ("anyOf", "oneOf"):
-            if union in schema:
-                return self._value(schema[union][0], root, rng)
-        if len(schema.get("allOf", ())) == 1:
-            return self._value(schema["allOf"][0], root, rng)
-        kind = schema.get("type")
-        kind = kind[0] if isinstance(kind, list) else kind
-        match kind:
+        match kind := schema.get("type"):
             case "object":
                 # All properties, also optional ones: strict mode requires them.
-                return {
-                    name: self._property(name, part, root, rng) for name, part in schema.get("properties", {}).items()
-                }
+                return {name: self._property(name, part, rng) for name, part in schema.get("properties", {}).items()}
             case "array":
                 # One element even if none is required, so that code that reads elements is exercised.
                 least = max(schema.get("minItems", 0), min(1, schema.get("maxItems", 1)))
-                parts = schema.get("prefixItems", [])[:least]
-                items = schema.get("items", {"type": "string"})
-                return [self._value(part, root, rng) for part in [*parts, *[items] * (least - len(parts))]]
+                return [self._value(schema.get("items", {"type": "string"}), rng) for _ in range(least)]
             case "string":
                 return self._string(schema, rng)
             case "integer" | "number":
@@ -172,24 +158,18 @@ class ReplyMaker:
                 return low if kind == "integer" else (low + high) / 2
             case "boolean":
                 return False
-            case "null":
-                return None
         raise ValueError(f"no instance can be made of a schema of type {kind!r}")
 
-    def _property(self, name: str, schema: Mapping[str, Any], root: Mapping[str, Any], rng: random.Random) -> Any:
-        made = self._value(schema, root, rng)
+    def _property(self, name: str, schema: Mapping[str, Any], rng: random.Random) -> Any:
+        made = self._value(schema, rng)
         if name not in self._values:
             return made
-        value, allowed = self._values[name], _resolve(schema["$ref"], root) if "$ref" in schema else schema
-        if allowed.get("type") == "boolean":
+        value = self._values[name]
+        if schema.get("type") == "boolean":
             return {"true": True, "false": False}.get(str(value).lower(), made)
-        return value if value in allowed.get("enum", [value]) else made
+        return value if value in schema.get("enum", [value]) else made
 
     def _string(self, schema: Mapping[str, Any], rng: random.Random) -> str:
-        if "pattern" in schema:
-            if re.search(schema["pattern"], "") and not schema.get("minLength"):
-                return ""
-            raise ValueError("no string can be made for a pattern that the empty one does not match")
         # A short field holds a name, not a sentence that is cut off.
         most = schema.get("maxLength")
         text = self._sentence(rng, self._words if most is None or most > _NAME_CHARS else min(self._words, _NAME_WORDS))
@@ -203,17 +183,6 @@ class ReplyMaker:
 def _asks_for_rating(prompt: Sequence[str]) -> bool:
     """Returns True if a prompt shows the format of a rating."""
     return any(tuple(prompt[place : place + len(_RATING)]) == _RATING for place in range(len(prompt)))
-
-
-def _resolve(reference: str, root: Mapping[str, Any]) -> Mapping[str, Any]:
-    if not reference.startswith("#/"):
-        raise ValueError("only references within the schema are followed")
-    found: Any = root
-    for step in reference[2:].split("/"):
-        # Unescapes a JSON pointer; the order matters.
-        found = found[step.replace("~1", "/").replace("~0", "~")]
-    assert isinstance(found, Mapping)
-    return found
 
 
 def first_token(odds: Mapping[str, float], payload: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -287,26 +256,22 @@ def scripted_reply(payload: Mapping[str, Any]) -> str | None:
         rounds, answered = int(named[1]) if named else 1, words.count(_ANSWERED)
         # Two more letters per round until the last but one, so that the last round is the first that adds nothing new.
         known = _LETTERS[: 2 * min(answered, rounds - 1) + 2]
-        return _long("summarise", lambda filler: json.dumps(_argument(wanted, known, f"It is shown that{filler}.")))
+
+        def argued(filler: str) -> str:
+            reason = f"It is shown that{filler}."
+            # Every meme text of this world has this quote.
+            found = argument(wanted, known, reason, quote="is tried in", because=f"{known} {reason}")
+            return json.dumps(found)
+
+        return _long("summarise", argued)
     if "harmful_strength" in wanted:
-        return _long("judge", lambda filler: json.dumps(_ruling(wanted, f"It is found that{filler}.")))
+        ruled = partial(ruling, wanted, harmful=True, strong="strong")
+        return _long("judge", lambda filler: json.dumps(ruled(f"It is found that{filler}.")))
     if "answer" in wanted:
         return _long("answer", lambda filler: json.dumps({"answer": f"It is {_ANSWERED} that{filler}."}))
     if "description" in wanted:
         return _long("describe", lambda filler: json.dumps({"description": f"It is seen that{filler}."}))
     return None
-
-
-def _argument(wanted: Mapping[str, Any], summary: str, reason: str) -> dict[str, Any]:
-    """Returns an argument, in parts where the schema has them."""
-    if "summary" in wanted:
-        return {"summary": summary, "justification": reason}
-    # Every meme text of this world has this quote.
-    return {
-        "quotes": ["is tried in"],
-        "conclusion": wanted["conclusion"]["enum"][0],
-        "because": f"{summary} {reason}",
-    }
 
 
 def _long(task: str, make: Callable[[str], str]) -> str:
@@ -318,18 +283,3 @@ def _long(task: str, make: Callable[[str], str]) -> str:
 def _english(words: Sequence[str]) -> list[str]:
     """Puts "the" at every eighth place, as the court tells the language of a reply by such words."""
     return ["the" if place % 8 == 7 else word for place, word in enumerate(words)]
-
-
-def _ruling(wanted: Mapping[str, Any], rationale: str) -> dict[str, Any]:
-    """Returns a harmful, self-consistent ruling in the values that the schema allows."""
-    first = {name: wanted[name]["enum"][0] for name in ("category", "clause", "target")}
-    return {
-        "harmful_evidence": ["It is said in so many words."],
-        "harmless_evidence": [],
-        "precedents": dict.fromkeys(wanted["precedents"]["properties"], "harmful"),
-        "harmful_strength": "strong",
-        "harmless_strength": "weak",
-        "label": "harmful",
-        **first,
-        "rationale": rationale,
-    }

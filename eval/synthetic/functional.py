@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from court.errors import BadRequest
 from eval.datasets.known import SYNTHETIC_KEY
-from eval.synthetic.scenes import SCENES, draw_meme
+from eval.synthetic.scenes import SCENES, draw_meme, refuse_full
 from eval.synthetic.world import GROUPS, SIZE, png_of
 from retrieval.build import STARTER_MEMES
 
@@ -125,8 +125,7 @@ def write_functional(
         BadRequest: The directory is not empty, or more cases are requested than can be made.
         OSError: The disk cannot be written.
     """
-    if root.exists() and any(root.iterdir()):
-        raise BadRequest(f"{root} is not empty. Name a new directory.")
+    refuse_full(root)
     if not 1 <= count <= _MOST:
         raise BadRequest(f"Between 1 and {_MOST} cases of each functionality can be made, not {count}.")
     made = cases(count, seed)

@@ -24,6 +24,7 @@ from court.errors import BadRequest
 from eval.datasets.card import SplitRole
 from eval.datasets.items import LEVELS, Level
 from eval.datasets.known import SYNTHETIC_KEY, find_card
+from eval.synthetic.scenes import refuse_full
 from eval.synthetic.world import (
     BAD,
     GROUPS,
@@ -123,8 +124,7 @@ def make(
         BadRequest: The directory is not empty, or more memes are requested than can be made.
         OSError: The disk cannot be written.
     """
-    if root.exists() and any(root.iterdir()):
-        raise BadRequest(f"{root} is not empty. Name a new directory.")
+    refuse_full(root)
     wanted = (train, val, test)
     if min(wanted) < 0 or not sum(wanted) or sum(wanted) > _MOST:
         raise BadRequest(f"Between 1 and {_MOST:,} memes can be made in all, not {train}, {val} and {test}.")

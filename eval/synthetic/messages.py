@@ -45,3 +45,29 @@ def fenced(texts: Iterable[str]) -> list[str]:
     """The texts between marks, in order; the end of one has to have the mark of its beginning."""
     # Clients may join adjacent texts: part boundaries mean nothing.
     return [found[2] for found in _FENCED.finditer("\n\n".join(texts))]
+
+
+def argument(wanted: Mapping[str, Any], summary: str, reason: str, *, quote: str, because: str) -> dict[str, Any]:
+    """A side's argument, in parts where the schema has them."""
+    if "summary" in wanted:
+        return {"summary": summary, "justification": reason}
+    return {"quotes": [quote], "conclusion": wanted["conclusion"]["enum"][0], "because": because}
+
+
+def ruling(wanted: Mapping[str, Any], why: str, *, harmful: bool, strong: str, **named: str) -> dict[str, Any]:
+    """A ruling of the Judge that agrees with itself.
+
+    Args:
+        strong: Strength of the evidence for harm, if it is harmful.
+        named: Category, clause and target, in place of the first that the policy has.
+    """
+    return {
+        "harmful_evidence": ["The words are about those who are shown."] if harmful else [],
+        "harmless_evidence": [] if harmful else ["Nobody who is shown is attacked."],
+        "precedents": dict.fromkeys(wanted["precedents"]["properties"], "harmful" if harmful else "harmless"),
+        "harmful_strength": strong if harmful else "weak",
+        "harmless_strength": "weak" if harmful else "strong",
+        "label": "harmful" if harmful else "not harmful",
+        **{name: named.get(name, wanted[name]["enum"][0]) for name in ("category", "clause", "target")},
+        "rationale": why,
+    }

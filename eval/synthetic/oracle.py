@@ -28,7 +28,7 @@ from court.ports import ChatRequest
 from court.prompts.sets import packaged, packaged_versions
 from eval.datasets.items import Level
 from eval.synthetic import messages
-from eval.synthetic.messages import fenced, parts_of, picture_in, wanted_by
+from eval.synthetic.messages import argument, fenced, parts_of, picture_in, ruling, wanted_by
 from eval.synthetic.world import GROUPS, SHOWN, SIGNS, TARGETS, claim_of, read_badge, signs_of, target_of
 
 
@@ -440,17 +440,14 @@ class Oracle:
         wanted_group = claim.group if claim else ""
         filed = any(_FILED in each and wanted_group in each.partition(_FILED)[2] for each in answers)
         reason = f"{named}, and {sight}{f', {_LATE}' if late else ''}{f', {_ON_FILE}' if filed else ''}."
-        if "summary" in wanted:
-            return {
-                "summary": f"points {points}",
-                "justification": f"{'For' if side is Side.ACCUSER else 'Against'} harm: {reason}",
-            }
-        return {
-            "quotes": [" ".join((text or description).split()[:8])],
-            "conclusion": wanted["conclusion"]["enum"][0],
+        return argument(
+            wanted,
+            f"points {points}",
+            f"{'For' if side is Side.ACCUSER else 'Against'} harm: {reason}",
+            quote=" ".join((text or description).split()[:8]),
             # Twice, so that each round changes the entropy of the whole by more than the usual epsilon.
-            "because": f"{reason} Points {points} {points}.",
-        }
+            because=f"{reason} Points {points} {points}.",
+        )
 
     def _judge(self, parts: Sequence[str | bytes]) -> Opinion:
         return judge(_judge_input(parts, self.ability.near), self.ability)
@@ -461,17 +458,7 @@ class Oracle:
         found = {"category": "nationality", "clause": "4", "target": "community"} if opinion.harmful else {}
         named = {name: _among(wanted[name]["enum"], found.get(name)) for name in ("category", "clause", "target")}
         strong = "strong" if opinion.level is Level.VERY_HARMFUL else "moderate"
-        label = "harmful" if opinion.harmful else "harmless"
-        return {
-            "harmful_evidence": ["The words are about those who are shown."] if opinion.harmful else [],
-            "harmless_evidence": [] if opinion.harmful else ["Nobody who is shown is attacked."],
-            "precedents": dict.fromkeys(wanted["precedents"]["properties"], label),
-            "harmful_strength": strong if opinion.harmful else "weak",
-            "harmless_strength": "weak" if opinion.harmful else "strong",
-            "label": "harmful" if opinion.harmful else "not harmful",
-            **named,
-            "rationale": why,
-        }
+        return ruling(wanted, why, harmful=opinion.harmful, strong=strong, **named)
 
 
 def oracle(ability: Ability = _USUAL) -> ScriptedModel:

@@ -9,8 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 from shutil import copyfile
 
-from court.errors import BadRequest
-from eval.synthetic.scenes import SCENES, draw_meme
+from eval.synthetic.scenes import SCENES, draw_meme, refuse_full
 from eval.synthetic.world import png_of
 from retrieval.build import STARTER_MEMES
 
@@ -35,8 +34,7 @@ def write_starter_data(root: Path, progress: Callable[[int, int], None] = lambda
         BadRequest: The directory is not empty.
         OSError: The disk cannot be written.
     """
-    if root.exists() and any(root.iterdir()):
-        raise BadRequest(f"{root} is not empty. Name a new directory.")
+    refuse_full(root)
     images = root / "images"
     images.mkdir(parents=True)
     tests = memes_to_judge()

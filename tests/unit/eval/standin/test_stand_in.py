@@ -125,15 +125,13 @@ def test_disconnected_client_frees_its_place():
 SCHEMA = {
     "type": "object",
     "properties": {
-        "label": {"$ref": "#/$defs/Label"},
+        "label": {"type": "string", "enum": ["HARMFUL", "NOT_HARMFUL"]},
         "reason": {"type": "string", "maxLength": 30},
         "points": {"type": "array", "items": {"type": "string", "minLength": 5}, "minItems": 2, "maxItems": 4},
-        "maybe": {"anyOf": [{"type": "string", "enum": ["x"]}, {"type": "null"}]},
         "count": {"type": "integer", "minimum": 3},
     },
-    "required": ["label", "reason", "points", "maybe", "count"],
+    "required": ["label", "reason", "points", "count"],
     "additionalProperties": False,
-    "$defs": {"Label": {"type": "string", "enum": ["HARMFUL", "NOT_HARMFUL"]}},
 }
 
 
@@ -144,7 +142,7 @@ def test_replies_follow_a_json_schema():
         return json.loads((await ask({**with_schema, "max_tokens": 999}))[1]["choices"][0]["message"]["content"])
 
     reply = with_stand_in(steps)
-    assert (reply["label"], reply["maybe"], reply["count"]) == ("HARMFUL", "x", 3)
+    assert (reply["label"], reply["count"]) == ("HARMFUL", 3)
     assert list(reply) == list(SCHEMA["properties"])
     assert len(reply["reason"]) <= 30 and len(reply["points"]) == 2
     assert with_stand_in(steps, Settings(values={"label": "NOT_HARMFUL"}))["label"] == "NOT_HARMFUL"

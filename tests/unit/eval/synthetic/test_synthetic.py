@@ -285,7 +285,7 @@ SETTINGS = {
 }
 
 
-def try_with_oracle(meme, picture, finder, settings, model):
+async def tried(meme, picture, finder, settings, model):
     role_model = RoleModel(model)
     court = Court(
         finder=finder,
@@ -295,7 +295,11 @@ def try_with_oracle(meme, picture, finder, settings, model):
         settings=(chosen := TrialSettings(**settings)),
         prompts=open_set(chosen.prompts),
     )
-    return asyncio.run(court.run(TrialCase("t", Meme(picture, meme.text), Procedure.FULL), RecordingSink()))
+    return await court.run(TrialCase("t", Meme(picture, meme.text), Procedure.FULL), RecordingSink())
+
+
+def try_with_oracle(*arguments):
+    return asyncio.run(tried(*arguments))
 
 
 @pytest.mark.parametrize("truthful", [True, False], ids=["right labels", "wrong labels"])
@@ -370,19 +374,7 @@ def test_oracle_gives_the_same_answers_over_a_socket(memes, pictures):
             try:
                 await probe(model, within_s=30)
                 assert model.capabilities.picture_ids and model.capabilities.json_schema
-                role_model = RoleModel(model)
-                court = Court(
-                    finder=finder,
-                    text_reader=FakeReader("not asked"),
-                    software="test",
-                    role_models=RoleModels(role_model, role_model, role_model, role_model),
-                )
-                return [
-                    await court.run(
-                        TrialCase(meme.id, Meme(pictures[meme.image], meme.text), Procedure.FULL), RecordingSink()
-                    )
-                    for meme in tests
-                ]
+                return [await tried(meme, pictures[meme.image], finder, {}, model) for meme in tests]
             finally:
                 await model.aclose()
 
