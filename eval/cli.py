@@ -36,14 +36,14 @@ COMMANDS = {
 }
 
 
-@click.group(cls=CommandTable, table=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="memecourt")
-def cli() -> None:
-    """Measures MemeCourt: benchmarks of the code, and how good its verdicts are."""
-    # Not above: what it imports would take as long as all the rest of asking for help.
-    from serving.access.private_files import make_files_private
-
-    make_files_private()
+cli = click.version_option(package_name="memecourt")(
+    CommandTable(
+        name="memecourt-eval",
+        table=COMMANDS,
+        help="Measures MemeCourt: benchmarks of the code, and how good its verdicts are.",
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+)
 
 
 def main() -> None:

@@ -29,7 +29,7 @@ from eval.arena.ranking.bootstrap import draw_memes, tails
 from eval.arena.ranking.bradley_terry import fit, likelihood, quarter_ties
 from eval.arena.words import OVERALL
 from eval.reports.sections import Section
-from eval.scores.compare import holm
+from eval.scores.measure import holm
 
 DEALS = 999
 # Floats in memory at once: 64 MiB.

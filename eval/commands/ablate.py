@@ -131,7 +131,7 @@ def _compared(results: Sequence[Results], protocol: Protocol, seed: int) -> list
 
 
 def _shown(full: Results, by_protocol: Mapping[Protocol, Sequence[tuple[Results, Comparison]]]) -> Shown:
-    from eval.scores.compare import holm
+    from eval.scores.measure import holm
 
     figures = {}
     for protocol, compared in by_protocol.items():
@@ -153,8 +153,8 @@ def _shown(full: Results, by_protocol: Mapping[Protocol, Sequence[tuple[Results,
 
 def _section(compared: Sequence[tuple[Results, Comparison]], protocol: Protocol, where: str) -> Section:
     from eval.reports.sections import Section
-    from eval.scores.compare import SURE, holm, signed_interval
-    from eval.scores.measure import figure
+    from eval.scores.compare import signed_interval
+    from eval.scores.measure import SURE, figure, holm
 
     head = ("arm", "accuracy", "macro-F1", "difference in accuracy", "in macro-F1", "p", "calls", "stored", "made")
     rows: list[tuple[str, ...]] = [head]

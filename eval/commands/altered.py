@@ -10,7 +10,7 @@ import click
 
 from court.errors import BadRequest
 from eval.commands.options import Shown, shows_sections
-from eval.runs.results import Results, read_results
+from eval.runs.results import Results, read_runs
 from serving.cli.common import PATH
 
 if TYPE_CHECKING:
@@ -80,8 +80,8 @@ def counterfactual(study: Path) -> Shown:
     from eval.reports.sections import Section
     from eval.runs.controls import swapped_groups
     from eval.scores.altered import group_gaps
-    from eval.scores.compare import SURE, signed_interval
-    from eval.scores.measure import NOTHING
+    from eval.scores.compare import signed_interval
+    from eval.scores.measure import NOTHING, SURE
 
     base, arms = _arms(study, lambda run: run.manifest is not None and swapped_groups(run.manifest.control) is not None)
     gaps = group_gaps(base, arms)
@@ -106,10 +106,9 @@ def counterfactual(study: Path) -> Shown:
 
 def _arms(study: Path, wanted: Callable[[Results], bool]) -> tuple[Results, list[Results]]:
     """Returns the reference of a study and the wanted arms. Raises BadRequest if either is missing or not finished."""
-    from eval.reports.gather import runs_below
     from eval.studies.arms import FULL_ARM
 
-    runs = [read_results(root) for root in runs_below(study)]
+    runs = read_runs([study])
     base = next((run for run in runs if run.name == FULL_ARM), None)
     arms = [run for run in runs if wanted(run)]
     if base is None or not arms:

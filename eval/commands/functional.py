@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from eval.commands.options import Shown, runs_argument, say, shows_sections, unfinished_in_words
-from eval.runs.results import read_results, require_verdicts
+from eval.runs.results import read_runs, require_verdicts
 from eval.session.engine import watching
 from serving.cli.common import FOLDER, PATH
 
@@ -54,13 +54,12 @@ def score(data: Path, runs: tuple[Path, ...]) -> Shown:
     RUN may hold another system's predictions, as `memecourt-eval score --out` stores them. A case passes if it gets its
     label; one without a class fails. Rates have 95 % Wilson intervals.
     """
-    from eval.reports.gather import runs_below
     from eval.reports.label_sections import functional_sections
     from eval.scores.functional import functional_scores
     from eval.synthetic.functional import read_key, suite
 
     cases = read_key(data)
-    results = [read_results(root) for path in runs for root in runs_below(path)]
+    results = read_runs(runs)
     for one in results:
         require_verdicts(one)
     rows = [(one.name, functional_scores(cases, one)) for one in results]

@@ -21,7 +21,7 @@ from eval.commands.options import (
     unfinished_in_words,
     words_in,
 )
-from eval.runs.results import Results, dataset_of, read_results, require_verdicts
+from eval.runs.results import Results, card_of_results, read_results, read_runs, require_verdicts
 from serving.cli.common import FILE, PATH
 
 
@@ -51,17 +51,14 @@ def subgroups(runs: tuple[Path, ...], by: str | None, groups: Path | None, proto
     are corrected by Holm's procedure: so many looks find something by chance alone otherwise. A meme without a class or
     an answer counts as wrong.
     """
-    from eval.reports.gather import runs_below
     from eval.reports.label_sections import subgroup_sections
     from eval.scores.meme_rows import read_meme_rows
     from eval.scores.subgroups import groups_of, subgroup_tables
 
     if (by is None) == (groups is None):
         raise click.UsageError("Give either --by PROPERTY or --groups FILE.")
-    read, sections, figures = [], [], []
-    for root in (root for path in runs for root in runs_below(path)):
-        results = read_results(root)
-        read.append(results)
+    read, sections, figures = read_runs(runs), [], []
+    for results in read:
         of_meme: dict[str, tuple[str, ...]] = {}
         if groups is not None:
             # A file about other memes would put all of these into one group without a word.
@@ -119,7 +116,6 @@ def annotators(votes: Path, runs: tuple[Path, ...], columns: tuple[str, ...], ha
     score, cross-entropy), and its labels with the majority, separately for unanimous memes and for the others.
     Intervals are 95 %, by bootstrap over memes.
     """
-    from eval.reports.gather import runs_below
     from eval.reports.label_sections import annotators_section, soft_section
     from eval.scores import annotators as scored
     from eval.scores.annotators import annotator_agreement, harm_shares, soft_labels, soft_scores
@@ -135,7 +131,7 @@ def annotators(votes: Path, runs: tuple[Path, ...], columns: tuple[str, ...], ha
             # A run of trials is itself compared with its memes' votes.
             runs = tuple(dict.fromkeys((votes, *runs)))
         # What the card calls harmful, unless the user says it.
-        if not named and own.manifest is not None and (task := dataset_of(own.manifest).court_task):
+        if not named and (card := card_of_results(own)) and (task := card.court_task):
             named = tuple(task.court.harmful) if task.court else ()
     else:
         # Names of a header are read in lower case.
@@ -155,8 +151,7 @@ def annotators(votes: Path, runs: tuple[Path, ...], columns: tuple[str, ...], ha
     scores = []
     if runs:
         shares = harm_shares(soft, named)
-        for root in (root for path in runs for root in runs_below(path)):
-            results = read_results(root)
+        for results in read_runs(runs):
             require_verdicts(results)
             lead += unfinished_in_words([results])
             scores.append((results.name, soft_scores(results.judged, shares, seed=seed)))

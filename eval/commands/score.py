@@ -21,7 +21,6 @@ from eval.commands.options import (
     shows_sections,
     table_of,
 )
-from eval.datasets.card import DatasetCard
 from eval.datasets.read import read_split
 from eval.runs.results import Results, write_scored
 from eval.session.spec import spec_options
@@ -30,6 +29,8 @@ from serving.cli.common import PATH
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from eval.datasets.items import Protocol
+    from eval.reports.sections import Section
     from eval.scores.prediction_file import ScoredFile
 
 
@@ -68,11 +69,10 @@ def score(file: Path, **options: Any) -> Shown:
     Intervals are 95 %, by bootstrap over memes (10,000 resamples). With --out, the predictions are stored as a run
     without records, which report, compare, subgroups and labels noise take beside runs of the court, meme by meme.
     """
-    from eval.reports.sections import Section
-    from eval.scores.metrics import card, cards_rows, confusion_rows, noise_in_words
-    from eval.scores.prediction_file import read_predictions
+    from eval.scores.prediction_file import read_answers, read_predictions
+    from eval.solvers.question import ELSEWHERE, question_about
 
-    data, split, seed = options["data"], options["split"], options["seed"]
+    data, split = options["data"], options["split"]
     if options["id_"] is not None:
         dataset = dataset_of(options["id_"])
     elif data.is_file():
@@ -80,63 +80,55 @@ def score(file: Path, **options: Any) -> Shown:
         dataset, data = table.card, table.data
     else:
         raise click.UsageError("Missing option --dataset: a data set or card; or name a table with --data FILE.")
-    if options["task"] is not None:
-        if options["protocol"] is not None:
-            raise click.UsageError("--protocol is for verdicts: leave it out with --task.")
-        return _score_answers(file, dataset, data, options)
-    protocols = protocols_of(options["protocol"], dataset.protocols)
-    read = read_split(dataset, data, split)
-    scored = read_predictions(file, read.memes, scorer=options["scorer"])
-    name = options["name"] or file.stem
-    results = replace(
-        scored.results(read.memes, name=name, dataset=dataset.id, split=split, protocols=protocols), card=dataset
-    )
+    name, question = options["name"] or file.stem, None
+    protocols: tuple[Protocol, ...] = ()
+    if options["task"] is None:
+        protocols = protocols_of(options["protocol"], dataset.protocols)
+        read = read_split(dataset, data, split)
+        scored = read_predictions(file, read.memes, scorer=options["scorer"])
+    elif options["protocol"] is not None:
+        raise click.UsageError("--protocol is for verdicts: leave it out with --task.")
+    else:
+        # Before anything is read: a task that there is none of is told with those that there are.
+        task = dataset.task(options["task"])
+        read = read_split(dataset, data, split, task=task.id)
+        scored = read_answers(file, read.memes, task, scorer=options["scorer"])
+        question = question_about(task, inputs=(ELSEWHERE,))
+    results = scored.results(read.memes, name=name, dataset=dataset.id, split=split, protocols=protocols)
+    results = replace(results, answered_question=question, card=dataset)
     notes = (*read.notes, *scored.notes)
     _store(results, file, options, notes)
-    named = options["protocol"] is not None
-    cards = list(score_by_protocol(protocols, lambda one: card(results, one, seed=seed), named=named).values())
-    document = {
-        "name": name,
-        "dataset": dataset.id,
-        "split": split,
-        "missing": scored.missing,
-        "unused": scored.unused,
-        "gold_problems": len(read.problems),
-        "notes": notes,
-        "cards": [asdict(one) for one in cards],
-    }
-    figures = Section("figures", "Figures", cards_rows([(results.name, one) for one in cards]))
-    confusions = [
-        Section("confusion", f"protocol {one.protocol}", confusion_rows(one), (noise_in_words(one),)) for one in cards
-    ]
-    lead, sections = [f"{results.name} on {dataset.title}, split {split}", "", *notes], [figures, *confusions]
+    figures, sections = _answers(results, options) if question else _verdicts(results, options)
+    about = {"dataset": dataset.id, "split": split, "gold_problems": len(read.problems), "notes": notes}
+    document = {"name": name, **about, "missing": scored.missing, "unused": scored.unused, **figures}
+    # Rows without gold of the task are told before the figures, which are not over them.
+    lead = [f"{name} on {dataset.title}, split {split}", "", *notes]
     return Shown(title=name, lead=lead, sections=sections, figures=document, end=list(_gaps(scored)))
 
 
-def _score_answers(file: Path, dataset: DatasetCard, data: Path, options: Mapping[str, Any]) -> Shown:
-    """Scores answers to a question of the card, and shows them as runs of classify are shown."""
-    from eval.reports import tasks
-    from eval.scores.prediction_file import read_answers
-    from eval.solvers.question import ELSEWHERE, question_about
+def _verdicts(results: Results, options: Mapping[str, Any]) -> tuple[dict[str, Any], list[Section]]:
+    """Figures of verdicts under each protocol."""
+    from eval.reports.sections import Section
+    from eval.scores.metrics import card, cards_rows, confusion_rows, noise_in_words
 
-    # Before anything is read: a task that there is none of is told with those that there are.
-    card_task = dataset.task(options["task"])
-    split, name = options["split"], options["name"] or file.stem
-    read = read_split(dataset, data, split, task=card_task.id)
-    scored = read_answers(file, read.memes, card_task, scorer=options["scorer"])
-    results = replace(
-        scored.results(read.memes, name=name, dataset=dataset.id, split=split, protocols=()),
-        answered_question=question_about(card_task, inputs=(ELSEWHERE,)),
-        card=dataset,
-    )
-    notes = (*read.notes, *scored.notes)
-    _store(results, file, options, notes)
+    cards = score_by_protocol(
+        results.protocols,
+        lambda protocol: card(results, protocol, seed=options["seed"]),
+        named=options["protocol"] is not None,
+    ).values()
+    sections = [Section("figures", "Figures", cards_rows([(results.name, one) for one in cards]))]
+    sections += [
+        Section("confusion", f"protocol {one.protocol}", confusion_rows(one), (noise_in_words(one),)) for one in cards
+    ]
+    return {"cards": [asdict(one) for one in cards]}, sections
+
+
+def _answers(results: Results, options: Mapping[str, Any]) -> tuple[dict[str, Any], list[Section]]:
+    """Figures of answers to a question of the card, shown as runs of classify are."""
+    from eval.reports import tasks
+
     groups = tasks.gather_tasks([results], seed=options["seed"])
-    gaps = {"missing": scored.missing, "unused": scored.unused, "notes": notes}
-    figures = {"name": name, **gaps, "groups": tasks.as_json(groups)}
-    # Rows without gold of the task are told before the figures, which are not over them.
-    sections = tasks.sections_of(groups)
-    return Shown(title=name, lead=notes, sections=sections, figures=figures, end=list(_gaps(scored)))
+    return {"groups": tasks.as_json(groups)}, tasks.sections_of(groups)
 
 
 def _store(results: Results, file: Path, options: Mapping[str, Any], notes: Sequence[str]) -> None:

@@ -33,7 +33,7 @@ def vote(library: Path, file: Path | None, pictures: Path | None, folds: bool, s
     """
     # Imports stay inside the command: they pull in scikit-learn and the encoders, which `--help` should
     # not wait for.
-    from eval.scores.measure import NOTHING, figure
+    from eval.scores.measure import figure
     from eval.studies.vote import measure_vote
     from retrieval.library.sources import Source
 
@@ -43,13 +43,13 @@ def vote(library: Path, file: Path | None, pictures: Path | None, folds: bool, s
     if file is None:
         return _of_folds(library, seed)
     report = asyncio.run(measure_vote(library, Source(path=file, pictures=pictures), seed=seed))
-    scores = report.scores
+    benign = report.n - report.harmful
     rows = {
-        "memes": f"{scores.n:,}: {scores.harmful:,} harmful, {scores.n - scores.harmful:,} not",
-        "majority": f"{scores.majority:.3f}",
-        "accuracy": figure(scores.accuracy),
-        "macro-F1": figure(scores.macro_f1),
-        "Brier": NOTHING if scores.brier is None else f"{scores.brier:.3f}",
+        "memes": f"{report.n:,}: {report.harmful:,} harmful, {benign:,} not",
+        "majority": f"{max(report.harmful, benign) / report.n:.3f}",
+        "accuracy": figure(report.accuracy),
+        "macro-F1": figure(report.macro_f1),
+        "Brier": f"{report.brier:.3f}",
         # Only what changes how the figures are read.
         "undecided": f"{report.undecided:,} would be left to a person: every precedent is too far",
         "same text": f"{report.same_text:,} stand in the library word for word",

@@ -294,7 +294,8 @@ class CardPublished(CardModel):
     year: int | None = None
     task: str
     """Task of the card, with variants as ``ID:VARIANT``: results by one jury say nothing about another's labels."""
-    split: str
+    split: str = ""
+    """Split of the card; empty if the publication does not say which."""
     protocol: Protocol = Protocol.PLAIN
     """Protocol by which levels became two classes; ``plain`` for unchanged labels."""
     setup: str = ""
@@ -305,20 +306,10 @@ class CardPublished(CardModel):
     """Number of memes it was measured on; None if unknown."""
     source: str = ""
     """The paper and its table; the card's ``citation`` if empty."""
+    read_in: str = ""
+    """Publication in which the figure was read, if not in its source."""
     remark: str = ""
     """Reason why a comparison may be unfair."""
-    read_in: str = "the data set's card"
-    """Publication in which the figures were read."""
-
-    @property
-    def label(self) -> str:
-        """System and setup."""
-        return f"{self.system}, {self.setup}" if self.setup else self.system
-
-    @property
-    def name(self) -> str:
-        """System, setup and year, as reports name it."""
-        return f"{self.label} ({self.year})" if self.year else self.label
 
     @model_validator(mode="after")
     def _shares(self) -> CardPublished:
@@ -394,7 +385,7 @@ class DatasetCard(CardModel):
         for one in self.published:
             if one.task not in tasks:
                 raise ValueError(f"published: {one.system} has the task {one.task!r}; name one of {', '.join(tasks)}")
-            if one.split not in splits:
+            if one.split and one.split not in splits:
                 raise ValueError(f"published: {one.system} has the split {one.split!r}, which is none")
             # Plain is allowed for any task: it means the labels as they are, whichever protocols trials use.
             if one.protocol not in (Protocol.PLAIN, *tasks[one.task].protocols):
@@ -511,7 +502,7 @@ class DatasetCard(CardModel):
         raise BadRequest(f"{self.title} has no split {name!r}; it has {', '.join(s.name for s in self.all_splits())}.")
 
     def published_on(self, task: str, split: str, protocol: Protocol = Protocol.PLAIN) -> tuple[CardPublished, ...]:
-        """Published results on exactly this task, split and protocol, each with its source.
+        """Published results on this task, split (or on one that they don't name) and protocol, each with its source.
 
         Args:
             task: Id of the task; if a variant was chosen, with or without it.
@@ -525,7 +516,7 @@ class DatasetCard(CardModel):
         return tuple(
             one if one.source else one.model_copy(update={"source": self.citation})
             for one in self.published
-            if one.task in names and one.split == split and one.protocol is protocol
+            if one.task in names and one.split in ("", split) and one.protocol is protocol
         )
 
     def all_tasks(self) -> tuple[CardTask, ...]:

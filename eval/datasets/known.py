@@ -1,9 +1,7 @@
 """Known data sets by the names of their cards: shipped ones, those in the folder ``MEMECOURT_CARDS``, and files.
 
-None of the data sets may be redistributed, and the program ships none. Beside them stand figures that others published,
-as printed: a file of ``published`` for each data set, and in ``papers`` one for each paper. ``read_in`` names where we
-read a figure. One on another split, other classes or another version of the data can't be compared with ours:
-``remark`` says why.
+None of the data sets may be redistributed, and the program ships none. Figures that others published stand in the cards
+and, for papers that measure something else than a card's tasks, in ``published/papers``.
 """
 
 from __future__ import annotations
@@ -12,15 +10,14 @@ import os
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
 from court.errors import BadRequest
-from eval.datasets.card import CardPublished, DatasetCard, FileKind, SplitRole, read_card
+from eval.datasets.card import DatasetCard, FileKind, SplitRole, read_card
 from eval.datasets.card_split import CardReader, located, tree_rows
-from eval.datasets.items import Protocol
 from eval.datasets.record_files import RecordFile, parse_object, row_count
 from retrieval.library.tables import read_text
 
@@ -165,48 +162,9 @@ _PUBLISHED = Path(__file__).parent / "published"
 
 @cache
 def published_file(name: str) -> Mapping[str, Any]:
-    """Reads a file of published figures, such as ``harm-c`` or ``papers/memearena``; empty if there is none."""
+    """Reads a file of published figures, such as ``papers/memearena``; empty if there is none."""
     file = _PUBLISHED / f"{name}.toml"
     return tomllib.loads(file.read_text("utf-8")) if file.is_file() else {}
-
-
-SHOWN = ("accuracy", "macro-f1", "auroc", "mmae")
-"""Metrics of published figures that reports of verdicts have a column for."""
-
-
-def published_on_harm(card: DatasetCard, split: str, protocols: Sequence[Protocol]) -> tuple[CardPublished, ...]:
-    """Figures that a card quotes for the task that trials are scored on, on one split, under these protocols."""
-    # Without a task for trials there is no verdict to compare with.
-    task = card.court_task
-    return tuple(one for each in protocols for one in card.published_on(task.id, split, each)) if task else ()
-
-
-def remarked(one: CardPublished, split: str, memes: Mapping[Protocol, Collection[int]]) -> CardPublished:
-    """Adds to the remark metrics without a column, and another number of memes than ours on the same split.
-
-    Args:
-        memes: Numbers of memes that our figures were measured on, by protocol.
-    """
-    remarks = [*(f"{name} {value:.3f}." for name, value in one.figures.items() if name not in SHOWN), one.remark]
-    ours = set(memes.get(one.protocol, ()))
-    # On another split the numbers differ in any case, and the row says which split it is.
-    if one.split == split and one.n is not None and ours and ours != {one.n}:
-        counted = " or ".join(f"{n:,}" for n in sorted(ours))
-        remarks.append(f"On {one.n:,} memes, and not on {counted} as here.")
-    return one.model_copy(update={"remark": " ".join(filter(None, remarks))})
-
-
-def caveats(dataset: str) -> tuple[str, ...]:
-    """Returns the caveats of one data set, to be shown above its published rows."""
-    return tuple(published_file(dataset).get("caveats", ()))
-
-
-@cache
-def published(dataset: str) -> tuple[CardPublished, ...]:
-    """The rows of one data set. Those of Harm-P are listed for either version, since none says which it used."""
-    source = published_file(published_file(dataset).get("rows_of", dataset))
-    # All are of the task that trials are scored on; without a split, the publication does not say which.
-    return tuple(CardPublished(**{"task": "", "split": "", **row}) for row in source.get("rows", ()))
 
 
 def recognised(data: Path) -> tuple[DatasetCard, ...]:

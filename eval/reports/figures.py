@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from court.events import Side
 from eval.datasets.items import Prediction
-from eval.reports.gather import EntropyAt, Rounds
 from eval.reports.svg import TIP, Ink, drawing, themed
+from eval.scores.courses import Rounds
 from eval.scores.measure import Figure as Estimate
 from eval.scores.metrics import Bin
 
@@ -22,11 +22,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 GOLD_WORDS = ("not harmful", "harmful")
-_FEWEST = 10
-"""Fewest memes of a bin that is drawn."""
 _TIPS = 30
 """Points of a curve that tell their values, roughly."""
-_INKS = {Side.ACCUSER: Ink.ACCUSER, Side.DEFENDER: Ink.DEFENDER}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,35 +36,10 @@ class Bar:
     tokens: float
 
 
-def at_least(bins: Sequence[Bin], memes: int) -> list[Bin]:
-    """Joins neighbouring bins until each has so many memes, or all are one."""
-    joined: list[Bin] = []
-    for one in bins:
-        if joined and joined[-1].n < memes:
-            one = _joined(joined.pop(), one)
-        joined.append(one)
-    if len(joined) > 1 and joined[-1].n < memes:
-        last = joined.pop()
-        joined.append(_joined(joined.pop(), last))
-    return joined
-
-
-def _joined(one: Bin, other: Bin) -> Bin:
-    n = one.n + other.n
-    return Bin(
-        low=one.low,
-        high=other.high,
-        n=n,
-        mean_score=(one.n * one.mean_score + other.n * other.mean_score) / n,
-        share_harmful=(one.n * one.share_harmful + other.n * other.share_harmful) / n,
-    )
-
-
 def calibration(bins: Sequence[Bin], name: str) -> str | None:
     """Share of harmful memes against mean score, bin by bin, with the range of each bin and its number of memes."""
     if not bins:
         return None
-    bins = at_least(bins, _FEWEST)
     with drawing(name):
         figure, (axes,) = _sheet(3.4, 3.3)
         axes.plot([0, 1], [0, 1], color=Ink.MUTED, linestyle=(0, (4, 3)), linewidth=1)
@@ -125,46 +97,6 @@ def rounds(found: Sequence[Rounds], name: str) -> str | None:
             for one in found
         )
         return themed(figure, name, f"Rounds per side by gold label. {words}.")
-
-
-def entropies(found: Mapping[Side, Sequence[EntropyAt]], name: str) -> str | None:
-    """Median of the summaries' entropy by round, between its quartiles, per side."""
-    if not found:
-        return None
-    with drawing(name):
-        figure, sheets = _sheet(5.6, 2.5, columns=len(found), sharey=True)
-        for (side, course), axes in zip(found.items(), sheets, strict=True):
-            at = [one.round for one in course]
-            axes.fill_between(
-                at,
-                [one.low for one in course],
-                [one.high for one in course],
-                color=_INKS[side],
-                alpha=0.18,
-                linewidth=0,
-            )
-            axes.plot(at, [one.middle for one in course], color=_INKS[side], marker="o", markersize=4, linewidth=1.6)
-            for one in course:
-                axes.annotate(
-                    f"{one.n:,}",
-                    (one.round, one.high),
-                    (0, 4),
-                    textcoords="offset points",
-                    ha="center",
-                    fontsize=7,
-                    color=Ink.MUTED,
-                )
-            axes.set_title(str(side).capitalize())
-            axes.set_xticks(at)
-            axes.set_xlabel("round")
-            axes.margins(y=0.18)
-            axes.grid(visible=True, axis="y")
-        sheets[0].set_ylabel("entropy of the summary (bit)")
-        words = "; ".join(
-            f"{side.lower()}, " + ", ".join(f"round {one.round}: {one.middle:.2f} bit" for one in course)
-            for side, course in found.items()
-        )
-        return themed(figure, name, f"Median entropy by round. {words}.")
 
 
 def curves(gold: Sequence[bool], predictions: Sequence[Prediction], name: str) -> list[tuple[str, str]]:
@@ -321,17 +253,14 @@ def _sheet(
     width: float,
     height: float,
     *,
-    rows: int = 1,
     columns: int = 1,
-    sharex: bool = False,
     sharey: bool = False,
-    height_ratios: Sequence[float] | None = None,
 ) -> tuple[Figure, tuple[Axes, ...]]:
     """A figure of the given size in inches, and its axes in reading order."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
-    axes = figure.subplots(rows, columns, sharex=sharex, sharey=sharey, height_ratios=height_ratios, squeeze=False)
+    axes = figure.subplots(1, columns, sharey=sharey, squeeze=False)
     return figure, tuple(axes.flat)
 
 

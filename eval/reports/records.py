@@ -29,6 +29,11 @@ class Records:
     """Reason why there are no records at all; empty if there are some."""
     lost: dict[str, str] = field(default_factory=dict)
 
+    def pictures_of(self, trial: str) -> tuple[bytes, ...]:
+        """JPEG files of the frames of a trial's meme; empty if none are stored or wanted."""
+        record = self.records.get(trial)
+        return self.frames.get(record.opened.meme.pixels_sha256, ()) if record else ()
+
 
 async def read_records(root: Path, trials: Sequence[str], *, pictures: bool) -> Records:
     """Looks trials up in a run's docket.

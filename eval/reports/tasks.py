@@ -11,16 +11,17 @@ import numpy as np
 from court.errors import BadRequest
 from eval.datasets.card import CardPublished, SplitRole
 from eval.datasets.items import Outcome
-from eval.reports.sections import Section, Tile, notes_in_words, traps_in_words
+from eval.reports.sections import BESIDE, Section, Tile, notes_in_words, published_sections, traps_in_words
 from eval.runs.results import Results, card_of_results
-from eval.scores.choose import rank_answers
-from eval.scores.compare import TOO_FEW_DIFFER, compare
-from eval.scores.measure import figure, strict_name
-from eval.scores.task_card import TaskCard, arrays_of, question_of, task_card
+from eval.scores.choose import Choice, choice_in_words, rank_answers
+from eval.scores.compare import compare
+from eval.scores.measure import figure, figure_over, strict_name
+from eval.scores.metrics import answers_of, question_of
+from eval.scores.task_card import TaskCard, task_card
 from eval.solvers.question import ELSEWHERE, Answerer
 
-_BESIDE = 3
-"""Largest number of runs side by side, so that a line fits a terminal."""
+_LISTED = 10
+"""Largest number of systems that a choice lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +140,8 @@ def _figures(group: TaskGroup, number: int) -> Iterator[Section]:
     first = group.first
     question = first.question
     title = f"{group.dataset}, {group.split}: {question.title or question.task}"
-    for start in range(0, len(group.runs), _BESIDE):
-        columns = group.runs[start : start + _BESIDE]
+    for start in range(0, len(group.runs), BESIDE):
+        columns = group.runs[start : start + BESIDE]
         cards = [card for _, card in columns]
         rows = [["", *(one.name for one, _ in columns), first.baseline_words]]
         rows.append(["asked with", *map(describe_question, cards), ""])
@@ -150,7 +151,7 @@ def _figures(group: TaskGroup, number: int) -> Iterator[Section]:
             cells = [_over(card, name) for card in cards]
             marked = f"{name} (official)" if name == question.official else name
             rows.append([marked, *cells, figure(first.baseline.get(name))])
-        last = start + _BESIDE >= len(group.runs)
+        last = start + BESIDE >= len(group.runs)
         yield Section(
             key=f"task-{number}-figures-{start}",
             title=title,
@@ -172,51 +173,12 @@ def _tiles(runs: Sequence[tuple[Results, TaskCard]]) -> tuple[Tile, ...]:
     return tuple(found)
 
 
-def _published(group: TaskGroup, number: int) -> Iterator[Section]:
-    """Published figures beside those of the runs, for the same task, split and metric."""
-    # No empty table: most cards have no such figures.
-    if not group.published:
-        return
-    theirs = dict.fromkeys(name for one in group.published for name in one.figures)
-    # In the order of our own figures; metrics that we lack come last, and are empty in our rows.
-    ours = group.first.figures
-    names = [*(name for name in ours if name in theirs), *(name for name in theirs if name not in ours)]
-    rows = [("system", "asked with", "memes", *names, "source")]
-    for run, card in group.runs:
-        values = (_over(card, name) for name in names)
-        rows.append((run.name, describe_question(card), f"{card.n:,}", *values, "this run"))
-    # Ours first, then the figures to compare with.
-    for one in group.published:
-        year = f" ({one.year})" if one.year else ""
-        memes = "not said" if one.n is None else f"{one.n:,}"
-        values = (figure(one.figures.get(name)) for name in names)
-        rows.append((one.system + year, one.setup, memes, *values, one.source))
-    yield Section(
-        key=f"task-{number}-published",
-        title=f"As published on this task and split, not measured here: {group.first.question.task}",
-        rows=tuple(rows),
-        notes=tuple(_published_remarks(group.published, [card.n for _, card in group.runs])),
-    )
-
-
-def _published_remarks(published: Sequence[CardPublished], memes: Sequence[int]) -> list[str]:
-    """Obstacles to comparing published figures with ours, in sentences."""
-    counted = " or ".join(f"{n:,}" for n in sorted(set(memes)))
-    others: dict[int, list[str]] = {}
-    for one in published:
-        # If runs differ in their memes, a figure is on another number than at least one of them.
-        if one.n is not None and set(memes) != {one.n}:
-            others.setdefault(one.n, []).append(one.system)
-    found = [
-        f"On {n:,} memes, and not on {counted} as here: {', '.join(dict.fromkeys(systems))}."
-        for n, systems in sorted(others.items())
+def _published(group: TaskGroup, number: int) -> list[Section]:
+    ours = [
+        (run.name, describe_question(card), card.n, {name: _over(card, name) for name in card.figures})
+        for run, card in group.runs
     ]
-    # Such a figure may be on any part of the split.
-    unsaid = dict.fromkeys(one.system for one in published if one.n is None)
-    if unsaid:
-        found.append(f"On how many memes is not said: {', '.join(unsaid)}.")
-    found += [f"{one.system}: {one.remark.rstrip('.')}." for one in published if one.remark]
-    return found
+    return published_sections(f"task-{number}-published", group.first.question.task, group.published, ours)
 
 
 def _notes(group: TaskGroup) -> tuple[str, ...]:
@@ -282,20 +244,20 @@ def _choice(group: TaskGroup, number: int) -> Iterator[Section]:
             raise
         yield Section(f"task-{number}-choice", "Best first", (), notes=(error.message,))
         return
-    rows: list[tuple[str, ...]] = [("run", choice.metric, "behind the best")]
-    for place, way in enumerate(choice.ways):
-        rows.append((way.run, figure(way.value), figure(way.behind) if place else ""))
-    equals = sum(way.within_noise for way in choice.ways) - 1
-    notes = [
-        f"{equals:,} of the other {len(runs) - 1:,} lie within noise of the best: these memes can't tell them from it.",
-        f"The best of many is flattered by its luck on these very memes, here by about {choice.flattered_by:.3f}: "
-        f"expect about {choice.expected:.3f} of it on others.",
-    ]
-    if any(way.within_noise and way.behind.low > 0 for way in choice.ways):
-        notes.insert(1, TOO_FEW_DIFFER)
-    if group.role is SplitRole.TEST:
-        notes.append("This split is for testing: choose on another, and measure the choice here, once.")
-    yield Section(f"task-{number}-choice", "Best first", tuple(rows), notes=tuple(notes))
+    test = group.role is SplitRole.TEST
+    notes = ("This split is for testing: choose on another, and measure the choice here, once.",) if test else ()
+    yield choice_section(f"task-{number}-choice", "Best first", choice, notes)
+
+
+def choice_section(key: str, title: str, choice: Choice, notes: Sequence[str] = ()) -> Section:
+    """Systems, best first, and how sure that order is."""
+    rows = [("system", choice.metric, "accuracy", "coverage", "behind the best")]
+    for place, way in enumerate(choice.ways[:_LISTED]):
+        behind = figure(way.behind) if place else ""
+        rows.append((way.name, figure(way.value), f"{way.accuracy:.3f}", f"{way.coverage:.3f}", behind))
+    more = len(choice.ways) - _LISTED
+    others = [f"and {more:,} more; --json lists all"] if more > 0 else []
+    return Section(key, title, tuple(rows), (*others, *choice_in_words(choice), *notes))
 
 
 def _labels(group: TaskGroup, number: int) -> Iterator[Section]:
@@ -322,7 +284,7 @@ def _confusions(group: TaskGroup, number: int) -> Iterator[Section]:
     if group.first.question.multi:
         return
     for place, (one, card) in enumerate(group.runs):
-        _, arrays = arrays_of(one)
+        arrays = answers_of(one).arrays
         labels = card.question.labels
         # An extra column for memes without an answer, so that each row adds up to its gold count.
         predicted = np.column_stack([arrays.predicted, ~arrays.answered]).astype(np.int64)
@@ -387,6 +349,4 @@ def _shown_metrics(cards: Sequence[TaskCard]) -> list[str]:
 
 
 def _over(card: TaskCard, name: str) -> str:
-    """A figure, with the number of memes behind it if these are not all."""
-    value, over = figure(card.figures.get(name)), card.over.get(name, card.n)
-    return value if value == "–" or over == card.n else f"{value} of {over:,}"
+    return figure_over(card.figures.get(name), card.over.get(name, card.n), card.n)

@@ -1,82 +1,362 @@
-"""The report on runs of trials as sections."""
+"""The report on runs of trials: figures by data set, split and protocol, beside baselines and published figures."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import NamedTuple
 
 from court.display import word
-from court.events import Side
-from eval.datasets.known import SHOWN
-from eval.reports import figures
-from eval.reports.gather import (
-    PROTOCOLS,
-    Group,
-    Report,
-    RunView,
-    Table,
-    TableRow,
-    VerdictFault,
-    WrongMeme,
-    WrongVerdict,
-    gold_words,
-    judged_of,
-)
+from court.errors import BadRequest
+from eval.datasets.card import DatasetCard
+from eval.datasets.items import Protocol
 from eval.reports.sections import (
+    BESIDE,
     Drawn,
-    Filter,
-    MemeEntry,
-    Rows,
     Section,
-    Statement,
     Tile,
     need_page,
     notes_in_words,
     plain,
+    published_sections,
+    traps_in_words,
 )
-from eval.runs.results import Judged
-from eval.scores.means import share_of
-from eval.scores.measure import NOTHING, figure, listed
-from eval.scores.metrics import cards_rows, confusion_rows
+from eval.runs.results import Results, card_of_results
+from eval.scores.measure import (
+    FEWEST_TO_SAY,
+    RESAMPLES,
+    SURE,
+    Figure,
+    TaskArrays,
+    figure,
+    figure_over,
+    holm,
+    listed,
+    mcnemar,
+    odd_memes,
+    paired_differences,
+)
+from eval.scores.metrics import (
+    HARM,
+    Answers,
+    Card,
+    VerdictFault,
+    answers_of,
+    card,
+    cards_rows,
+    confusion_rows,
+    faults_of,
+    harm_arrays,
+    noise_in_words,
+    shared_answers,
+)
 
-_BESIDE = 3
-"""Largest number of runs side by side, so that a line fits a terminal."""
-_WRONG = "Wrong verdicts"
-_EXCERPT = 300
-"""Longest excerpt of a rationale in a table, in characters."""
+PROTOCOLS = {
+    Protocol.MERGED: "somewhat and very harmful memes are harmful",
+    Protocol.EXTREME: "somewhat harmful memes are dropped",
+    Protocol.PLAIN: "the data set's own two classes",
+}
+"""Meaning of each protocol in words."""
+_FEW = 50
+"""Number of memes of a class below which the report says how much a single one weighs."""
 _CURVES = {
     "ROC": "Of the memes with a score.",
     "Precision and recall": "Of the memes with a score.",
     "Risk and coverage": "Share of wrong verdicts if only the memes with the surest scores are decided.",
 }
-_NO_ROUNDS = "No side examined the Proposer in this run, so there are no rounds."
-_NO_SCORES = "No meme has a score, so there is nothing to calibrate."
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """One run in a report."""
+
+    key: str
+    label: str
+    """Name of the run, made unique if two share one."""
+    results: Results
+
+    @property
+    def finished(self) -> bool:
+        """True if the figures of the run will not change."""
+        return self.results.finished and len(self.results.tried) == len(self.results.judged)
+
+    @property
+    def title(self) -> str:
+        """Label, with a warning if the run is not finished."""
+        return self.label if self.finished else f"{self.label} (not finished)"
+
+    @property
+    def unfinished_words(self) -> str:
+        """Warning about the figures of an unfinished run; empty for a finished one."""
+        judged, total = len(self.results.tried), len(self.results.judged)
+        if self.finished:
+            return ""
+        if judged == total:
+            return f"{self.label} has judged all of its {total:,} memes, but was not closed."
+        return (
+            f"{self.label} is not finished: {judged:,} of {total:,} memes are judged. The {total - judged:,} others "
+            "have no answer yet, so that there are no strict figures."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Contrast:
+    """A run compared with a rival on the memes of both, by the strict figures."""
+
+    label: str
+    against: str
+    n: int
+    differences: Mapping[str, Figure]
+    only_run: int
+    """Number of memes that only the run gets right."""
+    only_rival: int
+
+    @property
+    def p(self) -> float:
+        """p-value of the exact McNemar test."""
+        return mcnemar(self.only_run, self.only_rival)
+
+    @property
+    def judgment(self) -> str:
+        """``better``, ``worse``, ``within noise`` or ``too few to say``, in accuracy."""
+        # So few can't make the exact test significant, however they fall.
+        if 0 < self.only_run + self.only_rival < FEWEST_TO_SAY:
+            return "too few to say"
+        if self.p >= SURE:
+            return "within noise"
+        return "better" if self.only_run > self.only_rival else "worse"
+
+
+class TableRow(NamedTuple):
+    """A run under a protocol."""
+
+    run: RunView
+    card: Card
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """All runs on one split under one protocol."""
+
+    key: str
+    protocol: Protocol
+    rows: tuple[TableRow, ...]
+    contrasts: tuple[Contrast, ...]
+    remarks: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """All runs on one split of one data set."""
+
+    key: str
+    dataset: str
+    split: str
+    card: DatasetCard | None
+    runs: tuple[RunView, ...]
+    tables: tuple[Table, ...]
+    unscored: tuple[str, ...]
+    """Reasons why runs are missing in tables."""
+
+    @property
+    def title(self) -> str:
+        """Data set and split in words."""
+        return f"{self.card.title if self.card else self.dataset}, {self.split}"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A report on runs, in the order in which they were given."""
+
+    groups: tuple[Group, ...] = field(repr=False)
+    resamples: int
+
+    @property
+    def runs(self) -> tuple[RunView, ...]:
+        """All runs of the report."""
+        return tuple(run for group in self.groups for run in group.runs)
+
+    @property
+    def unfinished(self) -> tuple[RunView, ...]:
+        """Unfinished runs, whose figures will change."""
+        return tuple(run for run in self.runs if not run.finished)
+
+
+def gather(results: Sequence[Results], *, resamples: int = RESAMPLES) -> Report:
+    """Scores and compares runs, or predictions from elsewhere, of any data sets.
+
+    Raises BadRequest: There is nothing to report on.
+    """
+    if not results:
+        raise BadRequest("A report needs at least one run.", reason="RUN_MISSING")
+    groups: dict[tuple[str, str], list[RunView]] = {}
+    for number, (one, label) in enumerate(zip(results, _unique_labels(results), strict=True), 1):
+        groups.setdefault((one.dataset, one.split), []).append(RunView(f"run-{number}", label, one))
+    return Report(
+        tuple(_group(dataset, split, runs, resamples) for (dataset, split), runs in groups.items()), resamples
+    )
+
+
+def _unique_labels(results: Sequence[Results]) -> list[str]:
+    """A label for each run: its name, made unique by its folder's name or, if that is not enough, by a number."""
+    names = Counter(one.name for one in results)
+    labels = [
+        one.name if names[one.name] == 1 or one.root is None else f"{one.name} ({one.root.name})" for one in results
+    ]
+    # Folders in different places may share a name, too.
+    twice = Counter(labels)
+    return [f"{label} #{place}" if twice[label] > 1 else label for place, label in enumerate(labels, 1)]
+
+
+def _group(dataset: str, split: str, runs: Sequence[RunView], resamples: int) -> Group:
+    # The split of a file of predictions may have any name, and ids in a page may not.
+    key = re.sub(r"[^a-z0-9]+", "-", f"{dataset}-{split}".lower()).strip("-") or "split"
+    unscored: list[str] = []
+    tables = []
+    for protocol in dict.fromkeys(protocol for run in runs for protocol in run.results.protocols):
+        rows = []
+        for run in (one for one in runs if protocol in one.results.protocols):
+            try:
+                rows.append(TableRow(run, card(run.results, protocol, resamples=resamples)))
+            except BadRequest as error:
+                # A run without a meme under this protocol must not prevent a report on the others.
+                unscored.append(error.message)
+        if rows:
+            differences = contrasts([(run.label, run.results) for run, _ in rows], protocol, resamples)
+            notes = remarks([(run.label, found) for run, found in rows], differences)
+            tables.append(
+                Table(f"{key}-{protocol}", protocol, tuple(rows), contrasts=tuple(differences), remarks=notes)
+            )
+    described = card_of_results(runs[0].results)
+    return Group(key, dataset, split, described, tuple(runs), tables=tuple(tables), unscored=tuple(unscored))
+
+
+def contrasts(runs: Sequence[tuple[str, Results]], protocol: Protocol, resamples: int) -> list[Contrast]:
+    """Compares each finished run (label, results) with the majority class, its vote, and the first of them.
+
+    Raises BadRequest: Two runs disagree on a gold label.
+    """
+    found: list[Contrast] = []
+
+    def add(label: str, against: str, run: Answers, rival: TaskArrays) -> None:
+        systems = run.arrays, rival
+        differences = paired_differences(("accuracy", "macro-f1"), systems, run.groups, resamples=resamples)
+        only_run, only_rival, _ = odd_memes(*systems)
+        found.append(Contrast(label, against, len(run.judged), differences, only_run, only_rival))
+
+    # In an unfinished run, memes without an answer yet would count as wrong.
+    read = [(label, answers_of(results, protocol)) for label, results in runs if results.finished]
+    for label, answers in read:
+        gold = answers.arrays.gold[:, 1].tolist()
+        # If the classes are of equal size, either will do.
+        most = 2 * sum(gold) > len(gold)
+        add(label, f"always “{HARM[most]}”", answers, harm_arrays(gold, [most] * len(gold)))
+        votes = [one.prediction.vote_harmful for one in answers.judged]
+        if voted := [place for place, vote in enumerate(votes) if vote is not None]:
+            rival = harm_arrays([gold[place] for place in voted], [votes[place] for place in voted])
+            add(label, "the precedents' vote", answers.at(voted), rival)
+        first_label, first = read[0]
+        if answers is not first:
+            try:
+                ours, theirs = shared_answers(answers, first)
+            except BadRequest as error:
+                if error.reason == "NOTHING_SHARED":  # parts of a split
+                    continue
+                raise
+            add(label, first_label, ours, theirs.arrays)
+    return found
+
+
+def remarks(rows: Sequence[tuple[str, Card]], against: Sequence[Contrast]) -> tuple[str, ...]:
+    """Explains the limits of a table's figures, in sentences."""
+    label, card = rows[0]
+    found = [noise_in_words(card)]
+    if card.groups:
+        found.append(
+            f"The memes are of {card.groups:,} groups (of the card, or of one template), which are drawn whole for the "
+            "intervals: memes of a group are no independent draws, and where they are alike, tests by memes are too "
+            "sure."
+        )
+    few, name = min((card.harmful, "harmful"), (card.benign, "not harmful"))
+    if 0 < few < _FEW:
+        found.append(
+            f"Only {few:,} of {card.n:,} memes are {name}: one of them more or less moves that class's recall by "
+            f"{100 / few:.1f} points."
+        )
+    elif few == 0:
+        found.append(f"None of the {card.n:,} memes is {name}: neither macro-F1 nor AUROC says anything here.")
+    if any((other.n, other.harmful) != (card.n, card.harmful) for _, other in rows):
+        found.append(
+            f"The runs judged different memes, and are compared on those of both. The sentences above are on {label}'s."
+        )
+    found += [_sentence(rival, against) for rival in dict.fromkeys(contrast.against for contrast in against)]
+    if len(against) > 3:
+        found.append(
+            f"These are {len(against)} comparisons. Among so many between systems that are equally good, one in "
+            f"{1 / SURE:.0f} comes out with p < {SURE} by chance. {_after_correction(against)}"
+        )
+    return tuple(found)
+
+
+def _after_correction(against: Sequence[Contrast]) -> str:
+    """Names the comparisons of a table that remain significant after Holm's correction."""
+    corrected = holm([one.p for one in against])
+    left = [f"{one.label} against {one.against}" for one, p in zip(against, corrected, strict=True) if p < SURE]
+    return f"Left after Holm's correction for that many: {'; '.join(left) or 'none'}."
+
+
+def _sentence(rival: str, against: Sequence[Contrast]) -> str:
+    """Sums up the contrasts of all runs with one rival."""
+    parts = []
+    for judgment, words_of in (
+        ("better", "better by more than chance often makes"),
+        ("worse", "worse by more than chance often makes"),
+        ("within noise", "within noise"),
+        ("too few to say", "not to be told from it on so few memes"),
+    ):
+        runs = [one.label for one in against if one.against == rival and one.judgment == judgment]
+        if runs:
+            parts.append(f"{listed(runs)} {'is' if len(runs) == 1 else 'are'} {words_of}")
+    return f"In accuracy against {rival}: {'; '.join(parts)}."
+
+
+def verdicts_json(report: Report) -> dict[str, object]:
+    """The figures for other programs."""
+    return {
+        "resamples": report.resamples,
+        "unfinished": [run.label for run in report.unfinished],
+        "tables": [
+            {
+                "dataset": group.dataset,
+                "split": group.split,
+                "protocol": str(table.protocol),
+                "rows": [{"run": row.run.label, "card": asdict(row.card)} for row in table.rows],
+                "remarks": list(table.remarks),
+            }
+            for group in report.groups
+            for table in group.tables
+        ],
+    }
 
 
 def verdicts_title(report: Report) -> str:
     """Title of the report: its data sets and splits."""
-    return listed(f"{group.title}, {group.split}" for group in report.groups)
+    return listed(group.title for group in report.groups)
 
 
-def verdicts_lead(report: Report) -> tuple[str, ...]:
+def verdicts_lead(report: Report) -> list[str]:
     """Sentences before the sections."""
-    return (
+    return [
         f"Intervals are 95 %, by bootstrap over memes, {report.resamples:,} resamples. Decided figures are over the "
         "memes that were given a class; in strict figures a meme without a class is wrong.",
-        *notes_in_words([(run.label, run.results.notes) for group in report.groups for run in group.runs]),
-    )
+        *notes_in_words([(run.label, run.results.notes) for run in report.runs]),
+    ]
 
 
-def verdicts_sections(report: Report, *, details: bool = True, page: bool = False) -> list[Section]:
-    """All sections, in order.
-
-    Args:
-        details: False to leave out the details of each run, which a terminal doesn't show.
-        page: True to draw the figures, and to show wrong verdicts with pictures and records instead of in tables.
-
-    Raises:
-        NotLoaded: jinja2 or matplotlib is not installed, which a page needs.
-    """
+def verdicts_sections(report: Report, *, page: bool = False) -> list[Section]:
+    """Figures of all runs; with plots for a page. Raises NotLoaded if what draws them is not installed."""
     if page:
         need_page()
     sections: list[Section] = []
@@ -84,30 +364,42 @@ def verdicts_sections(report: Report, *, details: bool = True, page: bool = Fals
         lines = tuple(run.unfinished_words for run in report.unfinished)
         sections.append(Section("unfinished", "Not finished: these figures will change", lead=lines, warning=True))
     for group in report.groups:
-        sections += _group(group, page=page)
-    if details:
-        sections.append(Section("runs", "Runs", detail=True))
-        for run in report.runs:
-            sections += _run(run, page=page)
-    for group in report.groups:
-        title = _WRONG if len(report.groups) == 1 else f"{_WRONG}: {group.title}, {group.split}"
-        sections += _wrong(group, title, page=page)
+        sections += _group_sections(group, page=page)
     return sections
 
 
-def _group(group: Group, *, page: bool) -> Iterator[Section]:
-    missing = () if group.published else ("No published figures of this data set are kept here.",)
-    yield Section(group.key, f"{group.title}, {group.split}", lead=group.unscored, notes=(*group.traps, *missing))
+def faults_sections(report: Report) -> list[Section]:
+    """Counts of wrong verdicts, for a terminal; pages and Markdown list them."""
+    titles = ("" if len(report.groups) == 1 else f": {group.title}" for group in report.groups)
+    return [
+        Section(f"{group.key}-wrong", f"Wrong verdicts{more}", lead=(faults_in_words(group),))
+        for group, more in zip(report.groups, titles, strict=True)
+    ]
+
+
+def faults_in_words(group: Group) -> str:
+    """Numbers of memes by the worst fault of any run on them."""
+    worst: dict[str, VerdictFault] = {}
+    for run in group.runs:
+        for fault, one in faults_of(run.results):
+            worst[one.meme.id] = min(fault, worst.get(one.meme.id, fault))
+    counts = Counter(worst.values())
+    parts = [f"{counts[fault]:,} {fault.title.lower()}" for fault in VerdictFault if counts[fault]]
+    return f"Wrong: {'; '.join(parts) or 'nothing that was judged'}."
+
+
+def _group_sections(group: Group, *, page: bool) -> Iterator[Section]:
+    traps = traps_in_words(group.card.caveats) if group.card else ()
+    yield Section(group.key, group.title, lead=group.unscored, notes=tuple(traps))
     for table in group.tables:
-        for first in range(0, len(table.rows), _BESIDE):
-            rows, last = table.rows[first : first + _BESIDE], first + _BESIDE >= len(table.rows)
+        for first in range(0, len(table.rows), BESIDE):
+            rows, last = table.rows[first : first + BESIDE], first + BESIDE >= len(table.rows)
             more = f", from run {first + 1} on" if first else ""
             yield Section(
                 f"{table.key}-{first}",
                 f"Protocol {table.protocol}: {PROTOCOLS[table.protocol]}{more}",
                 cards_rows(
-                    [(_name(row.run), row.card) for row in rows],
-                    [_name(row.run) for row in rows if not row.run.finished],
+                    [(run.title, found) for run, found in rows], [run.title for run, _ in rows if not run.finished]
                 ),
                 notes=table.remarks if last else (),
                 drawn=_costs(table) if page and last else (),
@@ -115,113 +407,92 @@ def _group(group: Group, *, page: bool) -> Iterator[Section]:
                 level=3,
             )
         for row in table.rows:
-            yield from _run_under(table, row, page=page)
+            yield from _row_sections(table, row, page=page)
         if table.contrasts:
             yield _contrasts(table)
-    if group.published:
-        yield published_section(group)
+        yield from _published(group, table)
 
 
-def _name(run: RunView) -> str:
-    return run.label if run.finished else f"{run.label} (not finished)"
-
-
-def _run_under(table: Table, row: TableRow, *, page: bool) -> Iterator[Section]:
-    """Confusion and calibration of one run."""
-    key = f"{table.key}-{row.run.key}"
-    drawn: list[Drawn] = []
-    bins = row.card.calibration
-    if page:
-        curve = figures.calibration(bins, f"{key}-curve")
-        caption = (
-            f"{row.card.scored:,} memes with a score, in bins of nearly equal numbers, ten or more each. On the dashed "
-            "line a score is the share of harmful memes among those that have it."
+def _row_sections(table: Table, row: TableRow, *, page: bool) -> Iterator[Section]:
+    """Confusion, failed checks and calibration of one run."""
+    run, found = row
+    key, title = f"{table.key}-{run.key}", f"{run.label}, {table.protocol}"
+    drawn = _plots(table, row, key) if page else ()
+    yield Section(f"{key}-confusion", f"Confusion, {title}", confusion_rows(found), drawn=drawn, level=3)
+    judged = run.results.judged
+    if failed := Counter(check for one in judged for check in one.prediction.checks):
+        cells = ((word(check), f"{count:,}", f"{count / len(judged):.3f}") for check, count in failed.most_common())
+        without = figure(found.strict_without_mistrials)
+        note = (
+            f"{found.mistrials:,} of {found.n:,} were mistrials. Accuracy, strict, of all: "
+            f"{figure(found.strict.accuracy)}; without mistrials: {without}."
         )
-        drawn.append(Drawn("Calibration", curve or "", caption))
-        judged = [(gold, one) for one in row.run.results.judged if (gold := one.meme.gold(table.protocol)) is not None]
-        lines = figures.curves([gold for gold, _ in judged], [one.prediction for _, one in judged], key)
-        drawn += [Drawn(title, svg, _CURVES[title]) for title, svg in lines]
-    rows = confusion_rows(row.card)
-    yield Section(
-        f"{key}-confusion", f"Confusion, {row.run.label}, {table.protocol}", rows, drawn=tuple(drawn), level=3
-    )
-    failed = Counter(check for one in row.run.results.judged for check in one.prediction.checks)
-    if failed:
-        card, n = row.card, len(row.run.results.judged)
-        sound = card.strict_without_mistrials
-        yield Section(
-            f"{key}-checks",
-            f"Checks of full trials, {row.run.label}, {table.protocol}",
-            (
-                ("failed check", "memes", "share"),
-                *((word(check), f"{count:,}", f"{count / n:.3f}") for check, count in failed.most_common()),
-            ),
-            notes=(
-                f"{card.mistrials:,} of {card.n:,} were mistrials. Accuracy, strict, of all: "
-                f"{figure(card.strict.accuracy)}; without mistrials: {figure(sound)}.",
-            ),
-            level=3,
-        )
+        rows = (("failed check", "memes", "share"), *cells)
+        yield Section(f"{key}-checks", f"Checks of full trials, {title}", rows, notes=(note,), level=3)
+    bins = [
+        (f"{one.low:.3f} to {one.high:.3f}", f"{one.n:,}", f"{one.mean_score:.3f}", f"{one.share_harmful:.3f}")
+        for one in found.calibration
+    ]
     yield Section(
         f"{key}-calibration",
-        f"Calibration, {row.run.label}, {table.protocol}",
-        (
-            ("scores", "memes", "mean score", "share harmful"),
-            *(
-                (
-                    f"{one.low:.3f} to {one.high:.3f}",
-                    f"{one.n:,}",
-                    f"{one.mean_score:.3f}",
-                    f"{one.share_harmful:.3f}",
-                )
-                for one in bins
-            ),
-        )
-        if bins
-        else (),
-        notes=() if bins else (_NO_SCORES,),
+        f"Calibration, {title}",
+        (("scores", "memes", "mean score", "share harmful"), *bins) if bins else (),
+        notes=() if bins else ("No meme has a score, so there is nothing to calibrate.",),
         level=3,
         detail=True,
     )
 
 
+def _plots(table: Table, row: TableRow, key: str) -> tuple[Drawn, ...]:
+    from eval.reports import figures
+
+    caption = (
+        f"{row.card.scored:,} memes with a score, in bins of nearly equal numbers. On the dashed "
+        "line a score is the share of harmful memes among those that have it."
+    )
+    pairs = row.run.results.under(table.protocol)
+    lines = figures.curves([gold for gold, _ in pairs], [one.prediction for _, one in pairs], key)
+    return (
+        Drawn("Calibration", figures.calibration(row.card.calibration, f"{key}-curve") or "", caption),
+        *(Drawn(title, svg, _CURVES[title]) for title, svg in lines),
+    )
+
+
 def _tiles(table: Table) -> tuple[Tile, ...]:
     """Accuracy, macro-F1 and coverage of the finished runs; others have no strict figures."""
-    finished = [(row.run.label, row.card) for row in table.rows if row.run.finished]
+    finished = [(run.label, found) for run, found in table.rows if run.finished]
     if not finished:
         return ()
     return (
-        Tile("Accuracy", tuple((label, card.strict.accuracy) for label, card in finished)),
-        Tile("Macro-F1", tuple((label, card.strict.macro_f1) for label, card in finished)),
-        Tile("Coverage", tuple((label, card.coverage) for label, card in finished)),
+        Tile("Accuracy", tuple((label, found.strict.accuracy) for label, found in finished)),
+        Tile("Macro-F1", tuple((label, found.strict.macro_f1) for label, found in finished)),
+        Tile("Coverage", tuple((label, found.coverage) for label, found in finished)),
     )
 
 
 def _costs(table: Table) -> tuple[Drawn, ...]:
     """Cost against accuracy of several finished runs."""
-    bars = [
-        figures.Bar(
-            label=plain(row.run.label),
-            accuracy=row.card.strict.accuracy,
-            calls=row.run.cost.calls if row.run.cost else 0.0,
-            tokens=row.run.cost.tokens if row.run.cost else 0.0,
-        )
-        for row in table.rows
-        if row.run.finished
-    ]
-    cost = figures.costs(bars, f"{table.key}-costs") if len(bars) > 1 else None
+    from eval.reports import figures
+    from eval.scores.courses import cost_of
+
+    bars = []
+    for run, found in table.rows:
+        if run.finished:
+            cost = cost_of(run.results)
+            spent = (cost.calls, cost.tokens) if cost else (0.0, 0.0)
+            bars.append(figures.Bar(plain(run.label), found.strict.accuracy, *spent))
+    drawn = figures.costs(bars, f"{table.key}-costs") if len(bars) > 1 else None
     words = "What a trial takes, whether or not its calls came out of the store."
-    return (Drawn("Cost against accuracy", cost, words),) if cost else ()
+    return (Drawn("Cost against accuracy", drawn, words),) if drawn else ()
 
 
 def _contrasts(table: Table) -> Section:
     heads = ("run", "against", "memes", "accuracy", "macro-F1", "only the run right", "only the other", "p")
     rows: list[tuple[str, ...]] = [(*heads, "accuracy is")]
     for one in table.contrasts:
-        compared = one.comparison
-        differences = (figure(compared.differences[name], "+.1f", times=100) for name in ("accuracy", "macro-f1"))
-        odd = (f"{compared.only_a_right:,}", f"{compared.only_b_right:,}", f"{compared.mcnemar_p:.2g}")
-        rows.append((one.label, one.against, f"{compared.n:,}", *differences, *odd, one.judgment))
+        differences = (figure(one.differences[name], "+.1f", times=100) for name in ("accuracy", "macro-f1"))
+        odd = (f"{one.only_run:,}", f"{one.only_rival:,}", f"{one.p:.2g}")
+        rows.append((one.label, one.against, f"{one.n:,}", *differences, *odd, one.judgment))
     return Section(
         f"{table.key}-contrasts",
         f"Compared meme by meme, {table.protocol}",
@@ -231,236 +502,20 @@ def _contrasts(table: Table) -> Section:
     )
 
 
-def published_section(group: Group) -> Section:
-    """Published figures on a data set, with the sources and remarks of each."""
-    heads = ("system", "split", "protocol", "memes", "accuracy", "macro-F1", "AUROC", "MMAE")
-    rows: list[tuple[str, ...]] = [heads]
-    # Most rows share a source or a remark, which would fill the screen otherwise.
-    systems: dict[str, list[str]] = {}
-    for row in group.published:
-        memes = NOTHING if row.n is None else f"{row.n:,}"
-        numbers = (figure(row.figures.get(name)) for name in SHOWN)
-        rows.append((row.name, row.split or "not said", str(row.protocol), memes, *numbers))
-        systems.setdefault(f"From {row.source}, read in {row.read_in}", []).append(row.label)
-        if row.remark:
-            systems.setdefault(row.remark.rstrip("."), []).append(row.label)
-    sources = (f"{sentence}: {', '.join(dict.fromkeys(named))}." for sentence, named in systems.items())
-    return Section(
-        f"{group.key}-published",
-        f"As published, not measured here: {group.title}, {group.split}",
-        tuple(rows),
-        notes=(*group.caveats, *sources),
-        lead=("A figure under another protocol, split or version of the data can't be compared with those above.",),
-        level=3,
-    )
-
-
-def _run(run: RunView, *, page: bool) -> Iterator[Section]:
-    drawn: tuple[Drawn, ...] = ()
-    if page:
-        course = figures.entropies({Side(side): found for side, found in run.entropies.items()}, f"{run.key}-entropy")
-        chart = figures.rounds(run.rounds, f"{run.key}-chart")
-        band = (
-            "Of the sides' summaries: median, and the band between the quartiles. Above it, the number of summaries: a "
-            "side that has rested writes no more."
-        )
-        drawn = (
-            Drawn("Rounds per side by gold label", chart or "", "Share of the memes."),
-            Drawn("Entropy by round", course or "", band),
-        )
-    facts = tuple((name, value) for name, value in _facts(run) if value)
-    rows = (("run", run.label), *facts)
-    yield Section(run.key, _name(run), rows, drawn=drawn, level=3, words=True, detail=True)
-    counts = [
-        (word(one.side), "harmful" if one.harmful else "not harmful", f"{one.n:,}", f"{one.mean:.2f}")
-        for one in run.rounds
-    ]
-    yield _detail(
-        f"{run.key}-rounds", f"Rounds, {run.label}", (("side", "gold", "memes", "rounds, mean"), *counts), _NO_ROUNDS
-    )
-    quartiles = [
-        (word(side), str(one.round), f"{one.n:,}", *(f"{bits:.3f}" for bits in (one.low, one.middle, one.high)))
-        for side, course in run.entropies.items()
-        for one in course
-    ]
-    bits = ("side", "round", "summaries", "lower quartile", "median", "upper quartile")
-    yield _detail(f"{run.key}-bits", f"Entropy of the summaries in bits, {run.label}", (bits, *quartiles), _NO_ROUNDS)
-    excluded_by = run.results.manifest.excluded if run.results.manifest else {}
-    excluded = [
-        (one.precedent, one.meme, one.why, figure(one.text_similarity), figure(one.picture_similarity))
-        for one in run.excluded
-        if excluded_by
-    ]
-    heads = ("precedent", "judged meme", "why", "text", "picture")
-    none = "Which precedents were left out is not listed." if excluded_by else "No precedent was left out."
-    yield _detail(f"{run.key}-excluded", f"Precedents left out as too near, {run.label}", (heads, *excluded), none)
-
-
-def _detail(key: str, title: str, rows: Rows, none: str) -> Section:
-    """A table of details at a run, or the reason why there is none."""
-    filled = len(rows) > 1
-    return Section(key, title, rows if filled else (), () if filled else (none,), level=4, detail=True)
-
-
-def _facts(run: RunView) -> Iterator[tuple[str, str]]:
-    yield "memes", f"{run.judged:,} of {run.total:,} judged"
-    manifest = run.results.manifest
-    if manifest is None:
-        yield "origin", "predictions from elsewhere: nothing is known of how they were made"
-    else:
-        yield "procedure", word(manifest.procedure)
-        yield "control", manifest.control
-        yield "limit, seed", f"{'none' if manifest.limit is None else manifest.limit}, {manifest.seed}"
-        yield "models", ", ".join(f"{word(role)} {model}" for role, model in sorted(manifest.models.items()))
-        yield "library", f"{manifest.library_size:,} precedents, {manifest.library}, {manifest.encoder}"
-        excluded = ", ".join(f"{count:,} {why}" for why, count in sorted(manifest.excluded.items()))
-        yield "precedents left out as too near", excluded or "none"
-        settings = ", ".join(f"{name} {value}" for name, value in sorted(manifest.settings.items()))
-        yield "settings", f"{settings} ({manifest.settings_digest})"
-        yield "prompts", manifest.prompts
-        yield "policy", manifest.policy
-        yield "data", ", ".join(f"{name} {digest}" for name, digest in sorted(manifest.data.items()))
-        yield "begun", f"{manifest.created:%Y-%m-%d %H:%M} UTC"
-        yield "finished", f"{manifest.finished:%Y-%m-%d %H:%M} UTC" if manifest.finished else "no"
-        yield "continued", f"{manifest.interruptions} times" if manifest.interruptions else ""
-        yield "software", f"{manifest.software} {manifest.commit}, Python {manifest.python}, {manifest.machine}"
-        yield "command", manifest.command
-    predictions = (one.prediction for one in run.results.judged if one.prediction is not None)
-    known = [(one.meme, float(one.determined)) for one in predictions if one.determined is not None]
-    if share := share_of(known):
-        yield "verdicts that their stated reasons determine", f"{figure(share)} of the {len(known):,} where it is known"
-    yield "failed", ", ".join(f"{count} {reason}" for reason, count in sorted(run.failures.items()))
-    if cost := run.cost:
-        yield (
-            "a meme, on average",
-            f"{cost.calls:.1f} model calls ({cost.stored:.0%} from the store), {cost.tokens_in:,.0f} tokens read "
-            f"({cost.tokens_cached:,.0f} cached), {cost.tokens_out:,.0f} written",
-        )
-        yield "median", f"longest chain of calls {cost.chain:g}, {cost.seconds:.2f} s"
-
-
-def _wrong(group: Group, title: str, *, page: bool) -> Iterator[Section]:
-    counts = [f"{group.count(fault):,} {fault.title.lower()}" for fault in VerdictFault if group.count(fault)]
-    lead = [f"Wrong: {'; '.join(counts) or 'nothing that was judged'}."]
-    key = f"{group.key}-wrong"
-    if not page or not group.wrong:
-        yield Section(key, title, lead=tuple(lead))
-        if group.wrong:
-            yield Section(
-                f"{key}-list", f"{title}, the surest first", _wrong_rows(group.wrong), level=3, words=True, detail=True
-            )
-        return
-    lead.append(
-        "The surest faults first. Pictures and the words on memes are hidden until asked for, since they can be "
-        "offensive."
-    )
-    yield Section(
-        key,
-        "Memes" if title == _WRONG else f"Memes: {group.title}, {group.split}",
-        lead=tuple(lead),
-        entries=(*(_entry(one, group) for one in group.wrong), *_right_entries(group)),
-        filters=(
-            Filter(
-                "Verdict", (*((str(fault.value), fault.title.lower()) for fault in VerdictFault), ("right", "right"))
-            ),
-            *([Filter("Run", tuple((run.key, run.label) for run in group.runs))] if len(group.runs) > 1 else []),
-        ),
-    )
-
-
-def _wrong_rows(wrong: Sequence[WrongMeme]) -> Rows:
-    return (
-        ("meme", "gold", "run", "said", "score", "vote", "rounds", "rationale"),
-        *(
-            (
-                one.meme.id,
-                gold_words(one.meme),
-                each.run.label,
-                _label_of(each),
-                figure(each.prediction.score),
-                figure(each.prediction.vote),
-                each.rounds_words or NOTHING,
-                each.rationale if len(each.rationale) <= _EXCERPT else f"{each.rationale[: _EXCERPT - 1]}…",
-            )
-            for one in wrong
-            for each in one.verdicts
-        ),
-    )
-
-
-def _label_of(verdict: WrongVerdict) -> str:
-    prediction = verdict.prediction
-    return word(prediction.outcome) + (f" ({word(prediction.reason)})" if prediction.reason else "")
-
-
-def _entry(wrong: WrongMeme, group: Group) -> MemeEntry:
-    facts = [f"gold {gold_words(wrong.meme)}"]
-    if wrong.meme.targets:
-        facts.append(f"at {', '.join(wrong.meme.targets)}")
-    if len(group.runs) > 1:
-        facts.append(f"wrong in {len(wrong.verdicts)} of {len(wrong.verdicts) + len(wrong.right)} runs")
-    if wrong.right:
-        facts.append(f"right: {', '.join(run.label for run in wrong.right)}")
-    surely = wrong.worst in (VerdictFault.MISSED, VerdictFault.FALSE_ALARM)
-    return MemeEntry(
-        key=wrong.key,
-        meme=wrong.meme.id,
-        filters=(
-            *(f"{one.fault.value}:{one.run.key}" for one in wrong.verdicts),
-            *(f"right:{run.key}" for run in wrong.right),
-        ),
-        score=wrong.verdicts[0].prediction.score,
-        tags=(("bad" if surely else "doubt", wrong.worst.title),),
-        facts=tuple(facts),
-        pictures=wrong.pictures,
-        texts=(("text", wrong.meme.text),),
-        statements=tuple(_statement(one, len(group.runs) > 1) for one in wrong.verdicts),
-    )
-
-
-def _right_entries(group: Group) -> Iterator[MemeEntry]:
-    """Memes that no run judged wrong, without pictures and records."""
-    wrong = {one.meme.id for one in group.wrong}
-    right: dict[str, list[tuple[RunView, Judged]]] = {}
-    for run in group.runs:
-        for one in judged_of(run.results):
-            if one.meme.id not in wrong:
-                right.setdefault(one.meme.id, []).append((run, one))
-    for number, (id_, judged) in enumerate(right.items(), 1):
-        meme, prediction = judged[0][1].meme, judged[0][1].prediction
-        yield MemeEntry(
-            key=f"{group.key}-right-{number}",
-            meme=id_,
-            filters=tuple(f"right:{run.key}" for run, _ in judged),
-            tags=(("good", "Right"),),
-            facts=(f"gold {gold_words(meme)}", f"score {figure(prediction.score)}"),
-            texts=(("text", meme.text),),
-            score=prediction.score,
-        )
-
-
-def _statement(verdict: WrongVerdict, several: bool) -> Statement:
-    prediction, records = verdict.prediction, verdict.run.records
-    facts = [verdict.run.label] if several else []
-    facts += [
-        f"said {_label_of(verdict)}",
-        f"score {figure(prediction.score)}",
-        f"precedents’ vote {figure(prediction.vote)}",
-    ]
-    if prediction.sides:
-        facts.append(f"rounds {verdict.rounds_words}")
-    if prediction.needs_review:
-        facts.append("for review")
-    if prediction.cost.calls:
-        facts.append(
-            f"{prediction.cost.calls} calls, {prediction.cost.tokens_in:,}→{prediction.cost.tokens_out:,} tokens"
-        )
-    record = records.records.get(prediction.trial)
-    missing = records.lost.get(prediction.trial) or records.missing or "records were not read."
-    return Statement(
-        facts=tuple(facts),
-        words=verdict.rationale,
-        record=record,
-        pictures=records.precedents,
-        missing=missing if prediction.trial else "there was no trial.",
-    )
+def _published(group: Group, table: Table) -> list[Section]:
+    task = group.card.court_task if group.card else None
+    if group.card is None or task is None:
+        return []
+    ours = []
+    for run, found in table.rows:
+        strict = found.strict
+        cells = {
+            "accuracy": figure(strict.accuracy),
+            "macro-f1": figure(strict.macro_f1),
+            "auroc": figure_over(found.auroc, found.scored, found.n),
+            "mmae": figure_over(found.mmae, found.levelled, found.n),
+        }
+        manifest = run.results.manifest
+        ours.append((run.title, word(manifest.procedure) if manifest else "", found.n, cells))
+    theirs = group.card.published_on(task.id, group.split, table.protocol)
+    return published_sections(f"{table.key}-published", str(table.protocol), theirs, ours, level=3)

@@ -26,7 +26,7 @@ from typing import Any
 from eval.probe.agents import BEGIN, PROMPTS, prompt_of
 from eval.reproduce.paper import Paper, Target
 from eval.reproduce.study import Benchmark
-from eval.scores.metrics import score
+from eval.scores.metrics import harm_values
 from eval.solvers.witness import Arm
 from eval.standin.server import FakeModelServer, serving
 from eval.standin.settings import FEATURES, Settings
@@ -122,10 +122,8 @@ def drawn_paper(paper: Paper, benchmarks: Sequence[Benchmark]) -> Paper:
     for row in (row for row in paper.targets if row.data in by_data):
         gold, predicted = _expected(by_data[row.data], row)
         # The oracle is deterministic: there is an exact figure to meet, and no interval.
-        figures = score(gold, predicted, resamples=1)
-        rows.append(
-            row.model_copy(update={"accuracy": 100 * figures.accuracy.value, "macro_f1": 100 * figures.macro_f1.value})
-        )
+        accuracy, macro_f1 = harm_values(gold, predicted)
+        rows.append(row.model_copy(update={"accuracy": 100 * accuracy, "macro_f1": 100 * macro_f1}))
     changes = {"paper": "The oracle on drawn memes", "figures": "must be", "targets": tuple(rows)}
     return paper.model_copy(update=changes)
 

@@ -25,9 +25,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from court.events import Side
 from eval.datasets.items import Protocol
 from eval.runs.results import Results
-from eval.scores.compare import FEWEST_TO_SAY, SURE, compare
+from eval.scores.compare import compare
 from eval.scores.means import ResampledMeans, difference_of, mean_of
-from eval.scores.measure import RESAMPLES, Figure
+from eval.scores.measure import FEWEST_TO_SAY, RESAMPLES, SURE, Figure
 from eval.scores.metrics import card
 
 

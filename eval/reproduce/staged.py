@@ -32,8 +32,7 @@ from eval.reproduce.paper import (
     has_share,
     whole,
 )
-from eval.scores.compare import SURE
-from eval.scores.measure import Figure
+from eval.scores.measure import SURE, Figure
 
 STAGES = "stages"
 """Folder of the stages' figures, a file each, and of what a stage writes itself."""

@@ -25,7 +25,6 @@ from eval.datasets.card import SplitRole
 from eval.datasets.items import JudgedMeme, Protocol
 from eval.datasets.read import read_split, sample
 from eval.models.vllm_session import vllm_session
-from eval.reports.gather import Rounds, rounds_of
 from eval.reproduce.paper import (
     Claim,
     ClaimPart,
@@ -41,8 +40,9 @@ from eval.reproduce.paper import (
 from eval.runs.judge import judged_memes
 from eval.runs.plan import Plan
 from eval.runs.results import Results, RunFolder, read_results
+from eval.scores.courses import Rounds, rounds_of
 from eval.scores.measure import RESAMPLES, Figure
-from eval.scores.metrics import Card, card, score
+from eval.scores.metrics import Card, card, harm_values
 from eval.session.directory import refuse_others
 from eval.session.engine import Progress
 from eval.studies.arms import ARMS, FULL_ARM, Study, StudyFolder, StudyManifest, calls_of_arm, run_study
@@ -520,10 +520,9 @@ def _balanced(results: Results, benchmark: Benchmark, target: Target | None, see
     for draw in range(seed, seed + BALANCED_DRAWS):
         drawn = [meme.id for meme in sample(others, few, draw)]
         labels = [rarer] * few + [not rarer] * len(drawn)
-        # One resample, as no interval is needed: the range comes from the draws.
-        found = score(labels, [predicted[meme] for meme in (*by_class[rarer], *drawn)], resamples=1)
-        accuracies.append(found.accuracy.value)
-        macro_f1s.append(found.macro_f1.value)
+        accuracy, macro_f1 = harm_values(labels, [predicted[meme] for meme in (*by_class[rarer], *drawn)])
+        accuracies.append(accuracy)
+        macro_f1s.append(macro_f1)
 
     def over(values: Sequence[float]) -> Figure:
         return Figure(sum(values) / len(values), min(values), max(values))

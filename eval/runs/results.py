@@ -14,7 +14,7 @@ The call cache is the run's own (``calls.sqlite``) or one that several runs shar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,6 @@ from court.digests import sha256_of
 from court.errors import BadRequest
 from eval.datasets.card import DatasetCard, card_of
 from eval.datasets.items import JudgedMeme, Outcome, Prediction, Protocol
-from eval.datasets.known import find_card, is_own
 from eval.runs.spec import JudgingSpec
 from eval.session.directory import MANIFEST, SessionFolder, SessionManifest, replace_file
 from eval.solvers.question import Question
@@ -97,17 +96,14 @@ class RunManifest(RunSpec, SessionManifest):
     checked: dict[str, JsonValue] = Field(default_factory=dict)
     """Thresholds above which a precedent was too similar (:class:`retrieval.audit.leakage.LeakThresholds`)."""
     card: dict[str, JsonValue] = Field(default_factory=dict)
-    """Card of its data set if it is the user's own; empty for a data set known by its id."""
+    """Card of its data set: its file may change, or be gone."""
     notes: tuple[str, ...] = ()
     """Sentences on the data set: rows that were not used, and counts that differ from the published ones."""
 
 
 def dataset_of(manifest: RunManifest) -> DatasetCard:
-    """The data set of a run; a user's own card is taken from the manifest, as its file may have changed.
-
-    Raises BadRequest: The data set has another version, or its card is not available.
-    """
-    return card_of(manifest.card, MANIFEST) if manifest.card else find_card(manifest.dataset)
+    """The data set of a run, by the card in its manifest. Raises BadRequest if another version wrote it."""
+    return card_of(manifest.card, MANIFEST)
 
 
 class ScoredManifest(_FrozenModel):
@@ -189,7 +185,7 @@ class Results:
     answered_question: Question | None = None
     """Question that external predictions answer; None if they are verdicts or a manifest names it."""
     card: DatasetCard | None = None
-    """Card of the data set of external predictions; None if the data set's id identifies it."""
+    """Card of the data set of external predictions; that of a run stands in its manifest."""
     notes: tuple[str, ...] = ()
     """Sentences on the data set, and on external predictions, which stand in front of the figures."""
 
@@ -197,6 +193,12 @@ class Results:
     def finished(self) -> bool:
         """True if the run is complete: every meme has an answer. External predictions count as complete."""
         return self.manifest is None or self.manifest.finished is not None
+
+    @property
+    def tried(self) -> tuple[Judged, ...]:
+        """The memes that were judged so far, including failures."""
+        # The placeholder of a meme that is not judged yet has neither rounds nor cost.
+        return tuple(one for one in self.judged if one.prediction.reason != NOT_JUDGED)
 
     @property
     def question(self) -> Question | None:
@@ -223,6 +225,31 @@ class Results:
 
 NOT_JUDGED = "NOT_JUDGED"
 """Reason of the placeholder prediction for a meme that was not judged."""
+
+
+def runs_below(path: Path) -> tuple[Path, ...]:
+    """The folder itself if it is a run, or else the runs in it, by name.
+
+    Raises BadRequest: The folder is no run, and contains none.
+    """
+    if (path / MANIFEST).exists() or (path / SCORED).exists():
+        return (path,)
+    # One level deeper stand the repeats of a grid.
+    patterns = (f"*/{MANIFEST}", f"*/{SCORED}", f"*/repeat-*/{MANIFEST}")
+    if found := sorted(each.parent for pattern in patterns for each in path.glob(pattern)):
+        return tuple(found)
+    raise BadRequest(
+        f"{path} holds no run and no folder of one. `memecourt-eval run` writes one where --out says.",
+        reason="RUN_MISSING",
+    )
+
+
+def read_runs(paths: Iterable[Path]) -> list[Results]:
+    """The results of runs, each named by its folder or by a folder of runs, such as an ablation's.
+
+    Raises BadRequest: A folder holds no run, or one can't be read.
+    """
+    return [read_results(root) for path in paths for root in runs_below(path)]
 
 
 def read_results(root: Path) -> Results:
@@ -270,7 +297,7 @@ def write_scored(
         split=results.split,
         protocols=results.protocols,
         question=results.question,
-        card=card.to_json() if card and is_own(card) else {},
+        card=card.to_json() if card else {},
         file=file.name,
         sha256=sha256_of(file),
         scorer=scorer,
@@ -286,17 +313,15 @@ def _scored(folder: RunFolder) -> Results:
         manifest = ScoredManifest.model_validate_json((folder.root / SCORED).read_bytes())
     except ValidationError:
         raise BadRequest(f"{folder.root / SCORED} can't be read.", reason="RUN_UNREADABLE") from None
-    card = card_of(manifest.card, SCORED) if manifest.card else find_card(manifest.dataset)
-    return _results(folder, manifest, answered_question=manifest.question, card=card)
+    return _results(folder, manifest, answered_question=manifest.question, card=card_of(manifest.card, SCORED))
 
 
 def card_of_results(results: Results) -> DatasetCard | None:
-    """The card of the data set of a run or of external predictions; None if unavailable or of another version."""
-    # A card given by path can't be found by its id.
-    if results.card is not None:
+    """The card of the data set of a run or of external predictions; None if it is of another version."""
+    if results.manifest is None:
         return results.card
     try:
-        return dataset_of(results.manifest) if results.manifest else find_card(results.dataset)
+        return dataset_of(results.manifest)
     except BadRequest:  # figures do not depend on the card, only its wording is missing
         return None
 

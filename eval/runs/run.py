@@ -24,7 +24,6 @@ from court.errors import BadRequest
 from court.events import Procedure
 from court.trial import Court
 from eval.datasets.card import SplitRole
-from eval.datasets.known import is_own
 from eval.datasets.read import require_examples
 from eval.models.call_cache import SqliteCallCache
 from eval.models.vllm_session import vllm_session
@@ -322,7 +321,7 @@ def _manifest(
         dropped_labels=plan.dropped_labels,
         **dict(plan.spec),
         **circumstances(plan.command),
-        card=plan.dataset.to_json() if is_own(plan.dataset) else {},
+        card=plan.dataset.to_json(),
         data=dict(material.files),
         # Absolute paths: a run may be resumed from another folder.
         data_dir=str(plan.data.resolve()),

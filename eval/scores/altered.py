@@ -14,9 +14,8 @@ from court.display import word
 from court.errors import BadRequest
 from eval.runs.controls import names, swapped_groups
 from eval.runs.results import Judged, Results
-from eval.scores.compare import holm, mcnemar
 from eval.scores.means import RESAMPLES_OF_MEANS, mean_of, share_of
-from eval.scores.measure import Figure
+from eval.scores.measure import Figure, holm, mcnemar
 from eval.scores.subgroups import wilson
 
 _PARTS = ("lowest third", "middle third", "highest third")

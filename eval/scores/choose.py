@@ -10,8 +10,8 @@ import numpy as np
 from court.errors import BadRequest
 from eval.datasets.items import Protocol
 from eval.runs.results import Results
-from eval.scores.compare import FEWEST_TO_SAY
 from eval.scores.measure import (
+    FEWEST_TO_SAY,
     LOWER_IS_BETTER,
     RESAMPLES,
     Bools,
@@ -28,8 +28,14 @@ from eval.scores.measure import (
     value_of,
     weights_of,
 )
-from eval.scores.metrics import group_numbers_of
-from eval.scores.task_card import arrays_of, metrics_of, question_of
+from eval.scores.metrics import Answers, answers_of, question_of
+from eval.scores.task_card import metrics_of
+
+TOO_FEW_DIFFER = (
+    "Fewer than six memes (or groups of them) of difference count as noise, whatever the interval: so few all fall on "
+    "one side by chance too often."
+)
+"""Explains why a difference counts as noise although its interval excludes 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +62,11 @@ class RankedSystem:
     """Lead of the best over it, by paired bootstrap; 0 for the best itself."""
     differing: int
     """Number of independent draws (memes, or groups of them) on which it differs from the best."""
+
+    @property
+    def name(self) -> str:
+        """Name of the run, with the threshold if there is one."""
+        return self.run if self.threshold is None else f"{self.run}, harmful from {self.threshold:g}"
 
     @property
     def within_noise(self) -> bool:
@@ -87,22 +98,26 @@ class Choice:
         return self.best.value.value - _direction(self.metric) * self.flattered_by
 
 
+def answers_to_choose_from(runs: Sequence[Results], protocol: Protocol | None = None) -> list[Answers]:
+    """The answers of runs, or verdicts under a protocol. Raises BadRequest if they are on different memes."""
+    read = [answers_of(run, protocol) for run in runs]
+    # In the same order too: rows of the arrays are compared by position.
+    if len({tuple(one.meme.id for one in each.judged) for each in read}) > 1:
+        raise BadRequest("The runs did not judge the same memes.", reason="MEMES_DIFFER")
+    return read
+
+
 def rank_answers(runs: Sequence[Results], *, resamples: int = RESAMPLES, seed: int = 0) -> Choice:
     """Orders runs that asked the same question of the same memes.
 
     Raises BadRequest: The runs are on different memes, or the official metric is undefined for one.
     """
-    read = [arrays_of(run) for run in runs]
-    memes = [[one.meme.id for one in judged] for judged, _ in read]
-    # In the same order too: rows of the arrays are compared by position.
-    if any(other != memes[0] for other in memes[1:]):
-        raise BadRequest("The runs did not ask about the same memes.", reason="MEMES_DIFFER")
+    read = answers_to_choose_from(runs)
     question = question_of(runs[0])
-    name = question.official or metrics_of(question, scored=False, votes=False)[0]
-    arrays, groups = [each for _, each in read], group_numbers_of(read[0][0])
+    official = question.official or metrics_of(question, scored=False, votes=False)[0]
     # A way that leaves the harder memes open must not win by its figure over the others.
-    official, name = name, name_over_all(name, *arrays)
-    systems = [System(run.name, each) for run, each in zip(runs, arrays, strict=True)]
+    name = name_over_all(official, *(one.arrays for one in read))
+    systems, groups = [System(one.run, one.arrays) for one in read], read[0].groups
     choice = best_first(systems, name, groups, resamples=resamples, seed=seed)
     if choice is None:
         raise BadRequest(
@@ -181,3 +196,24 @@ def best_first(
 def _direction(metric: str) -> int:
     """1 if a higher value is better, -1 if a lower one is."""
     return -1 if metric in LOWER_IS_BETTER else 1
+
+
+def choice_in_words(choice: Choice) -> list[str]:
+    """Describes the result of a choice and its open questions, in sentences."""
+    best, many = choice.best, len(choice.ways)
+    if many == 1:
+        return [f"There was nothing to choose: {best.name} is all that was tried."]
+    equals = sum(one.within_noise for one in choice.ways) - 1
+    lines = [f"Best of {many:,}: {best.name}, with a {choice.metric} of {best.value.value:.3f}."]
+    if equals:
+        lines.append(
+            f"{equals:,} of the other {many - 1:,} lie within noise of it: these memes can't tell them from the best, "
+            "and the simplest of them is as good a choice."
+        )
+    if any(one.within_noise and one.behind.low > 0 for one in choice.ways):
+        lines.append(TOO_FEW_DIFFER)
+    lines.append(
+        f"The best of many is flattered by its luck on these very memes, here by about {choice.flattered_by:.3f}: "
+        f"expect about {choice.expected:.3f} on others, and measure that on the test split, once."
+    )
+    return lines

@@ -15,10 +15,8 @@ import numpy as np
 
 from court.errors import BadRequest, NotLoaded
 from eval.datasets.items import Protocol
-from eval.runs.results import Judged, Results
-from eval.scores.measure import TaskArrays
-from eval.scores.metrics import HARM, verdict_arrays
-from eval.scores.task_card import arrays_of, question_of
+from eval.runs.results import Results
+from eval.scores.metrics import HARM, Answers, answers_of, question_of
 
 FEWEST = 20
 """Fewest memes of each label for reliable confidence thresholds."""
@@ -116,9 +114,7 @@ def find_verdict_noise(read: Sequence[Results], protocol: Protocol) -> LabelNois
 
     Raises like :func:`find_label_noise`, and BadRequest: The runs disagree on a gold label.
     """
-    pairs = [results.under(protocol) for results in read]
-    arrays = [([one for _, one in each], verdict_arrays(each)) for each in pairs if each]
-    return find_label_noise(_by_meme(arrays)(HARM.index("harmful")))
+    return find_label_noise(_by_meme([answers_of(results, protocol) for results in read])(HARM.index("harmful")))
 
 
 def find_task_noise(read: Sequence[Results]) -> TaskNoise:
@@ -129,14 +125,14 @@ def find_task_noise(read: Sequence[Results]) -> TaskNoise:
         NotLoaded: cleanlab is not installed.
     """
     question = question_of(read[0])
-    arrays = [arrays_of(results) for results in read]
-    if all(np.isnan(each.scores).any(axis=1).all() for _, each in arrays):
+    answers = [answers_of(results) for results in read]
+    if all(np.isnan(each.arrays.scores).any(axis=1).all() for each in answers):
         raise BadRequest(
             f"No answer of these runs has probabilities of the labels of {question.task}: ask for them with --odds, or "
             "take the vote of labelled memes.",
             reason="NO_SCORES",
         )
-    memes_of = _by_meme(arrays)
+    memes_of = _by_meme(answers)
     found, too_few = {}, []
     for place, label in enumerate(question.labels):
         # One rare label must not prevent the others from being checked.
@@ -153,17 +149,16 @@ def find_task_noise(read: Sequence[Results]) -> TaskNoise:
     return TaskNoise(question.task, found, tuple(too_few))
 
 
-def _by_meme(
-    read: Sequence[tuple[Sequence[Judged], TaskArrays]],
-) -> Callable[[int], list[tuple[str, bool, float | None]]]:
+def _by_meme(read: Sequence[Answers]) -> Callable[[int], list[tuple[str, bool, float | None]]]:
     """Id, gold and mean probability of each meme for the label at a place.
 
     Raises BadRequest: The runs disagree on a gold label.
     """
     gold: dict[str, list[bool]] = {}
     scores: dict[str, list[np.ndarray]] = {}
-    for judged, arrays in read:
-        for one, has, probabilities in zip(judged, arrays.gold.tolist(), arrays.scores, strict=True):
+    for answers in read:
+        rows = zip(answers.judged, answers.arrays.gold.tolist(), answers.arrays.scores, strict=True)
+        for one, has, probabilities in rows:
             # With two versions of gold, noise in one could not be distinguished from a change between them.
             if gold.setdefault(one.meme.id, has) != has:
                 raise BadRequest(f"The runs disagree on the gold label of {one.meme.id}.", reason="GOLD_DIFFERS")

@@ -22,6 +22,10 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 RESAMPLES = 10_000
+SURE = 0.05
+"""Significance level: a difference with a smaller p-value is not attributed to chance."""
+FEWEST_TO_SAY = 6
+"""Fewest memes that only one of two systems gets right for the exact test to fall below :data:`SURE` (2 * 0.5 ** 6)."""
 _AT_ONCE = 1 << 21
 """Drawn memes held in memory at once, over all resamples: sixteen mebibytes."""
 
@@ -130,6 +134,11 @@ def figure(value: Figure | float | None, form: str = ".3f", *, times: float = 1.
             return f"{times * value:{form}}"
 
 
+def figure_over(value: Figure | float | None, memes: int, n: int) -> str:
+    """A figure, with the number of memes behind it if these are not all."""
+    return figure(value) if value is None or memes == n else f"{figure(value)} of {memes:,}"
+
+
 def listed(parts: Iterable[str]) -> str:
     """Joins words: ``a``, ``a and b``, ``a, b and c``."""
     *first, last = parts
@@ -194,6 +203,57 @@ def resampled(
         for weights in weights_of(groups, len(systems[0].answered), resamples=resamples, seed=seed)
     ]
     return np.concatenate(parts, axis=2)
+
+
+def paired_differences(
+    names: Sequence[str],
+    systems: tuple[TaskArrays, TaskArrays],
+    groups: Ints | None,
+    *,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> dict[str, Figure]:
+    """Differences between two systems on the same memes, by metric, without those that have no value."""
+    metrics = [metric_of(name, systems[0].labels) for name in names]
+    drawn = resampled(metrics, systems, groups, resamples=resamples, seed=seed)
+    found = {}
+    for name, metric, over in zip(names, metrics, drawn[0] - drawn[1], strict=True):
+        one, other = (value_of(metric, arrays) for arrays in systems)
+        over = over[~np.isnan(over)]
+        if one is not None and other is not None and over.size:
+            found[name] = Figure(one - other, *interval(over))
+    if "accuracy" in found:
+        # From the counts: the difference of two equal shares computed in floating point need not be exactly 0.
+        found["accuracy"] = replace(found["accuracy"], value=odd_memes(*systems)[2] / len(systems[0].answered))
+    return found
+
+
+def odd_memes(a: TaskArrays, b: TaskArrays) -> tuple[int, int, int]:
+    """Numbers of memes that only A and that only B gets right, and the first minus the second."""
+    right_a, right_b = right_answers(a), right_answers(b)
+    only_a, only_b = int((right_a & ~right_b).sum()), int((right_b & ~right_a).sum())
+    return only_a, only_b, only_a - only_b
+
+
+def mcnemar(only_a: int, only_b: int) -> float:
+    """Two-sided p-value of the exact McNemar test.
+
+    The probability that the memes that only one of the two gets right split at least as unevenly as here if each were
+    equally likely to go to either (Agresti 2013, "Categorical Data Analysis", section 11.1).
+    """
+    # If no meme is right in only one of them, there is nothing to test, and SciPy would raise.
+    return float(binomtest(only_a, only_a + only_b).pvalue) if only_a + only_b else 1.0
+
+
+def holm(ps: Sequence[float]) -> list[float]:
+    """P-values adjusted by Holm's step-down procedure, in the same order."""
+    order = sorted(range(len(ps)), key=lambda place: ps[place])
+    corrected, largest = [0.0] * len(ps), 0.0
+    for rank, place in enumerate(order):
+        # Monotone: an adjusted p-value must not be smaller than that of a test with a smaller raw p-value.
+        largest = max(largest, min(1.0, (len(ps) - rank) * ps[place]))
+        corrected[place] = largest
+    return corrected
 
 
 def _within(metric: Metric, only: Bools, arrays: TaskArrays, weights: Floats) -> Floats:
@@ -281,10 +341,8 @@ class TaskArrays:
         none = np.full(self.scores.shape, np.nan)
         return replace(self, predicted=predicted, answered=np.ones_like(self.answered), scores=none)
 
-    def at(self, memes: Bools) -> TaskArrays:
-        """Returns some of the memes, bool of shape (memes,)."""
-        if memes.all():
-            return self
+    def at(self, memes: Bools | Ints) -> TaskArrays:
+        """Returns some of the memes, bool of shape (memes,), or those at some places."""
         votes = None if self.votes is None else self.votes[memes]
         rows = (self.gold[memes], self.predicted[memes], self.answered[memes], self.scores[memes])
         return TaskArrays(self.labels, *rows, votes)

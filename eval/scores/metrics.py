@@ -1,13 +1,15 @@
-"""Score cards of verdicts, which are answers to one task: is the meme harmful?
+"""Answers of runs as arrays, and the card of figures of verdicts, which answer one task: is the meme harmful?
 
 Decided figures are over the memes that were given a class, strict ones over all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import IntEnum
 from functools import partial
+from itertools import compress
 from math import sqrt
 
 import numpy as np
@@ -15,9 +17,21 @@ from numpy.typing import NDArray
 
 from court.display import word
 from court.errors import BadRequest
-from eval.datasets.items import Level, Outcome, Protocol
+from eval.datasets.items import JudgedMeme, Level, Outcome, Protocol
 from eval.runs.results import Judged, Results
-from eval.scores.measure import NOTHING, RESAMPLES, Figure, Ints, TaskArrays, figure, measure
+from eval.scores.measure import (
+    NOTHING,
+    RESAMPLES,
+    Figure,
+    Ints,
+    TaskArrays,
+    figure,
+    figure_over,
+    measure,
+    metric_of,
+    value_of,
+)
+from eval.solvers.question import Question, gold_of
 from retrieval.audit.leakage import number_linked
 
 OUTCOMES = (Outcome.NOT_HARMFUL, Outcome.HARMFUL, Outcome.UNDECIDED, Outcome.FAILED)
@@ -132,6 +146,33 @@ def group_numbers_of(judged: Sequence[Judged]) -> NDArray[np.int64] | None:
     return number_linked(len(judged), ((place, first.setdefault(key, place)) for place, key in shared))
 
 
+class VerdictFault(IntEnum):
+    """Kind of wrong verdict, the worst first."""
+
+    MISSED = 0
+    FALSE_ALARM = 1
+    UNDECIDED = 2
+    FAILED = 3
+
+    @property
+    def title(self) -> str:
+        """Title of the kind."""
+        return ("Harmful, said not harmful", "Not harmful, said harmful", "Undecided", "Failed")[self]
+
+
+def faults_of(results: Results) -> Iterator[tuple[VerdictFault, Judged]]:
+    """Every wrong verdict of a run, under any of its protocols, in the order of the split."""
+    for one in results.tried:
+        harmful, outcome = one.meme.harmful, one.prediction.outcome
+        # A meme that every protocol drops has no gold class to compare with.
+        if outcome.harmful is harmful or all(one.meme.gold(protocol) is None for protocol in results.protocols):
+            continue
+        if outcome.harmful is not None:
+            yield VerdictFault.MISSED if harmful else VerdictFault.FALSE_ALARM, one
+        else:
+            yield VerdictFault.UNDECIDED if outcome is Outcome.UNDECIDED else VerdictFault.FAILED, one
+
+
 HARM = ("not harmful", "harmful")
 """Labels of the task that trials answer."""
 _KINDS = ("precision", "recall", "f1")
@@ -156,6 +197,147 @@ def harm_arrays(gold: Sequence[bool], predicted: Sequence[bool | None]) -> TaskA
     return TaskArrays(HARM, flags(gold), flags(predicted), answered, scores=np.full((len(gold), 2), np.nan))
 
 
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """A run's answers to one task on memes with a gold label: verdicts on harm, or answers to a card's question."""
+
+    run: str
+    task: str
+    judged: tuple[Judged, ...]
+    arrays: TaskArrays
+    verdicts: bool
+
+    @property
+    def groups(self) -> Ints | None:
+        """Number of each meme's group, shape (memes,); None if no meme has a group."""
+        return group_numbers_of(self.judged)
+
+    @property
+    def gold(self) -> list[tuple[str, ...]]:
+        """Gold labels of each meme."""
+        return [tuple(compress(self.arrays.labels, row)) for row in self.arrays.gold.tolist()]
+
+    @property
+    def answers(self) -> list[tuple[str, ...] | None]:
+        """Labels that were given to each meme; None without an answer, but of verdicts the outcome in a word."""
+        if self.verdicts:
+            return [(word(one.prediction.outcome),) for one in self.judged]
+        answers = (one.prediction.said.get(self.task) for one in self.judged)
+        return [None if answer is None else answer.labels for answer in answers]
+
+    def at(self, places: Sequence[int]) -> Answers:
+        """Returns the answers on some of the memes, in this order."""
+        judged = tuple(self.judged[place] for place in places)
+        return replace(self, judged=judged, arrays=self.arrays.at(np.array(places, dtype=np.int64)))
+
+
+def answers_of(results: Results, protocol: Protocol | None = None) -> Answers:
+    """The verdicts of a run under a protocol or, without one, its answers to a question.
+
+    Raises:
+        BadRequest: No meme has a gold label, the protocol drops all, or the run has no such answers.
+        ValueError: The protocol is not for a data set of this kind.
+    """
+    if protocol is None:
+        question = question_of(results)
+        return Answers(results.name, question.task, *_arrays_of(results, question), verdicts=False)
+    # Memes that the protocol drops are in no figure.
+    pairs = results.under(protocol)
+    if not pairs:
+        raise BadRequest(
+            f"Under the protocol {protocol} no meme of {results.name} is left to be scored: it drops all of them. "
+            "Judge more memes, or choose another protocol.",
+            reason="NOTHING_TO_SCORE",
+        )
+    return Answers(results.name, "harm", tuple(one for _, one in pairs), verdict_arrays(pairs), verdicts=True)
+
+
+def shared_answers(a: Answers, b: Answers) -> tuple[Answers, Answers]:
+    """Both on the memes that both were asked about, in the order of A, so that lists of memes are the same each time.
+
+    Raises BadRequest: They share no meme, or disagree on a gold label.
+    """
+    places = {one.meme.id: place for place, one in enumerate(b.judged)}
+    of_a = [place for place, one in enumerate(a.judged) if one.meme.id in places]
+    if not of_a:
+        raise BadRequest(
+            f"{a.run} and {b.run} share no meme: there is nothing to compare. Compare predictions of the same split.",
+            reason="NOTHING_SHARED",
+        )
+    both = a.at(of_a), b.at([places[a.judged[place].meme.id] for place in of_a])
+    # With two versions of gold, the comparison would be between the versions.
+    if len(at_odds := np.flatnonzero((both[0].arrays.gold != both[1].arrays.gold).any(axis=1))):
+        raise BadRequest(
+            f"{a.run} and {b.run} disagree on the gold label of {len(at_odds):,} memes, "
+            f"{both[0].judged[at_odds[0]].meme.id} among them: they were scored on different data, or different "
+            "versions of it.",
+            reason="GOLD_DIFFERS",
+        )
+    return both
+
+
+def question_of(results: Results) -> Question:
+    """The question that a run asked. Raises BadRequest if the run held trials."""
+    question = results.question
+    if question is None:
+        raise BadRequest(f"{results.name} asked no question of a card: its verdicts are scored by protocols.")
+    return question
+
+
+def _arrays_of(results: Results, question: Question) -> tuple[tuple[Judged, ...], TaskArrays]:
+    """Memes with a gold label, and their answers as arrays. Raises BadRequest if no meme has one."""
+    # Without a gold label a meme is in no figure, not even as one without labels: "none" is an answer,
+    # absent is not.
+    judged = tuple(one for one in results.judged if gold_of(one.meme, question.task) is not None)
+    if not judged:
+        raise BadRequest(f"No meme of {results.name} has a gold label of {question.task}.", reason="NOTHING_TO_SCORE")
+    labels = question.labels
+    gold = [gold_of(one.meme, question.task) or frozenset() for one in judged]
+    answers = [one.prediction.said.get(question.task) for one in judged]
+    # NaN instead of 0: a label without a probability must not rank below those that have one.
+    scores = [[(a.scores if a else {}).get(label, np.nan) for label in labels] for a in answers]
+    return judged, TaskArrays(
+        labels=labels,
+        gold=label_flags(gold, labels),
+        predicted=label_flags([a.labels if a else () for a in answers], labels),
+        answered=np.array([a is not None for a in answers]),
+        scores=np.array(scores, dtype=np.float64),
+        votes=_votes_of([one.meme for one in judged], question),
+    )
+
+
+def label_flags(sets: Sequence[frozenset[str] | tuple[str, ...]], labels: Sequence[str]) -> NDArray[np.bool_]:
+    """True where a meme has a label, shape (memes, labels)."""
+    return np.array([[label in one for label in labels] for one in sets], dtype=np.bool_)
+
+
+def _votes_of(memes: Sequence[JudgedMeme], question: Question) -> NDArray[np.int64] | None:
+    """Votes of annotators by label, shape (memes, labels); None if no meme has several annotators."""
+    # With one annotator per meme there is no agreement to compute a ceiling from.
+    if not any(meme.annotators.get(question.task, 0) > 1 for meme in memes):
+        return None
+    return np.array(
+        [
+            [
+                # Shares are stored, not counts; rounding gives back the whole number that a product of
+                # floats may miss by its last bit.
+                round(meme.shares.get(question.task, {}).get(label, 0.0) * meme.annotators.get(question.task, 0))
+                for label in question.labels
+            ]
+            for meme in memes
+        ],
+        dtype=np.int64,
+    )
+
+
+def harm_values(gold: Sequence[bool], predicted: Sequence[bool]) -> tuple[float, float]:
+    """Accuracy and macro-F1 of labels of two classes."""
+    arrays = harm_arrays(gold, predicted)
+    accuracy, macro_f1 = (value_of(metric_of(name, HARM), arrays) for name in ("accuracy", "macro-f1"))
+    assert accuracy is not None and macro_f1 is not None, "shares of all memes have a value"
+    return accuracy, macro_f1
+
+
 def card(results: Results, protocol: Protocol, *, resamples: int = RESAMPLES, seed: int = 0) -> Card:
     """Scores all predictions under one protocol.
 
@@ -165,16 +347,9 @@ def card(results: Results, protocol: Protocol, *, resamples: int = RESAMPLES, se
         BadRequest: The protocol leaves no meme to score.
         ValueError: The protocol is not for a data set of this kind.
     """
-    # Memes that the protocol drops count only in `dropped`.
-    pairs = results.under(protocol)
-    if not pairs:
-        raise BadRequest(
-            f"Under the protocol {protocol} no meme of {results.name} is left to be scored: it drops all of them. "
-            "Judge more memes, or choose another protocol.",
-            reason="NOTHING_TO_SCORE",
-        )
-    judged = [one for _, one in pairs]
-    arrays, groups = verdict_arrays(pairs), group_numbers_of(judged)
+    answers = answers_of(results, protocol)
+    judged, arrays, groups = answers.judged, answers.arrays, answers.groups
+    pairs = [(bool(gold), one) for gold, one in zip(arrays.gold[:, 1], judged, strict=True)]
     measured = partial(measure, resamples=resamples, seed=seed)
     more = ("coverage", "auroc:harmful", "auroc-strict:harmful", "brier")
     # One draw for coverage, decided and strict figures: how many are decided varies in it as it does among memes.
@@ -312,46 +487,6 @@ def _mmae(judged: Sequence[Judged], resamples: int, seed: int) -> tuple[int, Fig
     return n, measure(arrays, ("mmae",), group_numbers_of(levelled), resamples=resamples, seed=seed)["mmae"]
 
 
-@dataclass(frozen=True, slots=True)
-class Scores:
-    """Scores of two-class labels."""
-
-    n: int
-    harmful: int
-    majority: float
-    accuracy: Figure
-    macro_f1: Figure
-    brier: float | None
-
-
-def score(
-    gold: Sequence[bool],
-    predicted: Sequence[bool],
-    probabilities: Sequence[float] | None = None,
-    *,
-    resamples: int = RESAMPLES,
-    seed: int = 0,
-) -> Scores:
-    """Scores labels against gold ones, with 95 % percentile bootstrap intervals over memes.
-
-    Raises ValueError: There is no meme, or the sequences differ in length.
-    """
-    if not gold or len(gold) != len(predicted):
-        raise ValueError("scores need at least one meme, and one label each")
-    arrays = harm_arrays(gold, predicted)
-    found = measure(arrays, ("accuracy", "macro-f1"), None, resamples=resamples, seed=seed)
-    share = float(arrays.gold[:, 1].mean())
-    errors = None if probabilities is None else np.asarray(probabilities) - arrays.gold[:, 1]
-    return Scores(
-        n=len(gold),
-        harmful=int(arrays.gold[:, 1].sum()),
-        majority=max(share, 1 - share),
-        accuracy=known_figure(found["accuracy"]),
-        macro_f1=known_figure(found["macro-f1"]),
-        brier=None if errors is None else float((errors**2).mean()),
-    )
-
-
 def cards_rows(cards: Sequence[tuple[str, Card]], unfinished: Collection[str] = ()) -> tuple[tuple[str, ...], ...]:
     """Cards side by side, one per column: counts, figures and baselines."""
     rows: list[tuple[str, ...]] = [("", *(name for name, _ in cards))]
@@ -376,12 +511,12 @@ def cards_rows(cards: Sequence[tuple[str, Card]], unfinished: Collection[str] = 
             for field in ("precision", "recall", "f1"):
                 title = f"{name}: {'F1' if field == 'f1' else field}, {kind}"
                 row(title, [figure(getattr(one.classes[place], field) if one else None) for one in rates])
-    row("AUROC", [_over(card.auroc, card.scored, card.n) for card in each])
-    row("AUROC, decided", [_over(card.auroc_decided, card.scored_decided, card.n) for card in each])
+    row("AUROC", [figure_over(card.auroc, card.scored, card.n) for card in each])
+    row("AUROC, decided", [figure_over(card.auroc_decided, card.scored_decided, card.n) for card in each])
     row("AUROC, strict", [figure(None if name in unfinished else card.auroc_strict) for name, card in cards])
-    row("Brier", [_over(card.brier, card.scored, card.n) for card in each])
-    row("ECE", [_over(card.ece, card.scored, card.n) for card in each])
-    row("MMAE", [_over(card.mmae, card.levelled, card.n) for card in each])
+    row("Brier", [figure_over(card.brier, card.scored, card.n) for card in each])
+    row("ECE", [figure_over(card.ece, card.scored, card.n) for card in each])
+    row("MMAE", [figure_over(card.mmae, card.levelled, card.n) for card in each])
     row("majority: accuracy", [figure(card.majority) for card in each])
     row("majority: macro-F1", [figure(card.majority_macro_f1) for card in each])
     row("precedent vote: accuracy", [_vote(card, "accuracy") for card in each])
@@ -414,10 +549,6 @@ def noise_in_words(card: Card) -> str:
     )
 
 
-def _over(value: Figure | float | None, memes: int, n: int) -> str:
-    return figure(value) if value is None or memes == n else f"{figure(value)} of {memes:,}"
-
-
 def _vote(card: Card, field: str) -> str:
     rates: Rates | None = card.vote
-    return _over(getattr(rates, field), card.voted, card.n) if rates else NOTHING
+    return figure_over(getattr(rates, field), card.voted, card.n) if rates else NOTHING

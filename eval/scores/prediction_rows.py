@@ -12,15 +12,13 @@ from eval.datasets.card import FileKind
 from eval.datasets.items import Outcome
 from eval.datasets.record_files import RecordFile, parse_object
 from eval.scores.meme_rows import table_records
-from retrieval.library.cells import plain_word
-from retrieval.library.tables import Record, read_text
+from retrieval.library.tables import Record
 
 if TYPE_CHECKING:
     from inspect_ai.log import EvalSample
 
 
 _COLUMNS = ("id", "label")
-_MAMI = ("id", "label", "shaming", "stereotype", "objectification", "violence")
 _OUTCOME = "outcome"
 """Column that ``memecourt-eval export --parquet`` writes instead of a label."""
 
@@ -54,29 +52,7 @@ def prediction_rows(path: Path, scorer: str = "", *, columns: tuple[str, ...] = 
         )
     if path.suffix.lower() == ".parquet":
         return PredictionRows("row", _parquet_records(path, columns))
-    records = _answers_of_mami(path) or table_records(path, columns, "predictions")
-    return PredictionRows("line", ((line, _as_published(record)) for line, record in records))
-
-
-def _answers_of_mami(path: Path) -> Iterator[Record] | None:
-    """Records of an ``answer.txt`` as MAMI's authors score it, without a header; None for any other file."""
-    lines = read_text(path, "predictions").split("\n")
-    rows = [(number, line.strip().split("\t")) for number, line in enumerate(lines, 1) if line.strip()]
-    # The name of a picture, then 0 or 1 for misogynous, and for each of the four kinds in subtask B.
-    if not rows or len(rows[0][1]) not in (2, len(_MAMI)) or {plain_word(cell) for cell in rows[0][1][1:]} - {"0", "1"}:
-        return None
-    width = len(rows[0][1])
-    return iter(
-        (number, dict(zip(_MAMI, cells, strict=False)) if len(cells) == width else f"the line has {len(cells)} cells")
-        for number, cells in rows
-    )
-
-
-def _as_published(record: dict[str, Any] | str) -> dict[str, Any] | str:
-    """The record with the probability of a submission to the Hateful Memes challenge as its score."""
-    if isinstance(record, str) or "proba" not in record or "score" in record:
-        return record
-    return {"score" if name == "proba" else name: value for name, value in record.items()}
+    return PredictionRows("line", table_records(path, columns, "predictions"))
 
 
 def _is_log(path: Path) -> bool:

@@ -16,9 +16,8 @@ from court.errors import BadRequest
 from eval.datasets.items import JudgedMeme, Protocol
 from eval.datasets.read import DETECT, language_of
 from eval.runs.results import Results, dataset_of
-from eval.scores.compare import SURE, holm
-from eval.scores.measure import Figure, right_answers
-from eval.scores.task_card import arrays_of, question_of
+from eval.scores.measure import SURE, Figure, holm, right_answers
+from eval.scores.metrics import HARM, answers_of, question_of
 from retrieval.text import script_of
 
 NONE = "none"
@@ -170,23 +169,20 @@ def subgroup_tables(
         BadRequest: The protocol leaves no meme to score, or no meme has a gold label of the question's task.
         ValueError: The protocol is not for a data set of this kind.
     """
-    if protocol is not None:
-        pairs = results.under(protocol)
-        if not pairs:
-            raise BadRequest(
-                f"Under the protocol {protocol} no meme of {results.name} is left to be scored.",
-                reason="NOTHING_TO_SCORE",
-            )
-        verdicts = [_YesOrNo(one.meme.id, gold, one.prediction.outcome.harmful) for gold, one in pairs]
-        return tuple(_corrected([_table(verdicts, groups, protocol=protocol)]))
-    question = question_of(results)
-    judged, arrays = arrays_of(results)
-    ids, answered = [one.meme.id for one in judged], arrays.answered.tolist()
+    answers = answers_of(results, protocol)
+    arrays, ids = answers.arrays, [one.meme.id for one in answers.judged]
+    answered = arrays.answered.tolist()
 
     def rows(gold: Sequence[bool], predicted: Sequence[bool]) -> list[_YesOrNo]:
-        answers = zip(ids, gold, predicted, answered, strict=True)
-        return [_YesOrNo(id_, label, answer if there else None) for id_, label, answer, there in answers]
+        cells = zip(ids, gold, predicted, answered, strict=True)
+        return [_YesOrNo(id_, label, answer if there else None) for id_, label, answer, there in cells]
 
+    def by_label(place: int) -> list[_YesOrNo]:
+        return rows(arrays.gold[:, place].tolist(), arrays.predicted[:, place].tolist())
+
+    if protocol is not None:
+        return tuple(_corrected([_table(by_label(HARM.index("harmful")), groups, protocol=protocol)]))
+    question = question_of(results)
     # With two labels, missing one is a false alarm of the other.
     mirrored = len(question.labels) == 2 and not question.multi
     tables = []
@@ -195,9 +191,8 @@ def subgroup_tables(
         right = right_answers(arrays).tolist()
         tables.append(_table(rows([True] * len(ids), right), groups, task=question.task, shares=_OF_WHOLE))
     for place, label in enumerate(question.labels[: 1 if mirrored else None]):
-        by_label = rows(arrays.gold[:, place].tolist(), arrays.predicted[:, place].tolist())
         shares = SHARES if mirrored else _OF_LABEL
-        tables.append(_table(by_label, groups, task=question.task, label=label, shares=shares))
+        tables.append(_table(by_label(place), groups, task=question.task, label=label, shares=shares))
     return tuple(_corrected(tables))
 
 

@@ -11,10 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from court.errors import BadRequest
-from eval.datasets.items import JudgedMeme
 from eval.runs.results import Judged, Results
 from eval.scores.measure import (
     BASELINE_FREE,
@@ -28,8 +26,8 @@ from eval.scores.measure import (
     strict_name,
     value_of,
 )
-from eval.scores.metrics import group_numbers_of
-from eval.solvers.question import Question, gold_of
+from eval.scores.metrics import answers_of, label_flags, question_of
+from eval.solvers.question import Question
 
 SINGLE = ("accuracy", "macro-f1", "micro-f1", "weighted-f1")
 MULTI = (
@@ -112,8 +110,8 @@ def task_card(results: Results, *, resamples: int = RESAMPLES, seed: int = 0) ->
     Raises BadRequest: The run asked no question, no meme of it has a gold label, or a metric of the card is unknown.
     """
     question = question_of(results)
-    judged, arrays = arrays_of(results)
-    groups = group_numbers_of(judged)
+    answers = answers_of(results)
+    judged, arrays, groups = answers.judged, answers.arrays, answers.groups
     # Which metrics apply depends on the answers too: only some runs have probabilities, only some data
     # sets have several annotators.
     usual = metrics_of(question, scored=bool((~np.isnan(arrays.scores)).any()), votes=arrays.votes is not None)
@@ -142,37 +140,6 @@ def task_card(results: Results, *, resamples: int = RESAMPLES, seed: int = 0) ->
         baseline_words=words,
         labels=tuple(_label_figures(arrays, label, place, found) for place, label in enumerate(question.labels)),
         by_order=_by_order(judged, arrays, question, names),
-    )
-
-
-def question_of(results: Results) -> Question:
-    """The question that a run asked. Raises BadRequest if the run held trials."""
-    question = results.question
-    if question is None:
-        raise BadRequest(f"{results.name} asked no question of a card: its verdicts are scored by protocols.")
-    return question
-
-
-def arrays_of(results: Results) -> tuple[tuple[Judged, ...], TaskArrays]:
-    """Memes with a gold label, and their answers as arrays. Raises BadRequest if no meme has one."""
-    question = question_of(results)
-    # Without a gold label a meme is in no figure, not even as one without labels: "none" is an answer,
-    # absent is not.
-    judged = tuple(one for one in results.judged if gold_of(one.meme, question.task) is not None)
-    if not judged:
-        raise BadRequest(f"No meme of {results.name} has a gold label of {question.task}.", reason="NOTHING_TO_SCORE")
-    labels = question.labels
-    gold = [gold_of(one.meme, question.task) or frozenset() for one in judged]
-    answers = [one.prediction.said.get(question.task) for one in judged]
-    # NaN instead of 0: a label without a probability must not rank below those that have one.
-    scores = [[(a.scores if a else {}).get(label, np.nan) for label in labels] for a in answers]
-    return judged, TaskArrays(
-        labels=labels,
-        gold=_flags(gold, labels),
-        predicted=_flags([a.labels if a else () for a in answers], labels),
-        answered=np.array([a is not None for a in answers]),
-        scores=np.array(scores, dtype=np.float64),
-        votes=_votes_of([one.meme for one in judged], question),
     )
 
 
@@ -257,7 +224,7 @@ def _by_order(
     answers = [one.prediction.said.get(question.task) for one in judged]
     found = []
     for turn in range(turns):
-        predicted = _flags(
+        predicted = label_flags(
             [a.rotations[turn] if a and turn < len(a.rotations) else () for a in answers], question.labels
         )
         # Probabilities were averaged over the orders and belong to none of them.
@@ -266,26 +233,3 @@ def _by_order(
             {name: value_of(metric_of(name, question.labels), in_order) for name in names if name not in BASELINE_FREE}
         )
     return tuple(found)
-
-
-def _flags(sets: Sequence[frozenset[str] | tuple[str, ...]], labels: Sequence[str]) -> NDArray[np.bool_]:
-    return np.array([[label in one for label in labels] for one in sets], dtype=np.bool_)
-
-
-def _votes_of(memes: Sequence[JudgedMeme], question: Question) -> NDArray[np.int64] | None:
-    """Votes of annotators by label, shape (memes, labels); None if no meme has several annotators."""
-    # With one annotator per meme there is no agreement to compute a ceiling from.
-    if not any(meme.annotators.get(question.task, 0) > 1 for meme in memes):
-        return None
-    return np.array(
-        [
-            [
-                # Shares are stored, not counts; rounding gives back the whole number that a product of
-                # floats may miss by its last bit.
-                round(meme.shares.get(question.task, {}).get(label, 0.0) * meme.annotators.get(question.task, 0))
-                for label in question.labels
-            ]
-            for meme in memes
-        ],
-        dtype=np.int64,
-    )

@@ -14,8 +14,8 @@ from eval.datasets.card import DatasetCard, SplitRole
 from eval.datasets.items import Protocol
 from eval.runs.plan import parse_setting
 from eval.runs.results import Results
-from eval.scores.choose import Choice, System, best_first
-from eval.scores.metrics import group_numbers_of, harm_arrays, verdict_arrays
+from eval.scores.choose import Choice, System, answers_to_choose_from, best_first
+from eval.scores.metrics import HARM, harm_arrays
 from eval.studies.arms import Arm
 
 _FEWEST = 4
@@ -99,12 +99,8 @@ def rank(
 
     Raises BadRequest: The runs are on different memes, or there are too few memes of a class.
     """
-    pairs = [run.under(protocol) for run in runs]
-    memes = [[(one.meme.id, gold) for gold, one in each] for each in pairs]
-    # In the same order too, as candidates are compared column by column.
-    if any(other != memes[0] for other in memes[1:]):
-        raise BadRequest("The runs of the sweep were not held on the same memes.", reason="MEMES_DIFFER")
-    gold = np.array([harmful for _, harmful in memes[0]], dtype=np.bool_)
+    read = answers_to_choose_from(runs, protocol)
+    gold = read[0].arrays.gold[:, HARM.index("harmful")]
     if min(gold.sum(), (~gold).sum()) < _FEWEST:
         raise BadRequest(
             f"Under the protocol {protocol} there are {gold.sum()} harmful and {(~gold).sum()} other memes: too few to "
@@ -112,18 +108,17 @@ def rank(
             reason="TOO_FEW_TO_CHOOSE",
         )
     systems: list[System] = []
-    for run, each in zip(runs, pairs, strict=True):
-        arrays = verdict_arrays(each)
-        scores = arrays.scores[:, 1]
+    for each in read:
+        arrays = each.arrays
+        scores = arrays.scores[:, HARM.index("harmful")]
         # Candidates differ by their verdicts alone: scores are compared only through thresholds.
-        systems.append(System(run.name, replace(arrays, scores=np.full_like(arrays.scores, np.nan))))
+        systems.append(System(each.run, replace(arrays, scores=np.full_like(arrays.scores, np.nan))))
         # Without any score, each threshold would add a candidate with the same verdicts.
         for threshold in () if np.isnan(scores).all() else thresholds:
-            outcomes = [one.prediction.outcome.harmful for _, one in each]
+            outcomes = [one.prediction.outcome.harmful for one in each.judged]
             labels = [old if np.isnan(s) else bool(s >= threshold) for old, s in zip(outcomes, scores, strict=True)]
-            systems.append(System(run.name, harm_arrays(gold.tolist(), labels), threshold))
-    # Memes that share a group or a template are not independent draws, as in all other intervals.
-    groups = group_numbers_of([one for _, one in pairs[0]])
+            systems.append(System(each.run, harm_arrays(gold.tolist(), labels), threshold))
+    groups = read[0].groups
     choice = best_first(
         systems, "macro-f1", groups, needed=np.stack([~gold, gold], axis=1), resamples=resamples, seed=seed
     )

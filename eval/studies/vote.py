@@ -22,9 +22,8 @@ from court.precedents import Relation, Vote
 from court.settings import TrialSettings
 from court.summary import vote_if_close, vote_of, weigh
 from court.verdict import Decision, Label, Verdict
-from eval.scores.compare import paired_differences
-from eval.scores.measure import Figure
-from eval.scores.metrics import Scores, harm_arrays, score
+from eval.scores.measure import Figure, measure, paired_differences
+from eval.scores.metrics import harm_arrays, known_figure
 from retrieval.audit.leakage import template_numbers
 from retrieval.calibration.calibrate import calibrate, safeguarded_votes
 from retrieval.calibration.leave_one_out import NEARLY, leave_one_out_neighbours
@@ -41,8 +40,12 @@ class VoteReport:
     """Quality of a library's vote."""
 
     library: str
-    scores: Scores
-    """Scores over all memes, each judged by the vote, however distant its precedents are."""
+    n: int
+    """Number of memes, each judged by the vote, however distant its precedents are."""
+    harmful: int
+    accuracy: Figure
+    macro_f1: Figure
+    brier: float
     undecided: int
     """Number of memes that the court would not decide, as every precedent is too distant."""
     same_text: int
@@ -93,9 +96,16 @@ async def measure_vote(place: Path, source: Source, *, seed: int = 0) -> VoteRep
     finally:
         finder.close()
         await pictures.aclose()
+    if not gold:
+        raise BadRequest(f"No meme of {source.path.name} could be compared with the library.")
+    figures = measure(harm_arrays(gold, predicted), ("accuracy", "macro-f1"), None, seed=seed)
     return VoteReport(
         library=library.digest,
-        scores=score(gold, predicted, probabilities, seed=seed),
+        n=len(gold),
+        harmful=sum(gold),
+        accuracy=known_figure(figures["accuracy"]),
+        macro_f1=known_figure(figures["macro-f1"]),
+        brier=float(((np.array(probabilities) - np.array(gold)) ** 2).mean()),
         undecided=undecided,
         same_text=same_text,
         without_picture=without_picture,

@@ -41,10 +41,6 @@ def cli(config: str | None) -> None:
     Settings come from options, else from the environment (MEMECOURT_HOME, MEMECOURT_LIBRARY, MEMECOURT_DOCKET …), else
     from the file that --config or MEMECOURT_CONFIG names. `memecourt settings` shows those in force.
     """
-    # Not above: what it imports would take as long as all the rest of asking for help.
-    from serving.access.private_files import make_files_private
-
-    make_files_private()
     if config:
         # Where Settings looks for it, in this process and in those it starts.
         os.environ["MEMECOURT_CONFIG"] = config

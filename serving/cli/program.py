@@ -53,6 +53,10 @@ class CommandTable(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """See the base class. Here, and not in each command, an error of the court becomes its message."""
+        # Not above: what it imports would take as long as all the rest of asking for help.
+        from serving.access.private_files import make_files_private
+
+        make_files_private()
         try:
             return super().invoke(ctx)
         except CourtError as error:

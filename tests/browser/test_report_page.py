@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from PIL import ImageChops, ImageStat
 
-from eval.reports.gather import gather
+from eval.reports.verdicts import gather
 from eval.runs.results import read_results
 from tests.browser.conftest import reload_until_restored
 from tests.support.report_page import Opened, as_html, luminance
@@ -23,7 +22,7 @@ def report_page(folder, *runs):
 
     def write():
         roots = [write_report_run(folder / name, memes, **options) for name, memes, options in runs]
-        report = asyncio.run(gather([read_results(root) for root in roots], resamples=200))
+        report = gather([read_results(root) for root in roots], resamples=200)
         (folder / "report.html").write_text(as_html(report), encoding="utf-8")
 
     # In another thread, as the browser's driver runs an event loop in this one.

@@ -13,8 +13,8 @@ from eval.arena.leaderboard import Leaderboard
 from eval.probe.report import ProbeReport
 from eval.probe.weakness import weakness_lead, weakness_sections, weakness_title
 from eval.reports import sections
-from eval.reports.gather import Report
-from eval.reports.verdicts import verdicts_lead, verdicts_sections, verdicts_title
+from eval.reports.details import details_sections
+from eval.reports.verdicts import Report, faults_sections, verdicts_lead, verdicts_sections, verdicts_title
 
 
 class Opened:
@@ -59,17 +59,19 @@ def luminance(colour):
 
 def as_terminal(report: Report) -> str:
     """A report on runs of trials in a terminal."""
-    return sections.as_text(verdicts_lead(report), verdicts_sections(report, details=False))
+    return sections.as_text(verdicts_lead(report), [*verdicts_sections(report), *faults_sections(report)])
 
 
 def as_markdown(report: Report) -> str:
     """A report on runs of trials as Markdown."""
-    return sections.as_markdown(verdicts_title(report), verdicts_lead(report), verdicts_sections(report))
+    shown = [*verdicts_sections(report), *details_sections(report)]
+    return sections.as_markdown(verdicts_title(report), verdicts_lead(report), shown)
 
 
-def as_html(report: Report) -> str:
+def as_html(report: Report, *, pictures: bool = True) -> str:
     """A report on runs of trials as a page."""
-    return sections.as_page(verdicts_title(report), verdicts_lead(report), verdicts_sections(report, page=True))
+    shown = [*verdicts_sections(report, page=True), *details_sections(report, page=True, pictures=pictures)]
+    return sections.as_page(verdicts_title(report), verdicts_lead(report), shown)
 
 
 def board_text(board: Leaderboard) -> str:

@@ -15,6 +15,7 @@ from court.meme import Frame, Meme, Picture, PictureFormat
 from court.record import TrialAborted
 from court.trial import TrialCase
 from eval.datasets.items import Cost, JudgedMeme, Level, Prediction, Protocol
+from eval.datasets.known import find_card
 from eval.runs.results import DOCKET, LIBRARY, Excluded, RunFolder, RunManifest
 from eval.solvers.trial import prediction_of
 from eval.synthetic.scenes import draw_meme
@@ -106,6 +107,7 @@ def write_report_run(
                 "created": BEGUN,
                 "finished": BEGUN if finished else None,
                 "dataset": dataset,
+                "card": find_card(dataset).to_json() if dataset == "harm-c" else {},
                 "split": "test",
                 "data": {"test.jsonl": "d" * 64},
                 "protocols": protocols,

@@ -19,14 +19,16 @@ from court.errors import BadRequest
 from court.events import Side
 from court.transcript import transcript
 from eval.cli import cli
-from eval.datasets.card import CardPublished
 from eval.datasets.items import Outcome, Prediction, Protocol
 from eval.datasets.known import find_card
 from eval.reports import figures
-from eval.reports.gather import VerdictFault, cost_of, entropies_of, gather, judged_of, rounds_of, runs_below
-from eval.runs.results import DOCKET, RunFolder, read_results
+from eval.reports.details import wrong_memes
+from eval.reports.records import read_records
+from eval.reports.verdicts import gather, verdicts_sections
+from eval.runs.results import DOCKET, read_results, runs_below
+from eval.scores.courses import cost_of, entropies_of, rounds_of
 from eval.scores.measure import Figure as Estimate
-from eval.scores.metrics import Bin, card
+from eval.scores.metrics import Bin, VerdictFault, card
 from tests.support.golden import check_figures
 from tests.support.paths import GOLDEN
 from tests.support.report_page import as_html, as_markdown, as_terminal
@@ -41,8 +43,13 @@ def usual_run(tmp_path_factory):
     return write_report_run(tmp_path_factory.mktemp("usual") / "run", library=True)
 
 
-def report_on(*roots, **options):
-    return asyncio.run(gather([read_results(root) for root in roots], resamples=FEW, **options))
+def report_on(*roots):
+    return gather([read_results(root) for root in roots], resamples=FEW)
+
+
+def wrong_in(*roots):
+    (group,) = report_on(*roots).groups
+    return wrong_memes(group.runs)
 
 
 @pytest.fixture(scope="module")
@@ -71,22 +78,15 @@ def texts_of(svg):
     ]
 
 
-def test_markdown_report_matches_the_golden_file(usual_run, request):
-    # Published rows that we know of change; an invented one stands for them.
-    row = CardPublished(
-        system="Nobody's",
-        year=2025,
-        task="harm",
-        split="",
-        protocol=Protocol.MERGED,
-        figures={"accuracy": 0.5},
-        source="a paper",
-        read_in="a list",
-        remark="R | S.",
-    )
-    report = report_on(usual_run)
-    groups = tuple(dataclasses.replace(group, published=(row,)) for group in report.groups)
-    markdown = as_markdown(dataclasses.replace(report, groups=groups))
+def with_published(*rows, **changes):
+    """The card of Harm-C with other published figures: those that it has change."""
+    return {**find_card("harm-c").to_json(), "published": list(rows), **changes}
+
+
+def test_markdown_report_matches_the_golden_file(tmp_path, request):
+    row = {"system": "Nobody's", "year": 2025, "task": "harm", "protocol": "merged", "figures": {"accuracy": 0.5}}
+    card_ = with_published({**row, "source": "a paper", "read_in": "a list", "remark": "R | S."})
+    markdown = as_markdown(report_on(write_report_run(tmp_path, card=card_)))
     path = GOLDEN / "report.md"
     if request.config.getoption("--write-golden"):
         path.write_text(markdown)
@@ -105,8 +105,7 @@ def test_same_runs_give_the_same_bytes(usual_run, page):
 
 
 def test_wrong_verdicts_are_listed_worst_first(usual_run):
-    (group,) = report_on(usual_run).groups
-    listed = [(wrong.meme.id, wrong.worst) for wrong in group.wrong]
+    listed = [(wrong.meme.id, wrong.worst) for wrong in wrong_in(usual_run)]
     assert listed == [
         ("m6", VerdictFault.MISSED),
         ("m3", VerdictFault.FALSE_ALARM),
@@ -121,8 +120,7 @@ def test_surest_verdicts_come_first_among_equal_faults(tmp_path):
         ReportedMeme("b", NOT, "harmful", score=0.95),
         ReportedMeme("c", NOT, "harmful"),
     ]
-    (group,) = report_on(write_report_run(tmp_path, predictions), records=False).groups
-    assert [wrong.meme.id for wrong in group.wrong] == ["b", "c", "a"]
+    assert [wrong.meme.id for wrong in wrong_in(write_report_run(tmp_path, predictions))] == ["b", "c", "a"]
 
 
 def test_memes_dropped_by_the_protocol_are_not_listed_as_wrong(tmp_path):
@@ -132,8 +130,7 @@ def test_memes_dropped_by_the_protocol_are_not_listed_as_wrong(tmp_path):
         ReportedMeme("c", NOT, "harmless"),
     ]
     extreme = write_report_run(tmp_path / "extreme", predictions, protocols=(Protocol.EXTREME,))
-    assert report_on(extreme, records=False).groups[0].wrong == ()
-    assert len(report_on(write_report_run(tmp_path / "both", predictions), records=False).groups[0].wrong) == 1
+    assert wrong_in(extreme) == [] and len(wrong_in(write_report_run(tmp_path / "both", predictions))) == 1
 
 
 def test_meme_misjudged_by_several_runs_is_listed_once(tmp_path):
@@ -143,8 +140,7 @@ def test_meme_misjudged_by_several_runs_is_listed_once(tmp_path):
     second = write_report_run(
         tmp_path / "b", [ReportedMeme("x", VERY, "harmless"), ReportedMeme("y", NOT, "harmful")], name="second"
     )
-    (group,) = report_on(first, second).groups
-    by_id = {wrong.meme.id: wrong for wrong in group.wrong}
+    by_id = {wrong.meme.id: wrong for wrong in wrong_in(first, second)}
     assert [verdict.run.label for verdict in by_id["x"].verdicts] == ["first", "second"]
     assert [verdict.run.label for verdict in by_id["y"].verdicts] == ["second"]
     assert [run.label for run in by_id["y"].right] == ["first"]
@@ -163,7 +159,7 @@ def test_differences_within_noise_are_described_in_words(tmp_path):
     roots = [
         write_report_run(tmp_path / name, predictions_of_run, name=name) for name, predictions_of_run in names.items()
     ]
-    (group,) = report_on(*roots, records=False).groups
+    (group,) = report_on(*roots).groups
     table = group.tables[0]
     judged = {(contrast.label, contrast.against): contrast.judgment for contrast in table.contrasts}
     assert judged["most", "all"] == "too few to say" and judged["none", "all"] == "worse"
@@ -171,7 +167,7 @@ def test_differences_within_noise_are_described_in_words(tmp_path):
     assert (
         "most and mixed are not to be told from it on so few memes" in sentence and "none is worse by more" in sentence
     )
-    assert sentence in as_markdown(report_on(*roots, records=False))
+    assert sentence in as_markdown(report_on(*roots))
 
 
 def test_figures_of_a_table_are_those_of_the_cards(usual_run, page):
@@ -221,7 +217,7 @@ def test_rounds_and_entropies_match_the_predictions(usual_run):
     results = read_results(usual_run)
     rounds = {(histogram.side, histogram.harmful): histogram.counts for histogram in rounds_of(results)}
     expected = {}
-    for judged in judged_of(results):
+    for judged in results.tried:
         for side, course in judged.prediction.sides.items():
             counts = expected.setdefault((Side(side), judged.meme.harmful), {})
             counts[course.rounds] = counts.get(course.rounds, 0) + 1
@@ -229,19 +225,11 @@ def test_rounds_and_entropies_match_the_predictions(usual_run):
     course = entropies_of(results)[Side.ACCUSER]
     first = sorted(
         judged.prediction.sides["ACCUSER"].entropies[0]
-        for judged in judged_of(results)
+        for judged in results.tried
         if judged.prediction.sides.get("ACCUSER") and judged.prediction.sides["ACCUSER"].rounds
     )
     assert course[0].n == len(first) and course[0].middle == first[len(first) // 2]
     assert [point.n for point in course] == sorted((point.n for point in course), reverse=True)
-
-
-def test_bins_are_joined_until_each_has_ten_memes():
-    bins = [Bin(n / 10, (n + 1) / 10, 4, n / 10 + 0.05, n % 2) for n in range(7)]
-    joined = figures.at_least(bins, 10)
-    assert [one.n for one in joined] == [12, 16] and (joined[0].low, joined[-1].high) == (0.0, 0.7)
-    assert joined[0].share_harmful == pytest.approx(1 / 3) and joined[0].mean_score == pytest.approx(0.15)
-    assert [one.n for one in figures.at_least(bins[:2], 10)] == [8] and figures.at_least([], 10) == []
 
 
 def test_points_of_curves_carry_their_values():
@@ -344,7 +332,7 @@ def test_pictures_are_small_and_optional(usual_run, page):
     for source in sources:
         picture = Image.open(io.BytesIO(base64.b64decode(source.split(",")[1])))
         assert picture.format == "JPEG" and max(picture.size) <= 320
-    without = as_html(report_on(usual_run, pictures=False))
+    without = as_html(report_on(usual_run), pictures=False)
     assert not Elements(without).of("img") and 'class="picture"' not in without
 
 
@@ -356,9 +344,9 @@ def test_every_frame_of_an_animated_meme_is_shown(tmp_path):
 
 
 def test_record_shows_every_statement_of_the_trial(usual_run):
-    (group,) = report_on(usual_run).groups
-    (verdict,) = group.wrong[0].verdicts
-    record = verdict.run.records.records[verdict.prediction.trial]
+    (verdict,) = wrong_in(usual_run)[0].verdicts
+    trial = verdict.prediction.trial
+    record = asyncio.run(read_records(usual_run, [trial], pictures=False)).records[trial]
     shown_transcript = transcript(record)
     for side in Side:
         turns = [examined.turns[side] for examined in shown_transcript.rounds if examined.turns[side]]
@@ -390,36 +378,26 @@ def test_report_names_missing_parts(tmp_path):
     page, markdown = as_html(report_on(root)), as_markdown(report_on(root))
     assert "No side examined the Proposer in this run" in markdown and "No meme has a score" in markdown
     assert "There are no records: the run has no docket." in page
-    assert "No published figures of this data set" in page and "No precedent was left out" in markdown
+    assert "No precedent was left out" in markdown
     assert page.count("<svg") == 3, "three tiles"
 
 
 def test_published_figures_and_caveats_of_a_card_are_in_every_form_of_the_report(tmp_path):
-    card = find_card("harm-c").to_json()
     entry = {"system": "Nobody <b>", "setup": "by hand", "year": 2024, "task": "harm", "split": "test", "n": 354}
-    figures_ = {"accuracy": 0.789, "micro-f1": 0.7}
-    published = [
-        {**entry, "protocol": "merged", "figures": figures_},
-        {**entry, "system": "Elsewhere", "split": "val", "figures": figures_},
-        {**entry, "system": "Otherwise", "figures": figures_},
-    ]
-    own_card = {**card, "id": "mine", "caveats": ["two <i> of them"], "published": published}
-    root = write_report_run(tmp_path / "run", dataset="mine")
-    manifest = RunFolder(root).manifest()
-    RunFolder(root).write_manifest(manifest.model_copy(update={"card": own_card}))
-    report = report_on(root, records=False)
-    (row,) = report.groups[0].published
-    assert (row.name, row.protocol) == ("Nobody <b>, by hand (2024)", Protocol.MERGED)
-    memes = report.groups[0].tables[0].rows[0].card.n
-    assert row.remark == f"micro-f1 0.700. On 354 memes, and not on {memes} as here."
-    terminal = as_terminal(report)
-    assert (
-        "On this data set: two <i> of them." in terminal and f"not on {memes} as here: Nobody <b>, by hand." in terminal
-    )
-    assert "On this data set: two &lt;i&gt; of them." in as_markdown(report)
-    page = as_html(report)
-    assert "On this data set: two &lt;i&gt; of them." in page and "Nobody &lt;b&gt;, by hand (2024)" in page
-    assert all("Elsewhere" not in form and "Otherwise" not in form for form in (terminal, as_markdown(report), page))
+    entry |= {"protocol": "merged", "figures": {"accuracy": 0.789, "micro-f1": 0.7}, "remark": "Odd."}
+    others = ({"system": "Elsewhere", "split": "val"}, {"system": "Otherwise", "protocol": "extreme", "split": "val"})
+    own_card = with_published(entry, *({**entry, **other} for other in others), caveats=["two <i> of them"])
+    report = report_on(write_report_run(tmp_path, card={**own_card, "id": "mine"}, dataset="mine"))
+    (section,) = (one for one in verdicts_sections(report) if "published" in one.key)
+    head, ours, theirs = section.rows
+    assert head == ("system", "asked with", "memes", "accuracy", "micro-f1")
+    assert ours[:3] == ("full court", "full", "8") and ours[3].startswith("0.500 [") and ours[4] == "–"
+    assert theirs == ("Nobody <b> (2024)", "by hand", "354", "0.789", "0.700")
+    terminal, markdown, page = as_terminal(report), as_markdown(report), as_html(report)
+    assert "On this data set: two <i> of them." in terminal and "On 354 memes, and not on 8 as here: Nobo" in terminal
+    assert "Odd: Nobody <b>." in terminal and "On this data set: two &lt;i&gt; of them." in markdown
+    assert "On this data set: two &lt;i&gt; of them." in page and "Nobody &lt;b&gt; (2024)" in page
+    assert all("Elsewhere" not in form and "Otherwise" not in form for form in (terminal, markdown, page))
 
 
 def test_damaged_record_is_reported_in_its_place(tmp_path):
@@ -444,13 +422,13 @@ def test_unfinished_run_is_reported_as_such(tmp_path):
     assert "full court is not finished: 5 of 6 memes are judged" in report.runs[0].unfinished_words
     for form in (as_terminal(report), as_markdown(report), as_html(report)):
         assert "5 of 6 memes are judged" in form and "not finished" in form.lower()
-    assert [wrong.meme.id for wrong in report.groups[0].wrong] == ["m3"], "a meme without verdict is no wrong verdict"
+    assert [wrong.meme.id for wrong in wrong_in(tmp_path)] == ["m3"], "a meme without verdict is no wrong verdict"
     assert report_on(write_report_run(tmp_path / "all", USUAL_MEMES)).unfinished == ()
 
 
 def test_report_names_a_protocol_left_without_memes(tmp_path):
     root = write_report_run(tmp_path, [ReportedMeme("a", SOME, "harmful"), ReportedMeme("b", SOME, "harmless")])
-    report = report_on(root, records=False)
+    report = report_on(root)
     assert [table.protocol for table in report.groups[0].tables] == [Protocol.MERGED]
     for form in (as_terminal(report), as_markdown(report), as_html(report)):
         assert "protocol extreme no meme" in form
@@ -459,7 +437,7 @@ def test_report_names_a_protocol_left_without_memes(tmp_path):
 def test_costs_are_means_over_the_judged_memes(usual_run):
     results = read_results(usual_run)
     cost = cost_of(results)
-    costs = [judged.prediction.cost for judged in judged_of(results)]
+    costs = [judged.prediction.cost for judged in results.tried]
     assert cost.calls == pytest.approx(sum(spent.calls for spent in costs) / len(costs)) and cost.calls > 5
     assert cost.tokens == pytest.approx(sum(spent.tokens_in + spent.tokens_out for spent in costs) / len(costs))
 
@@ -467,7 +445,7 @@ def test_costs_are_means_over_the_judged_memes(usual_run):
 def test_runs_of_the_same_name_are_labelled_by_folder(tmp_path):
     predictions = USUAL_MEMES[:2]
     roots = [write_report_run(tmp_path / name, predictions) for name in ("one", "two")]
-    assert [run.label for run in report_on(*roots, records=False).runs] == ["full court (one)", "full court (two)"]
+    assert [run.label for run in report_on(*roots).runs] == ["full court (one)", "full court (two)"]
 
 
 def test_folder_of_runs_stands_for_its_runs(tmp_path):
@@ -496,9 +474,3 @@ def test_page_without_its_libraries_names_what_to_install(usual_run, tmp_path, m
     outcome = CliRunner().invoke(cli, ["report", str(usual_run), "--html", str(tmp_path / "r.html")])
     assert outcome.exit_code == 1 and "pip install 'memecourt[eval]'" in outcome.output
     assert "accuracy, strict" in outcome.output, "the terminal needs neither"
-
-
-def test_repr_of_a_report_omits_the_records(usual_run):
-    # asyncio.run makes a repr of the task's result, which took minutes.
-    assert len(repr(report_on(usual_run))) < 200
-    assert json.dumps(sorted(VerdictFault)) == "[0, 1, 2, 3]", "their order is that of the list"

@@ -12,8 +12,7 @@ from court.meme import Frame
 from court.ports import BATCH_PRIORITY
 from eval.cli import cli
 from eval.datasets.items import Outcome
-from eval.reports.gather import runs_below
-from eval.runs.results import PREDICTIONS, RunFolder, read_results
+from eval.runs.results import PREDICTIONS, RunFolder, read_results, read_runs, runs_below
 from eval.synthetic.make import CARD, read_key
 from eval.synthetic.oracle import Ability, JudgeInput, answer_signs, answer_target
 from eval.synthetic.world import SIGNS, TARGETS, signs_of, target_of
@@ -207,7 +206,7 @@ def test_repeats_draw_new_replies_from_a_shared_store(data, tmp_path, model, mon
     classify(data, tmp_path / "r", "--task", "target", *MODEL_OPTIONS, "--repeats", "2", "--limit", "4")
     assert [path.name for path in runs_below(tmp_path / "r")] == ["repeat-1", "repeat-2"]
     assert len(model.asked) == 8  # repeats share no replies
-    first, second = (read_results(path) for path in runs_below(tmp_path / "r"))
+    first, second = read_runs([tmp_path / "r"])
     assert [one.meme.id for one in first.judged] == [one.meme.id for one in second.judged]
     assert (first.manifest.question.draw, second.manifest.question.draw) == (0, 1)
 

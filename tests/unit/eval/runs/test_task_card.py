@@ -236,17 +236,18 @@ def test_published_figures_appear_beside_runs_on_the_same_task_and_split():
     groups = gather_tasks([run])
     (section,) = (candidate for candidate in sections_of(groups) if candidate.key == "task-1-published")
     head, ours, *theirs = section.rows
-    assert head == ("system", "asked with", "memes", "accuracy", "macro-f1", "kappa", "source")
+    assert head == ("system", "asked with", "memes", "accuracy", "macro-f1", "kappa")
     assert ours[:3] == ("run", "text, 0-shot", "22") and ours[3].startswith("0.727 [") and ours[5] == "–"
     assert theirs == [
-        ("A (2024)", "text", "23", "–", "0.500", "0.250", "a paper"),
-        ("B", "", "22", "0.750", "–", "–", "a paper"),
-        ("C", "", "not said", "0.500", "–", "–", "a talk"),
+        ("A (2024)", "text", "23", "–", "0.500", "0.250"),
+        ("B", "", "22", "0.750", "–", "–"),
+        ("C", "", "not said", "0.500", "–", "–"),
     ]
     assert section.notes == (
         "On 23 memes, and not on 22 as here: A.",
-        "On how many memes is not said: C.",
-        "B: odd.",
+        "From a paper: A, B.",
+        "odd: B.",
+        "From a talk: C.",
     )
     (document,) = as_json(groups)
     assert [row["system"] for row in document["published"]] == ["A", "B", "C"]
@@ -345,7 +346,7 @@ def test_report_compares_runs_on_the_memes_they_share():
     sections = {
         section.key: section for section in sections_of(gather_tasks([first, part, replace(apart, judged=others)]))
     }
-    assert sections["task-1-choice"].notes == ("The runs did not ask about the same memes.",)
+    assert sections["task-1-choice"].notes == ("The runs did not judge the same memes.",)
     compared = sections["task-1-compared"]
     assert [row[0] for row in compared.rows[1:]] == ["part", "apart"] and compared.rows[2][-1] == "of other memes"
     assert compared.notes == ("part is compared on 9 memes, those of both.",)

@@ -12,7 +12,8 @@ from scipy.stats import bootstrap, chi2
 from court.errors import BadRequest
 from eval.cli import cli
 from eval.datasets.items import Level, Protocol
-from eval.scores.compare import _needed, compare, in_words, mcnemar
+from eval.scores.compare import _needed, compare, in_words
+from eval.scores.measure import mcnemar
 from eval.scores.metrics import card
 from tests.support.golden import check_figures
 from tests.support.judged import F, H, N, U, results, write_run

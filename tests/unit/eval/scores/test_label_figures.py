@@ -15,6 +15,7 @@ from eval.cli import cli
 from eval.commands.ablate import _compared, _shown
 from eval.datasets.items import Protocol
 from eval.reports.sections import as_text
+from eval.reports.verdicts import contrasts, remarks
 from eval.scores.annotators import (
     AnnotatorVote,
     Scale,
@@ -25,8 +26,8 @@ from eval.scores.annotators import (
     soft_labels,
     soft_scores,
 )
-from eval.scores.compare import contrasts, holm, remarks
 from eval.scores.label_noise import find_label_noise
+from eval.scores.measure import holm
 from eval.scores.meme_rows import read_meme_rows
 from eval.scores.metrics import card
 from eval.scores.subgroups import NONE, groups_by, subgroup_tables, wilson

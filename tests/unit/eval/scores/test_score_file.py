@@ -10,10 +10,9 @@ from court.errors import BadRequest
 from eval.cli import cli
 from eval.commands.options import score_by_protocol
 from eval.datasets.items import Level, Protocol
-from eval.datasets.known import find_card
 from eval.runs.results import NOT_JUDGED
 from eval.scores.metrics import card
-from eval.scores.prediction_file import NO_ANSWER, read_answers, read_predictions
+from eval.scores.prediction_file import NO_ANSWER, read_predictions
 from tests.support.cards import write_table
 from tests.support.judged import F, H, N, U, meme
 
@@ -313,26 +312,6 @@ def test_scoring_fails_if_no_protocol_has_figures_or_for_other_reasons(capsys):
         score_by_protocol(both, partial(scored, merged="NOTHING_SHARED", extreme="NOTHING_SHARED"), named=False)
     with pytest.raises(BadRequest, match="not extreme"):
         score_by_protocol(both, partial(scored, extreme="GOLD_DIFFERS"), named=False)
-
-
-def test_submissions_are_read_as_published(tmp_path):
-    memes = [meme("1.jpg", True), meme("2.jpg", False)]
-    for content in ("1.jpg\t1\n2.jpg\t0\n", "1.jpg\t1\t1\t0\t0\t0\r\n2.jpg\t0\t0\t0\t0\t0\r\n"):
-        assert [one.outcome for one in read(tmp_path, content, memes, "answer.txt").predictions] == [H, N]
-    cut = "1.jpg\t1\t1\t0\t0\t0\n2.jpg\t0\n"
-    with pytest.raises(BadRequest, match="line 2: the line has 2 cells"):
-        read(tmp_path, cut, memes, "answer.txt")
-    # A submission to the Hateful Memes challenge: id, proba, label.
-    predictions = read(tmp_path, "id,proba,label\n1,0.9,1\n2,0.25,0\n", TWO).predictions
-    assert [(one.outcome, one.score) for one in predictions] == [(H, 0.9), (N, 0.25)]
-
-
-def test_kinds_of_mami_are_read_from_its_answers(tmp_path):
-    task = find_card("mami").task("kinds")
-    memes = [meme(f"{n}.jpg", True) for n in (1, 2)]
-    (tmp_path / "answer.txt").write_text("1.jpg\t1\t1\t0\t0\t1\n2.jpg\t0\t0\t0\t0\t0\n")
-    answers = [one.said["kinds"].labels for one in read_answers(tmp_path / "answer.txt", memes, task).predictions]
-    assert answers == [("shaming", "violence"), ()]
 
 
 def test_scored_predictions_are_taken_like_a_run(tmp_path):

@@ -56,12 +56,12 @@ def word_encoder(monkeypatch):
 
 def test_vote_is_scored_against_labels_unknown_to_the_library(library, tmp_path):
     perfect = asyncio.run(measure_vote(library, Source(write_memes(tmp_path / "a.csv", labelled("v", 10)))))
-    assert (perfect.scores.n, perfect.scores.harmful, perfect.scores.accuracy.value) == (20, 10, 1.0)
+    assert (perfect.n, perfect.harmful, perfect.accuracy.value) == (20, 10, 1.0)
     assert perfect.without_picture == 20 and perfect.same_text == 0
     # Two of ten labels of each kind are wrong, and the figure must show exactly that.
     spoilt = asyncio.run(measure_vote(library, Source(write_memes(tmp_path / "b.csv", labelled("v", 10, wrong=2)))))
-    assert spoilt.scores.accuracy.value == pytest.approx(0.8)
-    assert spoilt.scores.macro_f1.value == pytest.approx(0.8)
+    assert spoilt.accuracy.value == pytest.approx(0.8)
+    assert spoilt.macro_f1.value == pytest.approx(0.8)
 
 
 def test_memes_also_in_the_library_and_undecided_ones_are_counted(library, tmp_path):
@@ -101,7 +101,7 @@ def test_command_prints_figures_with_intervals_and_the_majority(library, tmp_pat
     rows = dict(line.strip().split(maxsplit=1) for line in outcome.output.splitlines() if line.strip())
     assert rows["majority"] == "0.500" and rows["accuracy"].startswith("0.800 [")
     as_json = json.loads(CliRunner().invoke(cli, ["vote", str(library), str(file), "--json"]).output)
-    assert as_json["scores"]["n"] == 20
+    assert as_json["n"] == 20
     assert CliRunner().invoke(cli, ["vote", str(library)]).exit_code == 2
     missing = CliRunner().invoke(cli, ["vote", str(tmp_path / "none"), str(file)])
     assert missing.exit_code == 1 and "no precedent library" in missing.output

@@ -12,13 +12,11 @@ from click.testing import CliRunner
 
 from court.errors import BadRequest
 from eval.cli import cli
-from eval.commands.sweep import in_words
 from eval.datasets.card import SplitRole
 from eval.datasets.items import JudgedMeme, Level, Outcome, Prediction, Protocol
 from eval.datasets.known import known_cards
 from eval.runs.results import Judged, Results
-from eval.scores.choose import Choice
-from eval.scores.compare import TOO_FEW_DIFFER
+from eval.scores.choose import TOO_FEW_DIFFER, Choice, choice_in_words
 from eval.scores.metrics import card
 from eval.studies.sweeping import grid, parse_axis, parse_thresholds, rank, require_not_test
 from eval.synthetic.make import Layout, make
@@ -137,7 +135,7 @@ def test_single_candidate_is_not_flattered() -> None:
     gold = [bool(n % 2) for n in range(60)]
     swept = rank([results("r", gold, guessing(np.random.default_rng(0), gold, 0.7))], MERGED, (), resamples=500)
     assert swept.flattered_by == 0
-    assert "nothing to choose" in in_words(swept)[0]
+    assert "nothing to choose" in choice_in_words(swept)[0]
 
 
 @pytest.mark.slow
@@ -231,8 +229,8 @@ def test_small_differences_are_noise_and_groups_are_drawn_whole() -> None:
         best, worse = swept(wrong).ways
         assert (best.run, best.within_noise) == ("right", True)
         assert (worse.differing, worse.within_noise) == (wrong, not sure)
-    assert swept(5).ways[1].behind.low > 0 and TOO_FEW_DIFFER in in_words(swept(5))
-    assert TOO_FEW_DIFFER not in in_words(swept(20))
+    assert swept(5).ways[1].behind.low > 0 and TOO_FEW_DIFFER in choice_in_words(swept(5))
+    assert TOO_FEW_DIFFER not in choice_in_words(swept(20))
     # Twenty wrong memes of one group count as one independent observation.
     assert swept(20, group=20).ways[1].differing == 1 and swept(20, group=20).ways[1].within_noise
     wide, narrow = (swept(20, group=size).ways[1].value for size in (10, 1))

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from court.precedents import Findings, LibraryIdentity, MinSimilarity
 from court.summary import vote_if_close
 from court.verdict import Label
-from eval.scores.metrics import score
+from eval.scores.metrics import harm_values
 from retrieval.build import build_library
 from retrieval.calibration.calibrate import calibrate, safeguarded_votes
 from retrieval.calibration.leave_one_out import leave_one_out_neighbours
@@ -58,7 +58,7 @@ def macro_f1_by_flipped(library: Library, share: float, *, seeds: int = 20) -> t
         )
         votes = safeguarded_votes(neighbours.similarities, neighbours.harmful, tuning.vote, tuning.safeguards)
         found = votes >= tuning.vote.threshold
-        return score(true[neighbours.rows].tolist(), found.tolist(), resamples=1).macro_f1.value
+        return harm_values(true[neighbours.rows].tolist(), found.tolist())[1]
 
     figures = []
     for seed in range(seeds):

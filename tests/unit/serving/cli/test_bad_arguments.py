@@ -19,7 +19,7 @@ from PIL import Image
 
 from court.errors import NotLoaded
 from eval.cli import cli as eval_cli
-from eval.reports.gather import gather
+from eval.reports.verdicts import gather
 from retrieval.facts.documents import FactDocument
 from retrieval.facts.writer import write_corpus
 from serving.cli.main import cli

@@ -1,0 +1,303 @@
+"""Details of runs of trials, on pages and in Markdown: how each run went, and every wrong verdict with its record."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from court.display import word
+from eval.datasets.items import JudgedMeme, Outcome, Prediction
+from eval.reports import figures
+from eval.reports.records import Records, read_records
+from eval.reports.sections import Drawn, Filter, MemeEntry, Rows, Section, Statement
+from eval.reports.verdicts import Group, Report, RunView, faults_in_words, faults_sections
+from eval.runs.results import Judged, RunFolder
+from eval.scores.courses import cost_of, entropies_of, rounds_of
+from eval.scores.means import share_of
+from eval.scores.measure import NOTHING, figure
+from eval.scores.metrics import VerdictFault, faults_of
+
+_EXCERPT = 300
+"""Longest excerpt of a rationale in a table, in characters."""
+_NO_ROUNDS = "No side examined the Proposer in this run, so there are no rounds."
+
+
+@dataclass(frozen=True, slots=True)
+class WrongVerdict:
+    """Wrong verdict of one run on a meme."""
+
+    run: RunView
+    fault: VerdictFault
+    prediction: Prediction
+
+
+@dataclass(frozen=True, slots=True)
+class WrongMeme:
+    """A meme that at least one run judged wrong."""
+
+    meme: JudgedMeme
+    verdicts: tuple[WrongVerdict, ...]
+    right: tuple[RunView, ...]
+
+    @property
+    def worst(self) -> VerdictFault:
+        """Worst fault, which decides where the meme is listed."""
+        return min(verdict.fault for verdict in self.verdicts)
+
+    @property
+    def surest(self) -> tuple[int, float]:
+        """Sort key: the worst fault of any run, then the confidence of that verdict."""
+        scores = (one.prediction.score for one in self.verdicts if one.fault is self.worst)
+        # Those without a score come last within their kind.
+        return self.worst, -max((abs(score - 0.5) for score in scores if score is not None), default=-1.0)
+
+
+def wrong_memes(runs: Sequence[RunView]) -> list[WrongMeme]:
+    """The memes that runs judged wrong, the surest and worst first."""
+    memes: dict[str, JudgedMeme] = {}
+    verdicts: dict[str, list[WrongVerdict]] = {}
+    right: dict[str, list[RunView]] = {}
+    for run in runs:
+        for fault, one in faults_of(run.results):
+            memes.setdefault(one.meme.id, one.meme)
+            verdicts.setdefault(one.meme.id, []).append(WrongVerdict(run, fault, one.prediction))
+        for one in run.results.tried:
+            # `is`, not `==`: an undecided verdict is None, which is never right.
+            if one.prediction.outcome.harmful is one.meme.harmful:
+                right.setdefault(one.meme.id, []).append(run)
+    found = (WrongMeme(meme, tuple(verdicts[id_]), tuple(right.get(id_, ()))) for id_, meme in memes.items())
+    return sorted(found, key=lambda one: one.surest)
+
+
+def details_sections(report: Report, *, page: bool = False, pictures: bool = True) -> list[Section]:
+    """Sections on how each run went and on its wrong verdicts; for a page with plots, records and pictures."""
+    sections = [Section("runs", "Runs", detail=True)]
+    for run in report.runs:
+        sections += _run(run, page=page)
+    for group, counted in zip(report.groups, faults_sections(report), strict=True):
+        wrong = wrong_memes(group.runs)
+        if not wrong:
+            sections.append(counted)
+            continue
+        records = {run.key: _records_of(run, pictures=page and pictures) for run in group.runs}
+        if page:
+            sections.append(_entries(group, wrong, records, counted.title))
+        else:
+            listed = f"{counted.title}, the surest first"
+            rows = _wrong_rows(wrong, records)
+            sections += [counted, Section(f"{counted.key}-list", listed, rows, level=3, words=True, detail=True)]
+    return sections
+
+
+def _records_of(run: RunView, *, pictures: bool) -> Records:
+    if run.results.root is None:
+        return Records(missing="There are no records: these are predictions from elsewhere.")
+    # Only records of wrong verdicts are shown, and a record is large.
+    trials = [one.prediction.trial for _, one in faults_of(run.results) if one.prediction.trial]
+    return asyncio.run(read_records(run.results.root, trials, pictures=pictures))
+
+
+def _run(run: RunView, *, page: bool) -> Iterator[Section]:
+    rounds, entropies = rounds_of(run.results), entropies_of(run.results)
+    drawn: tuple[Drawn, ...] = ()
+    if page:
+        chart = figures.rounds(rounds, f"{run.key}-chart") or ""
+        drawn = (Drawn("Rounds per side by gold label", chart, "Share of the memes."),)
+    facts = tuple((name, value) for name, value in _facts(run) if value)
+    rows = (("run", run.label), *facts)
+    yield Section(run.key, run.title, rows, drawn=drawn, level=3, words=True, detail=True)
+    counts = [
+        (word(one.side), "harmful" if one.harmful else "not harmful", f"{one.n:,}", f"{one.mean:.2f}") for one in rounds
+    ]
+    yield _detail(
+        f"{run.key}-rounds", f"Rounds, {run.label}", (("side", "gold", "memes", "rounds, mean"), *counts), _NO_ROUNDS
+    )
+    quartiles = [
+        (word(side), str(one.round), f"{one.n:,}", *(f"{bits:.3f}" for bits in (one.low, one.middle, one.high)))
+        for side, course in entropies.items()
+        for one in course
+    ]
+    bits = ("side", "round", "summaries", "lower quartile", "median", "upper quartile")
+    yield _detail(f"{run.key}-bits", f"Entropy of the summaries in bits, {run.label}", (bits, *quartiles), _NO_ROUNDS)
+    manifest, root = run.results.manifest, run.results.root
+    excluded_by = manifest.excluded if manifest else {}
+    excluded = [
+        (one.precedent, one.meme, one.why, figure(one.text_similarity), figure(one.picture_similarity))
+        for one in (RunFolder(root).excluded() if root and excluded_by else ())
+    ]
+    heads = ("precedent", "judged meme", "why", "text", "picture")
+    none = "Which precedents were left out is not listed." if excluded_by else "No precedent was left out."
+    yield _detail(f"{run.key}-excluded", f"Precedents left out as too near, {run.label}", (heads, *excluded), none)
+
+
+def _detail(key: str, title: str, rows: Rows, none: str) -> Section:
+    """A table of details at a run, or the reason why there is none."""
+    filled = len(rows) > 1
+    return Section(key, title, rows if filled else (), () if filled else (none,), level=4, detail=True)
+
+
+def _facts(run: RunView) -> Iterator[tuple[str, str]]:
+    tried = run.results.tried
+    yield "memes", f"{len(tried):,} of {len(run.results.judged):,} judged"
+    manifest = run.results.manifest
+    if manifest is None:
+        yield "origin", "predictions from elsewhere: nothing is known of how they were made"
+    else:
+        yield "procedure", word(manifest.procedure)
+        yield "control", manifest.control
+        yield "limit, seed", f"{'none' if manifest.limit is None else manifest.limit}, {manifest.seed}"
+        yield "models", ", ".join(f"{word(role)} {model}" for role, model in sorted(manifest.models.items()))
+        yield "library", f"{manifest.library_size:,} precedents, {manifest.library}, {manifest.encoder}"
+        excluded = ", ".join(f"{count:,} {why}" for why, count in sorted(manifest.excluded.items()))
+        yield "precedents left out as too near", excluded or "none"
+        settings = ", ".join(f"{name} {value}" for name, value in sorted(manifest.settings.items()))
+        yield "settings", f"{settings} ({manifest.settings_digest})"
+        yield "prompts", manifest.prompts
+        yield "policy", manifest.policy
+        yield "data", ", ".join(f"{name} {digest}" for name, digest in sorted(manifest.data.items()))
+        yield "begun", f"{manifest.created:%Y-%m-%d %H:%M} UTC"
+        yield "finished", f"{manifest.finished:%Y-%m-%d %H:%M} UTC" if manifest.finished else "no"
+        yield "continued", f"{manifest.interruptions} times" if manifest.interruptions else ""
+        yield "software", f"{manifest.software} {manifest.commit}, Python {manifest.python}, {manifest.machine}"
+        yield "command", manifest.command
+    predictions = [one.prediction for one in tried]
+    known = [(one.meme, float(one.determined)) for one in predictions if one.determined is not None]
+    if share := share_of(known):
+        yield "verdicts that their stated reasons determine", f"{figure(share)} of the {len(known):,} where it is known"
+    failures = Counter(one.reason or "no reason" for one in predictions if one.outcome is Outcome.FAILED)
+    yield "failed", ", ".join(f"{count} {reason}" for reason, count in sorted(failures.items()))
+    if cost := cost_of(run.results):
+        yield (
+            "a meme, on average",
+            f"{cost.calls:.1f} model calls ({cost.stored:.0%} from the store), {cost.tokens_in:,.0f} tokens read "
+            f"({cost.tokens_cached:,.0f} cached), {cost.tokens_out:,.0f} written",
+        )
+        yield "median", f"longest chain of calls {cost.chain:g}, {cost.seconds:.2f} s"
+
+
+def _gold_words(meme: JudgedMeme) -> str:
+    """Gold label in our words, and in the data set's own if they say more."""
+    ours = "harmful" if meme.harmful else "not harmful"
+    own = meme.source_label
+    return ours if own.replace("_", " ").lower() == ours else f"{ours} ({own})"
+
+
+def _label_of(prediction: Prediction) -> str:
+    return word(prediction.outcome) + (f" ({word(prediction.reason)})" if prediction.reason else "")
+
+
+def _rounds_words(prediction: Prediction) -> str:
+    return ", ".join(f"{side.lower()} {course.rounds}" for side, course in prediction.sides.items())
+
+
+def _rationale(prediction: Prediction, records: Records) -> str:
+    """The Judge's rationale, or the reason for a missing answer; empty if there is no record."""
+    record = records.records.get(prediction.trial)
+    if record is None:
+        return ""
+    if record.verdict is not None:
+        return record.verdict.rationale
+    return record.failure.message if record.failure else ""
+
+
+def _wrong_rows(wrong: Sequence[WrongMeme], records: Mapping[str, Records]) -> Rows:
+    rows: list[tuple[str, ...]] = [("meme", "gold", "run", "said", "score", "vote", "rounds", "rationale")]
+    for one in wrong:
+        for each in one.verdicts:
+            prediction, why = each.prediction, _rationale(each.prediction, records[each.run.key])
+            shown = (figure(prediction.score), figure(prediction.vote), _rounds_words(prediction) or NOTHING)
+            excerpt = why if len(why) <= _EXCERPT else f"{why[: _EXCERPT - 1]}…"
+            rows.append((one.meme.id, _gold_words(one.meme), each.run.label, _label_of(prediction), *shown, excerpt))
+    return tuple(rows)
+
+
+def _entries(group: Group, wrong: Sequence[WrongMeme], records: Mapping[str, Records], title: str) -> Section:
+    """All memes on a page: the wrong ones with pictures and records, then the others."""
+    faults = ((str(fault.value), fault.title.lower()) for fault in VerdictFault)
+    of_runs = [Filter("Run", tuple((run.key, run.label) for run in group.runs))] if len(group.runs) > 1 else []
+    return Section(
+        f"{group.key}-wrong",
+        title.replace("Wrong verdicts", "Memes"),
+        lead=(
+            faults_in_words(group),
+            "The surest faults first. Pictures and the words on memes are hidden until asked for, since they can be "
+            "offensive.",
+        ),
+        entries=(
+            *(_wrong_entry(f"{group.key}-wrong-{number}", one, group, records) for number, one in enumerate(wrong, 1)),
+            *_right_entries(group, {one.meme.id for one in wrong}),
+        ),
+        filters=(Filter("Verdict", (*faults, ("right", "right"))), *of_runs),
+    )
+
+
+def _wrong_entry(key: str, wrong: WrongMeme, group: Group, records: Mapping[str, Records]) -> MemeEntry:
+    several = len(group.runs) > 1
+    facts = [f"gold {_gold_words(wrong.meme)}"]
+    if wrong.meme.targets:
+        facts.append(f"at {', '.join(wrong.meme.targets)}")
+    if several:
+        facts.append(f"wrong in {len(wrong.verdicts)} of {len(wrong.verdicts) + len(wrong.right)} runs")
+    if wrong.right:
+        facts.append(f"right: {', '.join(run.label for run in wrong.right)}")
+    surely = wrong.worst in (VerdictFault.MISSED, VerdictFault.FALSE_ALARM)
+    shown = (records[one.run.key].pictures_of(one.prediction.trial) for one in wrong.verdicts)
+    return MemeEntry(
+        key=key,
+        meme=wrong.meme.id,
+        filters=(
+            *(f"{one.fault.value}:{one.run.key}" for one in wrong.verdicts),
+            *(f"right:{run.key}" for run in wrong.right),
+        ),
+        score=wrong.verdicts[0].prediction.score,
+        tags=(("bad" if surely else "doubt", wrong.worst.title),),
+        facts=tuple(facts),
+        pictures=next(filter(None, shown), ()),
+        texts=(("text", wrong.meme.text),),
+        statements=tuple(
+            _statement(one.prediction, records[one.run.key], one.run.label if several else "") for one in wrong.verdicts
+        ),
+    )
+
+
+def _right_entries(group: Group, wrong: set[str]) -> Iterator[MemeEntry]:
+    """Memes that no run judged wrong, without pictures and records."""
+    right: dict[str, list[tuple[RunView, Judged]]] = {}
+    for run in group.runs:
+        for one in run.results.tried:
+            if one.meme.id not in wrong:
+                right.setdefault(one.meme.id, []).append((run, one))
+    for number, (id_, judged) in enumerate(right.items(), 1):
+        meme, prediction = judged[0][1].meme, judged[0][1].prediction
+        yield MemeEntry(
+            key=f"{group.key}-right-{number}",
+            meme=id_,
+            filters=tuple(f"right:{run.key}" for run, _ in judged),
+            tags=(("good", "Right"),),
+            facts=(f"gold {_gold_words(meme)}", f"score {figure(prediction.score)}"),
+            texts=(("text", meme.text),),
+            score=prediction.score,
+        )
+
+
+def _statement(prediction: Prediction, records: Records, run: str) -> Statement:
+    facts = [
+        run,
+        f"said {_label_of(prediction)}",
+        f"score {figure(prediction.score)}",
+        f"precedents’ vote {figure(prediction.vote)}",
+        f"rounds {_rounds_words(prediction)}" if prediction.sides else "",
+        "for review" if prediction.needs_review else "",
+    ]
+    if (cost := prediction.cost).calls:
+        facts.append(f"{cost.calls} calls, {cost.tokens_in:,}→{cost.tokens_out:,} tokens")
+    missing = records.lost.get(prediction.trial) or records.missing or "records were not read."
+    return Statement(
+        facts=tuple(filter(None, facts)),
+        words=_rationale(prediction, records),
+        record=records.records.get(prediction.trial),
+        pictures=records.precedents,
+        missing=missing if prediction.trial else "there was no trial.",
+    )
