@@ -22,8 +22,8 @@ from eval.reports.records import read_records
 from eval.reports.sections import Rows, Section
 from eval.runs.results import Judged, Results, RunFolder, read_results
 from eval.scores.means import mean_of, share_of
-from eval.scores.measure import Figure, TaskArrays, figure, interval, listed, measure, metric_of, resampled
-from eval.scores.metrics import HARM, card, harm_arrays
+from eval.scores.measure import Figure, TaskArrays, figure, listed, measure, paired_differences
+from eval.scores.metrics import card, harm_arrays
 from eval.scores.weighing import Evidence, Weighing, weigh
 from eval.studies.audition import AGAIN, ALONE, COMPUTE, bound_to, checked_in, evidence_in, odds_in
 
@@ -125,12 +125,8 @@ class AuditionResult:
         # With one class there is nothing to rank.
         if len({self.judged[meme][0] for meme in memes}) < 2:
             return None
-        systems = [self._arrays(name, memes) for name in (one, other)]
-        metric = metric_of(_AUROC, HARM)
-        ours, theirs = (float(metric(system, np.ones((1, len(memes))))[0]) for system in systems)
-        drawn = resampled([metric], systems, None)[:, 0]
-        apart = drawn[0] - drawn[1]
-        return Figure(ours - theirs, *interval(apart[~np.isnan(apart)]))
+        systems = self._arrays(one, memes), self._arrays(other, memes)
+        return paired_differences((_AUROC,), systems, None).get(_AUROC)
 
     @cached_property
     def best(self) -> str:

@@ -7,7 +7,6 @@ says why.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from court.events import Side
@@ -24,16 +23,6 @@ if TYPE_CHECKING:
 GOLD_WORDS = ("not harmful", "harmful")
 _TIPS = 30
 """Points of a curve that tell their values, roughly."""
-
-
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """A run in the figure that sets cost against accuracy."""
-
-    label: str
-    accuracy: Estimate
-    calls: float
-    tokens: float
 
 
 def calibration(bins: Sequence[Bin], name: str) -> str | None:
@@ -148,61 +137,6 @@ def _few(x: Sequence[float], y: Sequence[float]) -> list[tuple[float, float]]:
     return list(zip(x, y, strict=True))[:: max(1, len(x) // 5)]
 
 
-def costs(bars: Sequence[Bar], name: str) -> str | None:
-    """Strict accuracy against calls and against tokens per meme; None if no run called a model."""
-    from matplotlib.ticker import MaxNLocator
-
-    if not any(bar.calls for bar in bars):
-        return None
-    with drawing(name):
-        figure, sheets = _sheet(7.6, 3.0, columns=2, sharey=True)
-        for axes, what, values in (
-            (sheets[0], "model calls a meme", [bar.calls for bar in bars]),
-            (sheets[1], "tokens a meme", [bar.tokens for bar in bars]),
-        ):
-            axes.errorbar(
-                values,
-                [bar.accuracy.value for bar in bars],
-                yerr=[
-                    # matplotlib refuses negative errors, and a percentile interval need not contain the figure.
-                    [max(0.0, bar.accuracy.value - bar.accuracy.low) for bar in bars],
-                    [max(0.0, bar.accuracy.high - bar.accuracy.value) for bar in bars],
-                ],
-                fmt="o",
-                color=Ink.DEFENDER,
-                ecolor=Ink.LINE,
-                markersize=5,
-                capsize=3,
-                linewidth=1,
-            )
-            for bar, value in zip(bars, values, strict=True):
-                # On the side that has room.
-                left = value > 0.6 * max(values)
-                axes.annotate(
-                    _short(bar.label, 22),
-                    (value, bar.accuracy.value),
-                    (-6 if left else 6, 5),
-                    textcoords="offset points",
-                    ha="right" if left else "left",
-                    fontsize=8,
-                    color=Ink.TEXT,
-                )
-            # Starts below 0, so that the marker of a run without calls is not cut off.
-            axes.set_xlim(-0.04 * max(values), max(values) * 1.08)
-            axes.set_xlabel(what)
-            axes.xaxis.set_major_locator(MaxNLocator(5))
-            axes.xaxis.set_major_formatter(_thousands)
-            axes.yaxis.set_major_formatter(_percent)
-            axes.margins(y=0.12)
-            axes.grid(visible=True)
-        sheets[0].set_ylabel("accuracy, strict")
-        words = "; ".join(
-            f"{bar.label}: {bar.calls:.1f} calls, {bar.tokens:,.0f} tokens, accuracy {100 * bar.accuracy.value:.1f}"
-            for bar in bars
-        )
-        return themed(figure, name, f"Cost against accuracy. {words}.")
-
-
 def bars(names: Sequence[str], values: Sequence[Estimate | float], name: str) -> str | None:
     """Shares as bars, the first on top, with intervals if there are any."""
     if not values:
@@ -273,10 +207,6 @@ def _cell(axes: Axes, row: int, column: int, ink: str, alpha: float) -> None:
 def _short(label: str, most: int = 28) -> str:
     line = " ".join(label.split())
     return line if len(line) <= most else line[: most - 1] + "…"
-
-
-def _thousands(value: float, _: float) -> str:
-    return f"{value:,.0f}"
 
 
 def _percent(value: float, _: float) -> str:

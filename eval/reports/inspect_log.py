@@ -41,8 +41,9 @@ from court.events import (
     VerdictGiven,
 )
 from court.record import TrialRecord
-from eval.datasets.items import Outcome, Prediction, Protocol
+from eval.datasets.items import Outcome
 from eval.runs.results import Judged, Results
+from eval.scores.measure import Figure
 from eval.scores.metrics import card
 from eval.scores.task_card import task_card
 from eval.solvers.question import Question, gold_of
@@ -82,9 +83,10 @@ async def export_inspect(results: Results, trials: TrialReader, target: Path) ->
     for one in results.judged:
         record = await trials.record(one.prediction.trial) if one.prediction.trial else None
         if manifest.question is not None:
-            samples.append(_answered(one, manifest.question, record))
-            continue
-        samples.append(_sample(one, record, {p: gold[p].get(one.meme.id) for p in protocols}))
+            samples.append(_sample(one, record, *_answer(one, manifest.question)))
+        else:
+            of_meme = {str(p): harmful for p in protocols if (harmful := gold[p].get(one.meme.id)) is not None}
+            samples.append(_sample(one, record, *_verdict(one, record, of_meme)))
     log = EvalLog(
         status="success" if manifest.finished else "cancelled",
         eval=EvalSpec(
@@ -124,54 +126,63 @@ async def export_inspect(results: Results, trials: TrialReader, target: Path) ->
 
 
 def _scores_of(results: Results) -> list[EvalScore]:
-    if results.manifest is None or results.manifest.question is None:
-        return [_score_of(results, protocol) for protocol in results.scorable]
-    found = task_card(results)
+    if results.question is not None:
+        found = task_card(results)
+        return [_score_of(found.question.task, found.n, found.figures, found.over)]
+    # The strict figures: a meme without a class is wrong, as in the report.
+    cards = (card(results, protocol) for protocol in results.scorable)
+    figures = ((one, {"accuracy": one.strict.accuracy, "macro_f1": one.strict.macro_f1}) for one in cards)
+    return [_score_of(str(one.protocol), one.n, {**each, "coverage": one.coverage}, {}) for one, each in figures]
+
+
+def _score_of(name: str, n: int, figures: Mapping[str, Figure | None], over: Mapping[str, int]) -> EvalScore:
     metrics = {
-        name: EvalMetric(
-            name=name, value=figure.value, metadata={"low": figure.low, "high": figure.high, "memes": found.over[name]}
+        key: EvalMetric(
+            name=key, value=one.value, metadata={"low": one.low, "high": one.high, "memes": over.get(key, n)}
         )
-        for name, figure in found.figures.items()
-        if figure is not None
+        for key, one in figures.items()
+        if one is not None
     }
-    return [EvalScore(name=found.question.task, scorer=_SCORER, scored_samples=found.n, metrics=metrics)]
+    return EvalScore(name=name, scorer=_SCORER, scored_samples=n, metrics=metrics)
 
 
-def _score_of(results: Results, protocol: Protocol) -> EvalScore:
-    """The strict figures: a meme without a class is wrong, as in the report."""
-    found = card(results, protocol)
-    figures = {"accuracy": found.strict.accuracy, "macro_f1": found.strict.macro_f1, "coverage": found.coverage}
-    return EvalScore(
-        name=str(protocol),
-        scorer=_SCORER,
-        scored_samples=found.n,
-        metrics={
-            name: EvalMetric(name=name, value=figure.value, metadata={"low": figure.low, "high": figure.high})
-            for name, figure in figures.items()
-        },
-    )
+_Parts = tuple[str | list[str], str, dict[str, Score], dict[str, Any]]
+"""Target of a sample, the output, scores, and metadata."""
 
 
-def _sample(one: Judged, record: TrialRecord | None, gold: Mapping[Protocol, bool | None]) -> EvalSample:
-    meme, prediction = one.meme, one.prediction
-    rationale = record.verdict.rationale if record and record.verdict else ""
-    scores = {str(p): _score(prediction, harmful, rationale) for p, harmful in gold.items() if harmful is not None}
+def _sample(
+    one: Judged,
+    record: TrialRecord | None,
+    target: str | list[str],
+    output: str,
+    scores: dict[str, Score],
+    about: dict[str, Any],
+) -> EvalSample:
+    prediction = one.prediction
     failed = prediction.outcome is Outcome.FAILED
     return EvalSample(
-        id=meme.id,
+        id=one.meme.id,
         epoch=1,
-        input=meme.text,
-        target="HARMFUL" if meme.harmful else "NOT_HARMFUL",
-        output=ModelOutput.from_content("memecourt", rationale or prediction.reason),
+        input=one.meme.text,
+        target=target,
+        output=ModelOutput.from_content("memecourt", output),
         scores=scores,
-        metadata={
-            "source_label": meme.source_label,
-            "targets": list(meme.targets),
-            "prediction": prediction.model_dump(mode="json"),
-        },
+        metadata={**about, "prediction": prediction.model_dump(mode="json")},
         **_course(record),
         error=EvalError(message=prediction.reason or "FAILED", traceback="", traceback_ansi="") if failed else None,
     )
+
+
+def _verdict(one: Judged, record: TrialRecord | None, gold: Mapping[str, bool]) -> _Parts:
+    """Parts of a sample of a verdict, which is scored under each protocol."""
+    meme, outcome = one.meme, one.prediction.outcome
+    words = (record.verdict.rationale if record and record.verdict else "") or one.prediction.reason
+    scores = {
+        protocol: Score(value="C" if outcome.harmful is harmful else "I", answer=str(outcome), explanation=words)
+        for protocol, harmful in gold.items()
+    }
+    about = {"source_label": meme.source_label, "targets": list(meme.targets)}
+    return "HARMFUL" if meme.harmful else "NOT_HARMFUL", words, scores, about
 
 
 def _course(record: TrialRecord | None) -> dict[str, Any]:
@@ -187,31 +198,15 @@ def _course(record: TrialRecord | None) -> dict[str, Any]:
     }
 
 
-def _answered(one: Judged, question: Question, record: TrialRecord | None) -> EvalSample:
-    """A sample of a run that asked a question: its target and answer are labels. Trials have a record, too."""
-    meme, prediction = one.meme, one.prediction
-    gold, answer = gold_of(meme, question.task), prediction.said.get(question.task)
+def _answer(one: Judged, question: Question) -> _Parts:
+    """Parts of a sample of a run that asked a question: target and answer are labels."""
+    reason = one.prediction.reason
+    gold, answer = gold_of(one.meme, question.task), one.prediction.said.get(question.task)
     words = "no answer" if answer is None else ", ".join(answer.labels)
     right = answer is not None and gold == frozenset(answer.labels)
-    failed = prediction.outcome is Outcome.FAILED
-    return EvalSample(
-        id=meme.id,
-        epoch=1,
-        input=meme.text,
-        target=list(question.in_order(gold or frozenset())),
-        output=ModelOutput.from_content("memecourt", words if answer is not None else prediction.reason),
-        scores={question.task: Score(value="C" if right else "I", answer=words, explanation=prediction.reason)},
-        metadata={"gold": dict(meme.tasks), "prediction": prediction.model_dump(mode="json")},
-        **_course(record),
-        error=EvalError(message=prediction.reason or "FAILED", traceback="", traceback_ansi="") if failed else None,
-    )
-
-
-def _score(prediction: Prediction, harmful: bool, rationale: str) -> Score:
-    right = prediction.outcome.harmful is harmful
-    return Score(
-        value="C" if right else "I", answer=str(prediction.outcome), explanation=rationale or prediction.reason
-    )
+    scores = {question.task: Score(value="C" if right else "I", answer=words, explanation=reason)}
+    target = list(question.in_order(gold or frozenset()))
+    return target, reason if answer is None else words, scores, {"gold": dict(one.meme.tasks)}
 
 
 def _transcript(record: TrialRecord) -> Iterator[Event]:

@@ -19,7 +19,6 @@ from eval.reports.sections import (
     Tile,
     need_page,
     notes_in_words,
-    plain,
     published_sections,
     traps_in_words,
 )
@@ -402,7 +401,6 @@ def _group_sections(group: Group, *, page: bool) -> Iterator[Section]:
                     [(run.title, found) for run, found in rows], [run.title for run, _ in rows if not run.finished]
                 ),
                 notes=table.remarks if last else (),
-                drawn=_costs(table) if page and last else (),
                 tiles=_tiles(table) if page and not first else (),
                 level=3,
             )
@@ -468,22 +466,6 @@ def _tiles(table: Table) -> tuple[Tile, ...]:
         Tile("Macro-F1", tuple((label, found.strict.macro_f1) for label, found in finished)),
         Tile("Coverage", tuple((label, found.coverage) for label, found in finished)),
     )
-
-
-def _costs(table: Table) -> tuple[Drawn, ...]:
-    """Cost against accuracy of several finished runs."""
-    from eval.reports import figures
-    from eval.scores.courses import cost_of
-
-    bars = []
-    for run, found in table.rows:
-        if run.finished:
-            cost = cost_of(run.results)
-            spent = (cost.calls, cost.tokens) if cost else (0.0, 0.0)
-            bars.append(figures.Bar(plain(run.label), found.strict.accuracy, *spent))
-    drawn = figures.costs(bars, f"{table.key}-costs") if len(bars) > 1 else None
-    words = "What a trial takes, whether or not its calls came out of the store."
-    return (Drawn("Cost against accuracy", drawn, words),) if drawn else ()
 
 
 def _contrasts(table: Table) -> Section:

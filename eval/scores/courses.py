@@ -55,11 +55,6 @@ class MeanCost:
     """Median of the longest chain of calls."""
     seconds: float
 
-    @property
-    def tokens(self) -> float:
-        """Mean number of tokens read and written per meme."""
-        return self.tokens_in + self.tokens_out
-
 
 def rounds_of(results: Results) -> tuple[Rounds, ...]:
     """Rounds per side and gold label; empty if no side ever asked.

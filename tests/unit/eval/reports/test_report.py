@@ -27,7 +27,6 @@ from eval.reports.records import read_records
 from eval.reports.verdicts import gather, verdicts_sections
 from eval.runs.results import DOCKET, read_results, runs_below
 from eval.scores.courses import cost_of, entropies_of, rounds_of
-from eval.scores.measure import Figure as Estimate
 from eval.scores.metrics import Bin, VerdictFault, card
 from tests.support.golden import check_figures
 from tests.support.paths import GOLDEN
@@ -253,16 +252,6 @@ def test_a_page_has_all_memes_three_tiles_and_no_empty_box(page):
     assert any("data-score" in attributes for _, attributes in elements.all) and 'class="tag good">Right<' in page
 
 
-def test_costs_show_the_name_of_each_run_and_keep_dollar_signs():
-    bars = [
-        figures.Bar("one $x^2$", Estimate(0.731, 0.6, 0.8), 20.0, 3000.0),
-        figures.Bar("two", Estimate(0.412, 0.3, 0.5), 1.0, 90.0),
-    ]
-    assert {"one $x^2$", "two"} <= set(texts_of(figures.costs(bars, "y")))
-    free = [dataclasses.replace(bar, calls=0.0) for bar in bars]
-    assert figures.costs(free, "z") is None
-
-
 def test_figures_take_their_colours_from_the_style_sheet(page):
     svgs = re.findall(r"<svg.*?</svg>", page, re.S)
     assert len(svgs) >= 6
@@ -439,7 +428,7 @@ def test_costs_are_means_over_the_judged_memes(usual_run):
     cost = cost_of(results)
     costs = [judged.prediction.cost for judged in results.tried]
     assert cost.calls == pytest.approx(sum(spent.calls for spent in costs) / len(costs)) and cost.calls > 5
-    assert cost.tokens == pytest.approx(sum(spent.tokens_in + spent.tokens_out for spent in costs) / len(costs))
+    assert cost.tokens_in == pytest.approx(sum(spent.tokens_in for spent in costs) / len(costs))
 
 
 def test_runs_of_the_same_name_are_labelled_by_folder(tmp_path):
