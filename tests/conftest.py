@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
+import inspect
 import os
 import shutil
 import signal
@@ -18,6 +20,7 @@ from hypothesis import settings
 
 from tests.support import promises
 from tests.support.paths import ROOT
+from tests.support.virtual_time import VirtualLoop
 
 # Before numpy is imported, here and in every process that tests start. With several workers, BLAS threads mostly wait
 # for each other: a library of 120 memes took ten times the CPU time.
@@ -111,6 +114,18 @@ def starter_home(starter, tmp_path):
     """The test's folder, as a home with a copy of the starter library."""
     shutil.copytree(starter, tmp_path / "libraries")
     return tmp_path
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem):
+    """Runs a test that is a coroutine in an event loop of its own, whose clock jumps if the test is so marked."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    virtual = pyfuncitem.get_closest_marker("virtual_time")
+    with asyncio.Runner(loop_factory=VirtualLoop if virtual else None) as runner:
+        runner.run(pyfuncitem.obj(**arguments))
+    return True
 
 
 @pytest.hookimpl(tryfirst=True)  # so that skipped tests are included

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+from functools import partial
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
@@ -45,11 +46,19 @@ def docket_place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def using(docket_place: str) -> Any:
-    """A function that runs work on the docket at ``docket_place``."""
-    from tests.support.dockets import parse_place, with_docket
+def opening(docket_place: str) -> Any:
+    """A function that opens the docket at ``docket_place``, as an asynchronous context."""
+    from tests.support.dockets import opened_docket, parse_place
 
-    return lambda work, **options: with_docket(parse_place(docket_place), work, **options)
+    return partial(opened_docket, parse_place(docket_place))
+
+
+@pytest.fixture
+def using(opening: Any) -> Any:
+    """A function that runs work on the docket at ``docket_place``."""
+    from tests.support.playing import run_within
+
+    return lambda work, **options: run_within(opening(**options), work)
 
 
 @pytest.fixture(scope="session")

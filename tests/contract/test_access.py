@@ -141,19 +141,15 @@ def test_exactly_the_methods_of_the_contract_have_a_scope():
     assert set(docket.values()) == {Scope.REVIEW}
 
 
-def test_each_token_opens_only_the_methods_of_its_scope(file):
+async def test_each_token_opens_only_the_methods_of_its_scope(file):
     tokens = {scope: token_file.add(file, str(scope), [scope], None) for scope in Scope}
     tokens["all"] = token_file.add(file, "all", list(Scope), None)
 
-    async def work():
-        outcomes = {}
-        async with a_server(tokens=Tokens.of(file)) as address, grpc.aio.insecure_channel(address) as channel:
-            for method in METHODS:
-                for name, token in tokens.items():
-                    outcomes[method, name] = await call(channel, method, bearer(token))
-        return outcomes
-
-    outcomes = asyncio.run(work())
+    outcomes = {}
+    async with a_server(tokens=Tokens.of(file)) as address, grpc.aio.insecure_channel(address) as channel:
+        for method in METHODS:
+            for name, token in tokens.items():
+                outcomes[method, name] = await call(channel, method, bearer(token))
     assert len(outcomes) == (len(Scope) + 1) * len(METHODS) >= 65
     for (method, name), error in outcomes.items():
         if name in ("all", SCOPES[method]):
@@ -214,31 +210,24 @@ def test_concurrent_calls_each_see_their_own_caller(file):
     assert all(name == answer for name, answer in asyncio.run(work()))
 
 
-def test_without_a_token_file_every_method_is_open():
-    async def work():
-        async with a_server() as address, grpc.aio.insecure_channel(address) as channel:
-            return [await call(channel, method, bearer("whatever")) for method in METHODS]
-
-    errors = asyncio.run(work())
+async def test_without_a_token_file_every_method_is_open():
+    async with a_server() as address, grpc.aio.insecure_channel(address) as channel:
+        errors = [await call(channel, method, bearer("whatever")) for method in METHODS]
     assert len(errors) == len(METHODS) and {error.code() for error in errors} <= AUTHENTICATED
     assert ANYBODY.scopes == set(Scope) and ANYBODY.sees("anything")
 
 
-def test_health_needs_no_token_but_reflection_does(file):
+async def test_health_needs_no_token_but_reflection_does(file):
     token = token_file.add(file, "auditor", [Scope.REVIEW], None)
     ask = reflection_pb2.ServerReflectionRequest(list_services="")
-
-    async def work():
-        async with a_server(tokens=Tokens.of(file)) as address, grpc.aio.insecure_channel(address) as channel:
-            health = health_pb2_grpc.HealthStub(channel)
-            lives = await health.Check(health_pb2.HealthCheckRequest(service="liveness"), timeout=60)
-            reflect = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo
-            # No message is sent: one on its way to a refused call may end it as INTERNAL.
-            refused = await reflect(timeout=60).code()
-            (listed,) = [answer async for answer in reflect(iter([ask]), timeout=60, metadata=bearer(token))]
-            return lives.status, refused, {service.name for service in listed.list_services_response.service}
-
-    lives, refused, names = asyncio.run(work())
+    async with a_server(tokens=Tokens.of(file)) as address, grpc.aio.insecure_channel(address) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        lives = await health.Check(health_pb2.HealthCheckRequest(service="liveness"), timeout=60)
+        reflect = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo
+        # No message is sent: one on its way to a refused call may end it as INTERNAL.
+        refused = await reflect(timeout=60).code()
+        (listed,) = [answer async for answer in reflect(iter([ask]), timeout=60, metadata=bearer(token))]
+        lives, names = lives.status, {service.name for service in listed.list_services_response.service}
     assert lives == health_pb2.HealthCheckResponse.SERVING
     assert refused is grpc.StatusCode.UNAUTHENTICATED
     assert {name for name in names if name.startswith("memecourt.")} == {
@@ -252,17 +241,14 @@ def test_health_needs_no_token_but_reflection_does(file):
     ("namespaces", "allowed", "forbidden"),
     [(None, ["", "a", "b"], []), (["a"], ["a"], ["b", "", "A", "a "]), (["", "a"], ["", "a"], ["b"])],
 )
-def test_a_caller_sees_only_its_namespaces(namespaces, allowed, forbidden):
-    async def work():
-        set_current(Caller("x", frozenset(Scope), None if namespaces is None else frozenset(namespaces)))
-        for namespace in allowed:
+async def test_a_caller_sees_only_its_namespaces(namespaces, allowed, forbidden):
+    set_current(Caller("x", frozenset(Scope), None if namespaces is None else frozenset(namespaces)))
+    for namespace in allowed:
+        check_namespace(namespace)
+    for namespace in forbidden:
+        with pytest.raises(NotAllowed) as caught:
             check_namespace(namespace)
-        for namespace in forbidden:
-            with pytest.raises(NotAllowed) as caught:
-                check_namespace(namespace)
-            assert (caught.value.reason, caught.value.field) == ("NAMESPACE_NOT_ALLOWED", "content.namespace")
-
-    asyncio.run(work())
+        assert (caught.value.reason, caught.value.field) == ("NAMESPACE_NOT_ALLOWED", "content.namespace")
 
 
 # The token file
@@ -390,43 +376,40 @@ async def call_repeatedly(channel, errors, counted, metadata=()):
             errors.append(error)
 
 
-def test_tokens_are_added_and_revoked_without_restart_or_effect_on_others(file, caplog):
+async def test_tokens_are_added_and_revoked_without_restart_or_effect_on_others(file, caplog):
     steady = token_file.add(file, "steady", [Scope.REVIEW], None)
 
-    async def work():
-        tokens, errors, counted = Tokens.of(file), [], []
-        following = follow_files([file], tokens.use, token_file.WHAT, tokens.contents, every_s=0.05)
-        async with (
-            a_server(tokens=tokens) as address,
-            grpc.aio.insecure_channel(address) as channel,
-            running_beside(following),
-            running_beside(call_repeatedly(channel, errors, counted, bearer(steady))),
-        ):
+    tokens, errors, counted = Tokens.of(file), [], []
+    following = follow_files([file], tokens.use, token_file.WHAT, tokens.contents, every_s=0.05)
+    async with (
+        a_server(tokens=tokens) as address,
+        grpc.aio.insecure_channel(address) as channel,
+        running_beside(following),
+        running_beside(call_repeatedly(channel, errors, counted, bearer(steady))),
+    ):
 
-            async def code(token):
-                return (await call(channel, "/memecourt.v1.Docket/GetTrial", bearer(token))).code()
+        async def code(token):
+            return (await call(channel, "/memecourt.v1.Docket/GetTrial", bearer(token))).code()
 
-            async def is_let_in(token):
-                return await code(token) in AUTHENTICATED
+        async def is_let_in(token):
+            return await code(token) in AUTHENTICATED
 
-            fresh = await asyncio.to_thread(token_file.add, file, "fresh", [Scope.REVIEW], None)
-            await until(lambda: is_let_in(fresh))
+        fresh = await asyncio.to_thread(token_file.add, file, "fresh", [Scope.REVIEW], None)
+        await until(lambda: is_let_in(fresh))
 
-            whole = file.read_text()
-            file.write_text("[[token]]\nname = ")
-            await until(lambda: asyncio.sleep(0, "can't be used" in caplog.text))
-            assert await is_let_in(fresh)
-            file.unlink()
-            await until(lambda: asyncio.sleep(0, "can't be read" in caplog.text))
-            assert await is_let_in(fresh)
-            file.write_text(whole)
+        whole = file.read_text()
+        file.write_text("[[token]]\nname = ")
+        await until(lambda: asyncio.sleep(0, "can't be used" in caplog.text))
+        assert await is_let_in(fresh)
+        file.unlink()
+        await until(lambda: asyncio.sleep(0, "can't be read" in caplog.text))
+        assert await is_let_in(fresh)
+        file.write_text(whole)
 
-            await asyncio.to_thread(token_file.remove, file, "fresh")
-            await until(lambda: asyncio.sleep(0, tokens.caller(fresh) is None))
-            assert await code(fresh) is grpc.StatusCode.UNAUTHENTICATED
-        return errors, len(counted)
-
-    errors, counted = asyncio.run(work())
+        await asyncio.to_thread(token_file.remove, file, "fresh")
+        await until(lambda: asyncio.sleep(0, tokens.caller(fresh) is None))
+        assert await code(fresh) is grpc.StatusCode.UNAUTHENTICATED
+    counted = len(counted)
     assert not errors and counted > 10
 
 
@@ -542,23 +525,20 @@ def is_let_in(error):
     return rpc_status.from_call(error) is not None and reason(error) == "NOT_IN_SESSION"
 
 
-def test_tls_accepts_only_encrypted_connections_that_trust_the_server(tls_files):
-    async def work():
-        certificates = Certificates.of(tls_files.settings())
-        async with a_server(certificates=certificates) as address:
-            return [
-                await outcome(address, tls_files.credentials()),
-                await outcome(address),
-                await outcome(address, tls_files.credentials(trusted=tls_files.strangers)),
-                await outcome(address, tls_files.credentials()),
-            ]
-
-    errors = asyncio.run(work())
+async def test_tls_accepts_only_encrypted_connections_that_trust_the_server(tls_files):
+    certificates = Certificates.of(tls_files.settings())
+    async with a_server(certificates=certificates) as address:
+        errors = [
+            await outcome(address, tls_files.credentials()),
+            await outcome(address),
+            await outcome(address, tls_files.credentials(trusted=tls_files.strangers)),
+            await outcome(address, tls_files.credentials()),
+        ]
     assert [is_let_in(error) for error in errors] == [True, False, False, True]
     assert {error.code() for error in errors[1:3]} == {grpc.StatusCode.UNAVAILABLE}
 
 
-def test_mutual_tls_accepts_only_valid_client_certificates(tls_files):
+async def test_mutual_tls_accepts_only_valid_client_certificates(tls_files):
     long_ago = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=1)
     tomorrow = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=1)
     shown = {
@@ -570,74 +550,50 @@ def test_mutual_tls_accepts_only_valid_client_certificates(tls_files):
         "of the server's authority": tls_files.ours.issue_cert("caller"),
     }
 
-    async def work():
-        certificates = Certificates.of(tls_files.settings(mutual=True))
-        async with a_server(certificates=certificates) as address:
-            outcomes = {name: await outcome(address, tls_files.credentials(one)) for name, one in shown.items()}
-            outcomes["in the clear"] = await outcome(address)
-            outcomes["valid again"] = await outcome(address, tls_files.credentials(shown["valid"]))
-        return outcomes
-
-    outcomes = asyncio.run(work())
+    certificates = Certificates.of(tls_files.settings(mutual=True))
+    async with a_server(certificates=certificates) as address:
+        outcomes = {name: await outcome(address, tls_files.credentials(one)) for name, one in shown.items()}
+        outcomes["in the clear"] = await outcome(address)
+        outcomes["valid again"] = await outcome(address, tls_files.credentials(shown["valid"]))
     assert {name for name, error in outcomes.items() if is_let_in(error)} == {"valid", "valid again"}
     assert {error.code() for error in outcomes.values()} == {grpc.StatusCode.UNAVAILABLE}
 
 
-def test_tls_and_tokens_are_both_required(tls_files, file):
-    token = token_file.add(file, "pipeline", [Scope.REVIEW], None)
+async def test_renewed_certificates_are_used_without_restart_or_lost_connections(tls_files, caplog):
+    certificates, errors, counted = Certificates.of(tls_files.settings(mutual=True)), [], []
+    following = follow_files(certificates.paths, certificates.use, "certificates", certificates.contents, every_s=0.05)
+    caller = tls_files.theirs.issue_cert("caller")
+    stranger = tls_files.strangers.issue_cert("caller")
+    async with (
+        a_server(certificates=certificates) as address,
+        grpc.aio.secure_channel(address, tls_files.credentials(caller)) as old,
+        running_beside(following),
+        running_beside(call_repeatedly(old, errors, counted)),
+    ):
+        assert is_let_in(await outcome(address, tls_files.credentials(caller)))
+        # The key does not match the certificate: the pair in use stays.
+        key = tls_files.key.read_bytes()
+        tls_files.key.write_bytes(trustme.CA().issue_cert("localhost").private_key_pem.bytes())
+        await until(lambda: asyncio.sleep(0, "can't be used" in caplog.text))
+        assert is_let_in(await outcome(address, tls_files.credentials(caller)))
+        tls_files.key.write_bytes(key)
+        # Both the server's authority and the callers' authority are replaced.
+        tls_files.issue(tls_files.strangers)
+        tls_files.strangers.cert_pem.write_to_path(tls_files.callers)
 
-    async def work():
-        async with a_server(tokens=Tokens.of(file), certificates=Certificates.of(tls_files.settings())) as address:
-            credentials = grpc.composite_channel_credentials(
-                tls_files.credentials(), grpc.access_token_call_credentials(token)
-            )
-            return await outcome(address, credentials), await outcome(address, tls_files.credentials())
+        async def renewed():
+            return is_let_in(await outcome(address, tls_files.credentials(stranger, trusted=tls_files.strangers)))
 
-    with_token, without = asyncio.run(work())
-    assert is_let_in(with_token)
-    assert without.code() is grpc.StatusCode.UNAUTHENTICATED
-
-
-def test_renewed_certificates_are_used_without_restart_or_lost_connections(tls_files, caplog):
-    async def work():
-        certificates, errors, counted = Certificates.of(tls_files.settings(mutual=True)), [], []
-        following = follow_files(
-            certificates.paths, certificates.use, "certificates", certificates.contents, every_s=0.05
-        )
-        caller = tls_files.theirs.issue_cert("caller")
-        stranger = tls_files.strangers.issue_cert("caller")
-        async with (
-            a_server(certificates=certificates) as address,
-            grpc.aio.secure_channel(address, tls_files.credentials(caller)) as old,
-            running_beside(following),
-            running_beside(call_repeatedly(old, errors, counted)),
-        ):
-            assert is_let_in(await outcome(address, tls_files.credentials(caller)))
-            # The key does not match the certificate: the pair in use stays.
-            key = tls_files.key.read_bytes()
-            tls_files.key.write_bytes(trustme.CA().issue_cert("localhost").private_key_pem.bytes())
-            await until(lambda: asyncio.sleep(0, "can't be used" in caplog.text))
-            assert is_let_in(await outcome(address, tls_files.credentials(caller)))
-            tls_files.key.write_bytes(key)
-            # Both the server's authority and the callers' authority are replaced.
-            tls_files.issue(tls_files.strangers)
-            tls_files.strangers.cert_pem.write_to_path(tls_files.callers)
-
-            async def renewed():
-                return is_let_in(await outcome(address, tls_files.credentials(stranger, trusted=tls_files.strangers)))
-
-            await until(renewed)
-            assert not is_let_in(await outcome(address, tls_files.credentials(caller)))
-            assert not is_let_in(await outcome(address, tls_files.credentials(caller, trusted=tls_files.strangers)))
-            before = len(counted)
-            await until(lambda: asyncio.sleep(0, len(counted) > before + 5))
-        return errors, len(counted)
-
-    errors, counted = asyncio.run(work())
+        await until(renewed)
+        assert not is_let_in(await outcome(address, tls_files.credentials(caller)))
+        assert not is_let_in(await outcome(address, tls_files.credentials(caller, trusted=tls_files.strangers)))
+        before = len(counted)
+        await until(lambda: asyncio.sleep(0, len(counted) > before + 5))
+    counted = len(counted)
     assert not errors and counted > 10
 
 
-def test_renewed_certificates_are_used_over_http_without_lost_connections(tls_files, caplog, monkeypatch):
+async def test_renewed_certificates_are_used_over_http_without_lost_connections(tls_files, caplog, monkeypatch):
     caplog.set_level("INFO", logger="memecourt.server")
     monkeypatch.setattr("serving.http.listen.follow_files", partial(follow_files, every_s=0.05))
     renewed = asyncio.Event()
@@ -660,34 +616,31 @@ def test_renewed_certificates_are_used_over_http_without_lost_connections(tls_fi
             except httpx2.TransportError:
                 return False
 
-    async def work():
-        caller, stranger = tls_files.theirs.issue_cert("caller"), tls_files.strangers.issue_cert("caller")
-        listener = Listener("The test", field="test", example="", at_once=8)
-        async with (
-            open_listener(listener, app, tls_files.settings(mutual=True), "127.0.0.1:0") as url,
-            client_with(tls_files.ours, caller) as old,
-            AsyncExitStack() as stack,
-        ):
-            url = url.replace("127.0.0.1", "localhost")
-            answer = await stack.enter_async_context(old.stream("GET", f"{url}/later"))
-            assert await answers(url, tls_files.ours, caller)
-            assert not await answers(url, tls_files.ours, stranger)
-            # The key does not match the certificate: the pair in use stays.
-            key = tls_files.key.read_bytes()
-            tls_files.key.write_bytes(trustme.CA().issue_cert("localhost").private_key_pem.bytes())
-            await until(lambda: asyncio.sleep(0, "can't be used" in caplog.text))
-            assert await answers(url, tls_files.ours, caller)
-            tls_files.key.write_bytes(key)
-            # Both the server's authority and the callers' authority are replaced.
-            tls_files.issue(tls_files.strangers)
-            tls_files.strangers.cert_pem.write_to_path(tls_files.callers)
-            await until(lambda: answers(url, tls_files.strangers, stranger))
-            assert not await answers(url, tls_files.ours, caller)
-            assert not await answers(url, tls_files.strangers, caller)
-            renewed.set()
-            assert await answer.aread() == b"here"
-
-    asyncio.run(work())
+    caller, stranger = tls_files.theirs.issue_cert("caller"), tls_files.strangers.issue_cert("caller")
+    listener = Listener("The test", field="test", example="", at_once=8)
+    async with (
+        open_listener(listener, app, tls_files.settings(mutual=True), "127.0.0.1:0") as url,
+        client_with(tls_files.ours, caller) as old,
+        AsyncExitStack() as stack,
+    ):
+        url = url.replace("127.0.0.1", "localhost")
+        answer = await stack.enter_async_context(old.stream("GET", f"{url}/later"))
+        assert await answers(url, tls_files.ours, caller)
+        assert not await answers(url, tls_files.ours, stranger)
+        # The key does not match the certificate: the pair in use stays.
+        key = tls_files.key.read_bytes()
+        tls_files.key.write_bytes(trustme.CA().issue_cert("localhost").private_key_pem.bytes())
+        await until(lambda: asyncio.sleep(0, "can't be used" in caplog.text))
+        assert await answers(url, tls_files.ours, caller)
+        tls_files.key.write_bytes(key)
+        # Both the server's authority and the callers' authority are replaced.
+        tls_files.issue(tls_files.strangers)
+        tls_files.strangers.cert_pem.write_to_path(tls_files.callers)
+        await until(lambda: answers(url, tls_files.strangers, stranger))
+        assert not await answers(url, tls_files.ours, caller)
+        assert not await answers(url, tls_files.strangers, caller)
+        renewed.set()
+        assert await answer.aread() == b"here"
     assert "The certificate of the test has changed and is in use" in caplog.text
 
 
@@ -801,20 +754,17 @@ def test_a_password_protected_key_is_refused_without_a_prompt(tls_files):
 
 
 @pytest.mark.parametrize(("excess_bytes", "codes"), [(0, AUTHENTICATED), (1, {grpc.StatusCode.RESOURCE_EXHAUSTED})])
-def test_messages_are_accepted_up_to_the_size_limit(excess_bytes, codes):
+async def test_messages_are_accepted_up_to_the_size_limit(excess_bytes, codes):
     message = wire.AddPrecedentRequest(image=bytes(MESSAGE_BYTES + excess_bytes - 5)).SerializeToString()
     assert len(message) == MESSAGE_BYTES + excess_bytes
 
-    async def work():
-        options = [("grpc.max_send_message_length", -1)]
-        async with a_server() as address, grpc.aio.insecure_channel(address, options=options) as channel:
-            return await call(channel, "/memecourt.v1.Precedents/AddPrecedent", message=message)
-
-    assert asyncio.run(work()).code() in codes
+    options = [("grpc.max_send_message_length", -1)]
+    async with a_server() as address, grpc.aio.insecure_channel(address, options=options) as channel:
+        assert (await call(channel, "/memecourt.v1.Precedents/AddPrecedent", message=message)).code() in codes
 
 
 @pytest.mark.parametrize("tokens", [False, True])
-def test_unknown_methods_are_unimplemented(file, tokens):
+async def test_unknown_methods_are_unimplemented(file, tokens):
     token = token_file.add(file, "pipeline", [Scope.REVIEW], None)
     unknown = [
         "/memecourt.v1.Court/Acquit",
@@ -825,37 +775,28 @@ def test_unknown_methods_are_unimplemented(file, tokens):
         "/memecourt.v1.Court/",
     ]
 
-    async def work():
-        known = Tokens.of(file) if tokens else None
-        async with a_server(tokens=known) as address, grpc.aio.insecure_channel(address) as channel:
-            with_token = [await call(channel, method, bearer(token)) for method in unknown]
-            return with_token, [await call(channel, method) for method in unknown]
-
-    with_token, without = asyncio.run(work())
+    known = Tokens.of(file) if tokens else None
+    async with a_server(tokens=known) as address, grpc.aio.insecure_channel(address) as channel:
+        with_token = [await call(channel, method, bearer(token)) for method in unknown]
+        without = [await call(channel, method) for method in unknown]
     assert {error.code() for error in with_token} == {grpc.StatusCode.UNIMPLEMENTED}
     expected = grpc.StatusCode.UNAUTHENTICATED if tokens else grpc.StatusCode.UNIMPLEMENTED
     assert {error.code() for error in without} == {expected}
 
 
-def test_oversized_metadata_is_refused_and_the_connection_survives():
-    async def work():
-        async with a_server() as address, grpc.aio.insecure_channel(address) as channel:
-            return [
-                await call(channel, "/memecourt.v1.Docket/GetTrial", [("x-much", "y" * size)])
-                for size in (1000, 1_000_000, 1000)
-            ]
-
-    few, much, again = asyncio.run(work())
+async def test_oversized_metadata_is_refused_and_the_connection_survives():
+    async with a_server() as address, grpc.aio.insecure_channel(address) as channel:
+        few, much, again = [
+            await call(channel, "/memecourt.v1.Docket/GetTrial", [("x-much", "y" * size)])
+            for size in (1000, 1_000_000, 1000)
+        ]
     assert {few.code(), again.code()} <= AUTHENTICATED
     assert much.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-def test_with_reflection_off_the_methods_are_not_listed():
-    async def work():
-        async with a_server(reflect=False) as address, grpc.aio.insecure_channel(address) as channel:
-            reflect = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo
-            # No message is sent, for the same reason as above.
-            return await reflect(timeout=60).code(), await call(channel, "/memecourt.v1.Docket/GetTrial")
-
-    code, judged = asyncio.run(work())
+async def test_with_reflection_off_the_methods_are_not_listed():
+    async with a_server(reflect=False) as address, grpc.aio.insecure_channel(address) as channel:
+        reflect = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo
+        # No message is sent, for the same reason as above.
+        code, judged = await reflect(timeout=60).code(), await call(channel, "/memecourt.v1.Docket/GetTrial")
     assert code is grpc.StatusCode.UNIMPLEMENTED and is_let_in(judged)

@@ -20,7 +20,7 @@ from serving.docket.review.locks import AnotherWanted
 from serving.docket.review.projection import ReviewPriority
 from serving.rpc import convert
 from serving.rpc.server import SCOPES
-from tests.support.desks import verdict, with_desk
+from tests.support.desks import opened_desk, verdict
 from tests.support.dockets import NOON, append_all, events_of, parse_place, with_docket
 from tests.support.real_court import IMAGE, real_court
 
@@ -31,8 +31,8 @@ def open_appeal(docket, trial_id, reference="7", statement=WHY, by="forum"):
     return docket.reviews.open_appeal(trial_id, by=by, statement=statement, reference=reference, at=NOON)
 
 
-def test_appeals_are_logged_events_and_idempotent_by_reference(using):
-    async def scene(docket):
+async def test_appeals_are_logged_events_and_idempotent_by_reference(opening):
+    async with opening() as docket:
         await append_all(docket, events_of("t"))
         first = await open_appeal(docket, "t")
         again = await asyncio.gather(*(open_appeal(docket, "t", statement="Other words.") for _ in range(5)))
@@ -40,16 +40,13 @@ def test_appeals_are_logged_events_and_idempotent_by_reference(using):
         unnamed = [await open_appeal(docket, "t", reference="") for _ in range(2)]
         record = await docket.trials.record("t")
         report = await docket.auditor.audit([VerifierKey.parse(await docket.log.vkey())])
-        return first, again, second, unnamed, record, report
-
-    first, again, second, unnamed, record, report = using(scene)
     assert set(again) == {first} and second.seq == first.seq + 1 and unnamed[0] == unnamed[1]
     assert record.all(AppealOpened) == (first, second, unnamed[0]) and record.verdict is not None
     assert set(report.counts) <= {"PICTURE_DIFFERS"}
 
 
-def test_only_existing_verdicts_can_be_appealed(using):
-    async def scene(docket):
+async def test_only_existing_verdicts_can_be_appealed(opening):
+    async with opening() as docket:
         await append_all(docket, events_of("open")[:2])
         await append_all(docket, events_of("gone"))
         await docket.eraser.erase("gone", who="ada", why="asked for", at=NOON)
@@ -57,11 +54,9 @@ def test_only_existing_verdicts_can_be_appealed(using):
             with pytest.raises(error):
                 await open_appeal(docket, trial_id)
 
-    using(scene)
 
-
-def test_an_appeal_comes_first_and_goes_blind_to_a_new_reviewer(docket_place):
-    async def scene(it):
+async def test_an_appeal_comes_first_and_goes_blind_to_a_new_reviewer(docket_place):
+    async with opened_desk(parse_place(docket_place)) as it:
         await it.tried("doubtful", verdict(Label.UNDECIDED))
         await it.tried("sure", verdict(Label.HARMFUL))
         await it.reviewed("sure", "ada", Label.HARMFUL, again=True)
@@ -78,9 +73,7 @@ def test_an_appeal_comes_first_and_goes_blind_to_a_new_reviewer(docket_place):
         )
         after_own_review = await it.waiting("ben")
         review = await it.reviewed("sure", "ben", Label.HARMFUL)
-        return before, queues, only, hidden, after_own_review, review, await it.waiting("ben"), await it.desk.counts()
-
-    before, queues, only, hidden, after_own_review, review, after, counts = with_desk(parse_place(docket_place), scene)
+        after, counts = await it.waiting("ben"), await it.desk.counts()
     assert before == ["doubtful"]
     assert queues == {"ada": ["doubtful"], "ben": ["sure", "doubtful"]} and only == ["sure"]
     assert hidden == {"ada": frozenset(), "ben": frozenset({"sure"})}
@@ -88,24 +81,22 @@ def test_an_appeal_comes_first_and_goes_blind_to_a_new_reviewer(docket_place):
     assert counts == {ReviewPriority.UNDECIDED: 1}
 
 
-def test_two_reviewers_disagreeing_about_an_appeal_leave_it_to_a_third(docket_place):
-    async def scene(it):
+async def test_two_reviewers_disagreeing_about_an_appeal_leave_it_to_a_third(docket_place):
+    async with opened_desk(parse_place(docket_place)) as it:
         await it.tried("t", verdict(Label.HARMFUL))
         await it.reviewed("t", "ada", Label.HARMFUL, again=True)
         await open_appeal(it.docket, "t")
         await it.reviewed("t", "ben", Label.NOT_HARMFUL)
         case = await it.desk.case("t")
         await it.reviewed("t", "eve", Label.NOT_HARMFUL)
-        return case, await it.desk.case("t")
-
-    case, decided = with_desk(parse_place(docket_place), scene)
+        decided = await it.desk.case("t")
     assert case.waiting and case.reasons[0][0] is ReviewPriority.APPEAL
     assert {why for why, _ in case.reasons} == {ReviewPriority.APPEAL, ReviewPriority.REVIEWERS_DISAGREE}
     assert not decided.waiting and decided.holds is Label.NOT_HARMFUL
 
 
-def test_a_second_opinion_keeps_an_appeal_first_and_with_another_reviewer(docket_place):
-    async def scene(it):
+async def test_a_second_opinion_keeps_an_appeal_first_and_with_another_reviewer(docket_place):
+    async with opened_desk(parse_place(docket_place)) as it:
         await it.tried("t", verdict(Label.HARMFUL))
         await it.reviewed("t", "ada", Label.HARMFUL, again=True)
         await open_appeal(it.docket, "t")
@@ -115,40 +106,35 @@ def test_a_second_opinion_keeps_an_appeal_first_and_with_another_reviewer(docket
         await it.docket.reviews.review(
             "t", outcome=ReviewOutcome.UPHELD, label=Label.HARMFUL, reason="r", clause="", reviewer="ada", at=NOON
         )
-        return counts, [await it.waiting(who) for who in ("ada", "ben", "eve")]
-
-    counts, queues = with_desk(parse_place(docket_place), scene)
+        queues = [await it.waiting(who) for who in ("ada", "ben", "eve")]
     assert counts == {ReviewPriority.APPEAL: 1} and queues == [[], [], ["t"]]
 
 
-def test_appeals_are_opened_over_grpc_by_verdict_or_by_content(tmp_path):
-    async def scene():
-        async with real_court(tmp_path) as served:
-            content = wire.Content(namespace="forum", id="post 7")
-            judged = await served.judge.Judge(wire.JudgeRequest(image=IMAGE, text="one", content=content), timeout=120)
+async def test_appeals_are_opened_over_grpc_by_verdict_or_by_content(tmp_path):
+    async with real_court(tmp_path) as served:
+        content = wire.Content(namespace="forum", id="post 7")
+        judged = await served.judge.Judge(wire.JudgeRequest(image=IMAGE, text="one", content=content), timeout=120)
 
-            def ask(**fields):
-                request = wire.OpenAppealRequest(**{"statement": WHY, "by": "forum", **fields})
-                return served.records.OpenAppeal(request, timeout=120)
+        def ask(**fields):
+            request = wire.OpenAppealRequest(**{"statement": WHY, "by": "forum", **fields})
+            return served.records.OpenAppeal(request, timeout=120)
 
-            by_id = await ask(trial_id=judged.verdict_id, reference="1")
-            by_content = await ask(content=content, reference="1")
-            reasons = {}
-            for name, fields in {
-                "no verdict": {},
-                "no statement": {"trial_id": judged.verdict_id, "statement": ""},
-                "nobody": {"trial_id": judged.verdict_id, "by": ""},
-                "unknown content": {"content": wire.Content(namespace="forum", id="other")},
-                "unknown trial": {"trial_id": "none"},
-            }.items():
-                with pytest.raises(grpc.aio.AioRpcError) as caught:
-                    await ask(**fields)
-                info = error_details_pb2.ErrorInfo()
-                assert any(each.Unpack(info) for each in rpc_status.from_call(caught.value).details)
-                reasons[name] = (caught.value.code().name, info.reason)
-            return judged.verdict_id, by_id, by_content, reasons
-
-    verdict_id, by_id, by_content, reasons = asyncio.run(scene())
+        by_id = await ask(trial_id=judged.verdict_id, reference="1")
+        by_content = await ask(content=content, reference="1")
+        reasons = {}
+        for name, fields in {
+            "no verdict": {},
+            "no statement": {"trial_id": judged.verdict_id, "statement": ""},
+            "nobody": {"trial_id": judged.verdict_id, "by": ""},
+            "unknown content": {"content": wire.Content(namespace="forum", id="other")},
+            "unknown trial": {"trial_id": "none"},
+        }.items():
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await ask(**fields)
+            info = error_details_pb2.ErrorInfo()
+            assert any(each.Unpack(info) for each in rpc_status.from_call(caught.value).details)
+            reasons[name] = (caught.value.code().name, info.reason)
+        verdict_id = judged.verdict_id
     assert by_id == by_content and by_id.trial_id == verdict_id and by_id.seq > 0
     assert reasons == {
         "no verdict": ("INVALID_ARGUMENT", "FIELD_MISSING"),

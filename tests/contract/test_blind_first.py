@@ -15,9 +15,10 @@ from serving.docket.review.search import CHOICES
 from serving.docket.store import review_tables as desk_tables
 from serving.docket.store.listing import SORTS
 from tests.support.consoles import stable_page
-from tests.support.desk_pages import PICTURE, form_of, page_text, with_desk_pages
+from tests.support.desk_pages import PICTURE, desk_pages, form_of, page_text
 from tests.support.desks import trial, verdict
 from tests.support.dockets import NOON
+from tests.support.playing import run_within
 
 H, N, U = Label.HARMFUL, Label.NOT_HARMFUL, Label.UNDECIDED
 MODERATE, WEAK, STRONG = Strength.MODERATE, Strength.WEAK, Strength.STRONG
@@ -103,9 +104,7 @@ async def visit_all_pages(pages, ended):
 @pytest.fixture(scope="module")
 def worlds(tmp_path_factory):
     return [
-        with_desk_pages(
-            tmp_path_factory.mktemp("world"), lambda it, ended=ended: visit_all_pages(it, ended), library=False
-        )
+        run_within(desk_pages(tmp_path_factory.mktemp("world")), lambda it, ended=ended: visit_all_pages(it, ended))
         for ended in WORLDS.values()
     ]
 
@@ -179,7 +178,7 @@ def test_no_filter_order_or_count_of_the_list_tells_why_a_case_waits(tmp_path):
     for cause in CAUSES:
         place = tmp_path / cause
         place.mkdir()
-        found[cause] = with_desk_pages(place, lambda pages, cause=cause: visit(pages, cause), library=False)
+        found[cause] = run_within(desk_pages(place), lambda pages, cause=cause: visit(pages, cause))
     first, _ = found["disagree"]
     assert "waiting for review" in first[""] and "2 trials<" in first[""]
     for cause, (lists, reasons) in found.items():
@@ -190,10 +189,9 @@ def test_no_filter_order_or_count_of_the_list_tells_why_a_case_waits(tmp_path):
         )
 
 
-def test_seeing_the_verdict_of_another_trial_of_the_meme_ends_blindness(tmp_path):
+async def test_seeing_the_verdict_of_another_trial_of_the_meme_ends_blindness(tmp_path):
     """Verdicts of other trials are hidden while this one waits; a reviewer who has read one anyway is not blind."""
-
-    async def work(pages):
+    async with desk_pages(tmp_path) as pages:
         same = {"pixels": PICTURE.pixels_sha256, "words": "Monday people"}
         await pages.tried("a", verdict(U), **same)
         await pages.tried("twin", verdict(H, rationale="zebra"), **same)
@@ -202,14 +200,8 @@ def test_seeing_the_verdict_of_another_trial_of_the_meme_ends_blindness(tmp_path
         listed = (await ada.get("/trials")).text
         await bea.get("/trials/twin")
         case = page_text(await bea.get("/desk/cases/a"))
-        return (
-            listed,
-            case,
-            (await pages.reviewed("a", "ada", H)).blind,
-            (await pages.reviewed("a", "bea", H, again=True)).blind,
-        )
-
-    listed, case, ada, bea = with_desk_pages(tmp_path, work, library=False)
+        ada = (await pages.reviewed("a", "ada", H)).blind
+        bea = (await pages.reviewed("a", "bea", H, again=True)).blind
     assert {*re.findall(r'href="([^"]*)" class="row-link"', listed)} == {
         "/desk/cases/a", "/desk/cases/twin", "/trials/caption",
     }  # fmt: skip
@@ -217,23 +209,24 @@ def test_seeing_the_verdict_of_another_trial_of_the_meme_ends_blindness(tmp_path
     assert (ada, bea) == (True, False)
 
 
-def test_labels_shown_in_lists_count_when_the_case_comes_up_later(tmp_path):
-    async def work(pages):
+async def test_labels_shown_in_lists_count_when_the_case_comes_up_later(tmp_path):
+    async with desk_pages(tmp_path) as pages:
         for name in ("seen", "unseen"):
             await pages.tried(name, verdict(H), words=f"{name} words", pixels=name[0] * 64)
         ada, bea, cy = [await pages.person(name) for name in ("ada", "bea", "cy")]
         await ada.get("/trials?q=unseen")
         await bea.get("/trials?q=nothing")
         await cy.get("/")
-        return [(await pages.reviewed("unseen", who, N, again=True)).blind for who in ("ada", "bea", "cy")]
+        assert [(await pages.reviewed("unseen", who, N, again=True)).blind for who in ("ada", "bea", "cy")] == [
+            False,
+            True,
+            False,
+        ]
 
-    assert with_desk_pages(tmp_path, work, library=False) == [False, True, False]
 
-
-def test_the_end_of_a_list_reveals_no_hidden_trial(tmp_path):
+async def test_the_end_of_a_list_reveals_no_hidden_trial(tmp_path):
     """A page's cursor is the last trial that it shows, never one that is left out of it."""
-
-    async def work(pages):
+    async with desk_pages(tmp_path) as pages:
         for number in range(52):
             await pages.tried(f"t{number:02}", verdict(H, rationale=f"r{number}"), pixels=f"{number:064x}")
         for number in range(60):
@@ -243,9 +236,6 @@ def test_the_end_of_a_list_reveals_no_hidden_trial(tmp_path):
         next_page = (
             await ada.get(re.search(r'href="(/trials\?[^"]*after=[^"]*)"', page)[1].replace("&amp;", "&"))
         ).text
-        return page, next_page
-
-    page, next_page = with_desk_pages(tmp_path, work, library=False)
     listed = [re.findall(r'href="/(?:trials|desk/cases)/(\w\d\d)"', text) for text in (page, next_page)]
     assert listed == [[f"t{number:02}" for number in range(51, 1, -1)], ["t01", "t00"]]
     assert "Cases assigned to you are hidden" in page and "w" not in re.findall('after=[^"]*', page)[0][-3:]

@@ -1,6 +1,6 @@
 """Requests and contents whose answers a review changes, over gRPC and HTTP."""
 
-import asyncio
+from contextlib import asynccontextmanager
 
 import httpx2
 import pytest
@@ -29,15 +29,13 @@ def bearer(token):
     return (("authorization", f"Bearer {token}"),)
 
 
-def play(tmp_path, tokens, scene, **settings):
-    async def work():
-        async with (
-            real_court(tmp_path, http="127.0.0.1:0", tokens=tokens[0], reuse="everywhere", **settings) as court,
-            httpx2.AsyncClient(base_url=court.http, trust_env=False, timeout=120) as web,
-        ):
-            return await scene(court, web, tokens[1])
-
-    return asyncio.run(work())
+@asynccontextmanager
+async def served(tmp_path, tokens, **settings):
+    async with (
+        real_court(tmp_path, http="127.0.0.1:0", tokens=tokens[0], reuse="everywhere", **settings) as court,
+        httpx2.AsyncClient(base_url=court.http, trust_env=False, timeout=120) as web,
+    ):
+        yield court, web, tokens[1]
 
 
 async def judged(court, token, content_id, namespace="forum", request_id="", text="my bird sings"):
@@ -66,8 +64,8 @@ async def names(court, token, entry, size=0):
         ]
 
 
-def test_a_review_lists_the_requests_and_contents_that_had_the_old_answer(tmp_path, tokens):
-    async def scene(court, web, of):
+async def test_a_review_lists_the_requests_and_contents_that_had_the_old_answer(tmp_path, tokens):
+    async with served(tmp_path, tokens) as (court, web, of):
         first = await judged(court, of["all"], "post-1", request_id="r1")
         for number in (2, 3, 4):
             await judged(court, of["all"], f"post-{number}", request_id=f"r{number}")
@@ -94,29 +92,23 @@ def test_a_review_lists_the_requests_and_contents_that_had_the_old_answer(tmp_pa
             if not (token := page.json()["next_page_token"]):
                 break
         assert found == expected
-        return entry
-
-    play(tmp_path, tokens, scene)
 
 
-def test_requests_after_the_review_are_left_out_and_a_later_review_lists_them(tmp_path, tokens, monkeypatch):
+async def test_requests_after_the_review_are_left_out_and_a_later_review_lists_them(tmp_path, tokens, monkeypatch):
     monkeypatch.setattr("serving.rpc.docket._LATE_S", 0.0)
-
-    async def scene(court, web, of):
+    async with served(tmp_path, tokens) as (court, _web, of):
         first = await judged(court, of["all"], "post-1", request_id="r1")
         overruled = await reviewed(court, of["all"], first.verdict_id)
         repost = await judged(court, of["all"], "post-2", request_id="r2")
         assert repost.decision == "allow"
         upheld = await reviewed(court, of["all"], first.verdict_id, wire.REVIEW_OUTCOME_UPHELD)
-        return [await names(court, of["all"], entry) for entry in (overruled, upheld)]
-
-    one, both = play(tmp_path, tokens, scene)
+        one, both = [await names(court, of["all"], entry) for entry in (overruled, upheld)]
     assert one == [("forum", "post-1", "r1")]
     assert both == [*one, ("forum", "post-2", "r2")]
 
 
-def test_reviews_of_other_namespaces_of_erased_trials_and_of_no_entry_are_not_found(tmp_path, tokens):
-    async def scene(court, web, of):
+async def test_reviews_of_other_namespaces_of_erased_trials_and_of_no_entry_are_not_found(tmp_path, tokens):
+    async with served(tmp_path, tokens) as (court, web, of):
         first = await judged(court, of["all"], "post-1", request_id="r1")
         entry = await reviewed(court, of["all"], first.verdict_id)
 
@@ -134,12 +126,10 @@ def test_reviews_of_other_namespaces_of_erased_trials_and_of_no_entry_are_not_fo
         await court.docket.eraser.erase(first.verdict_id, who="ada", why="asked", at=NOON)
         assert await refused("all", entry) == NO_REVIEW
 
-    play(tmp_path, tokens, scene)
-
 
 @pytest.mark.parametrize("size", [-1, 1001])
-def test_pages_have_at_most_a_thousand_requests_and_tokens_of_other_lists_are_refused(tmp_path, tokens, size):
-    async def scene(court, web, of):
+async def test_pages_have_at_most_a_thousand_requests_and_tokens_of_other_lists_are_refused(tmp_path, tokens, size):
+    async with served(tmp_path, tokens) as (court, _web, of):
         for number in (1, 2):
             first = await judged(court, of["all"], f"post-{number}", request_id=f"r{number}")
         entries = [await reviewed(court, of["all"], first.verdict_id) for _ in range(2)]
@@ -155,8 +145,6 @@ def test_pages_have_at_most_a_thousand_requests_and_tokens_of_other_lists_are_re
         ):
             refusal = await refusal_of(court.records.ListChanges(request, metadata=bearer(of["all"])))
             refusals.append(refusal.summary)
-        return refusals
-
-    bounds, *others = play(tmp_path, tokens, scene)
+        bounds, *others = refusals
     assert bounds[0] == "INVALID_ARGUMENT" and bounds[2] == "page_size"
     assert others == [("INVALID_ARGUMENT", "BAD_PAGE_TOKEN", "page_token")] * 2

@@ -15,8 +15,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from court.errors import Unavailable
-from court.events import GuardHeard, JudgeRuled, QuestionRuled, ReviewOutcome, Summarised, TrialFailed
-from court.question import OptionStrengths
+from court.events import GuardHeard, ReviewOutcome, Summarised, TrialFailed
 from court.verdict import Label
 from memecourt.verify import Violated, verify_bundle
 from serving.access import tokens as token_file
@@ -25,7 +24,6 @@ from serving.console.guard import POLICY
 from serving.console.registry import Page
 from serving.console.visitors import LONGEST_S, Role, Sessions
 from serving.docket.store.bodies import packed, unpacked
-from serving.export.source import read_document
 from tests.support.consoles import (
     ConsoleVisitor,
     app_of,
@@ -40,44 +38,27 @@ from tests.support.evidence import CLAIM, FINDINGS, REFUTING, Expert, FakeEviden
 from tests.support.evidence import document as a_document
 from tests.support.golden import assert_matches_golden
 from tests.support.hostile_trials import PAYLOADS, hostile
-from tests.support.replayed_trials import FOLDER as REPLAYED
 from tests.support.shown_trials import TEXT, DrawnPrecedents, drawn_picture, full_trial
 
 ROLES = {Role.VIEWER: "vera", Role.REVIEWER: "ruth", Role.ADMIN: "ada"}
 ONE, HIDDEN = "one", "hidden"
 
 
-def guarded_trial(trial_id, picture, **changes):
+def guarded_trial(trial_id, picture):
     """Returns the events of a trial in which a guard model was asked before the Judge."""
     *before, verdict_event = full_trial(trial_id, picture=picture)
     opinion = {"harmful": True, "categories": ("<b>hate</b>",), "reason": "It names <i>Blueland</i>."}
     guard_event = GuardHeard(
-        trial_id=trial_id, seq=verdict_event.seq, at=verdict_event.at, adapter="llama-guard-4", **(changes or opinion)
+        trial_id=trial_id, seq=verdict_event.seq, at=verdict_event.at, adapter="llama-guard-4", **opinion
     )
     return [*before, guard_event, verdict_event.model_copy(update={"seq": verdict_event.seq + 1})]
 
 
-def questioned_trial(trial_id, picture, **ruling):
-    """Returns the events of a trial whose Judge answered a further question, with markup in all untrusted texts."""
-    events = full_trial(trial_id, picture=picture)
-    question = {
-        "id": "aim",
-        "text": "Whom does it <b>attack</b>?",
-        "options": ("<i>Blueland</i>", "nobody"),
-        "several": True,
-    }
-    fields = {"trial_id": trial_id, "seq": len(events), "at": events[-1].at, "question": question}
-    return [*events, QuestionRuled(**fields, **ruling)]
-
-
-GONE_SOURCE = Unavailable("gone", reason="EVIDENCE_GONE")
-
-
-def trial_with_claims(trial_id, picture, **source):
+def trial_with_claims(trial_id, picture):
     """Returns the events of a trial in which an expert witness checked a claim, with markup in all untrusted texts."""
     found = a_document("<b>id</b>", f"<i>It is said:</i> {REFUTING}", source="<b>health</b>.example")
     claims = {"statements": [{**FINDINGS["statements"][0], "claim": f"<b>{CLAIM}</b>"}]}
-    record, *_ = try_with_expert(Expert(claims=claims), FakeEvidence([found], **source))
+    record, *_ = try_with_expert(Expert(claims=claims), FakeEvidence([found]))
     opened, *events = (event.model_copy(update={"trial_id": trial_id}) for event in record.events)
     meme = full_trial(trial_id, picture=picture)[0].meme
     return [opened.model_copy(update={"meme": meme}), *events]
@@ -94,15 +75,8 @@ def place(tmp_path_factory):
         )
     )
     trials = [full_trial(ONE, picture=picture), full_trial(HIDDEN, picture=picture, namespace="closed"), failed]
-    trials += [trial_with_claims("claims", picture), trial_with_claims("unchecked", picture, search_error=GONE_SOURCE)]
-    trials += [guarded_trial("guarded", picture), guarded_trial("unguarded", picture, failure="MODEL_GONE")]
-    strengths = {"<i>Blueland</i>": OptionStrengths(supporting="STRONG", opposing="WEAK")}
-    strengths["nobody"] = OptionStrengths(supporting="WEAK", opposing="STRONG")
-    answer = {"chosen": ("<i>Blueland</i>",), "strengths": strengths, "rationale": "It <script>names</script> them."}
-    trials += [
-        questioned_trial("answered", picture, **answer),
-        questioned_trial("unanswered", picture, failure="MODEL_GONE"),
-    ]
+    trials += [trial_with_claims("claims", picture)]
+    trials += [guarded_trial("guarded", picture)]
     return create_docket(tmp_path_factory.mktemp("docket") / "docket.sqlite", trials, [picture])
 
 
@@ -156,42 +130,6 @@ def test_pages_match_the_golden_file(scene, request):
     visit = scene.visit("ada")
     text = "".join(f"== {path}\n{stable_page(visit.get(path).text)}" for path in SHOWN)
     assert_matches_golden("console.html", text, request)
-
-
-# Access
-
-
-def test_a_guard_s_opinion_is_shown_beside_the_ruling_and_escaped(scene):
-    visit = scene.visit("ada")
-    shown = visit.get("/trials/guarded").text
-    assert "llama-guard-4 holds the meme for harmful" in shown and "no label follows from it" in shown
-    assert "&lt;b&gt;hate&lt;/b&gt;" in shown and "<b>hate" not in shown and "<i>Blueland" not in shown
-    shown = visit.get("/trials/unguarded").text
-    assert "llama-guard-4 gave no opinion" in shown and "MODEL_GONE" in shown
-
-
-def test_a_further_question_is_shown_after_the_ruling_and_a_failure_is_no_answer(scene):
-    visit = scene.visit("ada")
-    shown = visit.get("/trials/answered").text
-    card = shown[shown.index('id="questions"') : shown.index('id="machinery"')]
-    assert "Whom does it &lt;b&gt;attack&lt;/b&gt;?" in card and "strong for it, weak against it" in card
-    assert "<script>names" not in shown and "<i>Blueland" not in shown and "<b>attack" not in shown
-    card = visit.get("/trials/unanswered").text.partition('id="questions"')[2]
-    assert "No answer." in card and "None of the labels" not in card
-    assert 'id="questions" hidden' in visit.get(f"/trials/{ONE}").text
-
-
-def test_an_expert_s_evidence_is_listed_with_source_date_and_digest_and_escaped(scene):
-    shown = scene.visit("ada").get("/trials/claims").text
-    card = shown[shown.index('id="expert"') : shown.index('id="precedents"')]
-    # The golden file has its words.
-    assert f"&lt;b&gt;{CLAIM}&lt;/b&gt;" in card and "<b>" not in card and "<i>" not in card
-    for seq in re.findall(r"/messages/(\d+)\"", card):
-        assert "<b>" not in scene.visit("ada").get(f"/trials/claims/messages/{seq}").text.split("<main")[-1]
-    shown = scene.visit("ada").get("/trials/unchecked").text
-    assert "it is not known whether the claim is true" in shown and "EVIDENCE_GONE" in shown
-    shown = scene.visit("ada").get(f"/trials/{ONE}").text
-    assert re.search(r'id="expert" hidden', shown)  # the part is hidden if the trial had no expert witness
 
 
 def test_an_open_page_receives_evidence_as_it_arrives(scene):
@@ -883,18 +821,3 @@ def test_a_picture_other_than_the_judged_one_is_marked(tmp_path):
         plain = visit.post(f"/trials/{ONE}/show", {"of": "precedent:starter-014"})
         assert ("Another picture now" in plain.text) is other, "also without JavaScript"
     asyncio.run(docket.close())
-
-
-def test_a_panel_is_shown_judge_by_judge(tmp_path):
-    record = read_document((REPLAYED / "full-panel.json").read_bytes())
-    place = create_docket(tmp_path / "docket.sqlite", [record.events])
-    scene = Scene(place, tmp_path)
-    try:
-        visit = scene.visit(ROLES[Role.VIEWER])
-        page = visit.get(f"/trials/{record.trial_id}").text
-        for number in (1, 2, 3):
-            assert f"Judge {number}: evidence of harm" in page
-        ruled = record.all(JudgeRuled)[1]
-        assert "Judge the meme." in visit.get(f"/trials/{record.trial_id}/messages/{ruled.seq}").text
-    finally:
-        asyncio.run(scene.docket.close())

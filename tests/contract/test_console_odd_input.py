@@ -8,7 +8,7 @@ import pytest
 from court.verdict import Label
 from serving.console.app import PAGES
 from serving.docket.review.search import KEYS
-from tests.support.desk_pages import PICTURE, form_of, with_desk_pages
+from tests.support.desk_pages import PICTURE, desk_pages, form_of
 from tests.support.desks import verdict
 from tests.support.dockets import parse_place
 
@@ -54,20 +54,18 @@ def odd_addresses():
         )
 
 
-def test_no_address_breaks_a_page(tmp_path, place):
-    async def work(pages):
+async def test_no_address_breaks_a_page(tmp_path, place):
+    async with desk_pages(tmp_path, place=place) as pages:
         await pages.tried("a", verdict(Label.HARMFUL, score=0.55, category="a\0b"), pixels=PICTURE.pixels_sha256)
         root = await pages.person("root")
         answers = {path: (await root.get(path)).status_code for path in odd_addresses()}
-        return answers, (await pages.desk.case("a")).category
-
-    answers, category = with_desk_pages(tmp_path, work, library=False, place=place)
+        category = (await pages.desk.case("a")).category
     assert len(answers) > 700 and category == "a\0b"
     assert {path[:100]: int(code) for path, code in answers.items() if code >= 500} == {}
 
 
-def test_no_field_breaks_a_page(tmp_path, place):
-    async def work(pages):
+async def test_no_field_breaks_a_page(tmp_path, place):
+    async with desk_pages(tmp_path, place=place) as pages:
         await pages.tried("a", verdict(Label.UNDECIDED), pixels=PICTURE.pixels_sha256)
         root = await pages.person("root")
         broken = []
@@ -84,14 +82,11 @@ def test_no_field_breaks_a_page(tmp_path, place):
                 answer = await root.client.post(path, **{**form, "content": f"{form['content']}&{body}"})
                 if answer.status_code >= 500:
                     broken.append((path, odd[:9], answer.status_code))
-        return broken
-
-    broken = with_desk_pages(tmp_path, work, library=False, place=place)
     assert not broken
 
 
-def test_no_header_breaks_a_page(tmp_path):
-    async def work(pages):
+async def test_no_header_breaks_a_page(tmp_path):
+    async with desk_pages(tmp_path) as pages:
         root = await pages.person("root")
         codes = []
         for odd in (
@@ -105,6 +100,4 @@ def test_no_header_breaks_a_page(tmp_path):
                 for method in ("GET", "POST"):
                     answer = await root.client.request(method, "/sign-in", headers=[(name, odd)], content=b"proof=x")
                     codes.append(answer.status_code)
-        return codes
-
-    assert max(with_desk_pages(tmp_path, work, library=False)) < 500
+        assert max(codes) < 500

@@ -9,12 +9,9 @@ import httpx2
 import pytest
 
 from court.precedents import STARTER
-from memecourt.client import AsyncClient, judge_request
+from memecourt.client import judge_request
 from memecourt.v1 import court_pb2 as wire
-from serving.judging.known import FRESH_S
 from serving.rest.messages import response_json
-from tests.support.dockets import NOON
-from tests.support.playing import until
 from tests.support.real_court import IMAGE, real_court
 from tests.support.service_calls import refusal_of
 
@@ -70,14 +67,6 @@ async def served(tmp_path, way, **options):
         yield court, Grpc(court) if way == "grpc" else Http(web)
 
 
-def play(tmp_path, way, scene, **options):
-    async def work():
-        async with served(tmp_path, way, **options) as (court, caller):
-            return await scene(court, caller)
-
-    return asyncio.run(work())
-
-
 def in_force(answer):
     return answer["in_force"]["by"].removeprefix("AUTHORITY_"), answer["decision"]
 
@@ -88,10 +77,9 @@ def way(request):
 
 
 @pytest.mark.parametrize(("review", "decision"), [(UPHELD, "block"), (OVERRULED, "allow")])
-def test_a_verdict_that_asks_for_review_is_decided_for_good_by_a_review(tmp_path, way, review, decision):
+async def test_a_verdict_that_asks_for_review_is_decided_for_good_by_a_review(tmp_path, way, review, decision):
     """The starter library, whose verdicts all ask for a person."""
-
-    async def scene(court, caller):
+    async with served(tmp_path, way, library_name=STARTER) as (_court, caller):
         first = await caller.judge(HARMFUL_TEXT)
         assert first["label"] == "LABEL_HARMFUL" and first["needs_human_review"]
         assert in_force(first) == ("COURT", "review")
@@ -102,61 +90,9 @@ def test_a_verdict_that_asks_for_review_is_decided_for_good_by_a_review(tmp_path
         # The court's own words stay as they were.
         assert {each["label"] for each in again} == {"LABEL_HARMFUL"} and again[0]["needs_human_review"]
 
-    play(tmp_path, way, scene, library_name=STARTER)
 
-
-def test_a_meme_unlike_all_precedents_is_undecided_without_a_score(tmp_path, way):
-    async def scene(court, caller):
-        answer = await caller.judge(FAR_TEXT, None)
-        assert (answer["label"], answer["decision"]) == ("LABEL_UNDECIDED", "review")
-        assert "harm_score" not in answer
-        async with AsyncClient(court.address) as client:
-            assert (await client.judge(text=FAR_TEXT)).decision == answer["decision"]
-
-    play(tmp_path, way, scene)
-
-
-def test_a_finding_is_known_to_another_server_of_the_docket(tmp_path, way):
-    assert FRESH_S <= 1  # the log is read again after that: within two seconds at most
-
-    async def work():
-        async with served(tmp_path, way) as (_, one), served(tmp_path, way) as (_, other):
-            first = await one.judge(HARMFUL_TEXT)
-            assert in_force(await other.judge(HARMFUL_TEXT)) == ("COURT", "review")
-            assert await one.review(first["verdict_id"], OVERRULED) is None
-            assert in_force(await one.judge(HARMFUL_TEXT)) == ("PERSON", "allow")
-
-            async def decided():
-                return in_force(await other.judge(HARMFUL_TEXT)) == ("PERSON", "allow")
-
-            await until(decided)
-
-    asyncio.run(work())
-
-
-def test_reviews_of_unknown_erased_and_running_trials_are_refused(tmp_path, way):
-    not_found, precondition = FAULTS[way]
-
-    async def scene(court, caller):
-        first = await caller.judge(HARMFUL_TEXT)
-        await court.docket.eraser.erase(first["verdict_id"], who="ada", why="asked", at=NOON)
-        for trial_id in ("nobody", first["verdict_id"]):
-            assert await caller.review(trial_id, OVERRULED) == (not_found, "TRIAL_UNKNOWN")
-        court.reader.wait = asyncio.Event()
-        running = asyncio.create_task(caller.judge(None))
-        await court.reader.asked.wait()
-        (line,) = [each for each in await court.docket.index.list(limit=9) if not each.erased]
-        assert await caller.review(line.trial_id, UPHELD) == (precondition, "TRIAL_NOT_DECIDED")
-        court.reader.wait.set()
-        answer = await running
-        assert (answer["verdict_id"], in_force(answer)[0]) == (line.trial_id, "COURT")
-        assert not (await court.docket.findings.changes(0)).contents
-
-    play(tmp_path, way, scene)
-
-
-def test_two_reviewers_at_once_leave_one_finding_that_a_third_settles(tmp_path, way):
-    async def scene(court, caller):
+async def test_two_reviewers_at_once_leave_one_finding_that_a_third_settles(tmp_path, way):
+    async with served(tmp_path, way) as (court, caller):
         trial_id = (await caller.judge(HARMFUL_TEXT))["verdict_id"]
         reviews = caller.review(trial_id, UPHELD, "ada"), caller.review(trial_id, OVERRULED, "bea")
         assert await asyncio.gather(*reviews) == [None, None]
@@ -167,5 +103,3 @@ def test_two_reviewers_at_once_leave_one_finding_that_a_third_settles(tmp_path, 
         assert contested == ("PERSON", "block" if finding.label == "HARMFUL" else "review")
         assert await caller.review(trial_id, OVERRULED, "cleo") is None
         assert in_force(await caller.judge(HARMFUL_TEXT)) == ("PERSON", "allow")
-
-    play(tmp_path, way, scene)

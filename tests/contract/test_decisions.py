@@ -3,7 +3,6 @@
 Messages, file formats and types of webhooks are enumerated: one that is added without the decision fails here.
 """
 
-import asyncio
 import csv
 import io
 import json
@@ -110,34 +109,31 @@ def test_files_commands_and_webhooks_tell_the_decision_of_a_person(tmp_path):
     assert json.loads(listed.splitlines()[1])["in_force"].items() >= by.items()
 
 
-def test_every_call_tells_the_same_decision_before_and_after_a_review(tmp_path):
-    async def scene():
-        async with real_court(tmp_path) as court:
-            request = judge_request(IMAGE, text="my bird sings", request_id="r")
-            response = await court.judge.Judge(request)
-            other = wire.LABEL_HARMFUL if response.label == wire.LABEL_NOT_HARMFUL else wire.LABEL_NOT_HARMFUL
-            decision = "block" if other == wire.LABEL_HARMFUL else "allow"
-            review = wire.ReviewVerdictRequest(
-                trial_id=response.verdict_id,
-                outcome=wire.REVIEW_OUTCOME_OVERRULED,
-                label=other,
-                reason="I looked.",
-                reviewer="ada",
-            )
-            (before,) = (await court.records.ListTrials(wire.ListTrialsRequest())).trials
-            reviewed = (await court.records.ReviewVerdict(review)).summary
-            repeated = await court.judge.Judge(request)
-            verdict = (await court.judge.GetVerdict(wire.GetVerdictRequest(trial_id=response.verdict_id))).verdict
-            (after,) = (await court.records.ListTrials(wire.ListTrialsRequest())).trials
-        assert response.decision == before.decision == ("review" if response.needs_human_review else before.decision)
-        messages = [reviewed, reviewed.review, repeated, verdict, after]
-        assert [each.decision for each in messages] == [decision] * len(messages)
-        for each in (reviewed, repeated, verdict, after, Result(repeated).message):
-            assert (each.in_force.by, each.in_force.label) == (wire.AUTHORITY_PERSON, other)
-            assert (each.in_force.decision, each.in_force.id) == (decision, response.verdict_id)
-        assert response.in_force.by == before.in_force.by == wire.AUTHORITY_COURT
-        (result,) = moderation_of([verdict])["results"]
-        assert result["memecourt"]["decision"] == result["memecourt"]["in_force"]["decision"] == decision
-        assert result["flagged"] is (decision != "allow")
-
-    asyncio.run(scene())
+async def test_every_call_tells_the_same_decision_before_and_after_a_review(tmp_path):
+    async with real_court(tmp_path) as court:
+        request = judge_request(IMAGE, text="my bird sings", request_id="r")
+        response = await court.judge.Judge(request)
+        other = wire.LABEL_HARMFUL if response.label == wire.LABEL_NOT_HARMFUL else wire.LABEL_NOT_HARMFUL
+        decision = "block" if other == wire.LABEL_HARMFUL else "allow"
+        review = wire.ReviewVerdictRequest(
+            trial_id=response.verdict_id,
+            outcome=wire.REVIEW_OUTCOME_OVERRULED,
+            label=other,
+            reason="I looked.",
+            reviewer="ada",
+        )
+        (before,) = (await court.records.ListTrials(wire.ListTrialsRequest())).trials
+        reviewed = (await court.records.ReviewVerdict(review)).summary
+        repeated = await court.judge.Judge(request)
+        verdict = (await court.judge.GetVerdict(wire.GetVerdictRequest(trial_id=response.verdict_id))).verdict
+        (after,) = (await court.records.ListTrials(wire.ListTrialsRequest())).trials
+    assert response.decision == before.decision == ("review" if response.needs_human_review else before.decision)
+    messages = [reviewed, reviewed.review, repeated, verdict, after]
+    assert [each.decision for each in messages] == [decision] * len(messages)
+    for each in (reviewed, repeated, verdict, after, Result(repeated).message):
+        assert (each.in_force.by, each.in_force.label) == (wire.AUTHORITY_PERSON, other)
+        assert (each.in_force.decision, each.in_force.id) == (decision, response.verdict_id)
+    assert response.in_force.by == before.in_force.by == wire.AUTHORITY_COURT
+    (result,) = moderation_of([verdict])["results"]
+    assert result["memecourt"]["decision"] == result["memecourt"]["in_force"]["decision"] == decision
+    assert result["flagged"] is (decision != "allow")

@@ -15,8 +15,6 @@ from court.errors import Unavailable
 from court.events import Look, NoteLeft, ReviewOutcome, VerdictReviewed
 from court.policy import DEFAULT_POLICY
 from court.verdict import Label, ReviewReason, Strength
-from memecourt.v1 import court_pb2 as wire
-from serving.docket.open import Docket
 from serving.docket.review.corrections import Overrulings
 from serving.docket.review.locks import LOCK_MINUTES
 from serving.docket.review.projection import ReviewPriority
@@ -24,9 +22,9 @@ from serving.docket.store.log_queries import entries_of
 from serving.rpc.docket import DocketService
 from serving.rpc.flow_control import ReceiveBudget
 from tests.support.consoles import stable_page
-from tests.support.desk_pages import PICTURE, form_of, page_text, with_desk_pages
+from tests.support.desk_pages import PICTURE, desk_pages, form_of, page_text
 from tests.support.desks import trial, verdict
-from tests.support.docket_service import ReviewCounter, a_scene
+from tests.support.docket_service import ReviewCounter
 from tests.support.dockets import NOON
 from tests.support.golden import assert_matches_golden
 
@@ -37,12 +35,8 @@ DOUBTFUL = verdict(H, score=0.55, strengths=TIE, reasons=[ReviewReason.VOTE_DISA
 """A verdict every part of which reveals the label."""
 
 
-def play(tmp_path, work, **options):
-    return with_desk_pages(tmp_path, work, **{"library": False, **options})
-
-
-def test_pages_of_the_review_queue_match_the_golden_file(tmp_path, request):
-    async def work(it):
+async def test_pages_of_the_review_queue_match_the_golden_file(tmp_path, request):
+    async with desk_pages(tmp_path) as it:
         await it.tried("a", DOUBTFUL, pixels=PICTURE.pixels_sha256, words="Monday people")
         await it.tried("b", DOUBTFUL, pixels=PICTURE.pixels_sha256, words="Tuesday people")
         await it.tried("c", verdict(N, rationale=RATIONALE), words="No review")
@@ -52,9 +46,7 @@ def test_pages_of_the_review_queue_match_the_golden_file(tmp_path, request):
         first["a, taken"] = await ada.get("/desk/cases/a")
         await ada.decides("a", "NOT_HARMFUL")
         paths = ("/desk", "/desk/cases/a", "/desk/cases/a/similar", "/desk/agreement", "/trials/a")
-        return first | {f"{path}, decided": await root.get(path) for path in paths}
-
-    pages = play(tmp_path, work)
+        pages = first | {f"{path}, decided": await root.get(path) for path in paths}
     text = "".join(f"== {name}\n{stable_page(page.text)}" for name, page in pages.items())
     assert_matches_golden("review_queue.html", text, request)
 
@@ -62,8 +54,8 @@ def test_pages_of_the_review_queue_match_the_golden_file(tmp_path, request):
 # Blind review
 
 
-def test_the_verdict_is_hidden_until_the_reviewer_has_decided(tmp_path):
-    async def work(it):
+async def test_the_verdict_is_hidden_until_the_reviewer_has_decided(tmp_path):
+    async with desk_pages(tmp_path) as it:
         await it.tried("a", DOUBTFUL, pixels=PICTURE.pixels_sha256, words="Monday people")
         await it.tried("twin", verdict(H, rationale=RATIONALE), pixels=PICTURE.pixels_sha256, words="Monday people")
         ada = await it.person("ada")
@@ -74,9 +66,7 @@ def test_the_verdict_is_hidden_until_the_reviewer_has_decided(tmp_path):
         before = {path: page_text(await ada.get(path)) for path in paths}
         before["piece"] = page_text(await ada.get(f"{at}/similar", headers={"hx-request": "true"}))
         after = page_text(await ada.decides("a", "NOT_HARMFUL"))
-        return before, after, (await it.docket.trials.record("a")).last(VerdictReviewed)
-
-    before, after, review = play(tmp_path, work)
+        review = (await it.docket.trials.record("a")).last(VerdictReviewed)
     twin_aside = {path: text.replace("harmful not harmful undecided", "") for path, text in before.items()}
     for path, text in twin_aside.items():
         if path.startswith("/desk/cases/a") and "similar" not in path:
@@ -96,8 +86,8 @@ def test_the_verdict_is_hidden_until_the_reviewer_has_decided(tmp_path):
     assert (review.blind, review.label) == (True, N)
 
 
-def test_seeing_the_verdict_first_is_recorded_in_the_review(tmp_path):
-    async def work(it):
+async def test_seeing_the_verdict_first_is_recorded_in_the_review(tmp_path):
+    async with desk_pages(tmp_path) as it:
         for name in "abcd":
             await it.tried(name, DOUBTFUL, pixels=name * 64)
         ada, bea = await it.person("ada"), await it.person("bea")
@@ -109,41 +99,35 @@ def test_seeing_the_verdict_first_is_recorded_in_the_review(tmp_path):
         for name, path in other_ways.items():
             assert (await bea.get(path)).status_code == 200, path
             await bea.decides(name, "HARMFUL")
-        return shown, [(await it.docket.trials.record(name)).last(VerdictReviewed).blind for name in "abcd"]
-
-    shown, blind = play(tmp_path, work)
+        blind = [(await it.docket.trials.record(name)).last(VerdictReviewed).blind for name in "abcd"]
     assert RATIONALE in shown and "Uphold: harmful" in shown and "Overrule: not harmful" in shown
     assert blind == [False] * 4
 
 
-def test_requesting_a_verdict_that_does_not_exist_yet_preserves_blindness(tmp_path):
-    async def work(it):
+async def test_requesting_a_verdict_that_does_not_exist_yet_preserves_blindness(tmp_path):
+    async with desk_pages(tmp_path) as it:
         await it.tried("a")
         ada = await it.person("ada")
         await ada.post("/desk/cases/a/see")
         await ada.get("/trials/a")
-        return await it.desk.knows_verdict("a", "ada")
-
-    assert play(tmp_path, work) is False
+        assert await it.desk.knows_verdict("a", "ada") is False
 
 
-def test_a_console_can_be_set_to_show_verdicts_from_the_start(tmp_path):
-    async def work(it):
+async def test_a_console_can_be_set_to_show_verdicts_from_the_start(tmp_path):
+    async with desk_pages(tmp_path, blind_first=False) as it:
         await it.tried("a", DOUBTFUL)
         ada = await it.person("ada")
         page, queue = page_text(await ada.get("/desk/cases/a")), page_text(await ada.get("/desk"))
         await ada.decides("a", "HARMFUL")
-        return page, queue, (await it.docket.trials.record("a")).last(VerdictReviewed).blind
-
-    page, queue, blind = play(tmp_path, work, blind_first=False)
+        blind = (await it.docket.trials.record("a")).last(VerdictReviewed).blind
     assert RATIONALE in page and "sides or votes disagree" in queue and blind is False
 
 
 # Reviewing
 
 
-def test_two_reviewers_never_get_the_same_case(tmp_path):
-    async def work(it):
+async def test_two_reviewers_never_get_the_same_case(tmp_path):
+    async with desk_pages(tmp_path) as it:
         for name in ("a", "b"):
             await it.tried(name, verdict(U))
         ada, bea = await it.person("ada"), await it.person("bea")
@@ -153,9 +137,7 @@ def test_two_reviewers_never_get_the_same_case(tmp_path):
         refused = await bea.post(f"{at}/take")
         stolen = await bea.post(f"{at}/review", {"label": "HARMFUL", "clause": "4", "reason": "mine"})
         third = await (await it.person("cy")).post("/desk/next")
-        return at, second.headers["location"], theirs, refused, stolen, third.headers["location"]
-
-    first, second, theirs, refused, stolen, third = play(tmp_path, work)
+        first, second, third = at, second.headers["location"], third.headers["location"]
     assert {first, second} == {"/desk/cases/a", "/desk/cases/b"}
     assert "ada has this case" in theirs and "Take this case" not in theirs
     assert (refused.status_code, stolen.status_code) == (409, 409)
@@ -163,8 +145,8 @@ def test_two_reviewers_never_get_the_same_case(tmp_path):
     assert third == "/desk?none="
 
 
-def test_rejected_forms_come_back_with_their_text(tmp_path):
-    async def work(it):
+async def test_rejected_forms_come_back_with_their_text(tmp_path):
+    async with desk_pages(tmp_path) as it:
         await it.tried("a", verdict(U))
         ada = await it.person("ada")
         at = "/desk/cases/a"
@@ -177,9 +159,7 @@ def test_rejected_forms_come_back_with_their_text(tmp_path):
         ]
         it.clock.turn(minutes=LOCK_MINUTES + 1)
         answers.append(await ada.post(f"{at}/review", fields, page=at))
-        return answers, (await it.docket.trials.record("a")).all(VerdictReviewed)
-
-    answers, reviews = play(tmp_path, work)
+        reviews = (await it.docket.trials.record("a")).all(VerdictReviewed)
     assert [answer.status_code for answer in answers] == [400, 400, 400, 400, 409]
     messages = [
         "Say why",
@@ -201,8 +181,8 @@ def _views(it, trial_id):
     )
 
 
-def test_a_decision_needs_picture_and_text_to_be_shown_to_its_reviewer(tmp_path):
-    async def work(it):
+async def test_a_decision_needs_picture_and_text_to_be_shown_to_its_reviewer(tmp_path):
+    async with desk_pages(tmp_path) as it:
         await it.tried("a", verdict(U), pixels=PICTURE.pixels_sha256, words="Monday people")
         ada, bea = await it.person("ada"), await it.person("bea")
         at, fields = "/desk/cases/a", {"label": "HARMFUL", "other_clause": "4", "reason": "r"}
@@ -214,15 +194,7 @@ def test_a_decision_needs_picture_and_text_to_be_shown_to_its_reviewer(tmp_path)
             shown = await ada.post("/trials/a/show", {"of": what, "back": "case"})
             pages += [(await ada.get(shown.headers["location"])).text, page_text(await ada.get(at))]
         decided = await ada.post(f"{at}/review", fields, page=at)
-        return (
-            refused,
-            pages,
-            decided,
-            (await it.docket.trials.record("a")).last(VerdictReviewed),
-            await _views(it, "a"),
-        )
-
-    refused, pages, decided, review, views = play(tmp_path, work)
+        review, views = (await it.docket.trials.record("a")).last(VerdictReviewed), await _views(it, "a")
     assert refused.status_code == 400 and 'id="wrong-look">First look at the picture and the text.' in refused.text
     assert "Not shown to you yet: picture and text." in pages[0]
     assert '<blockquote class="words" dir="auto">Monday people' in pages[1] and 'class="sharp"' not in pages[1]
@@ -231,36 +203,32 @@ def test_a_decision_needs_picture_and_text_to_be_shown_to_its_reviewer(tmp_path)
     assert decided.status_code == 303 and review.look is Look.SHOWN and len(views) == 3
 
 
-def test_everything_shown_at_once_is_one_view(tmp_path):
-    async def work(it):
+async def test_everything_shown_at_once_is_one_view(tmp_path):
+    async with desk_pages(tmp_path) as it:
         await it.tried("a", verdict(U), pixels=PICTURE.pixels_sha256, words="Monday people")
         ada = await it.person("ada")
         form = form_of((await ada.get("/trials")).text, {"of": "all", "back": "case"})
         form["headers"]["hx-request"] = "true"
         pieces = (await ada.client.post("/trials/a/show", **form)).text
         sharp = re.search(r'class="sharp" src="([^"]*)"', pieces)[1]
-        return pieces, [(await ada.get(sharp)).status_code for _ in range(2)], await _views(it, "a")
-
-    pieces, fetched, views = play(tmp_path, work)
+        fetched, views = [(await ada.get(sharp)).status_code for _ in range(2)], await _views(it, "a")
     assert pieces.count('hx-swap-oob="true"') == 3 and "The meme was shown to you." in pieces
     assert fetched == [200, 404] and len(views) == 1
 
 
-def test_reviewers_can_decide_without_an_erased_picture(tmp_path):
-    async def work(it):
+async def test_reviewers_can_decide_without_an_erased_picture(tmp_path):
+    async with desk_pages(tmp_path) as it:
         await it.tried("a", verdict(U), pixels="0" * 64, words="Monday people")
         ada = await it.person("ada")
         page = page_text(await ada.get("/desk/cases/a"))
         after = page_text(await ada.decides("a", "HARMFUL"))
-        return page, after, (await it.docket.trials.record("a")).last(VerdictReviewed).look
-
-    page, after, look = play(tmp_path, work)
+        look = (await it.docket.trials.record("a")).last(VerdictReviewed).look
     assert "The picture is erased, or can’t be decoded" in page and look is Look.GONE
     assert "without the picture, which was gone" in after
 
 
-def test_the_next_case_comes_after_a_decision(tmp_path):
-    async def work(it):
+async def test_the_next_case_comes_after_a_decision(tmp_path):
+    async with desk_pages(tmp_path) as it:
         for name in "ab":
             await it.tried(name, verdict(H, strengths=TIE), pixels=name * 64, words=f"case {name}")
         ada = await it.person("ada")
@@ -270,35 +238,16 @@ def test_the_next_case_comes_after_a_decision(tmp_path):
         decided = await ada.post("/desk/cases/a/review", fields, page="/desk/cases/a")
         onward = decided.headers["location"]
         other = await it.person("bea")
-        return onward, page_text(await ada.get(onward)), page_text(await other.get(onward))
-
-    onward, page, others = play(tmp_path, work)
+        page, others = page_text(await ada.get(onward)), page_text(await other.get(onward))
     assert onward.startswith("/desk/cases/b?last=a")
     assert "Your case" in page and "Stored: you found it not harmful, the court harmful." in page
     assert "Stored" not in others, "only to its reviewer"
 
 
-def test_a_case_is_locked_for_its_reviewer_while_the_page_is_open(tmp_path):
-    async def work(it):
-        await it.tried("a", verdict(U))
-        ada, bea = await it.person("ada"), await it.person("bea")
-        await ada.post("/desk/cases/a/take")
-        for _ in range(5):
-            it.clock.turn(minutes=4)
-            renewed = await ada.post("/desk/cases/a/renew")
-            assert renewed.status_code == 200 and not page_text(renewed)
-        refused = await bea.post("/desk/cases/a/take")
-        await ada.post("/desk/cases/a/release")
-        return refused.status_code, (await bea.post("/desk/cases/a/take")).status_code
-
-    assert play(tmp_path, work) == (409, 303)
-
-
 @pytest.mark.parametrize("lost", ["expired", "taken", "released", "reviewed"])
-def test_a_reviewer_who_lost_a_case_is_informed_and_keeps_the_draft(tmp_path, lost):
+async def test_a_reviewer_who_lost_a_case_is_informed_and_keeps_the_draft(tmp_path, lost):
     fields = {"label": "HARMFUL", "other_clause": "4", "reason": "A long & careful reason."}
-
-    async def work(it):
+    async with desk_pages(tmp_path) as it:
         await it.tried("a", verdict(U))
         ada, bea = await it.person("ada"), await it.person("bea")
         at = "/desk/cases/a"
@@ -320,15 +269,13 @@ def test_a_reviewer_who_lost_a_case_is_informed_and_keeps_the_draft(tmp_path, lo
         )
         again = await ada.post(f"{at}/take", {**fields, "again": "yes"})
         sent = await ada.post(f"{at}/review", fields, page=at)
-        return [
+        *pages, hidden, again, sent, reviews = [
             *map(page_text, pages),
             hidden,
             again,
             sent.status_code,
             (await it.docket.trials.record("a")).all(VerdictReviewed),
         ]
-
-    *pages, hidden, again, sent, reviews = play(tmp_path, work)
     message = {"taken": "bea is looking at it", "reviewed": "bea reviewed it on 2 Jan"}.get(lost, "its time was over")
     for text in pages:
         assert "This case is not yours, or no longer" in text and message in text, text
@@ -339,10 +286,9 @@ def test_a_reviewer_who_lost_a_case_is_informed_and_keeps_the_draft(tmp_path, lo
     assert sent == 303 and [one.reviewer for one in reviews] == (["bea", "ada"] if lost == "reviewed" else ["ada"])
 
 
-def test_a_review_sent_twice_is_stored_once(tmp_path):
+async def test_a_review_sent_twice_is_stored_once(tmp_path):
     fields = {"label": "HARMFUL", "other_clause": "4", "reason": "I looked.", "note": "Is it meant?"}
-
-    async def work(it):
+    async with desk_pages(tmp_path) as it:
         codes = []
         events = []
         it.announced = events.append
@@ -358,15 +304,13 @@ def test_a_review_sent_twice_is_stored_once(tmp_path):
             other = form_of((await ada.get(at)).text, {**fields, "reason": "From another tab.", "note": "Another tab."})
             codes.append([answer.status_code for answer in answers])
             codes.append((await ada.client.post(f"{at}/{act}", **other)).status_code)
-        return codes, events, [len((await it.docket.trials.record(name)).events) for name in "ab"]
-
-    codes, events, counts = play(tmp_path, work)
+        counts = [len((await it.docket.trials.record(name)).events) for name in "ab"]
     assert codes == [[303] * 7, 409, [303] * 7, 409]
     assert counts == [4, 4] and len(events) == 1
 
 
-def test_a_note_to_colleagues_is_read_after_the_blind_finding(tmp_path):
-    async def work(it):
+async def test_a_note_to_colleagues_is_read_after_the_blind_finding(tmp_path):
+    async with desk_pages(tmp_path) as it:
         await it.tried("a", verdict(U))
         ada, bea = await it.person("ada"), await it.person("bea")
         at = "/desk/cases/a"
@@ -381,9 +325,7 @@ def test_a_note_to_colleagues_is_read_after_the_blind_finding(tmp_path):
         fields = {"label": "HARMFUL", "other_clause": "4", "reason": "r"}
         done = await bea.post(f"{at}/review", fields, page=at)
         record = await it.docket.trials.record("a")
-        return own_page, waiting, pages, page_text(await bea.get(done.headers["location"])), record
-
-    own_page, waiting, pages, after, record = play(tmp_path, work)
+        after = page_text(await bea.get(done.headers["location"]))
     assert "Your case" in own_page and "The hat is a costume." in own_page
     assert [why for why, _ in waiting] == [ReviewPriority.UNDECIDED], "a note makes no case wait"
     assert "ada left a note" in pages[0] and not any("costume" in page for page in pages)
@@ -394,8 +336,8 @@ def test_a_note_to_colleagues_is_read_after_the_blind_finding(tmp_path):
 ALIKE = {"pixels": PICTURE.pixels_sha256, "words": "Monday people"}
 
 
-def test_one_decision_for_identical_cases_is_a_review_of_each_and_is_undone_together(tmp_path):
-    async def work(it):
+async def test_one_decision_for_identical_cases_is_a_review_of_each_and_is_undone_together(tmp_path):
+    async with desk_pages(tmp_path) as it:
         for name in ("a", "twin", "held"):
             await it.tried(name, verdict(U), **ALIKE)
         await it.tried("other", verdict(U), words="quite another")
@@ -419,9 +361,7 @@ def test_one_decision_for_identical_cases_is_a_review_of_each_and_is_undone_toge
         await ada.post(f"{at}/undo", undo)
         left = [(await it.docket.trials.record(name)).review for name in ("a", "twin")]
         views = await it.docket.reviews.views("twin", "ada")
-        return before, unseen, side_by_side, refused, between, reviews, left, [*views], await it.waiting("cy")
-
-    before, unseen, shown, refused, between, reviews, left, views, waiting = play(tmp_path, work)
+        shown, views, waiting = side_by_side, [*views], await it.waiting("cy")
     assert before.count('/trials/twin/picture?of=meme" width="160"') == 1 and 'name="alike"' not in before
     assert "like this one" in before and '/trials/held/picture?of=meme" width="160' not in before
     assert unseen.status_code == 400 and "side by side" in page_text(unseen)
@@ -433,35 +373,31 @@ def test_one_decision_for_identical_cases_is_a_review_of_each_and_is_undone_toge
     assert left == [None, None] and views == ["meme"] and {"a", "twin"} <= {*waiting, "a"}
 
 
-def test_the_picture_stays_visible_after_deciding(tmp_path):
-    async def work(it):
+async def test_the_picture_stays_visible_after_deciding(tmp_path):
+    async with desk_pages(tmp_path) as it:
         await it.tried("a", verdict(U), **ALIKE)
         ada = await it.person("ada")
         await ada.decides("a", "HARMFUL")
         page = (await ada.get("/desk/cases/a")).text
         sharp = await ada.get(re.search(r"/trials/a/sharp/[^\"]+", page)[0])
         it.clock.turn(minutes=2)
-        return page, sharp, (await ada.get("/desk/cases/a")).text
-
-    page, sharp, later = play(tmp_path, work)
+        later = (await ada.get("/desk/cases/a")).text
     assert sharp.status_code == 200 and '<blockquote class="words" dir="auto">Monday people' in page
     assert "/sharp/" not in later
 
 
-def test_only_the_holder_of_a_case_can_ask_for_a_second_opinion(tmp_path):
-    async def work(it):
+async def test_only_the_holder_of_a_case_can_ask_for_a_second_opinion(tmp_path):
+    async with desk_pages(tmp_path) as it:
         await it.tried("a", verdict(U))
         ada, bea = await it.person("ada"), await it.person("bea")
         await ada.post("/desk/cases/a/take")
         answer = await bea.post("/desk/cases/a/note", {"note": "I would like to know."})
-        return answer, (await it.docket.trials.record("a")).events[-1].kind
-
-    answer, last = play(tmp_path, work)
+        last = (await it.docket.trials.record("a")).events[-1].kind
     assert answer.status_code == 409 and "I would like to know." in answer.text and last == "VerdictGiven"
 
 
-def test_a_stored_review_is_published_even_if_the_docket_fails_afterwards(tmp_path, monkeypatch):
-    async def work(it):
+async def test_a_stored_review_is_published_even_if_the_docket_fails_afterwards(tmp_path, monkeypatch):
+    async with desk_pages(tmp_path) as it:
         await it.tried("a", verdict(H, strengths=TIE))
         events = []
         it.announced = events.append
@@ -482,14 +418,12 @@ def test_a_stored_review_is_published_even_if_the_docket_fails_afterwards(tmp_pa
             raise Unavailable("gone")
 
         monkeypatch.setattr(it.docket.transactions, "write", write_then_fail)
-        return (await ada.client.post("/desk/cases/a/review", **form)).status_code, events
-
-    code, events = play(tmp_path, work)
+        code = (await ada.client.post("/desk/cases/a/review", **form)).status_code
     assert code == 303 and [event.trial_id for event in events] == ["a"]
 
 
-def test_a_second_opinion_goes_to_another_reviewer_with_its_reason_hidden(tmp_path):
-    async def work(it):
+async def test_a_second_opinion_goes_to_another_reviewer_with_its_reason_hidden(tmp_path):
+    async with desk_pages(tmp_path) as it:
         await it.tried("a", verdict(U))
         ada, bea = await it.person("ada"), await it.person("bea")
         at = "/desk/cases/a"
@@ -501,9 +435,7 @@ def test_a_second_opinion_goes_to_another_reviewer_with_its_reason_hidden(tmp_pa
         own = page_text(await ada.get(at))
         taken = await bea.post("/desk/next")
         before = page_text(await bea.get(taken.headers["location"]))
-        return empty.status_code, lists, refused, own, before, page_text(await bea.decides("a", "HARMFUL"))
-
-    empty, lists, refused, own, before, after = play(tmp_path, work)
+        empty, after = empty.status_code, page_text(await bea.decides("a", "HARMFUL"))
     assert empty == 400
     assert "No case is waiting" in lists[0] and "1 waiting" in lists[1]
     assert "second opinion asked" not in lists[1], "it tells why the case is here"
@@ -513,8 +445,8 @@ def test_a_second_opinion_goes_to_another_reviewer_with_its_reason_hidden(tmp_pa
     assert "Is the costume meant?" in own and "Is the costume meant?" in after
 
 
-def test_an_appeal_is_announced_but_its_statement_is_hidden_until_decided(tmp_path):
-    async def work(it):
+async def test_an_appeal_is_announced_but_its_statement_is_hidden_until_decided(tmp_path):
+    async with desk_pages(tmp_path) as it:
         await it.tried("a", verdict(H))
         appeal = {"by": "forum", "statement": "It mocks our own habit.", "reference": "appeal 12"}
         await it.docket.reviews.open_appeal("a", at=NOON, **appeal)
@@ -522,17 +454,15 @@ def test_an_appeal_is_announced_but_its_statement_is_hidden_until_decided(tmp_pa
         queue = page_text(await bea.get("/desk"))
         taken = await bea.post("/desk/next")
         before = page_text(await bea.get(taken.headers["location"]))
-        return queue, before, page_text(await bea.decides("a", "NOT_HARMFUL"))
-
-    queue, before, after = play(tmp_path, work)
+        after = page_text(await bea.decides("a", "NOT_HARMFUL"))
     assert "1 waiting" in queue and "forum handed in an appeal" in before
     assert "what it says is shown once you have decided" in before
     assert "habit" not in queue + before and "appeal 12" not in queue + before
     assert "(appeal 12): It mocks our own habit." in after
 
 
-def test_an_overruling_becomes_a_precedent_that_an_admin_can_withdraw(tmp_path):
-    async def work(it):
+async def test_an_overruling_becomes_a_precedent_that_an_admin_can_withdraw(tmp_path):
+    async with desk_pages(tmp_path, library=True) as it:
         for name in ("a", "b"):
             await it.tried(name, verdict(H, strengths=TIE), pixels=PICTURE.pixels_sha256, words="cat dog")
         ada, root = await it.person("ada"), await it.person("root")
@@ -545,45 +475,26 @@ def test_an_overruling_becomes_a_precedent_that_an_admin_can_withdraw(tmp_path):
         not_hers = await ada.post("/desk/cases/a/take-back", {"back_why": "no"})
         empty = await root.post("/desk/cases/a/take-back", {"back_why": ""})
         taken = await root.post("/desk/cases/a/take-back", {"back_why": "Too special."})
-        return page, made, (not_hers.status_code, empty.status_code, taken.status_code), it.writer.meme("trial:a")
-
-    page, made, codes, after = play(tmp_path, work, library=True)
+        codes, after = (not_hers.status_code, empty.status_code, taken.status_code), it.writer.meme("trial:a")
     assert "Precedent trial:a , not harmful , added by ada" in page
     assert made[0].label is N and made[0].source == "trial:a" and made[1] is None
     assert codes == (403, 400, 303) and after is None
 
 
-def test_precedents_are_not_offered_when_switched_off(tmp_path):
-    async def work(it):
+async def test_precedents_are_not_offered_when_switched_off(tmp_path):
+    async with desk_pages(tmp_path, overrulings=Overrulings.NEVER, library=True) as it:
         await it.tried("a", verdict(H, strengths=TIE))
         ada = await it.person("ada")
         await ada.post("/desk/cases/a/take")
         page = page_text(await ada.get("/desk/cases/a"))
         await ada.decides("a", "NOT_HARMFUL", precedent="yes")
         await it.minute_over()
-        return page, it.writer.meme("trial:a")
-
-    page, meme = play(tmp_path, work, overrulings=Overrulings.NEVER, library=True)
+        meme = it.writer.meme("trial:a")
     assert "precedent" not in page and meme is None
 
 
-def test_a_review_is_stored_even_if_the_library_rejects_the_precedent(tmp_path):
-    async def work(it):
-        await it.tried("a", verdict(H, strengths=TIE), words="", pixels="0" * 64)  # nothing to compare with
-        ada = await it.person("ada")
-        await ada.decides("a", "NOT_HARMFUL", precedent="yes")
-        await it.minute_over()
-        page = page_text(await ada.get("/desk/cases/a"))
-        assert await it.desk.due() == []  # it never will
-        return page, (await it.docket.trials.record("a")).last(VerdictReviewed)
-
-    page, review = play(tmp_path, work, library=True)
-    assert "The review is kept, but the library of precedents could not be changed: NOTHING_TO_COMPARE" in page
-    assert review.label is N
-
-
-def test_a_decision_is_undone_from_the_next_case(tmp_path):
-    async def work(it):
+async def test_a_decision_is_undone_from_the_next_case(tmp_path):
+    async with desk_pages(tmp_path, library=True) as it:
         for name in "ab":
             await it.tried(name, DOUBTFUL, pixels=name * 64)
         ada = await it.person("ada")
@@ -598,9 +509,7 @@ def test_a_decision_is_undone_from_the_next_case(tmp_path):
         page, record = page_text(await ada.get("/desk/cases/a")), await it.docket.trials.record("a")
         await it.minute_over()
         late = await ada.post("/desk/cases/a/undo", {"of": number}), await ada.get(decided.headers["location"])
-        return odd, undone, page, record, late, it.writer.meme("trial:a"), await it.desk.case("a")
-
-    odd, undone, page, record, late, meme, case = play(tmp_path, work, library=True)
+        meme, case = it.writer.meme("trial:a"), await it.desk.case("a")
     assert odd == [400, 400, 400, 409] and undone.headers["location"] == "/desk/cases/a"
     # Theirs again, with the verdict that they know by now.
     assert "Your case" in page and RATIONALE in page and record.review is None and case.waiting
@@ -608,8 +517,8 @@ def test_a_decision_is_undone_from_the_next_case(tmp_path):
     assert late[0].status_code == 303 and "Undo" not in page_text(late[1])
 
 
-def test_the_server_in_the_same_process_is_notified_at_once(tmp_path):
-    async def work(it):
+async def test_the_server_in_the_same_process_is_notified_at_once(tmp_path):
+    async with desk_pages(tmp_path) as it:
         for name in ("a", "b"):
             await it.tried(name, verdict(H, strengths=TIE))
         counter, changes = ReviewCounter(), []
@@ -619,44 +528,16 @@ def test_the_server_in_the_same_process_is_notified_at_once(tmp_path):
         ada = await it.person("ada")
         await ada.decides("a", "NOT_HARMFUL")
         await ada.decides("b", "HARMFUL")
-        return changes, counter.outcomes
-
-    changes, outcomes = play(tmp_path, work)
+        outcomes = counter.outcomes
     assert len(changes) == 2  # the next request follows either
     assert outcomes == [ReviewOutcome.OVERRULED, ReviewOutcome.UPHELD]  # and metrics count both
-
-
-def test_a_pipeline_is_notified_of_overrulings_in_the_console(tmp_path):
-    async def work(it):
-        await it.tried("a", verdict(H, strengths=TIE), namespace="forum")
-        docket = Docket.open(tmp_path / "docket.sqlite")  # that of the server, usually in another process
-        async with a_scene(tmp_path, docket=docket) as server:
-            call = server.stub.WatchReviews(wire.WatchReviewsRequest(overruled_only=True))
-            first = await call.read()
-            await (await it.person("ada")).decides("a", "NOT_HARMFUL", reason="Satire.")
-            async with asyncio.timeout(120):
-                response = await call.read()
-            call.cancel()
-        return first, response
-
-    first, response = play(tmp_path, work)
-    assert not first.HasField("reviewed")
-    reviewed = response.reviewed
-    assert (reviewed.trial_id, reviewed.content.namespace, reviewed.verdict) == ("a", "forum", wire.LABEL_HARMFUL)
-    review = reviewed.review
-    assert (review.label, review.reviewer, review.reason, review.blind) == (
-        wire.LABEL_NOT_HARMFUL,
-        "ada",
-        "Satire.",
-        True,
-    )
 
 
 # Search
 
 
-def test_lists_continue_on_the_next_page(tmp_path):
-    async def work(it):
+async def test_lists_continue_on_the_next_page(tmp_path):
+    async with desk_pages(tmp_path) as it:
         for number in range(60):
             await it.tried(f"t{number:02}", verdict(U), words=f"word{number:02}", at=NOON + timedelta(minutes=number))
         ada = await it.person("ada")
@@ -671,15 +552,12 @@ def test_lists_continue_on_the_next_page(tmp_path):
                     break
                 query = onward[1].replace("&amp;", "&")
             found[path] = [part[:2] for part in words]
-        return found
-
-    found = play(tmp_path, work)
     assert found["/desk"] == [f"{number:02}" for number in range(60)]
     assert found["/trials"] == [f"{number:02}" for number in reversed(range(60))]
 
 
-def test_the_list_keeps_its_place_while_its_cases_are_reviewed(tmp_path):
-    async def work(it):
+async def test_the_list_keeps_its_place_while_its_cases_are_reviewed(tmp_path):
+    async with desk_pages(tmp_path) as it:
         for number in range(60):
             await it.tried(f"u{number:02}", verdict(U), words=f"word{number:02}", at=NOON + timedelta(minutes=number))
         await it.tried("low", verdict(H, score=0.55), words="the low one")
@@ -694,26 +572,22 @@ def test_the_list_keeps_its_place_while_its_cases_are_reviewed(tmp_path):
         link = re.search(r'href="(/desk/cases/u55\?[^"]*)"', second)[1].replace("&amp;", "&")
         neighbour = page_text(await ada.get(link))
         malformed = await ada.get("/desk/cases/u55?why=NONE&after=none")
-        return taken.headers["location"], page, decided.headers["location"], neighbour, malformed
-
-    taken, page, decided, neighbour, malformed = play(tmp_path, work)
+        taken, decided = taken.headers["location"], decided.headers["location"]
     assert taken == "/desk/cases/low?why=LOW_SCORE" and decided == "/desk/cases/low?why=LOW_SCORE&last=low#done"
     assert "the low one" in page and "word00" not in page and 'name="why" value="LOW_SCORE"' in page
     assert "word55" in neighbour and "word50" in neighbour and "word49" not in neighbour and "First page" in neighbour
     assert malformed.status_code == 200 and "word00" in malformed.text, "a malformed address does not hide the case"
 
 
-def test_reasons_are_shown_to_administrators_alone_before_a_decision(tmp_path):
-    async def work(it):
+async def test_reasons_are_shown_to_administrators_alone_before_a_decision(tmp_path):
+    async with desk_pages(tmp_path) as it:
         for number in range(52):
             await it.tried(f"u{number:02}", verdict(U), words=f"word{number:02}", at=NOON + timedelta(minutes=number))
         await it.tried("low", verdict(H, score=0.55), words="the low one")
         people = [await it.person(name) for name in ("ada", "root")]
         pages = [[(await one.get(at)).text for at in ("/desk", "/desk?why=LOW_SCORE")] for one in people]
         taken = [(await one.post("/desk/next", {"why": "LOW_SCORE"})).headers["location"] for one in people]
-        return pages, taken
-
-    (ada, root), taken = play(tmp_path, work)
+        ada, root = pages
     # Neither list, filter, counters nor the address of the next page.
     for page in ada:
         assert not re.search(
@@ -724,8 +598,8 @@ def test_reasons_are_shown_to_administrators_alone_before_a_decision(tmp_path):
     assert taken == ["/desk/cases/u00", "/desk/cases/low?why=LOW_SCORE"]
 
 
-def test_a_skipped_case_goes_back_and_the_next_one_comes(tmp_path):
-    async def work(it):
+async def test_a_skipped_case_goes_back_and_the_next_one_comes(tmp_path):
+    async with desk_pages(tmp_path) as it:
         for number in range(3):
             await it.tried(f"u{number}", verdict(U), at=NOON + timedelta(minutes=number), pixels=str(number) * 64)
         ada = await it.person("ada")
@@ -735,18 +609,14 @@ def test_a_skipped_case_goes_back_and_the_next_one_comes(tmp_path):
             at = (await ada.post(f"{at}/skip", page=at)).headers["location"]
             way.append(at)
         locked = [(await it.desk.case(f"u{number}")).lock is not None for number in range(3)]
-        return way, locked
-
-    way, locked = play(tmp_path, work)
     assert way == [f"/desk/cases/u{number}" for number in (0, 1, 2, 0)] and locked == [True, False, False]
 
 
-def test_a_reason_of_the_clause_can_be_chosen(tmp_path):
+async def test_a_reason_of_the_clause_can_be_chosen(tmp_path):
     policy = DEFAULT_POLICY.model_copy(
         update={"clauses": (DEFAULT_POLICY.clauses[0].model_copy(update={"reasons": ("It names a <group>.",)}),)}
     )
-
-    async def work(it):
+    async with desk_pages(tmp_path) as it:
         for name in "ab":
             events = trial(name, DOUBTFUL)
             reference = events[0].policy.model_copy(update={"content": policy, "digest": policy.digest})
@@ -757,24 +627,20 @@ def test_a_reason_of_the_clause_can_be_chosen(tmp_path):
         page = (await ada.get("/desk/cases/a")).text
         refused = await ada.decides("a", "HARMFUL", clause="1", reason="", chosen="Of another clause.")
         await ada.decides("a", "HARMFUL", clause="1", reason="", chosen="It names a <group>.")
-        return page, refused, (await it.docket.trials.record("a")).review
-
-    page, refused, review = play(tmp_path, work)
+        review = (await it.docket.trials.record("a")).review
     assert 'value="It names a &lt;group&gt;." data-key="d"' in page
     assert refused.status_code == 400 and review.reason == "It names a <group>."
     assert policy.digest == policy.model_copy(update={"clauses": DEFAULT_POLICY.clauses[:1]}).digest
 
 
-def test_rows_show_text_and_reason_and_never_begin_with_an_id(tmp_path):
-    async def work(it):
+async def test_rows_show_text_and_reason_and_never_begin_with_an_id(tmp_path):
+    async with desk_pages(tmp_path) as it:
         await it.tried("5b8a3d1f-waits", DOUBTFUL, pixels="1" * 64, words="Ferry\nstaff", namespace="forum")
         await it.tried("5b8a3d1f-sure", verdict(N, score=0.04), pixels="2" * 64, words="Printer\nworks")
         await it.tried("5b8a3d1f-failed", "GONE", pixels="3" * 64, words="")
         ada, vic, bea = [await it.person(name) for name in ("ada", "vic", "bea")]
         await bea.post("/desk/cases/5b8a3d1f-waits/take")
-        return (await ada.get("/")).text, (await vic.get("/")).text, (await ada.get("/desk")).text
-
-    reviewer, reader, queue = play(tmp_path, work)
+        reviewer, reader, queue = (await ada.get("/")).text, (await vic.get("/")).text, (await ada.get("/desk")).text
     rows = [
         re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", re.split("</(?:li|tr)>", row)[0]))
         for page in (reviewer, reader, queue)
@@ -792,8 +658,8 @@ def test_rows_show_text_and_reason_and_never_begin_with_an_id(tmp_path):
     assert "Ferry staff" in rows[6] and "bea has it" in rows[6] and "0.55" not in rows[6]
 
 
-def test_agreement_is_shown(tmp_path):
-    async def work(it):
+async def test_agreement_is_shown(tmp_path):
+    async with desk_pages(tmp_path) as it:
         names = "abcdefghijkl"
         for name in names:
             # Separate memes: several trials of one meme count once.
@@ -804,9 +670,8 @@ def test_agreement_is_shown(tmp_path):
             await ada.decides(name, one)
             await bea.decides(name, other)
             few = few or page_text(await ada.get("/desk/agreement"))
-        return few, page_text(await ada.get("/desk/agreement")), page_text(await ada.get("/desk/agreement?drawn=yes"))
-
-    few, page, drawn = play(tmp_path, work)
+        page = page_text(await ada.get("/desk/agreement"))
+        drawn = page_text(await ada.get("/desk/agreement?drawn=yes"))
     assert "2 reviews of 1 memes" in few and "ada, bea 1 100 % too few memes to say" in few
     assert "All together (Fleiss’ kappa): too few memes to say" in few
     assert "24 reviews of 12 memes" in page
@@ -817,11 +682,10 @@ def test_agreement_is_shown(tmp_path):
 # Permissions
 
 
-def test_each_page_checks_role_and_namespace(tmp_path):
+async def test_each_page_checks_role_and_namespace(tmp_path):
     reading = ("/desk", "/desk/agreement", "/desk/cases/a", "/trials", "/desk/cases/a/similar")
     doing = ("take", "renew", "release", "see", "review", "note", "take-back")
-
-    async def work(it):
+    async with desk_pages(tmp_path) as it:
         await it.tried("a", verdict(U), namespace="shop", words="only the shop's")
         await it.tried("b", verdict(U), namespace="forum", words="the forum's")
         vic, forum = await it.person("vic"), await it.person("forum")
@@ -832,9 +696,7 @@ def test_each_page_checks_role_and_namespace(tmp_path):
         other += [(await forum.post(f"/desk/cases/a/{act}")).status_code for act in doing[:-1]]
         seen = [page_text(await forum.get(path)) for path in ("/desk", "/trials")]
         refused = (await forum.get("/trials?q=namespace:shop")).status_code
-        return viewer, other, seen, refused, (await it.docket.trials.record("a")).events[-1].kind
-
-    viewer, other, seen, refused, last = play(tmp_path, work)
+        last = (await it.docket.trials.record("a")).events[-1].kind
     assert viewer == [403, 403, 403, 200, 200, *[403] * 8]
     assert other == [404, 200, 404, *[404] * 6]
     assert all("the forum's" in page and "shop" not in page for page in seen)
@@ -847,8 +709,8 @@ MARKUP = (
 )  # fmt: skip
 
 
-def test_markup_of_users_and_reviewers_stays_text(tmp_path):
-    async def work(it):
+async def test_markup_of_users_and_reviewers_stays_text(tmp_path):
+    async with desk_pages(tmp_path) as it:
         for number, markup in enumerate(MARKUP):
             doubtful = verdict(U, rationale=f"why {markup}")
             await it.tried(f"t{number}", doubtful, words=f"x {markup}", namespace=markup, description=f"d {markup}")
@@ -861,9 +723,7 @@ def test_markup_of_users_and_reviewers_stays_text(tmp_path):
         names = [f"t{number}" for number in range(len(MARKUP))]
         of_each = ("/desk/cases/{}", "/desk/cases/{}/similar", "/trials/{}")
         paths = ["/trials", "/desk", *(path.format(name) for path, name in product(of_each, names))]
-        return [(await person.get(path)).text for person in (ada, bea) for path in paths]
-
-    pages = play(tmp_path, work)
+        pages = [(await person.get(path)).text for person in (ada, bea) for path in paths]
     assert len(pages) > 60
     for page in pages:
         for executable in ("<script>window", "<script>1", "<img src=x", "' hx-get", "<!--", ">49<"):
@@ -872,8 +732,8 @@ def test_markup_of_users_and_reviewers_stays_text(tmp_path):
     assert any("U+202E" in page for page in pages)
 
 
-def test_malformed_requests_are_client_errors(tmp_path):
-    async def work(it):
+async def test_malformed_requests_are_client_errors(tmp_path):
+    async with desk_pages(tmp_path) as it:
         await it.tried("open")
         root = await it.person("root")
         paths = (
@@ -881,22 +741,17 @@ def test_malformed_requests_are_client_errors(tmp_path):
             "/desk/cases/..%2f..%2fetc", "/trials?after=zz", "/desk/agreement?since=x", "/desk/cases/open",
             "/desk/cases/none/similar",
         )  # fmt: skip
-        return [(await root.get(path)).status_code for path in paths], (
-            await root.post("/desk/cases/open/take")
-        ).status_code
-
-    codes, taken = play(tmp_path, work)
+        codes = [(await root.get(path)).status_code for path in paths]
+        taken = (await root.post("/desk/cases/open/take")).status_code
     assert codes == [400, 400, 404, 404, 400, 400, 200, 404] and taken == 409
 
 
 @pytest.mark.parametrize("part", ["take", "review"])
-def test_a_trial_without_a_verdict_cannot_be_reviewed(tmp_path, part):
-    async def work(it):
+async def test_a_trial_without_a_verdict_cannot_be_reviewed(tmp_path, part):
+    async with desk_pages(tmp_path) as it:
         await it.tried("failed", "GONE")
         ada = await it.person("ada")
         page = page_text(await ada.get("/desk/cases/failed"))
         answer = await ada.post(f"/desk/cases/failed/{part}", {"label": "HARMFUL", "clause": "4", "reason": "r"})
-        return page, answer.status_code
-
-    page, code = play(tmp_path, work)
+        code = answer.status_code
     assert "Take this case" not in page and code == 409

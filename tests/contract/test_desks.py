@@ -12,7 +12,7 @@ from serving.docket.open import Docket
 from serving.docket.review.locks import CaseTaken
 from serving.docket.store import review_tables as desk_tables
 from serving.docket.store.listing import SORTS, BlindReviewer, TrialFilter
-from tests.support.desks import verdict, with_desk
+from tests.support.desks import opened_desk, verdict
 from tests.support.dockets import NOON, parse_place
 
 H, N, U = Label.HARMFUL, Label.NOT_HARMFUL, Label.UNDECIDED
@@ -23,8 +23,8 @@ def place(docket_place):
     return parse_place(docket_place)
 
 
-def test_two_servers_share_queue_locks_and_index(place):
-    async def work(it):
+async def test_two_servers_share_queue_locks_and_index(place):
+    async with opened_desk(place) as it:
         other = Docket.open(place)
         theirs = it.another_desk(docket=other)
         try:
@@ -41,7 +41,7 @@ def test_two_servers_share_queue_locks_and_index(place):
                 await theirs.take(mine, "somebody else")
             await it.desk.review(mine, f"r{holder}", label=H, clause="4", reason="I looked.")
             found = await it.found('"go home" model:vl', queue=theirs, namespace="ea\0st")
-            return (
+            names, mine, queue, found, holds, judgements, same_meme = (
                 names,
                 mine,
                 [case.trial_id for case in await theirs.queue("new", limit=50)],
@@ -52,15 +52,13 @@ def test_two_servers_share_queue_locks_and_index(place):
             )
         finally:
             await other.close()
-
-    names, mine, queue, found, holds, judgements, same_meme = with_desk(place, work)
     assert sorted(names) == [f"t{number:02}" for number in range(12)]
     assert queue == [f"t{number:02}" for number in range(12) if f"t{number:02}" != mine]
     assert (found, holds, judgements, len(same_meme)) == (12, H, 1, 11)
 
 
-def test_erased_trials_vanish_from_the_review_queue(place):
-    async def work(it):
+async def test_erased_trials_vanish_from_the_review_queue(place):
+    async with opened_desk(place) as it:
         await it.tried("a", verdict(U), words="a very particular text")
         await it.tried("b", verdict(H, strengths=(Strength.WEAK, Strength.WEAK)), words="another")
         await it.reviewed("a", "ada", H)
@@ -71,18 +69,15 @@ def test_erased_trials_vanish_from_the_review_queue(place):
         with it.docket.transactions.database.reading() as connection:
             left = [connection.execute(table.select()).all() for table in
                     (desk_tables.reviews, desk_tables.locks, desk_tables.cases)]  # fmt: skip
-        return found, left
-
-    (found, waiting, agreement), (reviews, locks, cases) = with_desk(place, work)
+        (found, waiting, agreement), (reviews, locks, cases) = found, left
     assert (found, waiting, agreement.judgements) == ([], [], 0)
     assert reviews == locks == [] and len(cases) == 2
     assert all("particular" not in str(case) and "another" not in str(case) for case in cases)
 
 
-def test_sorted_lists_continue_after_a_trial_and_give_away_nothing(place):
+async def test_sorted_lists_continue_after_a_trial_and_give_away_nothing(place):
     """Lists in each order and its reverse, page by page; hidden values sort as if they were missing."""
-
-    async def scenario(court):
+    async with opened_desk(place) as court:
         scores = {"t0": 0.2, "t1": 0.9, "t2": 0.55, "t3": None, "t4": 0.7}
         for number, (name, score) in enumerate(scores.items()):
             end = verdict(U) if score is None else verdict(H if score > 0.5 else N, score=score)
@@ -103,9 +98,6 @@ def test_sorted_lists_continue_after_a_trial_and_give_away_nothing(place):
         found["label"] = [await court.found(each) for each in ("label:not-harmful", "label:harmful", "is:upheld")]
         with pytest.raises(BadRequest):
             await court.docket.index.search(TrialFilter(namespaces=frozenset({"n0"})), limit=2, after="t1")
-        return found
-
-    found = with_desk(place, scenario)
     assert found["opened", True, False] == "t4 t3 t2 t1 t0"
     assert found["harm", True, False] == "t1 t4 t2 t0 t3"
     assert found["harm", True, True] == "t1 t4 t0 t3 t2", "t2 waits for the reviewer, and t3 as well"

@@ -29,7 +29,16 @@ from serving.docket.errors import DocketError
 from serving.docket.log.notes import VerifierKey
 from serving.docket.open import Docket
 from serving.docket.store.requests import RequestName
-from tests.support.dockets import NOON, append_all, events_of, listing_fields, parse_place, review_trial, with_docket
+from tests.support.dockets import (
+    NOON,
+    append_all,
+    events_of,
+    listing_fields,
+    opened_docket,
+    parse_place,
+    review_trial,
+    with_docket,
+)
 from tests.support.fakes import a_picture
 from tests.support.sizes import FULL
 from tests.support.tampering import drawn
@@ -107,18 +116,19 @@ def erase_and_die(place, pictures):
     with_docket(parse_place(place), scene, pictures=pictures)
 
 
-def test_an_erased_picture_is_deleted_even_if_the_process_was_killed_before(docket_place, tmp_path, forks):
+async def test_an_erased_picture_is_deleted_even_if_the_process_was_killed_before(docket_place, tmp_path, forks):
     process = forks.Process(target=erase_and_die, args=(docket_place, tmp_path / "pictures"))
     process.start()
     process.join()
     assert process.exitcode == -signal.SIGKILL
     assert [*(tmp_path / "pictures").rglob("*.png")], "killed before the deletion"
-
-    async def scene(docket):
+    async with opened_docket(parse_place(docket_place), pictures=tmp_path / "pictures") as docket:
         (line,) = await docket.index.list(limit=9)
-        return line.erased, await faults_of(docket), (await docket.auditor.audit([])).counts["PICTURE_DIFFERS"]
-
-    assert with_docket(parse_place(docket_place), scene, pictures=tmp_path / "pictures") == (True, {}, 0)
+        assert (line.erased, await faults_of(docket), (await docket.auditor.audit([])).counts["PICTURE_DIFFERS"]) == (
+            True,
+            {},
+            0,
+        )
     assert not [*(tmp_path / "pictures").rglob("*.png")]
 
 
@@ -192,27 +202,23 @@ async def check_recovered(docket, events):
     assert (await docket.trials.record("t")).state is TrialState.DECIDED
 
 
-def test_a_locked_file_is_reported_and_works_afterwards(tmp_path):
+async def test_a_locked_file_is_reported_and_works_afterwards(tmp_path):
     path, events = tmp_path / "d.sqlite", events_of()
-
-    async def scene(docket):
+    async with opened_docket(path, patience=0.2) as docket:
         await append_all(docket, events[:2])
         other = sqlite3.connect(path)
         other.execute("BEGIN IMMEDIATE")
         (message,) = await all_writes_refused(docket, events[2])
         other.close()
         await check_recovered(docket, events[2:])
-        return message
-
-    assert "writing to it" in with_docket(path, scene, patience=0.2)
+        assert "writing to it" in message
 
 
-def test_a_locked_database_is_reported_and_works_afterwards(docket_database):
+async def test_a_locked_database_is_reported_and_works_afterwards(docket_database):
     import psycopg
 
     events = events_of()
-
-    async def scene(docket):
+    async with opened_docket(Address(docket_database), patience=0.2) as docket:
         await append_all(docket, events[:2])
         with psycopg.connect(docket_database) as other:
             tables = ("entries", "log", "trials", "pictures", "requests", "servers", "known", "looks")
@@ -220,9 +226,7 @@ def test_a_locked_database_is_reported_and_works_afterwards(docket_database):
             (message,) = await all_writes_refused(docket, events[2])
             assert len((await docket.trials.record("t")).events) == 2  # reads still work
         await check_recovered(docket, events[2:])
-        return message
-
-    assert "locked" in with_docket(Address(docket_database), scene, patience=0.2)
+        assert "locked" in message
 
 
 @contextmanager
@@ -255,11 +259,10 @@ def test_a_full_disk_loses_no_acknowledged_write(tmp_path):
     assert len(with_docket(path, lambda docket: docket.trials.record("t")).events) == len(events)
 
 
-def test_the_picture_folder_may_be_full_or_gone_and_recovers(tmp_path):
+async def test_the_picture_folder_may_be_full_or_gone_and_recovers(tmp_path):
     place, large = tmp_path / "d.sqlite-pictures", a_picture("1" * 64)
     large = replace(large, frames=(replace(large.frames[0], png=bytes(50_000)),))
-
-    async def scene(docket):
+    async with opened_docket(tmp_path / "d.sqlite") as docket:
         with file_size_limit(10_000), pytest.raises(Unavailable) as full:
             await docket.writer.keep_picture(large)
         assert await docket.trials.frames(large.pixels_sha256) == [], "no partial write"
@@ -271,19 +274,16 @@ def test_the_picture_folder_may_be_full_or_gone_and_recovers(tmp_path):
         assert not place.exists()
         (tmp_path / "elsewhere").rename(place)
         assert await docket.trials.frames(large.pixels_sha256) == [bytes(50_000)]
-        return {full.value.reason, gone.value.reason}, full.value.message + gone.value.message
-
-    reasons, messages = with_docket(tmp_path / "d.sqlite", scene)
+        reasons, messages = {full.value.reason, gone.value.reason}, full.value.message + gone.value.message
     assert reasons == {"DOCKET_UNAVAILABLE"} and str(tmp_path) not in messages
 
 
-def test_a_full_database_disk_loses_no_acknowledged_write(docket_database):
+async def test_a_full_database_disk_loses_no_acknowledged_write(docket_database):
     import psycopg
 
     events = events_of()
     full = "BEGIN RAISE EXCEPTION 'could not extend file' USING ERRCODE = 'disk_full'; END"
-
-    async def scene(docket):
+    async with opened_docket(Address(docket_database)) as docket:
         await append_all(docket, events[:2])
         with psycopg.connect(docket_database, autocommit=True) as other:
             other.execute("SET search_path = memecourt_docket")
@@ -295,9 +295,7 @@ def test_a_full_database_disk_loses_no_acknowledged_write(docket_database):
             for table in tables:
                 other.execute(f"DROP TRIGGER t ON {table}")
         await check_recovered(docket, events[2:])
-        return message
-
-    assert "disk is full" in with_docket(Address(docket_database), scene)
+        assert "disk is full" in message
 
 
 def test_a_missing_docket_file_is_reported_and_found_again(tmp_path):
@@ -330,23 +328,19 @@ def test_a_missing_docket_file_is_reported_and_found_again(tmp_path):
     assert len(with_docket(path, lambda docket: docket.trials.record("t")).events) == len(events)
 
 
-def test_a_file_that_is_no_longer_a_docket_is_refused(tmp_path):
+async def test_a_file_that_is_no_longer_a_docket_is_refused(tmp_path):
     path, events = tmp_path / "d.sqlite", events_of()
-
-    async def scene(docket):
+    async with opened_docket(path) as docket:
         await append_all(docket, events[:2])
         path.unlink()
         path.touch()
         with pytest.raises(DocketError, match="no docket"):
             await docket.writer.append(events[2])
 
-    with_docket(path, scene)
 
-
-def test_a_database_loses_nothing_by_a_restart(postgres_server, docket_database):
+async def test_a_database_loses_nothing_by_a_restart(postgres_server, docket_database):
     events = events_of()
-
-    async def scene(docket):
+    async with opened_docket(Address(docket_database), patience=0.5) as docket:
         await append_all(docket, events[:2])
         await docket.trials.record("t")  # so that the pools hold connections of both kinds
         postgres_server.stop()
@@ -361,18 +355,14 @@ def test_a_database_loses_nothing_by_a_restart(postgres_server, docket_database)
             postgres_server.start()
         assert len((await docket.trials.record("t")).events) == 2
         await check_recovered(docket, events[2:])
-        return message
-
-    message = with_docket(Address(docket_database), scene, patience=0.5)
     assert "can't be reached" in message and "court" not in message
 
 
-def test_silently_broken_connections_are_replaced(docket_database):
+async def test_silently_broken_connections_are_replaced(docket_database):
     import psycopg
 
     events = events_of()
-
-    async def scene(docket):
+    async with opened_docket(Address(docket_database)) as docket:
         for event in events:
             with psycopg.connect(docket_database, autocommit=True) as other:
                 other.execute(
@@ -381,8 +371,6 @@ def test_silently_broken_connections_are_replaced(docket_database):
                 )
             await docket.writer.append(event)  # the caller notices nothing
             assert (await docket.trials.record("t")).events[-1] == event
-
-    with_docket(Address(docket_database), scene)
 
 
 class FaultyRelay:
@@ -433,21 +421,19 @@ class FaultyRelay:
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_connection_broken_during_commit_loses_nothing(docket_database, when):
+async def test_a_connection_broken_during_commit_loses_nothing(docket_database, when):
     """If the server received COMMIT or not: the event is stored exactly once and acknowledged."""
     events = events_of()
     relay = FaultyRelay(docket_database.partition("host=")[2])
 
-    async def scene(docket):
-        for event in events:
-            relay.breaks.append(when)
-            await docket.writer.append(event)
-            assert not relay.breaks
-        return (await docket.trials.record("t")).events
-
     with relay as port:
         address = f"postgresql://court@127.0.0.1:{port}/postgres?sslmode=disable&gssencmode=disable"
-        assert list(with_docket(Address(address), scene)) == events
+        async with opened_docket(Address(address)) as docket:
+            for event in events:
+                relay.breaks.append(when)
+                await docket.writer.append(event)
+                assert not relay.breaks
+            assert list((await docket.trials.record("t")).events) == events
     assert relay.broke == len(events)
 
 
@@ -490,13 +476,12 @@ def test_a_commit_lost_in_a_database_crash_is_not_taken_for_stored():
         server.close()
 
 
-def test_a_read_only_server_is_left_as_soon_as_there_is_a_primary(docket_database):
+async def test_a_read_only_server_is_left_as_soon_as_there_is_a_primary(docket_database):
     """After a failover new connections reach the new primary, but existing ones do not."""
     import psycopg
 
     events = events_of()
-
-    async def scene(docket):
+    async with opened_docket(Address(docket_database)) as docket:
         await append_all(docket, events[:2])
         with psycopg.connect(docket_database, autocommit=True) as other:
             other.execute("ALTER DATABASE postgres SET default_transaction_read_only = on")
@@ -511,23 +496,18 @@ def test_a_read_only_server_is_left_as_soon_as_there_is_a_primary(docket_databas
                 other.execute("SET default_transaction_read_only = off")
                 other.execute("ALTER DATABASE postgres RESET default_transaction_read_only")
         await append_all(docket, events[2:])  # no read comes first, which would replace the connection
-        return message
-
-    assert "name the primary" in with_docket(Address(docket_database), scene)
+        assert "name the primary" in message
 
 
-def test_a_write_of_a_fingerprint_that_hangs_does_not_delay_records(docket_database):
+async def test_a_write_of_a_fingerprint_that_hangs_does_not_delay_records(docket_database):
     import psycopg
 
     events = events_of()
-
-    async def scene(docket):
+    async with opened_docket(Address(docket_database)) as docket:
         with psycopg.connect(docket_database) as other:
             other.execute("SELECT pg_advisory_xact_lock(hashtext('memecourt.looks'))")
             writing = asyncio.create_task(docket.fingerprints.put_fingerprint("t", b"look"))
             await append_all(docket, events)
             assert not writing.done()
         await writing
-        return await docket.fingerprints.fingerprints(0)
-
-    assert len(with_docket(Address(docket_database), scene)) == 1
+        assert len(await docket.fingerprints.fingerprints(0)) == 1

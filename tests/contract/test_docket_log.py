@@ -30,6 +30,7 @@ from tests.support.dockets import (
     entries_of,
     events_of,
     open_trials,
+    opened_docket,
     parse_place,
     review_trial,
     with_docket,
@@ -60,19 +61,17 @@ def test_all_appends_form_one_log_with_a_signed_root(using):
     assert again == entries
 
 
-def test_entries_can_be_read_by_kind_and_number(using):
-    async def scene(docket):
+async def test_entries_can_be_read_by_kind_and_number(opening):
+    async with opening() as docket:
         for number in range(3):
             await append_all(docket, events_of(f"t{number}"))
         every = await docket.log.entries(0, 999)
-        return every, await docket.log.entries(every[5].number, 2, {"VerdictGiven", "TrialOpened"})
-
-    every, some = using(scene)
+        some = await docket.log.entries(every[5].number, 2, {"VerdictGiven", "TrialOpened"})
     assert some == [e for e in every if e.number >= 5 and e.kind in ("VerdictGiven", "TrialOpened")][:2]
 
 
-def test_a_receipt_proves_inclusion_and_stays_the_same(using):
-    async def scene(docket):
+async def test_a_receipt_proves_inclusion_and_stays_the_same(opening):
+    async with opening() as docket:
         await append_all(docket, events_of("a"))
         first = await docket.log.receipt("a")
         for number in range(30):
@@ -85,15 +84,9 @@ def test_a_receipt_proves_inclusion_and_stays_the_same(using):
         old, new = (open_checkpoint(note, [key]) for note in (first.checkpoint, await docket.log.checkpoint()))
         proof = await docket.auditor.read(lambda connection: consistency_proof(old.size, new.size, nodes(connection)))
         verify_consistency(old.size, new.size, old.root, new.root, proof)
-        return (
-            first,
-            await docket.log.receipt("a"),
-            await docket.log.receipt("t29"),
-            key,
-            await docket.auditor.read(lambda connection: nodes(connection)(3, 1)),
-        )
-
-    first, again, last, key, _ = using(scene)
+        again = await docket.log.receipt("a")
+        last = await docket.log.receipt("t29")
+        _ = await docket.auditor.read(lambda connection: nodes(connection)(3, 1))
     assert first == again
     for receipt in (first, last):
         signed = open_checkpoint(receipt.checkpoint, [key])
@@ -124,7 +117,7 @@ def test_processes_appending_at_once_write_one_log(docket_place, using, forks):
     assert sum(entry.kind == "VerdictGiven" for entry in entries) == 36
 
 
-def test_claims_are_not_signed_and_concurrent_appends_share_signatures(docket_place, monkeypatch):
+async def test_claims_are_not_signed_and_concurrent_appends_share_signatures(docket_place, monkeypatch):
     signed = []
 
     class Counting(KeyFile):
@@ -133,8 +126,8 @@ def test_claims_are_not_signed_and_concurrent_appends_share_signatures(docket_pl
             return super().__call__(known)
 
     monkeypatch.setattr("serving.docket.open.KeyFile", Counting)
+    async with opened_docket(parse_place(docket_place)) as docket:
 
-    async def scene(docket):
         async def claim(number):
             await docket.leases.claim(RequestName("n", f"r{number}"), payload="p", trial_id="t", owner="A")
 
@@ -144,9 +137,7 @@ def test_claims_are_not_signed_and_concurrent_appends_share_signatures(docket_pl
         await asyncio.gather(
             *(docket.writer.append(opened.model_copy(update={"trial_id": f"t{n}"})) for n in range(200))
         )
-        return by_claims
-
-    assert with_docket(parse_place(docket_place), scene) == 0
+        assert by_claims == 0
     assert 0 < len(signed) <= 4, "one per commit, not per entry"
 
 
@@ -176,18 +167,15 @@ def quoted(event):
     return {one.id: one.text for one in shown if one is not None}
 
 
-def test_texts_of_precedents_are_stored_once_and_restored(using):
+async def test_texts_of_precedents_are_stored_once_and_restored(opening):
     events = events_of("a")
     cited = next(event for event in events if isinstance(event, PrecedentsCited))
     assert any(quoted(cited).values())
-
-    async def scene(docket):
+    async with opening() as docket:
         await append_all(docket, events)
         await append_all(docket, events_of("b"))
         entries = await docket.log.entries(0, 999)
-        return await docket.trials.record("a"), await docket.trials.record("b"), entries
-
-    a, b, entries = using(scene)
+        a, b = await docket.trials.record("a"), await docket.trials.record("b")
     assert list(a.events) == events and list(b.events) == events_of("b")
     texts = {text for text in quoted(cited).values() if text}
     assert sum(entry.kind == PART for entry in entries) == len(texts)
@@ -195,11 +183,10 @@ def test_texts_of_precedents_are_stored_once_and_restored(using):
         assert (entry.kind in (PART, "Summarised", "VerdictGiven")) or not any(text in entry.body for text in texts)
 
 
-def test_an_erased_precedent_is_gone_from_every_record_that_quotes_it(using):
+async def test_an_erased_precedent_is_gone_from_every_record_that_quotes_it(opening):
     cited = next(event for event in events_of() if isinstance(event, PrecedentsCited))
     precedent_id = next(id_ for id_, text in quoted(cited).items() if text)
-
-    async def scene(docket):
+    async with opening() as docket:
         await append_all(docket, events_of("a"))
         await append_all(docket, events_of("b"))
         erased = await docket.eraser.erase_precedent(precedent_id, who="Ruth", why="asked for", at=NOON)
@@ -214,9 +201,14 @@ def test_an_erased_precedent_is_gone_from_every_record_that_quotes_it(using):
         bundles = [
             verify_bundle(await docket.auditor.bundle(trial_id), [await docket.log.vkey()]) for trial_id in "abcd"
         ]
-        return erased, again, (*before, *after), faults, bundles, await checked_log(docket)
-
-    erased, again, records, faults, bundles, (entries, *_) = using(scene)
+        erased, again, records, faults, bundles, (entries, *_) = (
+            erased,
+            again,
+            (*before, *after),
+            faults,
+            bundles,
+            await checked_log(docket),
+        )
     (number,) = erased.numbers
     assert entries[number].erased and entries[number].kind == PART
     assert (erased.buried, again.buried, again.numbers) == (1, 0, ())
@@ -227,10 +219,9 @@ def test_an_erased_precedent_is_gone_from_every_record_that_quotes_it(using):
     assert not faults and [trial.hidden for trial in bundles] == [1, 1, 0, 0]
 
 
-def test_a_precedent_erased_during_a_trial_does_not_return_with_the_verdict(using):
+async def test_a_precedent_erased_during_a_trial_does_not_return_with_the_verdict(opening):
     shown = "ab" * 32
-
-    async def scene(docket):
+    async with opening() as docket:
         *before, verdict_event = events_of("a")
         reading = PrecedentReading(id="p", supports="neither", picture=shown)
         ruling = Ruling(
@@ -241,14 +232,12 @@ def test_a_precedent_erased_during_a_trial_does_not_return_with_the_verdict(usin
         await docket.eraser.erase_precedent(reading.id, who="Ruth", why="asked for", at=NOON)
         await docket.writer.append(verdict_event)
         record = await docket.trials.record("a")
-        return record.last(VerdictGiven).ruling.precedents[0].picture, await checked_log(docket)
-
-    picture, (entries, *_) = using(scene)
+        picture, (entries, *_) = record.last(VerdictGiven).ruling.precedents[0].picture, await checked_log(docket)
     assert picture == GONE
     assert not any(shown in (entry.body or "") for entry in entries)
 
 
-def test_an_erased_trial_is_listed_as_erased_and_reveals_nothing(using):
+async def test_an_erased_trial_is_listed_as_erased_and_reveals_nothing(opening):
     picture = a_picture("c" * 64)
 
     def events_with_picture(trial_id):
@@ -256,7 +245,7 @@ def test_an_erased_trial_is_listed_as_erased_and_reveals_nothing(using):
         meme = opened.meme.model_copy(update={"pixels_sha256": picture.pixels_sha256, "content_id": f"post {trial_id}"})
         return [opened.model_copy(update={"meme": meme, "request_id": f"r {trial_id}"}), *more]
 
-    async def scene(docket):
+    async with opening() as docket:
         await docket.writer.keep_picture(picture)
         for trial_id in "ab":
             await append_all(docket, events_with_picture(trial_id))
@@ -289,9 +278,14 @@ def test_an_erased_trial_is_listed_as_erased_and_reveals_nothing(using):
         }
         assert await docket.log.receipt("a") == receipt
         await docket.eraser.erase("b", who="Ruth", why="asked for", at=NOON)
-        return erased, twice, left, shared, await docket.trials.frames(picture.pixels_sha256), await checked_log(docket)
-
-    erased, twice, left, shared, unshared, (entries, *_) = using(scene)
+        erased, twice, left, shared, unshared, (entries, *_) = (
+            erased,
+            twice,
+            left,
+            shared,
+            await docket.trials.frames(picture.pixels_sha256),
+            await checked_log(docket),
+        )
     assert erased == twice and erased.who == "Ruth"
     gone = [entry for entry in entries if entry.trial_id == "a" and entry.seq >= 0]
     assert [entry.number for entry in gone] == list(erased.numbers) and all(entry.erased for entry in gone)
@@ -305,19 +299,17 @@ def test_an_erased_trial_is_listed_as_erased_and_reveals_nothing(using):
     assert shared and not unshared, "the picture is deleted with its last trial"
 
 
-def test_a_trial_erased_while_running_is_not_resumed(using):
-    async def scene(docket):
+async def test_a_trial_erased_while_running_is_not_resumed(opening):
+    async with opening() as docket:
         events = events_of("a")
         await append_all(docket, events[:2])
         await docket.eraser.erase("a", who="Ruth", why="asked for", at=NOON)
         with pytest.raises(TrialErased):
             await docket.writer.append(events[2])
-        return await open_trials(docket), await docket.leases.open_claims()
-
-    assert using(scene) == ([], [])
+        assert (await open_trials(docket), await docket.leases.open_claims()) == ([], [])
 
 
-def test_no_query_finds_erased_content(using):
+async def test_no_query_finds_erased_content(opening):
     """PostgreSQL's files keep old rows until rewritten (docs/docket.md); test_erasing checks those of SQLite."""
     meme = Marked(1, random.Random(14))
 
@@ -329,14 +321,12 @@ def test_no_query_finds_erased_content(using):
                 values_found += [one if isinstance(one, bytes) else str(one).encode() for one in values.values()]
         return b"\n".join(values_found)
 
-    async def scene(docket):
+    async with opening() as docket:
         await meme.keep(docket)
         await meme.quoted(docket, "later")
         before = await docket.auditor.read(dump_tables)
         await docket.eraser.erase(meme.trial_id, who="Ruth", why="asked for", at=NOON, precedents=[meme.precedent])
-        return before, await docket.auditor.read(dump_tables)
-
-    before, after = using(scene)
+        after = await docket.auditor.read(dump_tables)
     named = [trace for trace in meme.traces() if trace.isalnum()]
     assert len(named) == 10 and all(trace in before for trace in named)
     assert not [trace for trace in meme.traces() if trace in after]

@@ -18,7 +18,6 @@ from google.rpc import error_details_pb2
 
 from court.errors import Unavailable
 from court.events import (
-    AnyEvent,
     Procedure,
     ReviewOutcome,
     VerdictReviewed,
@@ -63,12 +62,10 @@ def stamp(at: datetime, nanos: int = 0) -> Timestamp:
     return stamped
 
 
-def test_a_trial_is_returned_with_all_its_events(place: Path | Address) -> None:
-    async def work(it: Scene) -> wire.Trial:
+async def test_a_trial_is_returned_with_all_its_events(place: Path | Address) -> None:
+    async with a_scene(place) as it:
         await it.tried("t-1", namespace="forum", procedure=Procedure.FULL, text="Mondays – à la carte \N{CAT FACE}")
-        return (await it.stub.GetTrial(wire.GetTrialRequest(trial_id="t-1"), timeout=TIMEOUT)).trial
-
-    trial = play(place, work)
+        trial = (await it.stub.GetTrial(wire.GetTrialRequest(trial_id="t-1"), timeout=TIMEOUT)).trial
     stored = a_trial("t-1", namespace="forum", procedure=Procedure.FULL, text="Mondays – à la carte \N{CAT FACE}")
     assert [parse_event(event.json) for event in trial.events] == stored
     assert [(e.trial_id, e.seq, e.kind) for e in trial.events] == [(e.trial_id, e.seq, e.kind) for e in stored]
@@ -82,17 +79,15 @@ def test_a_trial_is_returned_with_all_its_events(place: Path | Address) -> None:
     assert not summary.needs_human_review and not summary.HasField("review") and not summary.failure_reason
 
 
-def test_a_trial_without_a_verdict_has_no_label(place: Path | Address) -> None:
-    async def work(it: Scene) -> list[list[wire.TrialSummary]]:
+async def test_a_trial_without_a_verdict_has_no_label(place: Path | Address) -> None:
+    async with a_scene(place) as it:
         for trial_id, end in (("open", None), ("failed", "MODEL_GONE"), ("undecided", UNDECIDED)):
             await it.tried(trial_id, end=end)  # type: ignore[arg-type]
         got = [
             (await it.stub.GetTrial(wire.GetTrialRequest(trial_id=id_), timeout=TIMEOUT)).trial.summary
             for id_ in ("undecided", "open", "failed")
         ]
-        return [sorted(found, key=lambda one: one.trial_id) for found in (got, await it.listed())]
-
-    got, listed = play(place, work)
+        got, listed = [sorted(found, key=lambda one: one.trial_id) for found in (got, await it.listed())]
     assert got == listed  # the record agrees with the listing
     failed, opened, undecided = got
     assert (opened.state, opened.label) == (wire.TRIAL_STATE_OPEN, wire.LABEL_UNSPECIFIED)
@@ -128,31 +123,27 @@ def test_paging_neither_skips_nor_repeats_trials_while_new_ones_arrive(place: Pa
     assert set(sizes[:-1]) == {7} and 1 <= sizes[-1] <= 7
 
 
-def test_the_last_page_has_no_next_token(sqlite: Path) -> None:
-    async def work(it: Scene) -> list[tuple[int, bool]]:
+async def test_the_last_page_has_no_next_token(sqlite: Path) -> None:
+    async with a_scene(sqlite) as it:
         pages = []
         for count in range(4):
             page = await it.stub.ListTrials(wire.ListTrialsRequest(page_size=2), timeout=TIMEOUT)
             pages.append((len(page.trials), bool(page.next_page_token)))
             await it.tried(at=AT + timedelta(seconds=count))
-        return pages
-
-    assert play(sqlite, work) == [(0, False), (1, False), (2, False), (2, True)]
+        assert pages == [(0, False), (1, False), (2, False), (2, True)]
 
 
-def test_page_size_is_fifty_by_default_and_at_most_a_thousand(sqlite: Path) -> None:
-    async def work(it: Scene) -> tuple[list[int], list[Refusal]]:
+async def test_page_size_is_fifty_by_default_and_at_most_a_thousand(sqlite: Path) -> None:
+    async with a_scene(sqlite) as it:
         await asyncio.gather(*(it.docket.writer.append(a_trial(str(n))[0]) for n in range(60)))
         sizes = [
             len((await it.stub.ListTrials(wire.ListTrialsRequest(page_size=size), timeout=TIMEOUT)).trials)
             for size in (0, 1, 60, 1000)
         ]
-        return sizes, [
+        refusals = [
             await refusal_of(it.stub.ListTrials(wire.ListTrialsRequest(page_size=size), timeout=TIMEOUT))
             for size in (-1, 1001)
         ]
-
-    sizes, refusals = play(sqlite, work)
     assert sizes == [50, 1, 60, 60]
     assert [one.summary for one in refusals] == [("INVALID_ARGUMENT", "OUT_OF_RANGE", "page_size")] * 2
 
@@ -164,10 +155,9 @@ def forged_token(filter_digest: Any, content: bytes) -> str:
     return base64.urlsafe_b64encode(_seal(content, _list_of(filter_digest)) + content).decode().rstrip("=")
 
 
-def test_altered_page_tokens_and_those_of_another_filter_are_refused(sqlite: Path) -> None:
+async def test_altered_page_tokens_and_those_of_another_filter_are_refused(sqlite: Path) -> None:
     harmful = wire.TrialFilter(labels=[wire.LABEL_HARMFUL])
-
-    async def work(it: Scene) -> list[Refusal]:
+    async with a_scene(sqlite) as it:
         for number in range(5):
             await it.tried(at=AT + timedelta(seconds=number))
 
@@ -193,9 +183,7 @@ def test_altered_page_tokens_and_those_of_another_filter_are_refused(sqlite: Pat
         ]  # fmt: skip
         refusals = [await refusal_of(page(one)) for one in altered if one not in ("", token)]
         others = (wire.TrialFilter(), wire.TrialFilter(labels=[wire.LABEL_HARMFUL], namespace=""))
-        return refusals + [await refusal_of(page(token, trial_filter)) for trial_filter in others]
-
-    refusals = play(sqlite, work)
+        refusals = refusals + [await refusal_of(page(token, trial_filter)) for trial_filter in others]
     assert len(refusals) > 60
     assert {one.summary for one in refusals} == {("INVALID_ARGUMENT", "BAD_PAGE_TOKEN", "page_token")}
 
@@ -220,8 +208,8 @@ def matches(trial_filter: wire.TrialFilter, summary: wire.TrialSummary) -> bool:
     )
 
 
-def test_filters_return_exactly_the_matching_trials(place: Path | Address) -> None:
-    async def work(it: Scene) -> int:
+async def test_filters_return_exactly_the_matching_trials(place: Path | Address) -> None:
+    async with a_scene(place) as it:
         draw = random.Random(7)
         for number in range(40):
             end = draw.choice((HARMFUL, HARMFUL, NOT_HARMFUL, UNDECIDED, "MODEL_GONE", None))
@@ -264,9 +252,7 @@ def test_filters_return_exactly_the_matching_trials(place: Path | Address) -> No
             call = it.stub.ExportTrials(wire.ExportTrialsRequest(filter=trial_filter), timeout=TIMEOUT)
             assert [one.trial.summary async for one in call] == list(reversed(found)), trial_filter
             hits += len(expected)
-        return hits
-
-    assert play(place, work) > 100
+        assert hits > 100
 
 
 @pytest.mark.parametrize(
@@ -290,18 +276,15 @@ def test_invalid_filters_are_refused(sqlite: Path, filters: dict[str, Any], expe
     assert [one.summary for one in play(sqlite, work)] == [expected, expected]
 
 
-def test_the_earliest_and_the_latest_timestamp_are_accepted(place: Path | Address) -> None:
+async def test_the_earliest_and_the_latest_timestamp_are_accepted(place: Path | Address) -> None:
     ever = {
         "opened_from": Timestamp(seconds=-62_135_596_800),
         "opened_until": Timestamp(seconds=253_402_300_799, nanos=999_999_999),
     }
-
-    async def work(it: Scene) -> list[int]:
+    async with a_scene(place) as it:
         await it.tried("t-1")
         none = {"opened_from": ever["opened_until"], "opened_until": ever["opened_from"]}
-        return [len(await it.listed(**filters)) for filters in (ever, none)]  # type: ignore[arg-type]
-
-    assert play(place, work) == [1, 0]
+        assert [len(await it.listed(**filters)) for filters in (ever, none)] == [1, 0]  # type: ignore[arg-type]
 
 
 class Counting(Intercepted):
@@ -322,11 +305,10 @@ class Counting(Intercepted):
         return lines
 
 
-def test_an_export_reads_only_as_fast_as_the_caller(place: Path | Address) -> None:
+async def test_an_export_reads_only_as_fast_as_the_caller(place: Path | Address) -> None:
     """Reads ahead in 16 MB of records only as far as flow control allows."""
     docket = Counting(Docket.open(place))
-
-    async def work(it: Scene) -> tuple[int, int, list[str]]:
+    async with a_scene(place, docket=docket) as it:
         text = "tame " * 40_000
         for number in range(80):
             await it.tried(f"t-{number:03}", at=AT + timedelta(seconds=number), text=text)
@@ -340,15 +322,13 @@ def test_an_export_reads_only_as_fast_as_the_caller(place: Path | Address) -> No
         # A trial opened now is later than the call.
         await it.tried("late", at=AT + timedelta(days=1))
         others = [one.trial.summary.trial_id async for one in answers]
-        return before, docket.longest, [first.summary.trial_id, *others]
-
-    held_up, longest, ids = play(place, work, docket=docket)
+        held_up, longest, ids = before, docket.longest, [first.summary.trial_id, *others]
     assert held_up < 60
     assert longest <= 100  # trial ids per query
     assert ids == [f"t-{number:03}" for number in range(80)]
 
 
-def test_an_export_skips_trials_erased_before_or_during_it(place: Path | Address) -> None:
+async def test_an_export_skips_trials_erased_before_or_during_it(place: Path | Address) -> None:
     class Erasing(Counting):
         async def record(self, trial_id: str) -> Any:
             if trial_id == "t-2":  # already listed
@@ -356,21 +336,17 @@ def test_an_export_skips_trials_erased_before_or_during_it(place: Path | Address
             return await super().record(trial_id)
 
     docket = Erasing(Docket.open(place))
-
-    async def work(it: Scene) -> list[str]:
+    async with a_scene(place, docket=docket) as it:
         for number in range(4):
             await it.tried(f"t-{number}", at=AT + timedelta(seconds=number))
         await docket.eraser.erase("t-1", who="ada", why="asked to", at=AT)
         call = it.stub.ExportTrials(wire.ExportTrialsRequest(), timeout=TIMEOUT)
-        return [one.trial.summary.trial_id async for one in call]
-
-    assert play(place, work, docket=docket) == ["t-0", "t-3"]
+        assert [one.trial.summary.trial_id async for one in call] == ["t-0", "t-3"]
 
 
-def test_an_export_ends_when_its_caller_leaves(sqlite: Path) -> None:
+async def test_an_export_ends_when_its_caller_leaves(sqlite: Path) -> None:
     docket = Counting(Docket.open(sqlite))
-
-    async def work(it: Scene) -> int:
+    async with a_scene(sqlite, docket=docket) as it:
         for number in range(60):
             await it.tried(f"t-{number}", text="tame " * 40_000)
         call = it.stub.ExportTrials(wire.ExportTrialsRequest(), timeout=TIMEOUT)
@@ -380,13 +356,11 @@ def test_an_export_ends_when_its_caller_leaves(sqlite: Path) -> None:
         read = docket.read
         await asyncio.sleep(0.2)
         assert docket.read == read
-        return read
-
-    assert play(sqlite, work, docket=docket) < 60
+        assert read < 60
 
 
-def test_a_verdict_can_be_upheld_overruled_and_reviewed_again(place: Path | Address) -> None:
-    async def work(it: Scene) -> tuple[list[wire.TrialSummary], list[AnyEvent], list[wire.TrialSummary], list[Any]]:
+async def test_a_verdict_can_be_upheld_overruled_and_reviewed_again(place: Path | Address) -> None:
+    async with a_scene(place) as it:
         await it.tried("t-1")
         before = datetime.now(UTC)
         summaries = [
@@ -400,9 +374,7 @@ def test_a_verdict_can_be_upheld_overruled_and_reviewed_again(place: Path | Addr
             assert before <= one.review.at.ToDatetime(UTC) <= datetime.now(UTC)
         assert len(it.changes) == len(summaries)
         record = await it.docket.trials.record("t-1")
-        return summaries, list(record.events[3:]), await it.listed(reviewed=True), it.counted
-
-    summaries, events, listed, outcomes = play(place, work)
+        events, listed, outcomes = list(record.events[3:]), await it.listed(reviewed=True), it.counted
     reviews = [(one.review.outcome, one.review.label, one.review.reason, one.review.clause, one.review.reviewer)
             for one in summaries]  # fmt: skip
     assert reviews == [
@@ -416,13 +388,11 @@ def test_a_verdict_can_be_upheld_overruled_and_reviewed_again(place: Path | Addr
     assert outcomes == [ReviewOutcome.UPHELD, ReviewOutcome.OVERRULED, ReviewOutcome.UPHELD]
 
 
-def test_an_undecided_trial_can_be_decided_by_a_person(sqlite: Path) -> None:
-    async def work(it: Scene) -> list[wire.TrialSummary]:
+async def test_an_undecided_trial_can_be_decided_by_a_person(sqlite: Path) -> None:
+    async with a_scene(sqlite) as it:
         await it.tried("t-1", end=UNDECIDED)
         overruled = {"outcome": wire.REVIEW_OUTCOME_OVERRULED, "label": wire.LABEL_HARMFUL}
-        return [await it.reviewed("t-1"), await it.reviewed("t-1", **overruled)]
-
-    upheld, overruled = play(sqlite, work)
+        upheld, overruled = [await it.reviewed("t-1"), await it.reviewed("t-1", **overruled)]
     assert upheld.review.label == wire.LABEL_UNDECIDED
     assert overruled.review.label == wire.LABEL_HARMFUL
     assert overruled.label == wire.LABEL_UNDECIDED
@@ -450,26 +420,21 @@ def test_an_undecided_trial_can_be_decided_by_a_person(sqlite: Path) -> None:
         ("failed", "", {}, ("FAILED_PRECONDITION", "TRIAL_NOT_DECIDED", "")),
     ],
 )
-def test_invalid_reviews_are_refused(
+async def test_invalid_reviews_are_refused(
     sqlite: Path, trial: str, caller: str, fields: dict[str, Any], expected: tuple[str, ...]
 ) -> None:
-    async def work(it: Scene) -> tuple[Refusal, list[int], list[Any]]:
+    async with a_scene(sqlite) as it:
         for trial_id, end in (("t", HARMFUL), ("open", None), ("failed", "MODEL_GONE")):
             await it.tried(trial_id, end=end)  # type: ignore[arg-type]
         refusal = await refusal_of(it.reviewed(trial, caller, **fields))
-        return (
-            refusal,
-            [len((await it.docket.trials.record(id_)).events) for id_ in ("t", "open", "failed")],
-            it.counted,
-        )
-
-    refusal, lengths, counted = play(sqlite, work)
+        lengths = [len((await it.docket.trials.record(id_)).events) for id_ in ("t", "open", "failed")]
+        counted = it.counted
     assert refusal.summary == expected
     assert lengths == [3, 2, 3] and not counted  # nothing was stored
 
 
-def test_a_caller_limited_to_namespaces_sees_only_their_trials(place: Path | Address) -> None:
-    async def work(it: Scene) -> None:
+async def test_a_caller_limited_to_namespaces_sees_only_their_trials(place: Path | Address) -> None:
+    async with a_scene(place) as it:
         for number in range(30):
             namespace = ("forum", "blog", "shop", "", "forum2")[number % 5]
             await it.tried(f"{namespace or 'none'}-{number}", namespace=namespace, at=AT + timedelta(seconds=number))
@@ -502,22 +467,19 @@ def test_a_caller_limited_to_namespaces_sees_only_their_trials(place: Path | Add
             assert len((await it.docket.trials.record(id_)).events) == 3
         assert (await it.reviewed("forum-0", "forum")).review.reviewer == "forum"
 
-    play(place, work)
-
 
 @pytest.mark.parametrize("caller", ["forum", "ada", ""])
-def test_a_page_token_grants_no_access(sqlite: Path, caller: str) -> None:
+async def test_a_page_token_grants_no_access(sqlite: Path, caller: str) -> None:
     """Even with a token of a caller who sees everything, a caller sees only its own trials."""
-
-    async def work(it: Scene) -> set[str]:
+    async with a_scene(sqlite) as it:
         for number in range(9):
             await it.tried(namespace=("forum", "shop")[number % 2], at=AT + timedelta(seconds=number))
         page = await it.stub.ListTrials(wire.ListTrialsRequest(page_size=2), timeout=TIMEOUT)
         request = wire.ListTrialsRequest(page_size=100, page_token=page.next_page_token)
         next_page = await it.stub.ListTrials(request, timeout=TIMEOUT, metadata=caller_metadata(caller))
-        return {one.content.namespace for one in next_page.trials}
-
-    assert play(sqlite, work) == ({"forum"} if caller == "forum" else {"forum", "shop"})
+        assert {one.content.namespace for one in next_page.trials} == (
+            {"forum"} if caller == "forum" else {"forum", "shop"}
+        )
 
 
 async def first_of(call: Any) -> Any:
@@ -553,14 +515,12 @@ def test_every_method_is_covered_here() -> None:
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_calls_outside_a_session_are_unavailable(sqlite: Path, name: str) -> None:
-    async def work(it: Scene) -> Refusal:
+async def test_calls_outside_a_session_are_unavailable(sqlite: Path, name: str) -> None:
+    async with a_scene(sqlite) as it:
         await it.tried("t-1")
         await CALLS[name](it)
         it.service.close()
-        return await refusal_of(CALLS[name](it))
-
-    assert play(sqlite, work).summary == ("UNAVAILABLE", "CLOSING", "")
+        assert (await refusal_of(CALLS[name](it))).summary == ("UNAVAILABLE", "CLOSING", "")
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -575,7 +535,7 @@ def test_malformed_messages_are_invalid_arguments(sqlite: Path, name: str) -> No
 
 
 @pytest.mark.parametrize("broken", ["review", "record"])
-def test_a_review_that_may_be_stored_is_not_offered_for_retry(
+async def test_a_review_that_may_be_stored_is_not_offered_for_retry(
     sqlite: Path, monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
     """The docket fails while or just after it stores the review: retrying could store it twice."""
@@ -588,15 +548,12 @@ def test_a_review_that_may_be_stored_is_not_offered_for_retry(
         monkeypatch.setattr(SqlTrialReader, "record", UnreachableDocket().trials.record)
         return event
 
-    async def work(it: Scene) -> Refusal:
+    async with a_scene(sqlite) as it:
         await it.tried("t-1")
         monkeypatch.setattr(ReviewStore, "review", review)
         refusal = await refusal_of(CALLS["ReviewVerdict"](it))
         monkeypatch.undo()
         assert len(await it.docket.log.entries(0, 9, {"VerdictReviewed"})) == 1
-        return refusal
-
-    refusal = play(sqlite, work)
     assert refusal.summary == ("UNAVAILABLE", "DOCKET_UNAVAILABLE", "")
     assert not refusal.of(error_details_pb2.RetryInfo) and "look before you ask again" in refusal.message
 
@@ -634,12 +591,12 @@ def test_an_unreachable_docket_is_unavailable(sqlite: Path, name: str) -> None:
     ("x\0", ("INVALID_ARGUMENT", "FIELD_HOLDS_NUL", "trial_id")),
     ("nowhere", ("NOT_FOUND", "TRIAL_UNKNOWN", "trial_id")),
 ])  # fmt: skip
-def test_unknown_trial_ids_are_refused(place: Path | Address, trial_id: str, expected: tuple[str, ...]) -> None:
-    async def work(it: Scene) -> Refusal:
+async def test_unknown_trial_ids_are_refused(place: Path | Address, trial_id: str, expected: tuple[str, ...]) -> None:
+    async with a_scene(place) as it:
         await it.tried("t-1")
-        return await refusal_of(it.stub.GetTrial(wire.GetTrialRequest(trial_id=trial_id), timeout=TIMEOUT))
-
-    assert play(place, work).summary == expected
+        assert (
+            await refusal_of(it.stub.GetTrial(wire.GetTrialRequest(trial_id=trial_id), timeout=TIMEOUT))
+        ).summary == expected
 
 
 def test_every_state_and_outcome_exists_on_the_wire() -> None:

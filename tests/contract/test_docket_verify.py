@@ -63,7 +63,7 @@ def test_random_alterations_are_detected_exactly_when_detectable(docket_place: s
     assert set(ALTERATIONS) - set(applied) <= {"alter_type"}
 
 
-def test_verification_finds_no_fault_during_writes_and_erasures(docket_place: str) -> None:
+async def test_verification_finds_no_fault_during_writes_and_erasures(docket_place: str) -> None:
     """Checks, bundles and receipts each see one moment of the log, and all are valid."""
     chance = random.Random(4)
     seen, grown = asyncio.Event(), asyncio.Event()
@@ -85,38 +85,35 @@ def test_verification_finds_no_fault_during_writes_and_erasures(docket_place: st
             await docket.eraser.erase(opened.trial_id, who="ada", why="asked to", at=NOON)
         return opened.trial_id
 
-    async def scene() -> None:
-        docket = Docket.open(parse_place(docket_place))
-        try:
-            key = VerifierKey.parse(await docket.log.vkey())
-            writing = asyncio.gather(*(write(docket, number) for number in range(24)))
-            sizes = []
-            while not writing.done():
-                report = await docket.auditor.audit([key])
-                assert not report.counts, report.findings
-                sizes.append(report.size)
-                if report.size:
-                    seen.set()
-                if len(set(sizes)) > 1:
-                    grown.set()
-            last = await docket.auditor.audit([key])
-            assert not last.counts and last.trials == 24 and last.erased
-            assert len(set(sizes)) > 1  # writes happened meanwhile
-            for trial_id in writing.result():
-                trial = verify_bundle(await docket.auditor.bundle(trial_id), [str(key)])
-                assert trial.checkpoint.size == last.size
-                if any(entry.kind == "VerdictGiven" for entry in trial.entries):
-                    receipt = await docket.log.receipt(trial_id)
-                    shown = verify_receipt(
-                        [str(key)],
-                        checkpoint=receipt.checkpoint,
-                        entry=receipt.number,
-                        header=receipt.header,
-                        proof=receipt.proof,
-                        trial_id=trial_id,
-                    )
-                    assert shown.header in {entry.header for entry in trial.entries}
-        finally:
-            await docket.close()
-
-    asyncio.run(scene())
+    docket = Docket.open(parse_place(docket_place))
+    try:
+        key = VerifierKey.parse(await docket.log.vkey())
+        writing = asyncio.gather(*(write(docket, number) for number in range(24)))
+        sizes = []
+        while not writing.done():
+            report = await docket.auditor.audit([key])
+            assert not report.counts, report.findings
+            sizes.append(report.size)
+            if report.size:
+                seen.set()
+            if len(set(sizes)) > 1:
+                grown.set()
+        last = await docket.auditor.audit([key])
+        assert not last.counts and last.trials == 24 and last.erased
+        assert len(set(sizes)) > 1  # writes happened meanwhile
+        for trial_id in writing.result():
+            trial = verify_bundle(await docket.auditor.bundle(trial_id), [str(key)])
+            assert trial.checkpoint.size == last.size
+            if any(entry.kind == "VerdictGiven" for entry in trial.entries):
+                receipt = await docket.log.receipt(trial_id)
+                shown = verify_receipt(
+                    [str(key)],
+                    checkpoint=receipt.checkpoint,
+                    entry=receipt.number,
+                    header=receipt.header,
+                    proof=receipt.proof,
+                    trial_id=trial_id,
+                )
+                assert shown.header in {entry.header for entry in trial.entries}
+    finally:
+        await docket.close()

@@ -24,10 +24,10 @@ from tests.support.dockets import (
     events_of,
     listing_fields,
     open_trials,
+    opened_docket,
     parse_place,
     random_records,
     review_trial,
-    with_docket,
 )
 from tests.support.fakes import a_picture
 from tests.support.scenes import IMAGE, FakePictures
@@ -36,25 +36,17 @@ from tests.support.trial import SUMMARY, a_court
 NAME = RequestName("north", "r1")
 
 
-def test_a_record_is_restored_as_stored(using):
+async def test_a_record_is_restored_as_stored(opening):
     events, picture = events_of(), a_picture()
-
-    async def write(docket):
+    async with opening() as docket:
         await docket.writer.keep_picture(picture)
         await docket.writer.keep_picture(picture)
         await append_all(docket, events)
-
-    async def read(docket):
+    async with opening(create=False) as docket:
         later = await docket.trials.events("t", 3), await docket.trials.events("t", 99)
-        return (
-            await docket.trials.record("t"),
-            later,
-            await docket.trials.frames(picture.pixels_sha256),
-            await docket.trials.frames("0"),
-        )
-
-    using(write)
-    record, later, stored, none = using(read, create=False)
+        record = await docket.trials.record("t")
+        stored = await docket.trials.frames(picture.pixels_sha256)
+        none = await docket.trials.frames("0")
     assert list(record.events) == events
     assert later == (events[3:], [])
     assert (stored, none) == ([b"png"], [])
@@ -92,17 +84,14 @@ def test_a_missing_docket_is_created_only_on_request(docket_place):
         Docket.open(parse_place(docket_place), create=False)
 
 
-def test_concurrent_writes_all_succeed_but_the_conflicting_one(using):
+async def test_concurrent_writes_all_succeed_but_the_conflicting_one(opening):
     events = events_of()
-
-    async def write_many(docket):
+    async with opening() as docket:
         trials = [[e.model_copy(update={"trial_id": f"t{i}"}) for e in events] for i in range(40)]
         twice = docket.writer.append(trials[0][0])
         results = await asyncio.gather(*(append_all(docket, trial) for trial in trials), twice, return_exceptions=True)
         records = [await docket.trials.record(f"t{i}") for i in range(40) if results[i] is None]
-        return results, records, await docket.index.list(limit=99)
-
-    results, records, lines = using(write_many)
+        lines = await docket.index.list(limit=99)
     refused = [r for r in results if r is not None]
     assert len(refused) == 1 and isinstance(refused[0], DocketError) and refused[0].reason == "EVENT_EXISTS"
     # The duplicate either came second, or it came first and trial 0 was refused.
@@ -111,17 +100,15 @@ def test_concurrent_writes_all_succeed_but_the_conflicting_one(using):
     assert len(lines) == 40 and [line.state for line in lines].count(TrialState.DECIDED) == len(records)
 
 
-def test_events_appended_together_are_stored_all_or_none(using):
-    async def scene(docket):
+async def test_events_appended_together_are_stored_all_or_none(opening):
+    async with opening() as docket:
         mine, theirs, others = events_of("a"), events_of("a"), events_of("b")
         await docket.writer.append(*mine[:2])
         await docket.writer.append(theirs[4])  # by a server that continues the trial elsewhere
         results = await asyncio.gather(
             docket.writer.append(*mine[2:]), docket.writer.append(*others), return_exceptions=True
         )
-        return results, await docket.trials.events("a"), await docket.trials.record("b"), mine, others
-
-    results, stored_a, b, mine, others = using(scene)
+        stored_a, b = await docket.trials.events("a"), await docket.trials.record("b")
     assert isinstance(results[0], DocketError) and results[0].reason == "EVENT_EXISTS"
     assert results[1] is None and list(b.events) == others, "other writes of the same commit are not affected"
     assert stored_a == [*mine[:2], mine[4]]
@@ -155,27 +142,23 @@ def test_a_summary_trial_makes_only_the_commits_that_it_must_wait_for(using, mon
 
 
 @pytest.mark.parametrize("stored", range(2, len(SUMMARY)))
-def test_an_interrupted_summary_trial_resumes_from_any_event(using, stored):
+async def test_an_interrupted_summary_trial_resumes_from_any_event(opening, stored):
     """Trials of earlier versions may have been interrupted between any two events."""
-
-    async def scene(docket):
+    async with opening() as docket:
         executor = TrialExecutor(a_court(), FakePictures(), docket)
         whole = (await executor.run(TrialRequest(IMAGE, text="given"))).record
         await append_all(docket, [event.model_copy(update={"trial_id": "cut"}) for event in whole.events[:stored]])
         await executor.resume("cut")
-        return whole, await docket.trials.record("cut")
-
-    whole, resumed = using(scene)
+        resumed = await docket.trials.record("cut")
     assert resumed.state is TrialState.DECIDED and resumed.verdict == whole.verdict
     kinds = [event.kind for event in resumed.events]
     assert kinds == [*SUMMARY[:stored], "TrialResumed", *SUMMARY[stored:]]
     assert [event.seq for event in resumed.events] == list(range(len(kinds)))
 
 
-def test_a_trial_that_quotes_an_erased_text_is_neither_resumed_nor_questioned(using):
+async def test_a_trial_that_quotes_an_erased_text_is_neither_resumed_nor_questioned(opening):
     """The placeholder of an erased text is not the precedent's, and no model may read it as such."""
-
-    async def scene(docket):
+    async with opening() as docket:
         executor = TrialExecutor(a_court(), FakePictures(), docket)
         whole = (await executor.run(TrialRequest(IMAGE, text="given"))).record
         upto = 1 + next(event.seq for event in whole.events if event.kind == "PrecedentsCited")
@@ -192,9 +175,7 @@ def test_a_trial_that_quotes_an_erased_text_is_neither_resumed_nor_questioned(us
         with pytest.raises(CantResume, match="has its verdict"):
             await executor.resume(whole.trial_id)
         assert list((await docket.trials.record("cut")).events) == list(before.events)
-        return resumed.value.reason, questioned.value.reason
-
-    assert using(scene) == ("QUOTED_ERASED", "QUOTED_ERASED")
+        assert (resumed.value.reason, questioned.value.reason) == ("QUOTED_ERASED", "QUOTED_ERASED")
 
 
 def matches(line, trial_filter):
@@ -235,7 +216,7 @@ def random_filter(chance):
     )
 
 
-def test_listings_equal_a_count_over_all_records(using):
+async def test_listings_equal_a_count_over_all_records(opening):
     chance = random.Random(6)
     trials = random_records(chance, 150, NOON)
     lines = sorted(
@@ -251,13 +232,11 @@ def test_listings_equal_a_count_over_all_records(using):
             after = page[-1].opened_at, page[-1].trial_id
         return found
 
-    async def scene(docket):
+    async with opening() as docket:
         await asyncio.gather(*(append_all(docket, events) for events in trials))
         requests = await docket.index.requests()
         still_open = await open_trials(docket)
-        return [await pages(docket, *ask) for ask in queries], requests, still_open
-
-    listings, requests, still_open = using(scene)
+        listings = [await pages(docket, *ask) for ask in queries]
     sizes = set()
     for (trial_filter, oldest_first, _), listing in zip(queries, listings, strict=True):
         expected = [line for line in (lines if oldest_first else reversed(lines)) if matches(line, trial_filter)]
@@ -272,8 +251,8 @@ def test_listings_equal_a_count_over_all_records(using):
     assert still_open == [line["trial_id"] for line in lines if line["state"] is TrialState.OPEN]
 
 
-def test_labels_in_force_consider_reviews(using):
-    async def scene(docket):
+async def test_labels_in_force_consider_reviews(opening):
+    async with opening() as docket:
         for trial_id in ("stands", "overruled", "upheld", "restored"):
             await append_all(docket, events_of(trial_id))
         await append_all(docket, events_of("open")[:3])
@@ -281,16 +260,14 @@ def test_labels_in_force_consider_reviews(using):
         await review_trial(docket, "upheld", ReviewOutcome.UPHELD, Label.HARMFUL)
         await review_trial(docket, "restored")
         await review_trial(docket, "restored", ReviewOutcome.UPHELD, Label.HARMFUL)
-        return await docket.index.labels(
+        assert await docket.index.labels(
             [*(f"no{i}" for i in range(2500)), *("stands", "overruled", "upheld"), "restored"]
-        )
-
-    assert using(scene) == {
-        "stands": Label.HARMFUL,
-        "overruled": Label.NOT_HARMFUL,
-        "upheld": Label.HARMFUL,
-        "restored": Label.HARMFUL,
-    }
+        ) == {
+            "stands": Label.HARMFUL,
+            "overruled": Label.NOT_HARMFUL,
+            "upheld": Label.HARMFUL,
+            "restored": Label.HARMFUL,
+        }
 
 
 def trial_of_request(trial_id, pixels="p"):
@@ -300,7 +277,7 @@ def trial_of_request(trial_id, pixels="p"):
     return [opened.model_copy(update={"meme": meme, "request_id": trial_id}), *more]
 
 
-def test_failures_of_a_picture_are_listed_until_a_model_that_saw_it_decides(using):
+async def test_failures_of_a_picture_are_listed_until_a_model_that_saw_it_decides(opening):
     call = ModelCall(
         role=Role.JUDGE, model="m", prompt_id="p", prompt_digest="d", tokens_in=1, tokens_out=1, latency_s=1
     )
@@ -315,7 +292,7 @@ def test_failures_of_a_picture_are_listed_until_a_model_that_saw_it_decides(usin
             events.append(TrialResumed(trial_id=trial_id, seq=len(events), at=at, software="test"))
         return events
 
-    async def scene(docket):
+    async with opening() as docket:
         for events in (failing("b", "p", [1, 4]), failing("a", "p", [3, 5]), failing("c", "q", [2])):
             await append_all(docket, events)
         failures = [await docket.index.failures("p")]
@@ -334,9 +311,7 @@ def test_failures_of_a_picture_are_listed_until_a_model_that_saw_it_decides(usin
             if model_call:
                 await append_all(docket, failing(f"after {hour}", "p", [hour]))
                 failures.append(await docket.index.failures("p"))
-        return failures, await docket.index.failures("q")
-
-    failures, other = using(scene)
+        other = await docket.index.failures("q")
     before = ["AT_1", "AT_4", "AT_3", "AT_5"]
     assert [[failure.failed.reason for failure in some] for some in failures] == [
         *[before] * 3,
@@ -348,10 +323,9 @@ def test_failures_of_a_picture_are_listed_until_a_model_that_saw_it_decides(usin
     assert first.begun < first.ended < second.begun < second.ended < third.begun < third.ended < fourth.begun
 
 
-def test_a_request_is_claimed_once_and_another_under_its_name_is_refused(using):
+async def test_a_request_is_claimed_once_and_another_under_its_name_is_refused(opening):
     strange = RequestName("a\0b\\", "\\0\\\\x")
-
-    async def scene(docket):
+    async with opening() as docket:
         first_claim = await docket.leases.claim(NAME, payload="p", trial_id="t1", owner="A")
         again = await docket.leases.claim(NAME, payload="p", trial_id="t2", owner="B")
         with pytest.raises(RequestConflict) as refused:
@@ -360,33 +334,23 @@ def test_a_request_is_claimed_once_and_another_under_its_name_is_refused(using):
         for name in (strange, RequestName("a\0b\\", "\\0\\\\")):
             await docket.leases.claim(name, payload="s", trial_id=name.request_id[-1], owner="A")
         twice = await docket.leases.claim(strange, payload="s", trial_id="t5", owner="B")
-        return (
-            first_claim,
-            again,
-            refused.value,
-            elsewhere,
-            twice,
-            await docket.leases.claim_of(NAME),
-            await docket.leases.claim_of(strange),
-        )
-
-    first_claim, again, refused, elsewhere, twice, stored, odd = using(scene)
+        refused = refused.value
+        stored = await docket.leases.claim_of(NAME)
+        odd = await docket.leases.claim_of(strange)
     assert first_claim == again == stored == Lease(NAME, "p", "t1", "A")
     assert (refused.reason, refused.field) == ("REQUEST_ID_TAKEN", "request_id")
     assert elsewhere.trial_id == "t4"
     assert twice == odd == Lease(strange, "s", "x", "A")
 
 
-def test_a_claim_is_taken_over_by_exactly_one_of_many(using):
-    async def scene(docket):
+async def test_a_claim_is_taken_over_by_exactly_one_of_many(opening):
+    async with opening() as docket:
         original = await docket.leases.claim(NAME, payload="p", trial_id="t1", owner="A")
         others = [docket.leases.take_over(original, owner=f"B{i}") for i in range(20)]
         won = [claim for claim in await asyncio.gather(*others) if claim is not None]
         stale = await docket.leases.take_over(original, owner="C")
         anew = await docket.leases.take_over(won[0], owner="C", trial_id="t2")
-        return won, stale, anew, await docket.leases.claim_of(NAME), await docket.leases.take_over(won[0], owner="D")
-
-    won, stale, anew, stored, late = using(scene)
+        stored, late = await docket.leases.claim_of(NAME), await docket.leases.take_over(won[0], owner="D")
     assert len(won) == 1 and won[0].trial_id == "t1"
     assert stale is None and late is None
     assert anew == stored == Lease(NAME, "p", "t2", "C")
@@ -433,8 +397,8 @@ def test_claims_raced_for_by_processes_have_one_winner_each(docket_place, using,
         assert (claim.owner, claim.trial_id) == (winners[name], f"{winners[name]}-{name}")
 
 
-def test_claims_stay_open_until_their_trial_has_ended(using):
-    async def scene(docket):
+async def test_claims_stay_open_until_their_trial_has_ended(opening):
+    async with opening() as docket:
         for name in ("begun", "failed", "decided", "never", "resumed"):
             await docket.leases.claim(RequestName("", name), payload="p", trial_id=name, owner="A")
         await append_all(docket, trial_of_request("decided"))
@@ -445,9 +409,7 @@ def test_claims_stay_open_until_their_trial_has_ended(using):
             await append_all(docket, [opened, TrialFailed(trial_id=name, seq=1, at=NOON, **fault)])
         await docket.writer.append(TrialResumed(trial_id="resumed", seq=2, at=NOON, software="test"))
         await review_trial(docket, "decided")
-        return [claim.name.request_id for claim in await docket.leases.open_claims()]
-
-    assert using(scene) == ["begun", "resumed"]
+        assert [claim.name.request_id for claim in await docket.leases.open_claims()] == ["begun", "resumed"]
 
 
 def test_heartbeats_count_up_and_can_be_retired(using):
@@ -467,8 +429,8 @@ def test_heartbeats_count_up_and_can_be_retired(using):
     assert using(lambda docket: docket.heartbeats.heartbeats()) == {}
 
 
-def test_a_verdict_key_keeps_its_first_trial_until_it_is_overruled(using):
-    async def scene(docket):
+async def test_a_verdict_key_keeps_its_first_trial_until_it_is_overruled(opening):
+    async with opening() as docket:
         await append_all(docket, events_of("t1"))
         await append_all(docket, events_of("t2"))
         await asyncio.gather(
@@ -484,9 +446,7 @@ def test_a_verdict_key_keeps_its_first_trial_until_it_is_overruled(using):
         await docket.verdict_keys.put("k", "t1")  # by a server that does not know of the review
         after = [await docket.verdict_keys.get(key) for key in ("k", "k2", "other")]
         await docket.verdict_keys.put("k", "t2")
-        return before, upheld, review, after, await docket.verdict_keys.get("k"), await docket.trials.record("t1")
-
-    before, upheld, review, after, again, record = using(scene)
+        again, record = await docket.verdict_keys.get("k"), await docket.trials.record("t1")
     assert before == ["t1", "t1", "t2"] and upheld == "t1"
     assert after == [None, None, "t2"] and again == "t2"
     events_before = len(events_of("t1"))
@@ -494,16 +454,16 @@ def test_a_verdict_key_keeps_its_first_trial_until_it_is_overruled(using):
     assert (review.outcome, review.label, review.reviewer, review.at) == ("OVERRULED", "NOT_HARMFUL", "Ruth", NOON)
 
 
-def test_only_verdicts_are_reviewed_and_concurrent_reviews_are_all_stored(using):
-    async def scene(docket):
+async def test_only_verdicts_are_reviewed_and_concurrent_reviews_are_all_stored(opening):
+    async with opening() as docket:
         await append_all(docket, events_of("open")[:2])
         with pytest.raises(NotDecided) as refused:
             await review_trial(docket, "open")
         await append_all(docket, events_of("t"))
         reviews = await asyncio.gather(*(review_trial(docket, "t", reviewer=f"R{i}") for i in range(9)))
-        return refused.value.reason, reviews, await docket.trials.record("t"), await docket.trials.record("open")
-
-    reason, reviews, record, unreviewed = using(scene)
+        reason = refused.value.reason
+        record = await docket.trials.record("t")
+        unreviewed = await docket.trials.record("open")
     assert reason == "TRIAL_NOT_DECIDED" and len(unreviewed.events) == 2
     assert {event.reviewer for event in record.all(VerdictReviewed)} == {event.reviewer for event in reviews}
     assert len({event.seq for event in reviews}) == 9
@@ -527,14 +487,11 @@ def overrule_or_put(place, number, start, results):
 
 
 @pytest.mark.slow
-def test_an_overruled_trial_is_never_cached_despite_races(docket_place, using, forks):
+async def test_an_overruled_trial_is_never_cached_despite_races(docket_place, opening, forks):
     whole = events_of("t")
-
-    async def write_trials(docket):
+    async with opening() as docket:
         trials = [[e.model_copy(update={"trial_id": f"t{i}"}) for e in whole] for i in range(30)]
         await asyncio.gather(*(append_all(docket, trial) for trial in trials))
-
-    using(write_trials)
     results, start = forks.Queue(), forks.Barrier(2)
     both = [forks.Process(target=overrule_or_put, args=(docket_place, number, start, results)) for number in (0, 1)]
     for process in both:
@@ -543,21 +500,17 @@ def test_an_overruled_trial_is_never_cached_despite_races(docket_place, using, f
         results.get(timeout=120)
     for process in both:
         process.join()
-
-    async def read(docket):
-        return [await docket.verdict_keys.get(f"k{i}") for i in range(30)], await docket.index.labels(
-            [f"t{i}" for i in range(30)]
-        )
-
-    known, labels = using(read)
+    async with opening() as docket:
+        known = [await docket.verdict_keys.get(f"k{i}") for i in range(30)]
+        labels = await docket.index.labels([f"t{i}" for i in range(30)])
     assert known == [None] * 30
     assert set(labels.values()) == {Label.NOT_HARMFUL}
 
 
-def test_caching_a_verdict_waits_for_a_pending_overruling(docket_database):
+async def test_caching_a_verdict_waits_for_a_pending_overruling(docket_database):
     import psycopg
 
-    async def scene(docket):
+    async with opened_docket(parse_place(docket_database)) as docket:
         await append_all(docket, events_of("t"))
         with psycopg.connect(docket_database) as reviewer:
             changed = reviewer.execute("UPDATE memecourt_docket.trials SET outcome = 'OVERRULED'")
@@ -566,25 +519,18 @@ def test_caching_a_verdict_waits_for_a_pending_overruling(docket_database):
             await asyncio.wait([caching], timeout=0.3)
             reviewer.commit()
         await caching
-        return await docket.verdict_keys.get("k")
-
-    assert with_docket(parse_place(docket_database), scene) is None
+        assert await docket.verdict_keys.get("k") is None
 
 
-def test_a_fingerprint_is_stored_once_per_trial_with_rising_numbers(using):
-    async def scene(docket):
+async def test_a_fingerprint_is_stored_once_per_trial_with_rising_numbers(opening):
+    async with opening() as docket:
         await docket.fingerprints.put_fingerprint("t1", b"\x00one")
         await docket.fingerprints.put_fingerprint("t2", b"two")
         await docket.fingerprints.put_fingerprint("t1", b"another")
         every = await docket.fingerprints.fingerprints(0)
-        return (
-            every,
-            await docket.fingerprints.fingerprints(every[0][0]),
-            await docket.fingerprints.fingerprints(every[1][0]),
-            await docket.fingerprints.fingerprints(0, most=1),
-        )
-
-    every, second, none, first = using(scene)
+        second = await docket.fingerprints.fingerprints(every[0][0])
+        none = await docket.fingerprints.fingerprints(every[1][0])
+        first = await docket.fingerprints.fingerprints(0, most=1)
     assert [(trial, fingerprint) for _, trial, fingerprint in every] == [("t1", b"\x00one"), ("t2", b"two")]
     assert every[0][0] < every[1][0]
     assert (second, none, first) == (every[1:], [], every[:1])

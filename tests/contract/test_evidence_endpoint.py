@@ -200,17 +200,14 @@ def test_a_slow_endpoint_times_out(answer):
     assert time.monotonic() - began < 20  # the endpoint itself would take 30 s
 
 
-def test_an_unreachable_endpoint_is_unavailable():
-    async def go():
-        source = EndpointEvidence(Endpoint("http://127.0.0.1:9/search"))
-        try:
-            with pytest.raises(Unavailable) as error:
-                await source.search("x", most=1, within_s=5)
-            assert error.value.reason == "EVIDENCE_UNAVAILABLE"
-        finally:
-            await source.aclose()
-
-    asyncio.run(go())
+async def test_an_unreachable_endpoint_is_unavailable():
+    source = EndpointEvidence(Endpoint("http://127.0.0.1:9/search"))
+    try:
+        with pytest.raises(Unavailable) as error:
+            await source.search("x", most=1, within_s=5)
+        assert error.value.reason == "EVIDENCE_UNAVAILABLE"
+    finally:
+        await source.aclose()
 
 
 @asynccontextmanager
@@ -335,12 +332,9 @@ def test_names_that_resolve_to_private_addresses_are_not_fetched(monkeypatch, tm
     assert error.reason == "PAGE_NOT_ALLOWED" and connected == []
 
 
-def test_pages_are_fetched_when_enabled(monkeypatch, tmp_path):
-    async def go():
-        async with a_host(monkeypatch, tmp_path, answering(PAGE, "200 OK", "Content-Type: text/html")) as (fetcher, _):
-            source = EndpointEvidence(Endpoint("http://127.0.0.1:9/search"), fetcher)
-            assert source.identity.endswith("pages")
-            return await source.read(f"https://{HOST}/a", within_s=60)
-
-    found = asyncio.run(go())
+async def test_pages_are_fetched_when_enabled(monkeypatch, tmp_path):
+    async with a_host(monkeypatch, tmp_path, answering(PAGE, "200 OK", "Content-Type: text/html")) as (fetcher, _):
+        source = EndpointEvidence(Endpoint("http://127.0.0.1:9/search"), fetcher)
+        assert source.identity.endswith("pages")
+        found = await source.read(f"https://{HOST}/a", within_s=60)
     assert (found.text, found.source) == ("Blue tea does not shorten a cold.", HOST)

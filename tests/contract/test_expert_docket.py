@@ -12,7 +12,7 @@ from serving.docket.log.notes import VerifierKey
 from serving.docket.store.bodies import GONE, PART, document_owner, part_value
 from serving.views.recheck import differences
 from tests.support.cast import Cast
-from tests.support.dockets import NOON, append_all, with_docket
+from tests.support.dockets import NOON, append_all, opened_docket, with_docket
 from tests.support.evidence import CLAIM, REFUTING, Expert, FakeEvidence, document, try_with_expert
 
 QUOTE = "blue tea does not shorten a cold"
@@ -98,8 +98,8 @@ BOTH = {"document:one", "document:two"}
 
 
 @pytest.mark.slow
-def test_a_document_s_text_is_erased_with_the_last_trial_that_quotes_it(record, using):
-    async def scene(docket):
+async def test_a_document_s_text_is_erased_with_the_last_trial_that_quotes_it(record, opening):
+    async with opening() as docket:
         for trial_id in "ab":
             await append_all(docket, events_as(record, trial_id))
         # The third trial has not read the second document, and knows the first only from the search results.
@@ -122,15 +122,11 @@ def test_a_document_s_text_is_erased_with_the_last_trial_that_quotes_it(record, 
         await append_all(docket, events_as(record, "e"))
         await erase_trials(docket, "d", "e")
         assert await texts_left(docket) == set()
-        return erased
-
-    assert using(scene).numbers
+        assert erased.numbers
 
 
-def test_erasing_a_precedent_keeps_the_document_of_the_same_name(record, tmp_path):
-    async def scene(docket):
+async def test_erasing_a_precedent_keeps_the_document_of_the_same_name(record, tmp_path):
+    async with opened_docket(tmp_path / "d.sqlite") as docket:
         await append_all(docket, events_as(record, "a"))
         await docket.eraser.erase_precedent("one", who="Ruth", why="asked for", at=NOON)
-        return await docket.trials.record("a")
-
-    assert with_docket(tmp_path / "d.sqlite", scene).last(DocumentWeighed).text == REFUTING
+        assert (await docket.trials.record("a")).last(DocumentWeighed).text == REFUTING

@@ -267,112 +267,104 @@ def jumping_clock(jumps):
         yield start + timedelta(milliseconds=ticks) + next(jumps)
 
 
-def test_clock_jumps_change_only_recorded_times(tmp_path):
+async def test_clock_jumps_change_only_recorded_times(tmp_path):
     """Deadlines, scheduling and liveness use the monotonic clock; only the record uses wall-clock time."""
     random_ = random.Random(11)
     hours = iter(lambda: timedelta(hours=random_.choice([0, 0, -9, 14, -1000])), None)
     clock = jumping_clock(hours)
 
-    async def scene():
-        court = replace(a_court(reader=SlowReader("as read")), now=lambda: next(clock))
-        async with a_scene(tmp_path, court=court, reuse="namespace", concurrent_trials=4, waiting_trials=1000) as it:
-            callers = Callers()
-            await asyncio.gather(*(callers.ask(it.stub, numbered_request(number)) for number in [*range(REQUESTS)] * 2))
-            assert not callers.errors and len(callers.verdicts) == REQUESTS
-            assert await count_failures(it.docket, callers.verdicts) == 0
-            lines = await it.docket.index.list(limit=10**6)
-            paged, after = [], None
-            while page := await it.docket.index.list(limit=7, after=after):
-                paged += page
-                after = page[-1].opened_at, page[-1].trial_id
-            # Trials are listed once each, ordered by the recorded times.
-            assert [line.trial_id for line in paged] == [line.trial_id for line in lines]
-            assert {line.trial_id for line in lines} == {one for ids in callers.verdicts.values() for one in ids}
-            records = [await it.docket.trials.record(line.trial_id) for line in lines]
-            return sum(b.at < a.at for r in records for a, b in zip(r.events, r.events[1:], strict=False))
+    court = replace(a_court(reader=SlowReader("as read")), now=lambda: next(clock))
+    async with a_scene(tmp_path, court=court, reuse="namespace", concurrent_trials=4, waiting_trials=1000) as it:
+        callers = Callers()
+        await asyncio.gather(*(callers.ask(it.stub, numbered_request(number)) for number in [*range(REQUESTS)] * 2))
+        assert not callers.errors and len(callers.verdicts) == REQUESTS
+        assert await count_failures(it.docket, callers.verdicts) == 0
+        lines = await it.docket.index.list(limit=10**6)
+        paged, after = [], None
+        while page := await it.docket.index.list(limit=7, after=after):
+            paged += page
+            after = page[-1].opened_at, page[-1].trial_id
+        # Trials are listed once each, ordered by the recorded times.
+        assert [line.trial_id for line in paged] == [line.trial_id for line in lines]
+        assert {line.trial_id for line in lines} == {one for ids in callers.verdicts.values() for one in ids}
+        records = [await it.docket.trials.record(line.trial_id) for line in lines]
+        assert sum(b.at < a.at for r in records for a, b in zip(r.events, r.events[1:], strict=False)) > REQUESTS, (
+            "the clock goes back in most trials"
+        )
 
-    assert asyncio.run(scene()) > REQUESTS, "the clock goes back in most trials"
 
-
-def test_duplicated_and_reordered_requests_are_tried_once_and_all_answered(tmp_path):
+async def test_duplicated_and_reordered_requests_are_tried_once_and_all_answered(tmp_path):
     """Sends several copies over streams and single calls, in random order; a conflicting request is refused."""
     random_ = random.Random(13)
     copies = 4
 
-    async def scene():
-        options = {"reuse": "namespace", "concurrent_trials": 8, "waiting_trials": 10_000}
-        async with a_scene(tmp_path, reader=SlowReader("as read"), **options) as it:
-            others = [it.another_channel() for _ in range(3)]
-            stubs = [it.stub, *map(CourtStub, others)]
-            callers = Callers()
-            single = [numbered_request(number) for number in range(REQUESTS)] * 2
-            conflicting = [numbered_request(number, text="another text") for number in range(0, REQUESTS, 10)]
-            random_.shuffle(single)
-            streams = []
-            for stub in stubs[: copies - 2]:
-                items = [wire.JudgeStreamRequest(request=numbered_request(number)) for number in range(REQUESTS)]
-                random_.shuffle(items)
-                streams.append(remaining_responses(stub.JudgeStream(iter(items), timeout=120)))
-            asking = [callers.ask(stubs[number % 4], request) for number, request in enumerate(single)]
-            *streamed, _ = await asyncio.gather(*streams, asyncio.gather(*asking))
-            for request in conflicting:
-                with pytest.raises(grpc.aio.AioRpcError) as caught:
-                    await it.stub.Judge(request, timeout=60)
-                assert Refusal(caught.value).info.reason == "REQUEST_ID_TAKEN"
-            for responses in streamed:
-                assert Counter(response.request_id for response in responses) == Counter([*callers.verdicts])
-                for response in responses:
-                    callers.verdicts[response.request_id].add(response.verdict.verdict_id)
-            for channel in others:
-                await channel.close()
-            assert not callers.errors and len(callers.verdicts) == REQUESTS
-            assert await count_failures(it.docket, callers.verdicts) == 0
-            return len(await it.docket.index.list(limit=10**6))
-
-    assert asyncio.run(scene()) == REQUESTS
+    options = {"reuse": "namespace", "concurrent_trials": 8, "waiting_trials": 10_000}
+    async with a_scene(tmp_path, reader=SlowReader("as read"), **options) as it:
+        others = [it.another_channel() for _ in range(3)]
+        stubs = [it.stub, *map(CourtStub, others)]
+        callers = Callers()
+        single = [numbered_request(number) for number in range(REQUESTS)] * 2
+        conflicting = [numbered_request(number, text="another text") for number in range(0, REQUESTS, 10)]
+        random_.shuffle(single)
+        streams = []
+        for stub in stubs[: copies - 2]:
+            items = [wire.JudgeStreamRequest(request=numbered_request(number)) for number in range(REQUESTS)]
+            random_.shuffle(items)
+            streams.append(remaining_responses(stub.JudgeStream(iter(items), timeout=120)))
+        asking = [callers.ask(stubs[number % 4], request) for number, request in enumerate(single)]
+        *streamed, _ = await asyncio.gather(*streams, asyncio.gather(*asking))
+        for request in conflicting:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await it.stub.Judge(request, timeout=60)
+            assert Refusal(caught.value).info.reason == "REQUEST_ID_TAKEN"
+        for responses in streamed:
+            assert Counter(response.request_id for response in responses) == Counter([*callers.verdicts])
+            for response in responses:
+                callers.verdicts[response.request_id].add(response.verdict.verdict_id)
+        for channel in others:
+            await channel.close()
+        assert not callers.errors and len(callers.verdicts) == REQUESTS
+        assert await count_failures(it.docket, callers.verdicts) == 0
+        assert len(await it.docket.index.list(limit=10**6)) == REQUESTS
 
 
-def test_vanished_clients_leave_verdicts_or_failures_and_can_return(tmp_path):
+async def test_vanished_clients_leave_verdicts_or_failures_and_can_return(tmp_path):
     """Some break their connection, some only their call, at random moments; then all of them ask again."""
     random_ = random.Random(17)
 
-    async def scene():
-        options = {"reuse": "namespace", "concurrent_trials": 8, "waiting_trials": 10_000}
-        reader = SlowReader("as read")
-        async with a_scene(tmp_path, reader=reader, **options) as it:
-            reader.go_on.clear()
-            channels = [it.another_channel() for _ in range(max(4, REQUESTS // 20))]
-            await asyncio.gather(*(channel.channel_ready() for channel in channels))
-            calls = []
-            for number in range(REQUESTS):
-                calls.append(CourtStub(channels[number % len(channels)]).Judge(numbered_request(number), timeout=60))
-                if number % 5 == 0:
-                    await asyncio.sleep(random_.uniform(0, 0.02))
-                if number % 3 == 0:
-                    random_.choice(calls).cancel()
-            await until(reader.asked.is_set)  # the first is in mid-trial until its caller is gone
-            for channel in channels:
-                await asyncio.sleep(random_.uniform(0, 0.05))
-                await channel.close()
-            for call in calls:
-                with suppress(grpc.aio.AioRpcError, asyncio.CancelledError):
-                    await call
-            await until(lambda: not it.reception.admission.running + it.reception.admission.waiting)
-            reader.go_on.set()
-            gone = sum([await call.code() is not grpc.StatusCode.OK for call in calls])
-            await it.service.empty(60)
-            async with asyncio.timeout(120):
-                while await open_trials(it.docket):  # noqa: ASYNC110
-                    await asyncio.sleep(0.02)
-            begun = [await it.docket.trials.record(line.trial_id) for line in await it.docket.index.list(limit=10**6)]
-            callers = Callers()
-            await asyncio.gather(*(callers.ask(it.stub, numbered_request(number)) for number in range(REQUESTS)))
-            assert len(callers.verdicts) == REQUESTS
-            failed = await count_failures(it.docket, callers.verdicts)
-            after = await it.docket.index.list(limit=10**6)
-            return gone, begun, failed, after
-
-    gone, begun, failed, after = asyncio.run(scene())
+    options = {"reuse": "namespace", "concurrent_trials": 8, "waiting_trials": 10_000}
+    reader = SlowReader("as read")
+    async with a_scene(tmp_path, reader=reader, **options) as it:
+        reader.go_on.clear()
+        channels = [it.another_channel() for _ in range(max(4, REQUESTS // 20))]
+        await asyncio.gather(*(channel.channel_ready() for channel in channels))
+        calls = []
+        for number in range(REQUESTS):
+            calls.append(CourtStub(channels[number % len(channels)]).Judge(numbered_request(number), timeout=60))
+            if number % 5 == 0:
+                await asyncio.sleep(random_.uniform(0, 0.02))
+            if number % 3 == 0:
+                random_.choice(calls).cancel()
+        await until(reader.asked.is_set)  # the first is in mid-trial until its caller is gone
+        for channel in channels:
+            await asyncio.sleep(random_.uniform(0, 0.05))
+            await channel.close()
+        for call in calls:
+            with suppress(grpc.aio.AioRpcError, asyncio.CancelledError):
+                await call
+        await until(lambda: not it.reception.admission.running + it.reception.admission.waiting)
+        reader.go_on.set()
+        gone = sum([await call.code() is not grpc.StatusCode.OK for call in calls])
+        await it.service.empty(60)
+        async with asyncio.timeout(120):
+            while await open_trials(it.docket):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        begun = [await it.docket.trials.record(line.trial_id) for line in await it.docket.index.list(limit=10**6)]
+        callers = Callers()
+        await asyncio.gather(*(callers.ask(it.stub, numbered_request(number)) for number in range(REQUESTS)))
+        assert len(callers.verdicts) == REQUESTS
+        failed = await count_failures(it.docket, callers.verdicts)
+        after = await it.docket.index.list(limit=10**6)
     ended = Counter(record.state for record in begun)
     assert gone and ended[TrialState.FAILED], "no client vanished in mid-trial"
     assert failed == ended[TrialState.FAILED]

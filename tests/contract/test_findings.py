@@ -4,8 +4,8 @@ import asyncio
 import itertools
 import random
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,7 +31,7 @@ from serving.docket.review.corrections import Corrections, Overrulings
 from serving.docket.store import tables as t
 from serving.settings import Settings
 from serving.webhooks.messages import messages_of
-from tests.support.docket_service import AT, HARMFUL, TIMEOUT, Scene, a_scene, a_trial
+from tests.support.docket_service import AT, HARMFUL, TIMEOUT, a_scene, a_trial
 from tests.support.dockets import NOON, append_all, parse_place, review_trial
 from tests.support.libraries import ENCODER, drawn_library
 from tests.support.playing import until
@@ -67,8 +67,9 @@ async def checked(docket):
     return await docket.auditor.read(lambda connection: verify(Rows(connection), [key], FromEntries()))
 
 
-def test_a_finding_decides_every_trial_of_the_same_content_and_no_other(using):
-    async def scene(docket):
+async def test_a_finding_decides_every_trial_of_the_same_content_and_no_other(opening):
+    allowed = dict.fromkeys("ab", "allow")
+    async with opening() as docket:
         read = [event.model_copy(update={"reader": "eyes"}) if isinstance(event, TextRead) else event
                 for event in a_trial("read")]  # fmt: skip
         others = [a_trial("text", text="another"), a_trial("space", namespace="north"), read]
@@ -78,14 +79,11 @@ def test_a_finding_decides_every_trial_of_the_same_content_and_no_other(using):
         record = await docket.trials.record("b")
         assert record.decision == "allow" and record.verdict == HARMFUL
         assert (record.in_force.by, record.in_force.id, record.in_force.at) == ("PERSON", "a", NOON)
-        return await decisions(docket)
-
-    allowed = dict.fromkeys("ab", "allow")
-    assert using(scene) == allowed | dict.fromkeys(["text", "space", "read"], "block")
+        assert await decisions(docket) == allowed | dict.fromkeys(["text", "space", "read"], "block")
 
 
-def test_the_last_of_several_reviews_rules_and_a_disagreement_goes_to_a_third_person(using):
-    async def scene(docket):
+async def test_the_last_of_several_reviews_rules_and_a_disagreement_goes_to_a_third_person(opening):
+    async with opening() as docket:
         for trial_id in "ab":
             await append_all(docket, a_trial(trial_id))
         seen = []
@@ -93,30 +91,26 @@ def test_the_last_of_several_reviews_rules_and_a_disagreement_goes_to_a_third_pe
             await change
             found = await docket.findings.get(KEY)
             seen.append((found.label, found.trial_id, found.contested, set((await decisions(docket)).values())))
-        return seen
-
-    assert using(scene) == [
-        (Label.HARMFUL, "a", False, {"block"}),
-        (Label.NOT_HARMFUL, "b", True, {"review"}),
-        (Label.NOT_HARMFUL, "a", False, {"allow"}),
-    ]
+        assert seen == [
+            (Label.HARMFUL, "a", False, {"block"}),
+            (Label.NOT_HARMFUL, "b", True, {"review"}),
+            (Label.NOT_HARMFUL, "a", False, {"allow"}),
+        ]
 
 
-def test_two_reviews_at_once_leave_exactly_one_finding(using):
-    async def scene(docket):
+async def test_two_reviews_at_once_leave_exactly_one_finding(opening):
+    async with opening() as docket:
         await append_all(docket, a_trial("a"))
         await asyncio.gather(
             *(each(docket, "a", who) for who, each in zip("RSTUVW", [uphold, overrule] * 3, strict=True))
         )
         last = (await docket.trials.record("a")).review
         assert await label_of(docket) is last.label
-        return (await docket.findings.changes(0)).contents
-
-    assert using(scene) == {KEY}
+        assert (await docket.findings.changes(0)).contents == {KEY}
 
 
-def test_an_appeal_holds_an_allow_and_leaves_a_block(using):
-    async def scene(docket):
+async def test_an_appeal_holds_an_allow_and_leaves_a_block(opening):
+    async with opening() as docket:
         await append_all(docket, a_trial("a"))
         appeal = {"by": "platform", "statement": "It is satire.", "reference": "", "at": NOON}
         await docket.reviews.open_appeal("a", **appeal)
@@ -130,9 +124,7 @@ def test_an_appeal_holds_an_allow_and_leaves_a_block(using):
         await overrule(docket, "a")
         assert await decisions(docket) == {"a": "review"}
         await overrule(docket, "a", "Tom")
-        return await decisions(docket)
-
-    assert using(scene) == {"a": "allow"}
+        assert await decisions(docket) == {"a": "allow"}
 
 
 def test_rules_ask_for_a_second_acquittal_and_may_keep_what_is_contested(using):
@@ -191,8 +183,8 @@ def test_without_known_callers_findings_say_local_and_rule_on_this_machine_alone
     assert asyncio.run(scene(insecure=["auth"])) == ("COURT", "block", False)
 
 
-def test_erasure_takes_the_finding_with_it_and_leaves_an_earlier_one_of_another_trial(using):
-    async def scene(docket):
+async def test_erasure_takes_the_finding_with_it_and_leaves_an_earlier_one_of_another_trial(opening):
+    async with opening() as docket:
         for trial_id in "abc":
             await append_all(docket, a_trial(trial_id))
         await overrule(docket, "a")
@@ -201,13 +193,11 @@ def test_erasure_takes_the_finding_with_it_and_leaves_an_earlier_one_of_another_
         for trial_id in "ba":
             await docket.eraser.erase(trial_id, who="owner", why="asked", at=AT)
             labels.append(await label_of(docket))
-        return labels, (await decisions(docket))["c"]
-
-    assert using(scene) == ([Label.HARMFUL, Label.NOT_HARMFUL, None], "block")
+        assert (labels, (await decisions(docket))["c"]) == ([Label.HARMFUL, Label.NOT_HARMFUL, None], "block")
 
 
-def test_an_expired_trial_may_leave_its_finding_until_a_later_one_or_an_erasure(using):
-    async def scene(docket):
+async def test_an_expired_trial_may_leave_its_finding_until_a_later_one_or_an_erasure(opening):
+    async with opening() as docket:
         for trial_id in "abc":
             await append_all(docket, a_trial(trial_id))
         await uphold(docket, "b")
@@ -221,17 +211,15 @@ def test_an_expired_trial_may_leave_its_finding_until_a_later_one_or_an_erasure(
         assert await docket.findings.get(KEY) is None
         await uphold(docket, "c")
         await docket.eraser.erase_all({"c": ()}, keep_findings_days=1, **expiry)
-        return await label_of(docket)
-
-    assert using(scene) is None
+        assert await label_of(docket) is None
 
 
-def test_a_finding_of_an_expired_trial_ends_with_the_next_one_or_with_its_time(using):
+async def test_a_finding_of_an_expired_trial_ends_with_the_next_one_or_with_its_time(opening):
     async def sound(docket):
         assert not (await checked(docket)).findings
         return await docket.findings.get(KEY)
 
-    async def scene(docket):
+    async with opening() as docket:
         for trial_id in "abc":
             await append_all(docket, a_trial(trial_id))
         await uphold(docket, "b")
@@ -248,9 +236,7 @@ def test_a_finding_of_an_expired_trial_ends_with_the_next_one_or_with_its_time(u
         assert (last.label, last.trial_id, last.until) == (Label.NOT_HARMFUL, "c", None)
         await docket.eraser.erase_all({"c": ()}, who="r", why="old", at=AT, keep_findings_days=LONG)
         await docket.eraser.erase("c", who="owner", why="asked", at=AT)
-        return (await sound(docket)).label
-
-    assert using(scene) is Label.HARMFUL
+        assert (await sound(docket)).label is Label.HARMFUL
 
 
 @pytest.mark.parametrize(
@@ -263,8 +249,8 @@ def test_a_finding_of_an_expired_trial_ends_with_the_next_one_or_with_its_time(u
         (None, "is in the log and not kept"),
     ],
 )
-def test_the_check_of_a_docket_names_findings_that_the_log_does_not_give(using, change, fault):
-    async def scene(docket):
+async def test_the_check_of_a_docket_names_findings_that_the_log_does_not_give(opening, change, fault):
+    async with opening() as docket:
         await append_all(docket, a_trial("a"))
         await overrule(docket, "a")
         with docket.transactions.database.writing() as connection:
@@ -272,13 +258,11 @@ def test_the_check_of_a_docket_names_findings_that_the_log_does_not_give(using, 
         report = await checked(docket)
         assert set(report.counts) == {Fault.FINDING_DIFFERS}
         assert "content of trial a" in report.findings[0].text
-        return " ".join(finding.text for finding in report.findings)
-
-    assert fault in using(scene)
+        assert fault in " ".join(finding.text for finding in report.findings)
 
 
-def test_changes_name_what_was_reviewed_contested_or_erased_since(using):
-    async def scene(docket):
+async def test_changes_name_what_was_reviewed_contested_or_erased_since(opening):
+    async with opening() as docket:
         for trial_id in "ab":
             await append_all(docket, a_trial(trial_id))
         start = (await docket.findings.changes(0)).size
@@ -286,9 +270,9 @@ def test_changes_name_what_was_reviewed_contested_or_erased_since(using):
         reviewed = await docket.findings.changes(start)
         await docket.eraser.erase("a", who="owner", why="asked", at=AT)
         erased = await docket.findings.changes(reviewed.size)
-        return [(each.trials, each.contents) for each in (reviewed, erased, await docket.findings.changes(erased.size))]
-
-    assert using(scene) == [({"a"}, {KEY}), ({"a"}, frozenset()), (frozenset(), frozenset())]
+        assert [
+            (each.trials, each.contents) for each in (reviewed, erased, await docket.findings.changes(erased.size))
+        ] == [({"a"}, {KEY}), ({"a"}, frozenset()), (frozenset(), frozenset())]
 
 
 @pytest.mark.promise(
@@ -396,41 +380,39 @@ def test_kills_between_reviews_leave_one_finding_for_each_trial_and_announce_eac
 OVERRULED = {"outcome": wire.REVIEW_OUTCOME_OVERRULED, "label": wire.LABEL_NOT_HARMFUL, "clause": "4"}
 
 
-def play(path: Path, work: Any, overrulings: Overrulings, *, gone: bool = False) -> Any:
-    async def scene() -> Any:
-        writer = LibraryWriter(drawn_library(path / "library", 5, 12))
+@asynccontextmanager
+async def correcting(path: Path, overrulings: Overrulings, *, gone: bool = False) -> AsyncIterator[Any]:
+    writer = LibraryWriter(drawn_library(path / "library", 5, 12))
 
-        @contextmanager
-        def opened() -> Iterator[LibraryWriter]:
-            if gone:
-                raise Unavailable("The library is away.", reason="LIBRARY_LOCKED")
-            yield writer
+    @contextmanager
+    def opened() -> Iterator[LibraryWriter]:
+        if gone:
+            raise Unavailable("The library is away.", reason="LIBRARY_LOCKED")
+        yield writer
 
-        async with a_scene(path / "docket.sqlite") as it:
-            rulings = Corrections(opened, lambda: ENCODER, it.docket.trials, overrulings)
-            it.service.open(SimpleNamespace(docket=it.docket), lambda: it.changes.append(None), rulings)  # type: ignore[arg-type]
-            return await work(it, writer)
-
-    return asyncio.run(scene())
+    async with a_scene(path / "docket.sqlite") as it:
+        rulings = Corrections(opened, lambda: ENCODER, it.docket.trials, overrulings)
+        it.service.open(SimpleNamespace(docket=it.docket), lambda: it.changes.append(None), rulings)  # type: ignore[arg-type]
+        yield it, writer
 
 
 @pytest.mark.parametrize(("overrulings", "made"), [(Overrulings.ALWAYS, True), (Overrulings.CHOSEN, False)])
-def test_an_overruling_becomes_a_precedent_if_configured(tmp_path: Path, overrulings: Overrulings, made: bool) -> None:
-    async def work(it: Scene, writer: LibraryWriter) -> Any:
+async def test_an_overruling_becomes_a_precedent_if_configured(
+    tmp_path: Path, overrulings: Overrulings, made: bool
+) -> None:
+    async with correcting(tmp_path, overrulings) as (it, writer):
         await it.tried("t-1", namespace="forum", text="cat dog")
         await it.reviewed("t-1", reason="Satire.", **OVERRULED)
         meme = writer.meme("trial:t-1")
         await it.reviewed("t-1", reason="No satire.")
-        return meme, writer.meme("trial:t-1")
-
-    first, later = play(tmp_path, work, overrulings)
+        first, later = meme, writer.meme("trial:t-1")
     assert (first is not None) is made and later is None
     if made:
         assert (first.label, first.source, first.namespace, first.who) == ("NOT_HARMFUL", "trial:t-1", "forum", "bea")
 
 
-def test_a_reviewer_with_the_right_to_change_the_library_may_ask_for_a_precedent(tmp_path: Path) -> None:
-    async def work(it: Scene, writer: LibraryWriter) -> Any:
+async def test_a_reviewer_with_the_right_to_change_the_library_may_ask_for_a_precedent(tmp_path: Path) -> None:
+    async with correcting(tmp_path, Overrulings.CHOSEN) as (it, writer):
         await it.tried("t-1", text="cat dog")
 
         async def review(caller: str = "", **fields: Any) -> Any:
@@ -444,9 +426,7 @@ def test_a_reviewer_with_the_right_to_change_the_library_may_ask_for_a_precedent
         ]
         assert not await it.docket.log.entries(0, 9, {"VerdictReviewed"})
         made = await review(**OVERRULED)
-        return [each.summary for each in refusals], made, writer.meme("trial:t-1")
-
-    refused, made, meme = play(tmp_path, work, Overrulings.CHOSEN)
+        refused, meme = [each.summary for each in refusals], writer.meme("trial:t-1")
     assert refused == [
         ("PERMISSION_DENIED", "SCOPE_MISSING", "precedent"),
         ("INVALID_ARGUMENT", "NOT_OVERRULED", "precedent"),
@@ -454,54 +434,46 @@ def test_a_reviewer_with_the_right_to_change_the_library_may_ask_for_a_precedent
     assert (made.precedent_id, made.precedent_failure, meme.label) == ("trial:t-1", "", "NOT_HARMFUL")
 
 
-def test_a_server_that_makes_no_precedents_refuses_the_choice(tmp_path: Path) -> None:
-    async def work(it: Scene, writer: LibraryWriter) -> Any:
+async def test_a_server_that_makes_no_precedents_refuses_the_choice(tmp_path: Path) -> None:
+    async with correcting(tmp_path, Overrulings.NEVER) as (it, writer):
         await it.tried("t-1", text="cat dog")
         refusal = await refusal_of(it.reviewed("t-1", precedent=True, **OVERRULED))
-        return refusal.summary, writer.meme("trial:t-1")
-
-    assert play(tmp_path, work, Overrulings.NEVER) == (("FAILED_PRECONDITION", "NOT_LOADED", "precedent"), None)
+        assert (refusal.summary, writer.meme("trial:t-1")) == (("FAILED_PRECONDITION", "NOT_LOADED", "precedent"), None)
 
 
-def test_both_scopes_permit_a_precedent_over_http(tmp_path: Path) -> None:
+async def test_both_scopes_permit_a_precedent_over_http(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens.toml"
     secrets = {
         "reviewer": add(tokens, "reviewer", [Scope.REVIEW], None),
         "both": add(tokens, "both", [Scope.JUDGE, Scope.REVIEW, Scope.ADMIN], None),
     }
     bearers = {name: {"authorization": f"Bearer {secret}"} for name, secret in secrets.items()}
-
-    async def work() -> Any:
-        async with (
-            real_court(tmp_path, http="127.0.0.1:0", tokens=tokens) as court,
-            httpx2.AsyncClient(base_url=court.http, trust_env=False, timeout=120) as web,
-        ):
-            form = {"files": {"image": ("meme.png", IMAGE, "image/png")}, "data": {"text": "my bird sings"}}
-            verdict = (await web.post("/v1/judge", headers=bearers["both"], **form)).json()
-            label = "not_harmful" if verdict["label"] == "LABEL_HARMFUL" else "harmful"
-            review = {"outcome": "overruled", "label": label, "reason": "I looked.", "precedent": True}
-            address = f"/v1/trials/{verdict['verdict_id']}/review"
-            refused = await web.post(address, headers=bearers["reviewer"], json=review)
-            made = await web.post(address, headers=bearers["both"], json=review)
-            return refused, made, f"trial:{verdict['verdict_id']}"
-
-    refused, made, name = asyncio.run(work())
+    async with (
+        real_court(tmp_path, http="127.0.0.1:0", tokens=tokens) as court,
+        httpx2.AsyncClient(base_url=court.http, trust_env=False, timeout=120) as web,
+    ):
+        form = {"files": {"image": ("meme.png", IMAGE, "image/png")}, "data": {"text": "my bird sings"}}
+        verdict = (await web.post("/v1/judge", headers=bearers["both"], **form)).json()
+        label = "not_harmful" if verdict["label"] == "LABEL_HARMFUL" else "harmful"
+        review = {"outcome": "overruled", "label": label, "reason": "I looked.", "precedent": True}
+        address = f"/v1/trials/{verdict['verdict_id']}/review"
+        refused = await web.post(address, headers=bearers["reviewer"], json=review)
+        made = await web.post(address, headers=bearers["both"], json=review)
+        name = f"trial:{verdict['verdict_id']}"
     assert (refused.status_code, refused.json()["reason"]) == (403, "SCOPE_MISSING")
     assert made.status_code == 200, made.text
     assert (made.json()["precedent_id"], made.json()["precedent_failure"]) == (name, "")
 
 
-def test_a_review_is_stored_even_if_the_library_is_unavailable(
+async def test_a_review_is_stored_even_if_the_library_is_unavailable(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def work(it: Scene, _: LibraryWriter) -> Any:
+    async with correcting(tmp_path, Overrulings.ALWAYS, gone=True) as (it, _):
         await it.tried("t-1", text="cat dog")
         request = wire.ReviewVerdictRequest(
             trial_id="t-1", reviewer="bea", reason="Satire.", precedent=True, **OVERRULED
         )
-        return await it.stub.ReviewVerdict(request, timeout=TIMEOUT), len(it.changes)
-
-    response, changes = play(tmp_path, work, Overrulings.ALWAYS, gone=True)
+        response, changes = await it.stub.ReviewVerdict(request, timeout=TIMEOUT), len(it.changes)
     assert response.summary.review.label == wire.LABEL_NOT_HARMFUL and changes == 1
     assert (response.precedent_id, response.precedent_failure) == ("", "LIBRARY_LOCKED")
     assert "precedent of trial=t-1 not changed reason=LIBRARY_LOCKED" in caplog.text

@@ -23,7 +23,7 @@ from tests.support.flooder import (
     headers_only,
     ping,
 )
-from tests.support.scenes import play
+from tests.support.scenes import a_scene, play
 from tests.support.sizes import FULL
 
 FRAMES = 10_000 if FULL else 800
@@ -72,8 +72,8 @@ def test_a_flood_of_frames_fails_no_honest_call(tmp_path, forks, attack):
     assert tried == 2 * HONEST, "only honest requests were tried"
 
 
-def test_silent_connections_and_unfinished_calls_fail_no_honest_call(tmp_path):
-    async def work(it):
+async def test_silent_connections_and_unfinished_calls_fail_no_honest_call(tmp_path):
+    async with a_scene(tmp_path, reader=FakeReader()) as it:
         host, _, port = it.address.rpartition(":")
         with ExitStack() as stack:
             for number in range(IDLE):
@@ -84,13 +84,10 @@ def test_silent_connections_and_unfinished_calls_fail_no_honest_call(tmp_path):
             await make_honest_calls(it)
         await make_honest_calls(it)
 
-    play(work, tmp_path, reader=FakeReader())
 
-
-def test_queued_calls_fail_no_honest_call(tmp_path):
+async def test_queued_calls_fail_no_honest_call(tmp_path):
     """The library by default cancels calls at random when 1,000 are queued, and all from 3,000 on."""
-
-    async def work(it):
+    async with a_scene(tmp_path, reader=FakeReader()) as it:
         host, _, port = it.address.rpartition(":")
         with ExitStack() as stack:
             for _ in range(40):
@@ -102,13 +99,10 @@ def test_queued_calls_fail_no_honest_call(tmp_path):
                     answer += connection.recv(1_000)
             await make_honest_calls(it)
 
-    play(work, tmp_path, reader=FakeReader())
 
-
-def test_each_connection_is_sent_its_limit_of_concurrent_streams(tmp_path):
+async def test_each_connection_is_sent_its_limit_of_concurrent_streams(tmp_path):
     """Limits how many calls of a client that resets them at once are in the server."""
-
-    async def work(it):
+    async with a_scene(tmp_path) as it:
         host, _, port = it.address.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(PREFACE + frame(SETTINGS, 0, 0))
@@ -119,6 +113,4 @@ def test_each_connection_is_sent_its_limit_of_concurrent_streams(tmp_path):
             if head[3] == SETTINGS and not head[4] & ACK:
                 settings = dict(struct.iter_unpack(">HI", body))
         writer.close()
-        return settings
-
-    assert play(work, tmp_path)[MAX_CONCURRENT_STREAMS] == 128
+        assert settings[MAX_CONCURRENT_STREAMS] == 128

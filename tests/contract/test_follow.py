@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -25,7 +26,6 @@ from memecourt.v1.court_pb2 import JudgeRequest
 from serving.cli.main import cli as court_cli
 from serving.docket.errors import TrialErased
 from serving.docket.log.notes import VerifierKey
-from serving.docket.open import Docket
 from serving.docket.retention import erase_expired, retention_periods
 from serving.docket.review.projection import is_sampled
 from serving.docket.store.bodies import GONE, document_owner
@@ -34,9 +34,10 @@ from serving.judging.executor import TrialExecutor
 from serving.judging.follow import Follower, FollowRules, candidate_id
 from serving.settings import Settings
 from tests.support.cast import Cast
-from tests.support.dockets import NOON, with_docket
+from tests.support.dockets import NOON, opened_docket, with_docket
 from tests.support.evidence import REFUTING, TEXT, USELESS, Expert, FakeEvidence, document, expert_settings, with_expert
 from tests.support.fakes import FakeFinder, H, N, findings
+from tests.support.playing import run_within
 from tests.support.scenes import IMAGE, a_court, a_scene
 
 OTHER = DEFAULT_POLICY.model_copy(update={"version": "candidate"})
@@ -73,33 +74,28 @@ class FollowedCourt:
         return await self.docket.auditor.audit([VerifierKey.parse(await self.docket.log.vkey())])
 
 
-def run_followed(tmp_path, work, *, finder=None, court=None, changes=None, **rules):
-    async def scene():
-        docket = Docket.open(tmp_path / "candidate.sqlite")
-        try:
-            async with a_scene(tmp_path, found=findings([H] * 5), court=court) as it:
-                found = finder or FakeFinder(findings([N] * 5))
-                return await work(FollowedCourt(it, docket, found, changes=dict(changes or {}), **rules))
-        finally:
-            await docket.close()
-
-    return asyncio.run(scene())
+@asynccontextmanager
+async def followed_court(tmp_path, *, finder=None, court=None, changes=None, **rules):
+    async with (
+        opened_docket(tmp_path / "candidate.sqlite") as docket,
+        a_scene(tmp_path, found=findings([H] * 5), court=court) as it,
+    ):
+        found = finder or FakeFinder(findings([N] * 5))
+        yield FollowedCourt(it, docket, found, changes=dict(changes or {}), **rules)
 
 
 def outcomes(followed):
     return [str(each.outcome) for each in followed.values()]
 
 
-def test_a_candidate_tries_the_same_meme_and_leaves_the_court_unchanged(tmp_path):
-    async def work(both):
+async def test_a_candidate_tries_the_same_meme_and_leaves_the_court_unchanged(tmp_path):
+    async with followed_court(tmp_path) as both:
         (trial_id,) = await both.judged("people from Blueland")
         size = await both.it.docket.log.size()
         followed = await both.follow()
         assert await both.it.docket.log.size() == size, "nothing is stored for the court"
         queue = await both.it.docket.review_queue().queue("ada", limit=9)
-        return await both.it.docket.trials.record(trial_id), await both.tried(trial_id), queue, followed
-
-    record, new, queue, followed = run_followed(tmp_path, work)
+        record, new = await both.it.docket.trials.record(trial_id), await both.tried(trial_id)
     assert outcomes(followed) == ["DIFFERENT"] and new.opened.of_trial == record.trial_id == new.opened.request_id
     assert (record.verdict.label, new.verdict.label) == (Label.HARMFUL, Label.NOT_HARMFUL)
     assert new.opened.policy.version == "candidate" and record.opened.policy.version != "candidate"
@@ -107,28 +103,29 @@ def test_a_candidate_tries_the_same_meme_and_leaves_the_court_unchanged(tmp_path
     assert new.trial_id not in {case.trial_id for case in queue}
 
 
-def test_following_goes_on_where_it_ended_and_tries_no_meme_twice(tmp_path):
-    async def work(both):
+async def test_following_goes_on_where_it_ended_and_tries_no_meme_twice(tmp_path):
+    async with followed_court(tmp_path) as both:
         one, two = await both.judged("one", "two")
         first = await both.follow()
         (three,) = await both.judged("three")
         second = await both.follow()
         lines = await both.docket.index.list(limit=9)
-        return [one, two, three], [*first], [*second], outcomes(await both.follow()), len(lines)
-
-    ids, first, second, third, count = run_followed(tmp_path, work)
+        ids = [one, two, three]
+        first = [*first]
+        second = [*second]
+        third = outcomes(await both.follow())
+        count = len(lines)
     assert (first, second, third, count) == (ids[:2], ids[2:], [], 3)
 
 
-def test_a_trial_that_was_cut_off_is_resumed(tmp_path):
+async def test_a_trial_that_was_cut_off_is_resumed(tmp_path):
     class Hanging(FakeFinder):
         async def find(self, **query):
             searching.set()
             await asyncio.Event().wait()
 
     searching = asyncio.Event()
-
-    async def work(both):
+    async with followed_court(tmp_path) as both:
         ids = await both.judged("one", "two")
         court = replace(both.executor.court, finder=Hanging(findings([N] * 5)))
         cut = asyncio.create_task(both.follow(replace(both.executor, court=court)))
@@ -136,26 +133,22 @@ def test_a_trial_that_was_cut_off_is_resumed(tmp_path):
         cut.cancel()
         await asyncio.gather(cut, return_exceptions=True)
         followed = await both.follow()
-        return ids, followed, await both.tried(ids[0])
-
-    ids, followed, record = run_followed(tmp_path, work)
+        record = await both.tried(ids[0])
     assert [*followed] == ids and outcomes(followed) == ["DIFFERENT"] * 2
     assert [event.kind for event in record.events].count("TrialResumed") == 1
 
 
-def test_a_failing_candidate_goes_on_with_the_next_meme(tmp_path):
-    async def work(both):
+async def test_a_failing_candidate_goes_on_with_the_next_meme(tmp_path):
+    async with followed_court(tmp_path, finder=FakeFinder(ValueError("broken"))) as both:
         await both.judged("one", "two")
         followed = await both.follow()
-        return followed, [line.state for line in await both.docket.index.list(limit=9)]
-
-    followed, states = run_followed(tmp_path, work, finder=FakeFinder(ValueError("broken")))
+        states = [line.state for line in await both.docket.index.list(limit=9)]
     assert outcomes(followed) == ["FAILED", "FAILED"] and set(states) == {TrialState.FAILED}
     assert {each.reason for each in followed.values()} == {"INTERNAL"}
 
 
-def test_an_unavailable_docket_loses_no_meme(tmp_path):
-    async def work(both):
+async def test_an_unavailable_docket_loses_no_meme(tmp_path):
+    async with followed_court(tmp_path) as both:
         ids = await both.judged("one", "two")
 
         class Trials:
@@ -165,22 +158,18 @@ def test_an_unavailable_docket_loses_no_meme(tmp_path):
         follower = Follower(replace(both.it.docket, trials=Trials()), both.executor, both.rules)
         with pytest.raises(Unavailable):
             [each async for each in follower.follow()]
-        return ids, [*await both.follow()]
-
-    ids, followed = run_followed(tmp_path, work)
+        followed = [*await both.follow()]
     assert followed == ids
 
 
-def test_rules_select_trials(tmp_path):
-    async def work(both):
+async def test_rules_select_trials(tmp_path):
+    async with followed_court(tmp_path) as both:
         ids = await both.judged("one", content={"namespace": "forum"})
         ids += await both.judged("two")
         chosen = [*await both.follow(namespace="forum")]
         late = datetime.now(UTC) + timedelta(days=1)
         await both.judged("three")
-        return ids, chosen, await both.follow(since=late)
-
-    ids, chosen, late = run_followed(tmp_path, work)
+        late = await both.follow(since=late)
     assert chosen == ids[:1] and late == {}
 
 
@@ -200,7 +189,7 @@ def test_a_candidate_reuses_the_evidence_of_the_court_s_witness(tmp_path):
         record = await both.it.docket.trials.record(trial_id)
         return record, await both.tried(trial_id)
 
-    record, new = run_followed(tmp_path, work, court=court)
+    record, new = run_within(followed_court(tmp_path, court=court), work)
     assert len(source.queries) == len(source.reads) == 1
     assert new.verdict.claims == record.verdict.claims and record.verdict.claims[0].evidence
     assert new.last(EvidenceSearched).source_identity == source.identity
@@ -208,11 +197,11 @@ def test_a_candidate_reuses_the_evidence_of_the_court_s_witness(tmp_path):
     (tmp_path / "other").mkdir()
     another = FakeEvidence()
     another.identity = "another"  # evidence of another source is not reused
-    run_followed(tmp_path / "other", work, court=court, changes={"evidence_source": another})
+    run_within(followed_court(tmp_path / "other", court=court, changes={"evidence_source": another}), work)
     assert len(another.queries) == len(another.reads) == 1
 
 
-def test_a_document_erased_before_the_candidate_s_turn_is_not_used_as_evidence(tmp_path):
+async def test_a_document_erased_before_the_candidate_s_turn_is_not_used_as_evidence(tmp_path):
     source = FakeEvidence([document("one"), document("two", f"Two. {REFUTING}")])
     expert = Expert(rank={"order": [1, 2]}, weigh=USELESS)
     cast = Cast(rounds=1)
@@ -222,17 +211,14 @@ def test_a_document_erased_before_the_candidate_s_turn_is_not_used_as_evidence(t
         role_models=with_expert(cast, expert),
         evidence_source=source,
     )
-
-    async def work(both):
+    async with followed_court(tmp_path, court=court) as both:
         request = JudgeRequest(image=IMAGE, text=TEXT, procedure="PROCEDURE_FULL")
         trial_id = (await both.it.stub.Judge(request, timeout=120)).verdict_id
         eraser = both.it.docket.eraser
         await eraser.erase_precedent(document_owner("one"), who="ada", why="asked for", at=NOON)
         earlier, read = len(expert.requests), list(source.reads)
         await both.follow()
-        return await both.tried(trial_id), expert.requests[earlier:], (read, source.reads)
-
-    new, requests, (read, reads) = run_followed(tmp_path, work, court=court)
+        new, requests, (read, reads) = await both.tried(trial_id), expert.requests[earlier:], (read, source.reads)
     assert new.state is TrialState.DECIDED
     hits = {hit.id: hit.snippet for hit in new.last(EvidenceSearched).hits}
     assert not hits["one"] and hits["two"]
@@ -253,19 +239,17 @@ def test_trials_are_sampled_by_id_and_a_larger_share_adds_to_a_smaller():
     assert few != {number for number in range(2000) if is_sampled(f"t{number}", 0.1)}, "another purpose, another sample"
 
 
-def test_trials_outside_the_share_are_skipped_for_good(tmp_path):
-    async def work(both):
+async def test_trials_outside_the_share_are_skipped_for_good(tmp_path):
+    async with followed_court(tmp_path) as both:
         ids = await both.judged(*(f"text {number}" for number in range(12)))
         chosen = [*await both.follow(share=0.3)]
-        return ids, chosen, await both.follow(share=1.0)
-
-    ids, chosen, later = run_followed(tmp_path, work)
+        later = await both.follow(share=1.0)
     assert chosen == [trial_id for trial_id in ids if is_sampled(trial_id, 0.3, "memecourt follow")]
     assert later == {}, "those that were left out are not tried later"
 
 
-def test_erased_content_is_left_out_and_erased_for_the_candidate(tmp_path):
-    async def work(both):
+async def test_erased_content_is_left_out_and_erased_for_the_candidate(tmp_path):
+    async with followed_court(tmp_path) as both:
         first, second = await both.judged("one", "two")
         await both.erase(second)
         followed = await both.follow()
@@ -276,14 +260,12 @@ def test_erased_content_is_left_out_and_erased_for_the_candidate(tmp_path):
             await both.tried(first)
         erasures = await both.docket.log.entries(0, 1000, {"Erased"})
         report = await both.audit()
-        return [each.trial_id for each in erasures], candidate_id(first), report
-
-    erased, expected, report = run_followed(tmp_path, work)
+        erased, expected = [each.trial_id for each in erasures], candidate_id(first)
     assert erased == [expected] and not report.counts.keys() - {"PICTURE_DIFFERS"}
 
 
-def test_erased_precedents_and_documents_are_erased_for_the_candidate_too(tmp_path):
-    async def work(both):
+async def test_erased_precedents_and_documents_are_erased_for_the_candidate_too(tmp_path):
+    async with followed_court(tmp_path) as both:
         (first,) = await both.judged("one")
         await both.follow()
         texts = {each.id: each.text for each in (await both.tried(first)).precedents.findings.exhibits}
@@ -307,33 +289,28 @@ def test_erased_precedents_and_documents_are_erased_for_the_candidate_too(tmp_pa
         assert shown[gone] == GONE and shown[stays] == texts[stays]
         assert not (await both.audit()).counts.keys() - {"PICTURE_DIFFERS"}, "the pictures of this scene are fakes"
 
-    run_followed(tmp_path, work)
 
-
-def test_a_candidate_with_witness_guard_and_panel_runs_and_expires(tmp_path):
+async def test_a_candidate_with_witness_guard_and_panel_runs_and_expires(tmp_path):
     guard = GuardModel(RoleModel(ScriptedModel(lambda _: "safe", name="guard-model")), GuardAdapter.LLAMA_GUARD_4)
     settings = expert_settings(judges=3)
     models = replace(with_expert(Cast(), Expert()), guard=guard)
     changes = {"role_models": models, "evidence_source": FakeEvidence(), "settings": settings}
     court = replace(a_court(findings([H] * 5)), role_models=with_expert(Cast(rounds=1), Expert()))
-
-    async def work(both):
+    async with followed_court(tmp_path, changes=changes, court=court) as both:
         (trial_id,) = await both.judged("Blue tea cures colds", procedure="PROCEDURE_FULL")
         followed, record = await both.follow(), await both.tried(trial_id)
         later = datetime.now(UTC) + timedelta(days=2)
         erased = await erase_expired(both.it.docket, retention_periods(Settings(retention_days=1)), now=later)
         await both.follow()
         (line,) = await both.docket.index.list(limit=9)
-        return followed, record, erased, line, await both.audit()
-
-    followed, record, erased, line, report = run_followed(tmp_path, work, changes=changes, court=court)
+        report = await both.audit()
     assert followed and record.verdict is not None and record.opened.procedure is Procedure.FULL
     assert record.last(GuardHeard).harmful is False and len(record.all(JudgeRuled)) == 3
     assert [finding.label for finding in record.verdict.claims] == [ClaimLabel.REFUTED]
     assert sum(erased.erased.values()) == 1 and line.erased and not set(report.counts) - {"PICTURE_DIFFERS"}
 
 
-def test_a_candidate_that_fails_during_an_erasure_leaves_nothing(tmp_path):
+async def test_a_candidate_that_fails_during_an_erasure_leaves_nothing(tmp_path):
     class Failing(FakeFinder):
         async def find(self, **query):
             (line,) = await live[0].it.docket.index.list(limit=9)
@@ -341,20 +318,16 @@ def test_a_candidate_that_fails_during_an_erasure_leaves_nothing(tmp_path):
             raise ValueError("broken")
 
     live = []
-
-    async def work(both):
+    async with followed_court(tmp_path, finder=Failing(findings([]))) as both:
         live.append(both)
         await both.judged("one")
         followed = await both.follow()
         (line,) = await both.docket.index.list(limit=9)
-        return followed, line
-
-    followed, line = run_followed(tmp_path, work, finder=Failing(findings([])))
     assert outcomes(followed) == ["FAILED"] and line.erased and line.state is TrialState.FAILED
 
 
-def test_an_unfinished_erasure_is_repeated(tmp_path):
-    async def work(both):
+async def test_an_unfinished_erasure_is_repeated(tmp_path):
+    async with followed_court(tmp_path) as both:
         (trial_id,) = await both.judged("one")
         await both.follow()
         await both.erase(trial_id)
@@ -372,9 +345,6 @@ def test_an_unfinished_erasure_is_repeated(tmp_path):
             await both.follow(hindered)
         await both.follow(hindered)
         await both.follow(hindered)
-        return trial_id, calls
-
-    trial_id, calls = run_followed(tmp_path, work)
     assert calls == [{candidate_id(trial_id)}] * 2, "not a third time"
 
 
@@ -389,7 +359,7 @@ def test_the_command_compares_court_and_candidate_and_writes_comparable_runs(tmp
                 trial_id, outcome=outcome, label=label, reason="r", clause="1", reviewer="ada", at=NOON
             )
 
-    run_followed(tmp_path, work)
+    run_within(followed_court(tmp_path), work)
 
     def invoke(*words):
         return CliRunner().invoke(cli, [*map(str, words)])
@@ -424,8 +394,8 @@ def test_unusable_combinations_of_options_are_refused(tmp_path):
     assert not (tmp_path / "c.sqlite").exists()
 
 
-def test_yielded_outcomes_count_as_done_when_interrupted_at_once(tmp_path):
-    async def work(both):
+async def test_yielded_outcomes_count_as_done_when_interrupted_at_once(tmp_path):
+    async with followed_court(tmp_path, at_once=2) as both:
         await both.judged("one", "two")
         seen = []
 
@@ -437,9 +407,7 @@ def test_yielded_outcomes_count_as_done_when_interrupted_at_once(tmp_path):
 
         with pytest.raises(asyncio.CancelledError):
             await asyncio.create_task(interrupted())
-        return seen, await both.follow()
-
-    seen, later = run_followed(tmp_path, work, at_once=2)
+        later = await both.follow()
     assert len(set(seen)) == 2 and later == {}
 
 

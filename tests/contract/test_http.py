@@ -27,7 +27,7 @@ from serving.rpc.flow_control import MESSAGE_BYTES
 from serving.rpc.server import SCOPES
 from serving.rpc.status import _CODES
 from serving.settings import Settings
-from tests.support.http import an_api, reason, with_api
+from tests.support.http import an_api, reason
 from tests.support.leftovers import collect_earlier_garbage
 from tests.support.playing import until
 from tests.support.real_court import IMAGE, real_court
@@ -65,8 +65,8 @@ def form(**fields):
 # Judge
 
 
-def test_every_way_to_send_a_picture_gets_the_verdict_of_grpc(tmp_path):
-    async def scene(court, client):
+async def test_every_way_to_send_a_picture_gets_the_verdict_of_grpc(tmp_path):
+    async with an_api(tmp_path) as (court, client):
         request = {"content": {"namespace": "forum", "id": "1"}, "text": "my bird sings", "try_anew": True}
         message = json_format.ParseDict(request, wire.JudgeRequest(image=IMAGE))
         expected = await court.judge.Judge(message)
@@ -90,11 +90,9 @@ def test_every_way_to_send_a_picture_gets_the_verdict_of_grpc(tmp_path):
             assert verdict == expected
         assert len({answer.json()["verdict_id"] for answer in answers}) == 4
 
-    with_api(tmp_path, scene)
 
-
-def test_a_text_without_picture_gets_the_verdict_of_grpc_in_any_form(tmp_path):
-    async def scene(court, client):
+async def test_a_text_without_picture_gets_the_verdict_of_grpc_in_any_form(tmp_path):
+    async with an_api(tmp_path) as (court, client):
         expected = await court.judge.Judge(wire.JudgeRequest(text="my bird sings"))
         # A part without a file name, like a form field: with data alone the library would send no form.
         for options in ({"json": {"text": "my bird sings"}}, {"files": {"text": (None, "my bird sings")}}):
@@ -105,11 +103,9 @@ def test_a_text_without_picture_gets_the_verdict_of_grpc_in_any_form(tmp_path):
             assert "picture" not in verdict
             assert "REVIEW_REASON_PICTURE_NOT_SENT" in [signal["reason"] for signal in verdict["signals"]]
 
-    with_api(tmp_path, scene)
 
-
-def test_curl_judges_a_picture_and_gets_the_same_verdict_again(tmp_path):
-    async def scene(court, _):
+async def test_curl_judges_a_picture_and_gets_the_same_verdict_again(tmp_path):
+    async with an_api(tmp_path) as (court, _):
         picture = tmp_path / "meme.png"
         picture.write_bytes(IMAGE)
         arguments = ("-H", "idempotency-key: post-1", "-F", f"image=@{picture}", "-F", "text=my bird sings")
@@ -122,8 +118,6 @@ def test_curl_judges_a_picture_and_gets_the_same_verdict_again(tmp_path):
         assert json.loads(other)["reason"] == "REQUEST_ID_TAKEN"
         raw = await curl("--data-binary", "@-", "-H", "content-type: image/png", f"{court.http}/v1/judge", data=IMAGE)
         assert json.loads(raw)["label"].startswith("LABEL_")
-
-    with_api(tmp_path, scene)
 
 
 REFUSED = {
@@ -204,8 +198,8 @@ REFUSED = {
 """Requests by the reason that they are refused with."""
 
 
-def test_malformed_requests_are_refused_with_a_reason(tmp_path):
-    async def scene(court, client):
+async def test_malformed_requests_are_refused_with_a_reason(tmp_path):
+    async with an_api(tmp_path) as (court, client):
         for expected, requests in REFUSED.items():
             for name, options in requests.items():
                 answer = await client.post(**{"url": "/v1/judge", **options})
@@ -213,11 +207,9 @@ def test_malformed_requests_are_refused_with_a_reason(tmp_path):
                 assert reason(answer, status) == expected, (name, answer.text)
         assert court.court.memory.bytes_in_use == 0
 
-    with_api(tmp_path, scene)
 
-
-def test_form_text_may_declare_utf_8_or_be_ascii_in_a_superset(tmp_path):
-    async def scene(_, client):
+async def test_form_text_may_declare_utf_8_or_be_ascii_in_a_superset(tmp_path):
+    async with an_api(tmp_path) as (_, client):
         for text, headers in (
             ("mein Vögelchen", "content-type: text/plain; charset=UTF-8\r\ncontent-transfer-encoding: 8bit\r\n"),
             ("my bird sings", 'content-type: text/plain; charset="ISO-8859-1"\r\n'),
@@ -225,11 +217,13 @@ def test_form_text_may_declare_utf_8_or_be_ascii_in_a_superset(tmp_path):
             answer = await client.post("/v1/judge", **a_part(text.encode(), headers))
             assert answer.json()["text"]["text"] == text
 
-    with_api(tmp_path, scene)
 
+async def test_an_oversized_body_is_413_with_or_without_a_declared_length(tmp_path):
+    async def pieces(size):
+        for _ in range(size // 2**16 + 1):
+            yield bytes(2**16)
 
-def test_an_oversized_body_is_413_with_or_without_a_declared_length(tmp_path):
-    async def scene(court, client):
+    async with an_api(tmp_path) as (court, client):
         for options in (
             {"content": bytes(MESSAGE_BYTES + 1), "headers": PNG},
             {"content": pieces(MESSAGE_BYTES + 1), "headers": PNG},
@@ -239,25 +233,17 @@ def test_an_oversized_body_is_413_with_or_without_a_declared_length(tmp_path):
             assert "retry-after" not in answer.headers
         assert court.court.memory.bytes_in_use == 0
 
-    async def pieces(size):
-        for _ in range(size // 2**16 + 1):
-            yield bytes(2**16)
 
-    with_api(tmp_path, scene)
-
-
-def test_a_deadline_ends_the_trial_with_504(tmp_path):
-    async def scene(court, client):
+async def test_a_deadline_ends_the_trial_with_504(tmp_path):
+    async with an_api(tmp_path) as (court, client):
         court.reader.wait = asyncio.Event()
         answer = await client.post("/v1/judge", content=IMAGE, headers={**PNG, "x-timeout-s": "0.5"})
         assert reason(answer, 504) == "DEADLINE"
         await until(lambda: not court.reception.admission.running)
 
-    with_api(tmp_path, scene)
 
-
-def test_a_caller_that_disconnects_ends_its_trial(tmp_path):
-    async def scene(court, client):
+async def test_a_caller_that_disconnects_ends_its_trial(tmp_path):
+    async with an_api(tmp_path) as (court, client):
         court.reader.wait = asyncio.Event()
         asking = asyncio.create_task(client.post("/v1/judge", content=IMAGE, headers=PNG))
         await court.reader.asked.wait()
@@ -266,17 +252,14 @@ def test_a_caller_that_disconnects_ends_its_trial(tmp_path):
         await until(lambda: not court.reception.admission.running)
         assert court.court.memory.bytes_in_use == 0
 
-    with_api(tmp_path, scene)
-
 
 HALF = b"POST /v1/judge HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\nContent-Length: 1000\r\n\r\nx"
 
 
 @pytest.mark.parametrize("later", [b"", b"Prefer: respond-async\r\n"])
-def test_a_caller_that_disconnects_in_mid_body_leaves_nothing_behind(tmp_path, caplog, later):
+async def test_a_caller_that_disconnects_in_mid_body_leaves_nothing_behind(tmp_path, caplog, later):
     collect_earlier_garbage(caplog)
-
-    async def scene(court, _):
+    async with an_api(tmp_path) as (court, _):
         for _ in range(5):
             _, writer = await asyncio.open_connection("127.0.0.1", int(court.http.rpartition(":")[2]))
             writer.write(HALF.replace(b"Host", later + b"Host"))
@@ -284,13 +267,11 @@ def test_a_caller_that_disconnects_in_mid_body_leaves_nothing_behind(tmp_path, c
             writer.close()
             await until(lambda: not court.court.memory.bytes_in_use)
         await asyncio.sleep(0.1)
-
-    with_api(tmp_path, scene)
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
-def test_a_missing_body_times_out(tmp_path):
-    async def scene(court, _):
+async def test_a_missing_body_times_out(tmp_path):
+    async with an_api(tmp_path, idle=0.5) as (court, _):
         reader, writer = await asyncio.open_connection("127.0.0.1", int(court.http.rpartition(":")[2]))
         writer.write(HALF)
         answer = (await reader.readuntil(b"}")).decode()
@@ -298,8 +279,6 @@ def test_a_missing_body_times_out(tmp_path):
         assert '"reason":"IDLE"' in answer
         assert not court.court.memory.bytes_in_use
         writer.close()
-
-    with_api(tmp_path, scene, idle=0.5)
 
 
 @pytest.mark.parametrize(
@@ -319,8 +298,8 @@ def test_preferences_are_parsed_as_in_rfc_7240(values, wait_s):
     assert later_after(Request({"type": "http", "headers": headers})) == wait_s
 
 
-def test_asynchronous_requests_are_answered_with_a_location(tmp_path):
-    async def scene(court, client):
+async def test_asynchronous_requests_are_answered_with_a_location(tmp_path):
+    async with an_api(tmp_path) as (court, client):
         court.reader.wait = asyncio.Event()
         headers = {**PNG, "prefer": "respond-async", "idempotency-key": "post/1"}
         answer = await client.post("/v1/judge?content.namespace=forum", content=IMAGE, headers=headers)
@@ -349,11 +328,9 @@ def test_asynchronous_requests_are_answered_with_a_location(tmp_path):
         assert reason(refused, 400) == "NOT_A_PICTURE"
         assert reason(await client.get("/v1/requests/nobody"), 404) == "TRIAL_UNKNOWN"
 
-    with_api(tmp_path, scene)
 
-
-def test_a_failed_trial_is_never_reported_as_a_verdict(tmp_path):
-    async def scene(court, client):
+async def test_a_failed_trial_is_never_reported_as_a_verdict(tmp_path):
+    async with an_api(tmp_path) as (court, client):
         court.reader.result = Unavailable("The reader is away.", reason="READER_AWAY")
         answer = await client.post("/v1/judge?request_id=a", content=IMAGE, headers=PNG)
         assert reason(answer, 503) == "READER_AWAY"
@@ -362,14 +339,12 @@ def test_a_failed_trial_is_never_reported_as_a_verdict(tmp_path):
         assert (status["state"], status["failure_reason"]) == ("TRIAL_STATE_FAILED", "READER_AWAY")
         assert "verdict" not in status and "decision" not in status
 
-    with_api(tmp_path, scene)
-
 
 # Other addresses
 
 
-def test_each_address_calls_its_grpc_method(tmp_path):
-    async def scene(court, client):
+async def test_each_address_calls_its_grpc_method(tmp_path):
+    async with an_api(tmp_path) as (court, client):
         verdict = (await client.post("/v1/judge?text=my+bird+sings", content=IMAGE, headers=PNG)).json()
         trial_id = verdict["verdict_id"]
         listed = (await client.get("/v1/trials?page_size=1&filter.states=TRIAL_STATE_DECIDED")).json()
@@ -397,8 +372,6 @@ def test_each_address_calls_its_grpc_method(tmp_path):
         library = (await client.get("/v1/library")).json()
         assert library == as_json(await court.precedents.GetLibrary(wire.GetLibraryRequest()))
 
-    with_api(tmp_path, scene)
-
 
 def as_json(message):
     return json_format.MessageToDict(
@@ -406,8 +379,8 @@ def as_json(message):
     )
 
 
-def test_unknown_addresses_and_verbs_are_problems(tmp_path):
-    async def scene(_, client):
+async def test_unknown_addresses_and_verbs_are_problems(tmp_path):
+    async with an_api(tmp_path) as (_, client):
         assert reason(await client.get("/v1/nope"), 404) == "NO_SUCH_ADDRESS"
         assert reason(await client.get("/"), 404) == "NO_SUCH_ADDRESS"
         # Callers' ids may contain characters that begin or end a query.
@@ -424,8 +397,6 @@ def test_unknown_addresses_and_verbs_are_problems(tmp_path):
         twice = {"trial_id": "b", "outcome": "REVIEW_OUTCOME_UPHELD", "reason": "r"}
         assert reason(await client.post("/v1/trials/a/review", json=twice), 400) == "ADDRESS_CONTRADICTS"
 
-    with_api(tmp_path, scene)
-
 
 # Streams
 
@@ -438,8 +409,8 @@ def events_of(text):
     return found
 
 
-def test_events_of_a_trial_resume_after_the_last_event_id(tmp_path):
-    async def scene(court, client):
+async def test_events_of_a_trial_resume_after_the_last_event_id(tmp_path):
+    async with an_api(tmp_path) as (court, client):
         verdict = (await client.post("/v1/judge?text=x", content=IMAGE, headers=PNG)).json()
         url = f"{court.http}/v1/trials/{verdict['verdict_id']}/events"
         every = events_of(await curl("-N", url))
@@ -453,11 +424,9 @@ def test_events_of_a_trial_resume_after_the_last_event_id(tmp_path):
             assert reason(await client.get(url, headers={"last-event-id": invalid}), 400) == "OUT_OF_RANGE"
         assert reason(await client.get("/v1/trials/none/events"), 404) == "TRIAL_UNKNOWN"
 
-    with_api(tmp_path, scene)
 
-
-def test_an_appeal_is_opened_once(tmp_path):
-    async def scene(_, client):
+async def test_an_appeal_is_opened_once(tmp_path):
+    async with an_api(tmp_path) as (_, client):
         content = {"namespace": "shop", "id": "7"}
 
         async def judge(text):
@@ -472,11 +441,9 @@ def test_an_appeal_is_opened_once(tmp_path):
         unknown = {**appeal, "content": {"namespace": "shop", "id": "8"}}
         assert reason(await client.post("/v1/appeals", json=unknown), 404) == "TRIAL_UNKNOWN"
 
-    with_api(tmp_path, scene)
 
-
-def test_reviews_are_streamed_live_and_from_the_caller_s_position(tmp_path):
-    async def scene(_, client):
+async def test_reviews_are_streamed_live_and_from_the_caller_s_position(tmp_path):
+    async with an_api(tmp_path) as (_, client):
         verdict = (await client.post("/v1/judge?text=x", content=IMAGE, headers=PNG)).json()
 
         async def review(why):
@@ -496,8 +463,6 @@ def test_reviews_are_streamed_live_and_from_the_caller_s_position(tmp_path):
             [_ async for _ in lines_until(lines, "event: review")]
             assert "the second" in await anext(lines)
 
-    with_api(tmp_path, scene)
-
 
 # Lines
 
@@ -506,8 +471,8 @@ def lines_of(text):
     return [json.loads(line) for line in text.splitlines() if line]
 
 
-def test_trials_are_exported_line_by_line(tmp_path):
-    async def scene(court, client):
+async def test_trials_are_exported_line_by_line(tmp_path):
+    async with an_api(tmp_path) as (court, client):
         for number in range(3):
             fields = {"text": f"x {number}", "content": {"namespace": "forum", "id": str(number)}, "try_anew": True}
             (await client.post("/v1/judge", json={**fields, "image": BASE64})).raise_for_status()
@@ -520,14 +485,10 @@ def test_trials_are_exported_line_by_line(tmp_path):
         refused = await client.get("/v1/trials:export?filter.nope=1")
         assert reason(refused, 400) == "MALFORMED_REQUEST"
 
-    with_api(tmp_path, scene)
 
-
-def test_webhook_public_keys_are_available_to_everybody(tmp_path):
-    async def scene(_, client):
+async def test_webhook_public_keys_are_available_to_everybody(tmp_path):
+    async with an_api(tmp_path) as (_, client):
         assert (await client.get("/v1/webhooks/keys")).json() == {"keys": ["whpk_AAAA"]}
-
-    with_api(tmp_path, scene)
 
 
 async def lines_until(lines, last):
@@ -537,11 +498,10 @@ async def lines_until(lines, last):
             return
 
 
-def test_revoking_a_token_ends_its_stream_with_a_problem(tmp_path):
+async def test_revoking_a_token_ends_its_stream_with_a_problem(tmp_path):
     path = tmp_path / "tokens.toml"
     token = token_file.add(path, "pipe", [Scope.JUDGE], None)
-
-    async def scene(court, client):
+    async with an_api(tmp_path, tokens=path) as (court, client):
         headers = {"authorization": f"Bearer {token}"}
         court.reader.wait = asyncio.Event()
         asking = asyncio.create_task(client.post("/v1/judge", content=IMAGE, headers={**PNG, **headers}))
@@ -556,17 +516,14 @@ def test_revoking_a_token_ends_its_stream_with_a_problem(tmp_path):
             assert "TOKEN_UNKNOWN" in await anext(lines)
         await asking
 
-    with_api(tmp_path, scene, tokens=path)
-
 
 # Permissions
 
 
-def test_each_address_requires_the_scope_of_its_method(tmp_path):
+async def test_each_address_requires_the_scope_of_its_method(tmp_path):
     path = tmp_path / "tokens.toml"
     tokens = {scope: token_file.add(path, str(scope), [scope], None) for scope in Scope}
-
-    async def scene(_, client):
+    async with an_api(tmp_path, tokens=path) as (_, client):
         for operation in OPERATIONS:
             path_ = operation.path.replace("{trial_id}", "x").replace("{id}", "x").replace("{request_id}", "x")
             for headers in ({}, {"authorization": "Bearer x"}, {"authorization": "Basic x"}):
@@ -582,14 +539,11 @@ def test_each_address_requires_the_scope_of_its_method(tmp_path):
         answer = await client.post("/v1/moderations", json={"input": "x"})
         assert answer.status_code == 401
 
-    with_api(tmp_path, scene, tokens=path)
 
-
-def test_a_token_is_limited_to_its_namespaces(tmp_path):
+async def test_a_token_is_limited_to_its_namespaces(tmp_path):
     path = tmp_path / "tokens.toml"
     token = token_file.add(path, "pipe", [Scope.JUDGE], ["forum"])
-
-    async def scene(_, client):
+    async with an_api(tmp_path, tokens=path) as (_, client):
         client.headers["authorization"] = f"Bearer {token}"
         answer = await client.post("/v1/judge?content.namespace=other", content=IMAGE, headers=PNG)
         assert reason(answer, 403) == "NAMESPACE_NOT_ALLOWED"
@@ -602,11 +556,9 @@ def test_a_token_is_limited_to_its_namespaces(tmp_path):
         assert (await client.get("/v1/requests/a?request.namespace=other")).status_code == 403
         assert (await client.get("/v1/requests/a")).status_code == 403
 
-    with_api(tmp_path, scene, tokens=path)
 
-
-def test_requests_from_other_sites_are_rejected(tmp_path):
-    async def scene(_, client):
+async def test_requests_from_other_sites_are_rejected(tmp_path):
+    async with an_api(tmp_path) as (_, client):
         for headers, status in (
             ({"host": "evil.example"}, 421),
             ({"host": "evil.example:8081"}, 421),
@@ -620,18 +572,13 @@ def test_requests_from_other_sites_are_rejected(tmp_path):
         assert answer.status_code == 405
         assert "access-control-allow-origin" not in answer.headers
 
-    with_api(tmp_path, scene)
 
-
-def test_with_tokens_any_host_name_is_accepted(tmp_path):
+async def test_with_tokens_any_host_name_is_accepted(tmp_path):
     path = tmp_path / "tokens.toml"
     token = token_file.add(path, "pipe", [Scope.JUDGE], None)
-
-    async def scene(_, client):
+    async with an_api(tmp_path, tokens=path) as (_, client):
         headers = {**PNG, "host": "court.example", "authorization": f"Bearer {token}"}
         assert (await client.post("/v1/judge", content=IMAGE, headers=headers)).status_code == 200
-
-    with_api(tmp_path, scene, tokens=path)
 
 
 def test_public_binding_requires_tokens_and_tls(tmp_path):
@@ -652,7 +599,7 @@ def with_listener(path, address):
     asyncio.run(work())
 
 
-def test_small_parts_of_an_answer_are_sent_at_once():
+async def test_small_parts_of_an_answer_are_sent_at_once():
     """Without TCP_NODELAY head and body are 40 ms apart, as the caller's system delays its acknowledgement."""
     listener = Listener("The test", field="test", example="", at_once=4)
 
@@ -662,11 +609,8 @@ def test_small_parts_of_an_answer_are_sent_at_once():
         await send({"type": "http.response.start", "status": 200 if at_once else 500, "headers": []})
         await send({"type": "http.response.body", "body": b""})
 
-    async def work():
-        async with open_listener(listener, app, Settings(), "127.0.0.1:0") as url:
-            assert "200 OK" in await curl("-i", url)
-
-    asyncio.run(work())
+    async with open_listener(listener, app, Settings(), "127.0.0.1:0") as url:
+        assert "200 OK" in await curl("-i", url)
 
 
 # Errors
@@ -677,8 +621,8 @@ def test_every_error_code_has_a_status_and_none_is_a_success():
     assert all(400 <= status < 600 for status in STATUS_OF_CODE.values())
 
 
-def test_busy_answers_say_when_to_retry(tmp_path):
-    async def scene(court, client):
+async def test_busy_answers_say_when_to_retry(tmp_path):
+    async with an_api(tmp_path, concurrent_trials=1, waiting_trials=1) as (court, client):
         court.reader.wait = asyncio.Event()
         asking = [
             asyncio.create_task(client.post(f"/v1/judge?try_anew=true&request_id={n}", content=IMAGE, headers=PNG))
@@ -692,11 +636,9 @@ def test_busy_answers_say_when_to_retry(tmp_path):
         court.reader.wait.set()
         assert [answer.status_code for answer in await asyncio.gather(*asking)] == [200, 200]
 
-    with_api(tmp_path, scene, concurrent_trials=1, waiting_trials=1)
 
-
-def test_an_internal_error_is_500_and_reveals_nothing(tmp_path):
-    async def scene(court, client):
+async def test_an_internal_error_is_500_and_reveals_nothing(tmp_path):
+    async with an_api(tmp_path) as (court, client):
         court.reader.result = ZeroDivisionError("/a/path")
         answer = await client.post("/v1/judge", content=IMAGE, headers=PNG)
         assert reason(answer, 500)
@@ -705,8 +647,6 @@ def test_an_internal_error_is_500_and_reveals_nothing(tmp_path):
         closed = await client.post("/v1/judge", content=IMAGE, headers=PNG)
         assert reason(closed, 503) == "CLOSING"
         assert closed.headers["retry-after"]
-
-    with_api(tmp_path, scene)
 
 
 @pytest.mark.parametrize("written", ["LABEL_HARMFUL", "label_harmful", "HARMFUL", "harmful", "Harmful"])
@@ -724,15 +664,13 @@ def test_unknown_values_of_an_enum_are_refused_with_the_allowed_ones():
     assert "summary, full, cascade" in caught.value.message and "combat" not in caught.value.message
 
 
-def test_every_answer_has_a_request_id_which_the_caller_may_choose(tmp_path):
-    async def scene(_, client):
+async def test_every_answer_has_a_request_id_which_the_caller_may_choose(tmp_path):
+    async with an_api(tmp_path) as (_, client):
         own = await client.get("/v1/healthz", headers={"x-request-id": "mine/7"})
         assert own.headers["x-request-id"] == "mine/7"
         others = [await client.get("/v1/none", headers={"x-request-id": bad}) for bad in ("", "two words", "x" * 129)]
         ids = {answer.headers["x-request-id"] for answer in others}
         assert len(ids) == 3 and all(len(id_) == 32 for id_ in ids)
-
-    with_api(tmp_path, scene)
 
 
 # Moderations, through OpenAI's own library
@@ -767,63 +705,61 @@ def test_category_scores_come_from_finding_and_precedents(verdict, scores, true)
     assert {name for name, value in result["categories"].items() if value} == true
 
 
-def test_moderations_work_with_openai_s_own_library(tmp_path):
-    async def scene(court, _):
-        async with openai.AsyncOpenAI(base_url=f"{court.http}/v1", api_key="any", max_retries=0) as client:
-            parts = [
-                {"type": "text", "text": "my bird sings"},
-                {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{BASE64}"}},
-            ]
-            answer = await client.moderations.create(input=parts, extra_headers={"idempotency-key": "m-1"})
-            (result,) = answer.results
-            verdict = result.model_extra["memecourt"]
-            assert (verdict["request_id"], verdict["text"]["text"]) == ("m-1", "my bird sings")
-            assert result.flagged is (verdict["decision"] != "allow")
-            assert set(CATEGORIES) <= result.categories.to_dict().keys() == result.category_scores.to_dict().keys()
-            assert result.categories.sexual_minors is False
-            assert ["text", "image"] in result.category_applied_input_types.to_dict().values()
-            (alone,) = (await client.moderations.create(input="my bird sings")).results
-            assert ["text"] in alone.category_applied_input_types.to_dict().values()
-            assert "picture" not in alone.model_extra["memecourt"]
-            several = (await client.moderations.create(input=["my bird sings", "another text"])).results
-            assert [one.model_extra["memecourt"]["text"]["text"] for one in several] == [
-                "my bird sings",
-                "another text",
-            ]
-            assert several[0].model_extra["memecourt"]["verdict_id"] == alone.model_extra["memecourt"]["verdict_id"]
-            for text_too in ([], parts[:1]):
-                empty = {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}
-                with pytest.raises(openai.BadRequestError) as caught:
-                    await client.moderations.create(input=[*text_too, empty])
-                assert caught.value.code == "PICTURE_EMPTY"
-            nothing_else = [{**part, **dict.fromkeys({"text", "image_url"} - part.keys())} for part in parts]
-            (same,) = (await client.moderations.create(input=nothing_else)).results
-            assert same.model_extra["memecourt"]["verdict_id"] == verdict["verdict_id"]
-            content = {"content": {"namespace": "forum", "id": "7"}}
-            again = await client.moderations.create(input=parts, extra_body=content)
-            assert again.results[0].model_extra["memecourt"]["content"] == content["content"]
+async def test_moderations_work_with_openai_s_own_library(tmp_path):
+    async with (
+        an_api(tmp_path) as (court, _),
+        openai.AsyncOpenAI(base_url=f"{court.http}/v1", api_key="any", max_retries=0) as client,
+    ):
+        parts = [
+            {"type": "text", "text": "my bird sings"},
+            {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{BASE64}"}},
+        ]
+        answer = await client.moderations.create(input=parts, extra_headers={"idempotency-key": "m-1"})
+        (result,) = answer.results
+        verdict = result.model_extra["memecourt"]
+        assert (verdict["request_id"], verdict["text"]["text"]) == ("m-1", "my bird sings")
+        assert result.flagged is (verdict["decision"] != "allow")
+        assert set(CATEGORIES) <= result.categories.to_dict().keys() == result.category_scores.to_dict().keys()
+        assert result.categories.sexual_minors is False
+        assert ["text", "image"] in result.category_applied_input_types.to_dict().values()
+        (alone,) = (await client.moderations.create(input="my bird sings")).results
+        assert ["text"] in alone.category_applied_input_types.to_dict().values()
+        assert "picture" not in alone.model_extra["memecourt"]
+        several = (await client.moderations.create(input=["my bird sings", "another text"])).results
+        assert [one.model_extra["memecourt"]["text"]["text"] for one in several] == [
+            "my bird sings",
+            "another text",
+        ]
+        assert several[0].model_extra["memecourt"]["verdict_id"] == alone.model_extra["memecourt"]["verdict_id"]
+        for text_too in ([], parts[:1]):
+            empty = {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}
             with pytest.raises(openai.BadRequestError) as caught:
-                await client.moderations.create(
-                    input=[{"type": "image_url", "image_url": {"url": "https://a.example"}}]
-                )
-            assert caught.value.code == "URL_NOT_ALLOWED"
-            # A part with both text and picture is refused: neither half may be judged alone.
-            both = [{**parts[0], **parts[1], "type": kind} for kind in ("text", "image_url")]
-            for bad in ([], [{"type": "audio"}], parts + parts, ["x"] * 40, ["x", parts[0]], both[:1], both[1:]):
-                with pytest.raises(openai.BadRequestError):
-                    await client.moderations.create(input=bad)
-            with pytest.raises(openai.BadRequestError) as caught:
-                await client.moderations.create(input="x", extra_body={"inptu": "x"})
-            assert caught.value.code == "MALFORMED_REQUEST"
-            court.reader.result = Unavailable("The reader is away.", reason="READER_AWAY")
-            with pytest.raises(openai.InternalServerError):
-                await client.moderations.create(input=parts[1:])
-            court.court.close()
-            with pytest.raises(openai.InternalServerError) as caught:
-                await client.moderations.create(input=parts)
-            assert caught.value.code == "CLOSING"
-
-    with_api(tmp_path, scene)
+                await client.moderations.create(input=[*text_too, empty])
+            assert caught.value.code == "PICTURE_EMPTY"
+        nothing_else = [{**part, **dict.fromkeys({"text", "image_url"} - part.keys())} for part in parts]
+        (same,) = (await client.moderations.create(input=nothing_else)).results
+        assert same.model_extra["memecourt"]["verdict_id"] == verdict["verdict_id"]
+        content = {"content": {"namespace": "forum", "id": "7"}}
+        again = await client.moderations.create(input=parts, extra_body=content)
+        assert again.results[0].model_extra["memecourt"]["content"] == content["content"]
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.moderations.create(input=[{"type": "image_url", "image_url": {"url": "https://a.example"}}])
+        assert caught.value.code == "URL_NOT_ALLOWED"
+        # A part with both text and picture is refused: neither half may be judged alone.
+        both = [{**parts[0], **parts[1], "type": kind} for kind in ("text", "image_url")]
+        for bad in ([], [{"type": "audio"}], parts + parts, ["x"] * 40, ["x", parts[0]], both[:1], both[1:]):
+            with pytest.raises(openai.BadRequestError):
+                await client.moderations.create(input=bad)
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.moderations.create(input="x", extra_body={"inptu": "x"})
+        assert caught.value.code == "MALFORMED_REQUEST"
+        court.reader.result = Unavailable("The reader is away.", reason="READER_AWAY")
+        with pytest.raises(openai.InternalServerError):
+            await client.moderations.create(input=parts[1:])
+        court.court.close()
+        with pytest.raises(openai.InternalServerError) as caught:
+            await client.moderations.create(input=parts)
+        assert caught.value.code == "CLOSING"
 
 
 # Fuzzing

@@ -13,14 +13,6 @@ TEXT = "my bird sings"
 ENCODED = base64.b64encode(IMAGE).decode()
 
 
-def play(path, scene):
-    async def work():
-        async with an_api(path) as (court, client):
-            return await scene(court, client)
-
-    return asyncio.run(work())
-
-
 def form(preamble, boundary="limit"):
     line = "\r\n" if preamble else ""
     parts = f'--{boundary}\r\nContent-Disposition: form-data; name="text"\r\n\r\n{TEXT}\r\n--{boundary}--\r\n'
@@ -39,8 +31,8 @@ DOUBLED = [
 ]
 
 
-def test_repeated_json_names_are_refused(tmp_path):
-    async def scene(_, client):
+async def test_repeated_json_names_are_refused(tmp_path):
+    async with an_api(tmp_path) as (_, client):
         for body in DOUBLED:
             for path, sent in (
                 ("/v1/judge", {"content": body, "headers": {"content-type": "application/json"}}),
@@ -57,25 +49,21 @@ def test_repeated_json_names_are_refused(tmp_path):
         many = await client.post("/v1/judge", json={"text": [{}] * 200_000})
         assert many.status_code == 400
 
-    play(tmp_path, scene)
-
 
 @pytest.mark.parametrize(
     "preamble", ["", "\r\n", "This is a message in several parts.", "a\r\n--limi\r\nb", "x" * 9000]
 )
-def test_forms_may_have_a_preamble(tmp_path, preamble):
-    async def scene(_, client):
+async def test_forms_may_have_a_preamble(tmp_path, preamble):
+    async with an_api(tmp_path) as (_, client):
         answer = await client.post("/v1/judge", **form(preamble))
         assert answer.status_code == 200 and answer.json()["text"]["text"] == TEXT
         endless = {**form(""), "content": preamble.encode() + b"y" * 100_000}
         refused = await client.post("/v1/judge", **endless)
         assert refused.status_code == 400 and refused.json()["reason"] == "MALFORMED_REQUEST"
 
-    play(tmp_path, scene)
 
-
-def test_complete_addresses_are_taken_in_the_request_line(tmp_path):
-    async def scene(court, _):
+async def test_complete_addresses_are_taken_in_the_request_line(tmp_path):
+    async with an_api(tmp_path) as (court, _):
         port = int(court.http.rpartition(":")[2])
         body = json.dumps({"text": TEXT}).encode()
 
@@ -97,32 +85,26 @@ def test_complete_addresses_are_taken_in_the_request_line(tmp_path):
         assert await ask("http://localhost", "localhost", "GET") == 404
         assert await ask("ftp://localhost/v1/judge", "localhost") in (400, 404)
 
-    play(tmp_path, scene)
-
 
 @pytest.mark.parametrize("prefix", ["DATA:image/png;base64,", "Data:image/PNG;BASE64,", "data:IMAGE/png;Base64,"])
-def test_schemes_of_data_addresses_have_no_case(tmp_path, prefix):
-    async def scene(_, client):
+async def test_schemes_of_data_addresses_have_no_case(tmp_path, prefix):
+    async with an_api(tmp_path) as (_, client):
         answer = await client.post("/v1/judge", json={"image_url": prefix + ENCODED, "text": TEXT})
         assert answer.status_code == 200
         part = {"type": "image_url", "image_url": {"url": prefix + ENCODED}}
         assert (await client.post("/v1/moderations", json={"input": [part]})).status_code == 200
 
-    play(tmp_path, scene)
 
-
-def test_the_user_of_moderations_is_ignored(tmp_path):
-    async def scene(_, client):
+async def test_the_user_of_moderations_is_ignored(tmp_path):
+    async with an_api(tmp_path) as (_, client):
         for user in ("ada", "", "user-" + "7" * 500):
             assert (await client.post("/v1/moderations", json={"input": TEXT, "user": user})).status_code == 200
         assert (await client.post("/v1/moderations", json={"input": TEXT, "user": 7})).status_code == 400
 
-    play(tmp_path, scene)
-
 
 @pytest.mark.parametrize("key", ["post", "post-1", "k" * 128])
-def test_ids_of_further_moderation_inputs_leave_callers_ids_free(tmp_path, key):
-    async def scene(_, client):
+async def test_ids_of_further_moderation_inputs_leave_callers_ids_free(tmp_path, key):
+    async with an_api(tmp_path) as (_, client):
         headers = {"idempotency-key": key}
         sent = {"input": ["one", "two", "three"]}
         answers = [await client.post("/v1/moderations", json=sent, headers=headers) for _ in range(2)]
@@ -131,5 +113,3 @@ def test_ids_of_further_moderation_inputs_leave_callers_ids_free(tmp_path, key):
         for name in (f"{key}-1"[-128:], f"{key}-2"[-128:]):
             answer = await client.post("/v1/judge", json={"text": "another", "request_id": name})
             assert answer.status_code == 200 and answer.json()["request_id"] == name
-
-    play(tmp_path, scene)

@@ -26,11 +26,11 @@ from court.precedents import Relation
 from court.record import TrialAborted, TrialState
 from court.settings import TrialSettings
 from court.verdict import Label, ReviewReason, ScoreMeaning, Strength
-from memecourt.client import AsyncClient, Client, JudgeError, Retries, judge_request
+from memecourt.client import AsyncClient, Client, JudgeError, judge_request
 from memecourt.v1 import court_pb2 as wire
 from serving.docket.errors import TrialUnknown
 from serving.judging.request import Caller
-from serving.rpc.flow_control import MESSAGE_BYTES, Reservation
+from serving.rpc.flow_control import Reservation
 from serving.rpc.health import COURT
 from serving.rpc.status import failure_of, status_of
 from tests.support.cast import RULING, Cast, full_court
@@ -44,7 +44,7 @@ from tests.support.trial import a_court
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 
 
-def test_a_response_carries_everything_the_verdict_is_based_on(tmp_path):
+async def test_a_response_carries_everything_the_verdict_is_based_on(tmp_path):
     request = wire.JudgeRequest(
         request_id="r-1",
         content=wire.Content(namespace="forum", id="post-7"),
@@ -54,13 +54,10 @@ def test_a_response_carries_everything_the_verdict_is_based_on(tmp_path):
         procedure=wire.PROCEDURE_SUMMARY,
         client_token=b"\x00mine",
     )
-
-    async def work(it):
+    async with a_scene(tmp_path, found=findings([H, H, N, H, H])) as it:
         metadata = (("traceparent", f"00-{TRACE}-00f067aa0ba902b7-01"),)
         response = await it.stub.Judge(request, timeout=60, metadata=metadata)
-        return response, await it.docket.trials.record(response.verdict_id)
-
-    response, record = play(work, tmp_path, found=findings([H, H, N, H, H]))
+        record = await it.docket.trials.record(response.verdict_id)
     assert response.label == wire.LABEL_HARMFUL
     assert response.request_id == "r-1"
     assert (response.content.namespace, response.content.id) == ("forum", "post-7")
@@ -89,11 +86,9 @@ def test_a_response_carries_everything_the_verdict_is_based_on(tmp_path):
     assert record.state is TrialState.DECIDED
 
 
-def test_undecided_has_no_score_or_strengths_and_requests_a_review(tmp_path):
-    async def work(it):
-        return await it.stub.Judge(judge_request(IMAGE, text="x"), timeout=60)
-
-    response = play(work, tmp_path, found=findings([]))
+async def test_undecided_has_no_score_or_strengths_and_requests_a_review(tmp_path):
+    async with a_scene(tmp_path, found=findings([])) as it:
+        response = await it.stub.Judge(judge_request(IMAGE, text="x"), timeout=60)
     assert response.label == wire.LABEL_UNDECIDED
     assert not response.HasField("harm_score")
     assert not response.HasField("strengths")
@@ -101,32 +96,27 @@ def test_undecided_has_no_score_or_strengths_and_requests_a_review(tmp_path):
     assert [r.reason for r in response.review_reasons] == [wire.REVIEW_REASON_NO_SIMILAR_PRECEDENT]
 
 
-def test_a_half_that_was_not_compared_has_no_similarity(tmp_path):
-    async def work(it):
-        return await it.stub.Judge(judge_request(IMAGE, text="x"), timeout=60)
-
-    response = play(work, tmp_path, found=findings([H] * 5, picture=None))
+async def test_a_half_that_was_not_compared_has_no_similarity(tmp_path):
+    async with a_scene(tmp_path, found=findings([H] * 5, picture=None)) as it:
+        response = await it.stub.Judge(judge_request(IMAGE, text="x"), timeout=60)
     assert response.precedents[0].HasField("text_similarity")
     assert not response.precedents[0].HasField("picture_similarity")
 
 
-def test_an_empty_text_differs_from_an_absent_text(tmp_path):
-    async def work(it):
+async def test_an_empty_text_differs_from_an_absent_text(tmp_path):
+    async with a_scene(tmp_path, reader=FakeReader("as read")) as it:
         absent = await it.stub.Judge(judge_request(IMAGE), timeout=60)
         empty = await it.stub.Judge(judge_request(IMAGE, text=""), timeout=60)
-        return absent, empty
-
-    absent, empty = play(work, tmp_path, reader=FakeReader("as read"))
     assert (absent.text.text, absent.text.source) == ("as read", wire.TEXT_SOURCE_OCR)
     assert (empty.text.text, empty.text.source) == ("", wire.TEXT_SOURCE_NONE)
 
 
-def test_missing_ids_are_generated(tmp_path):
-    async def work(it):
+async def test_missing_ids_are_generated(tmp_path):
+    async with a_scene(tmp_path) as it:
         metadata = (("traceparent", "00-zz-not-a-trace"),)
-        return [await it.stub.Judge(judge_request(IMAGE, text="x"), timeout=60, metadata=metadata) for _ in range(2)]
-
-    one, two = play(work, tmp_path)
+        one, two = [
+            await it.stub.Judge(judge_request(IMAGE, text="x"), timeout=60, metadata=metadata) for _ in range(2)
+        ]
     assert one.request_id and one.request_id != two.request_id
     assert one.verdict_id != two.verdict_id
     assert len(one.trace_id) == 32 and one.trace_id != two.trace_id
@@ -148,15 +138,12 @@ def test_missing_ids_are_generated(tmp_path):
         ({"text": "x" * 1_000_000}, "text", "TEXT_TOO_LONG"),
     ],
 )
-def test_a_malformed_field_is_named(tmp_path, change, field, reason):
+async def test_a_malformed_field_is_named(tmp_path, change, field, reason):
     request = wire.JudgeRequest(**{"image": IMAGE, "text": "x", **change})
-
-    async def work(it):
+    async with a_scene(tmp_path) as it:
         refusal = await it.refusal(request)
         next_response = await it.stub.Judge(judge_request(IMAGE, text="x"), timeout=60)
-        return refusal, next_response, await it.docket.index.list(limit=9)
-
-    refusal, next_response, lines = play(work, tmp_path)
+        lines = await it.docket.index.list(limit=9)
     assert refusal.code is grpc.StatusCode.INVALID_ARGUMENT
     assert refusal.info.reason == reason
     (bad,) = refusal.of(error_details_pb2.BadRequest)
@@ -166,14 +153,12 @@ def test_a_malformed_field_is_named(tmp_path, change, field, reason):
     assert len(lines) == 1  # only the valid request was tried
 
 
-def test_a_malformed_message_is_an_invalid_argument(tmp_path):
-    async def work(it):
+async def test_a_malformed_message_is_an_invalid_argument(tmp_path):
+    async with a_scene(tmp_path) as it:
         call = it.channel.unary_unary(f"/{COURT}/Judge")
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call(b"\xff\xff not a message", timeout=60)
-        return Refusal(caught.value)
-
-    refusal = play(work, tmp_path)
+        refusal = Refusal(caught.value)
     assert refusal.code is grpc.StatusCode.INVALID_ARGUMENT
     assert refusal.info.reason == "MALFORMED_REQUEST"
 
@@ -186,8 +171,8 @@ def test_a_procedure_that_is_not_configured_is_refused(tmp_path, procedure):
     assert "SUMMARY" in refusal.message
 
 
-def test_required_policies_are_checked(tmp_path):
-    async def work(it):
+async def test_required_policies_are_checked(tmp_path):
+    async with a_scene(tmp_path) as it:
         policy = (await it.stub.Judge(judge_request(IMAGE, text="x"), timeout=60)).policy
         references = [
             wire.PolicyReference(id=policy.id),
@@ -202,9 +187,7 @@ def test_required_policies_are_checked(tmp_path):
         ]
         requests = [wire.JudgeRequest(image=IMAGE, text="x", policy=reference) for reference in references]
         taken = [await it.stub.Judge(request, timeout=60) for request in requests[:3]]
-        return taken, [await it.refusal(request) for request in requests[3:]]
-
-    taken, refused = play(work, tmp_path)
+        refused = [await it.refusal(request) for request in requests[3:]]
     assert len(taken) == 3 and len(refused) == 6
     for refusal in refused:
         assert refusal.code is grpc.StatusCode.FAILED_PRECONDITION
@@ -264,11 +247,9 @@ def test_memory_of_a_call_is_freed_with_its_answer(tmp_path, end):
         ({"pictures": RuntimeError("/secret/path 0x7f00 <script>")}, "INTERNAL", "INTERNAL", False),
     ],
 )
-def test_errors_are_reported_in_google_rpc_terms(tmp_path, options, code, reason, retry):
-    async def work(it):
-        return await it.refusal(judge_request(IMAGE)), await it.docket.index.list(limit=9)
-
-    refusal, lines = play(work, tmp_path, **options)
+async def test_errors_are_reported_in_google_rpc_terms(tmp_path, options, code, reason, retry):
+    async with a_scene(tmp_path, **options) as it:
+        refusal, lines = await it.refusal(judge_request(IMAGE)), await it.docket.index.list(limit=9)
     assert refusal.code.name == code
     assert refusal.info.reason == reason
     assert "secret" not in refusal.message and "0x7f" not in refusal.message
@@ -282,23 +263,20 @@ def test_errors_are_reported_in_google_rpc_terms(tmp_path, options, code, reason
     assert refusal.info.metadata.get("trial_id", None) == (lines[0].trial_id if began else None)
 
 
-def test_outside_its_session_the_court_is_unavailable(tmp_path):
-    async def work(it):
+async def test_outside_its_session_the_court_is_unavailable(tmp_path):
+    async with a_scene(tmp_path, open_court=False) as it:
         refusal = await it.refusal(judge_request(IMAGE))
         health = health_pb2_grpc.HealthStub(it.channel)
-        return refusal, [await health.Check(health_pb2.HealthCheckRequest(service=name)) for name in ("", COURT)]
-
-    refusal, health = play(work, tmp_path, open_court=False)
+        health = [await health.Check(health_pb2.HealthCheckRequest(service=name)) for name in ("", COURT)]
     assert refusal.code is grpc.StatusCode.UNAVAILABLE
     assert refusal.info.reason == "NOT_IN_SESSION"
     assert refusal.of(error_details_pb2.RetryInfo)
     assert all(answer.status == health_pb2.HealthCheckResponse.NOT_SERVING for answer in health)
 
 
-def test_a_full_court_asks_for_a_retry_while_health_still_answers(tmp_path):
+async def test_a_full_court_asks_for_a_retry_while_health_still_answers(tmp_path):
     wait = FakeReader("x")
-
-    async def work(it):
+    async with a_scene(tmp_path, reader=wait, concurrent_trials=1, waiting_trials=0) as it:
         wait.wait = asyncio.Event()
         running = it.stub.Judge(judge_request(IMAGE), timeout=60)
         await wait.asked.wait()
@@ -307,9 +285,6 @@ def test_a_full_court_asks_for_a_retry_while_health_still_answers(tmp_path):
         wait.wait.set()
         await running
         again = await it.stub.Judge(judge_request(IMAGE), timeout=60)
-        return refusal, health, again
-
-    refusal, health, again = play(work, tmp_path, reader=wait, concurrent_trials=1, waiting_trials=0)
     assert refusal.code is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert refusal.info.reason == "BUSY"
     assert refusal.of(error_details_pb2.RetryInfo)
@@ -322,10 +297,9 @@ DEADLINES = (1, 4, 16, 64)
 
 
 @pytest.mark.parametrize("way_to_leave", ["deadline", "cancel"])
-def test_a_caller_that_leaves_ends_its_trial_and_the_record_says_so(tmp_path, way_to_leave):
+async def test_a_caller_that_leaves_ends_its_trial_and_the_record_says_so(tmp_path, way_to_leave):
     reader = FakeReader("never")
-
-    async def work(it):
+    async with a_scene(tmp_path, reader=reader) as it:
         reader.wait = asyncio.Event()
         for seconds in DEADLINES:
             call = it.stub.Judge(judge_request(IMAGE), timeout=seconds if way_to_leave == "deadline" else 60)
@@ -338,9 +312,7 @@ def test_a_caller_that_leaves_ends_its_trial_and_the_record_says_so(tmp_path, wa
                 break
         await it.service.empty(60)
         last, *_ = await it.docket.index.list(limit=9)
-        return caught.value, await it.docket.trials.record(last.trial_id)
-
-    error, record = play(work, tmp_path, reader=reader)
+        error, record = caught.value, await it.docket.trials.record(last.trial_id)
     if way_to_leave == "deadline":
         assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     assert record.state is TrialState.FAILED
@@ -349,32 +321,15 @@ def test_a_caller_that_leaves_ends_its_trial_and_the_record_says_so(tmp_path, wa
     assert record.verdict is None
 
 
-def test_an_oversized_message_gets_a_clear_error_and_the_server_survives(tmp_path):
-    async def work(it):
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await it.stub.Judge(wire.JudgeRequest(image=bytes(MESSAGE_BYTES + 1)), timeout=60)
-        largest = wire.JudgeRequest(image=b"", text="x")
-        largest.image = bytes(MESSAGE_BYTES - largest.ByteSize() - 8)
-        assert largest.ByteSize() <= MESSAGE_BYTES
-        return caught.value, await it.stub.Judge(largest, timeout=60)
-
-    error, largest = play(work, tmp_path)
-    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert str(MESSAGE_BYTES) in error.details()
-    assert largest.label == wire.LABEL_HARMFUL
-
-
-def test_reflection_describes_the_service(tmp_path):
-    async def work(it):
+async def test_reflection_describes_the_service(tmp_path):
+    async with a_scene(tmp_path) as it:
         stub = reflection_pb2_grpc.ServerReflectionStub(it.channel)
 
         async def requests():
             yield reflection_pb2.ServerReflectionRequest(list_services="")
             yield reflection_pb2.ServerReflectionRequest(file_containing_symbol=COURT)
 
-        return [answer async for answer in stub.ServerReflectionInfo(requests())]
-
-    listed, described = play(work, tmp_path)
+        listed, described = [answer async for answer in stub.ServerReflectionInfo(requests())]
     assert COURT in {service.name for service in listed.list_services_response.service}
     files = [
         descriptor_pb2.FileDescriptorProto.FromString(data)
@@ -383,8 +338,8 @@ def test_reflection_describes_the_service(tmp_path):
     assert "memecourt/v1/court.proto" in {file.name for file in files}
 
 
-def test_the_shipped_clients_return_verdicts_and_typed_errors(tmp_path):
-    async def work(it):
+async def test_the_shipped_clients_return_verdicts_and_typed_errors(tmp_path):
+    async with a_scene(tmp_path, found=findings([N] * 5)) as it:
         async with AsyncClient(it.address) as client:
             verdict = await client.judge(IMAGE, text="x")
             with pytest.raises(JudgeError) as caught:
@@ -394,27 +349,11 @@ def test_the_shipped_clients_return_verdicts_and_typed_errors(tmp_path):
             with Client(it.address) as client:
                 return client.judge(IMAGE, text="x")
 
-        return verdict, await asyncio.to_thread(sync), caught.value
-
-    verdict, again, error = play(work, tmp_path, found=findings([N] * 5))
+        again, error = await asyncio.to_thread(sync), caught.value
     assert verdict.label == again.label == Label.NOT_HARMFUL
     assert (error.code, error.field, error.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "text", "TEXT_TOO_LONG")
     assert error.retry_after is None
     assert "10,000" in str(error)
-
-
-@pytest.mark.slow
-def test_a_client_without_a_server_raises_unavailable():
-    async def work():
-        # It waits for a server for less than its timeout; with equal limits either error could come first.
-        async with AsyncClient("127.0.0.1:1", retries=Retries(ready_s=1.0)) as client:
-            with pytest.raises(JudgeError) as caught:
-                await client.judge(IMAGE, timeout=60)
-            return caught.value
-
-    error = asyncio.run(work())
-    assert error.code is grpc.StatusCode.UNAVAILABLE
-    assert error.reason == ""
 
 
 def play_full(work, path, cast, **options):
@@ -455,15 +394,12 @@ def test_without_precedents_the_response_names_no_library(tmp_path):
         ("", "ABORTED", "REPLY_EMPTY"),
     ],
 )
-def test_failures_of_models_are_distinguished(tmp_path, error, code, reason):
+async def test_failures_of_models_are_distinguished(tmp_path, error, code, reason):
     request = judge_request(IMAGE, text="x", procedure=wire.PROCEDURE_FULL)
     cast = Cast(judge=lambda _: error)
-
-    async def work(it):
+    async with a_scene(tmp_path, court=full_court(cast)) as it:
         refusal = await it.refusal(request)
-        return refusal, await it.docket.trials.record(refusal.info.metadata["trial_id"])
-
-    refusal, record = play_full(work, tmp_path, cast)
+        record = await it.docket.trials.record(refusal.info.metadata["trial_id"])
     assert (refusal.code.name, refusal.info.reason) == (code, reason)
     assert record.state is TrialState.FAILED and record.verdict is None
 
@@ -512,20 +448,17 @@ def test_every_enum_value_of_the_court_exists_on_the_wire():
         assert {f"{prefix}{word}" for word in ours} | {f"{prefix}UNSPECIFIED"} == {name for name, _ in theirs.items()}
 
 
-def test_a_known_meme_gets_the_earlier_verdict_and_its_source(tmp_path):
+async def test_a_known_meme_gets_the_earlier_verdict_and_its_source(tmp_path):
     def request_for(namespace, content_id, **fields):
         return wire.JudgeRequest(
             image=IMAGE, text="x", content=wire.Content(namespace=namespace, id=content_id), **fields
         )
 
-    async def work(it):
+    async with a_scene(tmp_path, reuse="namespace") as it:
         first = await it.stub.Judge(request_for("forum", "1", client_token=b"1"), timeout=60)
         again = [await it.stub.Judge(request_for("forum", f"{n}", client_token=b"%d" % n), timeout=60) for n in (2, 3)]
         anew = await it.stub.Judge(request_for("forum", "4", try_anew=True), timeout=60)
         elsewhere = await it.stub.Judge(request_for("another", "5"), timeout=60)
-        return first, again, anew, elsewhere
-
-    first, again, anew, elsewhere = play(work, tmp_path, reuse="namespace")
     assert not first.HasField("reused_from")
     for number, response in zip((2, 3), again, strict=True):
         assert response.verdict_id == first.verdict_id
@@ -546,8 +479,8 @@ def test_a_known_meme_gets_the_earlier_verdict_and_its_source(tmp_path):
         assert other.verdict_id != first.verdict_id and not other.HasField("reused_from")
 
 
-def test_reused_request_ids_and_unloaded_versions_are_refused(tmp_path):
-    async def work(it):
+async def test_reused_request_ids_and_unloaded_versions_are_refused(tmp_path):
+    async with a_scene(tmp_path) as it:
         first = await it.stub.Judge(judge_request(IMAGE, text="x", request_id="r"), timeout=60)
         same = await it.stub.Judge(judge_request(IMAGE, text="x", request_id="r"), timeout=60)
         elsewhere = await it.stub.Judge(judge_request(IMAGE, text="y", request_id="r", namespace="n"), timeout=60)
@@ -555,9 +488,7 @@ def test_reused_request_ids_and_unloaded_versions_are_refused(tmp_path):
         pinned = wire.JudgeRequest(image=IMAGE, text="x", pins=wire.Pins(settings=first.versions.settings))
         accepted = await it.stub.Judge(pinned, timeout=60)
         pinned.pins.models["JUDGE"] = "another model"
-        return first, same, elsewhere, accepted, taken, await it.refusal(pinned)
-
-    first, same, elsewhere, accepted, taken, pinned = play(work, tmp_path)
+        pinned = await it.refusal(pinned)
     assert same.verdict_id == first.verdict_id != elsewhere.verdict_id
     assert accepted.label == wire.LABEL_HARMFUL
     assert (taken.code.name, taken.info.reason) == ("ALREADY_EXISTS", "REQUEST_ID_TAKEN")

@@ -20,7 +20,7 @@ from serving.rpc.server import Methods, make_server
 from tests.support.fakes import FakeReader
 from tests.support.leftovers import collect_earlier_garbage, soon, without_garbage_collector
 from tests.support.playing import until
-from tests.support.scenes import IMAGE, play, remaining_responses
+from tests.support.scenes import IMAGE, a_scene, play, remaining_responses
 from tests.support.service_calls import Refusal, refusal_of
 
 
@@ -43,7 +43,7 @@ async def read_responses(call, count):
     return [await call.read() for _ in range(count)]
 
 
-def test_every_request_has_exactly_one_response(tmp_path):
+async def test_every_request_has_exactly_one_response(tmp_path):
     """Sends valid, invalid, repeated and conflicting requests, in any order."""
     good = [item(f"good-{n}", text=f"text {n}", client_token=b"%d" % n) for n in range(20)]
     bad = {
@@ -56,11 +56,8 @@ def test_every_request_has_exactly_one_response(tmp_path):
     }
     again, other = good[3:6], [item("good-7", text="another text")]
     items = good[10:] + list(bad.values()) + again + good[:10] + other
-
-    async def work(it):
-        return await remaining_responses(it.stub.JudgeStream(iter(items), timeout=60))
-
-    responses = play(work, tmp_path, concurrent_trials=4)
+    async with a_scene(tmp_path, concurrent_trials=4) as it:
+        responses = await remaining_responses(it.stub.JudgeStream(iter(items), timeout=60))
     assert Counter(r.request_id for r in responses) == Counter(i.request.request_id for i in items)
     verdicts = [r for r in responses if r.HasField("verdict")]
     failures = {r.request_id: r.failure for r in responses if r.HasField("failure")}
@@ -84,22 +81,19 @@ def test_every_request_has_exactly_one_response(tmp_path):
     assert all(failure.message and not failure.HasField("retry_delay") for failure in failures.values())
 
 
-def test_a_failed_trial_is_a_failure_with_its_id_and_ends_nothing_else(tmp_path):
-    async def work(it):
+async def test_a_failed_trial_is_a_failure_with_its_id_and_ends_nothing_else(tmp_path):
+    async with a_scene(tmp_path, found=BadLibrary("Broken.")) as it:
         responses = await remaining_responses(it.stub.JudgeStream(iter([item("a"), item("", text="x")]), timeout=60))
-        return responses, await it.docket.index.list(limit=9)
-
-    responses, (line,) = play(work, tmp_path, found=BadLibrary("Broken."))
+        responses, (line,) = responses, await it.docket.index.list(limit=9)
     failure = next(r.failure for r in responses if r.request_id == "a")
     assert (failure.code, failure.reason) == (code_pb2.FAILED_PRECONDITION, "BAD_LIBRARY")
     assert failure.trial_id == line.trial_id
     assert len(responses) == 2
 
 
-def test_a_ready_answer_overtakes_earlier_requests(tmp_path):
+async def test_a_ready_answer_overtakes_earlier_requests(tmp_path):
     reader = FakeReader("as read")
-
-    async def work(it):
+    async with a_scene(tmp_path, reader=reader) as it:
         reader.wait = asyncio.Event()
         call = it.stub.JudgeStream(timeout=60)
         await call.write(item_without_text("slow"))
@@ -109,29 +103,23 @@ def test_a_ready_answer_overtakes_earlier_requests(tmp_path):
         reader.wait.set()
         second = await call.read()
         await call.done_writing()
-        return [first.request_id, second.request_id], await call.read()
-
-    assert play(work, tmp_path, reader=reader) == (["quick", "slow"], grpc.aio.EOF)
+        assert ([first.request_id, second.request_id], await call.read()) == (["quick", "slow"], grpc.aio.EOF)
 
 
 @pytest.mark.slow
-def test_a_full_stream_is_throttled_and_never_refused(tmp_path):
+async def test_a_full_stream_is_throttled_and_never_refused(tmp_path):
     items = [item(f"r{n}", text=f"text {n}") for n in range(60)]
-
-    async def work(it):
-        return await remaining_responses(it.stub.JudgeStream(iter(items), timeout=60))
-
-    responses = play(work, tmp_path, concurrent_trials=2, waiting_trials=0)
+    async with a_scene(tmp_path, concurrent_trials=2, waiting_trials=0) as it:
+        responses = await remaining_responses(it.stub.JudgeStream(iter(items), timeout=60))
     assert {r.request_id for r in responses if r.HasField("verdict")} == {f"r{n}" for n in range(60)}
 
 
 @pytest.mark.slow
-def test_a_slow_reader_slows_down_its_requests(tmp_path):
+async def test_a_slow_reader_slows_down_its_requests(tmp_path):
     """Responses that are not taken hold up the requests; all are answered once they are taken."""
     count = 90
     items = [item(f"r{n}", text=f"{n} ".ljust(9000, "x")) for n in range(count)]
-
-    async def work(it):
+    async with a_scene(tmp_path, concurrent_trials=4) as it:
         # A caller with the smallest possible receive window.
         narrow = it.another_channel(("grpc.http2.bdp_probe", 0))
         call = CourtStub(narrow).JudgeStream(timeout=60)
@@ -151,20 +139,16 @@ def test_a_slow_reader_slows_down_its_requests(tmp_path):
         responses = await remaining_responses(call)
         await sending
         await narrow.close()
-        return opened, bytes_in_use, unsent, responses
-
-    opened, bytes_in_use, unsent, responses = play(work, tmp_path, concurrent_trials=4)
     assert 4 <= opened < count / 2 and unsent
     assert bytes_in_use < 4 * 40_000 + 20 * 2**20  # four requests and a buffer for the next
     assert {r.request_id for r in responses if r.HasField("verdict")} == {f"r{n}" for n in range(count)}
     assert len(responses) == count
 
 
-def test_answers_that_are_not_taken_use_little_memory(tmp_path):
+async def test_answers_that_are_not_taken_use_little_memory(tmp_path):
     image, count = b"x" * 2**20, 60
     items = [item(f"r{n}", text=f"{n} ".ljust(9000, "x"), image=image) for n in range(count)]
-
-    async def work(it):
+    async with a_scene(tmp_path, concurrent_trials=4) as it:
         narrow = it.another_channel(("grpc.http2.bdp_probe", 0))
         call = CourtStub(narrow).JudgeStream(iter(items), timeout=120)
         before, opened = -1, 0
@@ -176,32 +160,26 @@ def test_answers_that_are_not_taken_use_little_memory(tmp_path):
                 opened = len(await it.docket.index.list(limit=count))
         responses = await remaining_responses(call)
         await narrow.close()
-        return opened, responses
-
-    opened, responses = play(work, tmp_path, concurrent_trials=4)
     assert opened < count
     assert {r.request_id for r in responses if r.HasField("verdict")} == {f"r{n}" for n in range(count)}
 
 
-def test_a_stream_ends_if_its_answers_are_not_taken(tmp_path):
+async def test_a_stream_ends_if_its_answers_are_not_taken(tmp_path):
     items = [item(f"r{n}", text=f"{n} ".ljust(9000, "x")) for n in range(60)]
-
-    async def work(it):
+    async with a_scene(tmp_path, concurrent_trials=4, idle=1.0) as it:
         # With threads: grpc.aio loses the final status if it arrives during a write.
         with grpc.insecure_channel(it.address, options=[("grpc.http2.bdp_probe", 0)]) as channel:
             call = CourtStub(channel).JudgeStream(iter(items), timeout=60)
             await until(lambda: it.service.memory.bytes_in_use)
             await it.service.empty(60)  # the court has finished the call and freed everything
             bytes_in_use = it.service.memory.bytes_in_use
-            return bytes_in_use, *await asyncio.to_thread(_end_of, call)
-
-    bytes_in_use, responses, refusal = play(work, tmp_path, concurrent_trials=4, idle=1.0)
+            bytes_in_use, responses, refusal = bytes_in_use, *await asyncio.to_thread(_end_of, call)
     assert bytes_in_use == 0
     assert 0 < len(responses) < 60 and all(r.HasField("verdict") for r in responses)
     assert refusal.code is grpc.StatusCode.INVALID_ARGUMENT and refusal.info.reason == "IDLE"
 
 
-def test_a_stream_gets_the_reason_if_its_first_answer_is_not_taken(tmp_path):
+async def test_a_stream_gets_the_reason_if_its_first_answer_is_not_taken(tmp_path):
     async def work(it):
         # With threads: see above. The answer is larger than this caller's receive window.
         narrow = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1000)]
@@ -211,11 +189,9 @@ def test_a_stream_gets_the_reason_if_its_first_answer_is_not_taken(tmp_path):
             await it.service.empty(60)
             return await asyncio.to_thread(_end_of, call)
 
-    async def scene(it):
+    async with a_scene(tmp_path, idle=1.0) as it:
         with without_garbage_collector(_OpenStream) as left:
-            return *await work(it), await soon(left)
-
-    responses, refusal, left = play(scene, tmp_path, idle=1.0)
+            responses, refusal, left = *await work(it), await soon(left)
     assert left == []
     assert [r.request_id for r in responses] == ["r"]  # the library had received it already
     assert refusal.code is grpc.StatusCode.INVALID_ARGUMENT and refusal.info.reason == "IDLE"
@@ -229,26 +205,23 @@ def _end_of(call):
     return responses, Refusal(caught.value)
 
 
-def test_each_request_has_its_own_timeout(tmp_path):
+async def test_each_request_has_its_own_timeout(tmp_path):
     reader = FakeReader("never")
-
-    async def work(it):
+    async with a_scene(tmp_path, reader=reader) as it:
         reader.wait = asyncio.Event()
         call = it.stub.JudgeStream(timeout=60)
         await call.write(item_without_text("short", timeout=0.3))
         await call.write(item("quick", timeout=15))
         responses = await read_responses(call, 2)
         await call.done_writing()
-        return responses, await call.read()
-
-    responses, end = play(work, tmp_path, reader=reader)
+        end = await call.read()
     outcomes = {r.request_id: r.failure.code if r.HasField("failure") else None for r in responses}
     assert outcomes == {"quick": None, "short": code_pb2.DEADLINE_EXCEEDED}
     assert end is grpc.aio.EOF
 
 
-def test_a_malformed_request_ends_the_stream_after_pending_answers(tmp_path):
-    async def work(it):
+async def test_a_malformed_request_ends_the_stream_after_pending_answers(tmp_path):
+    async with a_scene(tmp_path) as it:
         call = it.channel.stream_stream(f"/{COURT}/JudgeStream")(timeout=60)
         await call.write(item("a").SerializeToString())
         await call.write(b"\xff\xff no message")
@@ -257,17 +230,16 @@ def test_a_malformed_request_ends_the_stream_after_pending_answers(tmp_path):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             while (data := await call.read()) is not grpc.aio.EOF:
                 responses.append(wire.JudgeStreamResponse.FromString(data))
-        return responses, Refusal(caught.value)
-
-    responses, refusal = play(work, tmp_path)
+        refusal = Refusal(caught.value)
     assert [(r.request_id, r.HasField("verdict")) for r in responses] == [("a", True)]
     assert refusal.code is grpc.StatusCode.INVALID_ARGUMENT and refusal.info.reason == "MALFORMED_REQUEST"
 
 
-def test_a_silent_stream_times_out_unless_it_waits_for_an_answer(tmp_path):
+async def test_a_silent_stream_times_out_unless_it_waits_for_an_answer(tmp_path):
     reader = FakeReader("as read")
 
-    async def work(it):
+    # Longer than a busy machine needs to deliver the first request.
+    async with a_scene(tmp_path, reader=reader, idle=1.5) as it:
         reader.wait = asyncio.Event()
         waiting = it.stub.JudgeStream(timeout=120)
         await waiting.write(item_without_text("slow"))
@@ -281,19 +253,15 @@ def test_a_silent_stream_times_out_unless_it_waits_for_an_answer(tmp_path):
         response = await waiting.read()
         with pytest.raises(grpc.aio.AioRpcError) as second:
             await waiting.read()  # no answer is pending any more
-        return still_open, response, Refusal(first.value), Refusal(second.value)
-
-    # Longer than a busy machine needs to deliver the first request.
-    still_open, response, *refusals = play(work, tmp_path, reader=reader, idle=1.5)
+        still_open, response, *refusals = still_open, response, Refusal(first.value), Refusal(second.value)
     assert still_open and response.HasField("verdict")
     for refusal in refusals:
         assert refusal.code is grpc.StatusCode.INVALID_ARGUMENT and refusal.info.reason == "IDLE"
 
 
-def test_a_caller_that_leaves_ends_the_trials_of_its_stream(tmp_path):
+async def test_a_caller_that_leaves_ends_the_trials_of_its_stream(tmp_path):
     reader = FakeReader("never")
-
-    async def work(it):
+    async with a_scene(tmp_path, reader=reader, concurrent_trials=3) as it:
         reader.wait = asyncio.Event()
         call = it.stub.JudgeStream(timeout=60)
         for number in range(10):
@@ -301,16 +269,13 @@ def test_a_caller_that_leaves_ends_the_trials_of_its_stream(tmp_path):
         await reader.asked.wait()
         call.cancel()
         await it.service.empty(60)
-        return [line.state.value for line in await it.docket.index.list(limit=99)]
-
-    states = play(work, tmp_path, reader=reader, concurrent_trials=3)
+        states = [line.state.value for line in await it.docket.index.list(limit=99)]
     assert states and set(states) == {"FAILED"}  # the scene checks that memory and slots are free again
 
 
-def test_closing_the_court_answers_running_and_refuses_waiting_requests(tmp_path):
+async def test_closing_the_court_answers_running_and_refuses_waiting_requests(tmp_path):
     reader = FakeReader("as read")
-
-    async def work(it):
+    async with a_scene(tmp_path, reader=reader, concurrent_trials=2) as it:
         reader.wait = asyncio.Event()
         other = it.stub.Judge(item_without_text("holds the other place", image=b"other").request, timeout=60)
         await reader.asked.wait()
@@ -326,9 +291,7 @@ def test_closing_the_court_answers_running_and_refuses_waiting_requests(tmp_path
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call.read()
         await other
-        return responses, Refusal(caught.value)
-
-    (waits, runs), end = play(work, tmp_path, reader=reader, concurrent_trials=2)
+        (waits, runs), end = responses, Refusal(caught.value)
     assert (waits.request_id, waits.failure.code, waits.failure.reason) == (
         "waits",
         code_pb2.UNAVAILABLE,
@@ -351,21 +314,18 @@ def test_a_stream_starts_with_the_number_of_concurrent_requests(tmp_path):
     assert play(work, tmp_path, text_workers=3, procedure="FULL")["memecourt-at-once"] == "32"
 
 
-def test_an_overlong_id_is_truncated_in_the_response(tmp_path):
-    async def work(it):
-        return await remaining_responses(it.stub.JudgeStream(iter([item("x" * 1_000_000)]), timeout=60))
-
-    (response,) = play(work, tmp_path)
+async def test_an_overlong_id_is_truncated_in_the_response(tmp_path):
+    async with a_scene(tmp_path) as it:
+        (response,) = await remaining_responses(it.stub.JudgeStream(iter([item("x" * 1_000_000)]), timeout=60))
     assert (response.failure.reason, response.failure.field) == ("FIELD_TOO_LONG", "request_id")
     assert response.request_id == "x" * 128
 
 
-def test_a_caller_that_vanishes_during_answers_causes_no_error(tmp_path, caplog):
+async def test_a_caller_that_vanishes_during_answers_causes_no_error(tmp_path, caplog):
     """The caller takes no answers, so that some wait to be sent; then its connection closes."""
     text = "x" * 9000
     ended = []
-
-    async def work(it):
+    async with a_scene(tmp_path, reuse="namespace") as it:
         judge_stream = it.service._judge_stream
 
         async def recording(context):
@@ -392,8 +352,6 @@ def test_a_caller_that_vanishes_during_answers_causes_no_error(tmp_path, caplog)
                 feeding.cancel()
                 call.cancel()
             await until(lambda number=number: len(ended) > number)
-
-    play(work, tmp_path, reuse="namespace")
     assert "request failed" not in caplog.text
     assert len(ended) == 5
 
@@ -462,21 +420,17 @@ async def serving(idle_s):
         await server.stop(0)
 
 
-def test_an_unread_stream_ends_and_frees_its_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unread_stream_ends_and_frees_its_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("serving.rpc.calls._MOST_STREAMS", 1)
-
-    async def work():
-        async with serving(0.5) as (service, address), grpc.aio.insecure_channel(address, options=NARROW) as channel:
-            export = channel.unary_stream("/memecourt.v1.Docket/ExportTrials")
-            stuck = export(b"")
-            async with asyncio.timeout(60):
-                await service.ended.wait()
-            bytes_in_use = service.memory.bytes_in_use
-            async with AsyncClient(address, options=[("grpc.use_local_subchannel_pool", 1)]) as other:
-                found = [trial.summary.trial_id async for trial in other.export()]
-            return bytes_in_use, found, await refusal_of(drain(stuck))
-
-    bytes_in_use, found, refusal = asyncio.run(work())
+    async with serving(0.5) as (service, address), grpc.aio.insecure_channel(address, options=NARROW) as channel:
+        export = channel.unary_stream("/memecourt.v1.Docket/ExportTrials")
+        stuck = export(b"")
+        async with asyncio.timeout(60):
+            await service.ended.wait()
+        bytes_in_use = service.memory.bytes_in_use
+        async with AsyncClient(address, options=[("grpc.use_local_subchannel_pool", 1)]) as other:
+            found = [trial.summary.trial_id async for trial in other.export()]
+        refusal = await refusal_of(drain(stuck))
     assert bytes_in_use == 0 and found == [f"t{number}" for number in range(COUNT)]
     assert refusal.summary == ("INVALID_ARGUMENT", "IDLE", "")
 
@@ -486,16 +440,13 @@ async def drain(call):
         pass
 
 
-def test_a_slow_client_receives_each_trial_once() -> None:
-    async def work():
-        async with serving(0.5) as (service, address), AsyncClient(address, options=NARROW) as client:
-            trials = client.export()
-            found = [(await anext(trials)).summary.trial_id]
-            async with asyncio.timeout(60):
-                await service.ended.wait()
-            found += [trial.summary.trial_id async for trial in trials]
-            return found, service.calls
-
-    found, calls = asyncio.run(work())
+async def test_a_slow_client_receives_each_trial_once() -> None:
+    async with serving(0.5) as (service, address), AsyncClient(address, options=NARROW) as client:
+        trials = client.export()
+        found = [(await anext(trials)).summary.trial_id]
+        async with asyncio.timeout(60):
+            await service.ended.wait()
+        found += [trial.summary.trial_id async for trial in trials]
+        calls = service.calls
     assert found == [f"t{number}" for number in range(COUNT)]
     assert calls >= 2  # on a busy machine it may be slow once more

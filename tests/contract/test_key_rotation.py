@@ -4,6 +4,7 @@ import asyncio
 import json
 import shutil
 import stat
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -63,22 +64,20 @@ def faults(report):
 
 @pytest.fixture
 def with_docket_and_key(docket_place, tmp_path):
-    def play(work):
-        async def scene():
-            docket = open_docket(docket_place, tmp_path / "docket.key")
-            try:
-                return await work(docket, tmp_path / "docket.key")
-            finally:
-                await docket.close()
+    @asynccontextmanager
+    async def opened():
+        docket = open_docket(docket_place, tmp_path / "docket.key")
+        try:
+            yield docket, tmp_path / "docket.key"
+        finally:
+            await docket.close()
 
-        return asyncio.run(scene())
-
-    return play
+    return opened
 
 
 @pytest.mark.slow
-def test_a_docket_changes_its_key_and_still_verifies_as_a_whole(with_docket_and_key):
-    async def scene(docket, path):
+async def test_a_docket_changes_its_key_and_still_verifies_as_a_whole(with_docket_and_key):
+    async with with_docket_and_key() as (docket, path):
         await append_all(docket, events_of("before"))
         receipt, anchor = await docket.log.receipt("before"), await docket.log.checkpoint()
         old, new, number = await rotate_key(docket, path)
@@ -102,15 +101,13 @@ def test_a_docket_changes_its_key_and_still_verifies_as_a_whole(with_docket_and_
         twice = await rotate_key(docket, path)
         assert not faults(await audit(docket, old)) and not faults(await audit(docket, twice[1]))
 
-    with_docket_and_key(scene)
-
 
 def reports_key_differs(report):
     return Fault.KEY_DIFFERS in faults(report)
 
 
-def test_a_server_without_the_new_key_is_refused_until_it_has_it(with_docket_and_key, docket_place, tmp_path):
-    async def scene(docket, path):
+async def test_a_server_without_the_new_key_is_refused_until_it_has_it(with_docket_and_key, docket_place, tmp_path):
+    async with with_docket_and_key() as (docket, path):
         await append_all(docket, events_of("a"))
         shutil.copy(path, tmp_path / "elsewhere.key")
         server, elsewhere = open_docket(docket_place, path), open_docket(docket_place, tmp_path / "elsewhere.key")
@@ -132,12 +129,10 @@ def test_a_server_without_the_new_key_is_refused_until_it_has_it(with_docket_and
             await server.close()
             await elsewhere.close()
 
-    with_docket_and_key(scene)
-
 
 @pytest.mark.slow
-def test_the_retired_key_can_no_longer_sign(with_docket_and_key):
-    async def scene(docket, path):
+async def test_the_retired_key_can_no_longer_sign(with_docket_and_key):
+    async with with_docket_and_key() as (docket, path):
         await append_all(docket, events_of("a"))
         old, new, _ = await rotate_key(docket, path, compromised=True)
         settle_keys(path)
@@ -154,30 +149,12 @@ def test_the_retired_key_can_no_longer_sign(with_docket_and_key):
         for trusted in ([old], [new], [old, new]):
             assert Fault.CHECKPOINT_UNSIGNED in faults(await audit(docket, *trusted))
 
-    with_docket_and_key(scene)
-
 
 @pytest.mark.slow
-def test_a_thief_s_history_is_detected_by_the_new_key_or_an_anchor(tmp_path):
+async def test_a_thief_s_history_is_detected_by_the_new_key_or_an_anchor(tmp_path):
     """The procedure after a theft: rotate, and keep the new public key and a checkpoint outside."""
     place, key = tmp_path / "docket.sqlite", tmp_path / "docket.key"
     stolen, thief_key = tmp_path / "stolen.sqlite", tmp_path / "stolen.key"
-
-    async def owner_begins():
-        docket = open_docket(place, key)
-        await append_all(docket, events_of("a"))
-        await docket.close()
-
-    async def owner_rotates():
-        docket = open_docket(place, key)
-        await append_all(docket, events_of("b"))
-        earlier = Anchor("kept before", (await docket.log.checkpoint(),))
-        old, new, _ = await rotate_key(docket, key, compromised=True)
-        settle_keys(key)
-        later = Anchor("kept after", (await docket.log.checkpoint(),))
-        assert not faults(await audit(docket, old, new, anchors=[earlier, later]))
-        await docket.close()
-        return old, new, earlier, later
 
     async def thief_writes(old):
         docket = open_docket(stolen, thief_key)
@@ -188,27 +165,32 @@ def test_a_thief_s_history_is_detected_by_the_new_key_or_an_anchor(tmp_path):
         await append_all(docket, events_of("more"))
         return docket, own
 
-    asyncio.run(owner_begins())
+    docket = open_docket(place, key)
+    await append_all(docket, events_of("a"))
+    await docket.close()
     shutil.copy(place, stolen)
     shutil.copy(key, thief_key)
     shutil.copytree(f"{place}-pictures", f"{stolen}-pictures", dirs_exist_ok=True)
-    old, new, earlier, later = asyncio.run(owner_rotates())
+    docket = open_docket(place, key)
+    await append_all(docket, events_of("b"))
+    earlier = Anchor("kept before", (await docket.log.checkpoint(),))
+    old, new, _ = await rotate_key(docket, key, compromised=True)
+    settle_keys(key)
+    later = Anchor("kept after", (await docket.log.checkpoint(),))
+    assert not faults(await audit(docket, old, new, anchors=[earlier, later]))
+    await docket.close()
 
-    async def checked():
-        docket, own = await thief_writes(old)
-        found = {
-            "new key": faults(await audit(docket, new)),
-            "both keys": faults(await audit(docket, old, new)),
-            "old key and anchor": faults(await audit(docket, old, anchors=[earlier])),
-            "old key alone": faults(await audit(docket, old)),
-        }
-        # The anchor is signed by a key unknown to this history: no fault, but no clean docket either.
-        assert (await audit(docket, old, anchors=[later])).unchecked
-        assert await docket.log.vkey() == str(own.verifier)
-        await docket.close()
-        return found
-
-    found = asyncio.run(checked())
+    docket, own = await thief_writes(old)
+    found = {
+        "new key": faults(await audit(docket, new)),
+        "both keys": faults(await audit(docket, old, new)),
+        "old key and anchor": faults(await audit(docket, old, anchors=[earlier])),
+        "old key alone": faults(await audit(docket, old)),
+    }
+    # The anchor is signed by a key unknown to this history: no fault, but no clean docket either.
+    assert (await audit(docket, old, anchors=[later])).unchecked
+    assert await docket.log.vkey() == str(own.verifier)
+    await docket.close()
     assert Fault.KEY_DIFFERS in found["new key"] and Fault.KEY_DIFFERS in found["both keys"]
     assert Fault.CHECKPOINT_DIFFERS in found["old key and anchor"]
     # Undetectable by the stolen key alone: docs/explanation/what-a-record-proves.md says so.
@@ -230,8 +212,8 @@ def forged_notes(docket_name, old, new, number, root):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("note_index", range(7))
-def test_a_rotation_not_signed_by_both_keys_for_its_place_has_no_effect(with_docket_and_key, note_index):
-    async def scene(docket, path):
+async def test_a_rotation_not_signed_by_both_keys_for_its_place_has_no_effect(with_docket_and_key, note_index):
+    async with with_docket_and_key() as (docket, path):
         await append_all(docket, events_of("a"))
         old = KeyFile(path)(await docket.log.vkey())
         new = SigningKey.create(old.name)
@@ -248,11 +230,9 @@ def test_a_rotation_not_signed_by_both_keys_for_its_place_has_no_effect(with_doc
         await docket.transactions.write_alone(forge)
         assert reports_key_differs(await audit(docket, old))
 
-    with_docket_and_key(scene)
 
-
-def test_the_key_changes_only_with_an_entry(with_docket_and_key):
-    async def scene(docket, path):
+async def test_the_key_changes_only_with_an_entry(with_docket_and_key):
+    async with with_docket_and_key() as (docket, path):
         await append_all(docket, events_of("a"))
         with pytest.raises((DocketError, Unavailable)):
             await docket.transactions.write_alone(lambda c: c.execute(update(t.log).values(key="another")))
@@ -261,8 +241,6 @@ def test_the_key_changes_only_with_an_entry(with_docket_and_key):
             with pytest.raises(Exception, match="another one"):
                 await docket.log_keys.rotate(old, new, compromised=False, **WHO)
         assert await docket.log_keys.keys() == [old.verifier]
-
-    with_docket_and_key(scene)
 
 
 @pytest.fixture

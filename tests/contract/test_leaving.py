@@ -61,45 +61,42 @@ class TickingModelServer(FakeModelServer):
 
 
 @pytest.mark.promise("RE-5", "200 callers leave: each model call gone within 1 s")
-def test_abandoned_model_calls_end_within_a_second_of_the_server_s_clock(tmp_path):
+async def test_abandoned_model_calls_end_within_a_second_of_the_server_s_clock(tmp_path):
     random_ = random.Random(23)
 
-    async def scene():
-        server = TickingModelServer()
-        ticking = asyncio.create_task(server.tick())
-        stayed = []
-        async with serving(server) as port, http_client() as http:
-            model = ChatCompletions(base_url=f"http://127.0.0.1:{port}/v1", model="stand-in", http=http)
-            model.capabilities = Capabilities()
-            role_model = RoleModel(model)
-            court = Court(
-                finder=PictureFinder(findings([H] * 5)),
-                text_reader=FakeReader("as read"),
-                software="test",
-                role_models=RoleModels(role_model, role_model, role_model, role_model),
-            )
-            async with a_scene(tmp_path, court=court, concurrent_trials=CANCELS) as it:
+    server = TickingModelServer()
+    ticking = asyncio.create_task(server.tick())
+    stayed = []
+    async with serving(server) as port, http_client() as http:
+        model = ChatCompletions(base_url=f"http://127.0.0.1:{port}/v1", model="stand-in", http=http)
+        model.capabilities = Capabilities()
+        role_model = RoleModel(model)
+        court = Court(
+            finder=PictureFinder(findings([H] * 5)),
+            text_reader=FakeReader("as read"),
+            software="test",
+            role_models=RoleModels(role_model, role_model, role_model, role_model),
+        )
+        async with a_scene(tmp_path, court=court, concurrent_trials=CANCELS) as it:
 
-                async def leave(number):
-                    request = judge_request(b"picture %d" % number, procedure=wire.PROCEDURE_FULL)
-                    return it.stub.Judge(request, timeout=300)
+            async def leave(number):
+                request = judge_request(b"picture %d" % number, procedure=wire.PROCEDURE_FULL)
+                return it.stub.Judge(request, timeout=300)
 
-                for first in range(0, CANCELS, 10):
-                    calls = [await leave(number) for number in range(first, first + 10)]
-                    await until(lambda: len(server.there) >= 10)
-                    await asyncio.sleep(random_.uniform(0, 0.05))
-                    left_at, before = server.ticks, len(server.gone)
-                    for call in calls:
-                        call.cancel()
-                    await until(lambda: not server.there)
-                    stayed += [tick - left_at for tick in server.gone[before:]]
-                await it.service.empty(120)
-                lines = await it.docket.index.list(limit=CANCELS + 1)
-                open_now = await open_trials(it.docket)
-        ticking.cancel()
-        return stayed, server.stats, lines, open_now
-
-    stayed, stats, lines, still_open = asyncio.run(scene())
+            for first in range(0, CANCELS, 10):
+                calls = [await leave(number) for number in range(first, first + 10)]
+                await until(lambda: len(server.there) >= 10)
+                await asyncio.sleep(random_.uniform(0, 0.05))
+                left_at, before = server.ticks, len(server.gone)
+                for call in calls:
+                    call.cancel()
+                await until(lambda: not server.there)
+                stayed += [tick - left_at for tick in server.gone[before:]]
+            await it.service.empty(120)
+            lines = await it.docket.index.list(limit=CANCELS + 1)
+            open_now = await open_trials(it.docket)
+    ticking.cancel()
+    stats, still_open = server.stats, open_now
     assert len(stayed) >= CANCELS and max(stayed) * TICK_S <= 1, Counter(stayed)
     assert stats.disconnects == stats.calls >= CANCELS
     assert not still_open and {line.state for line in lines} == {TrialState.FAILED} and len(lines) == CANCELS

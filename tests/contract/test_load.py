@@ -18,7 +18,7 @@ from tests.support.fakes import FakeReader
 from tests.support.playing import until
 from tests.support.real_court import IMAGE as DRAWN
 from tests.support.real_court import real_court
-from tests.support.scenes import IMAGE, play, remaining_responses
+from tests.support.scenes import IMAGE, a_scene, remaining_responses
 from tests.support.service_calls import Refusal, refusal_of
 from tests.support.sizes import FULL
 
@@ -42,11 +42,10 @@ class CountingReader(FakeReader):
             self.running -= 1
 
 
-def test_a_flood_beyond_the_queue_costs_another_namespace_no_request(tmp_path):
+async def test_a_flood_beyond_the_queue_costs_another_namespace_no_request(tmp_path):
     """The queue is full of one namespace's calls: only those are refused, and the other's are served in turn."""
     reader = FakeReader("as read")
-
-    async def work(it):
+    async with a_scene(tmp_path, reader=reader, concurrent_trials=1, waiting_trials=8) as it:
         reader.wait = asyncio.Event()
         flood = [asyncio.ensure_future(it.stub.Judge(numbered_request(n, "flood"), timeout=60)) for n in range(40)]
         await until(lambda: sum(call.done() for call in flood) == 31)  # one is tried and eight wait
@@ -56,9 +55,7 @@ def test_a_flood_beyond_the_queue_costs_another_namespace_no_request(tmp_path):
         verdicts = await asyncio.gather(*shop)
         refusals = [r for r in await asyncio.gather(*flood, return_exceptions=True) if isinstance(r, Exception)]
         lines = await it.docket.index.list(limit=99, oldest_first=True)
-        return verdicts, [Refusal(refusal) for refusal in refusals], [line.namespace for line in lines]
-
-    verdicts, refusals, namespaces = play(work, tmp_path, reader=reader, concurrent_trials=1, waiting_trials=8)
+        refusals, namespaces = [Refusal(refusal) for refusal in refusals], [line.namespace for line in lines]
     assert len(verdicts) == 4 and len(refusals) == 35
     assert all(refusal.code is grpc.StatusCode.RESOURCE_EXHAUSTED for refusal in refusals)
     assert all(refusal.of(error_details_pb2.RetryInfo) for refusal in refusals)
@@ -66,15 +63,14 @@ def test_a_flood_beyond_the_queue_costs_another_namespace_no_request(tmp_path):
 
 
 @pytest.mark.parametrize("cancels", [200 if FULL else 40])
-def test_callers_that_leave_at_any_moment_leave_nothing_behind(tmp_path, cancels):
+async def test_callers_that_leave_at_any_moment_leave_nothing_behind(tmp_path, cancels):
     """RE-5: each model call is cancelled within a second, and no slot, memory or read stays occupied."""
     random_ = random.Random(5)
     reader = CountingReader("as read")
     cast = Cast(rounds=9, delay_s=0.02)
     slow = ScriptedModel(cast._speaker("proposer"), name="proposer-model", delay_s=600)  # never finishes by itself
     cast.models["proposer"] = slow
-
-    async def work(it):
+    async with a_scene(tmp_path, court=full_court(cast, reader=reader), concurrent_trials=4) as it:
         for first in range(0, cancels, 10):
             calls = [
                 it.stub.Judge(numbered_request(n, f"{n % 3}", procedure=wire.PROCEDURE_FULL), timeout=60)
@@ -91,17 +87,14 @@ def test_callers_that_leave_at_any_moment_leave_nothing_behind(tmp_path, cancels
             assert slow.cancelled == len(slow.asked)
         await it.service.empty(60)
         states = {line.state.value for line in await it.docket.index.list(limit=cancels)}
-        return states, len(slow.asked), it.service.memory.bytes_in_use
-
-    states, begun, bytes_in_use = play(work, tmp_path, court=full_court(cast, reader=reader), concurrent_trials=4)
+        begun, bytes_in_use = len(slow.asked), it.service.memory.bytes_in_use
     assert begun and states == {"FAILED"} and bytes_in_use == 0
 
 
-def test_many_of_the_largest_requests_stay_within_the_memory_budget(tmp_path):
+async def test_many_of_the_largest_requests_stay_within_the_memory_budget(tmp_path):
     budget, count = 72 * MIB, 10
     channels = []
-
-    async def work(it):
+    async with a_scene(tmp_path, picture_memory=budget) as it:
         channels.extend(it.another_channel() for _ in range(3))
         image = bytes(32 * MIB)
 
@@ -118,9 +111,7 @@ def test_many_of_the_largest_requests_stay_within_the_memory_budget(tmp_path):
             verdicts = await asyncio.gather(*(judged(n) for n in range(count)))
         for channel in channels:
             await channel.close()
-        return verdicts, it.service.memory.peak_bytes
-
-    verdicts, peak = play(work, tmp_path, picture_memory=budget)
+        peak = it.service.memory.peak_bytes
     assert len({verdict.verdict_id for verdict in verdicts}) == count
     assert 2 * 32 * MIB < peak <= budget
 
@@ -130,8 +121,8 @@ def call_without_request(channel, method="Judge"):
     return channel.stream_unary(f"/memecourt.v1.Court/{method}")(timeout=300)
 
 
-def test_a_call_without_a_request_ends_with_a_reason(tmp_path):
-    async def work(it):
+async def test_a_call_without_a_request_ends_with_a_reason(tmp_path):
+    async with a_scene(tmp_path, idle=2.0) as it:
         empty = call_without_request(it.channel)
         await empty.done_writing()
         silent = call_without_request(it.channel)
@@ -140,18 +131,15 @@ def test_a_call_without_a_request_ends_with_a_reason(tmp_path):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await call
             errors.append(Refusal(caught.value))
-        return errors
-
-    silent, empty = play(work, tmp_path, idle=2.0)  # longer than the half-close of the empty call needs
+        silent, empty = errors  # longer than the half-close of the empty call needs
     assert (silent.code, silent.info.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "IDLE")
     assert (empty.code, empty.info.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED_REQUEST")
 
 
 @pytest.mark.parametrize("method", ["Judge", "JudgeStream"])
-def test_silent_calls_do_not_block_other_callers(tmp_path, method):
+async def test_silent_calls_do_not_block_other_callers(tmp_path, method):
     """There is memory for two requests, and a hundred silent calls hold it or queue for it first, without a timeout."""
-
-    async def work(it):
+    async with a_scene(tmp_path, picture_memory=2 * MESSAGE_BYTES + 2 * MIB, idle=300.0) as it:
         others = [it.another_channel() for _ in range(4)]
         silent = [call_without_request(others[n % 4], method) for n in range(100)]
         await until(lambda: it.service.memory.bytes_in_use)
@@ -167,35 +155,15 @@ def test_silent_calls_do_not_block_other_callers(tmp_path, method):
             call.cancel()
         for channel in others:
             await channel.close()
-        return [*verdicts, *known], streamed, still_open
-
-    verdicts, streamed, still_open = play(work, tmp_path, picture_memory=2 * MESSAGE_BYTES + 2 * MIB, idle=300.0)
+        verdicts = [*verdicts, *known]
     assert len(verdicts) == 25 and all(verdict.label for verdict in verdicts)
     assert len(streamed) == 5 and all(response.HasField("verdict") for response in streamed)
     assert still_open > 50  # they did not have to end for it
 
 
-def test_a_silent_holder_of_memory_is_ended_when_another_needs_it(tmp_path):
-    """There is memory for one request."""
-
-    async def work(it):
-        silent = call_without_request(it.another_channel())
-        await until(lambda: it.service.memory.bytes_in_use)
-        verdict = await it.stub.Judge(judge_request(IMAGE, text="x"), timeout=60)
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await silent
-        return verdict, Refusal(caught.value)
-
-    verdict, refusal = play(work, tmp_path, picture_memory=64 * MIB)
-    assert verdict.label == wire.LABEL_HARMFUL
-    assert refusal.code is grpc.StatusCode.RESOURCE_EXHAUSTED and refusal.info.reason == "BUSY"
-    assert refusal.of(error_details_pb2.RetryInfo)
-
-
-def test_closing_the_court_finishes_running_and_refuses_waiting_calls(tmp_path):
+async def test_closing_the_court_finishes_running_and_refuses_waiting_calls(tmp_path):
     reader = FakeReader("as read")
-
-    async def work(it):
+    async with a_scene(tmp_path, reader=reader, concurrent_trials=1) as it:
         reader.wait = asyncio.Event()
         running = it.stub.Judge(numbered_request(0), timeout=60)
         await reader.asked.wait()
@@ -213,17 +181,15 @@ def test_closing_the_court_finishes_running_and_refuses_waiting_calls(tmp_path):
             refusals.append(Refusal(caught.value))
         still_running = not running.done()
         reader.wait.set()
-        return refusals, still_running, await running, await it.docket.index.list(limit=9)
-
-    refusals, still_running, verdict, lines = play(work, tmp_path, reader=reader, concurrent_trials=1)
+        verdict, lines = await running, await it.docket.index.list(limit=9)
     assert still_running and verdict.label == wire.LABEL_HARMFUL and len(lines) == 1
     for refusal in refusals:
         assert refusal.code is grpc.StatusCode.UNAVAILABLE and refusal.info.reason == "CLOSING"
         assert refusal.of(error_details_pb2.RetryInfo)[0].retry_delay.ToMilliseconds() > 0
 
 
-def test_callers_that_leave_while_sending_free_their_memory(tmp_path):
-    async def work(it):
+async def test_callers_that_leave_while_sending_free_their_memory(tmp_path):
+    async with a_scene(tmp_path, picture_memory=72 * MIB) as it:
         for number in range(8):
             call = it.stub.Judge(judge_request(bytes(8 * MIB), text="x"), timeout=60)
             await asyncio.sleep(0.005 * number)
@@ -231,26 +197,20 @@ def test_callers_that_leave_while_sending_free_their_memory(tmp_path):
             with suppress(asyncio.CancelledError):
                 await call
         await until(lambda: it.service.memory.bytes_in_use == 0)
-        return await it.stub.Judge(judge_request(IMAGE, text="x"), timeout=60)
-
-    assert play(work, tmp_path, picture_memory=72 * MIB).label == wire.LABEL_HARMFUL
+        assert (await it.stub.Judge(judge_request(IMAGE, text="x"), timeout=60)).label == wire.LABEL_HARMFUL
 
 
-def test_records_and_precedents_are_available_while_the_court_closes(tmp_path):
+async def test_records_and_precedents_are_available_while_the_court_closes(tmp_path):
     """Running trials have a grace period then, and their callers may read records."""
-
-    async def scene():
-        async with real_court(tmp_path) as it:
-            verdict = await it.judge.Judge(judge_request(DRAWN, text="a cat"))
-            waiting = it.judge.JudgeStream()  # has sent nothing, and would delay the end
-            await asyncio.sleep(0)
-            it.court.close()
-            for call in (it.judge.Judge(judge_request(DRAWN, text="a dog")), waiting.read()):
-                refusal = await refusal_of(call)
-                assert refusal.summary[:2] == ("UNAVAILABLE", "CLOSING")
-            record = await it.records.GetTrial(wire.GetTrialRequest(trial_id=verdict.verdict_id))
-            found = await it.precedents.SearchPrecedents(wire.SearchPrecedentsRequest(text="a cat", k=1))
-            assert record.trial.events
-            assert len(found.precedents) == 1
-
-    asyncio.run(scene())
+    async with real_court(tmp_path) as it:
+        verdict = await it.judge.Judge(judge_request(DRAWN, text="a cat"))
+        waiting = it.judge.JudgeStream()  # has sent nothing, and would delay the end
+        await asyncio.sleep(0)
+        it.court.close()
+        for call in (it.judge.Judge(judge_request(DRAWN, text="a dog")), waiting.read()):
+            refusal = await refusal_of(call)
+            assert refusal.summary[:2] == ("UNAVAILABLE", "CLOSING")
+        record = await it.records.GetTrial(wire.GetTrialRequest(trial_id=verdict.verdict_id))
+        found = await it.precedents.SearchPrecedents(wire.SearchPrecedentsRequest(text="a cat", k=1))
+        assert record.trial.events
+        assert len(found.precedents) == 1

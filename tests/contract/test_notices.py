@@ -15,9 +15,10 @@ from serving.docket.review.queue import OBJECTION_EVERY
 from serving.export.notice import notice_words
 from serving.export.notice_links import NoticeLinks
 from serving.rest import notice_page
-from tests.support.desks import trial, verdict, with_desk
+from tests.support.desks import opened_desk, trial, verdict
 from tests.support.dockets import NOON, append_all, parse_place, review_trial
-from tests.support.http import an_api, reason, with_api
+from tests.support.http import an_api, reason
+from tests.support.playing import run_within
 
 WHY = "It mocks our own habit."
 FORM = {"content-type": "application/x-www-form-urlencoded"}
@@ -48,8 +49,8 @@ async def appeals(court, trial_id="t"):
     return (await court.docket.trials.record(trial_id)).all(AppealOpened)
 
 
-def test_without_the_setting_there_is_no_link_and_no_path(tmp_path):
-    async def scene(court, client):
+async def test_without_the_setting_there_is_no_link_and_no_path(tmp_path):
+    async with an_api(tmp_path) as (court, client):
         await tried(court)
         answer = (await client.get("/v1/trials/t/notice?language=de")).json()
         assert answer["link"] == "" and answer["language"] == "de" and "widersprechen" in answer["text"]
@@ -58,10 +59,8 @@ def test_without_the_setting_there_is_no_link_and_no_path(tmp_path):
         assert reason(await client.get("/v1/trials/t/notice?language=xx"), 400) == "OUT_OF_RANGE"
         assert reason(await client.get("/v1/trials/none/notice"), 404)
 
-    with_api(tmp_path, scene)
 
-
-def test_a_notice_requires_a_token_of_its_namespace_and_its_link_none(tmp_path):
+async def test_a_notice_requires_a_token_of_its_namespace_and_its_link_none(tmp_path):
     path = tmp_path / "tokens.toml"
     own, other, view = (
         token_file.add(path, name, scopes, namespaces)
@@ -71,8 +70,7 @@ def test_a_notice_requires_a_token_of_its_namespace_and_its_link_none(tmp_path):
             ("view", [Scope.VIEW], None),
         )
     )
-
-    async def scene(court, client):
+    async with an_api(tmp_path, tokens=path, notice_link_days=7) as (court, client):
         await tried(court, namespace="forum")
         address = "/v1/trials/t/notice"
         assert (await client.get(address)).status_code == 401
@@ -86,11 +84,9 @@ def test_a_notice_requires_a_token_of_its_namespace_and_its_link_none(tmp_path):
         token = link.rpartition("/")[2]
         assert (await client.get("/v1/trials/t", headers={"authorization": f"Bearer {token}"})).status_code == 401
 
-    with_api(tmp_path, scene, tokens=path, notice_link_days=7)
 
-
-def test_the_page_shows_the_notice_only_and_takes_one_objection(tmp_path):
-    async def scene(court, client):
+async def test_the_page_shows_the_notice_only_and_takes_one_objection(tmp_path):
+    async with an_api(tmp_path, notice_link_days=7) as (court, client):
         await tried(court, words="<b>tame</b> words", description="a description")
         link = await link_of(client)
         page = await client.get(link, headers={"sec-fetch-site": "cross-site"})  # it is followed from a mail
@@ -113,12 +109,10 @@ def test_the_page_shows_the_notice_only_and_takes_one_objection(tmp_path):
         assert (await court.docket.trials.record("t")).in_force.contested
         assert await link_of(client) == ""
 
-    with_api(tmp_path, scene, notice_link_days=7)
-
 
 @pytest.mark.promise("GR-1", "a link of a notice that is used, over, erased or altered at any place: one same page")
-def test_every_link_that_opens_nothing_gets_the_same_page(tmp_path):
-    async def scene(court, client):
+async def test_every_link_that_opens_nothing_gets_the_same_page(tmp_path):
+    async with an_api(tmp_path, notice_link_days=7) as (court, client):
         for name in ("used", "gone", "late", "decided", "t"):
             await tried(court, name)
         links = {name: await link_of(client, name) for name in ("used", "gone", "decided", "t")}
@@ -146,11 +140,9 @@ def test_every_link_that_opens_nothing_gets_the_same_page(tmp_path):
         assert not await appeals(court, "late") and not await appeals(court, "decided")
         assert (await client.get(good)).status_code == 200
 
-    with_api(tmp_path, scene, notice_link_days=7)
 
-
-def test_a_link_belongs_to_the_decision_that_stands(tmp_path):
-    async def scene(court, client):
+async def test_a_link_belongs_to_the_decision_that_stands(tmp_path):
+    async with an_api(tmp_path, notice_link_days=7) as (court, client):
         await tried(court)
         before = await link_of(client)
         review = await review_trial(court.docket, "t", ReviewOutcome.UPHELD, Label.HARMFUL)
@@ -160,11 +152,9 @@ def test_a_link_belongs_to_the_decision_that_stands(tmp_path):
         assert await link_of(client) == before != upheld
         assert [(await client.get(link)).status_code for link in (before, upheld)] == [200, 404]
 
-    with_api(tmp_path, scene, notice_link_days=7)
 
-
-def test_no_link_where_the_decision_restricts_nothing(tmp_path):
-    async def scene(court, client):
+async def test_no_link_where_the_decision_restricts_nothing(tmp_path):
+    async with an_api(tmp_path, notice_link_days=7) as (court, client):
         await tried(court, "fine", Label.NOT_HARMFUL)
         await tried(court, "open", Label.UNDECIDED)
         await tried(court, "try", namespace="sandbox")
@@ -172,14 +162,11 @@ def test_no_link_where_the_decision_restricts_nothing(tmp_path):
         record = await court.docket.trials.record("try")
         assert await NoticeLinks(court.docket, days=7, origin="").link_to(record, "en") is None
 
-    with_api(tmp_path, scene, notice_link_days=7)
 
-
-def test_objections_and_requests_are_bounded_in_each_minute(tmp_path, monkeypatch):
+async def test_objections_and_requests_are_bounded_in_each_minute(tmp_path, monkeypatch):
     monkeypatch.setattr(notice_page, "monotonic", lambda: 0.0)
     monkeypatch.setattr(notice_page, "_OPENED_A_MINUTE", 3)
-
-    async def scene(court, client):
+    async with an_api(tmp_path, notice_link_days=7) as (court, client):
         links = []
         for number in range(5):
             await tried(court, f"t-{number}")
@@ -193,20 +180,15 @@ def test_objections_and_requests_are_bounded_in_each_minute(tmp_path, monkeypatc
         monkeypatch.setattr(notice_page, "monotonic", lambda: 61.0)
         assert (await client.post(links[4], data={"statement": WHY})).status_code == 200
 
-    with_api(tmp_path, scene, notice_link_days=7)
 
-
-def test_the_link_works_under_a_public_path(tmp_path):
-    async def scene():
-        async with an_api(tmp_path, notice_link_days=7, http_origin="https://example.org/court") as (court, client):
-            await tried(court)
-            link = await link_of(client)
-            assert re.match(r"https://example\.org/court/notice/[\w-]+\Z", link)
-            inner = link.removeprefix("https://example.org")
-            for path in (inner, inner.removeprefix("/court")):  # passed on by the proxy, or taken off
-                assert (await client.get(path, headers={"sec-fetch-site": "cross-site"})).status_code == 200
-
-    asyncio.run(scene())
+async def test_the_link_works_under_a_public_path(tmp_path):
+    async with an_api(tmp_path, notice_link_days=7, http_origin="https://example.org/court") as (court, client):
+        await tried(court)
+        link = await link_of(client)
+        assert re.match(r"https://example\.org/court/notice/[\w-]+\Z", link)
+        inner = link.removeprefix("https://example.org")
+        for path in (inner, inner.removeprefix("/court")):  # passed on by the proxy, or taken off
+            assert (await client.get(path, headers={"sec-fetch-site": "cross-site"})).status_code == 200
 
 
 @pytest.mark.promise("BO-4", "60 objections by link beside 10 cases: one of four given out, all others in order")
@@ -232,7 +214,7 @@ def test_a_flood_of_objections_takes_its_share_of_the_queue_and_no_more(docket_p
         taken = [(await it.desk.take_next(f"r{number}")).trial_id for number in range(16)]
         return honest, listed, taken, await it.desk.counts()
 
-    honest, listed, taken, counts = with_desk(parse_place(docket_place), scene)
+    honest, listed, taken, counts = run_within(opened_desk(parse_place(docket_place)), scene)
     assert listed[:10] == ["appeal", *honest]
     flood = [name for name in taken if name.startswith("flood")]
     assert taken[0] == "appeal" and [name for name in taken if name.startswith("doubt")] == honest
@@ -243,8 +225,8 @@ def test_a_flood_of_objections_takes_its_share_of_the_queue_and_no_more(docket_p
 
 
 @pytest.mark.parametrize("also_undecided", [False, True])
-def test_objections_go_to_another_person_than_the_one_who_decided(docket_place, also_undecided):
-    async def scene(it):
+async def test_objections_go_to_another_person_than_the_one_who_decided(docket_place, also_undecided):
+    async with opened_desk(parse_place(docket_place)) as it:
         links = NoticeLinks(it.docket, days=7, origin="", clock=it.clock)
         await it.tried("t", verdict(Label.UNDECIDED if also_undecided else Label.HARMFUL))
         await it.reviewed("t", "ada", Label.HARMFUL, again=True)
@@ -256,7 +238,5 @@ def test_objections_go_to_another_person_than_the_one_who_decided(docket_place, 
         waiting = [await it.waiting(who) for who in ("ada", "ben")]
         contested = (await it.docket.trials.record("t")).in_force.contested
         await it.reviewed("t", "ben", Label.NOT_HARMFUL)
-        return waiting, contested, (await it.docket.trials.record("t")).label_in_force
-
-    waiting, contested, label = with_desk(parse_place(docket_place), scene)
+        label = (await it.docket.trials.record("t")).label_in_force
     assert waiting == [[], ["t"]] and contested and label is Label.NOT_HARMFUL

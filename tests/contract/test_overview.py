@@ -10,8 +10,8 @@ import pytest
 from court.events import Look
 from court.verdict import Label
 from serving.docket.review.overview import read_overview
-from tests.support.desk_pages import page_text, with_desk_pages
-from tests.support.desks import verdict, with_desk
+from tests.support.desk_pages import desk_pages, page_text
+from tests.support.desks import opened_desk, verdict
 from tests.support.dockets import parse_place
 
 H, N = Label.HARMFUL, Label.NOT_HARMFUL
@@ -34,15 +34,13 @@ async def fill(it, now):
     await it.tried("try", verdict(H, score=0.55), at=now, pixels="9" * 64, namespace="sandbox")
 
 
-def test_figures_follow_from_the_docket(docket_place):
-    async def work(it):
+async def test_figures_follow_from_the_docket(docket_place):
+    async with opened_desk(parse_place(docket_place)) as it:
         await fill(it, NOW)
         await it.desk.take("t2", "bea", reopen=True)
         await it.desk.review("t2", "bea", label=N, clause="4", reason="I looked.")
         read = [await read_overview(it.desk, it.docket.trials, now=NOW)]
-        return [*read, await read_overview(it.desk, it.docket.trials, now=NOW, namespaces=frozenset({"shop"}))]
-
-    found, other = with_desk(parse_place(docket_place), work)
+        found, other = [*read, await read_overview(it.desk, it.docket.trials, now=NOW, namespaces=frozenset({"shop"}))]
     # The third is reviewed twice, differently, and waits again.
     assert found.ages == {"1 hour": 1, "4 hours": 0, "1 day": 0, "1 week": 2, "longer": 0} and found.waiting == 3
     assert found.oldest == NOW - timedelta(hours=30)
@@ -63,16 +61,14 @@ def test_figures_follow_from_the_docket(docket_place):
 
 
 @pytest.mark.parametrize("name", ["vic", "ada", "root"])
-def test_the_first_page_is_the_overview_and_tells_reasons_and_reviewers_to_administrators_alone(tmp_path, name):
-    async def work(it):
+async def test_the_first_page_is_the_overview_and_tells_reasons_and_reviewers_to_administrators_alone(tmp_path, name):
+    async with desk_pages(tmp_path) as it:
         empty = await (await it.person(name)).get("/overview", follow_redirects=True)
         await fill(it, datetime.now(UTC))
         person = await it.person(name)
         page = await person.get("/overview")
         lists = [html.unescape(link) for link in re.findall(r'href="(/trials\?[^"]*)"', page.text)]
-        return empty, page, lists, [(await person.get(link)).status_code for link in lists]
-
-    empty, page, lists, codes = with_desk_pages(tmp_path, work, library=False)
+        codes = [(await person.get(link)).status_code for link in lists]
     assert "Overview" not in re.findall("<h1[^>]*>(.*?)</h1>", empty.text)
     text = page_text(page)
     assert "Waiting for a person 2 oldest since" in text and "Reviewed, 28 days 66.7 % 4 of 6 verdicts" in text

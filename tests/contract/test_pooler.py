@@ -20,7 +20,7 @@ from eval.standin.postgres import AS_STRANGER
 from retrieval.library.postgres.address import Address
 from retrieval.library.postgres.connections import Connections
 from serving.docket.store.postgres import PostgresDatabase
-from tests.support.dockets import append_all, events_of, with_docket
+from tests.support.dockets import append_all, events_of, opened_docket
 from tests.support.nginx import free_port, listens
 from tests.support.playing import wait_until
 
@@ -112,7 +112,7 @@ def test_each_transaction_of_the_library_has_its_own_limits(database, postgres_s
             assert {shown(other) for _ in range(THREADS)} == {("0", "off", "read committed")}
 
 
-def test_a_database_that_is_read_only_by_default_takes_no_write_after_a_read(docket_database):
+async def test_a_database_that_is_read_only_by_default_takes_no_write_after_a_read(docket_database):
     events = events_of()
 
     async def count(docket):
@@ -124,23 +124,21 @@ def test_a_database_that_is_read_only_by_default_takes_no_write_after_a_read(doc
                 except Unavailable:
                     await asyncio.sleep(0.01)
 
-    async def scene(docket):
-        await append_all(docket, events[:2])
-        with psycopg.connect(docket_database, autocommit=True) as other:
-            other.execute("ALTER DATABASE postgres SET default_transaction_read_only = on")
-            try:
-                other.execute(END_SESSIONS)
-                assert await count(docket) == 2
-                with pytest.raises(Unavailable, match="name the primary"):
-                    await docket.writer.append(events[2])
-                assert await count(docket) == 2
-            finally:
-                other.execute("SET default_transaction_read_only = off")
-                other.execute("ALTER DATABASE postgres RESET default_transaction_read_only")
-                other.execute(END_SESSIONS)
-        await count(docket)
-        await append_all(docket, events[2:])
-        assert await count(docket) == len(events)
-
     with pgbouncer(docket_database) as url:
-        with_docket(Address(url), scene)
+        async with opened_docket(Address(url)) as docket:
+            await append_all(docket, events[:2])
+            with psycopg.connect(docket_database, autocommit=True) as other:
+                other.execute("ALTER DATABASE postgres SET default_transaction_read_only = on")
+                try:
+                    other.execute(END_SESSIONS)
+                    assert await count(docket) == 2
+                    with pytest.raises(Unavailable, match="name the primary"):
+                        await docket.writer.append(events[2])
+                    assert await count(docket) == 2
+                finally:
+                    other.execute("SET default_transaction_read_only = off")
+                    other.execute("ALTER DATABASE postgres RESET default_transaction_read_only")
+                    other.execute(END_SESSIONS)
+            await count(docket)
+            await append_all(docket, events[2:])
+            assert await count(docket) == len(events)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -181,19 +181,16 @@ def play(place: Path | Address, work: Callable[[Scene], Awaitable[T]], **options
     return run_within(a_scene(place, **options), work)
 
 
-def test_the_nearest_precedents_are_returned_with_all_their_fields(place: Path | Address, drawn: Library) -> None:
+async def test_the_nearest_precedents_are_returned_with_all_their_fields(place: Path | Address, drawn: Library) -> None:
     picture = PICTURES[1] or b""
-
-    async def work(it: Scene) -> Sequence[wire.SearchPrecedentsResponse]:
-        return [
+    async with a_scene(place) as it:
+        both, text, image, all_text, no_text = [
             await it.found(text="cat bird", image=picture, k=5),
             await it.found(text="cat bird", k=5),
             await it.found(text="", image=picture, k=5),
             await it.found(text="cat bird", image=picture, k=5, alpha=1.0),
             await it.found(text="cat bird", image=picture, alpha=0.0),
         ]
-
-    both, text, image, all_text, no_text = play(place, work)
     memes = {meme.id: meme for meme in drawn.memes}
     for answer in (both, text, image, all_text, no_text):
         assert len(answer.precedents) == (10 if answer is no_text else 5)
@@ -217,8 +214,8 @@ def test_the_nearest_precedents_are_returned_with_all_their_fields(place: Path |
     assert image.precedents[0].picture_similarity == pytest.approx(1)
 
 
-def test_excluded_precedents_and_duplicates_are_left_out(place: Path | Address) -> None:
-    async def work(it: Scene) -> None:
+async def test_excluded_precedents_and_duplicates_are_left_out(place: Path | Address) -> None:
+    async with a_scene(place) as it:
         everything = await it.ids()
         left_out = await it.found(k=1000, exclude=[everything[0], everything[3], "no such id"])
         found = [one.id for one in left_out.precedents]
@@ -227,8 +224,6 @@ def test_excluded_precedents_and_duplicates_are_left_out(place: Path | Address) 
         twins = {one.id for one in (await it.found(k=1000)).precedents if one.relation == wire.RELATION_SAME_TEXT}
         assert twins
         assert not twins & set(await it.ids(leave_out_duplicates=True))
-
-    play(place, work)
 
 
 def matches(precedent_filter: wire.PrecedentFilter, meme: LabelledMeme) -> bool:
@@ -274,11 +269,11 @@ FILTERS = (
 )
 
 
-def test_filters_return_exactly_the_matching_precedents(place: Path | Address, drawn: Library) -> None:
+async def test_filters_return_exactly_the_matching_precedents(place: Path | Address, drawn: Library) -> None:
     def identity_of(meme: LabelledMeme) -> object:
         return meme.duplicate_key or meme.id  # of duplicates the nearest is found
 
-    async def work(it: Scene) -> int:
+    async with a_scene(place) as it:
         memes = {meme.id: meme for meme in drawn.memes}
         hits = 0
         for fields in FILTERS:
@@ -290,9 +285,7 @@ def test_filters_return_exactly_the_matching_precedents(place: Path | Address, d
             assert {identity_of(meme) for meme in found} == {identity_of(meme) for meme in expected}, fields
             assert f"Only {len(expected)} of 45 precedents were searched, as was asked for." in answer.notes
             hits += len(found)
-        return hits
-
-    assert play(place, work) > 60
+        assert hits > 60
 
 
 @pytest.mark.parametrize(
@@ -323,21 +316,19 @@ def test_searches_out_of_bounds_are_refused(on_disk: Path, fields: dict[str, Any
     assert play(on_disk, lambda it: refusal_of(it.found(**fields))).summary == expected
 
 
-def test_the_limits_themselves_are_accepted(on_disk: Path) -> None:
-    async def work(it: Scene) -> list[int]:
+async def test_the_limits_themselves_are_accepted(on_disk: Path) -> None:
+    async with a_scene(on_disk) as it:
         searches: list[dict[str, Any]] = [
             {"k": 0}, {"k": 1}, {"k": 1000}, {"alpha": 0.0}, {"alpha": 1.0}, {"text": "x" * 10_000},
             {"exclude": ["x" * 200] * 10_000}, {"filter": wire.PrecedentFilter(sources=["x" * 256] * 1000)},
         ]  # fmt: skip
-        return [len((await it.found(**one)).precedents) for one in searches]
-
-    default, one, all_, *_, none = play(on_disk, work)
+        default, one, all_, *_, none = [len((await it.found(**one)).precedents) for one in searches]
     assert (default, one, none) == (10, 1, 0)
     assert all_ > 10
 
 
-def test_an_added_precedent_is_found_and_recorded_in_the_history(place: Path | Address) -> None:
-    async def work(it: Scene) -> None:
+async def test_an_added_precedent_is_found_and_recorded_in_the_history(place: Path | Address) -> None:
+    async with a_scene(place) as it:
         before = await it.library()
         fields = {
             "text": "quite unheard of", "image": PICTURE, "label": wire.LABEL_NOT_HARMFUL, "source": "appeals",
@@ -368,16 +359,14 @@ def test_an_added_precedent_is_found_and_recorded_in_the_history(place: Path | A
         assert other is not None and not other.verified
         assert (other.source, other.who, other.has_picture) == ("bea", "bea", False)
 
-    play(place, work)
-
 
 async def has(it: Scene, id_: str, label: Any = None) -> bool:
     found = {one.id: one.label for one in (await it.found(k=1000)).precedents}
     return id_ in found and label in (None, found[id_])
 
 
-def test_a_removed_precedent_is_no_longer_found(place: Path | Address) -> None:
-    async def work(it: Scene) -> None:
+async def test_a_removed_precedent_is_no_longer_found(place: Path | Address) -> None:
+    async with a_scene(place) as it:
         assert await has(it, "of-3")
         assert await it.removed("of-3") == 6
 
@@ -394,11 +383,9 @@ def test_a_removed_precedent_is_no_longer_found(place: Path | Address) -> None:
         taken = await refusal_of(it.added(id="of-3"))
         assert taken.summary == ("ALREADY_EXISTS", "DUPLICATE_ID", "id")
 
-    play(place, work)
 
-
-def test_a_relabelled_precedent_is_found_with_its_new_label(place: Path | Address) -> None:
-    async def work(it: Scene) -> None:
+async def test_a_relabelled_precedent_is_found_with_its_new_label(place: Path | Address) -> None:
+    async with a_scene(place) as it:
         meme = it.meme("of-1")
         assert meme is not None and not meme.verified
         harmful = (await it.library()).harmful
@@ -422,8 +409,6 @@ def test_a_relabelled_precedent_is_found_with_its_new_label(place: Path | Addres
         unknown = await refusal_of(it.relabelled("nowhere", other))
         assert unknown.summary == ("NOT_FOUND", "PRECEDENT_UNKNOWN", "id")
 
-    play(place, work)
-
 
 def test_the_last_precedent_cannot_be_removed(tmp_path: Path) -> None:
     library = drawn_library(tmp_path, 1, 1)
@@ -431,8 +416,8 @@ def test_the_last_precedent_cannot_be_removed(tmp_path: Path) -> None:
     assert refusal.summary == ("FAILED_PRECONDITION", "LIBRARY_EMPTY", "")
 
 
-def test_concurrent_changes_are_all_made_and_numbered(place: Path | Address) -> None:
-    async def work(it: Scene) -> None:
+async def test_concurrent_changes_are_all_made_and_numbered(place: Path | Address) -> None:
+    async with a_scene(place) as it:
         ids = [f"new-{number}" for number in range(12)]
         answers = await asyncio.gather(*(it.added(id=id_, text=f"unheard {id_}") for id_ in ids))
         assert sorted(answer.change for answer in answers) == list(range(6, 18))
@@ -442,8 +427,6 @@ def test_concurrent_changes_are_all_made_and_numbered(place: Path | Address) -> 
         assert errors == [("ALREADY_EXISTS", "DUPLICATE_ID", "id")] * 4
         await until(lambda: has(it, "twice"))
         assert (await it.library()).library.size == 45 + 13
-
-    play(place, work)
 
 
 @pytest.mark.parametrize(
@@ -473,13 +456,11 @@ def test_concurrent_changes_are_all_made_and_numbered(place: Path | Address) -> 
         ("forum", {"namespace": ""}, ("PERMISSION_DENIED", "NAMESPACE_NOT_ALLOWED", "namespace")),
     ],
 )
-def test_invalid_additions_are_refused_and_change_nothing(
+async def test_invalid_additions_are_refused_and_change_nothing(
     on_disk: Path, caller: str, fields: dict[str, Any], expected: tuple[str, ...]
 ) -> None:
-    async def work(it: Scene) -> tuple[Refusal, int]:
-        return await refusal_of(it.added(caller, **fields)), len(it.history())
-
-    refusal, changes = play(on_disk, work)
+    async with a_scene(on_disk) as it:
+        refusal, changes = await refusal_of(it.added(caller, **fields)), len(it.history())
     assert refusal.summary == expected
     assert changes == len(OF_ONE)
 
@@ -496,16 +477,13 @@ def test_invalid_additions_are_refused_and_change_nothing(
         ("ada", {"who": "bea"}, ("INVALID_ARGUMENT", "NOT_THE_CALLER", "who")),
     ],
 )
-def test_invalid_changes_are_refused_and_change_nothing(
+async def test_invalid_changes_are_refused_and_change_nothing(
     on_disk: Path, caller: str, fields: dict[str, Any], expected: tuple[str, ...]
 ) -> None:
     arguments = {"id_": "of-1", "caller": caller, **fields}
-
-    async def work(it: Scene) -> tuple[list[Refusal], int]:
+    async with a_scene(on_disk) as it:
         refusals = [await refusal_of(it.removed(**arguments)), await refusal_of(it.relabelled(label=1, **arguments))]
-        return refusals, len(it.history())
-
-    refusals, changes = play(on_disk, work)
+        changes = len(it.history())
     assert [one.summary for one in refusals] == [expected, expected]
     assert changes == len(OF_ONE)
 
@@ -516,8 +494,8 @@ def test_invalid_labels_are_refused(on_disk: Path, label: Any) -> None:
     assert refusal.summary == ("INVALID_ARGUMENT", "UNKNOWN_LABEL", "label")
 
 
-def test_a_caller_limited_to_namespaces_sees_and_changes_only_its_own(place: Path | Address) -> None:
-    async def work(it: Scene) -> None:
+async def test_a_caller_limited_to_namespaces_sees_and_changes_only_its_own(place: Path | Address) -> None:
+    async with a_scene(place) as it:
         everybodys = {f"drawn-{number}" for number in range(40)} | {"of-4"}
         visible = set(await it.ids("forum"))
         assert {"of-0", "of-1", "of-2", "of-4"} <= visible
@@ -544,8 +522,6 @@ def test_a_caller_limited_to_namespaces_sees_and_changes_only_its_own(place: Pat
         assert it.history("of-0")[-1].change.who == "forum"
         assert await it.removed("of-3", "shop") == 9
 
-    play(place, work)
-
 
 def test_the_library_is_described(place: Path | Address, drawn: Library) -> None:
     description = play(place, lambda it: it.library())
@@ -559,7 +535,7 @@ def test_the_library_is_described(place: Path | Address, drawn: Library) -> None
     assert (description.alpha, description.voters) == (TUNING.alpha, TUNING.vote.k)
 
 
-def test_pictures_are_decoded_in_the_guarded_reader(on_disk: Path) -> None:
+async def test_pictures_are_decoded_in_the_guarded_reader(on_disk: Path) -> None:
     async def work(it: Scene) -> tuple[list[Refusal], int]:
         hostile = (b"<svg xmlns='http://www.w3.org/2000/svg'/>", PICTURE[:20])
         refusals = [await refusal_of(it.found(image=one)) for one in hostile]
@@ -567,45 +543,39 @@ def test_pictures_are_decoded_in_the_guarded_reader(on_disk: Path) -> None:
         change = (await it.added(image=PICTURE)).change
         return refusals, change
 
-    async def scene() -> tuple[list[Refusal], int]:
-        reader = GuardedPictureReader(workers=1)
-        try:
-            async with a_scene(on_disk, pictures=reader) as it:
-                return await work(it)
-        finally:
-            await reader.aclose()
-
-    refusals, change = asyncio.run(scene())
+    reader = GuardedPictureReader(workers=1)
+    try:
+        async with a_scene(on_disk, pictures=reader) as it:
+            refusals, change = await work(it)
+    finally:
+        await reader.aclose()
     assert {(one.code.name, one.field) for one in refusals} == {("INVALID_ARGUMENT", "image")}
     assert change == 6
 
 
-def test_a_full_disk_is_unavailable_and_changes_nothing(on_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_disk_is_unavailable_and_changes_nothing(on_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    async def work(it: Scene) -> Refusal:
+    async with a_scene(on_disk) as it:
         with monkeypatch.context() as patched:
             patched.setattr(journal, "append", full)
             refusal = await refusal_of(it.added())
         assert (await it.added()).change == 6
-        return refusal
-
-    assert play(on_disk, work).summary == ("UNAVAILABLE", "LIBRARY_NOT_WRITTEN", "")
+        assert refusal.summary == ("UNAVAILABLE", "LIBRARY_NOT_WRITTEN", "")
 
 
-def test_a_library_locked_by_another_writer_is_unavailable(on_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_library_locked_by_another_writer_is_unavailable(
+    on_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from retrieval.library import writer
 
     monkeypatch.setattr(writer, "_WAIT_S", 0.1)
-
-    async def work(it: Scene) -> tuple[Refusal, int]:
+    async with a_scene(on_disk) as it:
         with storage.writing(on_disk, 1):
             refusal = await refusal_of(it.removed("of-0"))
             assert await has(it, "of-0")  # searches do not wait for the lock
-        return refusal, await it.removed("of-0")
-
-    refusal, change = play(on_disk, work)
+        change = await it.removed("of-0")
     assert refusal.summary == ("UNAVAILABLE", "LIBRARY_LOCKED", "")
     assert refusal.of(error_details_pb2.RetryInfo)  # nothing was started, so a retry is safe
     assert change == 6
@@ -631,14 +601,12 @@ def test_errors_of_a_search_are_distinguished(
     assert "secret" not in refusal.message
 
 
-def test_a_caller_that_leaves_a_search_affects_no_other(on_disk: Path) -> None:
-    async def work(it: Scene) -> int:
+async def test_a_caller_that_leaves_a_search_affects_no_other(on_disk: Path) -> None:
+    async with a_scene(on_disk) as it:
         call = it.stub.SearchPrecedents(wire.SearchPrecedentsRequest(text="cat"), timeout=TIMEOUT)
         call.cancel()
         await asyncio.gather(call, return_exceptions=True)
-        return len((await it.found()).precedents)
-
-    assert play(on_disk, work) == 10
+        assert len((await it.found()).precedents) == 10
 
 
 CALLS: dict[str, Callable[[Scene], Awaitable[Any]]] = {
@@ -672,12 +640,10 @@ def test_a_change_that_may_be_stored_is_not_offered_for_retry(
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_calls_outside_a_session_are_unavailable(on_disk: Path, name: str) -> None:
-    async def work(it: Scene) -> Refusal:
+async def test_calls_outside_a_session_are_unavailable(on_disk: Path, name: str) -> None:
+    async with a_scene(on_disk) as it:
         it.service.close()
-        return await refusal_of(CALLS[name](it))
-
-    assert play(on_disk, work).summary == ("UNAVAILABLE", "CLOSING", "")
+        assert (await refusal_of(CALLS[name](it))).summary == ("UNAVAILABLE", "CLOSING", "")
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -687,10 +653,8 @@ def test_a_court_without_a_library_refuses_every_call(on_disk: Path, name: str) 
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_malformed_messages_are_invalid_arguments(on_disk: Path, name: str) -> None:
-    async def work(it: Scene) -> Refusal:
-        return await refusal_of(
-            it.channel.unary_unary(f"/{PRECEDENTS}/{name}")(b"\xff\xff no message", timeout=TIMEOUT)
-        )
-
-    assert play(on_disk, work).summary == ("INVALID_ARGUMENT", "MALFORMED_REQUEST", "")
+async def test_malformed_messages_are_invalid_arguments(on_disk: Path, name: str) -> None:
+    async with a_scene(on_disk) as it:
+        assert (
+            await refusal_of(it.channel.unary_unary(f"/{PRECEDENTS}/{name}")(b"\xff\xff no message", timeout=TIMEOUT))
+        ).summary == ("INVALID_ARGUMENT", "MALFORMED_REQUEST", "")

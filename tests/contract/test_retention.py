@@ -58,8 +58,8 @@ async def erased_trials(docket):
     return found
 
 
-def test_each_namespace_has_its_own_period_and_the_log_still_verifies(using):
-    async def scene(docket):
+async def test_each_namespace_has_its_own_period_and_the_log_still_verifies(opening):
+    async with opening() as docket:
         await fill_docket(docket)
         await review_trial(docket, "old")
         forgotten = []
@@ -71,9 +71,7 @@ def test_each_namespace_has_its_own_period_and_the_log_still_verifies(using):
         again = await erase_expired(docket, retention_periods(SETTINGS), now=NOON, forget=forget)
         report = await docket.auditor.audit([VerifierKey.parse(await docket.log.vkey())])
         entries = [entry for entry in await docket.log.entries(0, 10**6, {"Erased"})]
-        return done, again, report, entries, forgotten, await erased_trials(docket)
-
-    done, again, report, entries, forgotten, erased = using(scene)
+        erased = await erased_trials(docket)
     assert erased == EXPIRED
     assert (dict(done.erased), done.overdue) == ({"forum": 1, "": 1, "shop": 1}, 0)
     assert (dict(again.erased), again.overdue) == ({}, 0)
@@ -85,19 +83,16 @@ def test_each_namespace_has_its_own_period_and_the_log_still_verifies(using):
     assert all(f'"who":"{WHO}"' in entry.body and "days" in entry.body for entry in entries)
 
 
-def test_many_trials_are_erased_page_by_page(using, monkeypatch):
+async def test_many_trials_are_erased_page_by_page(opening, monkeypatch):
     monkeypatch.setattr("serving.docket.retention._AT_ONCE", 3)
-
-    async def scene(docket):
+    async with opening() as docket:
         trials = [trial_of_age(f"t{number}", 31 + number % 4, "") for number in range(10)]
         await asyncio.gather(*(append_all(docket, events) for events in trials))
-        return await erase_expired(docket, retention_periods(SETTINGS), now=NOON)
-
-    assert dict(using(scene).erased) == {"": 10}
+        assert dict((await erase_expired(docket, retention_periods(SETTINGS), now=NOON)).erased) == {"": 10}
 
 
-def test_a_trial_still_in_a_library_is_not_erased_and_is_overdue(using):
-    async def scene(docket):
+async def test_a_trial_still_in_a_library_is_not_erased_and_is_overdue(opening):
+    async with opening() as docket:
         await fill_docket(docket)
         await review_trial(docket, "old")
 
@@ -107,15 +102,13 @@ def test_a_trial_still_in_a_library_is_not_erased_and_is_overdue(using):
         done = await erase_expired(docket, retention_periods(SETTINGS), now=NOON, forget=forget)
         erased = await erased_trials(docket)
         later = await erase_expired(docket, retention_periods(SETTINGS), now=NOON)
-        return done, erased, later, await erased_trials(docket)
-
-    done, erased, later, finally_erased = using(scene)
+        finally_erased = await erased_trials(docket)
     assert erased == EXPIRED - {"old"} and done.overdue == 1
     assert dict(later.erased) == {"": 1} and later.overdue == 0 and finally_erased == EXPIRED
 
 
-def test_an_erasure_that_files_still_hold_is_finished_by_the_next_pass(using):
-    async def scene(docket):
+async def test_an_erasure_that_files_still_hold_is_finished_by_the_next_pass(opening):
+    async with opening() as docket:
         await fill_docket(docket)
         calls = []
 
@@ -130,16 +123,14 @@ def test_an_erasure_that_files_still_hold_is_finished_by_the_next_pass(using):
         hindered = replace(docket, eraser=Eraser())
         first = await erase_expired(hindered, retention_periods(SETTINGS), now=NOON)
         second = await erase_expired(hindered, retention_periods(SETTINGS), now=NOON, unfinished=first.unfinished)
-        return first, second, calls
-
-    first, second, calls = using(scene)
     assert first.overdue == 1 and len(first.unfinished) == 1 and sum(first.erased.values()) == 3
     assert second.overdue == 0 and not second.unfinished and not second.erased
     assert calls[-1] == set(first.unfinished)
 
 
-def test_the_retention_job_continues_after_a_docket_outage(using):
-    async def scene(docket):
+async def test_the_retention_job_continues_after_a_docket_outage(opening):
+    # By today's clock all of these have expired, except in the namespace with unlimited retention.
+    async with opening() as docket:
         await fill_docket(docket)
         passes, away = [], [True]
 
@@ -161,10 +152,7 @@ def test_the_retention_job_continues_after_a_docket_outage(using):
         await asyncio.wait_for(done.wait(), 120)
         job.cancel()
         await asyncio.gather(job, return_exceptions=True)
-        return passes
-
-    # By today's clock all of these have expired, except in the namespace with unlimited retention.
-    assert using(scene)[0] == (len(TRIALS) - 1, 0)
+        assert passes[0] == (len(TRIALS) - 1, 0)
 
 
 @pytest.mark.parametrize("settings", [Settings(), Settings(namespaces={"shop": {"retention_days": "unlimited"}})])

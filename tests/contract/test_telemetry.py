@@ -246,8 +246,8 @@ def requests_in(values):
     return found
 
 
-def test_calls_are_counted_by_outcome_and_unknown_methods_together():
-    async def work(it):
+async def test_calls_are_counted_by_outcome_and_unknown_methods_together():
+    async with a_scene() as it:
         expected = await make_calls_with_every_outcome(it)
 
         async def all_counted():
@@ -255,9 +255,7 @@ def test_calls_are_counted_by_outcome_and_unknown_methods_together():
             return all(found.get(outcome, 0) >= times for outcome, times in expected.items())
 
         await until(all_counted)
-        return expected, await it.values()
-
-    expected, values = play(work)
+        values = await it.values()
     found = requests_in(values)
     expected["Judge", LATE] = max(1, found["Judge", LATE])
     assert found == expected
@@ -274,27 +272,22 @@ def test_calls_are_counted_by_outcome_and_unknown_methods_together():
     assert not any(value for (name, _), value in values.items() if name == "memecourt_requests_in_progress")
 
 
-def test_a_running_call_is_in_progress():
-    async def work(it):
+async def test_a_running_call_is_in_progress():
+    labels = frozenset({("service", COURT), ("method", "Judge")})
+    async with a_scene() as it:
         call = it.judge("slow")
         await it.stand.asked.wait()
         values = await it.values()
         call.cancel()
         await expect_error(call)
-        return values
-
-    labels = frozenset({("service", COURT), ("method", "Judge")})
-    assert play(work)["memecourt_requests_in_progress", labels] == 1
+        assert values["memecourt_requests_in_progress", labels] == 1
 
 
-def test_a_trace_spans_caller_trial_and_each_model_call(collector):
+async def test_a_trace_spans_caller_trial_and_each_model_call(collector):
     header = (("traceparent", f"00-{TRACE}-{CALLER}-01"),)
-
-    async def work(it):
+    async with a_scene(traces=True) as it:
         response = await it.judge("r-1", metadata=header)
-        return response, it.stand.records[0]
-
-    response, record = play(work, traces=True)
+        record = it.stand.records[0]
     assert record.opened.trace_id == TRACE == response.trace_id
     (call,) = collector.named(f"{COURT}/Judge")
     (trial,) = collector.named("invoke_workflow")
@@ -382,13 +375,11 @@ def test_a_trace_spans_caller_trial_and_each_model_call(collector):
     assert collector.resource["service.name"] == "memecourt"
 
 
-def test_without_a_caller_s_trace_a_new_one_starts_and_is_recorded(collector):
-    async def work(it):
+async def test_without_a_caller_s_trace_a_new_one_starts_and_is_recorded(collector):
+    async with a_scene(traces=True) as it:
         await it.judge("r-1")
         await it.judge("r-2", metadata=(("traceparent", "00-zz-not-a-trace"),))
-        return it.stand.records
-
-    records = play(work, traces=True)
+        records = it.stand.records
     calls = {span.span_id: span for span in collector.named(COURT)}
     trials = {attributes_of(span)["memecourt.request.id"]: span for span in collector.named("invoke_workflow")}
     assert len(calls) == 2
@@ -459,20 +450,19 @@ def test_a_resumed_trial_continues_in_the_recorded_trace(collector):
     assert len(collector.named("chat ")) == new
 
 
-def test_a_trial_recorded_in_another_trace_is_linked_to_its_call(collector):
-    async def work(it):
+async def test_a_trial_recorded_in_another_trace_is_linked_to_its_call(collector):
+    async with a_scene(traces=True) as it:
         it.telemetry.trace_id = lambda: "f" * 32
         await it.judge("r-1", metadata=(("traceparent", f"00-{TRACE}-{CALLER}-01"),))
-
-    play(work, traces=True)
     (call,) = collector.named(COURT)
     (trial,) = collector.named("invoke_workflow")
     assert trial.trace_id.hex() == "f" * 32 and not trial.parent_span_id
     assert [(link.trace_id, link.span_id) for link in trial.links] == [(call.trace_id, call.span_id)]
 
 
-def test_reuse_is_noted_in_the_call_s_span(collector):
-    async def work(it):
+async def test_reuse_is_noted_in_the_call_s_span(collector):
+    async with a_scene(traces=True) as it:
+
         async def judge(request, context):
             it.telemetry.reused(near=False)
             return wire.JudgeResponse()
@@ -486,8 +476,6 @@ def test_reuse_is_noted_in_the_call_s_span(collector):
             it.channel = channel
             await it.judge("r-1")
         await server.stop(0)
-
-    play(work, traces=True)
     assert attributes_of(collector.named(COURT)[0])["memecourt.reused"] == "exact"
 
 
@@ -500,15 +488,12 @@ def test_the_operator_s_variables_name_the_service(collector, monkeypatch):
     assert collector.resource["service.instance.id"] == "one"
 
 
-def test_trials_run_without_a_reachable_collector(monkeypatch):
+async def test_trials_run_without_a_reachable_collector(monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
-
-    async def work(it):
+    async with a_scene(traces=True) as it:
         await it.judge("r-1")
-        return it.stand.records
-
-    (record,) = play(work, traces=True)
+        (record,) = it.stand.records
     assert record.verdict is not None
 
 
@@ -664,8 +649,8 @@ async def run_all_kinds_of_calls(it, executor):
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
-def test_the_server_s_telemetry_matches_the_docket_and_reveals_no_meme(collector, tmp_path, log_format):
-    async def work():
+async def test_the_server_s_telemetry_matches_the_docket_and_reveals_no_meme(collector, tmp_path, log_format):
+    with logging_as(log_format) as lines:
         async with a_server(tmp_path, marked_court()) as (it, executor):
             records = await run_all_kinds_of_calls(it, executor)
             refused = frozenset({("service", COURT), ("method", "Judge"), ("code", "INVALID_ARGUMENT")})
@@ -674,10 +659,7 @@ def test_the_server_s_telemetry_matches_the_docket_and_reveals_no_meme(collector
                 return ("memecourt_requests_total", refused) in await it.values()
 
             await until(all_counted)
-            return records, await it.values(), await asyncio.to_thread(it.scraped)
-
-    with logging_as(log_format) as lines:
-        records, values, page = asyncio.run(work())
+            values, page = await it.values(), await asyncio.to_thread(it.scraped)
 
     # Metrics equal the figures in the docket.
     def total(name, **labels):

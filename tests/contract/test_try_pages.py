@@ -151,8 +151,8 @@ def test_a_try_is_tried_without_a_trace_and_erased_after_a_day(tmp_path):
     assert not early.erased and gone.erased[SANDBOX] == 3
 
 
-def test_a_try_put_on_record_is_a_trial_of_its_own(tmp_path):
-    async def work(it):
+async def test_a_try_put_on_record_is_a_trial_of_its_own(tmp_path):
+    async with try_pages(tmp_path) as it:
         both = await it.person("both")
         tried = id_of(await it.tries(both))
         refused = [
@@ -161,16 +161,16 @@ def test_a_try_put_on_record_is_a_trial_of_its_own(tmp_path):
         ]
         recorded = id_of(await both.post(f"/trials/{tried}/put-on-record", {"namespace": "forum"}, page="/try"))
         again = await both.post(f"/trials/{recorded}/put-on-record", {"namespace": "forum"}, page="/try")
-        return refused, await it.docket.trials.record(tried), await it.docket.trials.record(recorded), again.status_code
-
-    refused, tried, recorded, again = play(tmp_path, work)
+        tried = await it.docket.trials.record(tried)
+        recorded = await it.docket.trials.record(recorded)
+        again = again.status_code
     assert refused == [403, 400] and again == 400
     assert recorded.opened.meme.namespace == "forum" and recorded.trial_id != tried.trial_id
     assert recorded.opened.meme.pixels_sha256 == tried.opened.meme.pixels_sha256
 
 
-def test_a_try_needs_scope_namespace_and_a_form_of_this_console(tmp_path):
-    async def work(it):
+async def test_a_try_needs_scope_namespace_and_a_form_of_this_console(tmp_path):
+    async with try_pages(tmp_path) as it:
         found = {}
         for name in ("vic", "forum"):
             person = await it.person(name)
@@ -186,23 +186,19 @@ def test_a_try_needs_scope_namespace_and_a_form_of_this_console(tmp_path):
             await it.tries(ada, text="x" * 70_000),
             await it.tries(ada, picture=b"0" * (40 << 20)),
         ]
-        return found, forged.status_code, wrong, await it.docket.index.list(limit=10)
-
-    found, forged, wrong, lines = play(tmp_path, work)
+        forged, lines = forged.status_code, await it.docket.index.list(limit=10)
     assert "no scope judge" in found["vic"][0] and "not for content of that namespace" in found["forum"][0]
     assert [found[name][1] for name in found] == [403, 403] and forged == 403
     assert [answer.status_code for answer in wrong] == [400, 400, 400, 503, 400, 400]
     assert all('role="alert"' in answer.text for answer in wrong[:4]) and not lines
 
 
-def test_a_console_without_a_court_says_so_and_offers_drawn_examples(tmp_path):
-    async def work(it):
+async def test_a_console_without_a_court_says_so_and_offers_drawn_examples(tmp_path):
+    async with try_pages(tmp_path, trying=False) as it:
         ada = await it.person("ada")
         page, code = await ada.get("/try"), (await it.tries(ada, page="/trials")).status_code
         pictures = [await ada.get(path) for path in re.findall(r'src="(/try/examples/\w+)"', page.text)]
-        return page_text(page), code, pictures, (await ada.get("/try/examples/dog")).status_code
-
-    page, code, pictures, unknown = play(tmp_path, work, trying=False)
+        page, unknown = page_text(page), (await ada.get("/try/examples/dog")).status_code
     assert "This console has no court" in page and code == 400 and unknown == 404
     assert (
         "Drawn examples to read" in page
@@ -218,34 +214,30 @@ def test_drawn_examples_are_the_memes_that_are_shown_with_them():
         assert record.opened.meme.bytes_sha256 == sha256(picture).hexdigest()
 
 
-def test_a_console_apart_from_its_court_tries_through_the_client(tmp_path):
-    async def work(it):
+async def test_a_console_apart_from_its_court_tries_through_the_client(tmp_path):
+    async with try_pages(tmp_path, remote=True) as it:
         both = await it.person("both")
         tried = id_of(await it.tries(both))
         refused = await it.tries(both, picture=b"no picture")
         lacking = await it.tries(both, procedure="FULL")
         recorded = id_of(await both.post(f"/trials/{tried}/put-on-record", {"namespace": "forum"}, page="/try"))
-        return await it.docket.trials.record(tried), await it.docket.trials.record(recorded), refused, lacking
-
-    tried, recorded, refused, lacking = play(tmp_path, work, remote=True)
+        tried, recorded = await it.docket.trials.record(tried), await it.docket.trials.record(recorded)
     assert tried.state is TrialState.DECIDED and tried.opened.meme.namespace == SANDBOX
     assert recorded.opened.meme.namespace == "forum"
     assert refused.status_code == 400 and "That is no picture." in page_text(refused)
     assert lacking.status_code == 503 and 'role="alert"' in lacking.text
 
 
-def test_a_console_says_that_its_court_is_not_reached(tmp_path):
-    async def work(it):
-        return await it.tries(await it.person("ada"))
-
+async def test_a_console_says_that_its_court_is_not_reached(tmp_path):
     with socket.socket() as unheard:  # bound, and listened on by nobody
         unheard.bind(("127.0.0.1", 0))
-        answer = play(tmp_path, work, remote=f"127.0.0.1:{unheard.getsockname()[1]}")
+        async with try_pages(tmp_path, remote=f"127.0.0.1:{unheard.getsockname()[1]}") as it:
+            answer = await it.tries(await it.person("ada"))
     assert answer.status_code == 503 and "The court can't be reached" in page_text(answer).replace("’", "'")
 
 
-def test_an_animation_is_put_on_record_with_its_file_sent_again(tmp_path):
-    async def work(it):
+async def test_an_animation_is_put_on_record_with_its_file_sent_again(tmp_path):
+    async with try_pages(tmp_path, pictures=Frames()) as it:
         both = await it.person("both")
         tried = id_of(await it.tries(both, picture=ANIMATION))
         path = f"/trials/{tried}/put-on-record"
@@ -257,28 +249,24 @@ def test_an_animation_is_put_on_record_with_its_file_sent_again(tmp_path):
             await both.client.post(path, data=fields, files={"picture": ("meme.gif", file, "image/gif")})
             for file in (IMAGE, ANIMATION)
         ]
-        return page, without, other, await it.docket.trials.record(id_of(same))
-
-    page, without, other, recorded = play(tmp_path, work, pictures=Frames())
+        recorded = await it.docket.trials.record(id_of(same))
     assert 'type="file"' in page.partition("put-on-record")[2].partition("</form>")[0]
     assert without.status_code == other.status_code == 400 and "another file" in page_text(other)
     assert recorded.opened.meme.namespace == "forum" and recorded.opened.meme.frame_count == 2
 
 
-def test_tries_take_a_small_share_of_the_admission(tmp_path):
-    async def work(it):
+async def test_tries_take_a_small_share_of_the_admission(tmp_path):
+    async with try_pages(tmp_path) as it:
         runner = it.court.reception
         async with runner._tries.acquire(SANDBOX), runner.admission.acquire("forum"):
             request = TrialRequest(IMAGE, text="x", namespace="forum")
             answered = await runner.answer(request, within_s=60)
-            return answered.record.state, runner._tries._most, runner.admission._most
-
-    state, tries, most = play(tmp_path, work)
+            state, tries, most = answered.record.state, runner._tries._most, runner.admission._most
     assert state is TrialState.DECIDED and tries == max(1, most // 8) < most
 
 
-def test_odd_words_break_no_page(tmp_path):
-    async def work(it):
+async def test_odd_words_break_no_page(tmp_path):
+    async with try_pages(tmp_path) as it:
         ada = await it.person("ada")
         trial_id = id_of(await it.tries(ada, text="a kitten sleeps"))
         broken = []
@@ -292,6 +280,4 @@ def test_odd_words_break_no_page(tmp_path):
                 answer = await ada.client.post(path, **{**form, "content": f"{form['content']}&{body}"})
                 if answer.status_code >= 500:
                     broken.append((path[-9:], odd[:9], answer.status_code))
-        return broken
-
-    assert play(tmp_path, work) == []
+        assert broken == []

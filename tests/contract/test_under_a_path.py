@@ -132,34 +132,31 @@ def test_the_cookie_goes_to_the_path_alone(site, visitor):
 
 
 @pytest.mark.parametrize("taken_off", [False, True])
-def test_http_under_a_path_names_its_addresses_with_it(tmp_path, taken_off):
-    async def scene():
-        port = free_port()
-        origin = f"http://127.0.0.1:{port}{PATH}"
-        async with real_court(tmp_path / "court", http="127.0.0.1:0", http_origin=origin) as court:
-            upstream = court.http.removeprefix("http://")
-            changes = {f"10.0.0.{number}:8081": upstream for number in (1, 2)}
-            if taken_off:
-                where = "location /court/v1/ {\n        proxy_pass http://memecourt_http"
-                changes[where] = f"{where}/v1/"
-            with nginx(tmp_path / "nginx", changes, port):
-                async with httpx2.AsyncClient(base_url=origin, timeout=120) as client:
-                    court.reader.wait = asyncio.Event()
-                    headers = {"content-type": "image/png", "prefer": "respond-async"}
-                    answer = await client.post("/v1/judge?request_id=a/b", content=IMAGE, headers=headers)
-                    assert answer.status_code == 202 and answer.headers["location"] == f"{PATH}/v1/requests/a%2Fb"
-                    court.reader.wait.set()
-                    found = await client.get(urljoin(origin, answer.headers["location"]))
-                    while "verdict" not in found.json():
-                        found = await client.get(urljoin(origin, answer.headers["location"]))
-                    events = await client.get(f"/v1/trials/{found.json()['trial_id']}/events")
-                    assert events.headers["content-type"].startswith("text/event-stream") and "data:" in events.text
-                    description = (await client.get("/v1/openapi.json")).json()
-                    assert description["servers"] == [{"url": origin}]
-                    assert f"{PATH}/v1/openapi.json" in (await client.get("/v1/no-such-address")).text
-
+async def test_http_under_a_path_names_its_addresses_with_it(tmp_path, taken_off):
     (tmp_path / "court").mkdir()
-    asyncio.run(scene())
+    port = free_port()
+    origin = f"http://127.0.0.1:{port}{PATH}"
+    async with real_court(tmp_path / "court", http="127.0.0.1:0", http_origin=origin) as court:
+        upstream = court.http.removeprefix("http://")
+        changes = {f"10.0.0.{number}:8081": upstream for number in (1, 2)}
+        if taken_off:
+            where = "location /court/v1/ {\n        proxy_pass http://memecourt_http"
+            changes[where] = f"{where}/v1/"
+        with nginx(tmp_path / "nginx", changes, port):
+            async with httpx2.AsyncClient(base_url=origin, timeout=120) as client:
+                court.reader.wait = asyncio.Event()
+                headers = {"content-type": "image/png", "prefer": "respond-async"}
+                answer = await client.post("/v1/judge?request_id=a/b", content=IMAGE, headers=headers)
+                assert answer.status_code == 202 and answer.headers["location"] == f"{PATH}/v1/requests/a%2Fb"
+                court.reader.wait.set()
+                found = await client.get(urljoin(origin, answer.headers["location"]))
+                while "verdict" not in found.json():
+                    found = await client.get(urljoin(origin, answer.headers["location"]))
+                events = await client.get(f"/v1/trials/{found.json()['trial_id']}/events")
+                assert events.headers["content-type"].startswith("text/event-stream") and "data:" in events.text
+                description = (await client.get("/v1/openapi.json")).json()
+                assert description["servers"] == [{"url": origin}]
+                assert f"{PATH}/v1/openapi.json" in (await client.get("/v1/no-such-address")).text
 
 
 def test_no_template_or_script_names_an_address_without_the_path():

@@ -12,15 +12,11 @@ from serving.docket.log.notes import VerifierKey
 from serving.docket.review.locks import AlreadyReviewed, UndoOver
 from serving.docket.review.projection import ReviewPriority
 from serving.docket.store.reviews import UNDO, settled_at
-from tests.support.desks import verdict, with_desk
+from tests.support.desks import opened_desk, verdict
 from tests.support.dockets import NOON, parse_place, review_trial
 
 H, N = Label.HARMFUL, Label.NOT_HARMFUL
 DOUBTFUL = verdict(H, score=0.55)
-
-
-def play(place, work):
-    return with_desk(parse_place(place), work)
 
 
 async def decide(it, trial_id, who, label, **more):
@@ -52,8 +48,8 @@ async def faults(docket):
 
 
 @pytest.mark.parametrize("before", ["nothing", "a review", "an appeal", "a review of another trial", "an opinion"])
-def test_undoing_a_review_restores_the_state_before_it(docket_place, before):
-    async def work(it):
+async def test_undoing_a_review_restores_the_state_before_it(docket_place, before):
+    async with opened_desk(parse_place(docket_place)) as it:
         await it.tried("a", DOUBTFUL)
         await it.tried("b", verdict(H))
         if before == "a review":
@@ -69,31 +65,29 @@ def test_undoing_a_review_restores_the_state_before_it(docket_place, before):
         review = await decide(it, "a", "ada", N)
         during = await state(it, "a", "b")
         await it.desk.withdraw("a", "ada", review.seq)
-        return first, during, await state(it, "a", "b"), await faults(it.docket), await it.docket.trials.record("a")
-
-    first, during, after, wrong, record = play(docket_place, work)
+        after = await state(it, "a", "b")
+        wrong = await faults(it.docket)
+        record = await it.docket.trials.record("a")
     assert first != during and after == first and wrong == []
     assert (record.last(VerdictReviewed).reviewer == "ada" and record.review is None) or before == "a review"
 
 
-def test_later_reviews_stand_when_an_earlier_one_is_undone(docket_place):
-    async def work(it):
+async def test_later_reviews_stand_when_an_earlier_one_is_undone(docket_place):
+    async with opened_desk(parse_place(docket_place)) as it:
         await it.tried("a", DOUBTFUL)
         ada = await decide(it, "a", "ada", N)
         await decide(it, "a", "bea", H)
         contested = (await it.docket.trials.record("a")).in_force
         await it.desk.withdraw("a", "ada", ada.seq)
         case = await it.desk.case("a")
-        return contested, (await it.docket.trials.record("a")).in_force, case, await faults(it.docket)
-
-    contested, now, case, wrong = play(docket_place, work)
+        now, wrong = (await it.docket.trials.record("a")).in_force, await faults(it.docket)
     assert contested.contested and not now.contested and now.decision is Decision.BLOCK
     assert (case.holds, case.waiting) == (H, False) and wrong == []
     assert ReviewPriority.REVIEWERS_DISAGREE not in dict(case.reasons)
 
 
-def test_undo_is_for_the_reviewer_alone_for_one_minute_and_once(docket_place):
-    async def work(it):
+async def test_undo_is_for_the_reviewer_alone_for_one_minute_and_once(docket_place):
+    async with opened_desk(parse_place(docket_place)) as it:
         await it.tried("a", DOUBTFUL)
         review = await decide(it, "a", "ada", N)
         for who, seq in (("bea", review.seq), ("ada", review.seq - 1)):
@@ -110,27 +104,22 @@ def test_undo_is_for_the_reviewer_alone_for_one_minute_and_once(docket_place):
         elsewhere = await decide(it, "a", "ada", N, look=Look.UNKNOWN)
         with pytest.raises(UndoOver):
             await it.desk.withdraw("a", "ada", elsewhere.seq)
-        return again
-
-    again = play(docket_place, work)
     # The verdict was shown once the first was stored.
     assert not again.blind and settled_at(again) > again.at + UNDO
 
 
-def test_an_overruled_verdict_answers_requests_once_that_is_undone(docket_place):
-    async def work(it):
+async def test_an_overruled_verdict_answers_requests_once_that_is_undone(docket_place):
+    async with opened_desk(parse_place(docket_place)) as it:
         await it.tried("a", DOUBTFUL)
         await it.docket.verdict_keys.put("k", "a")
         review = await decide(it, "a", "ada", N)
         during = await it.docket.verdict_keys.get("k")
         await it.desk.withdraw("a", "ada", review.seq)
-        return during, await it.docket.verdict_keys.get("k")
-
-    assert play(docket_place, work) == (None, "a")
+        assert (during, await it.docket.verdict_keys.get("k")) == (None, "a")
 
 
-def test_the_library_follows_a_review_once_its_minute_is_over(docket_place):
-    async def work(it):
+async def test_the_library_follows_a_review_once_its_minute_is_over(docket_place):
+    async with opened_desk(parse_place(docket_place)) as it:
         await it.tried("a", DOUBTFUL)
         await it.tried("b", DOUBTFUL)
         review = await decide(it, "a", "ada", N)
@@ -144,26 +133,25 @@ def test_the_library_follows_a_review_once_its_minute_is_over(docket_place):
         it.clock.now += timedelta(minutes=1)
         again = await it.desk.due()
         await it.desk.followed("a", review.seq)
-        return early, due, failed, again, await it.desk.due()
-
-    early, due, failed, again, end = play(docket_place, work)
+        end = await it.desk.due()
     assert early == ([], "", None) and due == again and len(due) == 1
     assert failed == ([], "LIBRARY_LOCKED") and end == []
 
 
-def test_review_time_is_stored_and_searchable(docket_place):
-    async def work(it):
+async def test_review_time_is_stored_and_searchable(docket_place):
+    async with opened_desk(parse_place(docket_place)) as it:
         for name, seconds in (("a", 1.5), ("b", 30.0), ("c", None)):
             await it.tried(name, DOUBTFUL, pixels=name * 64)
             look_at = None if seconds is None else it.clock.now - timedelta(seconds=seconds)
             await decide(it, name, "ada", N, look_at=look_at)
-        return await it.found("under:2s"), [(await it.docket.trials.record(name)).review.look_s for name in "abc"]
+        assert (
+            await it.found("under:2s"),
+            [(await it.docket.trials.record(name)).review.look_s for name in "abc"],
+        ) == (["a"], [1.5, 30.0, None])
 
-    assert play(docket_place, work) == (["a"], [1.5, 30.0, None])
 
-
-def test_undoing_a_review_restores_the_finding_of_an_expired_trial(docket_place):
-    async def work(it):
+async def test_undoing_a_review_restores_the_finding_of_an_expired_trial(docket_place):
+    async with opened_desk(parse_place(docket_place)) as it:
         for name in "ab":
             await it.tried(name, DOUBTFUL)
         await decide(it, "a", "bea", N, look=Look.UNKNOWN)
@@ -174,8 +162,6 @@ def test_undoing_a_review_restores_the_finding_of_an_expired_trial(docket_place)
         review = await decide(it, "b", "ada", H)
         found.append(await it.docket.findings.get(key))
         await it.desk.withdraw("b", "ada", review.seq)
-        return [*found, await it.docket.findings.get(key)], await faults(it.docket)
-
-    (before, during, after), wrong = play(docket_place, work)
+        (before, during, after), wrong = [*found, await it.docket.findings.get(key)], await faults(it.docket)
     assert before.until is not None and (before.label, during.label) == (N, H)
     assert after == before and wrong == []

@@ -24,7 +24,7 @@ from tests.support.cast import Cast, full_court
 from tests.support.dockets import open_trials
 from tests.support.fakes import FakeReader
 from tests.support.playing import until
-from tests.support.scenes import IMAGE, FakePictures, play, remaining_responses
+from tests.support.scenes import IMAGE, FakePictures, a_scene, play, remaining_responses
 from tests.support.service_calls import Refusal
 from tests.support.trial import a_court
 
@@ -73,25 +73,22 @@ async def trial_at_another_server(it, path, reader):
         await docket.close()
 
 
-def test_a_trial_can_be_watched_from_any_number(tmp_path):
-    async def work(it):
+async def test_a_trial_can_be_watched_from_any_number(tmp_path):
+    async with a_scene(tmp_path) as it:
         response = await it.stub.Judge(forum_request(text="x"), timeout=60)
         record = await it.docket.trials.record(response.verdict_id)
         last = len(record.events) - 1
         streamed = {seq: await watch(it, trial_id=record.trial_id, from_seq=seq) for seq in (0, 1, last, last + 5)}
-        return record, streamed, await watch(it, request=NAMED)
-
-    record, streamed, by_name = play(work, tmp_path)
+        by_name = await watch(it, request=NAMED)
     assert len(record.events) > 4
     for from_seq, events in streamed.items():
         assert matches_record(events, record, from_seq)
     assert matches_record(by_name, record)
 
 
-def test_flips_are_streamed_to_reviewers_alone(tmp_path):
+async def test_flips_are_streamed_to_reviewers_alone(tmp_path):
     """A platform that asks for verdicts is never told what would free its content."""
-
-    async def work(it):
+    async with a_scene(tmp_path) as it:
         response = await it.stub.Judge(forum_request(text="x"), timeout=60)
         record = await it.docket.trials.record(response.verdict_id)
         flips = flips_of(record)
@@ -105,13 +102,11 @@ def test_flips_are_streamed_to_reviewers_alone(tmp_path):
             parts = {"trials": it.docket.trials, "log": it.docket.log, "runner": None, "feed": feed}
             return [each.event.kind async for each in watch_trial(request, **parts)]
 
-        return await kinds(Scope.JUDGE), await kinds(Scope.JUDGE, Scope.REVIEW)
-
-    platform, reviewer = play(work, tmp_path)
+        platform, reviewer = await kinds(Scope.JUDGE), await kinds(Scope.JUDGE, Scope.REVIEW)
     assert platform[-1] == "VerdictGiven" and reviewer == [*platform, "FlipsSought"]
 
 
-def test_many_watchers_see_a_running_trial_without_gaps(tmp_path):
+async def test_many_watchers_see_a_running_trial_without_gaps(tmp_path):
     """They join at different events of a full trial; each gets all events in order, until the trial ends."""
 
     begun = asyncio.Event()
@@ -120,7 +115,7 @@ def test_many_watchers_see_a_running_trial_without_gaps(tmp_path):
         begun.set()
         return {"description": "A crowd stands under a green flag."}
 
-    async def work(it):
+    async with a_scene(tmp_path, court=full_court(Cast(rounds=3, delay_s=0.03, describe=describe))) as it:
         judging = it.stub.Judge(forum_request(text="x", procedure=wire.PROCEDURE_FULL), timeout=60)
         await begun.wait()
         (trial_id,) = await open_trials(it.docket)
@@ -129,45 +124,23 @@ def test_many_watchers_see_a_running_trial_without_gaps(tmp_path):
             watching.append(asyncio.create_task(watch(it, trial_id=trial_id, from_seq=len(watching) % 3)))
             await asyncio.sleep(0.02 if len(watching) < 10 else 0.1)
         await judging
-        return [await one for one in watching], await it.docket.trials.record(trial_id)
-
-    streams, record = play(work, tmp_path, court=full_court(Cast(rounds=3, delay_s=0.03, describe=describe)))
+        streams, record = [await one for one in watching], await it.docket.trials.record(trial_id)
     assert len(streams) >= 3
     for number, events in enumerate(streams):
         assert matches_record(events, record, number % 3)
 
 
-def test_events_are_streamed_while_the_trial_runs(tmp_path):
+async def test_a_trial_of_another_server_is_watched_through_the_docket(tmp_path):
     reader = FakeReader("as read")
-
-    async def work(it):
-        reader.wait = asyncio.Event()
-        judging = it.stub.Judge(forum_request(), timeout=60)
-        await reader.asked.wait()
-        call = it.stub.WatchTrial(wire.WatchTrialRequest(request=NAMED), timeout=60)
-        first = (await call.read()).event.kind
-        running = not judging.done()
+    async with (
+        a_scene(tmp_path, reader=reader) as it,
+        trial_at_another_server(it, tmp_path, reader) as (trial_id, hearing),
+    ):
+        call = it.stub.WatchTrial(wire.WatchTrialRequest(trial_id=trial_id), timeout=60)
+        first = (await call.read()).event
         reader.wait.set()
-        later = [response.event.kind for response in await remaining_responses(call)]
-        return first, running, later
-
-    first, running, later = play(work, tmp_path, reader=reader)
-    assert first == "TrialOpened" and running
-    assert later[0] == "TextRead" and later[-1] == "VerdictGiven"
-
-
-def test_a_trial_of_another_server_is_watched_through_the_docket(tmp_path):
-    reader = FakeReader("as read")
-
-    async def work(it):
-        async with trial_at_another_server(it, tmp_path, reader) as (trial_id, hearing):
-            call = it.stub.WatchTrial(wire.WatchTrialRequest(trial_id=trial_id), timeout=60)
-            first = (await call.read()).event
-            reader.wait.set()
-            events = [first] + [response.event for response in await remaining_responses(call)]
-            return events, (await hearing).record
-
-    assert matches_record(*play(work, tmp_path, reader=reader))
+        events = [first] + [response.event for response in await remaining_responses(call)]
+        assert matches_record(events, (await hearing).record)
 
 
 def test_reviews_are_streamed_and_a_failure_ends_the_stream(tmp_path):
@@ -194,9 +167,9 @@ def test_reviews_are_streamed_and_a_failure_ends_the_stream(tmp_path):
     assert play(failing, tmp_path / "2", found=RuntimeError("broken"))[-1].kind == "TrialFailed"
 
 
-def test_invalid_watches_are_refused(tmp_path):
-    async def work(it):
-        return [
+async def test_invalid_watches_are_refused(tmp_path):
+    async with a_scene(tmp_path) as it:
+        refusals = [
             await refused(it, trial_id="nobody"),
             await refused(it, request=NAMED),
             await refused(it),
@@ -204,8 +177,6 @@ def test_invalid_watches_are_refused(tmp_path):
             await refused(it, trial_id="x" * 300),
             await refused(it, trial_id="nobody", from_seq=-1),
         ]
-
-    refusals = play(work, tmp_path)
     assert [(r.code.name, r.info.reason) for r in refusals] == [
         ("NOT_FOUND", "TRIAL_UNKNOWN"),
         ("NOT_FOUND", "TRIAL_UNKNOWN"),
@@ -251,12 +222,11 @@ def test_closing_the_court_lets_running_trials_be_watched_to_their_end(tmp_path)
     assert refusal.code is grpc.StatusCode.UNAVAILABLE and refusal.of(error_details_pb2.RetryInfo)
 
 
-def test_many_watchers_of_an_idle_trial_share_the_queries(tmp_path, monkeypatch):
+async def test_many_watchers_of_an_idle_trial_share_the_queries(tmp_path, monkeypatch):
     """Events stored by another server are queried once for all watchers, and reach all of them."""
     reader = FakeReader("as read")
     many = 30
-
-    async def work(it):
+    async with a_scene(tmp_path, reader=reader) as it:
         queries, read = [], it.docket.transactions.read
 
         async def counted(query):
@@ -275,17 +245,13 @@ def test_many_watchers_of_an_idle_trial_share_the_queries(tmp_path, monkeypatch)
             reader.wait.set()
             ends = [[response.event.kind for response in await remaining_responses(call)][-1] for call in calls]
             await hearing
-            return while_idle, ends
-
-    while_idle, ends = play(work, tmp_path, reader=reader)
     assert 1 <= while_idle < many  # one query per half second
     assert ends == ["VerdictGiven"] * many
 
 
-def test_watchers_get_an_error_when_the_docket_cannot_be_read(tmp_path, monkeypatch):
+async def test_watchers_get_an_error_when_the_docket_cannot_be_read(tmp_path, monkeypatch):
     reader = FakeReader("as read")
-
-    async def work(it):
+    async with a_scene(tmp_path, reader=reader) as it:
         reader.wait = asyncio.Event()
         judging = it.stub.Judge(forum_request(), timeout=60)
         await reader.asked.wait()
@@ -301,7 +267,5 @@ def test_watchers_get_an_error_when_the_docket_cannot_be_read(tmp_path, monkeypa
                 await remaining_responses(call)
         reader.wait.set()
         await judging
-        return Refusal(caught.value)
-
-    refusal = play(work, tmp_path, reader=reader)
+        refusal = Refusal(caught.value)
     assert refusal.code is grpc.StatusCode.UNAVAILABLE and refusal.info.reason == "DOCKET_UNAVAILABLE"

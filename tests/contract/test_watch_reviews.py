@@ -13,7 +13,6 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2
 
-from memecourt.client import AsyncClient
 from memecourt.v1 import court_pb2 as wire
 from serving.docket.errors import DocketError
 from serving.docket.open import Docket
@@ -73,16 +72,14 @@ def test_the_number_of_watchers_is_limited(place: Path, monkeypatch: pytest.Monk
     assert refusal.summary == ("RESOURCE_EXHAUSTED", "BUSY", "") and refusal.of(error_details_pb2.RetryInfo)
 
 
-def test_a_review_is_streamed_with_all_that_a_pipeline_needs(place: Path) -> None:
-    async def work(it: Scene) -> Any:
+async def test_a_review_is_streamed_with_all_that_a_pipeline_needs(place: Path) -> None:
+    async with a_scene(place, docket=Docket.open(place)) as it:
         await it.tried("t-1", namespace="forum")
         async with watching(it) as call:
             (first,) = await read_responses(call, 1)
             review = await it.reviewed("t-1", reason="Satire.", **OVERRULED)
             (response,) = await read_responses(call, 1)
-        return first, response, review, await it.docket.log.size()
-
-    first, response, review, size = play(place, work)
+        size = await it.docket.log.size()
     assert not first.HasField("reviewed") and first.next_entry == 3
     reviewed = response.reviewed
     assert (reviewed.trial_id, reviewed.content.namespace, reviewed.content.id) == ("t-1", "forum", "content of t-1")
@@ -91,8 +88,8 @@ def test_a_review_is_streamed_with_all_that_a_pipeline_needs(place: Path) -> Non
     assert response.next_entry == size == 4
 
 
-def test_resuming_from_next_entry_yields_each_review_once_in_order(place: Path) -> None:
-    async def work(it: Scene) -> list[str]:
+async def test_resuming_from_next_entry_yields_each_review_once_in_order(place: Path) -> None:
+    async with a_scene(place, docket=Docket.open(place)) as it:
         for number in range(12):
             await it.tried(f"t-{number:02}")
         reasons: list[str] = []
@@ -104,9 +101,7 @@ def test_resuming_from_next_entry_yields_each_review_once_in_order(place: Path) 
                     reasons.append(response.reviewed.review.reason)
                     start["from_entry"] = response.next_entry
         await reviewing
-        return reasons
-
-    assert play(place, work) == [f"reason {number}" for number in range(12)]
+        assert reasons == [f"reason {number}" for number in range(12)]
 
 
 async def _review_all(it: Scene, count: int) -> None:
@@ -115,8 +110,8 @@ async def _review_all(it: Scene, count: int) -> None:
         await asyncio.sleep(0.01 * (number % 3))
 
 
-def test_watching_only_new_reviews_or_only_overrulings(place: Path) -> None:
-    async def work(it: Scene) -> Any:
+async def test_watching_only_new_reviews_or_only_overrulings(place: Path) -> None:
+    async with a_scene(place, docket=Docket.open(place)) as it:
         for name in ("a", "b", "c", "d"):
             await it.tried(name)
         await it.reviewed("a", reason="before", **OVERRULED)
@@ -131,25 +126,24 @@ def test_watching_only_new_reviews_or_only_overrulings(place: Path) -> None:
                 (response,) = await read_responses(overruled, 1)
                 if response.HasField("reviewed"):
                     overrulings.append(response.reviewed.review.reason)
-        return [one.reviewed.review.reason for one in later], overrulings
+        assert ([one.reviewed.review.reason for one in later], overrulings) == (
+            ["upheld", "overruled"],
+            ["before", "overruled"],
+        )
 
-    assert play(place, work) == (["upheld", "overruled"], ["before", "overruled"])
 
-
-def test_reviews_of_other_servers_and_consoles_are_streamed_too(place: Path) -> None:
-    async def work(it: Scene) -> str:
+async def test_reviews_of_other_servers_and_consoles_are_streamed_too(place: Path) -> None:
+    async with a_scene(place, docket=Docket.open(place)) as it:
         await it.tried("a")
         async with watching(it) as call, a_scene(place, docket=Docket.open(place)) as other:
             await read_responses(call, 1)
             await other.reviewed("a", reason="elsewhere")
             (response,) = await read_responses(call, 1)
-            return str(response.reviewed.review.reason)
-
-    assert play(place, work) == "elsewhere"
+            assert str(response.reviewed.review.reason) == "elsewhere"
 
 
-def test_a_caller_limited_to_namespaces_sees_only_their_reviews(place: Path) -> None:
-    async def work(it: Scene) -> Any:
+async def test_a_caller_limited_to_namespaces_sees_only_their_reviews(place: Path) -> None:
+    async with a_scene(place, docket=Docket.open(place)) as it:
         await it.tried("own", namespace="forum")
         await it.tried("other", namespace="shop")
         async with watching(it, caller="forum") as call:
@@ -159,21 +153,16 @@ def test_a_caller_limited_to_namespaces_sees_only_their_reviews(place: Path) -> 
             responses = []
             while not responses or not responses[-1].HasField("reviewed"):
                 responses += await read_responses(call, 1)
-        return responses
-
-    responses = play(place, work)
     assert [one.reviewed.trial_id for one in responses if one.HasField("reviewed")] == ["own"]
     # The position is streamed all the same, so that a later start need not read everything again.
     assert [one.next_entry for one in responses] == sorted({one.next_entry for one in responses})
 
 
-def test_a_start_beyond_the_log_s_end_is_refused(place: Path) -> None:
-    async def work(it: Scene) -> Any:
+async def test_a_start_beyond_the_log_s_end_is_refused(place: Path) -> None:
+    async with a_scene(place, docket=Docket.open(place)) as it:
         await it.tried("a")
         call = it.stub.WatchReviews(wire.WatchReviewsRequest(from_entry=4), timeout=TIMEOUT)
-        return await refusal_of(_first(call))
-
-    assert play(place, work).summary == ("INVALID_ARGUMENT", "OUT_OF_RANGE", "from_entry")
+        assert (await refusal_of(_first(call))).summary == ("INVALID_ARGUMENT", "OUT_OF_RANGE", "from_entry")
 
 
 async def _first(call: Any) -> Any:
@@ -182,7 +171,7 @@ async def _first(call: Any) -> Any:
 
 
 @pytest.mark.parametrize("altered", ["the review", "its kind", "the trial"])
-def test_altered_reviews_are_skipped_with_a_log_line(
+async def test_altered_reviews_are_skipped_with_a_log_line(
     place: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, altered: str
 ) -> None:
     entries, record = TransparencyLog.entries, SqlTrialReader.record
@@ -200,21 +189,19 @@ def test_altered_reviews_are_skipped_with_a_log_line(
             raise DocketError("What is kept is no record.")
         return await record(self, trial_id)
 
-    async def work(it: Scene) -> Any:
+    async with a_scene(place, docket=Docket.open(place)) as it:
         for name in ("a", "b"):
             await it.tried(name, at=AT)
             await it.reviewed(name)
         monkeypatch.setattr(TransparencyLog, "entries", read)
         monkeypatch.setattr(SqlTrialReader, "record", recall)
         async with watching(it, from_entry=0) as call:
-            return (await read_responses(call, 2))[1].reviewed.trial_id
-
-    assert play(place, work) == "b"
+            assert (await read_responses(call, 2))[1].reviewed.trial_id == "b"
     assert "the review in it is not told" in caplog.text
 
 
-def test_closing_the_court_ends_watches(place: Path) -> None:
-    async def work(it: Scene) -> Any:
+async def test_closing_the_court_ends_watches(place: Path) -> None:
+    async with a_scene(place, docket=Docket.open(place)) as it:
         await it.tried("a")
         async with watching(it) as call:
             await read_responses(call, 1)
@@ -222,31 +209,4 @@ def test_closing_the_court_ends_watches(place: Path) -> None:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await read_responses(call, 1)
             await it.service.empty(5)
-            return caught.value.code()
-
-    assert play(place, work) is grpc.StatusCode.UNAVAILABLE
-
-
-def test_the_client_watches_reviews_of_a_real_service(place: Path) -> None:
-    async def work(it: Scene) -> list[str]:
-        for name in ("a", "b"):
-            await it.tried(name, at=AT)
-        await it.reviewed("a", reason="first")
-        reasons = []
-        server = grpc.aio.server()
-        server.add_generic_rpc_handlers([it.service.handler()])
-        address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-        await server.start()
-        async with AsyncClient(address) as client:
-            reviews = client.reviews(0)
-            async for response in reviews:
-                reasons.append(response.reviewed.review.reason)
-                if len(reasons) == 1:
-                    await it.reviewed("b", reason="second", **OVERRULED)
-                else:
-                    break
-            await reviews.aclose()
-        await server.stop(0)
-        return reasons
-
-    assert play(place, work) == ["first", "second"]
+            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE

@@ -192,34 +192,31 @@ ENDLESS = {"head": b"HTTP/1.1 200 OK\r\n" + b"X: 1\r\n" * 50_000, "body": b"HTTP
 
 
 @pytest.mark.parametrize("kind", ENDLESS)
-def test_an_endless_answer_is_read_up_to_a_limit(kind, tmp_path):
+async def test_an_endless_answer_is_read_up_to_a_limit(kind, tmp_path):
     """A receiver that acknowledged a message has done so, whatever follows."""
     sent = 0
 
-    async def scene():
-        async def endless(reader, writer):
-            nonlocal sent
-            try:
-                await reader.readuntil(b"\r\n\r\n")
-                writer.write(ENDLESS[kind])
-                while True:
-                    writer.write(bytes(65536) if kind == "body" else b"X: 1\r\n" * 10_000)
-                    await writer.drain()
-                    sent += 60_000
-            except (ConnectionError, asyncio.IncompleteReadError):
-                pass
-            finally:
-                writer.close()
-
-        server = await asyncio.start_server(endless, "127.0.0.1", 0)
-        receiver = Receiver(hook_settings(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/", tmp_path))
+    async def endless(reader, writer):
+        nonlocal sent
         try:
-            return await receiver.send(trial_run(NOON))
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(ENDLESS[kind])
+            while True:
+                writer.write(bytes(65536) if kind == "body" else b"X: 1\r\n" * 10_000)
+                await writer.drain()
+                sent += 60_000
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
         finally:
-            await receiver.aclose()
-            server.close()
+            writer.close()
 
-    answer = asyncio.run(scene())
+    server = await asyncio.start_server(endless, "127.0.0.1", 0)
+    receiver = Receiver(hook_settings(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/", tmp_path))
+    try:
+        answer = await receiver.send(trial_run(NOON))
+    finally:
+        await receiver.aclose()
+        server.close()
     assert answer.outcome is (Outcome.DELIVERED if kind == "body" else Outcome.FAILED)
     assert sent < 16 * 2**20  # bytes in the sockets' buffers were sent, but not read
 

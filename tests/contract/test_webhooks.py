@@ -25,7 +25,7 @@ from serving.webhooks import attempts, sender
 from serving.webhooks.attempts import AFTER_S, ATTEMPTS, Receiver
 from serving.webhooks.messages import messages_of
 from serving.webhooks.sender import HookSender, note_precedent_changes, send_webhooks
-from tests.support.desks import with_desk
+from tests.support.desks import opened_desk
 from tests.support.dockets import NOON, append_all, parse_place, review_trial
 from tests.support.libraries import ENCODER, drawn_library
 from tests.support.logs import checked_log
@@ -47,10 +47,11 @@ class Clock:
         self.now += timedelta(seconds=seconds)
 
 
-def test_senders_of_a_server_share_their_queries(using, receiver, tmp_path):
+async def test_senders_of_a_server_share_their_queries(opening, receiver, tmp_path):
     hooks = [hook_settings(receiver.url, tmp_path, name=f"hook-{number}") for number in range(5)]
 
-    async def scene(docket):
+    # Shared: one query each 0.45 s, 2.2 a second. Each of the five by itself would query each 0.5 s: 10 a second.
+    async with opening() as docket:
         queries = []
         states = docket.deliveries.states
 
@@ -80,36 +81,30 @@ def test_senders_of_a_server_share_their_queries(using, receiver, tmp_path):
         finally:
             sending_task.cancel()
             await asyncio.gather(sending_task, return_exceptions=True)
-        return idle
-
-    # Shared: one query each 0.45 s, 2.2 a second. Each of the five by itself would query each 0.5 s: 10 a second.
-    assert using(scene) < 5
+        assert idle < 5
     assert {delivery.message["data"]["verdict_id"] for delivery in receiver.requests} == {"a"}
 
 
-def test_an_appeal_is_sent_and_a_key_rotation_changes_no_message_id(docket_place, receiver, tmp_path):
+async def test_an_appeal_is_sent_and_a_key_rotation_changes_no_message_id(docket_place, receiver, tmp_path):
     hook, key = hook_settings(receiver.url, tmp_path), tmp_path / "docket.key"
 
-    async def scene():
-        docket = Docket.open(parse_place(docket_place), key=key)
-        try:
-            await docket.hooks.register([hook.name])
-            async with sending(docket, hook) as before:
-                await append_all(docket, decided("a"))
-                await until_idle(before)
-            old = KeyFile(key)(await docket.log.vkey())
-            make_key(next_key(key), old.name)
-            await docket.log_keys.rotate(old, read_key(next_key(key)), who="ada", why="w", compromised=False, at=NOON)
-            settle_keys(key)
-            await append_all(docket, decided("b"))
-            await docket.reviews.open_appeal("b", by="forum", statement="of Blueland", reference="7", at=NOON)
-            await docket.hooks.replay("queue", 0)
-            async with sending(docket, hook) as after:
-                await until_idle(after)
-        finally:
-            await docket.close()
-
-    asyncio.run(scene())
+    docket = Docket.open(parse_place(docket_place), key=key)
+    try:
+        await docket.hooks.register([hook.name])
+        async with sending(docket, hook) as before:
+            await append_all(docket, decided("a"))
+            await until_idle(before)
+        old = KeyFile(key)(await docket.log.vkey())
+        make_key(next_key(key), old.name)
+        await docket.log_keys.rotate(old, read_key(next_key(key)), who="ada", why="w", compromised=False, at=NOON)
+        settle_keys(key)
+        await append_all(docket, decided("b"))
+        await docket.reviews.open_appeal("b", by="forum", statement="of Blueland", reference="7", at=NOON)
+        await docket.hooks.replay("queue", 0)
+        async with sending(docket, hook) as after:
+            await until_idle(after)
+    finally:
+        await docket.close()
     # Several messages are sent at once, in no guaranteed order.
     (appeal,) = [each.message for each in receiver.requests if each.message["data"].get("appeal")]
     assert appeal["type"] == "memecourt.review.wanted" and "Blueland" not in str(appeal)
@@ -122,10 +117,9 @@ def test_an_appeal_is_sent_and_a_key_rotation_changes_no_message_id(docket_place
     assert ids.keys() == {"a", "b"} and len(ids["a"]) == 2 and len(set(ids["a"])) == 1
 
 
-def test_each_kind_of_event_is_sent_once_without_content_of_the_meme(using, receiver, tmp_path):
+async def test_each_kind_of_event_is_sent_once_without_content_of_the_meme(opening, receiver, tmp_path):
     hook = hook_settings(receiver.url, tmp_path)
-
-    async def scene(docket):
+    async with opening() as docket:
         await append_all(docket, decided("before"))
         await docket.hooks.register([hook.name])
         async with sending(docket, hook) as hook_sender:
@@ -136,8 +130,6 @@ def test_each_kind_of_event_is_sent_once_without_content_of_the_meme(using, rece
             await docket.eraser.erase("a", who="Ruth", why="a word of Blueland", at=NOON)
             await until_idle(hook_sender)
             await until_idle(hook_sender)
-
-    using(scene)
     messages = receiver.messages()
     # "a" was erased before any message about it was sent, so only the erasure is reported.
     assert sorted((each["type"], each["data"]["verdict_id"]) for each in messages) == [
@@ -172,17 +164,14 @@ def test_each_kind_of_event_is_sent_once_without_content_of_the_meme(using, rece
     assert len({delivery.id for delivery in receiver.requests}) == len(messages)
 
 
-def test_a_receiver_can_verify_its_messages(using, receiver, tmp_path):
+async def test_a_receiver_can_verify_its_messages(opening, receiver, tmp_path):
     hook = hook_settings(receiver.url, tmp_path)
     verifier = Webhook(hook.secret_file.read_text().strip())
-
-    async def scene(docket):
+    async with opening() as docket:
         await docket.hooks.register([hook.name])
         async with sending(docket, hook) as hook_sender:
             await append_all(docket, decided("a"))
             await until_idle(hook_sender)
-
-    using(scene)
     (delivery,) = receiver.requests
     headers = {name: delivery.headers[name] for name in HEADERS}
     assert delivery.headers["user-agent"] == f"memecourt/{version('memecourt')}"
@@ -192,28 +181,24 @@ def test_a_receiver_can_verify_its_messages(using, receiver, tmp_path):
     assert "." not in delivery.id
 
 
-def test_receivers_get_only_their_types_and_namespaces(using, receiver, tmp_path):
+async def test_receivers_get_only_their_types_and_namespaces(opening, receiver, tmp_path):
     hook = hook_settings(receiver.url, tmp_path, events=["memecourt.verdict.given"], namespaces=["forum"])
-
-    async def scene(docket):
+    async with opening() as docket:
         await docket.hooks.register([hook.name])
         async with sending(docket, hook) as hook_sender:
             await append_all(docket, decided("a", review=True))
             await append_all(docket, decided("b", namespace="shop"))
             await append_all(docket, failed("c"))
             await until_idle(hook_sender)
-
-    using(scene)
     assert [(each["type"], each["data"]["verdict_id"]) for each in receiver.messages()] == [
         ("memecourt.verdict.given", "a")
     ]
 
 
-def test_a_rejected_message_is_retried_for_three_days_and_delays_no_other(using, receiver, tmp_path):
+async def test_a_rejected_message_is_retried_for_three_days_and_delays_no_other(opening, receiver, tmp_path):
     hook, clock = hook_settings(receiver.url, tmp_path, events=["memecourt.verdict.given"]), Clock()
     receiver.answer = lambda delivery: (500 if delivery.message["data"]["verdict_id"] == "bad" else 200, {})
-
-    async def scene(docket):
+    async with opening() as docket:
         await docket.hooks.register([hook.name])
         async with sending(docket, hook, clock=clock) as hook_sender:
             await append_all(docket, decided("bad"))
@@ -233,9 +218,6 @@ def test_a_rejected_message_is_retried_for_three_days_and_delays_no_other(using,
             await until_idle(hook_sender)
             backlog = await backlog_of(docket, hook.name)
             (row,) = await hooks_of(docket)
-            return backlog, row
-
-    backlog, row = using(scene)
     tries = [delivery for delivery in receiver.requests if delivery.message["data"]["verdict_id"] == "bad"]
     assert len(tries) == ATTEMPTS == 10
     assert len({delivery.id for delivery in tries}) == 1, "all attempts have the message's id"
@@ -246,11 +228,10 @@ def test_a_rejected_message_is_retried_for_three_days_and_delays_no_other(using,
     assert row.disabled_at is not None and "three days" in row.why and "status 500" in row.why
 
 
-def test_a_receiver_is_not_disabled_for_a_single_rejected_message(using, receiver, tmp_path):
+async def test_a_receiver_is_not_disabled_for_a_single_rejected_message(opening, receiver, tmp_path):
     hook, clock = hook_settings(receiver.url, tmp_path, events=["memecourt.verdict.given"]), Clock()
     receiver.answer = lambda delivery: (500 if delivery.message["data"]["verdict_id"] == "bad" else 200, {})
-
-    async def scene(docket):
+    async with opening() as docket:
         await docket.hooks.register([hook.name])
         async with sending(docket, hook, clock=clock) as hook_sender:
             await append_all(docket, decided("bad"))
@@ -258,17 +239,14 @@ def test_a_receiver_is_not_disabled_for_a_single_rejected_message(using, receive
                 clock.advance(1.21 * after)
                 await append_all(docket, decided(f"good-{number}"))
                 await until_idle(hook_sender)
-            return await backlog_of(docket, hook.name), (await hooks_of(docket))[0]
-
-    backlog, row = using(scene)
+            backlog, row = await backlog_of(docket, hook.name), (await hooks_of(docket))[0]
     assert (backlog.waiting, backlog.given_up) == (0, 1) and row.disabled_at is None
 
 
-def test_status_410_disables_a_receiver_until_it_is_enabled_again(using, receiver, tmp_path):
+async def test_status_410_disables_a_receiver_until_it_is_enabled_again(opening, receiver, tmp_path):
     hook, clock = hook_settings(receiver.url, tmp_path, events=["memecourt.verdict.given"]), Clock()
     receiver.answer = lambda _: (410, {})
-
-    async def scene(docket):
+    async with opening() as docket:
         await docket.hooks.register([hook.name])
         async with sending(docket, hook, clock=clock) as hook_sender:
             await append_all(docket, decided("a"))
@@ -282,8 +260,6 @@ def test_status_410_disables_a_receiver_until_it_is_enabled_again(using, receive
             receiver.answer = lambda _: (200, {})
             assert await docket.hooks.enable(hook.name)
             await until_idle(hook_sender)
-
-    using(scene)
     # Both are sent at once, in no guaranteed order.
     assert sorted(each["data"]["verdict_id"] for each in receiver.messages()[1:]) == ["a", "b"]
 
@@ -292,34 +268,30 @@ def test_status_410_disables_a_receiver_until_it_is_enabled_again(using, receive
     ("status", "headers", "pause"),
     [(429, {"Retry-After": "120"}, 120), (502, {}, 30), (504, {}, 30), (503, {"Retry-After": "50"}, 50), (503, {}, 0)],
 )
-def test_an_overloaded_receiver_gets_a_pause(tmp_path, receiver, status, headers, pause):
+async def test_an_overloaded_receiver_gets_a_pause(tmp_path, receiver, status, headers, pause):
     hook, clock = hook_settings(receiver.url, tmp_path, events=["memecourt.verdict.given"]), Clock()
     receiver.answer = lambda _: (status, headers)
 
-    async def scene():
-        docket = Docket.open(tmp_path / "docket.sqlite")
-        await docket.hooks.register([hook.name])
-        async with sending(docket, hook, clock=clock) as hook_sender:
-            await append_all(docket, decided("a"))
-            await until_idle(hook_sender)
-            await append_all(docket, decided("b"))
-            clock.advance(max(pause - 1, 7))
-            await until_idle(hook_sender)
-            before = len(receiver.requests)
-            receiver.answer = lambda _: (200, {})
-            clock.advance(2)
-            await until_idle(hook_sender)
-        await docket.close()
-        return before
-
-    assert asyncio.run(scene()) == (1 if pause else 3)
+    docket = Docket.open(tmp_path / "docket.sqlite")
+    await docket.hooks.register([hook.name])
+    async with sending(docket, hook, clock=clock) as hook_sender:
+        await append_all(docket, decided("a"))
+        await until_idle(hook_sender)
+        await append_all(docket, decided("b"))
+        clock.advance(max(pause - 1, 7))
+        await until_idle(hook_sender)
+        before = len(receiver.requests)
+        receiver.answer = lambda _: (200, {})
+        clock.advance(2)
+        await until_idle(hook_sender)
+    await docket.close()
+    assert before == (1 if pause else 3)
     assert {each["data"]["verdict_id"] for each in receiver.messages()} == {"a", "b"}
 
 
-def test_a_replay_sends_messages_again_under_the_same_ids(using, receiver, tmp_path):
+async def test_a_replay_sends_messages_again_under_the_same_ids(opening, receiver, tmp_path):
     hook = hook_settings(receiver.url, tmp_path, events=["memecourt.verdict.given"])
-
-    async def scene(docket):
+    async with opening() as docket:
         await append_all(docket, decided("old"))
         await docket.hooks.register([hook.name])
         async with sending(docket, hook) as hook_sender:
@@ -328,19 +300,16 @@ def test_a_replay_sends_messages_again_under_the_same_ids(using, receiver, tmp_p
             assert await docket.hooks.replay(hook.name, 0)
             assert not await docket.hooks.replay("nobody", 0)
             await until_idle(hook_sender)
-
-    using(scene)
     first, *again = receiver.requests
     # Replayed messages are sent at once, in no guaranteed order.
     identities = {delivery.message["data"]["verdict_id"]: delivery.id for delivery in again}
     assert len(again) == 2 and set(identities) == {"a", "old"} and identities["a"] == first.id
 
 
-def test_messages_about_a_trial_erased_meanwhile_are_not_sent(using, receiver, tmp_path):
+async def test_messages_about_a_trial_erased_meanwhile_are_not_sent(opening, receiver, tmp_path):
     hook, clock = hook_settings(receiver.url, tmp_path), Clock()
     receiver.answer = lambda _: (500, {})
-
-    async def scene(docket):
+    async with opening() as docket:
         await docket.hooks.register([hook.name])
         async with sending(docket, hook, clock=clock) as hook_sender:
             await append_all(docket, decided("a"))
@@ -349,16 +318,13 @@ def test_messages_about_a_trial_erased_meanwhile_are_not_sent(using, receiver, t
             receiver.answer = lambda _: (200, {})
             clock.advance(3600)
             await until_idle(hook_sender)
-            return await backlog_of(docket, hook.name)
-
-    assert using(scene).waiting == 0
+            assert (await backlog_of(docket, hook.name)).waiting == 0
     assert [each["type"] for each in receiver.messages()] == ["memecourt.verdict.given", "memecourt.record.erased"]
 
 
-def test_a_review_from_the_console_is_sent_after_its_minute_and_never_if_undone(docket_place, receiver, tmp_path):
+async def test_a_review_from_the_console_is_sent_after_its_minute_and_never_if_undone(docket_place, receiver, tmp_path):
     hook, clock = hook_settings(receiver.url, tmp_path), Clock()
-
-    async def scene(it):
+    async with opened_desk(parse_place(docket_place)) as it:
         await it.docket.hooks.register([hook.name])
         async with sending(it.docket, hook, clock=clock) as hook_sender:
             reviews = {}
@@ -379,9 +345,9 @@ def test_a_review_from_the_console_is_sent_after_its_minute_and_never_if_undone(
             # By another server, since the one that put them aside may have died.
         async with sending(it.docket, hook, clock=clock, name="s1") as other:
             await until_idle(other)
-            return first, second, waiting.waiting, reviews_sent(receiver), await backlog_of(it.docket, hook.name)
-
-    first, second, waiting, third, backlog = with_desk(parse_place(docket_place), scene)
+            waiting = waiting.waiting
+            third = reviews_sent(receiver)
+            backlog = await backlog_of(it.docket, hook.name)
     assert first == ["elsewhere"] and second == first and waiting == 2
     assert third == ["elsewhere", "stands"] and (backlog.waiting, backlog.given_up) == (0, 0)
     # Nothing else waits for them.
@@ -392,11 +358,10 @@ def reviews_sent(receiver):
     return [one["data"]["verdict_id"] for one in receiver.messages() if one["type"] == "memecourt.review.decided"]
 
 
-def test_two_servers_send_each_message_once_and_one_replaces_a_dead_one(using, receiver, tmp_path):
+async def test_two_servers_send_each_message_once_and_one_replaces_a_dead_one(opening, receiver, tmp_path):
     hook = hook_settings(receiver.url, tmp_path, events=["memecourt.verdict.given"])
     ticks = itertools.count()
-
-    async def scene(docket):
+    async with opening() as docket:
         await docket.hooks.register([hook.name])
         pulses = [
             Heartbeat(docket.heartbeats, name, beat_s=1, dead_s=15, clock=lambda: float(next(ticks))) for name in "xy"
@@ -427,17 +392,14 @@ def test_two_servers_send_each_message_once_and_one_replaces_a_dead_one(using, r
         assert not await senders[alive ^ 1].work()
         for each in (first, second):
             await each.aclose()
-
-    using(scene)
     ids = [delivery.id for delivery in receiver.requests]
     assert len(set(ids)) == len(ids)
 
 
-def test_a_message_not_stored_as_sent_is_sent_again_by_another_server(using, receiver, tmp_path):
+async def test_a_message_not_stored_as_sent_is_sent_again_by_another_server(opening, receiver, tmp_path):
     """The lease is lost between sending and storing: delivery is at least once, under the same id, without gaps."""
     hook = hook_settings(receiver.url, tmp_path, events=["memecourt.verdict.given"])
-
-    async def scene(docket):
+    async with opening() as docket:
         await docket.hooks.register([hook.name])
         async with sending(docket, hook, name="x") as frozen, sending(docket, hook, name="y") as other:
             assert not await frozen.work()
@@ -452,8 +414,6 @@ def test_a_message_not_stored_as_sent_is_sent_again_by_another_server(using, rec
             await frozen.work()
             await until_idle(other)
             assert not await frozen.work()
-
-    using(scene)
     assert len(receiver.requests) == 2 and len({delivery.id for delivery in receiver.requests}) == 1
 
 
@@ -465,31 +425,27 @@ class StoreWithSettle:
         return getattr(self._store, name)
 
 
-def test_waiting_messages_are_limited_and_the_others_stay_in_the_log(tmp_path, receiver, monkeypatch):
+async def test_waiting_messages_are_limited_and_the_others_stay_in_the_log(tmp_path, receiver, monkeypatch):
     monkeypatch.setattr(sender, "MOST_WAITING", 5)
     hook, clock = hook_settings(receiver.url, tmp_path, events=["memecourt.verdict.given"]), Clock()
     receiver.answer = lambda _: (500, {})
 
-    async def scene():
-        docket = Docket.open(tmp_path / "docket.sqlite")
-        await docket.hooks.register([hook.name])
-        async with sending(docket, hook, clock=clock) as hook_sender:
-            for number in range(30):
-                await append_all(docket, decided(f"t{number:02d}"))
+    docket = Docket.open(tmp_path / "docket.sqlite")
+    await docket.hooks.register([hook.name])
+    async with sending(docket, hook, clock=clock) as hook_sender:
+        for number in range(30):
+            await append_all(docket, decided(f"t{number:02d}"))
+        await until_idle(hook_sender)
+        waiting = (await backlog_of(docket, hook.name)).waiting
+        receiver.answer = lambda _: (200, {})
+        left = waiting
+        # More than once, because attempts may time out on a busy machine, and are then retried later.
+        for seconds in (7, 3600, 3600, 7200):
+            clock.advance(seconds)
             await until_idle(hook_sender)
-            waiting = (await backlog_of(docket, hook.name)).waiting
-            receiver.answer = lambda _: (200, {})
-            left = waiting
-            # More than once, because attempts may time out on a busy machine, and are then retried later.
-            for seconds in (7, 3600, 3600, 7200):
-                clock.advance(seconds)
-                await until_idle(hook_sender)
-                if not (left := (await backlog_of(docket, hook.name)).waiting):
-                    break
-        await docket.close()
-        return waiting, left
-
-    waiting, left = asyncio.run(scene())
+            if not (left := (await backlog_of(docket, hook.name)).waiting):
+                break
+    await docket.close()
     assert 5 <= waiting < 5 + attempts.CONNECTIONS and left == 0
     received = [each["data"]["verdict_id"] for each in receiver.messages()[waiting:]]
     assert sorted(received) == [f"t{number:02d}" for number in range(30)]
@@ -519,18 +475,15 @@ def test_sending_stops_on_request_and_resumes_where_it_was(using, receiver, tmp_
     assert [each["data"]["verdict_id"] for each in receiver.messages()] == ["a", "b"]
 
 
-def test_altered_log_entries_are_skipped(tmp_path, receiver, caplog):
+async def test_altered_log_entries_are_skipped(tmp_path, receiver, caplog):
     hook = hook_settings(receiver.url, tmp_path, events=["memecourt.verdict.given"])
 
-    async def scene():
-        docket = Docket.open(tmp_path / "docket.sqlite")
-        await append_all(docket, decided("a"))
-        (entry,) = await docket.log.entries(0, 1, {"VerdictGiven"})
-        subjects = await docket.deliveries.subjects(["a"])
-        await docket.close()
-        return entry, subjects["a"]
-
-    entry, subject = asyncio.run(scene())
+    docket = Docket.open(tmp_path / "docket.sqlite")
+    await append_all(docket, decided("a"))
+    (entry,) = await docket.log.entries(0, 1, {"VerdictGiven"})
+    subjects = await docket.deliveries.subjects(["a"])
+    await docket.close()
+    subject = subjects["a"]
     assert messages_of(entry, subject, hook, docket="d")
     for body in ("", "{}", json.dumps({"kind": "VerdictGiven"}), "[" * 5000):
         with pytest.raises(ValueError):
@@ -542,10 +495,9 @@ def change_of(number, *, library="drawn", at=NOON):
     return PrecedentChanged(at=at, precedent_id=f"p{number}", change="add", library=library, number=number, trial_id="")
 
 
-def test_changes_of_precedents_are_recorded_once_by_several_servers(using, receiver, tmp_path):
+async def test_changes_of_precedents_are_recorded_once_by_several_servers(opening, receiver, tmp_path):
     """Two servers read the same history; a library that replaces another or is rebuilt has a history of its own."""
-
-    async def scene(docket):
+    async with opening() as docket:
         changes = [change_of(number) for number in range(1, 6)]
         note = docket.reviews.record_changes
         # Changes made before the first read are not recorded.
@@ -558,24 +510,18 @@ def test_changes_of_precedents_are_recorded_once_by_several_servers(using, recei
         assert await note([change_of(1, library="other", at=later)], since=1) == 1
         found = await docket.log.entries(0, 99, {"PrecedentChanged"})
         await checked_log(docket)
-        return [json.loads(entry.body) for entry in found]
-
-    recorded = using(scene)
+        recorded = [json.loads(entry.body) for entry in found]
     assert [(each["library"], each["number"]) for each in recorded] == [
         ("drawn", 3), ("drawn", 4), ("drawn", 5), ("other", 2), ("other", 1),
     ]  # fmt: skip
-
-    async def audit(docket):
-        return await docket.auditor.audit([VerifierKey.parse(await docket.log.vkey())])
-
-    assert not using(audit).findings
+    async with opening() as docket:
+        assert not (await docket.auditor.audit([VerifierKey.parse(await docket.log.vkey())])).findings
 
 
-def test_changes_of_precedents_are_sent_only_to_hooks_of_all_namespaces(using, receiver, tmp_path):
+async def test_changes_of_precedents_are_sent_only_to_hooks_of_all_namespaces(opening, receiver, tmp_path):
     everywhere = hook_settings(receiver.url, tmp_path)
     limited = hook_settings(receiver.url, tmp_path, name="limited", namespaces=["forum"])
-
-    async def scene(docket):
+    async with opening() as docket:
         library = drawn_library(tmp_path / "library", 7, 12)
         finder, writer = LibraryFinder(library, ENCODER), LibraryWriter(library)
         writer.remove("drawn-1", who="Ruth", why="before anybody looked")
@@ -605,8 +551,6 @@ def test_changes_of_precedents_are_sent_only_to_hooks_of_all_namespaces(using, r
         for hook in (everywhere, limited):
             async with sending(docket, hook) as hook_sender:
                 await until_idle(hook_sender)
-
-    using(scene)
     (message,) = receiver.messages()
     assert message["type"] == "memecourt.precedent.changed"
     data = message["data"]

@@ -4,7 +4,6 @@
 ``buf.yaml``, then ``buf build --exclude-source-info -o first_release.binpb``. It never changes.
 """
 
-import asyncio
 import os
 import random
 import shutil
@@ -111,7 +110,7 @@ def test_an_unknown_enum_value_never_reads_as_not_harmful():
     assert old.label == 77 and old.label != wire.LABEL_NOT_HARMFUL
 
 
-def test_an_old_client_calls_today_s_server():
+async def test_an_old_client_calls_today_s_server():
     """Over a socket, with the old classes on one side and today's code on the other: a verdict and a refusal."""
     request = fill(kind(OLD, "JudgeRequest")(), random.Random(1))
 
@@ -122,7 +121,7 @@ def test_an_old_client_calls_today_s_server():
 
     court = FakeCourt(answer)
 
-    async def work(address):
+    with served(court) as address:
         async with grpc.aio.insecure_channel(address) as channel:
             judge = channel.unary_unary(
                 "/memecourt.v1.Court/Judge",
@@ -132,10 +131,7 @@ def test_an_old_client_calls_today_s_server():
             response = await judge(request, timeout=60)
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await judge(kind(OLD, "JudgeRequest")(image=b"refuse"), timeout=60)
-            return response, refused.value.code()
-
-    with served(court) as address:
-        response, refused = asyncio.run(work(address))
+            refused = refused.value.code()
     assert as_json(court.asked[0]) == as_json(request)
     assert as_json(response) == restrict_to(response.DESCRIPTOR, as_json(fill(wire.JudgeResponse(), random.Random(2))))
     assert refused is grpc.StatusCode.INVALID_ARGUMENT

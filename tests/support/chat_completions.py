@@ -11,6 +11,7 @@ from court.errors import CourtError
 from court.ports import ChatRequest
 from eval.standin.server import FakeModelServer, serving
 from eval.standin.settings import Settings
+from tests.support.playing import run_within
 
 MARKER = "marker-of-a-meme"
 KEY = "sk-very-secret"
@@ -21,7 +22,7 @@ HELLO = ChatRequest(system="You are brief.", parts=(f"Say {MARKER}.",), reply_sc
 async def court_and_server(settings=None, **model):
     server = FakeModelServer(settings or Settings(api_key=KEY), keep=True)
     options = {"model": "stand-in", "api_key": KEY, "pause_s": 0.01, "pause_max_s": 0.02, **model}
-    async with serving(server) as port:
+    async with asyncio.timeout(200), serving(server) as port:
         chat = ChatCompletions(base_url=f"http://127.0.0.1:{port}/v1", **options)
         try:
             yield chat, server
@@ -31,12 +32,7 @@ async def court_and_server(settings=None, **model):
 
 def with_server(scenario, settings=None, **model):
     """Runs ``scenario(chat, server)`` and returns its result."""
-
-    async def run():
-        async with court_and_server(settings, **model) as (chat, server):
-            return await scenario(chat, server)
-
-    return asyncio.run(asyncio.wait_for(run(), 200))
+    return run_within(court_and_server(settings, **model), scenario)
 
 
 def failing(script, *, within_s=60.0, settings=None, request=HELLO, **model):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,7 +27,6 @@ from serving.settings import Settings
 from tests.support.desks import NO_SAMPLING, ReviewDesk
 from tests.support.encoders import picture_of, png_of
 from tests.support.libraries import ENCODER, drawn_library
-from tests.support.playing import run_within
 
 T = TypeVar("T")
 
@@ -135,7 +134,7 @@ async def desk_pages(
     *,
     blind_first: bool = True,
     overrulings: Overrulings = Overrulings.CHOSEN,
-    library: bool = True,
+    library: bool = False,
     place: Path | Address | None = None,
 ) -> AsyncIterator[DeskPages]:
     """Opens a docket, a review queue, a library and the console."""
@@ -164,8 +163,3 @@ async def desk_pages(
         )
         pages.app = create_app(docket, tokens=Tokens.of(file), reviewing=reviewing)
         yield pages
-
-
-def with_desk_pages(path: Path, work: Callable[[DeskPages], Awaitable[T]], **options: Any) -> T:
-    """Runs work on the pages of a desk, and closes them."""
-    return run_within(desk_pages(path, **options), work)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -163,14 +163,11 @@ class ReviewDesk:
         return [case.trial_id for case in await self.desk.queue(who, limit=100, **options)]
 
 
-def with_desk(place: Path | Address, work: Callable[[ReviewDesk], Awaitable[T]], rules: Rules = NO_SAMPLING) -> T:
-    """Runs work on a docket with a review queue, and closes it."""
-
-    async def scene() -> T:
-        docket = Docket.open(place)
-        try:
-            return await work(ReviewDesk(docket, rules))
-        finally:
-            await docket.close()
-
-    return asyncio.run(scene())
+@asynccontextmanager
+async def opened_desk(place: Path | Address, rules: Rules = NO_SAMPLING) -> AsyncIterator[ReviewDesk]:
+    """Opens a docket with a review queue."""
+    docket = Docket.open(place)
+    try:
+        yield ReviewDesk(docket, rules)
+    finally:
+        await docket.close()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -28,6 +29,7 @@ from serving.docket.open import Docket
 from serving.docket.store import log_queries
 from serving.docket.store.listing import TrialFilter
 from tests.support.fakes import RecordingSink, a_meme
+from tests.support.playing import run_within
 from tests.support.trial import a_court
 
 T = TypeVar("T")
@@ -43,17 +45,18 @@ def events_of(trial_id: str = "t", at: datetime | None = None) -> list[AnyEvent]
     return [event.model_copy(update={"trial_id": trial_id, "at": at or event.at}) for event in _WHOLE]
 
 
+@asynccontextmanager
+async def opened_docket(place: Any, **options: Any) -> AsyncIterator[Docket]:
+    docket = Docket.open(place, **options)
+    try:
+        yield docket
+    finally:
+        await docket.close()
+
+
 def with_docket(place: Any, work: Callable[[Docket], Awaitable[T]], **options: Any) -> T:
     """Runs work on a docket, and closes it."""
-
-    async def scene() -> T:
-        docket = Docket.open(place, **options)
-        try:
-            return await work(docket)
-        finally:
-            await docket.close()
-
-    return asyncio.run(scene())
+    return run_within(opened_docket(place, **options), work)
 
 
 async def append_all(docket: Docket, events: list[AnyEvent]) -> None:

@@ -1,6 +1,5 @@
 """Helpers of tests of http."""
 
-import asyncio
 import gzip
 from contextlib import asynccontextmanager
 
@@ -20,14 +19,6 @@ async def an_api(path, **settings):
         httpx2.AsyncClient(base_url=court.http, trust_env=False, timeout=120) as client,
     ):
         yield court, client
-
-
-def with_api(path, scene, **settings):
-    async def work():
-        async with an_api(path, **settings) as (court, client):
-            return await scene(court, client)
-
-    return asyncio.run(work())
 
 
 def reason(response, status):

@@ -7,18 +7,17 @@ import inspect
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
-from typing import TypeVar
+from typing import Any, TypeVar
 
-S = TypeVar("S")
 T = TypeVar("T")
 
 
-def run_within(opened: AbstractAsyncContextManager[S], work: Callable[[S], Awaitable[T]]) -> T:
-    """Runs work within an asynchronous context; returns its result."""
+def run_within(opened: AbstractAsyncContextManager[Any], work: Callable[..., Awaitable[T]]) -> T:
+    """Runs work within an asynchronous context, of whose value a tuple is passed as several arguments."""
 
     async def scene() -> T:
         async with opened as it:
-            return await work(it)
+            return await (work(*it) if isinstance(it, tuple) else work(it))
 
     return asyncio.run(scene())
 

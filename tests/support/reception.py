@@ -19,7 +19,6 @@ from serving.settings import Settings
 from serving.telemetry import SILENT
 from tests.support.fakes import LIBRARY, FakeFinder, FakeReader, H, findings, ticking_clock
 from tests.support.gates import FakeAdmission
-from tests.support.playing import run_within
 
 
 class Pictures:
@@ -154,10 +153,6 @@ def other(**changes):
 
 async def trials_in(docket):
     return [line.trial_id for line in await docket.index.list(limit=10_000)]
-
-
-def on_one_server(town, work, **options):
-    return run_within(town.server(**options), work)
 
 
 class Turns:

@@ -7,11 +7,11 @@ import pytest
 from court.errors import Unavailable
 from court.events import Procedure
 from court.meme import Meme
-from court.precedents import Relation, VerifiedCopy
+from court.precedents import VerifiedCopy
 from court.record import TrialAborted, TrialRecord
 from court.verdict import Label, ReviewReason
 from tests.support.cast import Cast, full_court
-from tests.support.fakes import H, N, RecordingSink, a_meme, a_picture, findings, precedent
+from tests.support.fakes import H, N, RecordingSink, a_meme, a_picture
 from tests.support.libraries import EPOCH
 from tests.support.trial import a_court, hear
 
@@ -107,12 +107,3 @@ def test_a_library_that_cannot_be_read_ends_the_trial_with_a_typed_error():
     with pytest.raises(TrialAborted) as caught:
         hear(court)
     assert caught.value.reason == "SEARCH_FAILED" and caught.value.record.failure.step == "precedents"
-
-
-def test_a_cited_copy_that_does_not_bind_is_a_signal():
-    found = findings([N] * 5)
-    copy = precedent(0, H).model_copy(update={"relation": Relation.SAME_MEME})
-    sink = RecordingSink()
-    hear(a_court(found=found.model_copy(update={"exhibits": (copy, *found.exhibits[1:])})), watch=sink)
-    (signal,) = [each for each in sink.events[-1].verdict.signals if each.reason is ReviewReason.COPY_NOT_BINDING]
-    assert f"{copy.id} (harmful)" in signal.detail

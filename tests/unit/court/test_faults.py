@@ -302,18 +302,15 @@ def test_re_1_trials_end_correctly_under_each_fault_at_each_site(clock):
     assert len(outcomes) > 800
 
 
-def test_re_1_hanging_trials_end_by_the_wall_clock():
+async def test_re_1_hanging_trials_end_by_the_wall_clock():
     """A hundred hanging trials at once each end with their deadline. The bound is loose: the machine may be busy."""
     patient = TrialSettings(call_s=300, find_s=300, read_s=300)
     plans = [FaultPlan(0, 0.4, True, {(site, -1): "hangs"}, {}, patient) for site in SITES for _ in range(11)]
     plans = [plan for plan in plans if plan.broken]
 
-    async def at_once():
-        began = time.monotonic()
-        outcomes = await asyncio.gather(*map(run_trial, plans))
-        return outcomes, time.monotonic() - began
-
-    outcomes, seconds = asyncio.run(at_once())
+    began = time.monotonic()
+    outcomes = await asyncio.gather(*map(run_trial, plans))
+    seconds = time.monotonic() - began
     for outcome in outcomes:
         assert outcome.record.verdict is None and isinstance(outcome.stored[-1], TrialFailed)
         assert list(outcome.record.events) == outcome.stored
@@ -330,7 +327,7 @@ def text_fields(text):
 TEXTS = [EventDraft(TextRead, text_fields("x")), EventDraft(TextRead, text_fields("y"))]
 
 
-def test_stored_events_are_counted_however_often_the_trial_is_cancelled():
+async def test_stored_events_are_counted_however_often_the_trial_is_cancelled():
     """Cancelled by the other side's failure and then by the caller, while the docket is still writing."""
     stored = []
 
@@ -338,60 +335,49 @@ def test_stored_events_are_counted_however_often_the_trial_is_cancelled():
         await asyncio.sleep(0.02)
         stored.extend(events)
 
-    async def scene():
-        clock = ticking_clock()
-        recorder = Recorder("t", slowly, lambda: next(clock))
-        writing = asyncio.create_task(recorder.record_all(*TEXTS))
-        for _ in range(3):
-            await asyncio.sleep(0.004)
-            writing.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await writing
-        await recorder.record(TextRead, text="y", source=TextSource.CALLER)
-        return recorder
-
-    recorder = asyncio.run(scene())
+    clock = ticking_clock()
+    recorder = Recorder("t", slowly, lambda: next(clock))
+    writing = asyncio.create_task(recorder.record_all(*TEXTS))
+    for _ in range(3):
+        await asyncio.sleep(0.004)
+        writing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await writing
+    await recorder.record(TextRead, text="y", source=TextSource.CALLER)
     assert [event.seq for event in stored] == [0, 1, 2]
     assert list(recorder._events) == stored
 
 
-def test_events_recorded_together_are_consecutive_despite_concurrent_recording():
+async def test_events_recorded_together_are_consecutive_despite_concurrent_recording():
     notes = RecordingSink()
 
     async def keep(*events):
         await asyncio.sleep(0.001)
         await notes(*events)
 
-    async def scene():
-        clock = ticking_clock()
-        recorder = Recorder("t", keep, lambda: next(clock))
-        recorded = await asyncio.gather(
-            recorder.record_all(*TEXTS),
-            recorder.record(TextRead, text="z", source=TextSource.CALLER),
-            recorder.record_all(lambda before: EventDraft(TextRead, text_fields(str(len(before)))), *TEXTS),
-        )
-        return recorder, recorded
-
-    recorder, ((first, second), third, last) = asyncio.run(scene())
+    clock = ticking_clock()
+    recorder = Recorder("t", keep, lambda: next(clock))
+    recorded = await asyncio.gather(
+        recorder.record_all(*TEXTS),
+        recorder.record(TextRead, text="z", source=TextSource.CALLER),
+        recorder.record_all(lambda before: EventDraft(TextRead, text_fields(str(len(before)))), *TEXTS),
+    )
+    recorder, ((first, second), third, last) = recorder, recorded
     assert notes.events == [first, second, third, *last] == recorder._events
     assert [event.seq for event in notes.events] == list(range(6))
     assert [event.text for event in notes.events] == ["x", "y", "z", "3", "x", "y"]
 
 
-def test_failed_batch_of_events_uses_up_no_sequence_number():
+async def test_failed_batch_of_events_uses_up_no_sequence_number():
     notes = RecordingSink(fail_at=2, error=Unavailable("locked"))
 
-    async def scene():
-        clock = ticking_clock()
-        recorder = Recorder("t", notes, lambda: next(clock))
-        await recorder.record(TextRead, **text_fields("w"))
-        with pytest.raises(Unavailable, match="locked"):
-            await recorder.record_all(*TEXTS)
-        notes.fail_at = None
-        await recorder.record_all()  # an empty batch stores nothing
-        await recorder.record(TextRead, **text_fields("z"))
-        return recorder
-
-    recorder = asyncio.run(scene())
+    clock = ticking_clock()
+    recorder = Recorder("t", notes, lambda: next(clock))
+    await recorder.record(TextRead, **text_fields("w"))
+    with pytest.raises(Unavailable, match="locked"):
+        await recorder.record_all(*TEXTS)
+    notes.fail_at = None
+    await recorder.record_all()  # an empty batch stores nothing
+    await recorder.record(TextRead, **text_fields("z"))
     assert [(event.seq, event.text) for event in notes.events] == [(0, "w"), (1, "z")]
     assert list(recorder._events) == notes.events

@@ -511,7 +511,7 @@ def test_failure_of_one_side_cancels_the_other():
 
 
 @pytest.mark.parametrize("end", ["verdict", "failure", "fault", "refusal", "late", "deadline", "left"])
-def test_pictures_are_freed_with_their_trial(end):
+async def test_pictures_are_freed_with_their_trial(end):
     """At once: pictures are large, and the garbage collector runs by object count alone."""
     errors = {"failure": Unavailable("away"), "fault": ValueError("a fault"), "refusal": ModelRefused("no")}
     lines = {"defender_ask": lambda _: errors[end]} if end in errors else {}
@@ -534,14 +534,11 @@ def test_pictures_are_freed_with_their_trial(end):
             del trial  # its exception refers to this frame
         return "verdict"
 
-    async def scene():
-        court = full_court(Cast(delay_s=slow, **lines), settings=TrialSettings(call_s=0.3))
-        with without_garbage_collector(Picture, FullTrial, Examination) as uncollected_objects:
-            reason = await prompt_text(court)
-            errors.clear()
-            return reason, await soon(uncollected_objects)
-
-    reason, uncollected_objects = asyncio.run(scene())
+    court = full_court(Cast(delay_s=slow, **lines), settings=TrialSettings(call_s=0.3))
+    with without_garbage_collector(Picture, FullTrial, Examination) as uncollected_objects:
+        reason = await prompt_text(court)
+        errors.clear()
+        uncollected_objects = await soon(uncollected_objects)
     assert uncollected_objects == []
     reasons = {"failure": "UNAVAILABLE", "fault": "INTERNAL", "refusal": "MODEL_REFUSED", "late": "MODEL_TOO_SLOW"}
     assert reason == {**reasons, "deadline": "DEADLINE"}.get(end, end)

@@ -11,17 +11,15 @@ from court.backends.chat import wire
 from court.backends.chat.scripted import ScriptedModel
 from court.backends.chat.wire import Capabilities
 from court.errors import ModelRefused, Unavailable
-from court.events import GuardHeard, Procedure, Role, VerdictGiven
+from court.events import GuardHeard, Role, VerdictGiven
 from court.guard import GuardAdapter, guard_messages, opinion_words, parse_opinion
 from court.meme import Meme
 from court.policy import DEFAULT_POLICY
 from court.ports import ChatReply, ChatRequest, FinishReason
 from court.prompts import Fence, load
-from court.record import TrialAborted
 from court.replies import UnusableReply
 from court.roles import GuardModel, RoleModel
 from court.settings import TrialSettings
-from court.trial import TrialCase
 from court.verdict import Label, ReviewReason
 from eval.replay.replay import replay
 from eval.solvers.trial import chain_of
@@ -32,11 +30,9 @@ from serving.export.source import ExportSource
 from serving.export.trial_file import page
 from serving.models.connect import connect_models
 from serving.settings import Settings
-from serving.views.event_text import pieces_of
 from serving.views.messages import messages_of
 from tests.support import virtual_time
-from tests.support.cast import ACQUITTAL, MARK, RULING, Cast, frames_of, full_court, prompt_text, try_meme
-from tests.support.fakes import RecordingSink, a_meme
+from tests.support.cast import ACQUITTAL, MARK, RULING, Cast, frames_of, prompt_text, try_meme
 
 CLASSIFIED = {"violates": True, "clauses": ["4"], "reason": "It shuts the people of Blueland out."}
 HARMFUL = {
@@ -225,23 +221,6 @@ def test_record_without_a_guard_mentions_none():
     assert record.last(GuardHeard) is None
 
 
-def test_resumed_trial_does_not_ask_the_guard_again():
-    answers = iter([Unavailable("gone", reason="MODEL_GONE")])
-    cast = Cast(judge=lambda _: next(answers, None))
-    guard = ScriptedModel([(None, "unsafe\nS10")], name="guard-model")
-    role_models = dataclasses.replace(cast.role_models, guard=GuardModel(RoleModel(guard), "llama-guard-4"))
-    court, meme, notes = full_court(cast, role_models=role_models), a_meme(TEXT), RecordingSink()
-
-    async def work():
-        with pytest.raises(TrialAborted) as caught:
-            await court.run(TrialCase("t", meme, Procedure.FULL), notes)
-        return await court.resume(caught.value.record, meme.picture, notes)
-
-    record = asyncio.run(work())
-    assert len(record.all(GuardHeard)) == 1 and len(guard.asked) == 1
-    assert record.verdict.label is Label.HARMFUL
-
-
 @pytest.mark.parametrize("adapter", GuardAdapter)
 def test_text_without_a_picture_gives_a_guard_prompt_without_one(adapter):
     record, _, guard = run_with_guard(HARMFUL[adapter], adapter=adapter, meme=Meme(None, text=TEXT))
@@ -269,14 +248,6 @@ def test_messages_to_the_guard_and_the_judge_are_rebuilt_from_the_record(adapter
 def test_guard_call_counts_in_the_chain():
     record, *_ = run_with_guard(HARMFUL[GuardAdapter.LLAMA_GUARD_4])
     assert chain_of(record) == chain_of(try_meme(Cast())) + 1
-
-
-def test_guard_opinion_appears_in_event_texts():
-    record, *_ = run_with_guard(HARMFUL[GuardAdapter.GPT_OSS_SAFEGUARD], adapter=GuardAdapter.GPT_OSS_SAFEGUARD)
-    words = str(list(pieces_of(record.last(GuardHeard))))
-    assert "holds the meme for harmful" in words and CLASSIFIED["reason"] in words
-    record, *_ = run_with_guard("nonsense")
-    assert "gave no opinion: REPLY_MALFORMED" in str(list(pieces_of(record.last(GuardHeard))))
 
 
 def test_guard_opinion_is_escaped_in_pages_and_terminal():
@@ -343,18 +314,15 @@ def test_configured_guard_is_called_with_its_own_key():
         connect(Behaviour(model="a-guard", api_key="own"))
 
 
-def test_guard_on_the_shared_server_counts_towards_its_concurrency_limit():
-    async def work():
-        async with AsyncExitStack() as stack:
-            port = await stack.enter_async_context(serving(FakeModelServer(Behaviour())))
-            server = {"url": f"http://127.0.0.1:{port}/v1", "model": "stand-in"}
-            llm = {**server, "concurrency": 1, "guard": {**server, "adapter": "llama-guard-4"}}
-            role_models = await connect_models(Settings(llm=llm), stack, lambda _: None)
-            (judge,), (guard,) = role_models.judge.model._servers, role_models.guard.model.model._servers
-            with judge.load.call():
-                assert not guard.load.room()
-
-    asyncio.run(work())
+async def test_guard_on_the_shared_server_counts_towards_its_concurrency_limit():
+    async with AsyncExitStack() as stack:
+        port = await stack.enter_async_context(serving(FakeModelServer(Behaviour())))
+        server = {"url": f"http://127.0.0.1:{port}/v1", "model": "stand-in"}
+        llm = {**server, "concurrency": 1, "guard": {**server, "adapter": "llama-guard-4"}}
+        role_models = await connect_models(Settings(llm=llm), stack, lambda _: None)
+        (judge,), (guard,) = role_models.judge.model._servers, role_models.guard.model.model._servers
+        with judge.load.call():
+            assert not guard.load.room()
 
 
 def test_guard_model_missing_on_its_server_is_refused_at_start():
@@ -362,17 +330,13 @@ def test_guard_model_missing_on_its_server_is_refused_at_start():
         connect(Behaviour(model="another"))
 
 
-def test_unreachable_guard_is_reported_and_the_court_still_opens():
+async def test_unreachable_guard_is_reported_and_the_court_still_opens():
     messages = []
-
-    async def work():
-        async with AsyncExitStack() as stack:
-            port = await stack.enter_async_context(serving(FakeModelServer(Behaviour())))
-            guard = {"url": "http://127.0.0.1:1/v1", "model": "g", "adapter": "nemotron-content-safety"}
-            llm = {"url": f"http://127.0.0.1:{port}/v1", "model": "stand-in", "guard": guard}
-            return await connect_models(Settings(llm=llm), stack, messages.append)
-
-    assert asyncio.run(work()).guard is not None
+    async with AsyncExitStack() as stack:
+        port = await stack.enter_async_context(serving(FakeModelServer(Behaviour())))
+        guard = {"url": "http://127.0.0.1:1/v1", "model": "g", "adapter": "nemotron-content-safety"}
+        llm = {"url": f"http://127.0.0.1:{port}/v1", "model": "stand-in", "guard": guard}
+        assert (await connect_models(Settings(llm=llm), stack, messages.append)).guard is not None
     assert any("Trials are held without its opinion" in sentence for sentence in messages)
 
 

@@ -12,7 +12,7 @@ from court.errors import BadRequest
 from court.events import JudgeRuled, ModelCall, OddsGiven, Procedure, VerdictGiven
 from court.judgment import Opinion, disagreement, joined_odds, mean_score, median_strengths, spokesman_of
 from court.precedents import SureRange
-from court.record import TrialAborted, TrialRecord
+from court.record import TrialAborted
 from court.replies import RulingReply
 from court.roles import RoleModel
 from court.settings import TrialSettings
@@ -20,16 +20,14 @@ from court.verdict import Label, ReviewReason, ScoreMeaning, Strength, Strengths
 from eval.models.call_cache import key_of
 from eval.replay.replay import replay
 from eval.solvers.trial import chain_of
-from memecourt.v1 import court_pb2 as wire
 from serving.cli.records import render
 from serving.export.source import ExportSource, Pictures
 from serving.export.trial_file import TrialForm, write_trial
 from serving.models.connect import connect_models
 from serving.settings import ModelSettings, RoleSettings, Settings
-from serving.views.messages import messages_of
 from serving.views.trial_view import view_of
-from tests.support.cast import ACQUITTAL, RULING, Cast, full_court, task_of, try_meme
-from tests.support.fakes import H, N, RecordingSink, a_meme, findings
+from tests.support.cast import ACQUITTAL, RULING, Cast, task_of, try_meme
+from tests.support.fakes import H, N, findings
 
 W, M, S = Strength.WEAK, Strength.MODERATE, Strength.STRONG
 DOUBT = {**RULING, "harmful_strength": "moderate", "harmless_strength": "strong", "label": "not harmful"}
@@ -179,23 +177,6 @@ def test_panel_s_score_is_the_mean_of_its_judges():
     assert record.verdict.harm_score_meaning is ScoreMeaning.LABEL_PROBABILITY
 
 
-def test_interrupted_panel_resumes_without_repeating_calls():
-    record, _ = run_panel(RULING, ACQUITTAL, DOUBT)
-    first = next(event.seq for event in record.events if isinstance(event, JudgeRuled))
-    interrupted = TrialRecord.of(record.events[: first + 1])
-    cast = Cast(rounds=2, judge_judge=DOUBT)
-    court = full_court(cast, settings=TrialSettings(judges=3))
-    meme = a_meme("the meme's own words")
-    resumed = asyncio.run(court.resume(interrupted, meme.picture, RecordingSink()))
-    ruled = {one.judge: one for one in resumed.all(JudgeRuled)}
-    assert sorted(ruled) == [1, 2, 3]
-    recorded = interrupted.last(JudgeRuled)
-    assert ruled[recorded.judge] == recorded
-    assert sum(task_of(request) == "judge" for request in cast.requests("judge")) == 2
-    assert not cast.requests("proposer", "accuser", "defender")
-    assert resumed.verdict
-
-
 def test_failing_judge_fails_the_trial_instead_of_leaving_the_label_to_the_others():
     replies = itertools.chain([RULING], itertools.repeat("no JSON"))
     cast = Cast(rounds=2, judge_judge=lambda request: next(replies))
@@ -203,14 +184,6 @@ def test_failing_judge_fails_the_trial_instead_of_leaving_the_label_to_the_other
         try_meme(cast, settings=TrialSettings(judges=3))
     record = aborted.value.record
     assert record.verdict is None and record.events[-1].unusable.judge > 1
-    replayed = asyncio.run(replay(record))
-    assert (replayed.differences, replayed.obstacle) == ((), "")
-
-
-def test_messages_of_every_judge_are_rebuilt_and_the_trial_replays():
-    record, _ = run_panel(RULING, ACQUITTAL, DOUBT, found=findings([H, N, H]))
-    messages = [each for event in record.all(JudgeRuled) for each in messages_of(record, event)]
-    assert len(messages) == 6 and all(each.exact for each in messages)
     replayed = asyncio.run(replay(record))
     assert (replayed.differences, replayed.obstacle) == ((), "")
 
@@ -368,11 +341,6 @@ def test_panel_works_in_a_cascade():
     )
     assert len(record.all(JudgeRuled)) == 3
     assert record.verdict.harm_score_meaning is ScoreMeaning.JUDGE_AND_VOTE
-
-
-def test_wire_defines_the_review_reason_and_the_score_meaning():
-    assert wire.ReviewReason.Value("REVIEW_REASON_JUDGES_DISAGREE") == 20
-    assert wire.ScoreMeaning.Value("SCORE_MEANING_JUDGE_AND_VOTE") == 3
 
 
 def test_pages_and_exports_show_every_judge_of_a_panel():

@@ -126,7 +126,7 @@ def test_other_malformed_replies_are_not_repaired(text):
     assert label_of(text) is None
 
 
-def test_pi_5_holds_when_the_judge_gets_a_second_attempt():
+async def test_pi_5_holds_when_the_judge_gets_a_second_attempt():
     """The reply that was used counts: the first if it can be used as it is, else the second."""
     chance = random.Random(55)
     found = findings([H, H, H])
@@ -144,15 +144,12 @@ def test_pi_5_holds_when_the_judge_gets_a_second_attempt():
         verdict = judgment.verdict_of([Opinion(ruling.value)], text=text, settings=TrialSettings())
         return replies[: len(model.asked)], verdict.label
 
-    async def run():
-        for _ in range(3000):
-            replies, label = await rule_once()
-            outcomes[label] += 1
-            used = replies[-1]
-            valid = used.finish is FinishReason.STOP and acquits_validly(used.text)
-            assert (label is Label.NOT_HARMFUL) == valid, (replies, label)
-
-    asyncio.run(run())
+    for _ in range(3000):
+        replies, label = await rule_once()
+        outcomes[label] += 1
+        used = replies[-1]
+        valid = used.finish is FinishReason.STOP and acquits_validly(used.text)
+        assert (label is Label.NOT_HARMFUL) == valid, (replies, label)
     assert min(outcomes.values()) > 100
 
 

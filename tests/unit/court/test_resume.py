@@ -10,7 +10,6 @@ from court.events import Procedure, Side, SideRested, Summarised, SummarisedAhea
 from court.policy import DEFAULT_POLICY
 from court.record import TrialAborted, TrialRecord, TrialState
 from court.settings import TrialSettings
-from court.trial import TrialCase
 from tests.support.cast import Cast, ahead_of_time, full_court, questions_in, task_of, try_meme
 from tests.support.fakes import FakeReader, RecordingSink, a_meme, a_picture
 
@@ -191,12 +190,3 @@ def test_permanently_failed_trial_is_not_resumed():
         try_meme(Cast(answer=lambda request: ""), settings=SETTINGS)
     with pytest.raises(CantResume, match="for good"):
         resume(caught.value.record)
-
-
-@pytest.mark.parametrize("procedure", [Procedure.SUMMARY, Procedure.CASCADE])
-def test_other_procedures_are_resumed_too(procedure):
-    court = full_court(Cast(rounds=2), settings=SETTINGS)
-    record = asyncio.run(court.run(TrialCase("t", a_meme("the meme's own words"), procedure), RecordingSink()))
-    for place in range(2, len(record.events)):
-        resumed, _ = resume(TrialRecord.of(record.events[:place]), Cast(rounds=2))
-        assert resumed.verdict == record.verdict

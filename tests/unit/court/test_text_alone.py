@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from court.errors import BadPicture, BadRequest, CantResume
+from court.errors import BadPicture, BadRequest
 from court.events import (
     AnswerGiven,
     Described,
@@ -22,13 +22,12 @@ from court.events import (
 from court.meme import Meme, check_present, is_text_digest, text_digest
 from court.precedents import Search, SureRange
 from court.prompts.sets import packaged
-from court.record import TrialAborted, TrialRecord, TrialState
+from court.record import TrialAborted
 from court.settings import TrialSettings
 from court.trial import TrialCase
 from court.verdict import ReviewReason
 from serving.export.dsa import draft
 from serving.export.source import ExportSource, document, read_document, write_document
-from serving.export.trial_file import page
 from serving.views.compare import compare
 from serving.views.event_text import pieces_of
 from serving.views.messages import messages_of
@@ -213,13 +212,6 @@ def test_messages_of_every_call_can_be_rebuilt():
     assert len(rebuilt) == 4 and all(call.exact for call in rebuilt), [call.why for call in rebuilt]
 
 
-def test_messages_about_a_meme_with_a_picture_are_unchanged():
-    cast = Cast()
-    try_meme(cast)
-    words = "\n".join(prompt_text(request) for request in cast.requests())
-    assert "no picture was sent" not in words.lower()
-
-
 @pytest.mark.parametrize(
     ("settles", "continues"),
     [(SureRange(error=0.05, below=-1, above=0.6, share=0.5, n=99), False), (None, True)],
@@ -228,21 +220,6 @@ def test_cascade_continues_to_the_sides_unless_the_texts_settle_it(settles, cont
     record, cast = full_trial(found=by_text([H] * 5, settles=settles), procedure=Procedure.CASCADE)
     assert bool(cast.calls()) is continues and cast.requests("proposer") == []
     assert record.verdict.label is H
-
-
-def test_interrupted_text_only_trial_resumes_without_a_picture():
-    cast = Cast(judge="no JSON")
-    court, notes = full_court(cast, found=by_text([H] * 5)), RecordingSink()
-    with pytest.raises(TrialAborted):
-        asyncio.run(court.run(TrialCase("t", ALONE, Procedure.FULL), notes))
-    # As a server that died would have left it.
-    record = TrialRecord.of(notes.events[:-1])
-    second_cast = Cast()
-    with pytest.raises(CantResume, match="picture is not the one"):
-        asyncio.run(full_court(second_cast, found=by_text([H] * 5)).resume(record, a_picture(), RecordingSink()))
-    resumed = asyncio.run(full_court(second_cast, found=by_text([H] * 5)).resume(record, None, RecordingSink()))
-    assert resumed.state is TrialState.DECIDED
-    assert [len(second_cast.requests(role)) for role in ("proposer", "accuser", "defender")] == [0, 0, 0]
 
 
 # How it is shown
@@ -268,12 +245,6 @@ def test_terminal_says_that_no_picture_was_sent(record):
         ),
     )
     assert "neither with a picture" in list(pieces_of(duplicates_found))[1]
-
-
-def test_html_says_that_no_picture_was_sent_and_has_no_image(record):
-    html = page(ExportSource(record))
-    assert "No picture was sent: the text was judged alone." in html
-    assert "0 × 0 pixels" not in html and "<img" not in html and "is not kept" not in html
 
 
 def test_text_only_record_is_exported_and_read_back(record):

@@ -98,18 +98,14 @@ def test_procedure_without_models_is_refused_before_anything_is_recorded(procedu
     assert notes.events == []
 
 
-def test_cancelled_trial_records_its_end():
-    async def scene():
-        reader = FakeReader("never", wait=asyncio.Event())
-        notes = RecordingSink()
-        trial = asyncio.create_task(a_court(reader=reader).run(TrialCase("t", a_meme(None)), notes))
-        await reader.asked.wait()
-        trial.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await trial
-        return notes
-
-    notes = asyncio.run(scene())
+async def test_cancelled_trial_records_its_end():
+    reader = FakeReader("never", wait=asyncio.Event())
+    notes = RecordingSink()
+    trial = asyncio.create_task(a_court(reader=reader).run(TrialCase("t", a_meme(None)), notes))
+    await reader.asked.wait()
+    trial.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await trial
     assert notes.kinds == ["TrialOpened", "TrialFailed"]
     assert notes.events[-1].reason == "CANCELLED"
     assert TrialRecord.of(notes.events).state is TrialState.FAILED
@@ -130,27 +126,23 @@ def test_events_without_work_between_them_are_stored_together():
 
 
 @pytest.mark.parametrize("place", TOGETHER)
-def test_cancelling_during_a_write_neither_loses_nor_repeats_an_event(place):
-    async def scene():
-        stored = []
-        writing, go_on = asyncio.Event(), asyncio.Event()
+async def test_cancelling_during_a_write_neither_loses_nor_repeats_an_event(place):
+    stored = []
+    writing, go_on = asyncio.Event(), asyncio.Event()
 
-        async def slow(*events):
-            if events[0].seq == place:
-                writing.set()
-                await go_on.wait()
-            stored.extend(events)
+    async def slow(*events):
+        if events[0].seq == place:
+            writing.set()
+            await go_on.wait()
+        stored.extend(events)
 
-        trial = asyncio.create_task(a_court().run(TrialCase("t", a_meme()), slow))
-        await writing.wait()
-        trial.cancel()
-        await asyncio.sleep(0.01)
-        go_on.set()
-        with pytest.raises(asyncio.CancelledError):
-            await trial
-        return stored
-
-    stored = asyncio.run(scene())
+    trial = asyncio.create_task(a_court().run(TrialCase("t", a_meme()), slow))
+    await writing.wait()
+    trial.cancel()
+    await asyncio.sleep(0.01)
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await trial
     assert [event.seq for event in stored] == list(range(len(stored)))
     # Once the verdict is being written the trial is over, and stays decided.
     assert stored[-1].kind == ("VerdictGiven" if place == TOGETHER[-1] else "TrialFailed")

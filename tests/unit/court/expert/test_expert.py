@@ -614,6 +614,7 @@ def test_trial_with_panel_guard_and_language_resumes_from_any_cut(picture, exper
         again, _ = court()
         record = asyncio.run(again.resume(TrialRecord.of(whole.events[:cut]), meme.picture, RecordingSink()))
         assert record.verdict == whole.verdict, cut
+        assert len(record.all(JudgeRuled)) == 3 and len(record.all(GuardHeard)) == 1, "nothing is asked again"
         assert all(message.exact for event in record.events for message in messages_of(record, event)), cut
         assert_reproducible(record)
 

@@ -207,18 +207,15 @@ def bomb_of_streams():
         ("html", lambda: b"<a " + b"b=" * 4_000_000),
     ],
 )
-def test_hostile_files_are_refused_and_the_next_file_is_read(kind, data):
-    async def run():
-        guard = Guard(cpu_s=2.0, wall_s=30.0, memory_bytes=1024**3, max_reply_bytes=32 * 1024**2)
-        extractor = TextExtractor(guard=guard)
-        try:
-            with pytest.raises(BadRequest, match="can't be read"):
-                await extractor.extract(data(), kind)
-            assert (await extractor.extract(b"<p>after", "html")).text == "after"
-        finally:
-            await extractor.aclose()
-
-    asyncio.run(run())
+async def test_hostile_files_are_refused_and_the_next_file_is_read(kind, data):
+    guard = Guard(cpu_s=2.0, wall_s=30.0, memory_bytes=1024**3, max_reply_bytes=32 * 1024**2)
+    extractor = TextExtractor(guard=guard)
+    try:
+        with pytest.raises(BadRequest, match="can't be read"):
+            await extractor.extract(data(), kind)
+        assert (await extractor.extract(b"<p>after", "html")).text == "after"
+    finally:
+        await extractor.aclose()
 
 
 def test_oversized_files_are_refused_before_they_are_read(tmp_path):

@@ -270,22 +270,19 @@ def test_library_of_another_encoder_is_refused(tmp_path: Path, finder: LibraryFi
         LibraryFinder(library, WordEncoder("other"))
 
 
-def test_concurrent_searches_see_either_the_old_or_the_new_library(tmp_path: Path, finder: LibraryFinder) -> None:
+async def test_concurrent_searches_see_either_the_old_or_the_new_library(tmp_path: Path, finder: LibraryFinder) -> None:
     old = finder._snapshot.library
     new = library_of(tmp_path / "new", [(f"n-{i}", h, t, p) for i, h, t, p in SPECS])
 
     async def search() -> Findings:
         return await finder.find(text="my cat sleeps", frames=(), pixels_sha256="", exhibits=3, tally=5, alpha=None)
 
-    async def many() -> list[Findings]:
-        tasks = []
-        for number in range(60):
-            tasks.append(asyncio.create_task(search()))
-            await asyncio.sleep(0)
-            finder.swap(new if number % 2 else old)
-        return await asyncio.gather(*tasks)
-
-    results = asyncio.run(many())
+    tasks = []
+    for number in range(60):
+        tasks.append(asyncio.create_task(search()))
+        await asyncio.sleep(0)
+        finder.swap(new if number % 2 else old)
+    results = await asyncio.gather(*tasks)
     for findings in results:
         is_new = findings.library.digest == new.digest
         assert all(entry.id.startswith("n-") == is_new for entry in findings.tally)
@@ -497,31 +494,28 @@ def test_after_a_replacement_a_picture_comes_from_the_library_it_was_found_in(tm
     assert pictures(fresh, "a") not in ([shown], [None])
 
 
-def test_follower_searches_new_generations_and_keeps_the_old_if_the_new_is_damaged(tmp_path: Path) -> None:
+async def test_follower_searches_new_generations_and_keeps_the_old_if_the_new_is_damaged(tmp_path: Path) -> None:
     library = library_of(tmp_path, SPECS)
     finder, writer, messages = LibraryFinder(library, ENCODER), LibraryWriter(library), []
     extra = library.memes[0].model_copy(update={"id": "extra", "kept": None})
 
-    async def story() -> None:
-        task = asyncio.create_task(follow(finder, messages.append, every_s=0.005))
-        await asyncio.to_thread(writer.add, extra, library.rows[0], None, who="ada", why="new")
-        await until(lambda: "extra" in finder.ids)
-        await asyncio.to_thread(writer.compact)
-        await until(lambda: finder.searched.generation == "000002")
-        digest = finder.library.digest
-        current = tmp_path / "CURRENT"
-        good = current.read_bytes()
-        current.write_bytes(good.replace(b"sha256:", b"sha255:"))
-        await until(lambda: "searched on" in messages[-1])
-        count = len(messages)
-        await asyncio.sleep(0.05)
-        assert len(messages) == count and finder.library.digest == digest
-        current.write_bytes(good)
-        await asyncio.to_thread(writer.remove, "extra", who="ada", why="old")
-        await until(lambda: "extra" not in finder.ids)
-        assert not task.done()
-        task.cancel()
-
-    asyncio.run(story())
+    task = asyncio.create_task(follow(finder, messages.append, every_s=0.005))
+    await asyncio.to_thread(writer.add, extra, library.rows[0], None, who="ada", why="new")
+    await until(lambda: "extra" in finder.ids)
+    await asyncio.to_thread(writer.compact)
+    await until(lambda: finder.searched.generation == "000002")
+    digest = finder.library.digest
+    current = tmp_path / "CURRENT"
+    good = current.read_bytes()
+    current.write_bytes(good.replace(b"sha256:", b"sha255:"))
+    await until(lambda: "searched on" in messages[-1])
+    count = len(messages)
+    await asyncio.sleep(0.05)
+    assert len(messages) == count and finder.library.digest == digest
+    current.write_bytes(good)
+    await asyncio.to_thread(writer.remove, "extra", who="ada", why="old")
+    await until(lambda: "extra" not in finder.ids)
+    assert not task.done()
+    task.cancel()
     finder.close()
     assert messages[0] == "The precedent library was changed: 6 memes are searched now."

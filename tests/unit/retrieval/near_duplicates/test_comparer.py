@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+from contextlib import asynccontextmanager
 from io import BytesIO
 from itertools import product
 from pathlib import Path
@@ -29,15 +30,13 @@ def noise(width, height, seed=0, levels=256):
     return picture_of(png.getvalue())
 
 
-def with_comparer(scenario, **options):
-    async def run():
-        comparer = GuardedComparer(**options)
-        try:
-            return await scenario(comparer)
-        finally:
-            await comparer.aclose()
-
-    return asyncio.run(run())
+@asynccontextmanager
+async def a_comparer(**options):
+    comparer = GuardedComparer(**options)
+    try:
+        yield comparer
+    finally:
+        await comparer.aclose()
 
 
 def frames(picture):
@@ -57,40 +56,36 @@ def worker_pids():
     return found
 
 
-def test_worker_process_agrees_with_in_process_comparison():
+async def test_worker_process_agrees_with_in_process_comparison():
     one, other = noise(320, 240), noise(320, 240, seed=1)
     views = fingerprint(frames(one), MemeText("", read=False)).frames[0]
-
-    async def scenario(comparer):
+    async with a_comparer() as comparer:
         hashes = await comparer.hashes(one)
         assert hashes.tolist() == [view.hashes.tolist() for view in views]
         assert await comparer.is_same(frames(one), one, THRESHOLDS, Agreement.SAME)
         assert not await comparer.is_same(frames(other), one, THRESHOLDS, Agreement.SAME)
 
-    with_comparer(scenario)
-
 
 @pytest.mark.parametrize("levels", [1, 100])
-def test_tiny_and_narrow_pictures_are_hashed_and_compared(levels):
+async def test_tiny_and_narrow_pictures_are_hashed_and_compared(levels):
     """Flat pictures and noise: a side of one pixel once sent the border search into an endless loop."""
 
-    async def scenario(comparer):
+    deaths = worker_deaths["picture comparer"]
+    async with a_comparer(workers=1) as comparer:
         for width, height in DEGENERATE:
             picture = noise(width, height, levels=levels)
             hashes = await comparer.hashes(picture)
             assert hashes.shape[1:] == (8, 32), (width, height)
             await comparer.is_same(frames(picture), picture, THRESHOLDS, Agreement.SAME)
-
-    deaths = worker_deaths["picture comparer"]
-    with_comparer(scenario, workers=1)
     assert worker_deaths["picture comparer"] == deaths
 
 
 @pytest.mark.parametrize(("options", "error"), [({"cpu_s": 0.02}, Unavailable), ({"wall_s": 0.02}, Overrun)])
-def test_slow_comparison_is_killed_and_counted(options, error):
+async def test_slow_comparison_is_killed_and_counted(options, error):
     large = noise(1280, 1280)
 
-    async def scenario(comparer):
+    deaths = worker_deaths["picture comparer"]
+    async with a_comparer(workers=1, **options) as comparer:
         await comparer.warm()
         before = worker_pids()
         with pytest.raises(error) as caught:
@@ -98,16 +93,12 @@ def test_slow_comparison_is_killed_and_counted(options, error):
         assert error is Overrun or caught.value.reason == "COMPARER_FAILED"
         await comparer.warm()  # a new process starts
         assert len(before) == 1 and not set(before) & set(worker_pids())
-
-    deaths = worker_deaths["picture comparer"]
-    with_comparer(scenario, workers=1, **options)
     assert worker_deaths["picture comparer"] == deaths + 1
 
 
-def test_externally_killed_worker_has_its_own_reason():
+async def test_externally_killed_worker_has_its_own_reason():
     large = noise(1280, 1280)
-
-    async def scenario(comparer):
+    async with a_comparer(workers=1) as comparer:
         await comparer.warm()
         (pid,) = worker_pids()
         os.kill(pid, signal.SIGSTOP)  # otherwise a fast worker answers before it is killed
@@ -119,16 +110,12 @@ def test_externally_killed_worker_has_its_own_reason():
         assert caught.value.reason == "COMPARER_KILLED"
         assert (await comparer.hashes(noise(64, 64))).shape[1:] == (8, 32)
 
-    with_comparer(scenario, workers=1)
 
-
-def test_invalid_picture_fails_without_killing_the_worker():
-    async def scenario(comparer):
+async def test_invalid_picture_fails_without_killing_the_worker():
+    async with a_comparer(workers=1) as comparer:
         await comparer.warm()
         before = worker_pids()
         with pytest.raises(Unavailable) as caught:
             await comparer.is_same([b"no PNG"], noise(64, 64), THRESHOLDS, Agreement.SAME)
         assert caught.value.reason == "COMPARER_FAILED"
         assert worker_pids() == before
-
-    with_comparer(scenario, workers=1)

@@ -16,7 +16,7 @@ from serving.export.tables import Selection
 from serving.judging.known import Findings, VerdictCache
 from serving.judging.rejudge import RejudgeOutcome, Rejudging, rejudge_all
 from tests.support.fakes import N, findings
-from tests.support.reception import ASK, Finder, on_one_server, other, town, trials_in
+from tests.support.reception import ASK, Finder, other, town, trials_in
 
 __all__ = ["town"]
 
@@ -44,8 +44,8 @@ async def rejudge_trials(executor, settings, at_once=3):
     return [rejudged async for rejudged in rejudge_all(rejudging, selection, at_once=at_once)]
 
 
-def test_each_trial_is_rejudged_once_in_a_new_trial_that_names_the_old_one(town):
-    async def scene(runner):
+async def test_each_trial_is_rejudged_once_in_a_new_trial_that_names_the_old_one(town):
+    async with town.server() as runner:
         docket = runner.executor.docket
         first = (await runner.answer(ASK)).record
         await runner.answer(other(image=b"second|file", text=None, namespace="them"))
@@ -54,9 +54,7 @@ def test_each_trial_is_rejudged_once_in_a_new_trial_that_names_the_old_one(town)
         done = await rejudge_trials(executor, town.settings)
         repeated = await rejudge_trials(executor, town.settings)
         after = {trial_id: await docket.trials.record(trial_id) for trial_id in before}
-        return first, before, done, repeated, after, await trials_in(docket)
-
-    first, before, done, repeated, after, ids = on_one_server(town, scene)
+        ids = await trials_in(docket)
     assert before == after and len(ids) == 4
     assert [rejudged.outcome for rejudged in done] == [RejudgeOutcome.DIFFERENT] * 2 and all(
         rejudged.is_new for rejudged in done
@@ -69,61 +67,51 @@ def test_each_trial_is_rejudged_once_in_a_new_trial_that_names_the_old_one(town)
     assert not any(rejudged.is_new for rejudged in repeated)
 
 
-def test_unchanged_configuration_rejudges_nothing(town):
-    async def scene(runner):
+async def test_unchanged_configuration_rejudges_nothing(town):
+    async with town.server() as runner:
         await runner.answer(ASK)
         done = await rejudge_trials(runner.executor, town.settings)
-        return done, await trials_in(runner.executor.docket)
-
-    done, ids = on_one_server(town, scene)
+        ids = await trials_in(runner.executor.docket)
     assert [rejudged.outcome for rejudged in done] == [RejudgeOutcome.UNCHANGED] and len(ids) == 1
 
 
-def test_next_request_for_the_meme_gets_the_new_verdict(town):
-    async def scene(runner):
+async def test_next_request_for_the_meme_gets_the_new_verdict(town):
+    async with town.server() as runner:
         await runner.answer(ASK)
         executor = with_changes(runner)
         (done,) = await rejudge_trials(executor, town.settings)
         known = cache_of(executor, town.settings)
         found = await known.find(known.key(ASK, done.old.opened.meme.digest))
-        return done, found
-
-    done, found = on_one_server(town, scene)
     assert done.outcome is RejudgeOutcome.SAME and found.trial_id == done.new.trial_id
 
 
-def test_failed_rejudging_is_reported_and_attempted_again(town):
-    async def scene(runner):
+async def test_failed_rejudging_is_reported_and_attempted_again(town):
+    async with town.server() as runner:
         await runner.answer(ASK)
         broken = with_changes(runner, Finder(ValueError("broken")))
         (failed,) = await rejudge_trials(broken, town.settings)
         (mended,) = await rejudge_trials(with_changes(runner), town.settings)
         (repeated,) = await rejudge_trials(with_changes(runner), town.settings)
         states = sorted(line.state for line in await runner.executor.docket.index.list(limit=9))
-        return failed, mended, repeated, states
-
-    failed, mended, repeated, states = on_one_server(town, scene)
     assert (failed.outcome, failed.reason, failed.new) == (RejudgeOutcome.FAILED, "INTERNAL", None)
     assert mended.outcome is RejudgeOutcome.SAME and mended.is_new
     assert repeated.new.trial_id == mended.new.trial_id and not repeated.is_new
     assert states == [TrialState.DECIDED, TrialState.DECIDED, TrialState.FAILED]
 
 
-def test_rejudging_with_an_erased_trial_is_neither_repeated_nor_a_failure(town):
-    async def scene(runner):
+async def test_rejudging_with_an_erased_trial_is_neither_repeated_nor_a_failure(town):
+    async with town.server() as runner:
         await runner.answer(ASK)
         (done,) = await rejudge_trials(with_changes(runner), town.settings)
         eraser = runner.executor.docket.eraser
         await eraser.erase(done.new.trial_id, who="ada", why="asked for", at=datetime.now(UTC))
         repeated = [await rejudge_trials(with_changes(runner), town.settings) for _ in range(2)]
-        return repeated, await trials_in(runner.executor.docket)
-
-    repeated, ids = on_one_server(town, scene)
+        ids = await trials_in(runner.executor.docket)
     assert [(one.outcome, one.new) for (one,) in repeated] == [(RejudgeOutcome.ERASED, None)] * 2 and len(ids) == 2
 
 
-def test_interrupted_rejudging_resumes_its_trial(town):
-    async def scene(runner):
+async def test_interrupted_rejudging_resumes_its_trial(town):
+    async with town.server() as runner:
         await runner.answer(ASK)
         finder = Finder()
         finder.gate = asyncio.Event()
@@ -134,21 +122,16 @@ def test_interrupted_rejudging_resumes_its_trial(town):
         await asyncio.gather(cut, return_exceptions=True)
         finder.gate.set()
         (done,) = await rejudge_trials(executor, town.settings)
-        return done
-
-    done = on_one_server(town, scene)
     assert done.outcome is RejudgeOutcome.SAME and done.is_new
     assert [event.kind for event in done.new.events].count("TrialResumed") == 1
 
 
-def test_trials_made_by_rejudging_are_not_rejudged_themselves(town):
-    async def scene(runner):
+async def test_trials_made_by_rejudging_are_not_rejudged_themselves(town):
+    async with town.server() as runner:
         await runner.answer(ASK)
         await rejudge_trials(with_changes(runner), town.settings)
         newer = with_changes(runner, policy=NEW.model_copy(update={"version": "3"}))
-        return await rejudge_trials(newer, town.settings)
-
-    (done,) = on_one_server(town, scene)
+        (done,) = await rejudge_trials(newer, town.settings)
     assert done.old.opened.policy.version == DEFAULT_POLICY.version and done.new.opened.policy.version == "3"
 
 

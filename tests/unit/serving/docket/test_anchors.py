@@ -87,22 +87,19 @@ def test_keys_are_read_one_per_line(tmp_path: Path) -> None:
         read_keys(tmp_path / "none")
 
 
-def test_file_witness_appends_and_never_rewrites(tmp_path: Path) -> None:
+async def test_file_witness_appends_and_never_rewrites(tmp_path: Path) -> None:
     path = tmp_path / "anchor"
 
-    async def scenario() -> None:
-        witness = FileWitness(path)
-        await witness.push(NOTES[0])
-        first = path.read_bytes()
-        # A crash left half a line.
-        path.write_bytes(first + NOTES[1][:40].encode())
-        await witness.push(NOTES[2])
-        assert path.read_bytes().startswith(first)
-        assert [note for note in read_anchor(path).notes if note in NOTES] == [NOTES[0], NOTES[2]]
-        with pytest.raises(Unavailable, match="does not take them"):
-            await FileWitness(tmp_path / "none" / "anchor").push(NOTES[0])
-
-    asyncio.run(scenario())
+    witness = FileWitness(path)
+    await witness.push(NOTES[0])
+    first = path.read_bytes()
+    # A crash left half a line.
+    path.write_bytes(first + NOTES[1][:40].encode())
+    await witness.push(NOTES[2])
+    assert path.read_bytes().startswith(first)
+    assert [note for note in read_anchor(path).notes if note in NOTES] == [NOTES[0], NOTES[2]]
+    with pytest.raises(Unavailable, match="does not take them"):
+        await FileWitness(tmp_path / "none" / "anchor").push(NOTES[0])
 
 
 class NoteServer:

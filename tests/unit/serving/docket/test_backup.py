@@ -23,7 +23,7 @@ from court.errors import Unavailable
 from court.events import TrialOpened
 from serving.cli.main import cli
 from serving.docket.open import Docket
-from tests.support.dockets import events_of, with_docket
+from tests.support.dockets import events_of, opened_docket, with_docket
 from tests.support.playing import wait_until
 from tests.support.sizes import FULL
 from tests.support.tampering import drawn, scene_of
@@ -304,12 +304,10 @@ def test_unreadable_write_ahead_log_is_an_error(copy: Path) -> None:
     (copy / "docket.sqlite-wal").unlink()
 
 
-def test_docket_opened_read_only_refuses_events(folder: Path) -> None:
-    async def write(docket: Docket) -> None:
+async def test_docket_opened_read_only_refuses_events(folder: Path) -> None:
+    async with opened_docket(folder / "docket.sqlite", create=False, read_only=True) as docket:
         with pytest.raises(Unavailable, match="may only be read"):
             await docket.writer.append(events_of("new")[0])
-
-    with_docket(folder / "docket.sqlite", write, create=False, read_only=True)
 
 
 def test_read_only_empty_home_gives_a_one_line_error(copy: Path, tmp_path: Path) -> None:

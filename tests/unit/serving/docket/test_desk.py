@@ -32,7 +32,7 @@ from serving.docket.review.search import CHOICES, KEYS, parse_search
 from serving.docket.store import review_tables as desk_tables
 from serving.docket.store.bodies import packed
 from serving.docket.store.listing import BlindReviewer
-from tests.support.desks import NO_SAMPLING, verdict, with_desk
+from tests.support.desks import NO_SAMPLING, opened_desk, verdict
 from tests.support.dockets import NOON, Intercepted
 from tests.support.sizes import FULL
 
@@ -96,8 +96,8 @@ def test_invalid_rules_are_refused():
 # The queue.
 
 
-def test_queue_lists_cases_by_urgency(path):
-    async def scenario(court):
+async def test_queue_lists_cases_by_urgency(path):
+    async with opened_desk(path) as court:
         await court.tried("low", verdict(H, score=0.55), at=NOON)
         await court.tried("open")
         await court.tried("failed", "GONE")
@@ -109,16 +109,11 @@ def test_queue_lists_cases_by_urgency(path):
         while page := await court.desk.queue("ada", limit=2, after=after):
             pages.append([case.trial_id for case in page])
             after = cursor_of(page[-1])
-        return (
-            pages,
-            await court.waiting(why=ReviewPriority.LOW_SCORE),
-            await court.waiting(namespaces=frozenset({"forum"})),
-            await court.waiting(namespaces=frozenset()),
-            await court.desk.counts(),
-            await court.desk.case("tie"),
-        )
-
-    pages, low, forum, no_namespaces, counts, tie = with_desk(path, scenario)
+        low = await court.waiting(why=ReviewPriority.LOW_SCORE)
+        forum = await court.waiting(namespaces=frozenset({"forum"}))
+        no_namespaces = await court.waiting(namespaces=frozenset())
+        counts = await court.desk.counts()
+        tie = await court.desk.case("tie")
     assert pages == [["undecided", "undecided late"], ["tie", "low"]]
     assert (low, forum, no_namespaces) == (["low"], ["tie"], [])
     assert counts == {ReviewPriority.UNDECIDED: 2, ReviewPriority.DISAGREE: 1, ReviewPriority.LOW_SCORE: 1}
@@ -130,8 +125,8 @@ def test_queue_lists_cases_by_urgency(path):
     ("label", "pieces", "without", "waits"),
     [(N, 1, H, True), (N, 1, N, False), (N, 2, H, False), (H, 1, N, False)],
 )
-def test_acquittal_by_a_single_piece_waits_for_review(path, label, pieces, without, waits):
-    async def scenario(court):
+async def test_acquittal_by_a_single_piece_waits_for_review(path, label, pieces, without, waits):
+    async with opened_desk(path) as court:
         for trial_id in ("new", "reviewed"):
             await court.tried(trial_id, verdict(label))
         await court.reviewed("reviewed", "ada", label, again=True)
@@ -140,37 +135,31 @@ def test_acquittal_by_a_single_piece_waits_for_review(path, label, pieces, witho
         flips = Flips(basis=FlipBasis.ODDS, label=label, score=0.2, tried=(tried,))
         for trial_id in ("new", "reviewed"):
             await court.docket.writer.append(FlipsSought(trial_id=trial_id, seq=9, at=NOON, flips=flips))
-        return await court.waiting(), (await court.desk.case("new")).reasons
-
-    waiting, reasons = with_desk(path, scenario)
+        waiting, reasons = await court.waiting(), (await court.desk.case("new")).reasons
     assert waiting == ["new"] * waits and [why for why, _ in reasons] == [ReviewPriority.COURT_ASKS] * waits
     assert all("Without the accuser's argument" in words and "at least 0.70" in words for _, words in reasons)
 
 
-def test_new_trials_appear_in_the_queue_at_once(path):
-    async def scenario(court):
+async def test_new_trials_appear_in_the_queue_at_once(path):
+    async with opened_desk(path) as court:
         before = await court.waiting()
         await court.tried("a", verdict(U))
-        return before, await court.waiting()
-
-    assert with_desk(path, scenario) == ([], ["a"])
+        assert (before, await court.waiting()) == ([], ["a"])
 
 
-def test_two_queues_of_one_docket_project_each_entry_once(path):
-    async def scenario(court):
+async def test_two_queues_of_one_docket_project_each_entry_once(path):
+    async with opened_desk(path) as court:
         other = court.another_desk()
         for number in range(30):
             await court.tried(f"t{number:02}", verdict(U))
         await asyncio.gather(*(desk.catch_up() for desk in (court.desk, other, court.desk, other)))
         await court.reviewed("t03", "ada", H)
-        return await court.waiting(), [case.trial_id for case in await other.queue("bea", limit=100)]
-
-    own, others = with_desk(path, scenario)
+        own, others = await court.waiting(), [case.trial_id for case in await other.queue("bea", limit=100)]
     assert own == others == [f"t{number:02}" for number in range(30) if number != 3]
 
 
-def test_rebuilt_projection_equals_the_former_one(path):
-    async def scenario(court):
+async def test_rebuilt_projection_equals_the_former_one(path):
+    async with opened_desk(path) as court:
         await court.tried("a", verdict(U))
         await court.tried("b", verdict(H, strengths=TIE))
         await court.reviewed("a", "ada", H)
@@ -182,13 +171,11 @@ def test_rebuilt_projection_equals_the_former_one(path):
             for table in (desk_tables.cases, desk_tables.reviews, desk_tables.progress):
                 connection.execute(table.delete())
         await court.desk.catch_up()  # notices the reset
-        return state, (await court.desk.cases(["a", "b"]), await court.waiting("bea"))
-
-    before, after = with_desk(path, scenario)
+        before, after = state, (await court.desk.cases(["a", "b"]), await court.waiting("bea"))
     assert before == after and before[1] == ["b"]
 
 
-def test_catching_up_with_a_large_docket_is_bounded_in_time(path):
+async def test_catching_up_with_a_large_docket_is_bounded_in_time(path):
     class Slow(Intercepted):
         """A slow docket."""
 
@@ -201,7 +188,7 @@ def test_catching_up_with_a_large_docket_is_bounded_in_time(path):
                 await self.gate.wait()
             return await self._docket.log.entries(first, 3, kinds)
 
-    async def scenario(court):
+    async with opened_desk(path) as court:
         for name in ("a", "b", "c"):
             await court.tried(name, verdict(U))
         slow = Slow(court.docket)
@@ -211,36 +198,32 @@ def test_catching_up_with_a_large_docket_is_bounded_in_time(path):
         slow.gate.set()
         while not await desk.catch_up():
             pass
-        return (
+        assert (
             complete,
             meanwhile,
             behind,
             [case.trial_id for case in await desk.queue("ada", limit=9)],
             await desk.behind(),
-        )
-
-    assert with_desk(path, scenario) == (False, ["a"], 6, ["a", "b", "c"], 0)
+        ) == (False, ["a"], 6, ["a", "b", "c"], 0)
 
 
-def test_altered_entry_does_not_block_other_entries(path, caplog):
-    async def scenario(court):
+async def test_altered_entry_does_not_block_other_entries(path, caplog):
+    async with opened_desk(path) as court:
         await court.tried("a", verdict(U))
         await court.tried("b", verdict(U))
         with court.docket.transactions.database.writing() as connection:
             connection.execute(text("DROP TRIGGER entries_update"))
             altered = {"body": packed('{"kind":"VerdictGiven"}')}
             connection.execute(text("UPDATE entries SET body = :body WHERE number = 2"), altered)
-        return await court.waiting()
-
-    assert with_desk(path, scenario) == ["b"]
+        assert await court.waiting() == ["b"]
     assert "entry 2 can't be read" in caplog.text
 
 
 # Locks.
 
 
-def test_case_is_locked_by_one_reviewer_at_a_time(path):
-    async def scenario(court):
+async def test_case_is_locked_by_one_reviewer_at_a_time(path):
+    async with opened_desk(path) as court:
         await court.tried("a", verdict(U))
         lock = await court.desk.take("a", "ada")
         with pytest.raises(CaseTaken, match="ada is looking"):
@@ -254,15 +237,13 @@ def test_case_is_locked_by_one_reviewer_at_a_time(path):
         with pytest.raises(CaseTaken):
             await court.desk.take("a", "bea")
         await court.desk.release("a", "ada")
-        return lock, shown, again, await court.desk.take("a", "bea")
-
-    lock, shown, again, other = with_desk(path, scenario)
+        other = await court.desk.take("a", "bea")
     assert lock == shown == again and lock.until == NOON + timedelta(minutes=LOCK_MINUTES)
     assert (lock.holder, other.holder) == ("ada", "bea")
 
 
-def test_review_under_an_expired_lock_is_refused(path):
-    async def scenario(court):
+async def test_review_under_an_expired_lock_is_refused(path):
+    async with opened_desk(path) as court:
         await court.tried("a", verdict(U))
         await court.desk.take("a", "ada")
         court.clock.turn(minutes=LOCK_MINUTES + 1)
@@ -273,15 +254,13 @@ def test_review_under_an_expired_lock_is_refused(path):
         with pytest.raises(NotLocked):
             await court.desk.review("a", "cy", label=H, clause="4", reason="never took it")
         await court.desk.review("a", "bea", label=N, clause="none", reason="I looked.")
-        return free, (await court.docket.trials.record("a")).all(VerdictReviewed)
-
-    free, reviews = with_desk(path, scenario)
+        reviews = (await court.docket.trials.record("a")).all(VerdictReviewed)
     assert free is None
     assert [review.reviewer for review in reviews] == ["bea"]
 
 
-def test_unknown_open_and_closed_trials_cannot_be_taken(path):
-    async def scenario(court):
+async def test_unknown_open_and_closed_trials_cannot_be_taken(path):
+    async with opened_desk(path) as court:
         await court.tried("open")
         await court.tried("fine", verdict(H))
         with pytest.raises(TrialUnknown):
@@ -290,16 +269,13 @@ def test_unknown_open_and_closed_trials_cannot_be_taken(path):
             await court.desk.take("open", "ada")
         with pytest.raises(CaseClosed):
             await court.desk.take("fine", "ada")
-        return await court.desk.take("fine", "ada", reopen=True)
-
-    assert with_desk(path, scenario).holder == "ada"
+        assert (await court.desk.take("fine", "ada", reopen=True)).holder == "ada"
 
 
-def test_random_operations_keep_one_holder_per_case(path):
+async def test_random_operations_keep_one_holder_per_case(path):
     rng = random.Random(3)
     people, trials = ["ada", "bea", "cy"], ["t0", "t1", "t2", "t3"]
-
-    async def scenario(court):
+    async with opened_desk(path) as court:
         for name in trials:
             await court.tried(name, verdict(U))
         locks, minutes, counts = {}, 0, Counter()
@@ -338,9 +314,6 @@ def test_random_operations_keep_one_holder_per_case(path):
         stored = {
             name: [e.reviewer for e in (await court.docket.trials.record(name)).all(VerdictReviewed)] for name in trials
         }
-        return stored, expected, counts
-
-    stored, expected, counts = with_desk(path, scenario)
     assert stored == expected
     for act in ("take", "renew", "review"):  # otherwise the test would be vacuous
         assert counts[act, "done"] > 2 and counts[act, "refused"] > 2, counts
@@ -349,14 +322,12 @@ def test_random_operations_keep_one_holder_per_case(path):
 # Reviews.
 
 
-def test_review_closes_the_case_and_records_the_outcome(path):
-    async def scenario(court):
+async def test_review_closes_the_case_and_records_the_outcome(path):
+    async with opened_desk(path) as court:
         await court.tried("a", verdict(H, strengths=TIE))
         await court.tried("b", verdict(H, strengths=TIE))
         upheld, overruled = await court.reviewed("a", "ada", H), await court.reviewed("b", "ada", N)
-        return upheld, overruled, await court.waiting("bea"), await court.desk.cases(["a", "b"])
-
-    upheld, overruled, left, cases = with_desk(path, scenario)
+        left, cases = await court.waiting("bea"), await court.desk.cases(["a", "b"])
     assert (upheld.outcome, overruled.outcome) == (ReviewOutcome.UPHELD, ReviewOutcome.OVERRULED)
     assert left == [] and all(case.lock is None and not case.waiting for case in cases.values())
     assert (cases["a"].holds, cases["b"].holds, cases["b"].label) == (H, N, H)
@@ -373,20 +344,18 @@ def test_review_closes_the_case_and_records_the_outcome(path):
         ({"label": U}, "label"),
     ],
 )
-def test_clause_reason_and_label_are_required(path, changes, field):
-    async def scenario(court):
+async def test_clause_reason_and_label_are_required(path, changes, field):
+    async with opened_desk(path) as court:
         await court.tried("a", verdict(H, strengths=TIE))
         await court.desk.take("a", "ada")
         with pytest.raises(BadRequest) as refused:
             await court.desk.review("a", "ada", **{"label": H, "clause": "4", "reason": "I looked.", **changes})
-        return refused.value.field, await court.waiting("bea"), (await court.desk.case("a")).lock
-
-    named, left, lock = with_desk(path, scenario)
+        named, left, lock = refused.value.field, await court.waiting("bea"), (await court.desk.case("a")).lock
     assert named == field and left == ["a"] and lock.holder == "ada"
 
 
-def test_review_before_the_verdict_is_shown_is_marked_as_blind(path):
-    async def scenario(court):
+async def test_review_before_the_verdict_is_shown_is_marked_as_blind(path):
+    async with opened_desk(path) as court:
         for name in ("a", "b"):
             await court.tried(name, verdict(U), pixels=name * 64)
         blind = await court.reviewed("a", "ada", H)
@@ -395,19 +364,15 @@ def test_review_before_the_verdict_is_shown_is_marked_as_blind(path):
         seeing = await court.reviewed("b", "ada", H)
         second = await court.reviewed("a", "ada", N, again=True)  # after the first review she has seen the verdict
         other = await court.reviewed("a", "bea", N, again=True)
-        return [blind.blind, seeing.blind, second.blind, other.blind]
-
-    assert with_desk(path, scenario) == [True, False, False, True]
+        assert [blind.blind, seeing.blind, second.blind, other.blind] == [True, False, False, True]
 
 
-def test_record_has_the_whole_review(path):
-    async def scenario(court):
+async def test_record_has_the_whole_review(path):
+    async with opened_desk(path) as court:
         await court.tried("a", verdict(H))
         await court.desk.take("a", "ada", reopen=True)
         await court.desk.review("a", "ada", label=N, clause=" 4 ", reason=" Satire of a habit. ")
-        return (await court.docket.trials.record("a")).last(VerdictReviewed)
-
-    review = with_desk(path, scenario)
+        review = (await court.docket.trials.record("a")).last(VerdictReviewed)
     assert (review.label, review.clause, review.reason, review.reviewer, review.at) == (
         N,
         "4",
@@ -420,8 +385,8 @@ def test_record_has_the_whole_review(path):
 # Second opinions.
 
 
-def test_second_opinion_has_to_come_from_another_reviewer(path):
-    async def scenario(court):
+async def test_second_opinion_has_to_come_from_another_reviewer(path):
+    async with opened_desk(path) as court:
         await court.tried("a", verdict(U))
         await court.desk.take("a", "ada")
         request = await court.desk.leave_note("a", "ada", "Is the costume meant?", second_opinion=True)
@@ -432,16 +397,7 @@ def test_second_opinion_has_to_come_from_another_reviewer(path):
         await court.reviewed("a", "ada", H, again=True)  # allowed, but it is no second opinion
         still = await court.waiting("bea")
         await court.reviewed("a", "bea", H)
-        return (
-            request,
-            lists,
-            case,
-            still,
-            await court.waiting("cy"),
-            (await court.docket.trials.record("a")).events[-3:],
-        )
-
-    request, lists, case, still, left, events = with_desk(path, scenario)
+        left, events = await court.waiting("cy"), (await court.docket.trials.record("a")).events[-3:]
     assert lists == ([], ["a"]) and still == ["a"] and left == []
     assert case.asked_by == "ada" and case.lock is None
     assert [why for why, _ in case.reasons] == [ReviewPriority.SECOND_OPINION, ReviewPriority.UNDECIDED]
@@ -450,8 +406,8 @@ def test_second_opinion_has_to_come_from_another_reviewer(path):
     assert [event.reviewer for event in events[1:]] == ["ada", "bea"]
 
 
-def test_third_reviewer_decides_when_two_disagree(path):
-    async def scenario(court):
+async def test_third_reviewer_decides_when_two_disagree(path):
+    async with opened_desk(path) as court:
         await court.tried("a", verdict(U))
         await court.reviewed("a", "ada", H)
         closed = await court.waiting("bea")
@@ -459,9 +415,7 @@ def test_third_reviewer_decides_when_two_disagree(path):
         case = await court.desk.case("a")
         lists = await court.waiting("ada"), await court.waiting("bea"), await court.waiting("cy")
         await court.reviewed("a", "cy", N)
-        return closed, case, lists, await court.waiting("dee"), (await court.desk.case("a")).holds
-
-    closed, case, lists, left, holds = with_desk(path, scenario)
+        left, holds = await court.waiting("dee"), (await court.desk.case("a")).holds
     assert closed == left == [] and holds is N
     assert lists == ([], [], ["a"])
     assert case.reasons[0] == (
@@ -473,10 +427,9 @@ def test_third_reviewer_decides_when_two_disagree(path):
 # Search.
 
 
-def test_search_results_meet_all_criteria(path):
+async def test_search_results_meet_all_criteria(path):
     day = timedelta(days=1)
-
-    async def scenario(court):
+    async with opened_desk(path) as court:
         await court.tried(
             "a", verdict(H, category="nationality", rationale="It shuts them out."), at=NOON,
             words="Blueland GO  HOME", namespace="forum", models=("vl-7b",), description="A boat at sea",
@@ -485,102 +438,66 @@ def test_search_results_meet_all_criteria(path):
         await court.tried("c", verdict(U), at=NOON + 2 * day, words="")
         await court.reviewed("b", "ada", H, again=True)
 
-        ids = court.found
-        found = {
-            "all": await ids(),
-            "words in any order": await ids("home blueland"),
-            "description": await ids("BOAT"),
-            "rationale": await ids("shuts them"),
-            "a phrase": await ids('"go home"'),
-            "no phrase": await ids('"home go"'),
-            "percent is no wildcard": await ids("100 %"),
-            "underscore is none": await ids("_"),
-            "none": await ids("nothing of the kind"),
-            "current label": await ids("label:harmful"),
-            "either label": await ids("label:not-harmful label:undecided"),
-            "label of the court": await ids("court:not-harmful"),
-            "since": await ids("since:2026-01-03"),
-            "until": await ids("until:2026-01-02"),
-            "namespace": await ids("namespace:forum"),
-            "no namespace": await ids('namespace:""'),
-            "model": await ids("model:vl-7b"),
-            "no part of a model": await ids("model:vl-7"),
-            "category": await ids("category:nationality"),
-            "reviewer": await ids("reviewer:ada"),
-            "reason": await ids("reason:undecided"),
-            "waiting": await ids("is:waiting"),
-            "overruled": await ids("is:overruled"),
-            "upheld": await ids("is:upheld"),
-            "unreviewed": await ids("is:unreviewed"),
-            "no contradiction": await ids("is:unreviewed is:overruled"),
-            "running": await ids("is:running"),
-            "content id": await ids('"content of a"'),
-            "content id by its filter": await ids('content:"content of b"'),
-            "request id": await ids('"r c"'),
-            "beginning of a trial id": [await ids("id:a"), await ids("a"), await ids("id:%")],
-            "both": await ids("monday model:vl-72b reviewer:ada"),
+        everything = {
+            "": ["c", "b", "a"],
+            "home blueland": ["a"],  # words in any order
+            "BOAT": ["a"],  # in the description
+            "shuts them": ["a"],  # in the rationale
+            '"go home"': ["a"],
+            '"home go"': [],
+            "100 %": ["b"],  # no wildcard
+            "_": ["b"],
+            "nothing of the kind": [],
+            "label:harmful": ["b", "a"],  # the label in force
+            "label:not-harmful label:undecided": ["c"],
+            "court:not-harmful": ["b"],
+            "since:2026-01-03": ["c", "b"],
+            "until:2026-01-02": ["a"],
+            "namespace:forum": ["a"],
+            'namespace:""': ["c", "b"],
+            "model:vl-7b": ["b", "a"],
+            "model:vl-7": [],  # a part of a name
+            "category:nationality": ["a"],
+            "reviewer:ada": ["b"],
+            "reason:undecided": ["c"],
+            "is:waiting": ["c"],
+            "is:overruled": ["b"],
+            "is:upheld": [],
+            "is:unreviewed": ["c", "a"],
+            "is:unreviewed is:overruled": [],
+            "is:running": [],
+            '"content of a"': ["a"],
+            'content:"content of b"': ["b"],
+            '"r c"': ["c"],  # the id of its request
+            "id:a": ["a"],  # the beginning of a trial's id
+            "a": ["c", "b", "a"],
+            "id:%": [],
+            "monday model:vl-72b reviewer:ada": ["b"],
         }
-        visible = await ids(namespaces=frozenset({"forum"}))
-        return found, visible, await ids("label:harmful", namespaces=frozenset({""}))
-
-    found, visible, overruled = with_desk(path, scenario)
-    assert found == {
-        "all": ["c", "b", "a"],
-        "words in any order": ["a"],
-        "description": ["a"],
-        "rationale": ["a"],
-        "a phrase": ["a"],
-        "no phrase": [],
-        "percent is no wildcard": ["b"],
-        "underscore is none": ["b"],
-        "none": [],
-        "current label": ["b", "a"],
-        "either label": ["c"],
-        "label of the court": ["b"],
-        "since": ["c", "b"],
-        "until": ["a"],
-        "namespace": ["a"],
-        "no namespace": ["c", "b"],
-        "model": ["b", "a"],
-        "no part of a model": [],
-        "category": ["a"],
-        "reviewer": ["b"],
-        "reason": ["c"],
-        "waiting": ["c"],
-        "overruled": ["b"],
-        "upheld": [],
-        "unreviewed": ["c", "a"],
-        "no contradiction": [],
-        "running": [],
-        "content id": ["a"],
-        "content id by its filter": ["b"],
-        "request id": ["c"],
-        "beginning of a trial id": [["a"], ["c", "b", "a"], []],
-        "both": ["b"],
-    }
+        assert {query: await court.found(query) for query in everything} == everything
+        visible = await court.found(namespaces=frozenset({"forum"}))
+        overruled = await court.found("label:harmful", namespaces=frozenset({""}))
     assert visible == ["a"] and overruled == ["b"]
 
 
-def test_text_search_matches_a_full_scan(path):
+async def test_text_search_matches_a_full_scan(path):
     rng = random.Random(11)
     words = ["Blueland", "home", "Monday", "boat", "CAT", "café", "ﬁsh", "ſo"]
     texts = {f"t{i:02}": " ".join(rng.choices(words, k=rng.randrange(0, 5))) for i in range(40)}
 
-    async def scenario(court):
+    queries = [" ".join(rng.sample(["blue", "home", "MON", "oat", "cafÉ", "fish", "so"], k=2)) for _ in range(30)]
+    async with opened_desk(path) as court:
         for name, content in texts.items():
             await court.tried(name, verdict(H, rationale="r"), words=content)
-        return {q: {*await court.found(q)} for q in queries}
-
-    queries = [" ".join(rng.sample(["blue", "home", "MON", "oat", "cafÉ", "fish", "so"], k=2)) for _ in range(30)]
-    found = with_desk(path, scenario)
+        found = {q: {*await court.found(q)} for q in queries}
     for query, ids in found.items():
         expected = {t for t, content in texts.items() if all(w in text_key(content) for w in text_key(query).split())}
         assert ids == expected, query
     assert any(found.values())
 
 
-def test_blinded_reviewer_cannot_search_by_verdict(path):
-    async def scenario(court):
+async def test_blinded_reviewer_cannot_search_by_verdict(path):
+    async with opened_desk(path) as court:
         await court.tried(
             "waits", verdict(H, score=0.55, rationale="zebra", category="c"), words="stripes", pixels="1" * 64
         )
@@ -596,9 +513,7 @@ def test_blinded_reviewer_cannot_search_by_verdict(path):
         hidden = await court.desk.hidden_from("ada", ["waits", "fine"])
         elsewhere = await court.desk.hidden_from("ada", ["waits"], frozenset({"forum"}))
         await court.reviewed("waits", "ada", N)
-        return everything, before, admin, hidden, elsewhere, await found(ada)
-
-    everything, before, admin, hidden, elsewhere, after = with_desk(path, scenario)
+        after = await found(ada)
     both, fine, waits, none = ["waits", "fine"], ["fine"], ["waits"], []
     assert everything == [both, both, both, both, both, waits, waits, both, both]
     assert before == [fine, both, fine, fine, fine, none, waits, fine, fine]
@@ -607,8 +522,8 @@ def test_blinded_reviewer_cannot_search_by_verdict(path):
     assert after == [both, both, both, fine, both, waits, none, fine, both], "the label in force has changed"
 
 
-def test_trials_with_the_same_picture_or_text_are_found(path):
-    async def scenario(court):
+async def test_trials_with_the_same_picture_or_text_are_found(path):
+    async with opened_desk(path) as court:
         await court.tried("a", verdict(H), words="Go home", pixels="1" * 64)
         await court.tried("picture", verdict(H), words="other", pixels="1" * 64)
         await court.tried("text", verdict(N), words="GO  HOME ", pixels="2" * 64)
@@ -620,9 +535,9 @@ def test_trials_with_the_same_picture_or_text_are_found(path):
             found = await court.desk.same_memes(await court.desk.case(name), limit=9, **options)
             return {case.trial_id: marks for case, *marks in found}
 
-        return await same_memes("a"), await same_memes("silent"), await same_memes("a", namespaces=frozenset({""}))
-
-    same, silent, own = with_desk(path, scenario)
+        same = await same_memes("a")
+        silent = await same_memes("silent")
+        own = await same_memes("a", namespaces=frozenset({""}))
     assert same == {"picture": [True, False], "text": [False, True], "both": [True, True]}
     assert silent == {}
     assert set(own) == {"picture", "text"}
@@ -631,8 +546,8 @@ def test_trials_with_the_same_picture_or_text_are_found(path):
 # Statistics and erasure.
 
 
-def test_agreement_counts_first_reviews(path):
-    async def scenario(court):
+async def test_agreement_counts_first_reviews(path):
+    async with opened_desk(path) as court:
         for name in ("a", "b", "c"):
             await court.tried(name, verdict(H, strengths=TIE), pixels=name * 64)
         await court.reviewed("a", "ada", H)
@@ -645,15 +560,13 @@ def test_agreement_counts_first_reviews(path):
         await court.reviewed("c", "ada", H)
         agreement = court.desk.agreement
         later = NOON + timedelta(days=1)
-        return (
+        both, blind, later, earlier, by_chance = (
             await agreement(),
             await agreement(blind=True),
             await agreement(since=later),
             await agreement(until=later),
             await agreement(drawn=True),
         )
-
-    both, blind, later, earlier, by_chance = with_desk(path, scenario)
     assert (both.reviewed, both.judgements) == (3, 5)
     assert both.pairs["ada", "bea"].n == 2 and both.pairs["ada", "bea"].observed == 0.5
     assert both.court["ada"].n == 3 and both.court["ada"].observed == pytest.approx(2 / 3)
@@ -661,8 +574,8 @@ def test_agreement_counts_first_reviews(path):
     assert (later.judgements, earlier.judgements, by_chance.judgements) == (1, 4, 0)
 
 
-def test_agreement_counts_each_reviewer_once_and_no_erased_trials(path):
-    async def scenario(court):
+async def test_agreement_counts_each_reviewer_once_and_no_erased_trials(path):
+    async with opened_desk(path) as court:
         for name in ("a", "b"):
             await court.tried(name, verdict(H, strengths=TIE), pixels=name * 64)
         review = {"outcome": ReviewOutcome.OVERRULED, "label": N, "reason": "r", "clause": "4", "reviewer": "ada"}
@@ -673,27 +586,22 @@ def test_agreement_counts_each_reviewer_once_and_no_erased_trials(path):
         before = await court.desk.agreement()
         await court.docket.eraser.erase("b", who="root", why="asked for", at=NOON)
         reviewed = [await court.found(f"reviewer:{who}") for who in ("ada", "bea")]
-        return again.blind, before, await court.desk.agreement(), reviewed
-
-    blind, before, after, reviewers = with_desk(path, scenario)
+        blind, after, reviewers = again.blind, await court.desk.agreement(), reviewed
     assert not blind, "a reviewer knows the verdict, however the review was made"
     assert (before.reviewed, before.judgements, before.court["ada"].observed) == (2, 3, 0.5)
     assert (after.reviewed, after.judgements, after.court["ada"].observed) == (1, 1, 0.0)
     assert reviewers == [["a"], []]
 
 
-def test_agreement_counts_only_the_first_review_of_a_repeated_meme(path):
+async def test_agreement_counts_only_the_first_review_of_a_repeated_meme(path):
     """Otherwise a meme that is posted often would dominate the statistics and their intervals."""
-
-    async def scenario(court):
+    async with opened_desk(path) as court:
         for name, label in (("a", H), ("b", N), ("c", H)):
             await court.tried(name, verdict(label), words="other words" if name == "c" else "the same words")
         for name, found in (("a", H), ("b", N), ("c", N)):
             await court.reviewed(name, "ada", found, again=True)
         await court.reviewed("b", "bea", N, again=True)
-        return await court.desk.agreement()
-
-    found = with_desk(path, scenario)
+        found = await court.desk.agreement()
     # Ada found the first meme harmful, like the court in that trial; her later review in "b" does not count.
     assert (found.reviewed, found.judgements) == (2, 3)
     assert (found.court["ada"].n, found.court["ada"].observed) == (2, 0.5)
@@ -702,8 +610,8 @@ def test_agreement_counts_only_the_first_review_of_a_repeated_meme(path):
     assert (found.pairs["ada", "bea"].n, found.pairs["ada", "bea"].observed) == (1, 0.0)
 
 
-def test_erased_trials_leave_the_queue_for_good(path):
-    async def scenario(court):
+async def test_erased_trials_leave_the_queue_for_good(path):
+    async with opened_desk(path) as court:
         await court.tried("a", verdict(U), words="a very particular text", namespace="forum")
         await court.reviewed("a", "ada", H)
         await court.tried("later", verdict(U), words="another particular text")  # not yet projected
@@ -713,19 +621,15 @@ def test_erased_trials_leave_the_queue_for_good(path):
         found = await court.found("particular"), await court.waiting("bea")
         with pytest.raises(TrialUnknown, match="erased"):
             await court.desk.take("a", "bea", reopen=True)
-        return found, await court.desk.case("a"), (await court.desk.agreement()).judgements
-
-    found, case, judgements = with_desk(path, scenario)
+        case, judgements = await court.desk.case("a"), (await court.desk.agreement()).judgements
     assert found == ([], []) and judgements == 0
     assert case.erased and case.text == "" and case.namespace == "" and case.reasons == ()
 
 
-def test_null_characters_are_stored_without_error(path):
-    async def scenario(court):
+async def test_null_characters_are_stored_without_error(path):
+    async with opened_desk(path) as court:
         await court.tried("a", verdict(U), words="nul\0 here", namespace="ea\0st")
-        return await court.desk.case("a"), await court.waiting(namespaces=frozenset({"ea\0st"}))
-
-    case, left = with_desk(path, scenario)
+        case, left = await court.desk.case("a"), await court.waiting(namespaces=frozenset({"ea\0st"}))
     assert (case.text, case.namespace, left) == ("nul  here", "ea\0st", ["a"])
 
 

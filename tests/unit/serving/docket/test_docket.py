@@ -27,6 +27,7 @@ from tests.support.dockets import (
     NOON,
     append_all,
     events_of,
+    opened_docket,
     review_trial,
     with_docket,
 )
@@ -109,8 +110,8 @@ def test_record_with_a_missing_event_is_refused(tmp_path):
         with_docket(path, lambda docket: docket.trials.record("t"))
 
 
-def test_closed_docket_refuses_calls(tmp_path):
-    async def scenario(docket):
+async def test_closed_docket_refuses_calls(tmp_path):
+    async with opened_docket(tmp_path / "d.sqlite") as docket:
         await docket.writer.append(events_of()[0])
         await docket.close()
         for pending in (
@@ -120,8 +121,6 @@ def test_closed_docket_refuses_calls(tmp_path):
         ):
             with pytest.raises(Unavailable, match="closed"):
                 await pending
-
-    with_docket(tmp_path / "d.sqlite", scenario)
 
 
 def test_label_queries_use_few_distinct_statements(tmp_path):
@@ -172,10 +171,9 @@ def test_spare_connections_stay_unused(tmp_path):
         TrialFilter(opened_from=NOON, opened_until=NOON),
     ],
 )
-def test_listing_reads_an_index_without_sorting_or_scanning(tmp_path, filters):
+async def test_listing_reads_an_index_without_sorting_or_scanning(tmp_path, filters):
     """Keeps the time of a page independent of the number of trials."""
-
-    async def scenario(docket):
+    async with opened_docket(tmp_path / "d.sqlite") as docket:
         engine = docket.transactions.database._engine
         plans = []
 
@@ -187,9 +185,6 @@ def test_listing_reads_an_index_without_sorting_or_scanning(tmp_path, filters):
         event.listen(engine, "after_cursor_execute", explain)
         await docket.index.list(limit=50, which=filters)
         await docket.index.list(limit=50, which=filters, after=(NOON, "t"), oldest_first=True)
-        return plans
-
-    plans = with_docket(tmp_path / "d.sqlite", scenario)
     assert plans
     for plan in plans:
         assert "USING INDEX trials_by_" in plan and "TEMP B-TREE" not in plan, plan
@@ -226,10 +221,9 @@ def test_database_errors_hide_the_password():
     assert not any(word in ran.output for word in ("secret", "127.0.0.1"))
 
 
-def test_reads_are_consistent_during_many_writes(tmp_path):
+async def test_reads_are_consistent_during_many_writes(tmp_path):
     events = events_of()
-
-    async def scenario(docket):
+    async with opened_docket(tmp_path / "d.sqlite") as docket:
         writing = [append_all(docket, [e.model_copy(update={"trial_id": f"t{i}"}) for e in events]) for i in range(20)]
         tasks = [asyncio.create_task(one) for one in writing]
         reads = 0
@@ -238,9 +232,7 @@ def test_reads_are_consistent_during_many_writes(tmp_path):
                 record = await docket.trials.record(line.trial_id)
                 assert record.state == line.state or record.state == "DECIDED"  # the trial may have advanced since
                 reads += 1
-        return reads
-
-    assert with_docket(tmp_path / "d.sqlite", scenario)
+        assert reads
 
 
 def test_concurrent_openers_can_create_the_same_docket(tmp_path):

@@ -24,7 +24,7 @@ from serving.docket.errors import DocketError, TrialUnknown
 from serving.docket.log.notes import SigningKey, VerifierKey, open_checkpoint, sign_checkpoint
 from serving.docket.open import Docket
 from serving.docket.store.log_append import read_key
-from tests.support.dockets import with_docket
+from tests.support.dockets import opened_docket, with_docket
 from tests.support.library import ENCODER, content, create
 from tests.support.paths import GOLDEN
 from tests.support.tampering import scene_of
@@ -155,10 +155,9 @@ def test_blank_ids_and_names_are_refused_without_changes(folder: Path, invoke: I
     assert json.loads(invoke("verify", "--key", folder / "key", "--json").output)["entries"] == entries
 
 
-def test_empty_id_does_not_select_entries_without_a_trial(folder: Path) -> None:
+async def test_empty_id_does_not_select_entries_without_a_trial(folder: Path) -> None:
     """Entries without a trial are texts quoted by all trials: they can't be bundled or erased as a trial."""
-
-    async def scenario(docket: Docket) -> None:
+    async with opened_docket(folder / "docket.sqlite") as docket:
         size = (await docket.log.checkpoint()).split("\n")[1]
         for attempt in (
             docket.auditor.bundle(""),
@@ -167,8 +166,6 @@ def test_empty_id_does_not_select_entries_without_a_trial(folder: Path) -> None:
             with pytest.raises(TrialUnknown, match="no trial with an empty id"):
                 await attempt
         assert (await docket.log.checkpoint()).split("\n")[1] == size
-
-    with_docket(folder / "docket.sqlite", scenario)
 
 
 INVALID_TEXT = "CAST(x'FF7B' AS TEXT)"
@@ -417,12 +414,9 @@ def test_reading_an_empty_file_is_refused_and_leaves_it_empty(tmp_path, read_onl
     assert path.stat().st_size == 0
 
 
-def test_a_server_makes_its_docket_in_an_empty_file(tmp_path):
+async def test_a_server_makes_its_docket_in_an_empty_file(tmp_path):
     path = tmp_path / "records.sqlite"
     path.touch()
 
-    async def open_twice():
-        await Docket.open(path).close()
-        await Docket.open(path, create=False).close()
-
-    asyncio.run(open_twice())
+    await Docket.open(path).close()
+    await Docket.open(path, create=False).close()

@@ -15,7 +15,7 @@ from court.errors import BadRequest, Unavailable
 from serving.docket.open import Docket, open_docket
 from serving.docket.store.pictures import ObjectPictures
 from serving.settings import Settings
-from tests.support.dockets import NOON, append_all, events_of, with_docket
+from tests.support.dockets import NOON, append_all, events_of, opened_docket, with_docket
 from tests.support.fakes import a_picture
 
 DIGEST = "ab" * 32
@@ -129,18 +129,15 @@ def test_pictures_are_stored_in_s3(tmp_path, monkeypatch):
     assert not (tmp_path / "docket.sqlite-pictures").exists()
 
 
-def test_picture_without_its_first_frame_is_stored_again(tmp_path):
+async def test_picture_without_its_first_frame_is_stored_again(tmp_path):
     """Frames are stored from last to first, so a picture left incomplete by a crash is stored again."""
-
-    async def scenario(docket):
+    async with opened_docket(tmp_path / "d.sqlite") as docket:
         await docket.writer.keep_picture(three_frames())
         (place,) = (tmp_path / "d.sqlite-pictures").rglob("*.0.png")
         place.unlink()
         before = await docket.trials.frames(DIGEST)
         await docket.writer.keep_picture(three_frames())
-        return before, await docket.trials.frames(DIGEST)
-
-    assert with_docket(tmp_path / "d.sqlite", scenario) == ([], [b"f0", b"f1", b"f2"])
+        assert (before, await docket.trials.frames(DIGEST)) == ([], [b"f0", b"f1", b"f2"])
 
 
 @pytest.mark.parametrize("name", ["", "..", "../d", "a/b", "a" * 200, "\0"])
@@ -198,38 +195,30 @@ def movers():
     return [thread for thread in threading.enumerate() if thread.name == "docket-mover"]
 
 
-def test_commits_are_moved_into_the_file_while_the_docket_is_open(tmp_path):
+async def test_commits_are_moved_into_the_file_while_the_docket_is_open(tmp_path):
     path, events = tmp_path / "docket.sqlite", events_of()
 
-    async def scene():
-        docket = Docket.open(path)
-        await append_all(docket, events)
-        moved = await moved_entries(path, tmp_path / "copy", len(events))
-        running = len(movers())
-        await docket.close()
-        return moved, running
-
     before = len(movers())
-    moved, running = asyncio.run(scene())
+    docket = Docket.open(path)
+    await append_all(docket, events)
+    moved = await moved_entries(path, tmp_path / "copy", len(events))
+    running = len(movers())
+    await docket.close()
     assert moved >= len(events)
     assert running == before + 1 and len(movers()) == before
 
 
-def test_open_reader_delays_the_move_until_it_ends(tmp_path):
+async def test_open_reader_delays_the_move_until_it_ends(tmp_path):
     path, (first, *others) = tmp_path / "docket.sqlite", events_of()
 
-    async def scene():
-        docket = Docket.open(path)
-        await docket.writer.append(first)
-        with closing(sqlite3.connect(path)) as reader:
-            reader.execute("BEGIN")
-            reader.execute("SELECT count(*) FROM entries").fetchone()
-            await append_all(docket, others)  # waits for no reader
-            await asyncio.sleep(1)
-            moved_before = entries_in(path, tmp_path / "copy")
-        moved = await moved_entries(path, tmp_path / "copy", 1 + len(others))
-        await docket.close()
-        return moved_before, moved
-
-    moved_before, moved = asyncio.run(scene())
+    docket = Docket.open(path)
+    await docket.writer.append(first)
+    with closing(sqlite3.connect(path)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM entries").fetchone()
+        await append_all(docket, others)  # waits for no reader
+        await asyncio.sleep(1)
+        moved_before = entries_in(path, tmp_path / "copy")
+    moved = await moved_entries(path, tmp_path / "copy", 1 + len(others))
+    await docket.close()
     assert moved_before <= 1 and moved >= 1 + len(others)

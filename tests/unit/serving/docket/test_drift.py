@@ -15,9 +15,9 @@ from serving.docket.review.drift import FEWEST, SampledVerdict, measure_drift, p
 from serving.docket.review.projection import Rules, is_sampled
 from serving.settings import Settings
 from serving.telemetry.metrics import Metrics, measure_sample
-from tests.support.desks import verdict, with_desk
+from tests.support.desks import opened_desk, verdict
 from tests.support.dockets import NOON
-from tests.support.playing import until
+from tests.support.playing import run_within, until
 
 HALF = Rules(sampled=0.5)
 
@@ -74,10 +74,9 @@ def with_risk(label, risk):
     return verdict(label).model_copy(update={"risk": risk})
 
 
-def test_only_sampled_trials_and_first_reviews_count(tmp_path):
+async def test_only_sampled_trials_and_first_reviews_count(tmp_path):
     drawn, other = sampled_ids(4)
-
-    async def scenario(court):
+    async with opened_desk(tmp_path / "docket.sqlite", HALF) as court:
         for trial_id in (*drawn, other):
             await court.tried(trial_id, with_risk(Label.HARMFUL, 0.25))
         await court.tried("undecided", verdict(Label.UNDECIDED))
@@ -87,9 +86,7 @@ def test_only_sampled_trials_and_first_reviews_count(tmp_path):
         await court.reviewed(other, "ada", Label.NOT_HARMFUL, again=True)
         await court.docket.eraser.erase(drawn[3], who="ada", why="asked for", at=NOON)
         now = NOON + timedelta(days=1)
-        return await measure_drift(court.desk, court.docket.trials, now=now, wanted=0.1)
-
-    report = with_desk(tmp_path / "docket.sqlite", scenario, HALF)
+        report = await measure_drift(court.desk, court.docket.trials, now=now, wanted=0.1)
     (monday, figure), *more = report.weeks.items()
     assert not more and monday == date(2025, 12, 29) and monday.weekday() == 0
     assert (figure.drawn, figure.reviewed, figure.wrong, figure.passed_wrong) == (3, 2, 1, 1)
@@ -113,7 +110,7 @@ def test_drift_shows_in_command_exit_code_and_metric(tmp_path, monkeypatch, wron
         return await measure_drift(court.desk, court.docket.trials, now=now, weeks=4, wanted=0.1)
 
     metrics = Metrics(Settings())
-    report = with_desk(tmp_path / "docket.sqlite", scenario, HALF)
+    report = run_within(opened_desk(tmp_path / "docket.sqlite", HALF), scenario)
     assert report.recent.drifted is drifted and sum(each.wrong for each in report.weeks.values()) == wrong
 
     monkeypatch.setenv("MEMECOURT_HOME", str(tmp_path))

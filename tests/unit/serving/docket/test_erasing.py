@@ -11,7 +11,7 @@ from court.events import VerdictGiven
 from serving.docket.errors import TrialErased
 from serving.docket.open import Docket
 from serving.docket.review.projection import USUAL
-from tests.support.dockets import NOON, append_all, events_of, with_docket
+from tests.support.dockets import NOON, append_all, events_of, opened_docket
 from tests.support.erasing import Marked, occurrences
 from tests.support.sizes import FULL
 
@@ -19,13 +19,12 @@ MEMES = 100 if FULL else 12
 
 
 @pytest.mark.promise("PR-1", "50 of 100 memes erased: 0 bytes of theirs left")
-def test_erased_memes_leave_no_trace_in_any_file(tmp_path):
+async def test_erased_memes_leave_no_trace_in_any_file(tmp_path):
     chance = random.Random(11)
     memes = [Marked(number, chance) for number in range(MEMES)]
     doomed = chance.sample(memes, MEMES // 2)
     remaining = [meme for meme in memes if meme not in doomed]
-
-    async def scene(docket):
+    async with opened_docket(tmp_path / "d.sqlite") as docket:
         for meme in memes:  # interleaved with other trials, so that database pages hold parts of several
             await meme.keep(docket)
             await asyncio.gather(*(append_all(docket, events_of(f"{meme.trial_id} {n}")) for n in range(4)))
@@ -38,9 +37,7 @@ def test_erased_memes_leave_no_trace_in_any_file(tmp_path):
             await docket.eraser.erase(meme.trial_id, who="Ruth", why="asked for", at=NOON, precedents=[meme.precedent])
         while_open = [occurrences(tmp_path, meme.traces()) for meme in doomed]
         records = [await docket.trials.record(meme.trial_id) for meme in remaining]
-        return before, while_open, records, [await docket.trials.frames(meme.pixels) for meme in remaining]
-
-    before, while_open, records, frames = with_docket(tmp_path / "d.sqlite", scene)
+        frames = [await docket.trials.frames(meme.pixels) for meme in remaining]
     for traces in before:
         hexed = {trace: files for trace, files in traces.items() if len(trace) < 65 and trace.isalnum()}
         assert all(hexed.values()), {trace: "was not there to be found" for trace, files in hexed.items() if not files}
@@ -55,11 +52,10 @@ def test_erased_memes_leave_no_trace_in_any_file(tmp_path):
     assert frames == [[meme.png] for meme in remaining]
 
 
-def test_erasure_is_reported_unfinished_while_a_reader_holds_the_database_open(tmp_path, monkeypatch):
+async def test_erasure_is_reported_unfinished_while_a_reader_holds_the_database_open(tmp_path, monkeypatch):
     monkeypatch.setattr("serving.docket.store.erasure._READERS_S", 0.2)
     meme = Marked(1, random.Random(12))
-
-    async def scene(docket):
+    async with opened_docket(tmp_path / "d.sqlite", patience=0.2) as docket:
         await meme.keep(docket)
         reader = sqlite3.connect(tmp_path / "d.sqlite", isolation_level=None)
         reader.execute("BEGIN")
@@ -71,16 +67,13 @@ def test_erasure_is_reported_unfinished_while_a_reader_holds_the_database_open(t
         reader.close()
         await docket.eraser.erase(meme.trial_id, who="Ruth", why="asked for", at=NOON)
         assert not any(occurrences(tmp_path, meme.traces()).values())
-        return [entry for entry in await docket.log.entries(0, 99) if entry.kind == "Erased"]
-
-    assert len(with_docket(tmp_path / "d.sqlite", scene, patience=0.2)) == 1
+        assert len([entry for entry in await docket.log.entries(0, 99) if entry.kind == "Erased"]) == 1
 
 
-def test_picture_survives_for_a_trial_opened_while_its_last_other_trial_is_erased(tmp_path):
+async def test_picture_survives_for_a_trial_opened_while_its_last_other_trial_is_erased(tmp_path):
     first, second = Marked(1, random.Random(1)), Marked(1, random.Random(1))
     second.trial_id = "t2"
-
-    async def scene(docket):
+    async with opened_docket(tmp_path / "docket.sqlite") as docket:
         await docket.writer.keep_picture(first.picture())
         await append_all(docket, first.events())
         forget, loop = docket.pictures.forget_now, asyncio.get_running_loop()
@@ -93,17 +86,14 @@ def test_picture_survives_for_a_trial_opened_while_its_last_other_trial_is_erase
 
         docket.pictures.forget_now = meanwhile
         await docket.eraser.erase("t1", who="ada", why="asked to", at=NOON)
-        return await docket.trials.frames(second.pixels)
-
-    assert with_docket(tmp_path / "docket.sqlite", scene) == [second.png]
+        assert await docket.trials.frames(second.pixels) == [second.png]
 
 
 @pytest.mark.parametrize("again", ["when retried", "at the next erasure", "at the next start"])
-def test_picture_that_cannot_be_removed_now_is_removed_later(tmp_path, again):
+async def test_picture_that_cannot_be_removed_now_is_removed_later(tmp_path, again):
     meme, other = Marked(1, random.Random(13)), Marked(2, random.Random(14))
     pictures, away = tmp_path / "d.sqlite-pictures", tmp_path / "away"
-
-    async def scene(docket: Docket):
+    async with opened_docket(tmp_path / "d.sqlite") as docket:
         await meme.keep(docket)
         await other.keep(docket)
         pictures.rename(away)
@@ -119,8 +109,6 @@ def test_picture_that_cannot_be_removed_now_is_removed_later(tmp_path, again):
             await docket.eraser.erase(meme.trial_id, who="Ruth", why="asked for", at=NOON, precedents=["p"])
         if again == "at the next erasure":
             await docket.eraser.erase(other.trial_id, who="Ruth", why="asked for", at=NOON)
-
-    with_docket(tmp_path / "d.sqlite", scene)
     if again == "at the next start":
         pictures.rename(away)
         pictures.touch()  # a file in place of the picture folder
@@ -128,21 +116,19 @@ def test_picture_that_cannot_be_removed_now_is_removed_later(tmp_path, again):
             Docket.open(tmp_path / "d.sqlite")
         pictures.unlink()
         away.rename(pictures)
-
-    async def after(docket):
+    async with opened_docket(tmp_path / "d.sqlite") as docket:
         assert await docket.trials.frames(meme.pixels) == []
-        return [entry for entry in await docket.log.entries(0, 99) if entry.kind == "Erased"]
-
-    assert len(with_docket(tmp_path / "d.sqlite", after)) == 1 + (again == "at the next erasure")
+        assert len([entry for entry in await docket.log.entries(0, 99) if entry.kind == "Erased"]) == 1 + (
+            again == "at the next erasure"
+        )
     assert not any(occurrences(tmp_path, meme.traces()).values())
 
 
-def test_picture_due_for_removal_stays_for_a_trial_opened_since(tmp_path):
+async def test_picture_due_for_removal_stays_for_a_trial_opened_since(tmp_path):
     first, second = Marked(1, random.Random(1)), Marked(1, random.Random(1))
     second.trial_id = "t2"
     pictures, away = tmp_path / "d.sqlite-pictures", tmp_path / "away"
-
-    async def scene(docket):
+    async with opened_docket(tmp_path / "d.sqlite") as docket:
         await first.keep(docket)
         pictures.rename(away)
         with pytest.raises(Unavailable):
@@ -150,11 +136,7 @@ def test_picture_due_for_removal_stays_for_a_trial_opened_since(tmp_path):
         away.rename(pictures)
         await append_all(docket, second.events())
         await docket.writer.keep_picture(second.picture())
-
-    async def after(docket):
+    async with opened_docket(tmp_path / "d.sqlite") as docket:
         frames = await docket.trials.frames(second.pixels)
         await docket.eraser.erase("t2", who="ada", why="asked to", at=NOON)
-        return frames, await docket.trials.frames(second.pixels)
-
-    with_docket(tmp_path / "d.sqlite", scene)
-    assert with_docket(tmp_path / "d.sqlite", after) == ([second.png], [])
+        assert (frames, await docket.trials.frames(second.pixels)) == ([second.png], [])

@@ -25,53 +25,45 @@ class Source:
         return number
 
 
-def test_concurrent_callers_share_a_read_and_later_ones_share_the_next():
-    async def scene():
-        source = Source()
-        early = [asyncio.create_task(source.follower.get()) for _ in range(3)]
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)  # the first read has begun
-        late = [asyncio.create_task(source.follower.get()) for _ in range(3)]
-        await asyncio.sleep(0)
-        source.open.set()
-        return await asyncio.gather(*early), await asyncio.gather(*late), await source.follower.get()
-
-    assert asyncio.run(scene()) == ([1] * 3, [2] * 3, 3)
-
-
-def test_read_is_good_enough_while_fresh_and_until_it_is_forgotten():
-    async def scene():
-        source = Source(fresh_s=60)
-        source.open.set()
-        found = [await source.follower.get(), await source.follower.get()]
-        source.follower.forget()
-        return [*found, await source.follower.get()]
-
-    assert asyncio.run(scene()) == [1, 1, 2]
+async def test_concurrent_callers_share_a_read_and_later_ones_share_the_next():
+    source = Source()
+    early = [asyncio.create_task(source.follower.get()) for _ in range(3)]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)  # the first read has begun
+    late = [asyncio.create_task(source.follower.get()) for _ in range(3)]
+    await asyncio.sleep(0)
+    source.open.set()
+    assert (await asyncio.gather(*early), await asyncio.gather(*late), await source.follower.get()) == (
+        [1] * 3,
+        [2] * 3,
+        3,
+    )
 
 
-def test_error_reaches_its_callers_and_the_next_call_reads_again():
-    async def scene():
-        source = Source(fresh_s=60)
-        source.open.set()
-        source.error = ValueError("away")
-        for _ in range(2):
-            with pytest.raises(ValueError, match="away"):
-                await source.follower.get()
-        source.error = None
-        return await source.follower.get()
-
-    assert asyncio.run(scene()) == 3
+async def test_read_is_good_enough_while_fresh_and_until_it_is_forgotten():
+    source = Source(fresh_s=60)
+    source.open.set()
+    found = [await source.follower.get(), await source.follower.get()]
+    source.follower.forget()
+    assert [*found, await source.follower.get()] == [1, 1, 2]
 
 
-def test_impatient_and_cancelled_callers_leave_the_read_to_the_others():
-    async def scene():
-        source = Source()
-        waiting = asyncio.create_task(source.follower.get())
-        cancelled = asyncio.create_task(source.follower.get())
-        complete = await source.follower.catch_up(0.01)
-        cancelled.cancel()
-        source.open.set()
-        return complete, await waiting, await source.follower.catch_up(60)
+async def test_error_reaches_its_callers_and_the_next_call_reads_again():
+    source = Source(fresh_s=60)
+    source.open.set()
+    source.error = ValueError("away")
+    for _ in range(2):
+        with pytest.raises(ValueError, match="away"):
+            await source.follower.get()
+    source.error = None
+    assert await source.follower.get() == 3
 
-    assert asyncio.run(scene()) == (False, 1, True)
+
+async def test_impatient_and_cancelled_callers_leave_the_read_to_the_others():
+    source = Source()
+    waiting = asyncio.create_task(source.follower.get())
+    cancelled = asyncio.create_task(source.follower.get())
+    complete = await source.follower.catch_up(0.01)
+    cancelled.cancel()
+    source.open.set()
+    assert (complete, await waiting, await source.follower.catch_up(60)) == (False, 1, True)

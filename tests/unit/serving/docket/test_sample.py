@@ -16,7 +16,7 @@ from serving.cli.main import cli
 from serving.docket.audit.sample import commit_sample, draw_sample, sign_result
 from serving.docket.log.notes import SigningKey, VerifierKey, open_note
 from tests.support.desks import trial, verdict
-from tests.support.dockets import NOON, append_all, with_docket
+from tests.support.dockets import NOON, append_all, opened_docket, with_docket
 
 VALUE = "ab" * 32
 BOUND = {"who": "eve", "count": 5, "beacon": "a chain of drand", "round": 7, "due": NOON + timedelta(hours=1)}
@@ -115,8 +115,8 @@ def test_drawn_trials_can_be_neither_left_out_nor_exchanged(made):
     assert len(forged) > 15
 
 
-def test_commitment_comes_before_the_round_and_no_entry_but_one_is_drawn_by(tmp_path):
-    async def work(docket):
+async def test_commitment_comes_before_the_round_and_no_entry_but_one_is_drawn_by(tmp_path):
+    async with opened_docket(tmp_path / "docket.sqlite") as docket:
         await tried(docket, ["a", "b"])
         with pytest.raises(BadRequest):
             await committed(docket, due=NOON)
@@ -126,9 +126,7 @@ def test_commitment_comes_before_the_round_and_no_entry_but_one_is_drawn_by(tmp_
         with pytest.raises(BadRequest):
             await draw_sample(docket.transactions, docket.log, one["entry"], "no hex")
         text = await draw_sample(docket.transactions, docket.log, one["entry"], VALUE)
-        return one, text, await docket.log.vkey()
-
-    one, text, key = with_docket(tmp_path / "docket.sqlite", work)
+        key = await docket.log.vkey()
     # Of a log with fewer trials all are drawn, and it is shown that there are no more.
     assert sorted(verify_sample(text, [key], expected=one, value=VALUE).trials) == ["a", "b"]
     file = json.loads(text)

@@ -38,17 +38,14 @@ def test_unknown_values_are_nan_so_that_no_alert_fires(metrics):
     assert value(metrics, "verdicts_for_review_total", procedure="SUMMARY") == 0
 
 
-def test_serving_metric_follows_the_health_checks(metrics):
-    async def scene():
-        health = Health()
-        metrics.read("serving", lambda: health.status(COURT) == SERVING, COURT)
-        values = []
-        for serving in (False, True, False):
-            health.say(COURT, serving)
-            values.append(value(metrics, "serving", service=COURT))
-        return values
-
-    assert asyncio.run(scene()) == [0, 1, 0]
+async def test_serving_metric_follows_the_health_checks(metrics):
+    health = Health()
+    metrics.read("serving", lambda: health.status(COURT) == SERVING, COURT)
+    values = []
+    for serving in (False, True, False):
+        health.say(COURT, serving)
+        values.append(value(metrics, "serving", service=COURT))
+    assert values == [0, 1, 0]
 
 
 def test_certificate_expiry_is_that_of_the_certificate_in_use(metrics, tmp_path):
@@ -69,7 +66,7 @@ def test_certificate_expiry_is_that_of_the_certificate_in_use(metrics, tmp_path)
     assert value(metrics, "certificate_expiry_timestamp_seconds") == ends[1].timestamp()
 
 
-def test_docket_metrics_follow_the_docket(metrics, tmp_path):
+async def test_docket_metrics_follow_the_docket(metrics, tmp_path):
     class Notifying(Metrics):
         def docket_measured(self, **found):
             super().docket_measured(**found)
@@ -89,32 +86,28 @@ def test_docket_metrics_follow_the_docket(metrics, tmp_path):
         await asyncio.gather(task, return_exceptions=True)
         return value(metrics, "review_queue"), value(metrics, "review_queue_oldest_seconds")
 
-    async def scene():
-        docket = Docket.open(tmp_path / "docket.sqlite")
-        docket.transactions.written = partial(metrics.observe, "docket_write_duration_seconds")
-        measurements = [await measure_once(docket)]
-        hour_ago = datetime.now(UTC) - timedelta(hours=1)
-        for trial_id, needs_review in (("a", True), ("b", True), ("c", False)):
-            events = [event.model_copy(update={"at": hour_ago}) for event in decided(trial_id, review=needs_review)]
-            await append_all(docket, events)
-        metrics.anchored(0)
-        measurements.append(await measure_once(docket))
-        assert value(metrics, "anchor_lag_entries") == await docket.log.size() > 0
-        witness = FileWitness(tmp_path / "checkpoints")
-        updated.clear()
-        anchoring = asyncio.create_task(keep_anchored(docket.log, witness, every_s=60, on_anchored=metrics.anchored))
-        await updated.wait()
-        await review_trial(docket, "a", ReviewOutcome.UPHELD, Label.HARMFUL)
-        await docket.eraser.erase("b", who="Ruth", why="asked", at=datetime.now(UTC))
-        measurements.append(await measure_once(docket))
-        lag = value(metrics, "anchor_lag_entries")
-        anchoring.cancel()
-        await asyncio.gather(anchoring, return_exceptions=True)
-        entries = await docket.log.size()
-        await docket.close()
-        return measurements, lag, entries
-
-    measurements, lag, entries = asyncio.run(scene())
+    docket = Docket.open(tmp_path / "docket.sqlite")
+    docket.transactions.written = partial(metrics.observe, "docket_write_duration_seconds")
+    measurements = [await measure_once(docket)]
+    hour_ago = datetime.now(UTC) - timedelta(hours=1)
+    for trial_id, needs_review in (("a", True), ("b", True), ("c", False)):
+        events = [event.model_copy(update={"at": hour_ago}) for event in decided(trial_id, review=needs_review)]
+        await append_all(docket, events)
+    metrics.anchored(0)
+    measurements.append(await measure_once(docket))
+    assert value(metrics, "anchor_lag_entries") == await docket.log.size() > 0
+    witness = FileWitness(tmp_path / "checkpoints")
+    updated.clear()
+    anchoring = asyncio.create_task(keep_anchored(docket.log, witness, every_s=60, on_anchored=metrics.anchored))
+    await updated.wait()
+    await review_trial(docket, "a", ReviewOutcome.UPHELD, Label.HARMFUL)
+    await docket.eraser.erase("b", who="Ruth", why="asked", at=datetime.now(UTC))
+    measurements.append(await measure_once(docket))
+    lag = value(metrics, "anchor_lag_entries")
+    anchoring.cancel()
+    await asyncio.gather(anchoring, return_exceptions=True)
+    entries = await docket.log.size()
+    await docket.close()
     assert measurements[0] == measurements[2] == (0, 0)
     assert measurements[1][0] == 2 and 3600 <= measurements[1][1] < 3700
     assert lag == 2, "the review and the erasure came after the checkpoint"
@@ -124,7 +117,7 @@ def test_docket_metrics_follow_the_docket(metrics, tmp_path):
     assert 0 < value(metrics, "docket_write_duration_seconds_sum") < 60
 
 
-def test_measuring_continues_while_the_docket_is_unavailable(metrics):
+async def test_measuring_continues_while_the_docket_is_unavailable(metrics):
     class UnavailableDocket:
         def __init__(self):
             self.calls = 0
@@ -140,14 +133,11 @@ def test_measuring_continues_while_the_docket_is_unavailable(metrics):
 
     away = UnavailableDocket()
 
-    async def scene():
-        task = asyncio.create_task(measure_docket(metrics, away, away, every_s=0.01))
-        await away.called_often.wait()
-        assert not task.done()
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-    asyncio.run(scene())
+    task = asyncio.create_task(measure_docket(metrics, away, away, every_s=0.01))
+    await away.called_often.wait()
+    assert not task.done()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
     assert math.isnan(value(metrics, "review_queue"))
 
 

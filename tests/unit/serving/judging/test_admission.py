@@ -9,6 +9,7 @@ import pytest
 from court.errors import Unavailable
 from serving.errors import Busy
 from serving.judging.admission import Admission
+from tests.support.playing import run_within
 
 
 class Clock:
@@ -66,40 +67,34 @@ async def settled():
         await asyncio.sleep(0)
 
 
-def play(scenario, most, waiting=100):
-    async def run():
-        court = Court(most, waiting)
-        try:
-            return await scenario(court)
-        finally:
-            for call in court.calls.values():
-                call.cancel()
-            await asyncio.gather(*court.calls.values(), return_exceptions=True)
-            assert court.admission.running == court.admission.waiting == 0  # no slot was lost
-
-    return asyncio.run(run())
+@asynccontextmanager
+async def a_court(most, waiting=100):
+    court = Court(most, waiting)
+    try:
+        yield court
+    finally:
+        for call in court.calls.values():
+            call.cancel()
+        await asyncio.gather(*court.calls.values(), return_exceptions=True)
+        assert court.admission.running == court.admission.waiting == 0  # no slot was lost
 
 
-def test_late_namespace_is_served_next_when_there_is_one_slot():
-    async def scenario(court):
+async def test_late_namespace_is_served_next_when_there_is_one_slot():
+    async with a_court(most=1) as court:
         for number in range(50):
             await court.call(f"flood-{number}", "flood")
         await court.call("late", "another")
         await court.end("flood-0")
-        return court.begun
-
-    assert play(scenario, most=1) == ["flood-0", "late"]
+        assert court.begun == ["flood-0", "late"]
 
 
 @pytest.mark.parametrize("most", [1, 4])
-def test_namespaces_share_slots_evenly_however_many_calls_each_makes(most):
-    async def scenario(court):
+async def test_namespaces_share_slots_evenly_however_many_calls_each_makes(most):
+    async with a_court(most) as court:
         for namespace, count in (("a", 40), ("b", 20), ("c", 10)):
             for number in range(count):
                 await court.call(f"{namespace}{number}", namespace)
-        return await court.end_all()
-
-    begun = play(scenario, most)
+        begun = await court.end_all()
     assert len(begun) == 70
     shared = Counter(name[0] for name in begun[most : most + 30])  # while all three namespaces have callers waiting
     assert all(9 <= count <= 11 for count in shared.values()), shared
@@ -108,22 +103,20 @@ def test_namespaces_share_slots_evenly_however_many_calls_each_makes(most):
         assert own == sorted(own)  # first in, first out within a namespace
 
 
-def test_idle_namespace_saves_up_no_turns():
-    async def scenario(court):
+async def test_idle_namespace_saves_up_no_turns():
+    async with a_court(most=1) as court:
         for number in range(20):
             await court.call(f"a{number}", "a")
         for number in range(10):
             await court.end(f"a{number}")
         for number in range(10):
             await court.call(f"b{number}", "b")
-        return (await court.end_all())[11:19]
-
-    begun = play(scenario, most=1)
+        begun = (await court.end_all())[11:19]
     assert Counter(name[0] for name in begun) == {"a": 4, "b": 4}
 
 
-def test_check_predicts_refusals_without_side_effects():
-    async def scenario(court):
+async def test_check_predicts_refusals_without_side_effects():
+    async with a_court(most=3, waiting=6) as court:
         predicted, admitted = [], []
         for number in range(200):
             court.clock.now += 0.1
@@ -144,14 +137,11 @@ def test_check_predicts_refusals_without_side_effects():
         court.admission.close()
         with pytest.raises(Unavailable):
             court.admission.check("a")
-        return predicted, admitted
-
-    predicted, admitted = play(scenario, most=3, waiting=6)
     assert predicted == admitted and set(predicted) == {True, False}
 
 
-def test_leaving_the_queue_frees_the_place_at_once():
-    async def scenario(court):
+async def test_leaving_the_queue_frees_the_place_at_once():
+    async with a_court(most=1, waiting=2) as court:
         await court.call("first")
         for name in ("second", "third"):
             await court.call(name)
@@ -161,15 +151,13 @@ def test_leaving_the_queue_frees_the_place_at_once():
         await court.call("fourth")  # there is room again
         assert court.admission.waiting == 2
         await court.end("first")
-        return refusal, court.begun
-
-    refusal, begun = play(scenario, most=1, waiting=2)
+        begun = court.begun
     assert isinstance(refusal, Busy)
     assert begun == ["first", "third"]
 
 
-def test_cancelling_while_a_slot_is_handed_over_loses_no_slot():
-    async def scenario(court):
+async def test_cancelling_while_a_slot_is_handed_over_loses_no_slot():
+    async with a_court(most=1) as court:
         await court.call("first")
         await court.call("second")
         await court.call("third")
@@ -180,28 +168,24 @@ def test_cancelling_while_a_slot_is_handed_over_loses_no_slot():
             await asyncio.sleep(0)
         assert court.begun == ["first"]
         await court.leave("second")
-        return court.begun
-
-    assert play(scenario, most=1) == ["first", "third"]
+        assert court.begun == ["first", "third"]
 
 
-def test_full_queue_makes_room_for_a_namespace_below_its_share():
-    async def scenario(court):
+async def test_full_queue_makes_room_for_a_namespace_below_its_share():
+    async with a_court(most=1, waiting=5) as court:
         for number in range(6):
             await court.call(f"flood-{number}", "flood")
         await court.call("late", "another")
         last, one_more = court.calls["flood-5"], "flood-6"
         await court.call(one_more, "flood")
-        return last.exception(), court.refusal(one_more), await court.end_all()
-
-    pushed_out, refused, begun = play(scenario, most=1, waiting=5)
+        pushed_out, refused, begun = last.exception(), court.refusal(one_more), await court.end_all()
     assert isinstance(pushed_out, Busy) and isinstance(refused, Busy)
     assert begun[:2] == ["flood-0", "late"]
     assert len(begun) == 6
 
 
-def test_patient_callers_ignore_the_queue_limit_and_are_not_evicted():
-    async def scenario(court):
+async def test_patient_callers_ignore_the_queue_limit_and_are_not_evicted():
+    async with a_court(most=1, waiting=1) as court:
         await court.call("running")
         for number in range(5):
             await court.call(f"patient-{number}", "a", patient=True)
@@ -209,15 +193,14 @@ def test_patient_callers_ignore_the_queue_limit_and_are_not_evicted():
         await court.call("refused", "b")
         assert isinstance(court.refusal("refused"), Busy)
         await court.leave("patient-2")
-        return await court.end_all()
-
-    assert play(scenario, most=1, waiting=1) == [
+        assert await court.end_all() == [
         "running", "patient-0", "patient-1", "patient-3", "patient-4", "impatient",
     ]  # fmt: skip
 
 
-def test_retry_delay_follows_from_measured_trial_durations():
-    async def scenario(court):
+async def test_retry_delay_follows_from_measured_trial_durations():
+    # Four slots and two seconds a trial free two slots a second; ten waiting callers and the caller itself need eleven.
+    async with a_court(most=4, waiting=10) as court:
         for number in range(4):
             await court.call(f"t{number}")
         for number in range(4):
@@ -228,16 +211,12 @@ def test_retry_delay_follows_from_measured_trial_durations():
         for number in range(3):
             await court.call(f"refused-{number}")
             delays.append(court.refusal(f"refused-{number}").retry_after)
-        return delays
-
-    # Four slots and two seconds a trial free two slots a second; ten waiting callers and the caller itself need eleven.
-    assert play(scenario, most=4, waiting=10) == pytest.approx([5.5, 6.0, 6.5])
+        assert delays == pytest.approx([5.5, 6.0, 6.5])
 
 
-def test_callers_returning_after_the_retry_delay_are_admitted():
+async def test_callers_returning_after_the_retry_delay_are_admitted():
     """Four times as many callers as the court has room for: each refused caller has to come back only once."""
-
-    async def scenario(court):
+    async with a_court(most=5, waiting=20) as court:
         tries = Counter()
         return_times = {f"caller-{number}": 1000.0 for number in range(100)}
         ends = []
@@ -258,37 +237,31 @@ def test_callers_returning_after_the_retry_delay_are_admitted():
                     return_times[name] = now + court.refusal(name).retry_after
             known = {name for _, name in ends}
             ends += [(now + 1.0, n) for n in court.begun if not court.calls[n].done() and n not in known]
-        return tries, court.clock.now
-
-    tries, ended = play(scenario, most=5, waiting=20)
+        ended = court.clock.now
     assert max(tries.values()) <= 2
     assert sum(tries.values()) == 100 + 75
     assert ended - 1000.0 <= 100 / 5 * 1.1  # and no slot was idle meanwhile
 
 
-def test_running_trial_counts_towards_the_delay_before_it_ends():
-    async def scenario(court):
+async def test_running_trial_counts_towards_the_delay_before_it_ends():
+    async with a_court(most=1, waiting=0) as court:
         await court.call("quick")
         await court.end("quick", after=0.1)
         await court.call("slow")
         court.clock.now += 30
         await court.call("refused")
-        return court.refusal("refused").retry_after
-
-    assert play(scenario, most=1, waiting=0) == pytest.approx(30, rel=0.01)
+        assert court.refusal("refused").retry_after == pytest.approx(30, rel=0.01)
 
 
-def test_caller_that_cannot_be_served_in_time_is_refused_at_once():
-    async def scenario(court):
+async def test_caller_that_cannot_be_served_in_time_is_refused_at_once():
+    async with a_court(most=1) as court:
         await court.call("measured")
         await court.end("measured", after=3.0)
         await court.call("running")
         await court.call("waits", within_s=5.5)
         await court.call("too late", within_s=5.5)
         await court.call("patient", within_s=5.5, patient=True)
-        return court.calls["waits"].done(), court.refusal("too late"), court.calls["patient"].done()
-
-    waits, too_late, patient = play(scenario, most=1)
+        waits, too_late, patient = court.calls["waits"].done(), court.refusal("too late"), court.calls["patient"].done()
     assert not waits and not patient
     assert isinstance(too_late, Busy) and too_late.retry_after > 0
 
@@ -308,13 +281,14 @@ def test_closing_refuses_waiting_callers_and_lets_running_trials_finish():
         await asyncio.wait_for(emptied, 5)
         return refusals
 
-    for refusal in play(scenario, most=1):
+    for refusal in run_within(a_court(most=1), scenario):
         assert isinstance(refusal, Unavailable) and not isinstance(refusal, Busy)
         assert refusal.reason == "CLOSING" and refusal.retry_after > 0
 
 
-def test_error_in_a_trial_frees_its_slot():
-    async def scenario(court):
+async def test_error_in_a_trial_frees_its_slot():
+    async with a_court(most=1) as court:
+
         @asynccontextmanager
         async def failing():
             async with court.admission.acquire("a"):
@@ -324,6 +298,4 @@ def test_error_in_a_trial_frees_its_slot():
             async with failing():
                 raise ZeroDivisionError
         await court.call("next")
-        return court.begun
-
-    assert play(scenario, most=1) == ["next"]
+        assert court.begun == ["next"]

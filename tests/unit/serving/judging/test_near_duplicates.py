@@ -8,7 +8,8 @@ import random
 import subprocess
 import sys
 import tracemalloc
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from court.meme import Picture, text_digest
 from retrieval.near_duplicates.match import MatchThresholds, MemeText
 from serving.judging.near_duplicates import StoredFingerprint
 from tests.support.drawn_memes import BACKGROUNDS, CAPTIONS, COPIES, Caption, captioned_meme
-from tests.support.near import AT, CAPTION, NAMESPACE, TEXT, H, N, Server, U, a_server, a_verdict, opened, picture_of
+from tests.support.near import AT, CAPTION, NAMESPACE, TEXT, H, N, U, a_server, a_verdict, opened, picture_of
 from tests.support.near import meme as meme
 from tests.support.near import place as place
 from tests.support.near import still as still
@@ -31,13 +32,9 @@ from tests.support.sizes import FULL
 
 
 @pytest.fixture
-def run_scene(place: Path) -> Callable[..., Any]:
-    """Runs a scene with a server of its own."""
-
-    def play(scene: Callable[[Server], Coroutine[Any, Any, Any]], **options: Any) -> Any:
-        return run_within(a_server(place, **options), scene)
-
-    return play
+def serve(place: Path) -> Callable[..., Any]:
+    """A function that opens a server."""
+    return partial(a_server, place)
 
 
 @pytest.fixture(scope="module")
@@ -59,8 +56,8 @@ def with_a_disc(still: Image.Image) -> Image.Image:
 # Citations
 
 
-def test_copy_is_cited_with_its_distance_and_the_outcome_of_its_trial(run_scene, meme, copy, other):
-    async def scene(server):
+async def test_copy_is_cited_with_its_distance_and_the_outcome_of_its_trial(serve, meme, copy, other):
+    async with serve() as server:
         await server.record_trial("first", meme, label=H)
         (found,) = await server.find(copy)
         assert (found.trial_id, found.label, found.same_text, found.same_picture) == ("first", H, True, True)
@@ -71,31 +68,25 @@ def test_copy_is_cited_with_its_distance_and_the_outcome_of_its_trial(run_scene,
         assert (itself.distance, itself.same_text, itself.same_picture) == (0, True, True)
         assert await server.find(other) == []
 
-    run_scene(scene)
 
-
-def test_difference_in_a_single_tile_is_detected(run_scene, still, meme):
-    async def scene(server):
+async def test_difference_in_a_single_tile_is_detected(serve, still, meme):
+    async with serve() as server:
         await server.record_trial("first", meme)
         (found,) = await server.find(picture_of(with_a_disc(still)))
         assert (found.same_text, found.same_picture) == (True, False)
 
-    run_scene(scene)
 
-
-def test_trials_without_a_verdict_are_not_cited(run_scene, meme, copy):
-    async def scene(server):
+async def test_trials_without_a_verdict_are_not_cited(serve, meme, copy):
+    async with serve() as server:
         await server.record_trial("open", meme, label=None)
         await server.index.learn("of no trial", meme, text=TEXT, text_read=False, namespace=NAMESPACE)
         assert await server.find(copy) == []
         await server.docket.writer.append(VerdictGiven(trial_id="open", seq=1, at=AT, verdict=a_verdict(N)))
         assert await server.ids(copy) == ["open"]
 
-    run_scene(scene)
 
-
-def test_overruled_trial_is_cited_with_the_reviewer_s_label(run_scene, meme, copy):
-    async def scene(server):
+async def test_overruled_trial_is_cited_with_the_reviewer_s_label(serve, meme, copy):
+    async with serve() as server:
         await server.record_trial("first", meme, label=N)
         assert [each.label for each in await server.find(copy)] == [N]
         await server.overrule("first", H)
@@ -103,11 +94,9 @@ def test_overruled_trial_is_cited_with_the_reviewer_s_label(run_scene, meme, cop
         await server.record_trial("undecided", meme, label=U)
         assert {each.label for each in await server.find(copy)} == {H, U}
 
-    run_scene(scene)
 
-
-def test_harmful_duplicate_is_cited_among_many_harmless_ones(run_scene, still, meme, copy):
-    async def scene(server):
+async def test_harmful_duplicate_is_cited_among_many_harmless_ones(serve, still, meme, copy):
+    async with serve() as server:
         await server.record_trial("harmful", meme, "what was said before", label=H)
         for number in range(12):
             await server.record_trial(f"benign {number}", copy, label=N)
@@ -117,26 +106,21 @@ def test_harmful_duplicate_is_cited_among_many_harmless_ones(run_scene, still, m
         assert [each.distance for each in found] == sorted(each.distance for each in found)
         assert {each.trial_id for each in found if each.label is N} == {f"benign {n}" for n in range(7, 12)}
 
-    run_scene(scene)
 
-
-def test_same_text_is_found_among_more_captions_than_are_compared(run_scene, meme, copy, monkeypatch):
+async def test_same_text_is_found_among_more_captions_than_are_compared(serve, meme, copy, monkeypatch):
     monkeypatch.setattr("serving.judging.near_duplicates._WEIGHED", 3)
-
-    async def scene(server):
+    async with serve() as server:
         await server.record_trial("wanted", meme, "Bring  SOUP", label=H)
         for number in range(9):
             await server.record_trial(f"other {number}", copy, f"caption of the number {number}", label=H)
         assert "wanted" in await server.ids(copy, "bring soup")
         assert "wanted" not in await server.ids(copy, "bring soap")
 
-    run_scene(scene)
-
 
 # Namespaces and servers
 
 
-def test_other_namespaces_are_visible_only_with_reuse_everywhere(run_scene, meme, copy):
+def test_other_namespaces_are_visible_only_with_reuse_everywhere(serve, meme, copy):
     async def first(server):
         await server.record_trial("mine", meme)
         await server.record_trial("theirs", meme, namespace="shop")
@@ -144,13 +128,13 @@ def test_other_namespaces_are_visible_only_with_reuse_everywhere(run_scene, meme
     async def ids(server):
         return sorted(await server.ids(copy)), sorted(await server.ids(copy, namespace="shop"))
 
-    run_scene(first)
-    assert run_scene(ids) == run_scene(ids, reuse="off") == (["mine"], ["theirs"])
-    assert run_scene(ids, reuse="everywhere") == (["mine", "theirs"], ["mine", "theirs"])
-    assert run_scene(lambda server: server.ids(copy, namespace="")) == []
+    run_within(serve(), first)
+    assert run_within(serve(), ids) == run_within(serve(reuse="off"), ids) == (["mine"], ["theirs"])
+    assert run_within(serve(reuse="everywhere"), ids) == (["mine", "theirs"], ["mine", "theirs"])
+    assert run_within(serve(), lambda server: server.ids(copy, namespace="")) == []
 
 
-def test_two_servers_share_fingerprints_at_once_and_across_restarts(place, run_scene, meme, copy):
+def test_two_servers_share_fingerprints_at_once_and_across_restarts(place, serve, meme, copy):
     async def scene(server):
         async with a_server(place) as another:
             assert await another.ids(copy) == []
@@ -159,8 +143,8 @@ def test_two_servers_share_fingerprints_at_once_and_across_restarts(place, run_s
             await another.record_trial("there", copy)
             assert await server.ids(copy) == ["there", "here"]
 
-    run_scene(scene)
-    assert run_scene(lambda server: server.ids(copy)) == ["there", "here"]
+    run_within(serve(), scene)
+    assert run_within(serve(), lambda server: server.ids(copy)) == ["there", "here"]
 
 
 ELSEWHERE = """
@@ -179,8 +163,8 @@ asyncio.run(run())
 
 
 @pytest.mark.slow
-def test_processes_share_fingerprints(place, run_scene, meme, copy):
-    async def scene(server):
+async def test_processes_share_fingerprints(place, serve, meme, copy):
+    async with serve() as server:
         await server.record_trial("here", meme)
         assert await server.ids(copy) == ["here"]
         run = [sys.executable, "-c", ELSEWHERE, str(place)]
@@ -188,11 +172,9 @@ def test_processes_share_fingerprints(place, run_scene, meme, copy):
         assert done.stdout.split() == ["in", "another", "process", "here"], done.stderr
         assert await server.ids(copy) == ["in another process", "here"]
 
-    run_scene(scene)
 
-
-def test_concurrent_searches_share_reads_and_see_all_earlier_trials(run_scene, meme, copy):
-    async def scene(server):
+async def test_concurrent_searches_share_reads_and_see_all_earlier_trials(serve, meme, copy):
+    async with serve() as server:
         reads = 0
         fingerprints = server.docket.fingerprints.fingerprints
 
@@ -207,11 +189,9 @@ def test_concurrent_searches_share_reads_and_see_all_earlier_trials(run_scene, m
         # Each round reads until nothing new comes: twice with new fingerprints, otherwise once.
         assert reads <= 3
 
-    run_scene(scene)
 
-
-def test_cancelled_search_does_not_cancel_others(run_scene, meme, copy):
-    async def scene(server):
+async def test_cancelled_search_does_not_cancel_others(serve, meme, copy):
+    async with serve() as server:
         await server.record_trial("first", meme)
         leaving = asyncio.create_task(server.ids(copy))
         staying = asyncio.create_task(server.ids(copy))
@@ -221,11 +201,9 @@ def test_cancelled_search_does_not_cancel_others(run_scene, meme, copy):
         await server.record_trial("second", meme)
         assert await server.ids(copy) == ["second", "first"]
 
-    run_scene(scene)
 
-
-def test_unavailable_docket_is_reported_and_searches_recover(run_scene, meme, copy):
-    async def scene(server):
+async def test_unavailable_docket_is_reported_and_searches_recover(serve, meme, copy):
+    async with serve() as server:
         await server.record_trial("first", meme)
         fingerprints = server.docket.fingerprints.fingerprints
 
@@ -239,13 +217,10 @@ def test_unavailable_docket_is_reported_and_searches_recover(run_scene, meme, co
         server.docket.fingerprints.fingerprints = fingerprints
         assert await server.ids(copy) == ["first"]
 
-    run_scene(scene)
 
-
-def test_verdict_does_not_wait_for_a_fingerprint_blocked_by_another_server(run_scene, meme, caplog, monkeypatch):
+async def test_verdict_does_not_wait_for_a_fingerprint_blocked_by_another_server(serve, meme, caplog, monkeypatch):
     monkeypatch.setattr("serving.judging.near_duplicates._PATIENCE", 0.01)
-
-    async def scene(server):
+    async with serve() as server:
         go_on = asyncio.Event()
         put_fingerprint = server.docket.fingerprints.put_fingerprint
 
@@ -260,13 +235,12 @@ def test_verdict_does_not_wait_for_a_fingerprint_blocked_by_another_server(run_s
         go_on.set()
         await server.index.close()  # waits for the pending write
         assert [trial_id for _, trial_id, _ in await server.docket.fingerprints.fingerprints(0)] == ["first"]
-
-    run_scene(scene)
     assert "its fingerprint is not stored yet" in caplog.text
 
 
-def test_failure_to_store_a_fingerprint_is_reported(run_scene, meme):
-    async def scene(server):
+async def test_failure_to_store_a_fingerprint_is_reported(serve, meme):
+    async with serve() as server:
+
         async def full(trial_id, fingerprint):
             raise Unavailable("full", reason="DOCKET_UNAVAILABLE")
 
@@ -274,17 +248,14 @@ def test_failure_to_store_a_fingerprint_is_reported(run_scene, meme):
         with pytest.raises(Unavailable, match="full"):
             await server.index.learn("first", meme, text=TEXT, text_read=False, namespace=NAMESPACE)
 
-    run_scene(scene)
-
 
 # Other kinds of pictures
 
 
-def test_animations_are_found_by_any_frame_and_equal_only_in_all_frames(run_scene, still, other):
+async def test_animations_are_found_by_any_frame_and_equal_only_in_all_frames(serve, still, other):
     blank = Image.new("RGB", still.size, "white")
     another = captioned_meme("coffee.png", CAPTION)
-
-    async def scene(server):
+    async with serve() as server:
         await server.record_trial("moving", picture_of(blank, still, another))
         again = COPIES["JPEG, quality 70"]
         (found,) = await server.find(picture_of(blank, again(still), again(another)))
@@ -298,42 +269,33 @@ def test_animations_are_found_by_any_frame_and_equal_only_in_all_frames(run_scen
         turned = await server.find(picture_of(again(another), again(still)))
         assert turned and not any(each.same_picture for each in turned)
 
-    run_scene(scene)
 
-
-def test_picture_with_too_little_detail_matches_nothing_and_disturbs_nothing(run_scene, meme):
+async def test_picture_with_too_little_detail_matches_nothing_and_disturbs_nothing(serve, meme):
     blank = picture_of(Image.new("RGB", (400, 300), "white"))
-
-    async def scene(server):
+    async with serve() as server:
         await server.record_trial("blank", blank)
         await server.record_trial("first", meme)
         assert await server.find(blank) == []
         assert await server.ids(meme) == ["first"]
 
-    run_scene(scene)
-
 
 @pytest.mark.parametrize("text", ["", "Schöne Grüße 🎉", "soup " * 2000, "\ud800 lone"])
-def test_fingerprint_round_trips_with_any_text_and_namespace(run_scene, meme, text):
-    async def scene(server):
+async def test_fingerprint_round_trips_with_any_text_and_namespace(serve, meme, text):
+    async with serve() as server:
         await server.record_trial("first", meme, text, namespace="größe/1", read=True)
         (found,) = await server.find(meme, text, namespace="größe/1", read=True)
         assert (found.trial_id, found.same_text, found.same_picture) == ("first", True, True)
         (other,) = await server.find(meme, text + " and more of it, much more", namespace="größe/1")
         assert not other.same_text
 
-    run_scene(scene)
 
-
-def test_damaged_fingerprints_and_later_formats_are_skipped(run_scene, meme, copy, caplog):
-    async def scene(server):
+async def test_damaged_fingerprints_and_later_formats_are_skipped(serve, meme, copy, caplog):
+    async with serve() as server:
         await server.docket.fingerprints.put_fingerprint("later", b"\x02 whatever comes")
         await server.docket.fingerprints.put_fingerprint("none", b"")
         await server.docket.fingerprints.put_fingerprint("damaged", b"\x01\x02 cut off")
         await server.record_trial("first", meme)
         assert await server.ids(copy) == ["first"]
-
-    run_scene(scene)
     assert [record.getMessage() for record in caplog.records] == [
         "trial damaged: its fingerprint is damaged and is skipped"
     ]
@@ -365,21 +327,18 @@ def changed(still: Image.Image, name: str) -> Picture:
     ],
 )
 @pytest.mark.parametrize("read", [False, True])
-def test_verdict_is_reused_only_if_hash_text_and_tiles_agree(
-    run_scene, still, meme, found, text, tiles, name, radius, same, read
+async def test_verdict_is_reused_only_if_hash_text_and_tiles_agree(
+    serve, still, meme, found, text, tiles, name, radius, same, read
 ):
     new = changed(still, name)
     words = TEXT if text else TEXT.replace("soup", "what is left of it").replace("My aunt", "His other uncle")
-
-    async def scene(server):
+    async with serve(reuse_near=True, nearness=MatchThresholds(radius=radius)) as server:
         await server.record_trial("first", meme, read=read)
         duplicates = await server.find(new, words, read=read)
         assert bool(duplicates) is found
         for each in duplicates:
             assert (each.same_text, each.same_picture) == (text, tiles and text)
-        return await server.reusable_trial(new, words, read=read)
-
-    assert run_scene(scene, reuse_near=True, nearness=MatchThresholds(radius=radius)) == ("first" if same else None)
+        assert await server.reusable_trial(new, words, read=read) == ("first" if same else None)
 
 
 @pytest.mark.parametrize(
@@ -391,17 +350,15 @@ def test_verdict_is_reused_only_if_hash_text_and_tiles_agree(
         ({"reuse_near": True, "reuse": "everywhere"}, "theirs"),
     ],
 )
-def test_verdict_is_reused_only_if_settings_allow_it(run_scene, meme, copy, options, reused):
-    async def scene(server):
+async def test_verdict_is_reused_only_if_settings_allow_it(serve, meme, copy, options, reused):
+    async with serve(**options) as server:
         await server.record_trial("mine", meme)
         await server.record_trial("theirs", meme, namespace="shop")
-        return await server.reusable_trial(copy)
-
-    assert run_scene(scene, **options) == reused
+        assert await server.reusable_trial(copy) == reused
 
 
-def test_overruled_open_and_unusable_verdicts_are_not_reused(run_scene, meme, copy):
-    async def scene(server):
+async def test_overruled_open_and_unusable_verdicts_are_not_reused(serve, meme, copy):
+    async with serve(reuse_near=True) as server:
         await server.record_trial("open", meme, label=None)
         assert await server.reusable_trial(copy) is None
         await server.record_trial("first", meme)
@@ -418,32 +375,28 @@ def test_overruled_open_and_unusable_verdicts_are_not_reused(run_scene, meme, co
         await server.overrule("first", N)
         assert await server.reusable_trial(copy, usable=usable) is None
 
-    run_scene(scene, reuse_near=True)
 
-
-def test_trial_erased_since_it_was_indexed_is_skipped(run_scene, meme, copy):
-    async def scene(server):
+async def test_trial_erased_since_it_was_indexed_is_skipped(serve, meme, copy):
+    async with serve(reuse_near=True) as server:
         for trial_id in ("older", "erased"):
             await server.record_trial(trial_id, meme)
         assert await server.reusable_trial(copy) == "erased"  # it is in the index from now on
         await server.docket.eraser.erase("erased", who="Ruth", why="asked for", at=AT)
-        return await server.reusable_trial(copy)
-
-    assert run_scene(scene, reuse_near=True) == "older"
+        assert await server.reusable_trial(copy) == "older"
 
 
-def test_tile_threshold_is_stricter_if_no_text_could_be_read(run_scene, still, meme):
+async def test_tile_threshold_is_stricter_if_no_text_could_be_read(serve, still, meme):
     """A reader that reads nothing does not prove that there is no text."""
-
-    async def scene(server):
+    async with serve(reuse_near=True) as server:
         await server.record_trial("read", meme, "", read=True)
         await server.record_trial("given", meme, "", namespace="shop")
         faint = still.copy()
         ImageDraw.Draw(faint).rectangle((300, 200, 311, 211), fill=tuple(int(c) for c in _toned(still)))
         new = picture_of(faint)
-        return await server.reusable_trial(new, "", namespace="shop"), await server.reusable_trial(new, "", read=True)
-
-    assert run_scene(scene, reuse_near=True) == ("given", None)
+        assert (
+            await server.reusable_trial(new, "", namespace="shop"),
+            await server.reusable_trial(new, "", read=True),
+        ) == ("given", None)
 
 
 def _toned(still: Image.Image) -> np.ndarray:
@@ -475,7 +428,7 @@ def test_dp_4_covers_the_stated_number_of_pairs():
 
 @pytest.mark.promise("DP-4", "3,450 pairs of the same picture under another text: 0 verdicts given again")
 @pytest.mark.parametrize("base", BASES)
-def test_dp_4_verdict_is_not_reused_for_the_same_picture_with_another_text(run_scene, base):
+def test_dp_4_verdict_is_not_reused_for_the_same_picture_with_another_text(serve, base):
     """Tests each pair with texts as given, and as read by a perfect reader, where one letter in twenty may differ. All
     are compared with all known memes of the picture."""
     known = captions(base)
@@ -500,7 +453,7 @@ def test_dp_4_verdict_is_not_reused_for_the_same_picture_with_another_text(run_s
                     reused.append((change, text, read, trial))
         return reused
 
-    assert run_scene(scene, reuse_near=True) == []
+    assert run_within(serve(reuse_near=True), scene) == []
 
 
 # Texts without a picture
@@ -526,7 +479,7 @@ async def record_text_trial(server, trial_id, text, label=H, *, namespace=NAMESP
     await server.docket.writer.append(VerdictGiven(trial_id=trial_id, seq=1, at=AT, verdict=a_verdict(label)))
 
 
-def test_text_without_picture_matches_texts_of_the_same_letters(place, run_scene):
+def test_text_without_picture_matches_texts_of_the_same_letters(place, serve):
     async def scene(server):
         await record_text_trial(server, "a", TEXT)
         await record_text_trial(server, "b", f"{TEXT.upper()} !!!", N)
@@ -537,57 +490,55 @@ def test_text_without_picture_matches_texts_of_the_same_letters(place, run_scene
     async def ids(server):
         return await server.ids(None, TEXT.replace("o", "0"))
 
-    (found, none) = run_scene(scene)
+    (found, none) = run_within(serve(), scene)
     assert [(each.trial_id, each.label) for each in found] == [("b", N), ("a", H)] and none == []
     assert all(each.text_alone and each.same_text and not each.same_picture and each.distance == 0 for each in found)
-    assert run_scene(ids) == ["b", "a"], "after a start, and with a letter that looks like another"
-    assert run_scene(ids, reuse="everywhere") == ["elsewhere", "b", "a"]
+    assert run_within(serve(), ids) == ["b", "a"], "after a start, and with a letter that looks like another"
+    assert run_within(serve(reuse="everywhere"), ids) == ["elsewhere", "b", "a"]
 
 
-def test_text_without_picture_never_matches_a_picture(run_scene, meme):
-    async def scene(server):
+async def test_text_without_picture_never_matches_a_picture(serve, meme):
+    async with serve() as server:
         await server.record_trial("pictured", meme, TEXT)
         await record_text_trial(server, "alone", TEXT)
-        return await server.ids(None, TEXT), await server.ids(meme, TEXT)
-
-    assert run_scene(scene) == (["alone"], ["pictured"])
+        assert (await server.ids(None, TEXT), await server.ids(meme, TEXT)) == (["alone"], ["pictured"])
 
 
 @pytest.mark.parametrize("text", ["!!!", "\u2620\u2620", "   "])
-def test_texts_without_letters_do_not_match_each_other(run_scene, text):
-    async def scene(server):
+async def test_texts_without_letters_do_not_match_each_other(serve, text):
+    async with serve() as server:
         await record_text_trial(server, "a", "???")
-        return await server.ids(None, text)
-
-    assert run_scene(scene) == []
+        assert await server.ids(None, text) == []
 
 
-def test_texts_with_colliding_fingerprints_are_distinguished(run_scene, monkeypatch):
+async def test_texts_with_colliding_fingerprints_are_distinguished(serve, monkeypatch):
     monkeypatch.setattr("serving.judging.near_duplicates._fingerprint", lambda _: b"the same")
-
-    async def scene(server):
+    async with serve() as server:
         await record_text_trial(server, "a", "one text")
         await record_text_trial(server, "b", "another text")
-        return await server.ids(None, "one text")
-
-    assert run_scene(scene) == ["a"]
+        assert await server.ids(None, "one text") == ["a"]
 
 
-def test_index_holds_the_latest_texts_up_to_its_limit(run_scene):
-    async def scene(server):
+async def test_index_holds_the_latest_texts_up_to_its_limit(serve):
+    async with serve(most=4) as server:
         for number in range(6):
             await record_text_trial(server, f"t{number}", f"text {'abcdef'[number]}")
             await server.index.catch_up()
         assert len(server.index) <= 5
-        return [await server.ids(None, f"text {letter}") for letter in "abcdef"]
-
-    assert run_scene(scene, most=4) == [[], [], ["t2"], ["t3"], ["t4"], ["t5"]]
+        assert [await server.ids(None, f"text {letter}") for letter in "abcdef"] == [
+            [],
+            [],
+            ["t2"],
+            ["t3"],
+            ["t4"],
+            ["t5"],
+        ]
 
 
 # Memory
 
 
-def test_indexed_meme_takes_a_few_hundred_bytes(run_scene):
+async def test_indexed_meme_takes_a_few_hundred_bytes(serve):
     rng = np.random.default_rng(0)
     many = 20_000
 
@@ -610,20 +561,18 @@ def test_indexed_meme_takes_a_few_hundred_bytes(run_scene):
         server.docket.fingerprints.fingerprints = page
         await server.index.catch_up()
 
-    async def measured(server):
+    async with serve() as server:
         tracemalloc.start()
         await scene(server)
         allocated, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         assert len(server.index) == many
-        return allocated / many
-
-    bytes_per_meme = run_scene(measured)
+        bytes_per_meme = allocated / many
     # FAISS's memory is not traced: another 32 bytes per hash, and up to as much again while it grows.
     assert 150 < bytes_per_meme < 350
 
 
-def test_index_holds_the_latest_pictures_up_to_its_limit(run_scene):
+def test_index_holds_the_latest_pictures_up_to_its_limit(serve):
     pictures = [picture_of(captioned_meme(base, CAPTION)) for base in BACKGROUNDS[:6]]
 
     async def ids(server):
@@ -636,5 +585,5 @@ def test_index_holds_the_latest_pictures_up_to_its_limit(run_scene):
         assert len(server.index) <= 5
         return await ids(server)
 
-    assert run_scene(scene, most=4) == [[], [], ["t2"], ["t3"], ["t4"], ["t5"]]
-    assert run_scene(ids) == [[f"t{number}"] for number in range(6)]
+    assert run_within(serve(most=4), scene) == [[], [], ["t2"], ["t3"], ["t4"], ["t5"]]
+    assert run_within(serve(), ids) == [[f"t{number}"] for number in range(6)]

@@ -37,20 +37,18 @@ async def refusal(runner, ask):
 
 
 @pytest.mark.parametrize("reason", ["PICTURE_KILLS_READER", "PICTURE_TOO_COSTLY"])
-def test_a_picture_that_killed_its_reader_is_not_decoded_again(town, reason):
-    async def scene(runner):
+async def test_a_picture_that_killed_its_reader_is_not_decoded_again(town, reason):
+    async with town.server() as runner:
         town.pictures.errors[ASK.image] = BadPicture("no", reason=reason)
         reasons = [(await refusal(runner, ask)).reason for ask in (ASK, ASK, other(), other(text=None))]
         assert reasons == [reason] + ["QUARANTINED"] * 3
         assert town.pictures.decoded == 1
         assert (await runner.answer(other(image=b"fine|file"))).record.state is TrialState.DECIDED
-        return await trials_in(runner.executor.docket)
-
-    assert len(play_on_server(town, scene)) == 1
+        assert len(await trials_in(runner.executor.docket)) == 1
 
 
-def test_picture_is_refused_after_its_reader_was_killed_externally_twice(town):
-    async def scene(runner):
+async def test_picture_is_refused_after_its_reader_was_killed_externally_twice(town):
+    async with town.server() as runner:
         town.pictures.errors[ASK.image] = Unavailable("no", reason="PICTURE_READER_KILLED")
         town.pictures.errors[b"other|file"] = Unavailable("no", reason="WORKER_UNAVAILABLE")
         reasons = []
@@ -59,13 +57,11 @@ def test_picture_is_refused_after_its_reader_was_killed_externally_twice(town):
                 with pytest.raises((BadPicture, Unavailable)) as caught:
                     await runner.answer(ask)
                 reasons.append(caught.value.reason)
-        return reasons
-
-    assert play_on_server(town, scene) == ["PICTURE_READER_KILLED"] * 2 + ["QUARANTINED"] + ["WORKER_UNAVAILABLE"] * 3
+        assert reasons == ["PICTURE_READER_KILLED"] * 2 + ["QUARANTINED"] + ["WORKER_UNAVAILABLE"] * 3
 
 
-def test_successful_decode_clears_an_external_kill_of_the_picture_reader(town):
-    async def scene(runner):
+async def test_successful_decode_clears_an_external_kill_of_the_picture_reader(town):
+    async with town.server() as runner:
         outcomes = []
         for number, killed in enumerate((True, False, True, True, True)):
             town.pictures.errors = {ASK.image: Unavailable("no", reason="PICTURE_READER_KILLED")} if killed else {}
@@ -74,14 +70,12 @@ def test_successful_decode_clears_an_external_kill_of_the_picture_reader(town):
                 outcomes.append("decided")
             except (BadPicture, Unavailable) as error:
                 outcomes.append(error.reason)
-        return outcomes
-
-    assert play_on_server(town, scene) == [
-        "PICTURE_READER_KILLED",
-        "decided",
-        *["PICTURE_READER_KILLED"] * 2,
-        "QUARANTINED",
-    ]
+        assert outcomes == [
+            "PICTURE_READER_KILLED",
+            "decided",
+            *["PICTURE_READER_KILLED"] * 2,
+            "QUARANTINED",
+        ]
 
 
 def test_picture_is_withheld_from_the_text_reader_after_two_external_kills(town):
@@ -98,8 +92,9 @@ def test_picture_is_withheld_from_the_text_reader_after_two_external_kills(town)
 
 
 @pytest.mark.parametrize("how", ["by another trial", "by the resumed trial", "before a trial"])
-def test_successful_text_reading_clears_an_external_kill_of_the_text_reader(town, how):
-    async def scene(runner):
+async def test_successful_text_reading_clears_an_external_kill_of_the_text_reader(town, how):
+    second = "AWAY" if how == "before a trial" else "decided"
+    async with town.server() as runner:
         outcomes = []
         for number, killed in enumerate((True, False, True, True, True)):
             town.reader.result = Unavailable("no", reason="TEXT_READER_KILLED") if killed else "text on the picture"
@@ -108,10 +103,7 @@ def test_successful_text_reading_clears_an_external_kill_of_the_text_reader(town
             name = "r0" if how == "by the resumed trial" and number == 1 else f"r{number}"
             ask = replace(ASK, text=None, request_id=name, try_anew=how != "before a trial")
             outcomes += await outcomes_of(runner, ask, 1)
-        return outcomes
-
-    second = "AWAY" if how == "before a trial" else "decided"
-    assert play_on_server(town, scene) == ["TEXT_READER_KILLED", second, *["TEXT_READER_KILLED"] * 2, "QUARANTINED"]
+        assert outcomes == ["TEXT_READER_KILLED", second, *["TEXT_READER_KILLED"] * 2, "QUARANTINED"]
 
 
 class _UnavailableSearch:
@@ -135,26 +127,26 @@ ONCE = ["COMPARER_FAILED", "QUARANTINED", "QUARANTINED"]
     ],
     ids=lambda expected: expected[0],
 )
-def test_picture_that_repeatedly_breaks_its_comparison_is_quarantined(town, monkeypatch, expected, before_a_trial):
+async def test_picture_that_repeatedly_breaks_its_comparison_is_quarantined(
+    town, monkeypatch, expected, before_a_trial
+):
     """Quarantined after one failure of a dedicated process, after two where another picture may be to blame."""
     reason = expected[0]
 
     async def find(**_):
         raise Unavailable("no", reason=reason)
 
-    async def scene(runner):
+    async with town.server() as runner:
         if before_a_trial:
             runner._known._near = _UnavailableSearch(reason)
         else:
             monkeypatch.setattr(runner.executor.court.finder, "find", find)
         asks = [replace(ASK, request_id=f"r{number}", try_anew=not before_a_trial) for number in range(3)]
-        return [outcome for ask in asks for outcome in await outcomes_of(runner, ask, 1)]
-
-    assert play_on_server(town, scene) == expected
+        assert [outcome for ask in asks for outcome in await outcomes_of(runner, ask, 1)] == expected
 
 
-def test_successful_comparison_clears_an_earlier_encoder_exit(town, monkeypatch):
-    async def scene(runner):
+async def test_successful_comparison_clears_an_earlier_encoder_exit(town, monkeypatch):
+    async with town.server() as runner:
         outcomes, original_find = [], runner.executor.court.finder.find
         for number, ends in enumerate((True, False, True, True, True)):
 
@@ -165,13 +157,11 @@ def test_successful_comparison_clears_an_earlier_encoder_exit(town, monkeypatch)
 
             monkeypatch.setattr(runner.executor.court.finder, "find", find)
             outcomes += await outcomes_of(runner, replace(ASK, request_id=f"r{number}", try_anew=True), 1)
-        return outcomes
-
-    assert play_on_server(town, scene) == ["ENCODER_ENDED", "decided", "ENCODER_ENDED", "ENCODER_ENDED", "QUARANTINED"]
+        assert outcomes == ["ENCODER_ENDED", "decided", "ENCODER_ENDED", "ENCODER_ENDED", "QUARANTINED"]
 
 
-def test_quarantine_by_the_text_reader_outlasts_a_trial_begun_earlier(town):
-    async def scene(runner):
+async def test_quarantine_by_the_text_reader_outlasts_a_trial_begun_earlier(town):
+    async with town.server() as runner:
         town.reader.wait = asyncio.Event()
         earlier = asyncio.ensure_future(outcomes_of(runner, replace(ASK, text=None, try_anew=True), 1))
         await town.reader.asked.wait()
@@ -181,9 +171,11 @@ def test_quarantine_by_the_text_reader_outlasts_a_trial_begun_earlier(town):
         town.reader.result = text
         waiting.set()
         outcomes += await earlier
-        return outcomes + await outcomes_of(runner, replace(ASK, text=None, request_id="r3", try_anew=True), 1)
-
-    assert play_on_server(town, scene) == ["TEXT_READER_FAILED", "decided", "QUARANTINED"]
+        assert (outcomes + await outcomes_of(runner, replace(ASK, text=None, request_id="r3", try_anew=True), 1)) == [
+            "TEXT_READER_FAILED",
+            "decided",
+            "QUARANTINED",
+        ]
 
 
 def test_picture_that_is_merely_unreadable_is_decoded_on_every_request(town):
@@ -194,8 +186,8 @@ def test_picture_that_is_merely_unreadable_is_decoded_on_every_request(town):
     assert play_on_server(town, scene) == ["PICTURE_UNREADABLE"] * 3 and town.pictures.decoded == 3
 
 
-def test_picture_that_killed_the_text_reader_is_tried_only_with_its_text_sent(town):
-    async def scene(runner):
+async def test_picture_that_killed_the_text_reader_is_tried_only_with_its_text_sent(town):
+    async with town.server() as runner:
         town.reader.result = Unavailable("no", reason="TEXT_READER_FAILED")
         with pytest.raises(TrialAborted):
             await runner.answer(replace(ASK, text=None))
@@ -204,9 +196,7 @@ def test_picture_that_killed_the_text_reader_is_tried_only_with_its_text_sent(to
             error = await refusal(runner, ask)
             assert error.reason == "QUARANTINED" and "Send the text" in error.message
         assert town.reader.calls == 1
-        return await runner.answer(other(request_id="r3"))
-
-    assert play_on_server(town, scene).record.state is TrialState.DECIDED
+        assert (await runner.answer(other(request_id="r3"))).record.state is TrialState.DECIDED
 
 
 def test_killing_the_text_reader_before_a_trial_quarantines_a_picture_too(town):
@@ -256,7 +246,7 @@ async def outcomes_of(runner, ask, times):
     return outcomes
 
 
-def test_request_kills_the_model_server_at_most_twice_even_after_a_restart(town):
+async def test_request_kills_the_model_server_at_most_twice_even_after_a_restart(town):
     servers = [CrashingServer() for _ in range(20)]
     asks = [replace(FULL, image=b"killer %d|file" % number, request_id=f"k{number}") for number in range(20)]
 
@@ -264,45 +254,35 @@ def test_request_kills_the_model_server_at_most_twice_even_after_a_restart(town)
         number = int(frames_of(request)[0].png.partition(b"killer ")[2].partition(b"|")[0])
         return servers[number](request)
 
-    async def scene():
-        courts = {"role_models": Cast(rounds=2, describe=crash_by_number).role_models}
-        async with town.server(**courts) as runner:
-            assert [await outcomes_of(runner, ask, 1) for ask in asks] == [["MODEL_GONE"]] * 20
-        async with town.server(**courts) as runner:
-            assert [await outcomes_of(runner, ask, 2) for ask in asks] == [["MODEL_GONE", "QUARANTINED"]] * 20
-        async with town.server(**courts) as runner:
-            others = [replace(ask, namespace="them", text="other text") for ask in asks]
-            assert [await outcomes_of(runner, ask, 1) for ask in others] == [["QUARANTINED"]] * 20
-            assert await runner.trial_of(RequestName("them", "k0")) is None
-            # A procedure without a model treats the picture like any other.
-            summaries = [replace(ask, procedure=Procedure.SUMMARY, request_id="s" + ask.request_id) for ask in others]
-            assert [await outcomes_of(runner, ask, 1) for ask in summaries] == [["decided"]] * 20
-            # A trial without a model is no evidence that the picture is safe for one.
-            assert [await outcomes_of(runner, ask, 1) for ask in others] == [["QUARANTINED"]] * 20
-        assert [server.kills for server in servers] == [2] * 20
-
-    asyncio.run(scene())
+    courts = {"role_models": Cast(rounds=2, describe=crash_by_number).role_models}
+    async with town.server(**courts) as runner:
+        assert [await outcomes_of(runner, ask, 1) for ask in asks] == [["MODEL_GONE"]] * 20
+    async with town.server(**courts) as runner:
+        assert [await outcomes_of(runner, ask, 2) for ask in asks] == [["MODEL_GONE", "QUARANTINED"]] * 20
+    async with town.server(**courts) as runner:
+        others = [replace(ask, namespace="them", text="other text") for ask in asks]
+        assert [await outcomes_of(runner, ask, 1) for ask in others] == [["QUARANTINED"]] * 20
+        assert await runner.trial_of(RequestName("them", "k0")) is None
+        # A procedure without a model treats the picture like any other.
+        summaries = [replace(ask, procedure=Procedure.SUMMARY, request_id="s" + ask.request_id) for ask in others]
+        assert [await outcomes_of(runner, ask, 1) for ask in summaries] == [["decided"]] * 20
+        # A trial without a model is no evidence that the picture is safe for one.
+        assert [await outcomes_of(runner, ask, 1) for ask in others] == [["QUARANTINED"]] * 20
+    assert [server.kills for server in servers] == [2] * 20
 
 
-def test_one_trial_that_killed_two_servers_is_enough_for_quarantine(town):
-    async def scene(runner):
-        return await outcomes_of(runner, FULL, 2)
-
-    assert play_on_server(
-        town, scene, role_models=Cast(rounds=2, describe=lambda request: broken_off(2)).role_models
-    ) == [
-        "MODEL_GONE",
-        "QUARANTINED",
-    ]
+async def test_one_trial_that_killed_two_servers_is_enough_for_quarantine(town):
+    async with town.server(role_models=Cast(rounds=2, describe=lambda request: broken_off(2)).role_models) as runner:
+        assert await outcomes_of(runner, FULL, 2) == [
+            "MODEL_GONE",
+            "QUARANTINED",
+        ]
 
 
-def test_unavailable_model_server_quarantines_nothing(town):
+async def test_unavailable_model_server_quarantines_nothing(town):
     away = Cast(rounds=2, describe=lambda request: Unavailable("away", reason="MODEL_GONE"))
-
-    async def scene(runner):
-        return await outcomes_of(runner, FULL, 5)
-
-    assert play_on_server(town, scene, role_models=away.role_models) == ["MODEL_GONE"] * 5
+    async with town.server(role_models=away.role_models) as runner:
+        assert await outcomes_of(runner, FULL, 5) == ["MODEL_GONE"] * 5
 
 
 class CrashingSharedServer:
@@ -344,25 +324,21 @@ class CrashingSharedServer:
         return None
 
 
-def test_bystanders_of_a_server_crash_are_cleared_one_at_a_time(town):
+async def test_bystanders_of_a_server_crash_are_cleared_one_at_a_time(town):
     cast = Cast(rounds=2)
     server = CrashingSharedServer(cast.models["proposer"], crowd=10)
     role_models = replace(cast.role_models, proposer=RoleModel(server))
     asks = [replace(FULL, image=b"%d|file" % number, request_id=f"i{number}") for number in range(9)]
     asks.append(replace(FULL, image=b"killer|file", request_id="killer"))
-
-    async def scene(runner):
+    async with town.server(role_models=role_models) as runner:
         first = await asyncio.gather(*(outcomes_of(runner, ask, 1) for ask in asks))
         assert first == [["MODEL_GONE"]] * 10 and server.deaths == 1
         retried = await asyncio.gather(*(outcomes_of(runner, ask, 2) for ask in asks))
-        return retried
-
-    retried = play_on_server(town, scene, role_models=role_models)
     assert retried == [["decided"] * 2] * 9 + [["MODEL_GONE", "QUARANTINED"]]
     assert server.deaths == 2 and server.most_since == 1, "one suspect at a time"
 
 
-def test_waiting_suspects_take_no_turns_and_leave_with_their_callers(town, monkeypatch):
+async def test_waiting_suspects_take_no_turns_and_leave_with_their_callers(town, monkeypatch):
     monkeypatch.setattr("serving.judging.request._TO_END_S", 0.25)  # waiting suspects have no end to record
     gate, alone = asyncio.Event(), asyncio.Event()
     died = set()
@@ -385,8 +361,7 @@ def test_waiting_suspects_take_no_turns_and_leave_with_their_callers(town, monke
 
     cast = Cast(rounds=2)
     asks = [replace(FULL, image=b"suspect %d|file" % n, request_id=f"s{n}") for n in range(6)]
-
-    async def scene(runner):
+    async with town.server(role_models=replace(cast.role_models, proposer=RoleModel(Proposer()))) as runner:
         assert [await outcomes_of(runner, ask, 1) for ask in asks] == [["MODEL_GONE"]] * 6
         turns = Turns(2)
         suspects = [asyncio.ensure_future(call_through(turns, runner.answer(ask))) for ask in asks]
@@ -406,67 +381,60 @@ def test_waiting_suspects_take_no_turns_and_leave_with_their_callers(town, monke
         decided = await asyncio.wait_for(asyncio.gather(*suspects[3:]), 60)
         await wait_until_idle(runner)
         assert turns.all_free
-        return innocent, hurried, decided
-
-    innocent, hurried, decided = play_on_server(
-        town, scene, role_models=replace(cast.role_models, proposer=RoleModel(Proposer()))
-    )
     assert innocent.record.state is TrialState.DECIDED
     assert [error.reason for error in hurried] == ["DEADLINE"] * 2
     assert all(answer.record.state is TrialState.DECIDED for answer in decided)
 
 
-def test_verdict_clears_a_picture_of_earlier_deaths(town):
+async def test_verdict_clears_a_picture_of_earlier_deaths(town):
     lines = iter([CrashingServer(), None, CrashingServer(), None])
 
     def crash_by_turns(request):
         line = next(lines)
         return line and line(request)
 
-    async def scene(runner):
+    role_models = Cast(rounds=2, describe=crash_by_turns).role_models
+    async with town.server(role_models=role_models) as runner:
         outcomes = []
         for number in range(2):
             ask = replace(FULL, request_id=f"r{number}", try_anew=True)
             outcomes += await outcomes_of(runner, ask, 2)
-        return outcomes
-
-    role_models = Cast(rounds=2, describe=crash_by_turns).role_models
-    assert play_on_server(town, scene, role_models=role_models) == ["MODEL_GONE", "decided"] * 2
+        assert outcomes == ["MODEL_GONE", "decided"] * 2
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["the caller leaves", "a call has no time left", "the trial has no time left"])
-def test_server_death_counts_however_the_interrupted_trial_ends(town, end):
+async def test_server_death_counts_however_the_interrupted_trial_ends(town, end):
     """The server dies and its replacement hangs, so no later call reports the death."""
+    async with court_and_server() as (model, server):
+        server.faults.script(["reset", "hang"] * 4)
+        cast = Cast(rounds=2)
+        settings = TrialSettings(call_s=1.0 if end.startswith("a call") else 120.0)
+        role_models = replace(cast.role_models, proposer=RoleModel(model))
+        async with town.server(role_models=role_models, settings=settings) as runner:
+            for number in range(2):
+                ask = replace(FULL, request_id=f"r{number}")
+                within_s = 2.0 if end.startswith("the trial") else None
+                request = asyncio.ensure_future(runner.answer(ask, within_s=within_s))
+                await wait_for_stats(server, calls=2 * (number + 1), within_s=60)
+                if end == "the caller leaves":
+                    request.cancel()
+                await asyncio.wait([request])
+                assert request.cancelled() or isinstance(request.exception(), TrialAborted | Unavailable)
+                await wait_until_idle(runner)
+            outcome = await outcomes_of(runner, replace(FULL, request_id="r2"), 1)
+            records = [
+                await runner.executor.docket.trials.record(trial_id)
+                for trial_id in await trials_in(runner.executor.docket)
+            ]
+            assert (outcome, [record.last(TrialFailed).broke_off for record in records], server.stats.calls) == (
+                ["QUARANTINED"],
+                [1, 1],
+                4,
+            )
 
-    async def scene():
-        async with court_and_server() as (model, server):
-            server.faults.script(["reset", "hang"] * 4)
-            cast = Cast(rounds=2)
-            settings = TrialSettings(call_s=1.0 if end.startswith("a call") else 120.0)
-            role_models = replace(cast.role_models, proposer=RoleModel(model))
-            async with town.server(role_models=role_models, settings=settings) as runner:
-                for number in range(2):
-                    ask = replace(FULL, request_id=f"r{number}")
-                    within_s = 2.0 if end.startswith("the trial") else None
-                    request = asyncio.ensure_future(runner.answer(ask, within_s=within_s))
-                    await wait_for_stats(server, calls=2 * (number + 1), within_s=60)
-                    if end == "the caller leaves":
-                        request.cancel()
-                    await asyncio.wait([request])
-                    assert request.cancelled() or isinstance(request.exception(), TrialAborted | Unavailable)
-                    await wait_until_idle(runner)
-                outcome = await outcomes_of(runner, replace(FULL, request_id="r2"), 1)
-                records = [
-                    await runner.executor.docket.trials.record(trial_id)
-                    for trial_id in await trials_in(runner.executor.docket)
-                ]
-                return outcome, [record.last(TrialFailed).broke_off for record in records], server.stats.calls
 
-    assert asyncio.run(scene()) == (["QUARANTINED"], [1, 1], 4)
-
-
-def test_one_server_death_during_several_trials_of_a_picture_counts_once(town):
+async def test_one_server_death_during_several_trials_of_a_picture_counts_once(town):
     """Otherwise one death would quarantine a picture that many callers send at once."""
     cast, requests, died = Cast(rounds=2), [], asyncio.Event()
 
@@ -485,57 +453,51 @@ def test_one_server_death_during_several_trials_of_a_picture_counts_once(town):
         async def odds(self, request, options, *, within_s):
             return None
 
-    async def scene(runner):
+    async with town.server(role_models=replace(cast.role_models, proposer=RoleModel(Proposer()))) as runner:
         asks = [replace(FULL, namespace=name) for name in ("forum", "blog", "shop")]
         first = await asyncio.gather(*(outcomes_of(runner, ask, 1) for ask in asks))
-        return first, await asyncio.gather(*(outcomes_of(runner, ask, 1) for ask in asks))
-
-    first, second = play_on_server(town, scene, role_models=replace(cast.role_models, proposer=RoleModel(Proposer())))
+        second = await asyncio.gather(*(outcomes_of(runner, ask, 1) for ask in asks))
     assert (first, second) == ([["MODEL_GONE"]] * 3, [["decided"]] * 3)
 
 
-def test_one_server_death_during_calls_of_both_sides_counts_once(town):
+async def test_one_server_death_during_calls_of_both_sides_counts_once(town):
     """Both sides have a call in progress when the server dies."""
+    async with court_and_server() as (model, server):
+        cast = Cast(rounds=2)
+        speaking = asyncio.Barrier(2)
 
-    async def scene():
-        async with court_and_server() as (model, server):
-            cast = Cast(rounds=2)
-            speaking = asyncio.Barrier(2)
+        class Advocate:
+            name = "advocate"
+            first = True
 
-            class Advocate:
-                name = "advocate"
-                first = True
+            async def reply(self, request, *, within_s):
+                if self.first:  # later calls of the sides need not be simultaneous
+                    self.first = False
+                    async with asyncio.timeout(60):
+                        await speaking.wait()
+                return await model.reply(request, within_s=within_s)
 
-                async def reply(self, request, *, within_s):
-                    if self.first:  # later calls of the sides need not be simultaneous
-                        self.first = False
-                        async with asyncio.timeout(60):
-                            await speaking.wait()
-                    return await model.reply(request, within_s=within_s)
+            async def odds(self, request, options, *, within_s):
+                return None
 
-                async def odds(self, request, options, *, within_s):
-                    return None
-
-            role_models = replace(cast.role_models, accuser=RoleModel(Advocate()), defender=RoleModel(Advocate()))
-            async with town.server(role_models=role_models) as runner:
-                server.faults.script(["cut", "cut"])
-                first = await outcomes_of(runner, FULL, 1)
-                (trial_id,) = await trials_in(runner.executor.docket)
-                record = await runner.executor.docket.trials.record(trial_id)
-                next_outcomes = await outcomes_of(runner, replace(FULL, request_id="r2"), 1)
-                return first, record.last(TrialFailed).broke_off, next_outcomes
-
-    first, broke_off, next_outcomes = asyncio.run(scene())
+        role_models = replace(cast.role_models, accuser=RoleModel(Advocate()), defender=RoleModel(Advocate()))
+        async with town.server(role_models=role_models) as runner:
+            server.faults.script(["cut", "cut"])
+            first = await outcomes_of(runner, FULL, 1)
+            (trial_id,) = await trials_in(runner.executor.docket)
+            record = await runner.executor.docket.trials.record(trial_id)
+            next_outcomes = await outcomes_of(runner, replace(FULL, request_id="r2"), 1)
+            broke_off = record.last(TrialFailed).broke_off
     assert (first, broke_off) == (["MODEL_GONE"], 1) and next_outcomes != ["QUARANTINED"]
 
 
-def test_erasing_its_failed_trials_releases_a_picture_from_quarantine(town):
+async def test_erasing_its_failed_trials_releases_a_picture_from_quarantine(town):
     servers = [CrashingServer()]
 
     def crash_until_mended(request):
         return servers[-1](request) if servers else None
 
-    async def scene(runner):
+    async with town.server(role_models=Cast(rounds=2, describe=crash_until_mended).role_models) as runner:
         assert await outcomes_of(runner, FULL, 3) == ["MODEL_GONE", "MODEL_GONE", "QUARANTINED"]
         servers.clear()  # the model server was fixed
         anew = replace(FULL, request_id="again")
@@ -545,11 +507,7 @@ def test_erasing_its_failed_trials_releases_a_picture_from_quarantine(town):
             await docket.eraser.erase(
                 trial_id, who="Ruth", why="the model server was mended", at=runner.executor.court.now()
             )
-        return await outcomes_of(runner, anew, 1)
-
-    assert play_on_server(town, scene, role_models=Cast(rounds=2, describe=crash_until_mended).role_models) == [
-        "decided"
-    ]
+        assert await outcomes_of(runner, anew, 1) == ["decided"]
 
 
 # Which failures count as a server death.
@@ -584,31 +542,25 @@ async def failed_call(port):
     raise AssertionError("the call was answered")
 
 
-def test_server_gone_after_a_500_has_died_but_an_absent_one_has_not():
-    async def scene():
-        async def dying(reader, writer):
-            await reader.readuntil(b"\r\n\r\n")
-            server.close()
-            writer.write(b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
-            await writer.drain()
-            writer.close()
+async def test_server_gone_after_a_500_has_died_but_an_absent_one_has_not():
+    async def dying(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        server.close()
+        writer.write(b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        await writer.drain()
+        writer.close()
 
-        server = await asyncio.start_server(dying, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        died = await failed_call(port)
-        never = await failed_call(port)
-        return died, never
-
-    died, never = asyncio.run(scene())
+    server = await asyncio.start_server(dying, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    died = await failed_call(port)
+    never = await failed_call(port)
     assert (died.reason, died.broke_off) == ("MODEL_GONE", 1)
     assert (never.reason, never.broke_off) == ("MODEL_GONE", 0)
 
 
-def test_record_of_a_failed_trial_counts_the_broken_connection(town):
-    async def scene(runner):
+async def test_record_of_a_failed_trial_counts_the_broken_connection(town):
+    async with town.server(role_models=Cast(rounds=2, describe=CrashingServer()).role_models) as runner:
         await outcomes_of(runner, FULL, 1)
         (trial_id,) = await trials_in(runner.executor.docket)
-        return await runner.executor.docket.trials.record(trial_id)
-
-    record = play_on_server(town, scene, role_models=Cast(rounds=2, describe=CrashingServer()).role_models)
+        record = await runner.executor.docket.trials.record(trial_id)
     assert record.last(TrialFailed).broke_off == 1

@@ -36,7 +36,6 @@ from tests.support.reception import (
     Finder,
     Turns,
     each_docket,
-    on_one_server,
     other,
     trials_in,
     wait_until_idle,
@@ -55,10 +54,9 @@ SOME = 50 if FULL else 3
 @pytest.mark.parametrize(
     ("request_id", "reuse", "times"), [("one", "namespace", SOME), ("one", "off", SOME), ("", "namespace", SOME)]
 )
-def test_a_hundred_identical_concurrent_requests_share_one_trial(town, request_id, reuse, times):
+async def test_a_hundred_identical_concurrent_requests_share_one_trial(town, request_id, reuse, times):
     town.settings = Settings(home=town.home, reuse=reuse)
-
-    async def rounds(runner):
+    async with town.server() as runner:
         docket = runner.executor.docket
         for number in range(times):
             name = f"{request_id}{number}" if request_id else ""
@@ -70,11 +68,9 @@ def test_a_hundred_identical_concurrent_requests_share_one_trial(town, request_i
             assert sum(not answer.reused for answer in answers) == (100 if request_id else 1)
         assert len(town.finder.asked) == times
 
-    on_one_server(town, rounds)
 
-
-def test_same_meme_under_another_request_id_joins_the_running_trial(town):
-    async def scene(runner):
+async def test_same_meme_under_another_request_id_joins_the_running_trial(town):
+    async with town.server() as runner:
         town.finder.gate = asyncio.Event()
         first = asyncio.ensure_future(runner.answer(ASK))
         await town.finder.searching.wait()
@@ -82,9 +78,7 @@ def test_same_meme_under_another_request_id_joins_the_running_trial(town):
         await until(lambda: town.waiting == 2)
         assert not first.done() and not second.done()
         town.finder.gate.set()
-        return await asyncio.gather(first, second)
-
-    first, second = on_one_server(town, scene)
+        first, second = await asyncio.gather(first, second)
     assert first.record is second.record
     assert (first.reused, second.reused, second.near) == (False, True, False)
     assert second.name == RequestName("us", "r2")
@@ -94,34 +88,26 @@ def test_same_meme_under_another_request_id_joins_the_running_trial(town):
 
 
 @each_docket
-def test_repeated_request_gets_the_same_verdict_even_after_a_restart(town):
-    async def scene():
-        async with town.server() as runner:
-            first = await runner.answer(ASK)
-            repeated = await runner.answer(ASK)
-        async with town.server(name="restarted") as runner:
-            after = await runner.answer(ASK)
-            assert await runner.trial_of(RequestName("us", "r1")) == first.record.trial_id
-            assert await runner.trial_of(RequestName("us", "none")) is None
-        return first, repeated, after
-
-    first, repeated, after = asyncio.run(scene())
+async def test_repeated_request_gets_the_same_verdict_even_after_a_restart(town):
+    async with town.server() as runner:
+        first = await runner.answer(ASK)
+        repeated = await runner.answer(ASK)
+    async with town.server(name="restarted") as runner:
+        after = await runner.answer(ASK)
+        assert await runner.trial_of(RequestName("us", "r1")) == first.record.trial_id
+        assert await runner.trial_of(RequestName("us", "none")) is None
     assert first.record == repeated.record == after.record
     assert not (first.reused or repeated.reused or after.reused)
     assert len(town.finder.asked) == 1
 
 
-def test_repeated_request_gets_its_verdict_without_reuse_and_after_an_upgrade(town):
+async def test_repeated_request_gets_its_verdict_without_reuse_and_after_an_upgrade(town):
     town.settings = Settings(home=town.home, reuse="off")
-
-    async def scene():
-        async with town.server() as runner:
-            first = await runner.answer(ASK)
-        town.software = "another"
-        async with town.server() as runner:
-            return first, await runner.answer(ASK)
-
-    first, repeated = asyncio.run(scene())
+    async with town.server() as runner:
+        first = await runner.answer(ASK)
+    town.software = "another"
+    async with town.server() as runner:
+        repeated = await runner.answer(ASK)
     assert first.record == repeated.record and len(town.finder.asked) == 1
 
 
@@ -141,34 +127,28 @@ def test_repeated_request_gets_its_verdict_without_reuse_and_after_an_upgrade(to
     ],
     ids=lambda change: "-".join(change),
 )
-def test_different_request_under_a_used_id_is_refused(town, change):
-    async def scene(runner):
+async def test_different_request_under_a_used_id_is_refused(town, change):
+    async with town.server() as runner:
         await runner.answer(ASK)
         with pytest.raises(RequestConflict) as caught:
             await runner.answer(replace(ASK, **change))
         assert caught.value.field == "request_id"
-        return await trials_in(runner.executor.docket)
-
-    assert len(on_one_server(town, scene)) == 1
+        assert len(await trials_in(runner.executor.docket)) == 1
 
 
 @each_docket
-def test_conflicting_concurrent_requests_under_one_id_open_only_one_trial(town):
-    async def scene(runner):
+async def test_conflicting_concurrent_requests_under_one_id_open_only_one_trial(town):
+    async with town.server() as runner:
         asks = [ASK, replace(ASK, text="other text")] * 10
         results = await asyncio.gather(*(runner.answer(ask) for ask in asks), return_exceptions=True)
         refused = [result for result in results if isinstance(result, RequestConflict)]
         assert len(refused) == 10
-        return await trials_in(runner.executor.docket)
-
-    assert len(on_one_server(town, scene)) == 1
+        assert len(await trials_in(runner.executor.docket)) == 1
 
 
-def test_same_id_in_another_namespace_is_another_request(town):
-    async def scene(runner):
-        return [await runner.answer(replace(ASK, namespace=namespace)) for namespace in ("us", "them")]
-
-    first, second = on_one_server(town, scene)
+async def test_same_id_in_another_namespace_is_another_request(town):
+    async with town.server() as runner:
+        first, second = [await runner.answer(replace(ASK, namespace=namespace)) for namespace in ("us", "them")]
     assert first.record.trial_id != second.record.trial_id
 
 
@@ -177,19 +157,16 @@ def test_same_id_in_another_namespace_is_another_request(town):
 
 @each_docket
 @pytest.mark.parametrize("ask", [ASK, other(image=b"pixels|another file")])
-def test_meme_on_trial_at_another_server_is_awaited(town, ask):
-    async def scene():
-        async with town.server(name="a") as a, town.server(name="b") as b:
-            town.finder.gate = asyncio.Event()
-            first = asyncio.ensure_future(a.answer(ASK))
-            await town.finder.searching.wait()
-            second = asyncio.ensure_future(b.answer(ask))
-            await asyncio.sleep(0.6)  # longer than it takes to declare a server dead
-            assert not second.done()
-            town.finder.gate.set()
-            return await first, await second
-
-    first, second = asyncio.run(scene())
+async def test_meme_on_trial_at_another_server_is_awaited(town, ask):
+    async with town.server(name="a") as a, town.server(name="b") as b:
+        town.finder.gate = asyncio.Event()
+        first = asyncio.ensure_future(a.answer(ASK))
+        await town.finder.searching.wait()
+        second = asyncio.ensure_future(b.answer(ask))
+        await asyncio.sleep(0.6)  # longer than it takes to declare a server dead
+        assert not second.done()
+        town.finder.gate.set()
+        first, second = await first, await second
     assert first.record == second.record and len(town.finder.asked) == 1
     assert ask is ASK or (first.reused, second.reused) == (False, True)
 
@@ -199,37 +176,29 @@ def own_ids(count, first=0, **changes):
 
 
 @each_docket
-def test_concurrent_requests_for_a_new_meme_at_several_servers_share_one_trial(town):
+async def test_concurrent_requests_for_a_new_meme_at_several_servers_share_one_trial(town):
     """Servers that share a docket act as one, whatever the request ids are."""
-
-    async def scene():
-        async with town.server(name="a") as a, town.server(name="b") as b, town.server(name="c") as c:
-            for number in range(SOME):
-                meme = {"image": b"%d|file" % number}
-                asks = own_ids(30, 30 * number, **meme)
-                servers = [a, b, c] * 10
-                answers = await asyncio.gather(*(s.answer(ask) for s, ask in zip(servers, asks, strict=True)))
-                assert len({answer.record.trial_id for answer in answers}) == 1
-                assert sum(not answer.reused for answer in answers) == 1
-                assert len(await trials_in(a.executor.docket)) == len(town.finder.asked) == number + 1
-
-    asyncio.run(scene())
+    async with town.server(name="a") as a, town.server(name="b") as b, town.server(name="c") as c:
+        for number in range(SOME):
+            meme = {"image": b"%d|file" % number}
+            asks = own_ids(30, 30 * number, **meme)
+            servers = [a, b, c] * 10
+            answers = await asyncio.gather(*(s.answer(ask) for s, ask in zip(servers, asks, strict=True)))
+            assert len({answer.record.trial_id for answer in answers}) == 1
+            assert sum(not answer.reused for answer in answers) == 1
+            assert len(await trials_in(a.executor.docket)) == len(town.finder.asked) == number + 1
 
 
 @each_docket
 @pytest.mark.parametrize("events", [0, 4])
-def test_new_meme_of_a_dead_server_is_tried_once_by_the_other_servers(town, events):
-    async def scene():
-        docket = town.docket()
-        claim = await a_cut_off_trial(town, docket, events=events)
-        async with town.server(name="b", docket=docket) as b, town.server(name="c", docket=docket) as c:
-            asks = own_ids(10)
-            answers = await asyncio.gather(*(s.answer(ask) for s, ask in zip([b, c] * 5, asks, strict=True)))
-            trials = await trials_in(docket)
-        await docket.close()
-        return claim, answers, trials
-
-    claim, answers, trials = asyncio.run(scene())
+async def test_new_meme_of_a_dead_server_is_tried_once_by_the_other_servers(town, events):
+    docket = town.docket()
+    claim = await a_cut_off_trial(town, docket, events=events)
+    async with town.server(name="b", docket=docket) as b, town.server(name="c", docket=docket) as c:
+        asks = own_ids(10)
+        answers = await asyncio.gather(*(s.answer(ask) for s, ask in zip([b, c] * 5, asks, strict=True)))
+        trials = await trials_in(docket)
+    await docket.close()
     assert {answer.record.trial_id for answer in answers} == {claim.trial_id} == set(trials)
     assert all(answer.record.state is TrialState.DECIDED for answer in answers)
 
@@ -237,7 +206,7 @@ def test_new_meme_of_a_dead_server_is_tried_once_by_the_other_servers(town, even
 @each_docket
 @pytest.mark.parametrize("ask", [ASK, other()], ids=["the same request", "the same meme"])
 @pytest.mark.parametrize("departure", ["left", "refused"])
-def test_trial_abandoned_before_it_began_blocks_no_other_server(town, ask, departure):
+async def test_trial_abandoned_before_it_began_blocks_no_other_server(town, ask, departure):
     """Its caller leaves, or is refused, after the request was claimed and before the trial begins."""
 
     @asynccontextmanager
@@ -249,18 +218,14 @@ def test_trial_abandoned_before_it_began_blocks_no_other_server(town, ask, depar
         yield
 
     waiting = asyncio.Event()
-
-    async def scene():
-        async with town.server(name="a", dead_s=60) as a, town.server(name="b", dead_s=60) as b:
-            # From here on no turn is needed to decode.
-            await a.answer(other(request_id="r0", text="of the same picture"))
-            caller = asyncio.ensure_future(call_through(no_turn, a.answer(ASK)))
-            await waiting.wait()
-            caller.cancel()
-            await asyncio.wait([caller])
-            return await asyncio.wait_for(b.answer(ask), 60)
-
-    answer = asyncio.run(scene())
+    async with town.server(name="a", dead_s=60) as a, town.server(name="b", dead_s=60) as b:
+        # From here on no turn is needed to decode.
+        await a.answer(other(request_id="r0", text="of the same picture"))
+        caller = asyncio.ensure_future(call_through(no_turn, a.answer(ASK)))
+        await waiting.wait()
+        caller.cancel()
+        await asyncio.wait([caller])
+        answer = await asyncio.wait_for(b.answer(ask), 60)
     assert answer.record.state is TrialState.DECIDED and not answer.reused
 
 
@@ -305,42 +270,36 @@ class _SlowClaims(Intercepted):
 @pytest.mark.parametrize(
     ("slow", "events"), [("meme", None), ("request", None), ("taken over", 0), ("taken over", 4)], ids=str
 )
-def test_caller_leaving_during_a_claim_write_blocks_no_other_server(town, ask, slow, events):
-    async def scene():
-        docket = town.docket()
-        if events is not None:
-            await a_cut_off_trial(town, docket, events=events)
-        late = _SlowClaims(docket, slow)
-        async with town.server(name="a", docket=late) as a, town.server(name="b", docket=docket) as b:
-            caller = asyncio.ensure_future(a.answer(ASK))
-            await late.asked.wait()
-            caller.cancel()
-            await asyncio.wait([caller])
-            late.left.set()
-            answer = await asyncio.wait_for(b.answer(ask), 60)
-        await docket.close()
-        return answer
-
-    assert asyncio.run(scene()).record.state is TrialState.DECIDED
+async def test_caller_leaving_during_a_claim_write_blocks_no_other_server(town, ask, slow, events):
+    docket = town.docket()
+    if events is not None:
+        await a_cut_off_trial(town, docket, events=events)
+    late = _SlowClaims(docket, slow)
+    async with town.server(name="a", docket=late) as a, town.server(name="b", docket=docket) as b:
+        caller = asyncio.ensure_future(a.answer(ASK))
+        await late.asked.wait()
+        caller.cancel()
+        await asyncio.wait([caller])
+        late.left.set()
+        answer = await asyncio.wait_for(b.answer(ask), 60)
+    await docket.close()
+    assert answer.record.state is TrialState.DECIDED
 
 
 @each_docket
-def test_failed_trial_is_followed_by_one_new_trial_and_an_overruled_one_by_its_finding_across_servers(town):
-    async def scene():
-        async with town.server(name="a") as a, town.server(name="b") as b:
-            town.finder.result, good = ValueError("a fault"), town.finder.result
-            with pytest.raises(TrialAborted) as caught:
-                await a.answer(ASK)
-            town.finder.result = good
-            answers = await asyncio.gather(*(s.answer(ask) for s, ask in zip([a, b] * 5, own_ids(10), strict=True)))
-            once_more = await b.answer(ASK)
-            await overrule(a.executor.docket, answers[0].record.trial_id)
-            a.refresh()
-            b.refresh()
-            after = await asyncio.gather(*(s.answer(ask) for s, ask in zip([a, b] * 5, own_ids(10, 10), strict=True)))
-            return caught.value.record, answers, once_more, after, await trials_in(a.executor.docket)
-
-    failed, answers, once_more, after, trials = asyncio.run(scene())
+async def test_failed_trial_is_followed_by_one_new_trial_and_an_overruled_one_by_its_finding_across_servers(town):
+    async with town.server(name="a") as a, town.server(name="b") as b:
+        town.finder.result, good = ValueError("a fault"), town.finder.result
+        with pytest.raises(TrialAborted) as caught:
+            await a.answer(ASK)
+        town.finder.result = good
+        answers = await asyncio.gather(*(s.answer(ask) for s, ask in zip([a, b] * 5, own_ids(10), strict=True)))
+        once_more = await b.answer(ASK)
+        await overrule(a.executor.docket, answers[0].record.trial_id)
+        a.refresh()
+        b.refresh()
+        after = await asyncio.gather(*(s.answer(ask) for s, ask in zip([a, b] * 5, own_ids(10, 10), strict=True)))
+        failed, trials = caught.value.record, await trials_in(a.executor.docket)
     (second,) = {answer.record.trial_id for answer in answers}
     own = once_more.record.trial_id  # its first trial failed for good
     assert {(answer.record.trial_id, answer.in_force.by) for answer in after} == {(second, "PERSON")}
@@ -399,21 +358,18 @@ class _Counting(Intercepted):
 
 @each_docket
 @pytest.mark.parametrize("events", [0, 2, 4, 7])
-def test_trial_of_a_dead_server_is_taken_over_exactly_once(town, events):
-    async def scene():
-        docket = town.docket()
-        claim = await a_cut_off_trial(town, docket, events=events)
-        counting = _Counting(docket)
-        started_at = asyncio.get_running_loop().time()  # the first of the two watches heartbeats from its start
-        async with town.server(name="b", docket=counting) as b, town.server(name="c", docket=counting) as c:
-            answers = await asyncio.gather(*(server.answer(ASK) for server in (b, c) for _ in range(5)))
-            waited = asyncio.get_running_loop().time() - started_at
-        record = await docket.trials.record(claim.trial_id)
-        trials = await trials_in(docket)
-        await docket.close()
-        return claim, answers, record, trials, waited, counting.attempts
-
-    claim, answers, record, trials, waited, attempts = asyncio.run(scene())
+async def test_trial_of_a_dead_server_is_taken_over_exactly_once(town, events):
+    docket = town.docket()
+    claim = await a_cut_off_trial(town, docket, events=events)
+    counting = _Counting(docket)
+    started_at = asyncio.get_running_loop().time()  # the first of the two watches heartbeats from its start
+    async with town.server(name="b", docket=counting) as b, town.server(name="c", docket=counting) as c:
+        answers = await asyncio.gather(*(server.answer(ASK) for server in (b, c) for _ in range(5)))
+        waited = asyncio.get_running_loop().time() - started_at
+    record = await docket.trials.record(claim.trial_id)
+    trials = await trials_in(docket)
+    await docket.close()
+    attempts = counting.attempts
     assert attempts == 1
     assert {answer.record.trial_id for answer in answers} == {claim.trial_id} == set(trials)
     assert record.state is TrialState.DECIDED
@@ -422,46 +378,36 @@ def test_trial_of_a_dead_server_is_taken_over_exactly_once(town, events):
 
 
 @each_docket
-def test_two_servers_running_the_same_trial_produce_one_record(town):
+async def test_two_servers_running_the_same_trial_produce_one_record(town):
     """A server that only seemed dead continues a trial that another took over: each event is stored once."""
-
-    async def scene():
-        async with town.server(name="a", beat_s=60) as a:
-            gate = town.finder.gate = asyncio.Event()
-            first = asyncio.ensure_future(a.answer(ASK))
-            await town.finder.searching.wait()
-            async with town.server(name="b", finder=Finder()) as b:
-                second = await b.answer(ASK)
-                gate.set()
-                return await first, second
-
-    first, second = asyncio.run(scene())
+    async with town.server(name="a", beat_s=60) as a:
+        gate = town.finder.gate = asyncio.Event()
+        first = asyncio.ensure_future(a.answer(ASK))
+        await town.finder.searching.wait()
+        async with town.server(name="b", finder=Finder()) as b:
+            second = await b.answer(ASK)
+            gate.set()
+            first = await first
     assert first.record == second.record
     assert len(second.record.all(TrialResumed)) == 1
 
 
 @each_docket
-def test_servers_resume_trials_of_dead_servers_on_their_own(town):
-    async def scene():
-        docket = town.docket()
-        claims = [
-            await a_cut_off_trial(town, docket, replace(ASK, request_id=f"r{n}", try_anew=True)) for n in range(3)
-        ]
-        notes = RecordingSink()
-        async with town.server(name="b", docket=docket) as b, town.server(name="c", docket=docket) as c:
-            for server in (b, c):
-                server.executor.feed.subscribe(notes)
-            await asyncio.gather(b.orphans.resume(), c.orphans.resume())
-        records = [await docket.trials.record(claim.trial_id) for claim in claims]
-        await docket.close()
-        return records, notes
-
-    records, notes = asyncio.run(scene())
+async def test_servers_resume_trials_of_dead_servers_on_their_own(town):
+    docket = town.docket()
+    claims = [await a_cut_off_trial(town, docket, replace(ASK, request_id=f"r{n}", try_anew=True)) for n in range(3)]
+    notes = RecordingSink()
+    async with town.server(name="b", docket=docket) as b, town.server(name="c", docket=docket) as c:
+        for server in (b, c):
+            server.executor.feed.subscribe(notes)
+        await asyncio.gather(b.orphans.resume(), c.orphans.resume())
+    records = [await docket.trials.record(claim.trial_id) for claim in claims]
+    await docket.close()
     assert all(record.state is TrialState.DECIDED and len(record.all(TrialResumed)) == 1 for record in records)
     assert notes.kinds.count("VerdictGiven") == 3
 
 
-def test_resumed_trials_are_batch_work_unless_an_impatient_caller_waits(town, monkeypatch):
+async def test_resumed_trials_are_batch_work_unless_an_impatient_caller_waits(town, monkeypatch):
     batch_flags, resume = [], TrialExecutor.resume
 
     async def recording_resume(*arguments, batch=False, **options):
@@ -470,44 +416,37 @@ def test_resumed_trials_are_batch_work_unless_an_impatient_caller_waits(town, mo
 
     monkeypatch.setattr(TrialExecutor, "resume", recording_resume)
 
-    async def scene():
-        docket = town.docket()
-        asks = [replace(ASK, request_id=f"r{n}", try_anew=True) for n in range(3)]
-        for ask in asks:
-            await a_cut_off_trial(town, docket, ask)
-        async with town.server(name="b", docket=docket) as b:
-            await b.answer(asks[0])
-            await b.answer(asks[1], patient=True)
-            await b.orphans.resume()
-        await docket.close()
-
-    asyncio.run(scene())
+    docket = town.docket()
+    asks = [replace(ASK, request_id=f"r{n}", try_anew=True) for n in range(3)]
+    for ask in asks:
+        await a_cut_off_trial(town, docket, ask)
+    async with town.server(name="b", docket=docket) as b:
+        await b.answer(asks[0])
+        await b.answer(asks[1], patient=True)
+        await b.orphans.resume()
+    await docket.close()
     assert batch_flags == [False, True, True]
 
 
 @pytest.mark.parametrize("within_the_grace", [True, False])
-def test_stopping_server_ends_its_resumed_trials_cleanly(town, within_the_grace):
-    async def scene():
-        docket = town.docket()
-        asks = [replace(ASK, request_id=f"r{n}", try_anew=True) for n in range(2)]
-        claims = [await a_cut_off_trial(town, docket, ask, events=2) for ask in asks]
-        town.finder.gate, town.finder.searching = asyncio.Event(), asyncio.Event()
-        async with town.server(name="b", docket=docket) as b:
-            resuming = asyncio.create_task(b.orphans.resume())
-            await town.finder.searching.wait()
-            b.close()
-            if within_the_grace:
-                town.finder.gate.set()
-                await asyncio.wait_for(resuming, 60)
-        await asyncio.wait_for(resuming, 60)
-        records = [await docket.trials.record(claim.trial_id) for claim in claims]
-        town.finder.gate.set()
-        async with town.server(name="c", docket=docket) as c:
-            answers = [await c.answer(ask) for ask in asks]
-        await docket.close()
-        return records, answers
-
-    records, answers = asyncio.run(scene())
+async def test_stopping_server_ends_its_resumed_trials_cleanly(town, within_the_grace):
+    docket = town.docket()
+    asks = [replace(ASK, request_id=f"r{n}", try_anew=True) for n in range(2)]
+    claims = [await a_cut_off_trial(town, docket, ask, events=2) for ask in asks]
+    town.finder.gate, town.finder.searching = asyncio.Event(), asyncio.Event()
+    async with town.server(name="b", docket=docket) as b:
+        resuming = asyncio.create_task(b.orphans.resume())
+        await town.finder.searching.wait()
+        b.close()
+        if within_the_grace:
+            town.finder.gate.set()
+            await asyncio.wait_for(resuming, 60)
+    await asyncio.wait_for(resuming, 60)
+    records = [await docket.trials.record(claim.trial_id) for claim in claims]
+    town.finder.gate.set()
+    async with town.server(name="c", docket=docket) as c:
+        answers = [await c.answer(ask) for ask in asks]
+    await docket.close()
     (taken,) = [record for record in records if record.all(TrialResumed)]  # no other trial was resumed
     if within_the_grace:
         assert taken.state is TrialState.DECIDED
@@ -517,18 +456,15 @@ def test_stopping_server_ends_its_resumed_trials_cleanly(town, within_the_grace)
     assert all(answer.record.state is TrialState.DECIDED for answer in answers)
 
 
-def test_trials_of_a_live_server_are_left_to_it(town):
-    async def scene():
-        async with town.server(name="a") as a, town.server(name="b") as b:
-            town.finder.gate = asyncio.Event()
-            first = asyncio.ensure_future(a.answer(ASK))
-            await town.finder.searching.wait()
-            await asyncio.wait_for(b.orphans.resume(), 60)
-            assert not first.done()
-            town.finder.gate.set()
-            return await first
-
-    assert not asyncio.run(scene()).record.all(TrialResumed)
+async def test_trials_of_a_live_server_are_left_to_it(town):
+    async with town.server(name="a") as a, town.server(name="b") as b:
+        town.finder.gate = asyncio.Event()
+        first = asyncio.ensure_future(a.answer(ASK))
+        await town.finder.searching.wait()
+        await asyncio.wait_for(b.orphans.resume(), 60)
+        assert not first.done()
+        town.finder.gate.set()
+        assert not (await first).record.all(TrialResumed)
 
 
 class _Flaky(Intercepted):
@@ -550,97 +486,77 @@ class _Flaky(Intercepted):
 
 
 @pytest.mark.parametrize("method", ["open_claims", "record", "take_over", "frames", "append"])
-def test_cut_off_trials_are_resumed_once_an_outage_of_the_docket_is_over(town, method):
-    async def scene():
-        docket = town.docket()
-        claims = [
-            await a_cut_off_trial(town, docket, replace(ASK, request_id=f"r{n}", try_anew=True)) for n in range(2)
-        ]
-        away = _Flaky(docket, method, times=3)
-        async with town.server(name="b", docket=away) as b:
-            await asyncio.wait_for(b.orphans.resume(), 60)
-        records = [await docket.trials.record(claim.trial_id) for claim in claims]
-        await docket.close()
-        return records, away.asked
-
-    records, failures = asyncio.run(scene())
+async def test_cut_off_trials_are_resumed_once_an_outage_of_the_docket_is_over(town, method):
+    docket = town.docket()
+    claims = [await a_cut_off_trial(town, docket, replace(ASK, request_id=f"r{n}", try_anew=True)) for n in range(2)]
+    away = _Flaky(docket, method, times=3)
+    async with town.server(name="b", docket=away) as b:
+        await asyncio.wait_for(b.orphans.resume(), 60)
+    records = [await docket.trials.record(claim.trial_id) for claim in claims]
+    await docket.close()
+    failures = away.asked
     assert failures == 3
     assert all(record.state is TrialState.DECIDED and len(record.all(TrialResumed)) == 1 for record in records)
     assert not any(record.all(TrialFailed) for record in records)
 
 
-def test_trial_that_one_server_cannot_resume_is_resumed_by_another_on_request(town):
-    async def scene():
-        docket = town.docket()
-        claim = await a_cut_off_trial(town, docket)
-        away = _Flaky(docket, "frames")
-        async with town.server(name="b", docket=away) as b, town.server(name="c", docket=docket) as c:
-            resuming = asyncio.create_task(b.orphans.resume())
-            await away.missed.wait()
-            answer = await asyncio.wait_for(c.answer(ASK), 60)
-            await asyncio.wait_for(resuming, 60)
-        await docket.close()
-        return claim, answer
-
-    claim, answer = asyncio.run(scene())
+async def test_trial_that_one_server_cannot_resume_is_resumed_by_another_on_request(town):
+    docket = town.docket()
+    claim = await a_cut_off_trial(town, docket)
+    away = _Flaky(docket, "frames")
+    async with town.server(name="b", docket=away) as b, town.server(name="c", docket=docket) as c:
+        resuming = asyncio.create_task(b.orphans.resume())
+        await away.missed.wait()
+        answer = await asyncio.wait_for(c.answer(ASK), 60)
+        await asyncio.wait_for(resuming, 60)
+    await docket.close()
     assert answer.record.trial_id == claim.trial_id and answer.record.state is TrialState.DECIDED
     assert len(answer.record.all(TrialResumed)) == 1 and not answer.record.all(TrialFailed)
 
 
 @pytest.mark.parametrize("method", ["open_claims", "record"])
 @pytest.mark.parametrize("end", ["close", "cancel"])
-def test_server_waiting_for_the_docket_to_resume_trials_stops_at_once(town, method, end):
-    async def scene():
-        docket = town.docket()
-        claim = await a_cut_off_trial(town, docket)
-        away = _Flaky(docket, method)
-        async with town.server(name="b", docket=away, beat_s=3600) as b:
-            resuming = asyncio.create_task(b.orphans.resume())
-            await away.missed.wait()
-            waits = not (await asyncio.wait([resuming], timeout=0.1))[0]
-            if end == "close":
-                b.close()
-            else:
-                resuming.cancel()
-            ended = (await asyncio.wait([resuming], timeout=60))[0]
-        record = await docket.trials.record(claim.trial_id)
-        await docket.close()
-        return waits, bool(ended), resuming.cancelled(), record
-
-    waits, ended, cancelled, record = asyncio.run(scene())
+async def test_server_waiting_for_the_docket_to_resume_trials_stops_at_once(town, method, end):
+    docket = town.docket()
+    claim = await a_cut_off_trial(town, docket)
+    away = _Flaky(docket, method)
+    async with town.server(name="b", docket=away, beat_s=3600) as b:
+        resuming = asyncio.create_task(b.orphans.resume())
+        await away.missed.wait()
+        waits = not (await asyncio.wait([resuming], timeout=0.1))[0]
+        if end == "close":
+            b.close()
+        else:
+            resuming.cancel()
+        ended = (await asyncio.wait([resuming], timeout=60))[0]
+    record = await docket.trials.record(claim.trial_id)
+    await docket.close()
+    ended, cancelled = bool(ended), resuming.cancelled()
     assert waits and ended and cancelled is (end == "cancel")
     assert record.state is TrialState.OPEN
 
 
-def test_resumed_trial_that_fails_is_not_resumed_again_on_its_own(town):
-    async def scene():
-        docket = town.docket()
-        claim = await a_cut_off_trial(town, docket, events=2)
-        finder = Finder(Unavailable("The finder is away.", reason="ENCODER_UNAVAILABLE"))
-        async with town.server(name="b", docket=docket, finder=finder) as b:
-            await asyncio.wait_for(b.orphans.resume(), 60)
-        record = await docket.trials.record(claim.trial_id)
-        await docket.close()
-        return record, finder
-
-    record, finder = asyncio.run(scene())
+async def test_resumed_trial_that_fails_is_not_resumed_again_on_its_own(town):
+    docket = town.docket()
+    claim = await a_cut_off_trial(town, docket, events=2)
+    finder = Finder(Unavailable("The finder is away.", reason="ENCODER_UNAVAILABLE"))
+    async with town.server(name="b", docket=docket, finder=finder) as b:
+        await asyncio.wait_for(b.orphans.resume(), 60)
+    record = await docket.trials.record(claim.trial_id)
+    await docket.close()
     assert record.last(TrialFailed).reason == "ENCODER_UNAVAILABLE" and record.last(TrialFailed).retryable
     assert len(finder.asked) == len(record.all(TrialResumed)) == 1
 
 
 @each_docket
-def test_trial_that_cannot_be_resumed_fails_and_its_request_gets_another(town):
-    async def scene():
-        docket = town.docket()
-        claim = await a_cut_off_trial(town, docket, events=1)  # the caller's text was not stored
-        async with town.server(name="b", docket=docket) as b:
-            await b.orphans.resume()
-            abandoned = await docket.trials.record(claim.trial_id)
-            answer = await b.answer(ASK)
-        await docket.close()
-        return abandoned, answer
-
-    abandoned, answer = asyncio.run(scene())
+async def test_trial_that_cannot_be_resumed_fails_and_its_request_gets_another(town):
+    docket = town.docket()
+    claim = await a_cut_off_trial(town, docket, events=1)  # the caller's text was not stored
+    async with town.server(name="b", docket=docket) as b:
+        await b.orphans.resume()
+        abandoned = await docket.trials.record(claim.trial_id)
+        answer = await b.answer(ASK)
+    await docket.close()
     assert abandoned.state is TrialState.FAILED and abandoned.last(TrialFailed).reason == "CANT_RESUME"
     assert answer.record.trial_id != abandoned.trial_id and not answer.reused
 
@@ -649,53 +565,46 @@ def test_trial_that_cannot_be_resumed_fails_and_its_request_gets_another(town):
 
 
 @each_docket
-def test_trial_with_a_transient_failure_is_resumed_by_the_next_request(town):
-    async def scene(runner):
+async def test_trial_with_a_transient_failure_is_resumed_by_the_next_request(town):
+    async with town.server() as runner:
         town.finder.result, good = Unavailable("away", reason="LIBRARY_AWAY"), town.finder.result
         with pytest.raises(TrialAborted) as caught:
             await runner.answer(ASK)
         town.finder.result = good
         answers = await asyncio.gather(*(runner.answer(ASK) for _ in range(5)))
-        return caught.value.record, answers
-
-    failed, answers = on_one_server(town, scene)
+        failed = caught.value.record
     assert {answer.record.trial_id for answer in answers} == {failed.trial_id}
     assert len(answers[0].record.all(TrialResumed)) == 1
 
 
-def test_trial_with_a_permanent_failure_is_replaced_by_the_next_request(town):
-    async def scene(runner):
+async def test_trial_with_a_permanent_failure_is_replaced_by_the_next_request(town):
+    async with town.server() as runner:
         town.finder.result, good = ValueError("a fault"), town.finder.result
         with pytest.raises(TrialAborted) as caught:
             await runner.answer(ASK)
         town.finder.result = good
         answers = await asyncio.gather(*(runner.answer(ASK) for _ in range(5)))
         assert await runner.trial_of(RequestName("us", "r1")) == answers[0].record.trial_id
-        return caught.value.record, answers, await trials_in(runner.executor.docket)
-
-    failed, answers, trials = on_one_server(town, scene)
+        failed, trials = caught.value.record, await trials_in(runner.executor.docket)
     (replacement,) = {answer.record.trial_id for answer in answers}
     assert sorted(trials) == sorted([failed.trial_id, replacement]) and replacement != failed.trial_id
 
 
-def test_all_callers_of_a_failing_trial_get_its_error(town):
-    async def scene(runner):
+async def test_all_callers_of_a_failing_trial_get_its_error(town):
+    async with town.server() as runner:
         town.finder.result = Unavailable("away", reason="LIBRARY_AWAY")
         asks = [ASK, ASK, other(), other(request_id="")]
         results = await asyncio.gather(*(runner.answer(ask) for ask in asks), return_exceptions=True)
-        return results, await trials_in(runner.executor.docket)
-
-    results, trials = on_one_server(town, scene)
+        trials = await trials_in(runner.executor.docket)
     assert [result.reason for result in results] == ["LIBRARY_AWAY"] * 4 and len(trials) == 1
 
 
 @pytest.mark.parametrize("end", ["verdict", "failure", "fault", "refusal", "deadline", "left"])
-def test_request_data_is_freed_as_soon_as_it_is_answered(town, end):
+async def test_request_data_is_freed_as_soon_as_it_is_answered(town, end):
     """Freed at once: pictures are large, and the garbage collector is triggered only by the number of objects in
     cycles.
     """
-
-    async def scene(runner):
+    async with town.server() as runner:
         if end == "failure":
             town.finder.result = Unavailable("away", reason="LIBRARY_AWAY")
         if end == "fault":
@@ -730,13 +639,11 @@ def test_request_data_is_freed_as_soon_as_it_is_answered(town, end):
         with without_garbage_collector(Caller, TrialRecord, Picture) as leftovers:
             assert await all_ended() == [end] * len(asks)
             town.pictures.errors = {}  # an error's traceback refers to the callers
-            return await soon(leftovers)
-
-    assert on_one_server(town, scene) == []
+            assert await soon(leftovers) == []
 
 
 @pytest.mark.slow
-def test_shared_work_without_callers_is_freed():
+async def test_shared_work_without_callers_is_freed():
     class Tracked:
         pass
 
@@ -746,27 +653,22 @@ def test_shared_work_without_callers_is_freed():
             await asyncio.Event().wait()
         return tracked, clock
 
-    async def scene():
-        with without_garbage_collector(Tracked) as leftovers:
-            shared = SingleFlight()
-            with shared:
-                shared.begin(work())
-                await asyncio.sleep(0.01)
-                assert leftovers() == ["Tracked"]
-            return await soon(leftovers)
-
-    assert asyncio.run(scene()) == []
+    with without_garbage_collector(Tracked) as leftovers:
+        shared = SingleFlight()
+        with shared:
+            shared.begin(work())
+            await asyncio.sleep(0.01)
+            assert leftovers() == ["Tracked"]
+        assert await soon(leftovers) == []
 
 
-def test_request_that_cannot_be_tried_is_not_claimed(town):
-    async def scene(runner):
+async def test_request_that_cannot_be_tried_is_not_claimed(town):
+    async with town.server() as runner:
         town.pictures.errors[ASK.image] = BadPicture("no", reason="PICTURE_UNREADABLE")
         with pytest.raises(BadPicture):
             await runner.answer(ASK)
         assert await runner.trial_of(RequestName("us", "r1")) is None
-        return await runner.answer(replace(ASK, image=b"pixels|mended"))
-
-    assert on_one_server(town, scene).record.state is TrialState.DECIDED
+        assert (await runner.answer(replace(ASK, image=b"pixels|mended"))).record.state is TrialState.DECIDED
 
 
 def claims(town):
@@ -778,8 +680,8 @@ def refuse_as_busy():
     raise Busy("as many wait as may", retry_after=1.0)
 
 
-def test_request_refused_by_admission_writes_nothing(town):
-    async def scene(runner):
+async def test_request_refused_by_admission_writes_nothing(town):
+    async with town.server() as runner:
         await runner.answer(replace(ASK, text="another text"))  # its picture is known from here on, so it needs no turn
         before = claims(town)
         for request_id in ("r2", ""):
@@ -787,32 +689,26 @@ def test_request_refused_by_admission_writes_nothing(town):
                 await call_with_check(refuse_as_busy, runner.answer(other(request_id=request_id)))
         assert claims(town) == before
         assert not runner._in_flight.unstored
-        return await runner.answer(other())
-
-    assert on_one_server(town, scene).record.state is TrialState.DECIDED
+        assert (await runner.answer(other())).record.state is TrialState.DECIDED
 
 
-def test_request_that_needs_no_turn_is_not_refused_for_lack_of_one(town):
+async def test_request_that_needs_no_turn_is_not_refused_for_lack_of_one(town):
     """Known verdicts and trials already running here or elsewhere need no turn."""
-
-    async def scene():
-        async with town.server(name="a") as a, town.server(name="b") as b:
-            await a.answer(replace(ASK, text="another text"))
-            await b.answer(replace(ASK, text="another text", request_id="r2"))
-            await call_with_check(refuse_as_busy, b.answer(replace(ASK, text="another text", request_id="r3")))
-            town.finder.gate, town.finder.searching = asyncio.Event(), asyncio.Event()
-            first = asyncio.ensure_future(a.answer(other(request_id="r4")))
-            await town.finder.searching.wait()
-            joining = [
-                asyncio.ensure_future(call_with_check(refuse_as_busy, at.answer(other(request_id=name))))
-                for at, name in ((a, "r5"), (b, "r6"))
-            ]
-            await asyncio.sleep(0.3)
-            assert not any(caller.done() for caller in joining)
-            town.finder.gate.set()
-            return await asyncio.gather(first, *joining)
-
-    first, at_a, at_b = asyncio.run(scene())
+    async with town.server(name="a") as a, town.server(name="b") as b:
+        await a.answer(replace(ASK, text="another text"))
+        await b.answer(replace(ASK, text="another text", request_id="r2"))
+        await call_with_check(refuse_as_busy, b.answer(replace(ASK, text="another text", request_id="r3")))
+        town.finder.gate, town.finder.searching = asyncio.Event(), asyncio.Event()
+        first = asyncio.ensure_future(a.answer(other(request_id="r4")))
+        await town.finder.searching.wait()
+        joining = [
+            asyncio.ensure_future(call_with_check(refuse_as_busy, at.answer(other(request_id=name))))
+            for at, name in ((a, "r5"), (b, "r6"))
+        ]
+        await asyncio.sleep(0.3)
+        assert not any(caller.done() for caller in joining)
+        town.finder.gate.set()
+        first, at_a, at_b = await asyncio.gather(first, *joining)
     assert first.record == at_a.record == at_b.record and len(town.finder.asked) == 2
 
 
@@ -834,46 +730,42 @@ class _Interrupted(Intercepted):
 
 @each_docket
 @pytest.mark.parametrize("end", ["fails", "is cancelled", "the server stops"])
-def test_unrecorded_end_of_a_trial_is_recorded_once_the_docket_is_back(town, monkeypatch, end):
+async def test_unrecorded_end_of_a_trial_is_recorded_once_the_docket_is_back(town, monkeypatch, end):
     monkeypatch.setattr("serving.judging.orphans.AGAIN_S", 0.05)
 
-    async def scene():
-        docket = town.docket()
-        away = _Interrupted(docket)
-        async with town.server(name="a", docket=away, dead_s=60) as a:
-            (caller,) = await callers_of_running_trial(town, a, 1, None)
-            away.away = True
-            if end == "is cancelled":
-                caller.cancel()
-            if end == "fails":
-                town.finder.result = Unavailable("away", reason="LIBRARY_AWAY")
-                town.finder.gate.set()
-            if end != "the server stops":
-                await asyncio.wait([caller])
-                assert away.refused
-                await asyncio.sleep(0.2)  # recording its end is retried
-                away.away = False
-                async with asyncio.timeout(60):
-                    while await open_trials(docket):  # noqa: ASYNC110
-                        await asyncio.sleep(0.02)
-        (ended,) = await asyncio.gather(caller, return_exceptions=True)
-        assert isinstance(ended, asyncio.CancelledError if end == "is cancelled" else TrialAborted)
-        (trial_id,) = await trials_in(docket)
-        first_record = await docket.trials.record(trial_id)
-        town.finder = Finder()
-        async with town.server(name="b", docket=docket) as b:
-            answer = await b.answer(ASK)
-        await docket.close()
-        return first_record, answer
-
-    first_record, answer = asyncio.run(scene())
+    docket = town.docket()
+    away = _Interrupted(docket)
+    async with town.server(name="a", docket=away, dead_s=60) as a:
+        (caller,) = await callers_of_running_trial(town, a, 1, None)
+        away.away = True
+        if end == "is cancelled":
+            caller.cancel()
+        if end == "fails":
+            town.finder.result = Unavailable("away", reason="LIBRARY_AWAY")
+            town.finder.gate.set()
+        if end != "the server stops":
+            await asyncio.wait([caller])
+            assert away.refused
+            await asyncio.sleep(0.2)  # recording its end is retried
+            away.away = False
+            async with asyncio.timeout(60):
+                while await open_trials(docket):  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+    (ended,) = await asyncio.gather(caller, return_exceptions=True)
+    assert isinstance(ended, asyncio.CancelledError if end == "is cancelled" else TrialAborted)
+    (trial_id,) = await trials_in(docket)
+    first_record = await docket.trials.record(trial_id)
+    town.finder = Finder()
+    async with town.server(name="b", docket=docket) as b:
+        answer = await b.answer(ASK)
+    await docket.close()
     assert first_record.state is (TrialState.OPEN if end == "the server stops" else TrialState.FAILED)
     assert [*first_record.all(TrialFailed)] == [] or first_record.last(TrialFailed).retryable
     assert answer.record.trial_id == first_record.trial_id and answer.record.state is TrialState.DECIDED
     assert len(answer.record.all(TrialResumed)) == 1
 
 
-def test_backlog_of_unstored_claims_is_bounded_while_the_docket_is_read_only(town, monkeypatch):
+async def test_backlog_of_unstored_claims_is_bounded_while_the_docket_is_read_only(town, monkeypatch):
     monkeypatch.setattr("serving.judging.running._MOST_NEVER_BEGUN", 5)
     monkeypatch.setattr("serving.judging.orphans.AGAIN_S", 0.05)
 
@@ -896,66 +788,57 @@ def test_backlog_of_unstored_claims_is_bounded_while_the_docket_is_read_only(tow
                 raise Unavailable("It is full.", reason="DOCKET_UNAVAILABLE")
             return await write
 
-    async def scene():
-        docket = town.docket()
-        read_only = ReadOnly(docket)
-        async with town.server(name="a", docket=read_only) as a:
-            read_only.enabled = True
-            for number in range(20):
-                with pytest.raises(Unavailable):
-                    await a.answer(other(request_id=f"{number}", image=b"%d|file" % number))
-            assert len(a._in_flight.unstored) == 5
-            read_only.enabled = False
-            async with asyncio.timeout(60):
-                while len(a._in_flight.unstored):  # noqa: ASYNC110
-                    await asyncio.sleep(0.02)
-            answer = await a.answer(ASK)
-        await docket.close()
-        return answer
-
-    assert asyncio.run(scene()).record.state is TrialState.DECIDED
+    docket = town.docket()
+    read_only = ReadOnly(docket)
+    async with town.server(name="a", docket=read_only) as a:
+        read_only.enabled = True
+        for number in range(20):
+            with pytest.raises(Unavailable):
+                await a.answer(other(request_id=f"{number}", image=b"%d|file" % number))
+        assert len(a._in_flight.unstored) == 5
+        read_only.enabled = False
+        async with asyncio.timeout(60):
+            while len(a._in_flight.unstored):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        answer = await a.answer(ASK)
+    await docket.close()
+    assert answer.record.state is TrialState.DECIDED
 
 
-def test_trial_with_a_late_recorded_end_is_counted_as_ended(town, monkeypatch):
+async def test_trial_with_a_late_recorded_end_is_counted_as_ended(town, monkeypatch):
     monkeypatch.setattr("serving.judging.orphans.AGAIN_S", 0.05)
-
-    async def scene():
-        docket = town.docket()
-        away = _Interrupted(docket)
-        async with town.server(name="a", docket=away, telemetry=telemetry) as a:
-            town.finder.gate = asyncio.Event()
-            caller = asyncio.ensure_future(a.answer(ASK))
-            await town.finder.searching.wait()
-            away.away = True
-            caller.cancel()
-            await asyncio.wait([caller])
-            away.away = False
-            async with asyncio.timeout(60):
-                while await open_trials(docket) or not counted("memecourt_trials_total", ended):  # noqa: ASYNC110
-                    await asyncio.sleep(0.02)
-        await docket.close()
 
     metrics = Metrics(town.settings)
     telemetry = Telemetry(metrics)
     counted, ended = metrics.registry.get_sample_value, {"procedure": "SUMMARY", "outcome": "FAILED", "label": ""}
-    asyncio.run(scene())
+    docket = town.docket()
+    away = _Interrupted(docket)
+    async with town.server(name="a", docket=away, telemetry=telemetry) as a:
+        town.finder.gate = asyncio.Event()
+        caller = asyncio.ensure_future(a.answer(ASK))
+        await town.finder.searching.wait()
+        away.away = True
+        caller.cancel()
+        await asyncio.wait([caller])
+        away.away = False
+        async with asyncio.timeout(60):
+            while await open_trials(docket) or not counted("memecourt_trials_total", ended):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+    await docket.close()
     assert counted("memecourt_trials_opened_total", {"procedure": "SUMMARY"}) == 1
     assert counted("memecourt_trials_total", ended) == 1
     assert not telemetry._trials
 
 
-def test_telemetry_forgets_a_trial_that_could_not_be_resumed(town):
-    async def scene():
-        docket = town.docket()
-        await a_cut_off_trial(town, docket)
-        changed_library(town)
-        async with town.server(name="b", docket=docket, telemetry=telemetry) as b:
-            await b.answer(ASK)
-        await docket.close()
-
+async def test_telemetry_forgets_a_trial_that_could_not_be_resumed(town):
     metrics = Metrics(town.settings)
     telemetry = Telemetry(metrics)
-    asyncio.run(scene())
+    docket = town.docket()
+    await a_cut_off_trial(town, docket)
+    changed_library(town)
+    async with town.server(name="b", docket=docket, telemetry=telemetry) as b:
+        await b.answer(ASK)
+    await docket.close()
     counted = metrics.registry.get_sample_value
     failed = {"procedure": "SUMMARY", "step": "resuming", "reason": "VERSIONS_DIFFER"}
     assert counted("memecourt_trial_failures_total", failed) == 1
@@ -963,32 +846,28 @@ def test_telemetry_forgets_a_trial_that_could_not_be_resumed(town):
 
 
 @each_docket
-def test_trial_taken_over_by_another_server_is_not_ended_by_its_former_one(town, monkeypatch):
+async def test_trial_taken_over_by_another_server_is_not_ended_by_its_former_one(town, monkeypatch):
     monkeypatch.setattr("serving.judging.orphans.AGAIN_S", 0.05)
 
-    async def scene():
-        docket = town.docket()
-        away = _Interrupted(docket)
-        async with town.server(name="a", docket=away, beat_s=60) as a:
-            (caller,) = await callers_of_running_trial(town, a, 1, None)
-            away.away = True
-            caller.cancel()
-            await asyncio.wait([caller])
-            finder = Finder()
-            finder.gate = asyncio.Event()
-            async with town.server(name="b", docket=docket, finder=finder) as b:
-                other = asyncio.ensure_future(b.answer(ASK))
-                await finder.searching.wait()
-                away.away = False
-                async with asyncio.timeout(60):
-                    while len(a._in_flight.unstored):  # noqa: ASYNC110
-                        await asyncio.sleep(0.02)
-                finder.gate.set()
-                answer = await other
-        await docket.close()
-        return answer
-
-    answer = asyncio.run(scene())
+    docket = town.docket()
+    away = _Interrupted(docket)
+    async with town.server(name="a", docket=away, beat_s=60) as a:
+        (caller,) = await callers_of_running_trial(town, a, 1, None)
+        away.away = True
+        caller.cancel()
+        await asyncio.wait([caller])
+        finder = Finder()
+        finder.gate = asyncio.Event()
+        async with town.server(name="b", docket=docket, finder=finder) as b:
+            other = asyncio.ensure_future(b.answer(ASK))
+            await finder.searching.wait()
+            away.away = False
+            async with asyncio.timeout(60):
+                while len(a._in_flight.unstored):  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+            finder.gate.set()
+            answer = await other
+    await docket.close()
     assert answer.record.state is TrialState.DECIDED and not answer.record.all(TrialFailed)
 
 
@@ -996,44 +875,38 @@ def test_trial_taken_over_by_another_server_is_not_ended_by_its_former_one(town,
 
 
 @each_docket
-def test_stopping_server_removes_its_heartbeat_and_counts_as_dead_at_once(town):
-    async def scene():
-        docket = town.docket()
-        async with town.server(name="b", docket=docket, dead_s=30) as b:
-            async with town.server(name="a", docket=docket):
-                await b._heartbeat.refresh()
-                assert {*await docket.heartbeats.heartbeats()} == {"a", "b"} and not b._heartbeat.dead("a")
-            assert {*await docket.heartbeats.heartbeats()} == {"b"}
+async def test_stopping_server_removes_its_heartbeat_and_counts_as_dead_at_once(town):
+    docket = town.docket()
+    async with town.server(name="b", docket=docket, dead_s=30) as b:
+        async with town.server(name="a", docket=docket):
             await b._heartbeat.refresh()
-            assert b._heartbeat.dead("a")
-        remaining = await docket.heartbeats.heartbeats()
-        await docket.close()
-        return remaining
-
-    assert asyncio.run(scene()) == {}
+            assert {*await docket.heartbeats.heartbeats()} == {"a", "b"} and not b._heartbeat.dead("a")
+        assert {*await docket.heartbeats.heartbeats()} == {"b"}
+        await b._heartbeat.refresh()
+        assert b._heartbeat.dead("a")
+    remaining = await docket.heartbeats.heartbeats()
+    await docket.close()
+    assert remaining == {}
 
 
 @each_docket
-def test_heartbeats_of_dead_servers_are_removed_later_but_not_those_of_live_ones(town):
-    async def scene():
-        docket = town.docket()
-        await docket.heartbeats.beat("dead")
-        options = {"docket": docket, "dead_s": 0.2, "forget_s": 0.5}
-        began = asyncio.get_running_loop().time()  # the first of the two watches heartbeats from its start
-        async with town.server(name="a", **options) as a, town.server(name="b", **options):
-            async with asyncio.timeout(60):
-                while "dead" in await docket.heartbeats.heartbeats():  # noqa: ASYNC110
-                    await asyncio.sleep(0.02)
-            assert asyncio.get_running_loop().time() - began > 0.4
-            # Its local state is dropped as well, and no other server is removed.
-            await until(lambda: {*a._heartbeat._counts} == {*a._heartbeat._still} == {"a", "b"})
-            assert {*await docket.heartbeats.heartbeats()} == {"a", "b"}
-            await docket.heartbeats.beat("dead")  # the server was only suspended
-            await a._heartbeat.refresh()
-            assert not a._heartbeat.dead("dead")
-        await docket.close()
-
-    asyncio.run(scene())
+async def test_heartbeats_of_dead_servers_are_removed_later_but_not_those_of_live_ones(town):
+    docket = town.docket()
+    await docket.heartbeats.beat("dead")
+    options = {"docket": docket, "dead_s": 0.2, "forget_s": 0.5}
+    began = asyncio.get_running_loop().time()  # the first of the two watches heartbeats from its start
+    async with town.server(name="a", **options) as a, town.server(name="b", **options):
+        async with asyncio.timeout(60):
+            while "dead" in await docket.heartbeats.heartbeats():  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        assert asyncio.get_running_loop().time() - began > 0.4
+        # Its local state is dropped as well, and no other server is removed.
+        await until(lambda: {*a._heartbeat._counts} == {*a._heartbeat._still} == {"a", "b"})
+        assert {*await docket.heartbeats.heartbeats()} == {"a", "b"}
+        await docket.heartbeats.beat("dead")  # the server was only suspended
+        await a._heartbeat.refresh()
+        assert not a._heartbeat.dead("dead")
+    await docket.close()
 
 
 # Known memes.
@@ -1098,19 +971,16 @@ def switched_off(town):
 
 
 @pytest.mark.parametrize("change", [changed_software, changed_library, changed_encoder, changed_reader, switched_off])
-def test_changed_component_or_disabled_reuse_leads_to_a_new_trial(town, change):
-    async def scene():
-        async with town.server() as runner:
-            first = await runner.answer(ASK)
-        change(town)
-        async with town.server() as runner:
-            return first, await runner.answer(other())
-
-    first, second = asyncio.run(scene())
+async def test_changed_component_or_disabled_reuse_leads_to_a_new_trial(town, change):
+    async with town.server() as runner:
+        first = await runner.answer(ASK)
+    change(town)
+    async with town.server() as runner:
+        second = await runner.answer(other())
     assert not second.reused and second.record.trial_id != first.record.trial_id
 
 
-def test_changed_policy_settings_or_models_lead_to_a_new_trial(town):
+async def test_changed_policy_settings_or_models_lead_to_a_new_trial(town):
     from court.policy import DEFAULT_POLICY
     from court.settings import TrialSettings
     from tests.support.cast import Cast
@@ -1127,16 +997,12 @@ def test_changed_policy_settings_or_models_lead_to_a_new_trial(town):
         {"role_models": renamed.role_models},
     ]
 
-    async def scene():
-        answers = []
-        for _ in range(2):
-            for number, court in enumerate(courts):
-                async with town.server(**court) as runner:
-                    ask = replace(ASK, request_id=f"{number}-{len(answers)}", procedure=Procedure.FULL)
-                    answers.append(await runner.answer(ask))
-        return answers
-
-    answers = asyncio.run(scene())
+    answers = []
+    for _ in range(2):
+        for number, court in enumerate(courts):
+            async with town.server(**court) as runner:
+                ask = replace(ASK, request_id=f"{number}-{len(answers)}", procedure=Procedure.FULL)
+                answers.append(await runner.answer(ask))
     assert [answer.reused for answer in answers] == [False] * 4 + [True] * 4
     assert len({answer.record.trial_id for answer in answers}) == 4
 
@@ -1159,25 +1025,21 @@ def test_tampered_verdict_cache_gives_no_meme_the_verdict_of_another(town):
         assert after.record.opened.meme.pixels_sha256 == before.record.opened.meme.pixels_sha256
 
 
-def test_reuse_everywhere_crosses_namespaces(town):
+async def test_reuse_everywhere_crosses_namespaces(town):
     town.settings = Settings(home=town.home, reuse="everywhere")
-
-    async def scene(runner):
-        return await runner.answer(ASK), await runner.answer(replace(ASK, namespace="them"))
-
-    first, second = on_one_server(town, scene)
+    async with town.server() as runner:
+        first, second = await runner.answer(ASK), await runner.answer(replace(ASK, namespace="them"))
     assert second.reused and second.record == first.record
 
 
-def test_known_meme_sent_as_the_same_file_needs_no_decoding_and_no_turn(town):
+async def test_known_meme_sent_as_the_same_file_needs_no_decoding_and_no_turn(town):
     @asynccontextmanager
     async def turn():
         turns.append("taken")
         yield
 
     turns = []
-
-    async def scene(runner):
+    async with town.server() as runner:
         await call_through(turn, runner.answer(ASK))
         assert turns == ["taken"] and town.pictures.decoded == 1
         for number in range(5):
@@ -1186,8 +1048,6 @@ def test_known_meme_sent_as_the_same_file_needs_no_decoding_and_no_turn(town):
         assert turns == ["taken"] and town.pictures.decoded == 1
         claims = [await runner.trial_of(RequestName("us", f"again {number}")) for number in range(5)]
         assert set(claims) == {repeated.record.trial_id}
-
-    on_one_server(town, scene)
 
 
 async def overrule(docket, trial_id, clock=ticking_clock()):  # noqa: B008
@@ -1203,8 +1063,8 @@ async def overrule(docket, trial_id, clock=ticking_clock()):  # noqa: B008
 
 
 @each_docket
-def test_overruled_content_is_answered_by_the_finding_without_another_trial(town):
-    async def scene(runner):
+async def test_overruled_content_is_answered_by_the_finding_without_another_trial(town):
+    async with town.server() as runner:
         first = await runner.answer(ASK)
         assert first.in_force.by == "COURT" and (await runner.answer(other())).reused
         await overrule(runner.executor.docket, first.record.trial_id)
@@ -1216,17 +1076,14 @@ def test_overruled_content_is_answered_by_the_finding_without_another_trial(town
         answers = [await runner.answer(ask) for ask in asks]
         anew = await runner.answer(other(request_id="r6", try_anew=True))
         elsewhere = await runner.answer(other(request_id="r7", namespace="elsewhere"))
-        return first, answers, anew, elsewhere
-
-    first, answers, anew, elsewhere = on_one_server(town, scene)
     assert {answer.record.trial_id for answer in answers} == {first.record.trial_id}
     assert {(answer.in_force.by, answer.in_force.decision) for answer in [*answers, anew]} == {("PERSON", "allow")}
     assert not anew.reused and anew.record.trial_id != first.record.trial_id and anew.record.verdict.label == "HARMFUL"
     assert elsewhere.in_force.by == "COURT"
 
 
-def test_trial_that_ends_after_a_finding_has_its_decision(town):
-    async def scene(runner):
+async def test_trial_that_ends_after_a_finding_has_its_decision(town):
+    async with town.server() as runner:
         first = await runner.answer(ASK)
         town.finder.gate, town.finder.searching = asyncio.Event(), asyncio.Event()
         running = asyncio.ensure_future(runner.answer(other(try_anew=True)))
@@ -1234,30 +1091,25 @@ def test_trial_that_ends_after_a_finding_has_its_decision(town):
         await overrule(runner.executor.docket, first.record.trial_id)
         runner.refresh()
         town.finder.gate.set()
-        return await running
-
-    answer = on_one_server(town, scene)
+        answer = await running
     assert not answer.reused and (answer.in_force.by, answer.in_force.decision) == ("PERSON", "allow")
 
 
 @each_docket
 @pytest.mark.parametrize("cached_before", [True, False])
-def test_finding_of_another_server_is_followed_within_two_seconds(town, cached_before):
-    async def scene():
-        async with town.server() as here, town.server(name="there") as there:
-            first = await here.answer(ASK)
-            if cached_before:
-                assert (await there.answer(other())).reused
-            await overrule(here.executor.docket, first.record.trial_id)
-            here.refresh()
-            assert (await here.answer(other(request_id="r2"))).in_force.decision == "allow"
+async def test_finding_of_another_server_is_followed_within_two_seconds(town, cached_before):
+    async with town.server() as here, town.server(name="there") as there:
+        first = await here.answer(ASK)
+        if cached_before:
+            assert (await there.answer(other())).reused
+        await overrule(here.executor.docket, first.record.trial_id)
+        here.refresh()
+        assert (await here.answer(other(request_id="r2"))).in_force.decision == "allow"
 
-            async def follows():
-                return (await there.answer(other(request_id=""))).in_force.by == "PERSON"
+        async def follows():
+            return (await there.answer(other(request_id=""))).in_force.by == "PERSON"
 
-            await until(follows)
-
-    asyncio.run(scene())
+        await until(follows)
     # It reads the log again a second after it did, which leaves another one for the read.
     assert FRESH_S <= 1
 
@@ -1274,8 +1126,8 @@ async def callers_of_running_trial(town, runner, count, turns, *asks):
     return callers
 
 
-def test_trial_continues_while_any_caller_waits_for_it(town):
-    async def scene(runner):
+async def test_trial_continues_while_any_caller_waits_for_it(town):
+    async with town.server() as runner:
         turns = Turns(2)
         callers = await callers_of_running_trial(town, runner, 3, turns)
         assert not turns.all_free
@@ -1286,14 +1138,11 @@ def test_trial_continues_while_any_caller_waits_for_it(town):
         answer = await callers[2]
         await wait_until_idle(runner)
         assert turns.all_free
-        return answer
-
-    answer = on_one_server(town, scene)
     assert answer.record.state is TrialState.DECIDED and len(town.finder.asked) == 1
 
 
-def test_turn_is_released_when_no_trial_is_needed_or_another_is_awaited(town):
-    async def scene(runner):
+async def test_turn_is_released_when_no_trial_is_needed_or_another_is_awaited(town):
+    async with town.server() as runner:
         turns = Turns(2)
         callers = await callers_of_running_trial(town, runner, 1, turns)
         callers.append(asyncio.ensure_future(call_through(turns, runner.answer(other(image=b"pixels|joins")))))
@@ -1305,13 +1154,11 @@ def test_turn_is_released_when_no_trial_is_needed_or_another_is_awaited(town):
         await call_through(turns, runner.answer(other(request_id="r3", image=b"pixels|is known")))
         assert turns.taken == 4 and town.pictures.decoded == 3
         await wait_until_idle(runner)
-        return turns.all_free
-
-    assert on_one_server(town, scene)
+        assert turns.all_free
 
 
-def test_trial_is_cancelled_with_its_last_caller_and_leaves_nothing_behind(town):
-    async def scene(runner):
+async def test_trial_is_cancelled_with_its_last_caller_and_leaves_nothing_behind(town):
+    async with town.server() as runner:
         turns = Turns(2)
         tasks = asyncio.all_tasks()
         callers = await callers_of_running_trial(town, runner, 3, turns)
@@ -1324,30 +1171,26 @@ def test_trial_is_cancelled_with_its_last_caller_and_leaves_nothing_behind(town)
         (trial_id,) = await trials_in(runner.executor.docket)
         first_record = await runner.executor.docket.trials.record(trial_id)
         town.finder.gate.set()
-        return first_record, await runner.answer(ASK)
-
-    first_record, answer = on_one_server(town, scene)
+        answer = await runner.answer(ASK)
     assert first_record.state is TrialState.FAILED and first_record.last(TrialFailed).reason == "CANCELLED"
     assert answer.record.trial_id == first_record.trial_id and len(answer.record.all(TrialResumed)) == 1
 
 
-def test_request_arriving_while_an_abandoned_trial_ends_gets_its_verdict(town):
-    async def scene(runner):
+async def test_request_arriving_while_an_abandoned_trial_ends_gets_its_verdict(town):
+    async with town.server() as runner:
         (caller,) = await callers_of_running_trial(town, runner, 1, None)
         caller.cancel()
         await asyncio.sleep(0)
         town.finder.gate.set()
         answers = await asyncio.gather(runner.answer(ASK), runner.answer(other(request_id="r9")))
-        return answers, await trials_in(runner.executor.docket)
-
-    answers, trials = on_one_server(town, scene)
+        trials = await trials_in(runner.executor.docket)
     assert all(answer.record.state is TrialState.DECIDED for answer in answers)
     assert answers[0].record.trial_id in trials
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.001, 0.003, 0.01, 0.03])
-def test_callers_leaving_at_any_moment_leave_nothing_behind(town, after_s):
-    async def scene(runner):
+async def test_callers_leaving_at_any_moment_leave_nothing_behind(town, after_s):
+    async with town.server() as runner:
         turns = Turns(2)
         tasks = asyncio.all_tasks()
         asks = [other(request_id=f"v{number % 5}", image=b"%d|file" % (number % 7 % 3)) for number in range(30)]
@@ -1361,17 +1204,15 @@ def test_callers_leaving_at_any_moment_leave_nothing_behind(town, after_s):
         await wait_until_idle(runner)
         assert turns.all_free
         assert asyncio.all_tasks() == tasks
-        return results, await open_trials(runner.executor.docket)
-
-    results, still_open = on_one_server(town, scene)
+        still_open = await open_trials(runner.executor.docket)
     assert not still_open
     expected = (asyncio.CancelledError, RequestConflict)
     assert all(isinstance(result, expected) or result.record.state is TrialState.DECIDED for result in results)
 
 
 @pytest.mark.slow
-def test_deadline_ends_the_wait_of_its_own_caller_only(town):
-    async def scene(runner):
+async def test_deadline_ends_the_wait_of_its_own_caller_only(town):
+    async with town.server() as runner:
         town.finder.gate = asyncio.Event()
         short = asyncio.ensure_future(runner.answer(ASK, within_s=5))  # begins the trial
         await town.finder.searching.wait()
@@ -1380,36 +1221,31 @@ def test_deadline_ends_the_wait_of_its_own_caller_only(town):
         results = await asyncio.gather(shorter, short, return_exceptions=True)
         assert not long.done()
         town.finder.gate.set()
-        return *results, await long
-
-    shorter, short, long = on_one_server(town, scene)
+        shorter, short, long = *results, await long
     assert isinstance(shorter, Overrun) and shorter.reason == "DEADLINE"
     assert isinstance(short, TrialAborted) and short.reason == "DEADLINE"
     assert long.record.trial_id == short.record.trial_id, "the trial was not resumed for the caller with more time"
     assert long.record.state is TrialState.DECIDED
 
 
-def test_deadline_applies_while_waiting_for_a_turn_or_another_server(town):
-    async def scene():
-        async with town.server(name="a") as a, town.server(name="b") as b:
-            turns = Turns(1)
-            async with turns():
-                with pytest.raises(Overrun, match="over"):
-                    await call_through(turns, a.answer(ASK, within_s=0.1))
-            assert turns.all_free and not await trials_in(a.executor.docket)
-            town.finder.gate = asyncio.Event()
-            first = asyncio.ensure_future(a.answer(ASK))
-            await town.finder.searching.wait()
-            with pytest.raises(Overrun):
-                await b.answer(ASK, within_s=0.1)
-            town.finder.gate.set()
-            await first
-
-    asyncio.run(scene())
+async def test_deadline_applies_while_waiting_for_a_turn_or_another_server(town):
+    async with town.server(name="a") as a, town.server(name="b") as b:
+        turns = Turns(1)
+        async with turns():
+            with pytest.raises(Overrun, match="over"):
+                await call_through(turns, a.answer(ASK, within_s=0.1))
+        assert turns.all_free and not await trials_in(a.executor.docket)
+        town.finder.gate = asyncio.Event()
+        first = asyncio.ensure_future(a.answer(ASK))
+        await town.finder.searching.wait()
+        with pytest.raises(Overrun):
+            await b.answer(ASK, within_s=0.1)
+        town.finder.gate.set()
+        await first
 
 
 @pytest.mark.slow
-def test_verdict_cut_short_for_one_caller_is_not_reused_for_others(town):
+async def test_verdict_cut_short_for_one_caller_is_not_reused_for_others(town):
     from court.settings import TrialSettings
     from tests.support.cast import Cast
 
@@ -1421,23 +1257,17 @@ def test_verdict_cut_short_for_one_caller_is_not_reused_for_others(town):
         def reused(self, *, near):
             reused.append(near)
 
-    async def scene():
-        options = {"role_models": slow.role_models, "settings": TrialSettings(rounds_max=9), "telemetry": Counting()}
-        async with town.server(**options) as runner:
-            hurried = asyncio.ensure_future(runner.answer(ask, within_s=5))
-            await asyncio.sleep(0.3)
-            patient = asyncio.ensure_future(runner.answer(replace(ask, request_id="r2")))
-            first = await hurried
-            for role, role_model in quick.models.items():
-                slow.models[role]._delay_s = role_model._delay_s
-            return (
-                first,
-                await patient,
-                await runner.answer(ask),
-                await runner.answer(replace(ask, request_id="r3")),
-            )
-
-    first, patient, again, later = asyncio.run(scene())
+    options = {"role_models": slow.role_models, "settings": TrialSettings(rounds_max=9), "telemetry": Counting()}
+    async with town.server(**options) as runner:
+        hurried = asyncio.ensure_future(runner.answer(ask, within_s=5))
+        await asyncio.sleep(0.3)
+        patient = asyncio.ensure_future(runner.answer(replace(ask, request_id="r2")))
+        first = await hurried
+        for role, role_model in quick.models.items():
+            slow.models[role]._delay_s = role_model._delay_s
+        patient = await patient
+        again = await runner.answer(ask)
+        later = await runner.answer(replace(ask, request_id="r3"))
     assert reused == [False], "only the last request reuses another's verdict"
     assert "CUT_SHORT" in [review.reason for review in first.record.verdict.review]
     assert patient.record.trial_id != first.record.trial_id and not patient.reused
@@ -1447,79 +1277,66 @@ def test_verdict_cut_short_for_one_caller_is_not_reused_for_others(town):
 
 
 @pytest.mark.slow
-def test_caller_returning_after_a_trial_cut_short_for_another_gets_a_full_one(town):
+async def test_caller_returning_after_a_trial_cut_short_for_another_gets_a_full_one(town):
     from court.settings import TrialSettings
     from tests.support.cast import Cast
 
     cast = Cast(rounds=9, delay_s=0.3)
     ask = replace(ASK, procedure=Procedure.FULL)
     patient = replace(ask, request_id="r2")
-
-    async def scene():
-        async with town.server(role_models=cast.role_models, settings=TrialSettings(rounds_max=9)) as runner:
-            hurried = asyncio.ensure_future(runner.answer(ask, within_s=5))
-            await asyncio.sleep(0.3)
-            leaving = asyncio.ensure_future(runner.answer(patient))
-            while await runner.trial_of(RequestName("us", "r2")) is None:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-            leaving.cancel()
-            first = await hurried
-            for model in cast.models.values():
-                model._delay_s = 0
-            return first, [await runner.answer(patient) for _ in range(2)]
-
-    first, (back, again) = asyncio.run(scene())
+    async with town.server(role_models=cast.role_models, settings=TrialSettings(rounds_max=9)) as runner:
+        hurried = asyncio.ensure_future(runner.answer(ask, within_s=5))
+        await asyncio.sleep(0.3)
+        leaving = asyncio.ensure_future(runner.answer(patient))
+        while await runner.trial_of(RequestName("us", "r2")) is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        leaving.cancel()
+        first = await hurried
+        for model in cast.models.values():
+            model._delay_s = 0
+        first, (back, again) = first, [await runner.answer(patient) for _ in range(2)]
     assert "CUT_SHORT" in [review.reason for review in first.record.verdict.review]
     assert "CUT_SHORT" not in [review.reason for review in back.record.verdict.review]
     assert again.record == back.record and back.record.trial_id != first.record.trial_id
 
 
 @pytest.mark.slow
-def test_other_callers_of_a_trial_cut_short_share_one_new_trial(town):
+async def test_other_callers_of_a_trial_cut_short_share_one_new_trial(town):
     from court.settings import TrialSettings
     from tests.support.cast import Cast
 
     cast = Cast(rounds=9, delay_s=0.3)
     ask = replace(ASK, procedure=Procedure.FULL)
 
-    async def scene():
-        options = {"role_models": cast.role_models, "settings": TrialSettings(rounds_max=9)}
-        async with town.server(name="a", **options) as a, town.server(name="b", **options) as b:
-            hurried = asyncio.ensure_future(a.answer(ask, within_s=5))
-            await asyncio.sleep(0.3)
-            patient = [
-                asyncio.ensure_future(s.answer(one))
-                for s, one in zip([a, b] * 4, own_ids(8, procedure=Procedure.FULL), strict=True)
-            ]
-            first = await hurried
-            for model in cast.models.values():
-                model._delay_s = 0
-            return first, await asyncio.gather(*patient), await trials_in(a.executor.docket)
-
-    first, patient, trials = asyncio.run(scene())
+    options = {"role_models": cast.role_models, "settings": TrialSettings(rounds_max=9)}
+    async with town.server(name="a", **options) as a, town.server(name="b", **options) as b:
+        hurried = asyncio.ensure_future(a.answer(ask, within_s=5))
+        await asyncio.sleep(0.3)
+        patient = [
+            asyncio.ensure_future(s.answer(one))
+            for s, one in zip([a, b] * 4, own_ids(8, procedure=Procedure.FULL), strict=True)
+        ]
+        first = await hurried
+        for model in cast.models.values():
+            model._delay_s = 0
+        patient, trials = await asyncio.gather(*patient), await trials_in(a.executor.docket)
     assert "CUT_SHORT" in [review.reason for review in first.record.verdict.review]
     (second,) = {answer.record.trial_id for answer in patient}
     assert {first.record.trial_id, second} == set(trials) and second != first.record.trial_id
 
 
 @each_docket
-def test_stopping_server_records_its_trials_for_another_to_resume(town):
-    async def scene():
-        docket = town.docket()
-        async with town.server(name="a", docket=docket) as a:
-            callers = await callers_of_running_trial(town, a, 2, None)
-        results = await asyncio.gather(*callers, return_exceptions=True)
-        with pytest.raises(Unavailable, match="closing"):
-            await a.answer(ASK)
-        town.finder.gate.set()
-        async with town.server(name="b", docket=docket, dead_s=60) as b:
-            answer = await asyncio.wait_for(
-                b.answer(ASK), 60
-            )  # no need to wait for the heartbeat: the trial was released
-        await docket.close()
-        return results, answer
-
-    results, answer = asyncio.run(scene())
+async def test_stopping_server_records_its_trials_for_another_to_resume(town):
+    docket = town.docket()
+    async with town.server(name="a", docket=docket) as a:
+        callers = await callers_of_running_trial(town, a, 2, None)
+    results = await asyncio.gather(*callers, return_exceptions=True)
+    with pytest.raises(Unavailable, match="closing"):
+        await a.answer(ASK)
+    town.finder.gate.set()
+    async with town.server(name="b", docket=docket, dead_s=60) as b:
+        answer = await asyncio.wait_for(b.answer(ASK), 60)  # no need to wait for the heartbeat: the trial was released
+    await docket.close()
     assert [(type(error), error.reason, error.record.trial_id) for error in results] == [
         (TrialAborted, "SERVER_STOPPED", answer.record.trial_id)
     ] * 2
@@ -1531,31 +1348,27 @@ def test_stopping_server_records_its_trials_for_another_to_resume(town):
 
 
 @each_docket
-def test_unstarted_trial_of_a_stopping_server_is_started_by_another_at_once(town):
-    async def scene():
-        docket, turns = town.docket(), Turns(1)
-        async with town.server(name="a", docket=docket) as a:
-            await a.answer(other(request_id="r0", try_anew=True))  # from here on no turn is needed to decode
-            async with turns():
-                caller = asyncio.ensure_future(call_through(turns, a.answer(replace(ASK, try_anew=True))))
-                await turns.asked.wait()
-                await a.__aexit__()
-                with pytest.raises(Unavailable) as caught:
-                    await caller
-        async with town.server(name="b", docket=docket, dead_s=60) as b:
-            answer = await asyncio.wait_for(b.answer(replace(ASK, try_anew=True)), 60)
-        await docket.close()
-        return caught.value, answer
-
-    stopped, answer = asyncio.run(scene())
+async def test_unstarted_trial_of_a_stopping_server_is_started_by_another_at_once(town):
+    docket, turns = town.docket(), Turns(1)
+    async with town.server(name="a", docket=docket) as a:
+        await a.answer(other(request_id="r0", try_anew=True))  # from here on no turn is needed to decode
+        async with turns():
+            caller = asyncio.ensure_future(call_through(turns, a.answer(replace(ASK, try_anew=True))))
+            await turns.asked.wait()
+            await a.__aexit__()
+            with pytest.raises(Unavailable) as caught:
+                await caller
+    async with town.server(name="b", docket=docket, dead_s=60) as b:
+        answer = await asyncio.wait_for(b.answer(replace(ASK, try_anew=True)), 60)
+    await docket.close()
+    stopped = caught.value
     assert stopped.reason == "SERVER_STOPPED" and answer.record.state is TrialState.DECIDED
 
 
-def test_slow_pictures_do_not_delay_other_namespaces(town):
+async def test_slow_pictures_do_not_delay_other_namespaces(town):
     """Namespaces take turns decoding, however many pictures of one wait in the queue."""
     town.settings = Settings(home=town.home, picture_workers=2)
-
-    async def scene(runner):
+    async with town.server() as runner:
         town.pictures.gate = asyncio.Event()
         asks = [other(namespace="flood", request_id=f"f{n}", image=b"%d|slow" % n) for n in range(20)]
         flood = [asyncio.ensure_future(runner.answer(ask)) for ask in asks]
@@ -1568,12 +1381,10 @@ def test_slow_pictures_do_not_delay_other_namespaces(town):
         assert town.pictures.decoded == 2, "more pictures decoded at once than there are workers"
         town.pictures.gate.set()
         await asyncio.gather(late, *flood)
-        return town.pictures.started.index(b"late|file")
-
-    assert on_one_server(town, scene) <= 4
+        assert town.pictures.started.index(b"late|file") <= 4
 
 
-def test_decoded_pictures_exist_only_during_a_turn_and_their_bytes_are_counted(town):
+async def test_decoded_pictures_exist_only_during_a_turn_and_their_bytes_are_counted(town):
     """Callers that wait for a turn have no decoded picture, even if another caller had the same file decoded."""
     total_bytes, peak_bytes = 0, 0
 
@@ -1582,7 +1393,8 @@ def test_decoded_pictures_exist_only_during_a_turn_and_their_bytes_are_counted(t
         total_bytes += by
         peak_bytes = max(peak_bytes, total_bytes)
 
-    async def scene(runner):
+    size = len(PNG + b"0|file")
+    async with town.server(memory=count) as runner:
         turns = Turns(2)
         town.finder.gate = asyncio.Event()
         asks = [other(request_id=f"{n} {text}", image=b"%d|file" % n, text=text) for n in range(6) for text in "abc"]
@@ -1597,9 +1409,6 @@ def test_decoded_pictures_exist_only_during_a_turn_and_their_bytes_are_counted(t
         await asyncio.wait(callers)
         await wait_until_idle(runner)
         assert turns.all_free
-
-    size = len(PNG + b"0|file")
-    on_one_server(town, scene, memory=count)
     assert total_bytes == 0 and peak_bytes == 2 * size
 
 
@@ -1607,43 +1416,38 @@ def test_decoded_pictures_exist_only_during_a_turn_and_their_bytes_are_counted(t
 
 
 @pytest.mark.parametrize("field", ["prompts", "library", "encoder", "settings", "models"])
-def test_pin_accepts_only_the_loaded_version(town, field):
+async def test_pin_accepts_only_the_loaded_version(town, field):
     from tests.support.cast import Cast
 
-    async def scene():
-        async with town.server(role_models=Cast(rounds=2).role_models) as runner:
-            ask = replace(ASK, procedure=Procedure.FULL)
-            loaded = (await runner.answer(ask)).record.opened.versions
-            if field == "models":
-                right, wrong = {"judge": loaded.models["JUDGE"]}, {"judge": "another"}
-            else:
-                right, wrong = getattr(loaded, field), "another"
-            good = await runner.answer(replace(ask, request_id="r2", pins=RequiredVersions(**{field: right})))
-            assert good.reused
-            before = await trials_in(runner.executor.docket)
-            with pytest.raises(NotLoaded) as caught:
-                await runner.answer(
-                    replace(ask, request_id="r3", image=b"new|file", pins=RequiredVersions(**{field: wrong}))
-                )
-            assert await trials_in(runner.executor.docket) == before
-            assert await runner.trial_of(RequestName("us", "r3")) is None
-            # Decoded, since versions don't matter where a person has decided; nothing else is done for it.
-            assert town.pictures.decoded == 2
-            return caught.value
-
-    error = asyncio.run(scene())
+    async with town.server(role_models=Cast(rounds=2).role_models) as runner:
+        ask = replace(ASK, procedure=Procedure.FULL)
+        loaded = (await runner.answer(ask)).record.opened.versions
+        if field == "models":
+            right, wrong = {"judge": loaded.models["JUDGE"]}, {"judge": "another"}
+        else:
+            right, wrong = getattr(loaded, field), "another"
+        good = await runner.answer(replace(ask, request_id="r2", pins=RequiredVersions(**{field: right})))
+        assert good.reused
+        before = await trials_in(runner.executor.docket)
+        with pytest.raises(NotLoaded) as caught:
+            await runner.answer(
+                replace(ask, request_id="r3", image=b"new|file", pins=RequiredVersions(**{field: wrong}))
+            )
+        assert await trials_in(runner.executor.docket) == before
+        assert await runner.trial_of(RequestName("us", "r3")) is None
+        # Decoded, since versions don't matter where a person has decided; nothing else is done for it.
+        assert town.pictures.decoded == 2
+        error = caught.value
     assert error.reason == "PIN_NOT_LOADED"
     assert error.field == {"models": "pins.models.judge"}.get(field, f"pins.{field}")
 
 
-def test_pin_on_an_unused_model_or_an_unknown_role_is_refused(town):
-    async def scene(runner):
+async def test_pin_on_an_unused_model_or_an_unknown_role_is_refused(town):
+    async with town.server() as runner:
         for role in ("judge", "bailiff"):
             with pytest.raises(NotLoaded) as caught:
                 await runner.answer(replace(ASK, pins=RequiredVersions(models={role: "a model"})))
             assert caught.value.field == f"pins.models.{role}"
-
-    on_one_server(town, scene)
 
 
 OTHER_LIBRARY = LIBRARY.model_copy(update={"digest": "sha256:1"})
@@ -1651,27 +1455,22 @@ PINNED = replace(ASK, pins=RequiredVersions(library=LIBRARY.digest))
 
 
 @pytest.mark.parametrize("reuse", ["namespace", "off"])
-def test_repeated_pinned_request_gets_its_verdict_after_versions_changed(town, reuse):
+async def test_repeated_pinned_request_gets_its_verdict_after_versions_changed(town, reuse):
     from court.policy import DEFAULT_POLICY
 
     town.settings = Settings(home=town.home, reuse=reuse)
     policy = DEFAULT_POLICY.model_copy(update={"version": "another"})
     ask = replace(PINNED, policy=RequiredPolicy(digest=DEFAULT_POLICY.digest))
-
-    async def scene():
-        async with town.server() as runner:
-            first = [await runner.answer(replace(ask, request_id=name)) for name in ("r1", "r2")]
-        changed_library(town)
-        async with town.server(policy=policy) as runner:
-            await runner.answer(replace(ASK, request_id="r9"))  # the newly loaded versions have a verdict as well
-            repeated = [await runner.answer(replace(ask, request_id=name)) for name in ("r1", "r2")]
-            for pinned in (replace(PINNED, request_id="r3"), replace(ask, request_id="r4", pins=RequiredVersions())):
-                with pytest.raises(NotLoaded):
-                    await runner.answer(pinned)
-                assert await runner.trial_of(RequestName("us", pinned.request_id)) is None
-        return first, repeated
-
-    first, repeated = asyncio.run(scene())
+    async with town.server() as runner:
+        first = [await runner.answer(replace(ask, request_id=name)) for name in ("r1", "r2")]
+    changed_library(town)
+    async with town.server(policy=policy) as runner:
+        await runner.answer(replace(ASK, request_id="r9"))  # the newly loaded versions have a verdict as well
+        repeated = [await runner.answer(replace(ask, request_id=name)) for name in ("r1", "r2")]
+        for pinned in (replace(PINNED, request_id="r3"), replace(ask, request_id="r4", pins=RequiredVersions())):
+            with pytest.raises(NotLoaded):
+                await runner.answer(pinned)
+            assert await runner.trial_of(RequestName("us", pinned.request_id)) is None
     assert [answer.record for answer in repeated] == [answer.record for answer in first]
     assert [answer.reused for answer in first] == [False, reuse != "off"]
 
@@ -1690,43 +1489,40 @@ class _SlowPictures(Intercepted):
 
 
 @pytest.mark.parametrize("moment", ["while it is decoded", "when its trial is about to begin"])
-def test_pin_is_checked_against_the_versions_that_the_trial_uses(town, moment):
+async def test_pin_is_checked_against_the_versions_that_the_trial_uses(town, moment):
     """The failed pin concerns its own request only: other callers of that trial get a trial of their own."""
 
-    async def scene():
-        docket = town.docket()
-        holding = _SlowPictures(docket)
-        async with town.server(docket=holding) as runner:
-            if moment == "while it is decoded":
-                town.pictures.gate = asyncio.Event()
-                holding.go_on.set()
-            pinned = asyncio.ensure_future(runner.answer(PINNED))
-            if town.pictures.gate is None:
-                await holding.asked.wait()
-            else:
-                while not town.pictures.decoded:  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
-            free = asyncio.ensure_future(runner.answer(other()))
-            await asyncio.sleep(0.1)
-            town.finder.library = OTHER_LIBRARY
-            town.finder.result = findings([H] * 5).model_copy(update={"library": OTHER_LIBRARY})
+    docket = town.docket()
+    holding = _SlowPictures(docket)
+    async with town.server(docket=holding) as runner:
+        if moment == "while it is decoded":
+            town.pictures.gate = asyncio.Event()
             holding.go_on.set()
-            if town.pictures.gate is not None:
-                town.pictures.gate.set()
-            with pytest.raises(NotLoaded) as caught:
-                await pinned
-            answers = await free, await trials_in(docket)
-        await docket.close()
-        return caught.value, *answers
-
-    error, free, trials = asyncio.run(scene())
+        pinned = asyncio.ensure_future(runner.answer(PINNED))
+        if town.pictures.gate is None:
+            await holding.asked.wait()
+        else:
+            while not town.pictures.decoded:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        free = asyncio.ensure_future(runner.answer(other()))
+        await asyncio.sleep(0.1)
+        town.finder.library = OTHER_LIBRARY
+        town.finder.result = findings([H] * 5).model_copy(update={"library": OTHER_LIBRARY})
+        holding.go_on.set()
+        if town.pictures.gate is not None:
+            town.pictures.gate.set()
+        with pytest.raises(NotLoaded) as caught:
+            await pinned
+        answers = await free, await trials_in(docket)
+    await docket.close()
+    error, free, trials = caught.value, *answers
     assert (error.reason, error.field) == ("PIN_NOT_LOADED", "pins.library")
     assert [free.record.trial_id] == trials and free.record.opened.versions.library == OTHER_LIBRARY.digest
 
 
 @pytest.mark.parametrize("resumed", [False, True])
-def test_library_change_during_a_search_fails_the_trial_pinned_to_it(town, resumed):
-    async def scene(runner):
+async def test_library_change_during_a_search_fails_the_trial_pinned_to_it(town, resumed):
+    async with town.server() as runner:
         town.finder.gate = asyncio.Event()
         pinned = asyncio.ensure_future(runner.answer(PINNED))
         await town.finder.searching.wait()
@@ -1742,38 +1538,32 @@ def test_library_change_during_a_search_fails_the_trial_pinned_to_it(town, resum
         town.finder.gate.set()
         with pytest.raises(TrialAborted) as caught:
             await pinned
-        return caught.value
-
-    error = on_one_server(town, scene)
+        error = caught.value
     assert (error.reason, error.field) == ("PIN_NOT_LOADED", "pins.library")
     assert isinstance(error.cause, NotLoaded)
     assert error.record.state is TrialState.FAILED and not error.record.last(TrialFailed).retryable
 
 
-def test_trial_with_mixed_library_versions_is_not_reused_for_a_pinned_request(town):
-    async def scene(runner):
+async def test_trial_with_mixed_library_versions_is_not_reused_for_a_pinned_request(town):
+    async with town.server() as runner:
         town.finder.result = findings([H] * 5).model_copy(update={"library": OTHER_LIBRARY})
         mixed = await runner.answer(ASK)
         town.finder.result = findings([H] * 5)
-        return mixed, await runner.answer(other(pins=PINNED.pins))
-
-    mixed, pinned = on_one_server(town, scene)
+        pinned = await runner.answer(other(pins=PINNED.pins))
     assert not pinned.reused and pinned.record.trial_id != mixed.record.trial_id
     assert pinned.record.precedents.findings.library.digest == LIBRARY.digest
 
 
 @pytest.mark.parametrize("field", ["id", "version", "digest"])
-def test_policy_can_be_pinned_by_id_version_or_digest(town, field):
+async def test_policy_can_be_pinned_by_id_version_or_digest(town, field):
     from court.policy import DEFAULT_POLICY
 
-    async def scene(runner):
+    async with town.server() as runner:
         right, wrong = RequiredPolicy(**{field: getattr(DEFAULT_POLICY, field)}), RequiredPolicy(**{field: "another"})
         assert (await runner.answer(replace(ASK, policy=right))).record.state is TrialState.DECIDED
         assert (await runner.answer(other(policy=right))).reused
         with pytest.raises(NotLoaded) as caught:
             await runner.answer(other(request_id="r3", policy=wrong))
         assert await runner.trial_of(RequestName("us", "r3")) is None
-        return caught.value
-
-    error = on_one_server(town, scene)
+        error = caught.value
     assert (error.reason, error.field) == ("POLICY_NOT_LOADED", "policy")

@@ -79,12 +79,10 @@ def with_fixed_answer(status, body, scenario):
     return asyncio.run(run())
 
 
-def test_reply_carries_the_server_s_usage_figures():
-    async def scenario(chat, server):
+async def test_reply_carries_the_server_s_usage_figures():
+    async with court_and_server(Settings(call_s=0.05, api_key=KEY)) as (chat, server):
         long = ChatRequest(system="You are brief.", parts=("a word " * 40,), reply_schema=None, max_tokens=64)
-        return [await chat.reply(long, within_s=60) for _ in range(2)], server
-
-    (first, second), server = with_server(scenario, Settings(call_s=0.05, api_key=KEY))
+        (first, second), server = [await chat.reply(long, within_s=60) for _ in range(2)], server
     assert (first.finish, first.model, first.tokens_out) == (FinishReason.STOP, "stand-in", 20)
     assert first.tokens_in == server.stats.prompt_tokens // 2 == 2 + 4 + 80
     assert (first.tokens_cached, second.tokens_cached) == (0, 5 * BLOCK)
@@ -96,26 +94,22 @@ def test_reply_carries_the_server_s_usage_figures():
     assert set(sent) == {"model", "messages", "max_tokens", "temperature"}
 
 
-def test_pictures_arrive_byte_for_byte_in_order():
-    async def scenario(chat, server):
+async def test_pictures_arrive_byte_for_byte_in_order():
+    async with court_and_server() as (chat, server):
         await chat.reply(
             ChatRequest(system="s", parts=("before", FRAME, "after"), reply_schema=None, max_tokens=9), within_s=60
         )
-        return server.requests[0]["messages"][1]["content"]
-
-    before, picture, after = with_server(scenario)
+        before, picture, after = server.requests[0]["messages"][1]["content"]
     assert (before, after) == ({"type": "text", "text": "before"}, {"type": "text", "text": "after"})
     head, data = picture["image_url"]["url"].split(",")
     assert head == "data:image/png;base64" and base64.b64decode(data) == PNG
     assert set(picture) == {"type", "image_url"}
 
 
-def test_schema_is_sent_as_response_format():
-    async def scenario(chat, server):
+async def test_schema_is_sent_as_response_format():
+    async with court_and_server() as (chat, server):
         request = ChatRequest(system="s", parts=("p",), reply_schema=SCHEMA, max_tokens=64)
-        return await chat.reply(request, within_s=60), server.requests[0]
-
-    reply, sent = with_server(scenario)
+        reply, sent = await chat.reply(request, within_s=60), server.requests[0]
     assert reply.text == '{"label":"HARMFUL"}' and not reply.schema_in_words
     assert sent["response_format"] == {
         "type": "json_schema",
@@ -123,15 +117,13 @@ def test_schema_is_sent_as_response_format():
     }
 
 
-def test_schema_is_appended_in_words_for_servers_without_schemas():
-    async def scenario(chat, server):
+async def test_schema_is_appended_in_words_for_servers_without_schemas():
+    async with court_and_server(capabilities=Capabilities(json_schema=False)) as (chat, server):
         reply = await chat.reply(ChatRequest("s", ("p", FRAME), SCHEMA, 64), within_s=60)
         free = await chat.reply(ChatRequest("s", ("p", FRAME), None, 64), within_s=60)
         # Needed to rebuild the messages later.
         assert reply.schema_in_words and not free.schema_in_words
-        return server.requests[0]
-
-    sent = with_server(scenario, capabilities=Capabilities(json_schema=False))
+        sent = server.requests[0]
     assert "response_format" not in sent
     assert sent["messages"][0]["content"] == "s"
     assert sent["messages"][1]["content"][-1] == {"type": "text", "text": in_words(SCHEMA)}
@@ -192,24 +184,20 @@ def test_each_failure_has_its_error_and_number_of_attempts(script, kind, reason,
         ("empty", FinishReason.STOP, ""),
     ],
 )
-def test_finish_reasons_are_distinguished(fault, finish, text):
-    async def scenario(chat, server):
+async def test_finish_reasons_are_distinguished(fault, finish, text):
+    async with court_and_server() as (chat, server):
         server.faults.script([fault])
-        return await chat.reply(HELLO, within_s=60)
-
-    reply = with_server(scenario)
+        reply = await chat.reply(HELLO, within_s=60)
     assert reply.finish is finish
     assert text is None or reply.text == text
 
 
 @pytest.mark.parametrize("script", [["503"], ["429", "503", "408"], ["reset"], ["500"]])
-def test_temporary_failures_are_retried(script):
-    async def scenario(chat, server):
+async def test_temporary_failures_are_retried(script):
+    async with court_and_server() as (chat, server):
         server.faults.script(script)
         reply = await chat.reply(HELLO, within_s=60)
-        return reply, server.stats.calls
-
-    reply, calls = with_server(scenario)
+        calls = server.stats.calls
     assert reply.finish is FinishReason.STOP and calls == len(script) + 1
 
 
@@ -227,13 +215,11 @@ def test_refused_connection_is_unavailable():
         assert asyncio.run(run()).reason == "MODEL_GONE"
 
 
-def test_retry_after_is_respected():
-    async def scenario(chat, server):
+async def test_retry_after_is_respected():
+    async with court_and_server() as (chat, server):
         server.faults.script(["503:0.3"])
         reply = await chat.reply(HELLO, within_s=60)
-        return reply.latency_s
-
-    assert with_server(scenario) >= 0.3
+        assert reply.latency_s >= 0.3
 
 
 def test_retry_delay_beyond_the_deadline_fails_at_once():
@@ -244,30 +230,26 @@ def test_retry_delay_beyond_the_deadline_fails_at_once():
 
 
 @pytest.mark.parametrize("fault", ["hang", "slow:100", "drip:100"])
-def test_slow_call_times_out_without_retry(fault):
-    async def scenario(chat, server):
+async def test_slow_call_times_out_without_retry(fault):
+    async with court_and_server() as (chat, server):
         server.faults.script([fault] * ALWAYS)
         began = time.monotonic()
         with pytest.raises(Overrun) as caught:
             await chat.reply(HELLO, within_s=1.0)
         took = time.monotonic() - began
         await wait_for_stats(server, disconnects=1)
-        return caught.value, took, server.stats.calls
-
-    error, took, calls = with_server(scenario)
+        error, calls = caught.value, server.stats.calls
     assert (error.reason, calls) == ("MODEL_TOO_SLOW", 1)
     assert 1.0 <= took < 60  # these faults last longer than that
 
 
-def test_deadline_covers_all_attempts():
-    async def scenario(chat, server):
+async def test_deadline_covers_all_attempts():
+    async with court_and_server() as (chat, server):
         server.faults.script(["503", "503", "hang"])
         began = time.monotonic()
         with pytest.raises(Overrun):
             await chat.reply(HELLO, within_s=3)
-        return time.monotonic() - began, server.stats.calls
-
-    took, calls = with_server(scenario)
+        took, calls = time.monotonic() - began, server.stats.calls
     assert took < 60 and calls == 3
 
 
@@ -277,8 +259,8 @@ def test_expired_deadline_makes_no_call(within_s):
     assert error.reason == "MODEL_TOO_SLOW" and calls == 0
 
 
-def test_cancelling_reaches_the_server():
-    async def scenario(chat, server):
+async def test_cancelling_reaches_the_server():
+    async with court_and_server(Settings(call_s=60, api_key=KEY)) as (chat, server):
         calls = [asyncio.create_task(chat.reply(HELLO, within_s=60)) for _ in range(200)]
         await wait_for_stats(server, running=200)
         for task in calls:
@@ -288,11 +270,9 @@ def test_cancelling_reaches_the_server():
         results = await asyncio.gather(*calls, return_exceptions=True)
         assert all(isinstance(result, asyncio.CancelledError) for result in results)
 
-    with_server(scenario, Settings(call_s=60, api_key=KEY))
-
 
 @pytest.mark.parametrize("end", ["answered", "refused", "gone", "late", "cancelled"])
-def test_finished_call_frees_its_request_at_once(end):
+async def test_finished_call_frees_its_request_at_once(end):
     """Memory must be freed at once, without the garbage collector: requests hold pictures."""
     script = {"answered": [], "refused": ["503", "400"], "gone": ["reset"] * ALWAYS}.get(end, ["hang"])
 
@@ -316,33 +296,28 @@ def test_finished_call_frees_its_request_at_once(end):
             del call  # its exception refers to this frame
         return "answered"
 
-    async def scenario(chat, server):
+    async with court_and_server() as (chat, server):
         server.faults.script(script)
         with without_garbage_collector(ChatRequest, Failure, httpx2.Request) as left:
             assert await outcome_of_call(chat) == end
-            return await soon(left)
-
-    assert with_server(scenario) == []
+            assert await soon(left) == []
 
 
-def test_cancelled_calls_leave_connections_usable():
-    async def run():
-        async with http_client(connections=50) as http, court_and_server(http=http) as (chat, server):
-            server.faults.script(["hang"] * 50)
-            hanging = [asyncio.create_task(chat.reply(HELLO, within_s=60)) for _ in range(50)]
-            await wait_for_stats(server, calls=50)
-            for task in hanging:
-                task.cancel()
-            replies = await asyncio.gather(*(chat.reply(HELLO, within_s=60) for _ in range(50)))
-            await chat.aclose()
-            assert not http.is_closed  # it is shared
-            return len(replies)
-
-    assert asyncio.run(run()) == 50
+async def test_cancelled_calls_leave_connections_usable():
+    async with http_client(connections=50) as http, court_and_server(http=http) as (chat, server):
+        server.faults.script(["hang"] * 50)
+        hanging = [asyncio.create_task(chat.reply(HELLO, within_s=60)) for _ in range(50)]
+        await wait_for_stats(server, calls=50)
+        for task in hanging:
+            task.cancel()
+        replies = await asyncio.gather(*(chat.reply(HELLO, within_s=60) for _ in range(50)))
+        await chat.aclose()
+        assert not http.is_closed  # it is shared
+        assert len(replies) == 50
 
 
-def test_client_makes_200_calls_concurrently():
-    async def scenario(chat, server):
+async def test_client_makes_200_calls_concurrently():
+    async with court_and_server() as (chat, server):
         requests = [ChatRequest("s", (f"number {i}", FRAME), None, 64) for i in range(200)]
         all_there, work = asyncio.Event(), server._work
 
@@ -354,9 +329,7 @@ def test_client_makes_200_calls_concurrently():
 
         server._work = together
         replies = await asyncio.gather(*(chat.reply(request, within_s=100) for request in requests))
-        return len(replies), server.stats.max_running
-
-    assert with_server(scenario) == (200, 200)
+        assert (len(replies), server.stats.max_running) == (200, 200)
 
 
 def collect(scenario, caplog, settings=None, **model):
@@ -401,17 +374,15 @@ def test_refusal_quotes_the_server_only_without_echoes_of_the_request(server_mes
     assert f"“{shown}”" in message if shown else "It says" not in message
 
 
-def test_refusal_names_model_and_reason():
-    async def scenario(chat, server):
+async def test_refusal_names_model_and_reason():
+    async with court_and_server() as (chat, server):
         messages = []
         for fault in ("400", "404"):
             server.faults.script([fault])
             with pytest.raises(ModelRefused) as caught:
                 await chat.reply(HELLO, within_s=60)
             messages.append(caught.value.message)
-        return messages
-
-    refused, unknown = with_server(scenario)
+        refused, unknown = messages
     assert "(HTTP 400). It says: “" in refused and "does not know the model stand-in" in unknown
 
 
@@ -432,28 +403,25 @@ def test_errors_and_logs_have_no_prompt_key_or_address(script, caplog):
     assert ("as told" in text) == (script == ["400"])
 
 
-def test_client_ignores_openai_and_proxy_environment_variables(monkeypatch):
+async def test_client_ignores_openai_and_proxy_environment_variables(monkeypatch):
     for name in ("OPENAI_API_KEY", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID", "OPENAI_ADMIN_KEY"):
         monkeypatch.setenv(name, "from-the-environment")
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
     heads = []
 
-    async def run():
-        server = await asyncio.start_server(take, "127.0.0.1", 0)
-        async with server:
-            port = server.sockets[0].getsockname()[1]
-            chat = ChatCompletions(base_url=f"http://127.0.0.1:{port}/v1", model="m")
-            with pytest.raises(ModelRefused):
-                await chat.reply(HELLO, within_s=60)
-            await chat.aclose()
-
     async def take(reader, writer):
         heads.append(await reader.readuntil(b"\r\n\r\n"))
         writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
         writer.close()
 
-    asyncio.run(run())
+    server = await asyncio.start_server(take, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        chat = ChatCompletions(base_url=f"http://127.0.0.1:{port}/v1", model="m")
+        with pytest.raises(ModelRefused):
+            await chat.reply(HELLO, within_s=60)
+        await chat.aclose()
     assert len(heads) == 1 and b"from-the-environment" not in heads[0]
 
 
@@ -462,55 +430,44 @@ def test_too_many_pictures_are_refused_before_sending():
     assert isinstance(error, ModelRefused) and error.reason == "MODEL_TOO_MANY_PICTURES" and calls == 0
 
 
-def test_picture_is_sent_once_and_then_named_by_its_digest():
-    async def scenario(chat, server):
+async def test_picture_is_sent_once_and_then_named_by_its_digest():
+    async with court_and_server(capabilities=Capabilities(picture_ids=True)) as (chat, server):
         request = ChatRequest("s", ("p", FRAME), None, 9)
         for _ in range(2):
             await chat.reply(request, within_s=60)
         server._pictures.clear()  # as if vLLM evicted it from its cache
         await chat.reply(request, within_s=60)
-        return [sent["messages"][1]["content"][1] for sent in server.requests]
-
-    first, second, dropped, again = with_server(scenario, capabilities=Capabilities(picture_ids=True))
+        first, second, dropped, again = [sent["messages"][1]["content"][1] for sent in server.requests]
     assert {part["uuid"] for part in (first, second, again)} == {hashlib.sha256(PNG).hexdigest()}
     assert first["image_url"]["url"].startswith("data:image/png;base64,") and again == first
     assert second["image_url"] is None and dropped == second
 
 
-def test_odds_of_chosen_tokens_are_not_normalised():
-    async def scenario(chat, server):
+async def test_odds_of_chosen_tokens_are_not_normalised():
+    async with court_and_server(capabilities=Capabilities(log_probs=LogProbs.CHOSEN)) as (chat, server):
         odds = [await chat.odds(HELLO, ("B", "A"), within_s=60) for _ in range(2)]
-        return odds, server
-
-    odds, server = with_server(scenario, capabilities=Capabilities(log_probs=LogProbs.CHOSEN))
     assert odds[0].masses == pytest.approx((0.3, 0.6)) and odds[0].reply.tokens_out == 1
     sent = server.requests[0]
     assert sent["max_tokens"] == 1 and len(sent["logprob_token_ids"]) == 2 and sent["logprobs"] is True
     assert "response_format" not in sent and "allowed_token_ids" not in sent
 
 
-def test_odds_are_taken_from_the_most_likely_tokens():
-    async def scenario(chat, server):
-        return await chat.odds(HELLO, ("A", "C"), within_s=60), server.requests[0]
-
-    odds, sent = with_server(scenario, capabilities=Capabilities(log_probs=LogProbs.TOP))
+async def test_odds_are_taken_from_the_most_likely_tokens():
+    async with court_and_server(capabilities=Capabilities(log_probs=LogProbs.TOP)) as (chat, server):
+        odds, sent = await chat.odds(HELLO, ("A", "C"), within_s=60), server.requests[0]
     assert odds.masses == pytest.approx((0.6, 0.0)) and sent["top_logprobs"] == 20
 
 
-def test_odds_are_none_for_a_server_without_log_probabilities():
-    async def scenario(chat, server):
-        return await chat.odds(HELLO, ("A", "B"), within_s=60), server.stats.calls
-
-    assert with_server(scenario) == (None, 0)
+async def test_odds_are_none_for_a_server_without_log_probabilities():
+    async with court_and_server() as (chat, server):
+        assert (await chat.odds(HELLO, ("A", "B"), within_s=60), server.stats.calls) == (None, 0)
 
 
-def test_odds_of_a_multi_token_option_are_refused():
-    async def scenario(chat, server):
+async def test_odds_of_a_multi_token_option_are_refused():
+    async with court_and_server(capabilities=Capabilities(log_probs=LogProbs.CHOSEN)) as (chat, _server):
         with pytest.raises(ModelRefused) as caught:
             await chat.odds(HELLO, ("two words", "B"), within_s=60)
-        return caught.value.reason
-
-    assert with_server(scenario, capabilities=Capabilities(log_probs=LogProbs.CHOSEN)) == "MODEL_OPTION"
+        assert caught.value.reason == "MODEL_OPTION"
 
 
 def test_odds_are_empty_when_the_server_omits_them():
@@ -665,13 +622,10 @@ VLLM_FEATURES = {"priorities", "repetition_detection", "penalties"}
         ),
     ],
 )
-def test_probe_detects_capabilities(lacking, more, capabilities, expected):
-    async def scenario(chat, server):
+async def test_probe_detects_capabilities(lacking, more, capabilities, expected):
+    async with court_and_server(Settings(features=FEATURES - lacking, api_key=KEY, **more)) as (chat, _server):
         found = await probe(chat, within_s=60)
         assert chat.capabilities == found.capabilities
-        return found
-
-    found = with_server(scenario, Settings(features=FEATURES - lacking, api_key=KEY, **more))
     assert found.capabilities == capabilities
     assert len(found.sentences) == len(expected)
     for sentence, part in zip(found.sentences, expected, strict=True):
@@ -688,14 +642,12 @@ def test_probe_detects_capabilities(lacking, more, capabilities, expected):
         ("always", Thinking.ALWAYS, "can't be told not to"),
     ],
 )
-def test_thinking_is_switched_off_where_possible(thinks, found, expected, parser):
-    async def scenario(chat, server):
+async def test_thinking_is_switched_off_where_possible(thinks, found, expected, parser):
+    settings = Settings(api_key=KEY, thinks=thinks, reasoning_parser=parser, odds={"A": 0.6, "B": 0.3})
+    async with court_and_server(settings, capabilities=Capabilities()) as (chat, _server):
         sentences = (await probe(chat, within_s=60)).sentences
         odds = await chat.odds(HELLO, ("A", "B"), within_s=60)
-        return sentences, odds, await chat.reply(HELLO, within_s=60)
-
-    settings = Settings(api_key=KEY, thinks=thinks, reasoning_parser=parser, odds={"A": 0.6, "B": 0.3})
-    sentences, odds, reply = with_server(scenario, settings, capabilities=Capabilities())
+        reply = await chat.reply(HELLO, within_s=60)
     assert [expected in sentence for sentence in sentences] == ([True] if expected else [])
     if found is Thinking.ALWAYS:
         # Its first token belongs to a thought, so the probabilities of the letters mean nothing.
@@ -708,11 +660,12 @@ def test_thinking_is_switched_off_where_possible(thinks, found, expected, parser
 
 
 @pytest.mark.parametrize("thoughts", [True, False])
-def test_probe_message_depends_on_roles_that_think(thoughts):
-    async def scenario(chat, server):
-        return (await probe(chat, within_s=10, thoughts=thoughts)).sentences
-
-    (sentence,) = with_server(scenario, Settings(api_key=KEY, thinks="template"), capabilities=Capabilities())
+async def test_probe_message_depends_on_roles_that_think(thoughts):
+    async with court_and_server(Settings(api_key=KEY, thinks="template"), capabilities=Capabilities()) as (
+        chat,
+        _server,
+    ):
+        (sentence,) = (await probe(chat, within_s=10, thoughts=thoughts)).sentences
     assert ("in roles that are not to think" in sentence) is thoughts
 
 
@@ -764,13 +717,11 @@ def test_thought_is_read_under_both_field_names(name, unusable):
         ({}, {"script": ["hang", "hang"]}, "MODEL_TOO_SLOW"),
     ],
 )
-def test_probe_failures_have_a_reason(model, settings, reason):
-    async def scenario(chat, server):
+async def test_probe_failures_have_a_reason(model, settings, reason):
+    async with court_and_server(Settings(api_key=KEY, **settings), **model) as (chat, _server):
         with pytest.raises(CourtError) as caught:
             await probe(chat, within_s=0.3, budget_s=0.3) if reason == "MODEL_TOO_SLOW" else await probe(chat)
-        return caught.value.reason
-
-    assert with_server(scenario, Settings(api_key=KEY, **settings), **model) == reason
+        assert caught.value.reason == reason
 
 
 @pytest.mark.parametrize("script", [["ok", *["503"] * 4], ["ok", "hang"]])
@@ -807,14 +758,12 @@ def test_checks_beyond_the_budget_are_left_out_and_progress_is_shown(monkeypatch
 
 
 @pytest.mark.parametrize(("features", "prompts"), [(FEATURES, 1), (FEATURES - {"prefix_cache"}, 2)])
-def test_prefix_cache_is_probed_by_a_short_prompt_first_and_speeds_are_measured(features, prompts):
-    async def scenario(chat, server):
+async def test_prefix_cache_is_probed_by_a_short_prompt_first_and_speeds_are_measured(features, prompts):
+    settings = Settings(api_key=KEY, features=features, prompt_token_s=0.0005, output_token_s=0.01)
+    async with court_and_server(settings) as (chat, server):
         await probe(chat, within_s=60)
         lengths = {len(str(request["messages"])) for request in server.requests if "Count to 50" in str(request)}
-        return chat.speed, sorted(lengths)
-
-    settings = Settings(api_key=KEY, features=features, prompt_token_s=0.0005, output_token_s=0.01)
-    speed, lengths = with_server(scenario, settings)
+        speed, lengths = chat.speed, sorted(lengths)
     assert len(lengths) == prompts and lengths[0] < 600
     # Lower than what the server was told, by what each request costs beside its tokens.
     assert 100 < speed.read <= 2000 and 5 < speed.write <= 100
@@ -828,31 +777,24 @@ def test_malformed_bodies_are_refused(body):
         assert caught.value.error.reason == "MODEL_GARBLED"
 
 
-def test_probe_of_a_web_page_is_refused():
-    async def run():
-        async def page(reader, writer):
-            await reader.readuntil(b"\r\n\r\n")
-            writer.write(
-                b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 2\r\nConnection: close\r\n\r\nhi"
-            )
-            writer.close()
+async def test_probe_of_a_web_page_is_refused():
+    async def page(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 2\r\nConnection: close\r\n\r\nhi")
+        writer.close()
 
-        async with await asyncio.start_server(page, "127.0.0.1", 0) as server:
-            port = server.sockets[0].getsockname()[1]
-            chat = ChatCompletions(base_url=f"http://127.0.0.1:{port}/v1", model="m")
-            with pytest.raises(Unavailable) as caught:
-                await probe(chat, within_s=60)
-            await chat.aclose()
-            return caught.value.reason
-
-    assert asyncio.run(run()) == "MODEL_GARBLED"
+    async with await asyncio.start_server(page, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        chat = ChatCompletions(base_url=f"http://127.0.0.1:{port}/v1", model="m")
+        with pytest.raises(Unavailable) as caught:
+            await probe(chat, within_s=60)
+        await chat.aclose()
+        assert caught.value.reason == "MODEL_GARBLED"
 
 
-def test_feature_answered_with_500_counts_as_missing():
-    async def scenario(chat, server):
-        return (await probe(chat, within_s=60)).capabilities
-
-    assert not with_server(scenario, Settings(api_key=KEY, script=["ok", "500", "500"])).json_schema
+async def test_feature_answered_with_500_counts_as_missing():
+    async with court_and_server(Settings(api_key=KEY, script=["ok", "500", "500"])) as (chat, _server):
+        assert not (await probe(chat, within_s=60)).capabilities.json_schema
 
 
 @pytest.mark.parametrize(
@@ -937,8 +879,8 @@ def test_every_sdk_error_is_mapped_or_listed_as_unused():
     assert of_sdk(openai.OpenAIError()).error.reason == "MODEL_GARBLED"
 
 
-def test_picture_lost_by_the_server_is_resent_by_each_call():
-    async def scenario(chat, server):
+async def test_picture_lost_by_the_server_is_resent_by_each_call():
+    async with court_and_server(capabilities=Capabilities(picture_ids=True)) as (chat, server):
         request = ChatRequest("s", ("p", FRAME), None, 9)
         await chat.reply(request, within_s=60)
         server._pictures.clear()
@@ -955,5 +897,3 @@ def test_picture_lost_by_the_server_is_resent_by_each_call():
 
         sent_to.chat = ask_together
         await asyncio.gather(*(chat.reply(request, within_s=60) for _ in range(2)))
-
-    with_server(scenario, capabilities=Capabilities(picture_ids=True))

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 
 import pytest
@@ -19,6 +19,7 @@ from eval.standin.settings import FEATURES, Settings
 from serving.models.connect import connect_models, expected_trial
 from serving.settings import Settings as CourtSettings
 from tests.support.cast import Cast, full_court
+from tests.support.playing import run_within
 
 SCHEMA = {
     "type": "object",
@@ -30,21 +31,18 @@ HELLO = ChatRequest(system="You are brief.", parts=("Say a word.",), reply_schem
 LOOP = "Say it again, " * 200
 
 
-def with_probed_model(scenario, settings=None, *, answer=None, thoughts=True):
-    """Runs ``scenario(model, server, sentences)`` after a probe, whose requests are cleared."""
-
-    async def run():
-        server = FakeModelServer(settings or Settings(), keep=True, answer=answer)
-        async with serving(server) as port:
-            model = ChatCompletions(base_url=f"http://127.0.0.1:{port}/v1", model="stand-in", pause_s=0.01)
-            try:
-                sentences = (await probe(model, within_s=60, thoughts=thoughts)).sentences
-                server.requests.clear()
-                return await scenario(model, server, "\n".join(sentences))
-            finally:
-                await model.aclose()
-
-    return asyncio.run(run())
+@asynccontextmanager
+async def probed_model(settings=None, *, answer=None, thoughts=True):
+    """Yields a model after a probe, its server, whose requests are cleared, and the sentences of the probe."""
+    server = FakeModelServer(settings or Settings(), keep=True, answer=answer)
+    async with serving(server) as port:
+        model = ChatCompletions(base_url=f"http://127.0.0.1:{port}/v1", model="stand-in", pause_s=0.01)
+        try:
+            sentences = (await probe(model, within_s=60, thoughts=thoughts)).sentences
+            server.requests.clear()
+            yield model, server, "\n".join(sentences)
+        finally:
+            await model.aclose()
 
 
 def with_thought(request, tokens):
@@ -63,13 +61,11 @@ def with_thought(request, tokens):
         ("always", {}),
     ],
 )
-def test_thinking_has_its_own_token_budget(thinks, sent):
-    async def scenario(model, server, _):
+async def test_thinking_has_its_own_token_budget(thinks, sent):
+    async with probed_model(Settings(thinks=thinks)) as (model, server, _):
         long = await model.reply(with_thought(HELLO, 1000), within_s=60)
         short = await model.reply(with_thought(HELLO, 16), within_s=60)
-        return long, short, server.requests
-
-    long, short, (first, second) = with_probed_model(scenario, Settings(thinks=thinks))
+        long, short, (first, second) = long, short, server.requests
     assert first.items() >= {**sent, "thinking_token_budget": 1000, "max_tokens": 1100}.items()
     assert second.items() >= {**sent, "thinking_token_budget": 16, "max_tokens": 116}.items()
     assert len(long.thought.split()) == 45 and len(short.thought.split()) == 16
@@ -77,11 +73,9 @@ def test_thinking_has_its_own_token_budget(thinks, sent):
         assert reply.finish is FinishReason.STOP and json.loads(reply.text)["word"]
 
 
-def test_thought_and_reply_share_a_limit_when_thoughts_have_none():
-    async def scenario(model, server, _):
-        return await model.reply(with_thought(HELLO, 50), within_s=60), server.requests[-1]
-
-    reply, sent = with_probed_model(scenario, Settings(thinks="template", features=FEATURES - {"thought_limit"}))
+async def test_thought_and_reply_share_a_limit_when_thoughts_have_none():
+    async with probed_model(Settings(thinks="template", features=FEATURES - {"thought_limit"})) as (model, server, _):
+        reply, sent = await model.reply(with_thought(HELLO, 50), within_s=60), server.requests[-1]
     assert sent["max_tokens"] == 150 and "thinking_token_budget" not in sent
     assert len(reply.thought.split()) == 45 and reply.finish is FinishReason.STOP
 
@@ -92,9 +86,9 @@ def test_thought_cut_at_max_tokens_is_not_taken_for_a_limited_one(monkeypatch):
     async def scenario(model, _, __):
         return model.capabilities
 
-    found = with_probed_model(scenario, Settings(thinks="template", features=FEATURES - {"thought_limit"}))
+    found = run_within(probed_model(Settings(thinks="template", features=FEATURES - {"thought_limit"})), scenario)
     assert (found.thinks_by, found.thought_limit) == (Thinking.TEMPLATE, "")
-    assert with_probed_model(scenario, Settings(thinks="template")).thought_limit == "thinking_token_budget"
+    assert run_within(probed_model(Settings(thinks="template")), scenario).thought_limit == "thinking_token_budget"
 
 
 def test_schema_prevents_thoughts_without_a_reasoning_parser():
@@ -102,17 +96,15 @@ def test_schema_prevents_thoughts_without_a_reasoning_parser():
         return model.capabilities.thinks_by, await model.reply(with_thought(HELLO, 50), within_s=60)
 
     parted = Settings(thinks="template", reasoning_parser=False)
-    assert with_probed_model(scenario, parted)[0] is Thinking.NONE
+    assert run_within(probed_model(parted), scenario)[0] is Thinking.NONE
     words = Settings(thinks="template", reasoning_parser=False, features=FEATURES - {"json_schema"})
-    by, reply = with_probed_model(scenario, words)
+    by, reply = run_within(probed_model(words), scenario)
     assert by is Thinking.TEMPLATE and reply.thought.startswith("Let me see") and "think>" not in reply.text
 
 
-def test_model_without_thoughts_is_detected():
-    async def scenario(model, _, __):
-        return model.capabilities
-
-    found = with_probed_model(scenario)
+async def test_model_without_thoughts_is_detected():
+    async with probed_model() as (model, _, __):
+        found = model.capabilities
     assert (found.thinks_by, found.thought_limit) == (Thinking.NONE, "")
 
 
@@ -124,10 +116,10 @@ def test_odds_are_requested_without_thinking():
         return odds, server.requests
 
     for thinks in ("template", "asked", "effort"):
-        odds, (sent,) = with_probed_model(scenario, Settings(thinks=thinks, odds={"A": 0.6, "B": 0.3}))
+        odds, (sent,) = run_within(probed_model(Settings(thinks=thinks, odds={"A": 0.6, "B": 0.3})), scenario)
         assert sum(odds.masses) == pytest.approx(0.9) and sent["max_tokens"] == 1
         assert "thinking_token_budget" not in sent
-    assert with_probed_model(scenario, Settings(thinks="always", odds={"A": 0.6, "B": 0.3})) == (None, [])
+    assert run_within(probed_model(Settings(thinks="always", odds={"A": 0.6, "B": 0.3})), scenario) == (None, [])
 
 
 def test_model_on_several_servers_thinks_only_as_all_of_them_can():
@@ -175,11 +167,9 @@ def test_role_that_cannot_think_is_refused_with_a_remedy(behaviour):
     assert caught.value.reason == "THINKING_UNAVAILABLE"
 
 
-def test_thinking_is_not_probed_when_no_role_thinks():
-    async def scenario(model, _, __):
-        return model.capabilities
-
-    found = with_probed_model(scenario, Settings(thinks="template"), thoughts=False)
+async def test_thinking_is_not_probed_when_no_role_thinks():
+    async with probed_model(Settings(thinks="template"), thoughts=False) as (model, _, __):
+        found = model.capabilities
     assert (found.thinks_by, found.thought_limit) == (Thinking.NONE, "")
 
 
@@ -190,28 +180,23 @@ def with_priority(priority):
     return ChatRequest(HELLO.system, HELLO.parts, None, 8, priority=priority)
 
 
-def test_vllm_without_priority_scheduling_is_reported_and_gets_no_priorities():
-    async def scenario(model, server, sentences):
+async def test_vllm_without_priority_scheduling_is_reported_and_gets_no_priorities():
+    async with probed_model(Settings(features=FEATURES - {"priorities"})) as (model, server, sentences):
         await model.reply(with_priority(-3), within_s=60)
-        return model.capabilities.priorities, sentences, server.requests[-1]
-
-    can, sentences, sent = with_probed_model(scenario, Settings(features=FEATURES - {"priorities"}))
+        can, sent = model.capabilities.priorities, server.requests[-1]
     assert not can and "--scheduling-policy priority" in sentences and "priority" not in sent
 
 
-def test_other_servers_get_no_priorities_as_their_order_may_be_reversed():
-    async def scenario(model, server, sentences):
+async def test_other_servers_get_no_priorities_as_their_order_may_be_reversed():
+    async with probed_model(Settings(owned_by="sglang")) as (model, server, sentences):
         await model.reply(with_priority(-3), within_s=60)
-        return model.capabilities.priorities, sentences, server.requests[-1]
-
-    can, sentences, sent = with_probed_model(scenario, Settings(owned_by="sglang"))
+        can, sent = model.capabilities.priorities, server.requests[-1]
     assert not can and not sentences and "priority" not in sent
 
 
-def test_waiting_requests_are_served_by_lowest_priority_first():
+async def test_waiting_requests_are_served_by_lowest_priority_first():
     """The server has one slot; all requests arrive while it is taken."""
-
-    async def scenario(model, server, _):
+    async with probed_model(Settings(capacity=1, call_s=0.05)) as (model, server, _):
         done = []
 
         async def ask(priority):
@@ -224,9 +209,7 @@ def test_waiting_requests_are_served_by_lowest_priority_first():
             await asyncio.sleep(0.005)
         server._room.release()
         await asyncio.gather(*tasks)
-        return done, [request.get("priority") for request in server.requests]
-
-    done, sent = with_probed_model(scenario, Settings(capacity=1, call_s=0.05))
+        sent = [request.get("priority") for request in server.requests]
     assert sorted(sent, key=str) == [-2, 100, 100, 99, None]
     assert done == [-2, 0, 99, 100, 100]
 
@@ -239,20 +222,20 @@ def test_server_with_loop_detection_ends_loops():
         return await model.reply(ChatRequest("s", ("Go.",), None, 5000), within_s=60), server.requests[-1]
 
     loop = lambda payload: LOOP if payload["max_tokens"] == 5000 else None  # noqa: E731
-    reply, sent = with_probed_model(scenario, answer=loop)
+    reply, sent = run_within(probed_model(answer=loop), scenario)
     assert sent["repetition_detection"] == {"min_pattern_size": 16, "max_pattern_size": 64, "min_count": 4}
     assert reply.finish is FinishReason.REPETITION and reply.is_cut and reply.tokens_out == 64
-    reply, sent = with_probed_model(scenario, Settings(features=FEATURES - {"repetition_detection"}), answer=loop)
+    reply, sent = run_within(
+        probed_model(Settings(features=FEATURES - {"repetition_detection"}), answer=loop), scenario
+    )
     assert "repetition_detection" not in sent
     assert reply.finish is FinishReason.STOP and reply.tokens_out == 800
 
 
-def test_reply_without_repetition_is_not_cut():
-    async def scenario(model, _, __):
-        return await model.reply(ChatRequest("s", ("Go.",), None, 5000), within_s=60)
-
+async def test_reply_without_repetition_is_not_cut():
     text = " ".join(f"word {number}, " for number in range(300))
-    reply = with_probed_model(scenario, answer=lambda payload: text if payload["max_tokens"] == 5000 else None)
+    async with probed_model(answer=lambda payload: text if payload["max_tokens"] == 5000 else None) as (model, _, __):
+        reply = await model.reply(ChatRequest("s", ("Go.",), None, 5000), within_s=60)
     assert (reply.finish, reply.text) == (FinishReason.STOP, text)
 
 
@@ -264,9 +247,9 @@ def test_avoiding_repetition_adds_a_penalty_or_raises_the_temperature(temperatur
             await model.reply(request, within_s=60)
         return [(sent["temperature"], sent.get("presence_penalty")) for sent in server.requests]
 
-    assert with_probed_model(scenario) == [(temperature, None), (temperature, 1.5)]
+    assert run_within(probed_model(), scenario) == [(temperature, None), (temperature, 1.5)]
     bare = Settings(features=FEATURES - {"penalties"})
-    assert with_probed_model(scenario, bare) == [(temperature, None), (max(temperature, 0.7), None)]
+    assert run_within(probed_model(bare), scenario) == [(temperature, None), (max(temperature, 0.7), None)]
 
 
 @pytest.mark.parametrize(("seen", "refused"), [("memes", True), ("texts", False), ("texts of memes", False)])
@@ -284,16 +267,13 @@ def test_model_that_takes_no_pictures_serves_courts_for_texts(seen, refused):
         assert asyncio.run(run()).speed is not None
 
 
-def test_expected_duration_is_shown_at_start_and_slow_calls_get_more_time():
+async def test_expected_duration_is_shown_at_start_and_slow_calls_get_more_time():
     messages = []
 
-    async def run():
-        settings = Settings(output_token_s=0.05, features=FEATURES - {"json_schema"})
-        async with serving(FakeModelServer(settings)) as port, AsyncExitStack() as stack:
-            llm = {"url": f"http://127.0.0.1:{port}/v1", "model": "stand-in"}
-            return await connect_models(CourtSettings(llm=llm), stack, messages.append)
-
-    models = asyncio.run(run())
+    settings = Settings(output_token_s=0.05, features=FEATURES - {"json_schema"})
+    async with serving(FakeModelServer(settings)) as port, AsyncExitStack() as stack:
+        llm = {"url": f"http://127.0.0.1:{port}/v1", "model": "stand-in"}
+        models = await connect_models(CourtSettings(llm=llm), stack, messages.append)
     (sentence,) = (message for message in messages if message.startswith("Expect about "))
     assert "seconds a trial" in sentence and "tokens a second" in sentence
     slow = RoleModels(

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from eval.standin.server import FakeModelServer, RefusedCall, serving
 from eval.standin.settings import FEATURES, Settings
 from tests.support.cast import PictureFinder
 from tests.support.fakes import FakeReader, H, RecordingSink, a_picture, findings
+from tests.support.playing import run_within
 
 _LACKS = {"picture_ids", "chosen_log_probs", "priorities", "repetition_detection"}
 
@@ -127,23 +129,17 @@ SERVERS = {"sglang": FakeSglang, "llama.cpp": FakeLlamaCpp}
 PIXELS = "ab" * 32
 
 
-def run_with_server(server, steps):
-    """Runs ``steps(model)`` with a model on this server."""
-
-    async def run():
-        async with asyncio.timeout(200), serving(server) as port, http_client() as http:
-            model = ChatCompletions(base_url=f"http://127.0.0.1:{port}/v1", model="stand-in", http=http, pause_s=0.01)
-            return await steps(model)
-
-    return asyncio.run(run())
+@asynccontextmanager
+async def model_on(server):
+    """Yields a model on this server."""
+    async with asyncio.timeout(200), serving(server) as port, http_client() as http:
+        yield ChatCompletions(base_url=f"http://127.0.0.1:{port}/v1", model="stand-in", http=http, pause_s=0.01)
 
 
 @pytest.mark.parametrize("name", SERVERS)
-def test_capabilities_are_detected(name):
-    async def steps(model):
-        return await probe(model, pictures=7)
-
-    found = run_with_server(SERVERS[name](), steps)
+async def test_capabilities_are_detected(name):
+    async with model_on(SERVERS[name]()) as model:
+        found = await probe(model, pictures=7)
     assert found.capabilities == Capabilities(
         json_schema=True,
         pictures=7,
@@ -157,11 +153,9 @@ def test_capabilities_are_detected(name):
     assert "log-probabilities of the most likely tokens only" in only
 
 
-def test_sglang_without_a_cache_report_is_reported_but_its_cache_not_called_dead():
-    async def steps(model):
-        return await probe(model, pictures=7)
-
-    found = run_with_server(FakeSglang(cache_report=False), steps)
+async def test_sglang_without_a_cache_report_is_reported_but_its_cache_not_called_dead():
+    async with model_on(FakeSglang(cache_report=False)) as model:
+        found = await probe(model, pictures=7)
     assert not found.capabilities.cached_tokens and found.capabilities.prefix_cache is None
     assert any("--enable-cache-report" in sentence for sentence in found.sentences)
     assert not any("found nothing" in sentence for sentence in found.sentences)
@@ -173,16 +167,15 @@ def test_thinking_mode_is_detected(name):
         found = await probe(model, pictures=1)
         return found.capabilities.thinking
 
-    assert run_with_server(SERVERS[name](thinks="template"), steps) is Thinking.TEMPLATE
-    assert run_with_server(SERVERS[name](thinks="effort"), steps) is Thinking.EFFORT
-    assert run_with_server(SERVERS[name](thinks="always"), steps) is Thinking.ALWAYS
+    assert run_within(model_on(SERVERS[name](thinks="template")), steps) is Thinking.TEMPLATE
+    assert run_within(model_on(SERVERS[name](thinks="effort")), steps) is Thinking.EFFORT
+    assert run_within(model_on(SERVERS[name](thinks="always")), steps) is Thinking.ALWAYS
 
 
 @pytest.mark.parametrize("name", SERVERS)
-def test_full_trial_runs_on_each_server(name):
+async def test_full_trial_runs_on_each_server(name):
     server = SERVERS[name]()
-
-    async def steps(model):
+    async with model_on(server) as model:
         await probe(model, pictures=7)
         role = RoleModel(model, servers=model)
         court = Court(
@@ -192,9 +185,7 @@ def test_full_trial_runs_on_each_server(name):
             role_models=RoleModels(role, role, role, role),
         )
         meme = Meme(a_picture(PIXELS), meme_text("tea", 2))
-        return await court.run(TrialCase("t", meme, Procedure.FULL), RecordingSink())
-
-    record = run_with_server(server, steps)
+        record = await court.run(TrialCase("t", meme, Procedure.FULL), RecordingSink())
     assert record.state is TrialState.DECIDED
     verdict_event = record.last(VerdictGiven)
     assert verdict_event.odds is not None and verdict_event.odds.harmful == pytest.approx((0.6, 0.3))
@@ -203,27 +194,21 @@ def test_full_trial_runs_on_each_server(name):
     assert calls and all("logprob_token_ids" not in request for request in calls)
 
 
-def test_llama_cpp_s_error_about_a_long_prompt_is_recognised():
-    async def steps(model):
+async def test_llama_cpp_s_error_about_a_long_prompt_is_recognised():
+    async with model_on(FakeLlamaCpp(context=16_384)) as model:
         with pytest.raises(ModelRefused) as caught:
             await model.reply(ChatRequest("s", ("word " * 17_000,), None, 64), within_s=60)
-        return caught.value
-
-    error = run_with_server(FakeLlamaCpp(context=16_384), steps)
+        error = caught.value
     assert error.reason == "MODEL_CONTEXT_TOO_SHORT"
 
 
 @pytest.mark.parametrize("any_temperature", [True, False])
 @pytest.mark.parametrize("thinks", ["", "effort", "always"])
-def test_openai_s_token_limit_and_temperature_rules_are_detected(thinks, any_temperature):
+async def test_openai_s_token_limit_and_temperature_rules_are_detected(thinks, any_temperature):
     server = FakeOpenAI(thinks=thinks, any_temperature=any_temperature)
-
-    async def steps(model):
+    async with model_on(server) as model:
         found = await probe(model, pictures=7)
         await model.reply(ChatRequest(system="", parts=("Hello.",), reply_schema=None, max_tokens=40), within_s=30)
-        return found
-
-    found = run_with_server(server, steps)
     assert found.capabilities.completion_limit and found.capabilities.temperatures is any_temperature
     # Hidden thoughts are recognised by their token count.
     wanted = {"": Thinking.NONE, "effort": Thinking.EFFORT, "always": Thinking.ALWAYS}
@@ -235,18 +220,16 @@ def test_openai_s_token_limit_and_temperature_rules_are_detected(thinks, any_tem
     assert last.get("reasoning_effort") == ("none" if thinks == "effort" else None)
 
 
-def test_probe_refused_in_every_form_raises_the_first_refusal():
+async def test_probe_refused_in_every_form_raises_the_first_refusal():
     class RefusingServer(FakeOpenAI):
         async def _work(self, payload, fault):
             raise RefusedCall(400, "no")
 
-    async def steps(model):
+    server = RefusingServer()
+    async with model_on(server) as model:
         with pytest.raises(ModelRefused) as refused:
             await probe(model, pictures=7)
-        return refused.value
-
-    server = RefusingServer()
-    assert run_with_server(server, steps).status == 400
+        assert refused.value.status == 400
     assert [sorted(request.keys() & {"max_tokens", "max_completion_tokens"}) for request in server.requests] == [
         ["max_tokens"],
         ["max_completion_tokens"],

@@ -147,18 +147,8 @@ async def two_servers(**options):
         yield model, servers, end
 
 
-def with_two_servers(steps, **options):
-    """Runs ``steps(model, servers, end)``."""
-
-    async def run():
-        async with asyncio.timeout(200), two_servers(**options) as (model, servers, end):
-            return await steps(model, servers, end)
-
-    return asyncio.run(run())
-
-
-def test_call_fails_over_to_the_next_server_and_later_calls_start_there():
-    async def steps(model, servers, end):
+async def test_call_fails_over_to_the_next_server_and_later_calls_start_there():
+    async with asyncio.timeout(200), two_servers() as (model, servers, end):
         pinned = model.pinned(pixels(0))
         first, second = pinned.urls
         before = await pinned.reply(HELLO, within_s=60)
@@ -168,11 +158,9 @@ def test_call_fails_over_to_the_next_server_and_later_calls_start_there():
         assert servers[first].stats.calls == 1 and servers[second].stats.calls == 3
         assert await pinned.odds(HELLO, ("A", "B"), within_s=60)
 
-    with_two_servers(steps)
 
-
-def test_request_that_may_have_killed_a_server_is_sent_to_only_one_more():
-    async def steps(model, servers, end):
+async def test_request_that_may_have_killed_a_server_is_sent_to_only_one_more():
+    async with asyncio.timeout(200), two_servers() as (model, servers, _end):
         for server in servers.values():
             server.faults.script(["reset"] * 9)
         with pytest.raises(Unavailable) as caught:
@@ -180,11 +168,9 @@ def test_request_that_may_have_killed_a_server_is_sent_to_only_one_more():
         assert caught.value.reason == "MODEL_GONE"
         assert [server.stats.calls for server in servers.values()] == [1, 1]
 
-    with_two_servers(steps)
 
-
-def test_time_of_the_last_answer_is_shared_by_all_users_of_a_server():
-    async def steps(model, servers, end):
+async def test_time_of_the_last_answer_is_shared_by_all_users_of_a_server():
+    async with asyncio.timeout(200), two_servers() as (model, servers, _end):
         never = float("-inf")
         pinned = model.pinned(pixels(0))
         await model.listed(within_s=60)
@@ -198,12 +184,10 @@ def test_time_of_the_last_answer_is_shared_by_all_users_of_a_server():
         apart = {alone.urls[0]: alone.answered_at for alone in model.apart()}
         assert apart == dict(zip(pinned.urls, (pinned.answered_at, never), strict=True))
 
-    with_two_servers(steps)
-
 
 @pytest.mark.parametrize("fault", ["429", "garbage", "cut"])
-def test_faulty_but_reachable_server_is_not_abandoned(fault):
-    async def steps(model, servers, end):
+async def test_faulty_but_reachable_server_is_not_abandoned(fault):
+    async with asyncio.timeout(200), two_servers() as (model, servers, _end):
         pinned = model.pinned(pixels(0))
         servers[pinned.urls[0]].faults.script([fault])
         try:
@@ -212,30 +196,24 @@ def test_faulty_but_reachable_server_is_not_abandoned(fault):
             assert error.reason in ("MODEL_GARBLED", "MODEL_GONE")
         assert servers[pinned.urls[1]].stats.calls == 0
 
-    with_two_servers(steps)
 
-
-def test_call_fails_in_time_when_all_servers_are_gone():
-    async def steps(model, servers, end):
+async def test_call_fails_in_time_when_all_servers_are_gone():
+    async with asyncio.timeout(200), two_servers() as (model, _servers, end):
         for close in end.values():
             await close()
         with pytest.raises(Unavailable) as caught:
             await model.pinned(pixels(0)).reply(HELLO, within_s=60)
         assert caught.value.reason == "MODEL_GONE"
 
-    with_two_servers(steps)
 
-
-def test_recovered_server_is_used_again_when_the_other_goes_away():
-    async def steps(model, servers, end):
+async def test_recovered_server_is_used_again_when_the_other_goes_away():
+    async with asyncio.timeout(200), two_servers() as (model, servers, end):
         pinned = model.pinned(pixels(0))
         first, second = pinned.urls
         servers[first].faults.script(["reset"])
         assert (await pinned.reply(HELLO, within_s=60)).server == second
         await end[second]()
         assert (await pinned.reply(HELLO, within_s=60)).server == first
-
-    with_two_servers(steps)
 
 
 # Recovery
@@ -270,14 +248,6 @@ async def coming_and_going():
                 await end(n)
 
 
-def with_servers_that_come_and_go(steps):
-    async def run():
-        async with asyncio.timeout(200), coming_and_going() as parts:
-            return await steps(*parts)
-
-    return asyncio.run(run())
-
-
 ENOUGH = 30
 """Enough pictures that each of two servers, whose ports are random, is almost surely preferred by some of them."""
 
@@ -294,8 +264,8 @@ def quick_rechecks(monkeypatch):
     monkeypatch.setattr("court.backends.chat.client._RECHECK_MAX_S", 0.1)
 
 
-def test_new_trials_avoid_a_gone_server_and_do_not_wait_for_its_rechecks(quick_rechecks, monkeypatch):
-    async def steps(model, servers, start, end):
+async def test_new_trials_avoid_a_gone_server_and_do_not_wait_for_its_rechecks(quick_rechecks, monkeypatch):
+    async with asyncio.timeout(200), coming_and_going() as (model, servers, start, end):
         assert {await start_trial(model, n) for n in range(ENOUGH)} == {0, 1}
         await end(0)
         assert [await start_trial(model, n) for n in range(ENOUGH)] == [1] * ENOUGH
@@ -309,11 +279,9 @@ def test_new_trials_avoid_a_gone_server_and_do_not_wait_for_its_rechecks(quick_r
         assert servers[1].stats.calls > calls, "meanwhile trials began at the other server"
         assert {await start_trial(model, n) for n in range(ENOUGH)} == {0, 1}
 
-    with_servers_that_come_and_go(steps)
 
-
-def test_recovered_server_gets_its_share_gradually(quick_rechecks, monkeypatch):
-    async def steps(model, servers, start, end):
+async def test_recovered_server_gets_its_share_gradually(quick_rechecks, monkeypatch):
+    async with asyncio.timeout(200), coming_and_going() as (model, _servers, start, end):
         await end(0)
         # Which server a picture prefers depends on the ports: of a few pictures, none may prefer this one.
         for n in range(ENOUGH):
@@ -343,13 +311,10 @@ def test_recovered_server_gets_its_share_gradually(quick_rechecks, monkeypatch):
         model._servers[0].back_at -= 500
         assert shares(44) == [22, 22]
 
-    with_servers_that_come_and_go(steps)
 
-
-def test_server_error_moves_only_the_affected_trial(quick_rechecks):
+async def test_server_error_moves_only_the_affected_trial(quick_rechecks):
     """The server is reachable: that one request is too much for it says nothing about the next."""
-
-    async def steps(model, servers, start, end):
+    async with asyncio.timeout(200), coming_and_going() as (model, servers, _start, _end):
         trial = model.pinned(pixels(0))
         first = model.urls.index(trial.urls[0])
         servers[first].faults.script(["500"])
@@ -358,11 +323,9 @@ def test_server_error_moves_only_the_affected_trial(quick_rechecks):
         assert model._servers[first].gone_at is None
         assert await start_trial(model, 0) == first
 
-    with_servers_that_come_and_go(steps)
 
-
-def test_first_recovered_server_is_found_after_all_were_gone(quick_rechecks):
-    async def steps(model, servers, start, end):
+async def test_first_recovered_server_is_found_after_all_were_gone(quick_rechecks):
+    async with asyncio.timeout(200), coming_and_going() as (model, _servers, start, end):
         await end(0)
         await end(1)
         with pytest.raises(Unavailable):
@@ -370,15 +333,11 @@ def test_first_recovered_server_is_found_after_all_were_gone(quick_rechecks):
         await start(1)
         assert await start_trial(model, 0) == 1
 
-    with_servers_that_come_and_go(steps)
 
-
-def test_calls_outside_a_trial_are_spread_too():
-    async def steps(model, servers, start, end):
+async def test_calls_outside_a_trial_are_spread_too():
+    async with asyncio.timeout(200), coming_and_going() as (model, servers, _start, _end):
         await asyncio.gather(*(model.reply(HELLO, within_s=60) for _ in range(20)))
         assert [server.stats.calls for server in servers] == [10, 10]
-
-    with_servers_that_come_and_go(steps)
 
 
 # Whole trials
@@ -405,14 +364,12 @@ def answered_by(record):
     return {call.server for call in (*calls, *odds)}
 
 
-def test_trial_stays_at_one_server_and_trials_are_spread_over_both():
-    async def steps(model, servers, end):
+async def test_trial_stays_at_one_server_and_trials_are_spread_over_both():
+    async with asyncio.timeout(200), two_servers() as (model, servers, _end):
         court = court_at(model)
         records = await asyncio.gather(*(trial_of(court, number) for number in range(16)))
         repeated = await trial_of(court, 3)
-        return [*records, repeated], servers
-
-    records, servers = with_two_servers(steps)
+        records = [*records, repeated]
     for record in records:
         (server,) = answered_by(record)
         assert server in servers and set(record.opened.servers["JUDGE"]) == set(servers)
@@ -424,8 +381,8 @@ def test_trial_stays_at_one_server_and_trials_are_spread_over_both():
     assert records[-1].opened.servers == records[3].opened.servers
 
 
-def test_trial_is_decided_by_the_other_server_when_its_own_goes_away():
-    async def steps(model, servers, end):
+async def test_trial_is_decided_by_the_other_server_when_its_own_goes_away():
+    async with asyncio.timeout(200), two_servers(call_s=0.02) as (model, _servers, end):
         first, second = model.pinned(pixels(0)).urls
         notes = RecordingSink()
 
@@ -435,19 +392,15 @@ def test_trial_is_decided_by_the_other_server_when_its_own_goes_away():
                 await end[first]()
 
         record = await trial_of(court_at(model), 0, watch)
-        return record, first, second
-
-    record, first, second = with_two_servers(steps, call_s=0.02)
     assert record.state is TrialState.DECIDED
     assert answered_by(record) == {first, second}
     assert record.last(VerdictGiven).call.server == second
     assert record.opened.servers["PROPOSER"] == (first, second)
 
 
-def test_same_trial_fails_with_a_single_server():
+async def test_same_trial_fails_with_a_single_server():
     """Shows that the verdict in the test above is due to the other server."""
-
-    async def steps(model, servers, end):
+    async with asyncio.timeout(200), two_servers(call_s=0.02) as (_model, servers, end):
         url, _ = servers
         async with http_client() as http:
             alone = ChatCompletions(base_url=url, model="stand-in", http=http, attempts=1)
@@ -458,9 +411,7 @@ def test_same_trial_fails_with_a_single_server():
 
             with pytest.raises(TrialAborted) as caught:
                 await trial_of(court_at(alone), 0, watch)
-        return caught.value.reason
-
-    assert with_two_servers(steps, call_s=0.02) == "MODEL_GONE"
+        assert caught.value.reason == "MODEL_GONE"
 
 
 # Connecting models from settings
@@ -507,28 +458,27 @@ def test_identical_servers_are_not_reported_as_different():
     assert not any("differ" in message for message in messages)
 
 
-def test_one_of_two_servers_suffices_and_the_other_is_named():
-    async def work():
-        messages = []
-        async with AsyncExitStack() as stack:
-            port = await stack.enter_async_context(serving(FakeModelServer(Behaviour())))
-            reachable, unreachable = f"http://127.0.0.1:{port}/v1", "http://127.0.0.1:1/v1"
-            settings = Settings(llm={"url": [unreachable, reachable], "model": "stand-in"})
-            role_models = await connect_models(settings, stack, messages.append)
-            reply = await role_models.judge.model.reply(HELLO, within_s=60)
-            return role_models.judge.servers.urls, reply.server, messages, (unreachable, reachable)
-
-    urls, answered, messages, (unreachable, reachable) = asyncio.run(work())
+async def test_one_of_two_servers_suffices_and_the_other_is_named():
+    messages = []
+    async with AsyncExitStack() as stack:
+        port = await stack.enter_async_context(serving(FakeModelServer(Behaviour())))
+        reachable, unreachable = f"http://127.0.0.1:{port}/v1", "http://127.0.0.1:1/v1"
+        settings = Settings(llm={"url": [unreachable, reachable], "model": "stand-in"})
+        role_models = await connect_models(settings, stack, messages.append)
+        reply = await role_models.judge.model.reply(HELLO, within_s=60)
+        urls, answered, messages, (unreachable, reachable) = (
+            role_models.judge.servers.urls,
+            reply.server,
+            messages,
+            (unreachable, reachable),
+        )
     assert urls == (unreachable, reachable), "cached replies are stored under these addresses"
     assert answered == reachable and any(unreachable in message for message in messages)
     assert any("1 of 2 servers answer" in message for message in messages)
 
 
-def test_error_names_all_servers_when_none_answers():
-    async def work():
+async def test_error_names_all_servers_when_none_answers():
+    with pytest.raises(Unavailable, match=r"http://127\.0\.0\.1:1/v1, http://127\.0\.0\.1:2/v1"):
         async with AsyncExitStack() as stack:
             urls = ["http://127.0.0.1:1/v1", "http://127.0.0.1:2/v1"]
             await connect_models(Settings(llm={"url": urls, "model": "stand-in"}), stack, lambda _: None)
-
-    with pytest.raises(Unavailable, match=r"http://127\.0\.0\.1:1/v1, http://127\.0\.0\.1:2/v1"):
-        asyncio.run(work())

@@ -364,11 +364,8 @@ def test_exceeding_the_wall_clock_limit_is_retryable(monkeypatch, tmp_path):
     assert is_clean(caught.value.message)
 
 
-def test_closed_reader_is_unavailable():
-    async def whole():
-        reader = GuardedPictureReader()
-        await reader.aclose()
-        with pytest.raises(Unavailable):
-            await reader.read(b"\xff\xd8\xff")
-
-    asyncio.run(whole())
+async def test_closed_reader_is_unavailable():
+    reader = GuardedPictureReader()
+    await reader.aclose()
+    with pytest.raises(Unavailable):
+        await reader.read(b"\xff\xd8\xff")

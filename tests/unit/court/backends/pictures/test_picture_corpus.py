@@ -4,7 +4,6 @@ They don't include PngSuite. Pillow's own PNG files stand in for its valid ones,
 the bit depths that PngSuite covers by hand.
 """
 
-import asyncio
 import os
 from pathlib import Path
 
@@ -31,17 +30,14 @@ def corpus():
     pytest.skip(missing)
 
 
-def test_every_corpus_file_is_read_or_refused_as_expected(corpus):
+async def test_every_corpus_file_is_read_or_refused_as_expected(corpus):
     costs = []
 
-    async def decisions():
-        reader = GuardedPictureReader(watch=costs.append)
-        try:
-            return {path.relative_to(IMAGES).as_posix(): await decision(reader, path) for path in corpus}
-        finally:
-            await reader.aclose()
-
-    found = asyncio.run(decisions())
+    reader = GuardedPictureReader(watch=costs.append)
+    try:
+        found = {path.relative_to(IMAGES).as_posix(): await decision(reader, path) for path in corpus}
+    finally:
+        await reader.aclose()
     assert len(found) > 1000
     assert set(found.values()) <= words().keys() | {"accepted"}
     lines = [line.split(maxsplit=2) for line in REFUSED.read_text().splitlines() if not line.startswith("#")]

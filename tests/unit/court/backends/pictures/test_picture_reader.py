@@ -799,29 +799,26 @@ def test_limits_are_exact_to_the_pixel():
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
-def test_process_killed_from_outside_is_not_blamed_on_the_picture(number):
-    async def whole():
-        reader = GuardedPictureReader()
-        try:
-            data = png(8, 8, 8, 2, b"".join(b"\0" + bytes(24) for _ in range(8)))
-            await reader.read(data)
-            (process,) = reader._workers._alive
-            pid = process._process.pid
-            os.kill(pid, signal.SIGSTOP)
-            reading = asyncio.create_task(reader.read(data))
-            while process._jobs != 2:  # noqa: ASYNC110
-                await asyncio.sleep(0)
-            os.kill(pid, number)
-            with contextlib.suppress(ProcessLookupError):  # SIGKILL ends even a stopped process
-                os.kill(pid, signal.SIGCONT)
-            with pytest.raises(Unavailable, match="Ask again") as caught:
-                await reading
-            assert await reader.read(data)
-            return caught.value
-        finally:
-            await reader.aclose()
-
-    error = asyncio.run(whole())
+async def test_process_killed_from_outside_is_not_blamed_on_the_picture(number):
+    reader = GuardedPictureReader()
+    try:
+        data = png(8, 8, 8, 2, b"".join(b"\0" + bytes(24) for _ in range(8)))
+        await reader.read(data)
+        (process,) = reader._workers._alive
+        pid = process._process.pid
+        os.kill(pid, signal.SIGSTOP)
+        reading = asyncio.create_task(reader.read(data))
+        while process._jobs != 2:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        os.kill(pid, number)
+        with contextlib.suppress(ProcessLookupError):  # SIGKILL ends even a stopped process
+            os.kill(pid, signal.SIGCONT)
+        with pytest.raises(Unavailable, match="Ask again") as caught:
+            await reading
+        assert await reader.read(data)
+        error = caught.value
+    finally:
+        await reader.aclose()
     assert error.reason == "PICTURE_READER_KILLED" and error.retry_after
 
 

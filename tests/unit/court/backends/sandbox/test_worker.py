@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -33,15 +34,13 @@ def pool(workers=1, **guard):
     return GuardedWorkers("any", Guard(**{**bounds, **guard}), name="odd worker", workers=workers)
 
 
-def run(scenario, **kwargs):
-    async def run_in_pool():
-        workers = pool(**kwargs)
-        try:
-            return await scenario(workers)
-        finally:
-            await workers.aclose()
-
-    return asyncio.run(run_in_pool())
+@asynccontextmanager
+async def a_pool(**options):
+    workers = pool(**options)
+    try:
+        yield workers
+    finally:
+        await workers.aclose()
 
 
 async def death_of(workers, **body):
@@ -54,23 +53,19 @@ async def pid_of(workers):
     return (await workers.run({"act": "echo"})).body["pid"]
 
 
-def test_reply_has_payloads_and_cost_of_its_job():
-    async def scenario(workers):
+async def test_reply_has_payloads_and_cost_of_its_job():
+    async with a_pool() as workers:
         reply = await workers.run({"act": "echo", "say": "grüß"}, [b"", b"\x00" * 100_000])
         assert reply.body["said"] == "grüß"
         assert reply.payloads == [b"", b"\x00" * 100_000]
         assert 0 <= reply.cpu_s < 5
         assert 4 * MIB < reply.peak_bytes < 256 * MIB
 
-    run(scenario)
 
-
-def test_processes_are_reused_and_replaced_after_their_number_of_jobs():
-    async def scenario(workers):
+async def test_processes_are_reused_and_replaced_after_their_number_of_jobs():
+    async with a_pool(jobs_per_process=2) as workers:
         pids = [await pid_of(workers) for _ in range(5)]
         assert pids[0] == pids[1] != pids[2] == pids[3] != pids[4]
-
-    run(scenario, jobs_per_process=2)
 
 
 @pytest.mark.parametrize(
@@ -94,18 +89,16 @@ def test_processes_are_reused_and_replaced_after_their_number_of_jobs():
         ({"act": "many", "size": 1, "count": 65}, Death.BABBLED, "faults"),
     ],
 )
-def test_death_of_a_worker_is_classified_and_the_next_job_is_served(body, death, words):
-    async def scenario(workers):
+async def test_death_of_a_worker_is_classified_and_the_next_job_is_served(body, death, words):
+    async with a_pool(cpu_s=0.3) as workers:
         error = await death_of(workers, **body)
         assert error.death is death
         assert words in str(error)
         assert (await workers.run({"act": "echo", "say": 1})).body["said"] == 1
 
-    run(scenario, cpu_s=0.3)
 
-
-def test_late_exit_notification_is_not_taken_for_a_closed_pipe(monkeypatch):
-    async def scenario(workers):
+async def test_late_exit_notification_is_not_taken_for_a_closed_pipe(monkeypatch):
+    async with a_pool() as workers:
         await workers.warm()
         (process,) = workers._alive
         wait = process._process.wait
@@ -117,43 +110,34 @@ def test_late_exit_notification_is_not_taken_for_a_closed_pipe(monkeypatch):
         monkeypatch.setattr(process._process, "wait", wait_later)
         assert (await death_of(workers, act="signal_itself", number=signal.SIGKILL)).death is Death.KILLED
 
-    run(scenario)
 
-
-def test_process_that_closes_its_pipe_and_keeps_running_is_ended(monkeypatch):
+async def test_process_that_closes_its_pipe_and_keeps_running_is_ended(monkeypatch):
     monkeypatch.setattr(worker_process, "_ENDS_S", 0.5)
-
-    async def scenario(workers):
+    async with a_pool() as workers:
         before = await pid_of(workers)
         died = await death_of(workers, act="hang_up")
         assert died.death is Death.BABBLED and "ran on" in str(died)
         assert await pid_of(workers) != before
 
-    run(scenario)
-
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_shutdown_signals_of_the_parent_do_not_end_a_job(number):
-    async def scenario(workers):
+async def test_shutdown_signals_of_the_parent_do_not_end_a_job(number):
+    async with a_pool() as workers:
         before = await pid_of(workers)
         reply = await workers.run({"act": "signal_itself", "number": number, "say": "done"})
         assert reply.body == {"pid": before, "said": "done"}
 
-    run(scenario)
 
-
-def test_cpu_time_is_counted_per_job_and_not_per_process():
-    async def scenario(workers):
+async def test_cpu_time_is_counted_per_job_and_not_per_process():
+    async with a_pool(cpu_s=0.5) as workers:
         before = await pid_of(workers)
         for _ in range(12):
             await workers.run({"act": "hoard", "bytes": 100 * MIB})
         assert await pid_of(workers) == before
 
-    run(scenario, cpu_s=0.5)
 
-
-def test_memory_is_limited_and_failures_report_only_their_type():
-    async def scenario(workers):
+async def test_memory_is_limited_and_failures_report_only_their_type():
+    async with a_pool() as workers:
         before = await pid_of(workers)
         with pytest.raises(JobFailed) as caught:
             await workers.run({"act": "hoard", "bytes": 300 * MIB})
@@ -163,11 +147,9 @@ def test_memory_is_limited_and_failures_report_only_their_type():
         assert str(caught.value) == "KeyError"
         assert await pid_of(workers) == before
 
-    run(scenario)
 
-
-def test_timed_out_job_raises_overrun_and_ends_its_process():
-    async def scenario(workers):
+async def test_timed_out_job_raises_overrun_and_ends_its_process():
+    async with a_pool(wall_s=1.0) as workers:
         before = await pid_of(workers)
         started = time.monotonic()
         with pytest.raises(Overrun) as caught:
@@ -176,11 +158,9 @@ def test_timed_out_job_raises_overrun_and_ends_its_process():
         assert "odd worker" in caught.value.message
         assert await pid_of(workers) != before
 
-    run(scenario, wall_s=1.0)
 
-
-def test_cancelled_job_ends_its_process():
-    async def scenario(workers):
+async def test_cancelled_job_ends_its_process():
+    async with a_pool() as workers:
         before = await pid_of(workers)
         task = asyncio.create_task(workers.run({"act": "sleep", "seconds": 60, "say": "late"}))
         await asyncio.sleep(0.1)
@@ -191,11 +171,9 @@ def test_cancelled_job_ends_its_process():
         assert reply.body["said"] == "mine"
         assert reply.body["pid"] != before
 
-    run(scenario)
 
-
-def test_waiting_jobs_can_be_cancelled_without_harm():
-    async def scenario(workers):
+async def test_waiting_jobs_can_be_cancelled_without_harm():
+    async with a_pool() as workers:
         running = asyncio.create_task(workers.run({"act": "sleep", "seconds": 0.5, "say": "first"}))
         await asyncio.sleep(0.05)
         waiting = asyncio.create_task(workers.run({"act": "echo"}))
@@ -204,40 +182,31 @@ def test_waiting_jobs_can_be_cancelled_without_harm():
         assert (await running).body["said"] == "first"
         assert (await workers.run({"act": "echo", "say": 2})).body["said"] == 2
 
-    run(scenario)
 
-
-def test_pool_size_is_respected_and_replies_reach_their_jobs():
-    async def scenario(workers):
+async def test_pool_size_is_respected_and_replies_reach_their_jobs():
+    async with a_pool(workers=2) as workers:
         jobs = [workers.run({"act": "sleep", "seconds": 0.01, "say": number}) for number in range(20)]
         replies = await asyncio.gather(*jobs)
         assert [reply.body["said"] for reply in replies] == list(range(20))
         assert len({reply.body["pid"] for reply in replies}) == 2
 
-    run(scenario, workers=2)
 
-
-def test_process_killed_between_jobs_is_replaced():
-    async def scenario(workers):
+async def test_process_killed_between_jobs_is_replaced():
+    async with a_pool() as workers:
         before = await pid_of(workers)
         os.kill(before, signal.SIGKILL)
         await asyncio.sleep(0.3)
         assert await pid_of(workers) != before
 
-    run(scenario)
 
-
-def test_output_of_a_worker_is_no_reply_and_its_input_is_empty():
-    async def scenario(workers):
+async def test_output_of_a_worker_is_no_reply_and_its_input_is_empty():
+    async with a_pool() as workers:
         assert (await workers.run({"act": "chatter"})).payloads == [b""]
 
-    run(scenario)
 
-
-def test_worker_writes_no_files_and_sees_no_environment_of_its_parent(tmp_path, monkeypatch):
+async def test_worker_writes_no_files_and_sees_no_environment_of_its_parent(tmp_path, monkeypatch):
     monkeypatch.setenv("MEMECOURT_SECRET", "of the court")
-
-    async def scenario(workers):
+    async with a_pool() as workers:
         with pytest.raises(JobFailed):
             await workers.run({"act": "write_file", "path": str(tmp_path / "written")})
         around = (await workers.run({"act": "surroundings"})).body
@@ -246,40 +215,33 @@ def test_worker_writes_no_files_and_sees_no_environment_of_its_parent(tmp_path, 
         assert around["cwd"] == "/"
         assert "" not in around["path"]
         assert around["sid"] != os.getsid(0)
-
-    run(scenario)
     written = tmp_path / "written"
     assert not written.exists() or written.stat().st_size == 0
 
 
-def test_closing_the_pool_ends_running_and_waiting_jobs():
-    async def close_with_jobs():
-        workers = pool()
-        before = await pid_of(workers)
-        jobs = [asyncio.create_task(workers.run({"act": "sleep", "seconds": 60})) for _ in range(3)]
-        await asyncio.sleep(0.1)
-        await workers.aclose()
-        outcomes = await asyncio.gather(*jobs, return_exceptions=True)
-        assert [type(outcome) for outcome in outcomes] == [Unavailable] * 3
-        with pytest.raises(Unavailable):
-            await workers.run({"act": "echo"})
-        with pytest.raises(ProcessLookupError):
-            os.kill(before, 0)
-
-    asyncio.run(close_with_jobs())
+async def test_closing_the_pool_ends_running_and_waiting_jobs():
+    workers = pool()
+    before = await pid_of(workers)
+    jobs = [asyncio.create_task(workers.run({"act": "sleep", "seconds": 60})) for _ in range(3)]
+    await asyncio.sleep(0.1)
+    await workers.aclose()
+    outcomes = await asyncio.gather(*jobs, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [Unavailable] * 3
+    with pytest.raises(Unavailable):
+        await workers.run({"act": "echo"})
+    with pytest.raises(ProcessLookupError):
+        os.kill(before, 0)
 
 
-def test_failed_start_of_a_worker_is_unavailable(monkeypatch, tmp_path):
-    async def scenario(workers):
+async def test_failed_start_of_a_worker_is_unavailable(monkeypatch, tmp_path):
+    monkeypatch.setattr(worker_process.sys, "executable", str(tmp_path / "nothing here"))
+    async with a_pool() as workers:
         with pytest.raises(Unavailable) as caught:
             await workers.run({"act": "echo"})
         assert str(tmp_path) not in caught.value.message
         monkeypatch.setattr(worker_process.sys, "executable", "/bin/false")
         with pytest.raises(Unavailable):
             await workers.run({"act": "echo"})
-
-    monkeypatch.setattr(worker_process.sys, "executable", str(tmp_path / "nothing here"))
-    run(scenario)
 
 
 @pytest.mark.parametrize("act", ["echo", "sleep"])
@@ -310,7 +272,7 @@ def test_worker_does_not_outlive_its_parent(act):
     wait_until(lambda: not alive(pid))
 
 
-def test_closing_the_pool_ends_a_process_that_is_still_starting(monkeypatch):
+async def test_closing_the_pool_ends_a_process_that_is_still_starting(monkeypatch):
     started, spawned, start = [], asyncio.Event(), worker_process.WorkerProcess.start
 
     async def start_slowly(*arguments):
@@ -321,13 +283,10 @@ def test_closing_the_pool_ends_a_process_that_is_still_starting(monkeypatch):
 
     monkeypatch.setattr(worker_process.WorkerProcess, "start", start_slowly)
 
-    async def close_during_start():
-        workers = pool()
-        job = asyncio.create_task(workers.run({"act": "echo"}))
-        await spawned.wait()
-        await workers.aclose()
-        assert started[0]._process.returncode is not None, "a process is left after the pool was closed"
-        with pytest.raises(Unavailable, match="is being closed"):
-            await job
-
-    asyncio.run(close_during_start())
+    workers = pool()
+    job = asyncio.create_task(workers.run({"act": "echo"}))
+    await spawned.wait()
+    await workers.aclose()
+    assert started[0]._process.returncode is not None, "a process is left after the pool was closed"
+    with pytest.raises(Unavailable, match="is being closed"):
+        await job
