@@ -2,8 +2,8 @@
 
 MODEL is a name on the Hugging Face hub, a preset, a folder, or the address of a running server (``http…/v1``; a key in
 MEMECOURT_LLM__API_KEY). Small models need prompt set 2, which is taken unless MEMECOURT_TRIAL__PROMPTS names another.
-Without an address it sets up vLLM in an environment of its own, for a GPU if there is one, and stops it at the end. In a
-terminal the console stays until Ctrl-C.
+Without an address it sets up vLLM in an environment of its own, for a GPU if there is one, and stops it at the end. In
+a terminal the console stays until Ctrl-C.
 
 Run: ``python -m scripts.demo_full [MODEL]``, or ``make demo-full MODEL=…``.
 """
