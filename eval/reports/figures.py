@@ -183,13 +183,7 @@ def shares(columns: Sequence[str], rows: Mapping[str, Sequence[float | None]], n
         return themed(figure, name, f"Shares of each row. {words}.")
 
 
-def _sheet(
-    width: float,
-    height: float,
-    *,
-    columns: int = 1,
-    sharey: bool = False,
-) -> tuple[Figure, tuple[Axes, ...]]:
+def _sheet(width: float, height: float, *, columns: int = 1, sharey: bool = False) -> tuple[Figure, tuple[Axes, ...]]:
     """A figure of the given size in inches, and its axes in reading order."""
     from matplotlib.figure import Figure
 
