@@ -15,7 +15,8 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from court.errors import Unavailable
-from court.events import GuardHeard, ReviewOutcome, Summarised, TrialFailed
+from court.events import GuardHeard, QuestionRuled, ReviewOutcome, Summarised, TrialFailed
+from court.question import OptionStrengths
 from court.verdict import Label
 from memecourt.verify import Violated, verify_bundle
 from serving.access import tokens as token_file
@@ -44,21 +45,37 @@ ROLES = {Role.VIEWER: "vera", Role.REVIEWER: "ruth", Role.ADMIN: "ada"}
 ONE, HIDDEN = "one", "hidden"
 
 
-def guarded_trial(trial_id, picture):
+def guarded_trial(trial_id, picture, **changes):
     """Returns the events of a trial in which a guard model was asked before the Judge."""
     *before, verdict_event = full_trial(trial_id, picture=picture)
     opinion = {"harmful": True, "categories": ("<b>hate</b>",), "reason": "It names <i>Blueland</i>."}
     guard_event = GuardHeard(
-        trial_id=trial_id, seq=verdict_event.seq, at=verdict_event.at, adapter="llama-guard-4", **opinion
+        trial_id=trial_id, seq=verdict_event.seq, at=verdict_event.at, adapter="llama-guard-4", **(changes or opinion)
     )
     return [*before, guard_event, verdict_event.model_copy(update={"seq": verdict_event.seq + 1})]
 
 
-def trial_with_claims(trial_id, picture):
+def questioned_trial(trial_id, picture, **ruling):
+    """Returns the events of a trial whose Judge answered a further question, with markup in all untrusted texts."""
+    events = full_trial(trial_id, picture=picture)
+    question = {
+        "id": "aim",
+        "text": "Whom does it <b>attack</b>?",
+        "options": ("<i>Blueland</i>", "nobody"),
+        "several": True,
+    }
+    fields = {"trial_id": trial_id, "seq": len(events), "at": events[-1].at, "question": question}
+    return [*events, QuestionRuled(**fields, **ruling)]
+
+
+GONE_SOURCE = Unavailable("gone", reason="EVIDENCE_GONE")
+
+
+def trial_with_claims(trial_id, picture, **source):
     """Returns the events of a trial in which an expert witness checked a claim, with markup in all untrusted texts."""
     found = a_document("<b>id</b>", f"<i>It is said:</i> {REFUTING}", source="<b>health</b>.example")
     claims = {"statements": [{**FINDINGS["statements"][0], "claim": f"<b>{CLAIM}</b>"}]}
-    record, *_ = try_with_expert(Expert(claims=claims), FakeEvidence([found]))
+    record, *_ = try_with_expert(Expert(claims=claims), FakeEvidence([found], **source))
     opened, *events = (event.model_copy(update={"trial_id": trial_id}) for event in record.events)
     meme = full_trial(trial_id, picture=picture)[0].meme
     return [opened.model_copy(update={"meme": meme}), *events]
@@ -75,8 +92,15 @@ def place(tmp_path_factory):
         )
     )
     trials = [full_trial(ONE, picture=picture), full_trial(HIDDEN, picture=picture, namespace="closed"), failed]
-    trials += [trial_with_claims("claims", picture)]
-    trials += [guarded_trial("guarded", picture)]
+    trials += [trial_with_claims("claims", picture), trial_with_claims("unchecked", picture, search_error=GONE_SOURCE)]
+    trials += [guarded_trial("guarded", picture), guarded_trial("unguarded", picture, failure="MODEL_GONE")]
+    strengths = {"<i>Blueland</i>": OptionStrengths(supporting="STRONG", opposing="WEAK")}
+    strengths["nobody"] = OptionStrengths(supporting="WEAK", opposing="STRONG")
+    answer = {"chosen": ("<i>Blueland</i>",), "strengths": strengths, "rationale": "It <script>names</script> them."}
+    trials += [
+        questioned_trial("answered", picture, **answer),
+        questioned_trial("unanswered", picture, failure="MODEL_GONE"),
+    ]
     return create_docket(tmp_path_factory.mktemp("docket") / "docket.sqlite", trials, [picture])
 
 
