@@ -160,12 +160,12 @@ class JoinedFiles:
         if placeholders_of(join.file):
             return lambda record: self._single(join, record)
         key = _BY_ROW if join.on == _BY_ROW else join.key or join.on
-        return self._rows_of((join.file,), join.on, key, join.kind, join.columns, what="joined file")
+        return self._rows_of((join.file,), join.on, key, kind=join.kind, columns=join.columns, what="joined file")
 
     def with_labels(self, labels: LabelFile, rows: Iterable[Numbered]) -> Iterator[Numbered]:
         """Adds the columns of the split's label file to rows, without overwriting the rows' own."""
         on = labels.on
-        joined = self._rows_of(labels.files, on, on, labels.kind.value, labels.columns, what="labels")
+        joined = self._rows_of(labels.files, on, on, kind=labels.kind.value, columns=labels.columns, what="labels")
         for number, record in rows:
             try:
                 yield number, record if isinstance(record, str) else {**joined(record), **record}
@@ -219,7 +219,7 @@ class JoinedFiles:
         return path
 
     def _rows_of(
-        self, names: tuple[str, ...], on: str, key: str, kind: str, columns: tuple[str, ...], *, what: str
+        self, names: tuple[str, ...], on: str, key: str, *, kind: str, columns: tuple[str, ...], what: str
     ) -> Callable[[Record], Record]:
         """Returns a function that finds a row's row in the first of these files that exists."""
 

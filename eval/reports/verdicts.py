@@ -229,7 +229,7 @@ def _group(dataset: str, split: str, runs: Sequence[RunView], resamples: int) ->
                 Table(f"{key}-{protocol}", protocol, tuple(rows), contrasts=tuple(differences), remarks=notes)
             )
     described = card_of_results(runs[0].results)
-    return Group(key, dataset, split, described, tuple(runs), tables=tuple(tables), unscored=tuple(unscored))
+    return Group(key, dataset, split, described, runs=tuple(runs), tables=tuple(tables), unscored=tuple(unscored))
 
 
 def contrasts(runs: Sequence[tuple[str, Results]], protocol: Protocol, resamples: int) -> list[Contrast]:
@@ -242,8 +242,8 @@ def contrasts(runs: Sequence[tuple[str, Results]], protocol: Protocol, resamples
     def add(label: str, against: str, run: Answers, rival: TaskArrays) -> None:
         systems = run.arrays, rival
         differences = paired_differences(("accuracy", "macro-f1"), systems, run.groups, resamples=resamples)
-        only_run, only_rival, _ = odd_memes(*systems)
-        found.append(Contrast(label, against, len(run.judged), differences, only_run, only_rival))
+        odd, odd_of_rival, _ = odd_memes(*systems)
+        found.append(Contrast(label, against, len(run.judged), differences, only_run=odd, only_rival=odd_of_rival))
 
     # In an unfinished run, memes without an answer yet would count as wrong.
     read = [(label, answers_of(results, protocol)) for label, results in runs if results.finished]

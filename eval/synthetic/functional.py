@@ -100,19 +100,24 @@ def cases(count: int, seed: int) -> tuple[FunctionalCase, ...]:
     for number in range(count):
         attack, kind = words.pairs[number % len(words.pairs)]
         group, thing = rng.choice(list(GROUPS)), rng.choice(words.things)
-        scenery = rng.choice(SCENES), rng.randrange(1_000_000)
+        scene, picture = rng.choice(SCENES), rng.randrange(1_000_000)
         # In the order of CONTRAST: the attack over both signs, then the kind words over both.
         shown = product((attack, kind), (f"people from {group}", thing))
         for place, (caption, sign) in enumerate(shown):
             id_ = str(len(found) + 1)
-            found.append(FunctionalCase(id_, CONTRAST[place], place == 0, caption, sign, *scenery, contrast=number))
+            found.append(
+                FunctionalCase(
+                    id_, CONTRAST[place], place == 0, caption, sign=sign, scene=scene, seed=picture, contrast=number
+                )
+            )
     for one in words.functionality:
         for number in range(count):
             caption = one.captions[number % len(one.captions)]
             # Both are always drawn, whichever the caption has, so that later draws stay the same.
             filled = caption.format(group=rng.choice(list(GROUPS)), thing=rng.choice(words.things))
-            scenery = rng.choice(SCENES), rng.randrange(1_000_000)
-            found.append(FunctionalCase(str(len(found) + 1), one.id, one.harmful, filled, "", *scenery))
+            scene, picture = rng.choice(SCENES), rng.randrange(1_000_000)
+            id_ = str(len(found) + 1)
+            found.append(FunctionalCase(id_, one.id, one.harmful, filled, sign="", scene=scene, seed=picture))
     return tuple(found)
 
 
