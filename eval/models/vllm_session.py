@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -252,7 +252,9 @@ class VllmSessions:
 
     def __init__(self, tell: Callable[[str], None], **options: Any) -> None:
         """Takes the options of :func:`vllm_session`, which hold for all models."""
-        self._session = lambda model: vllm_session(model, tell, **options)
+        self._started: Callable[[str], AbstractAsyncContextManager[ServedModel]] = lambda model: vllm_session(
+            model, tell, **options
+        )
         self._stack = AsyncExitStack()
         self._running: tuple[str, ServedModel] | None = None
 
@@ -262,7 +264,7 @@ class VllmSessions:
             return self._running[1]
         # Before the next one starts, because the GPU holds only one.
         await self._end()
-        served = await self._stack.enter_async_context(self._session(model))
+        served = await self._stack.enter_async_context(self._started(model))
         self._running = model, served
         return served
 
