@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,9 +21,10 @@ from eval.scores.measure import Figure, figure
 
 PAPER = "papers/memearena"
 """File of published ratings."""
+_WORD = re.compile(r"\w+")
 
 
-def _guidelines(root: Path) -> list[RatedItem]:
+def guidelines(root: Path) -> list[RatedItem]:
     """Lists each guideline after each round of its fusion."""
     events = ArenaFolder(root).events()
     answers = {(e.meme, e.task, e.target): e for e in events if isinstance(e, Answered)}
@@ -80,7 +82,7 @@ def _battles(root: Path) -> list[RatedItem]:
 
 
 KINDS: Mapping[str, SheetKind] = {
-    "guidelines": SheetKind(criteria_of("explanations"), _guidelines),
+    "guidelines": SheetKind(criteria_of("explanations"), guidelines),
     "contexts": SheetKind(criteria_of("contexts"), _contexts),
     "battles": SheetKind(criteria_of("battles"), _battles),
 }
@@ -100,6 +102,43 @@ def human_verdicts(rated: SheetRatings) -> tuple[HumanVerdict, ...]:
         )
         for one, origin in rated.once()
     )
+
+
+@dataclass(frozen=True, slots=True)
+class RoundMeasures:
+    """Measures of guidelines after one round, which need no raters."""
+
+    round: int
+    n: int
+    words: float
+    kept: float | None
+    """Mean share of words in both this text and the previous one, of words in either (Jaccard); None in round 0."""
+
+
+def measures_by_round(items: Sequence[RatedItem]) -> tuple[RoundMeasures, ...]:
+    """Measures the length of guidelines, and how much of each is kept from round to round."""
+    texts: dict[int, dict[tuple[str, int], list[str]]] = defaultdict(dict)
+    for item in items:
+        text = " ".join(words for _, words in item.parts)
+        texts[item.origin["round"]][item.origin["meme"], item.origin["task"]] = _WORD.findall(text.lower())
+    found = []
+    for number, here in sorted(texts.items()):
+        # A round that failed left no text.
+        pairs = [(set(here[key]), set(before)) for key, before in texts.get(number - 1, {}).items() if key in here]
+        shares = [len(now & before) / max(1, len(now | before)) for now, before in pairs]
+        words = sum(map(len, here.values())) / len(here)
+        found.append(RoundMeasures(number, len(here), words, kept=sum(shares) / len(shares) if shares else None))
+    return tuple(found)
+
+
+def measure_section(measures: Sequence[RoundMeasures]) -> Section:
+    """Builds a table of the measures by round."""
+    rows = [
+        (str(one.round), f"{one.n:,}", f"{one.words:.0f}", "–" if one.kept is None else f"{one.kept:.0%}")
+        for one in measures
+    ]
+    note = "Kept: words that a text and the one before it have in common, of all that they have (Jaccard)."
+    return Section("measures", "By round of the fusion", (("round", "guidelines", "words", "kept"), *rows), (note,))
 
 
 @dataclass(frozen=True, slots=True)

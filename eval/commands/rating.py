@@ -63,7 +63,7 @@ def rate_arena(**options: Any) -> Shown | None:
     Studio, and NAME.key.json, which raters must not see.
     With --ratings FILE --key NAME.key.json it shows means, agreement and, for guidelines of several rounds, the round
     after which nothing is gained; of battles, how far judges and people agree, and writes NAME.humans.jsonl for arena
-    --humans.
+    --humans. With neither it shows what needs no raters: length, and how much stays between rounds.
     """
     from eval.arena import rating
     from eval.arena.agreement import human_agreement, plain_agreement
@@ -73,6 +73,11 @@ def rate_arena(**options: Any) -> Shown | None:
     folder = ArenaFolder(options["out"])
     manifest = folder.manifest()
     rounds = _rounds(options["rounds"])
+    if not options["sheet"] and not options["ratings"]:
+        measures = rating.measures_by_round(rating.guidelines(options["out"]))
+        title = f"Guidelines of {manifest.name}"
+        figures = {"ratings": [], "measures": [asdict(one) for one in measures]}
+        return Shown(title=title, lead=[title], sections=[rating.measure_section(measures)], figures=figures)
 
     def chosen(items: Sequence[RatedItem]) -> Sequence[RatedItem]:
         if options["what"] != "guidelines":

@@ -135,7 +135,7 @@ def steering(files: tuple[Path, ...]) -> Shown:
         (name, f"{one.flagged:,}", f"{one.value:.2%}", f"{one.low:.2%} to {one.high:.2%}")
         for name, one in shares.items()
     ]
-    notes = (f"{report.left_out:,} rows can't be used.",) if report.left_out else ()
+    notes = (f"Rows that can't be used: {report.left_out:,}.",) if report.left_out else ()
     title = f"{report.flagged.n:,} texts"
     section = Section("steering", title, (("kind", "texts", "share", "interval"), *rows), notes)
     return Shown(title="Steering", sections=[section], figures=asdict(report))

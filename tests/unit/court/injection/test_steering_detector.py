@@ -361,10 +361,8 @@ def test_command_counts_texts_without_showing_them(tmp_path):
     (tmp_path / "memes.csv").write_text(f'id,label,text\n1,0,"{ORDER}"\n2,,a dog\n3,1,a cow\n', encoding="utf-8")
     result = invoke(tmp_path / "lines.txt", tmp_path / "memes.csv")
     assert result.exit_code == 0
-    lines = {line.split("  ")[0]: line.split()[-4:] for line in result.output.splitlines()}
-    assert lines["texts"][-1] == "4"
-    assert lines["flagged"] == ["2", "50.00%", "[6.76%,", "93.24%]"]  # the exact interval, as in any table of rates
-    assert lines["left out"] == ["rows", "can't", "be", "used"]
+    assert "4 texts" in result.output and "Rows that can't be used: 1." in result.output
+    assert re.search(r"flagged +2 +50\.00% +6\.76% to 93\.24%", result.output)  # the exact interval
     assert not re.search("Ignore|previous|cat|dog|cow", result.output)
     figures = json.loads(invoke("--json", tmp_path / "steering-seen.json").output)
     assert figures["flagged"]["n"] == len(INJECTIONS)

@@ -376,9 +376,9 @@ def test_vote_matches_its_reimplementation_in_numpy(voting, monkeypatch):
     judged = read_source(source).good
     accuracy, macro_f1 = by_hand(library, judged)
     report = asyncio.run(measure_vote(place, source))
-    assert (report.scores.n, report.precedents) == (len(judged), len(library.memes))
-    assert report.scores.accuracy.value == pytest.approx(accuracy, abs=1e-12)
-    assert report.scores.macro_f1.value == pytest.approx(macro_f1, abs=1e-12)
+    assert (report.n, report.precedents) == (len(judged), len(library.memes))
+    assert report.accuracy.value == pytest.approx(accuracy, abs=1e-12)
+    assert report.macro_f1.value == pytest.approx(macro_f1, abs=1e-12)
 
 
 @pytest.mark.slow

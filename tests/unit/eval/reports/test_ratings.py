@@ -19,7 +19,7 @@ from court.errors import BadRequest
 from eval.arena.agreement import HumanVerdict, human_agreement
 from eval.arena.events import Judged
 from eval.arena.folder import read_lines
-from eval.arena.rating import KINDS, RoundRatings, plateau, ratings_by_round
+from eval.arena.rating import KINDS, RoundRatings, measures_by_round, plateau, ratings_by_round
 from eval.cli import cli
 from eval.probe.folder import MARK
 from eval.reports.ratings import (
@@ -324,8 +324,22 @@ def test_filled_tables_and_exports_of_label_studio_are_read(tmp_path):
         filled("who", score="11")
 
 
+def test_measures_by_round_need_no_ratings():
+    texts = [
+        RatedItem(
+            (("background", "Tea is hot."), ("reasoning", "People drink it")), {"meme": "m", "task": 0, "round": 0}
+        ),
+        RatedItem(
+            (("background", "Tea is cold."), ("reasoning", "people drink it")), {"meme": "m", "task": 0, "round": 1}
+        ),
+    ]
+    start, end = measures_by_round(texts)
+    assert (start.words, start.kept, end.words) == (6, None, 6)
+    assert end.kept == pytest.approx(5 / 7)  # of tea, is, hot, cold, people, drink, it: all but hot and cold
+
+
 def test_bad_options_and_files_are_named(finished_arena, tmp_path):
-    assert "Draw a sheet" in rate("arena", "rate", "--out", finished_arena.root, code=2)
+    assert "By round of the fusion" in rate("arena", "rate", "--out", finished_arena.root)  # needs no raters
     assert "takes a range" in rate(
         "arena", "rate", "--out", finished_arena.root, "--rounds", "4-1", "--sheet", "x", code=2
     )

@@ -20,7 +20,6 @@ from court.settings import TrialSettings
 from eval.cli import cli
 from eval.datasets.items import Level, Outcome, Protocol, SideCourse
 from eval.datasets.known import find_card, shipped_ids
-from eval.datasets.known import published as published_rows
 from eval.reports.sections import Section, as_markdown, as_page
 from eval.reproduce.paper import (
     ClaimVerdict,
@@ -99,7 +98,7 @@ def test_target_figures_are_separate_from_the_published_rows_of_reports():
     assert len(PAPER.targets) == 11 and len({row.id for row in PAPER.targets}) == 11
     assert {row.arm for row in PAPER.targets} <= ARMS.keys()
     assert all(len(pairs) == 3 for pairs in PAPER.baselines.values())
-    rows = [row for name in ("harm-c", "harm-p", "fhm", "mami") for row in published_rows(name)]
+    rows = [row for name in ("harm-c", "harm-p", "fhm", "mami") for row in find_card(name).published]
     assert rows and not [row for row in rows if "memecourt" in f"{row.system} {row.source}".lower()]
 
 
