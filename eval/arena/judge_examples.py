@@ -124,28 +124,22 @@ def judge_examples(
     memes: Mapping[str, ShownMeme],
     *,
     hold_out: Collection[str],
-    teachers: Collection[str] = (),
     seed: int = 0,
 ) -> JudgeExamples:
     """Makes training and test examples from an arena's judgements.
 
     Everything about a model of a held-out family or a held-out meme is for testing. Guidelines are the unavoidable
-    exception: they were fused from all answers, and the teacher saw them too.
+    exception: they were fused from all answers, and the judges saw them too.
 
-    Raises BadRequest: A family or teacher is not in the arena, memes are missing, or a part would be empty.
+    Raises BadRequest: A family is not in the arena, memes are missing, or a part would be empty.
     """
     settings = manifest.settings
     # A model without a family is its own family, so that it can be held out by its name.
     families = {name: manifest.models[name].family or name for name in settings.targets}
-    for what, named, known in (
-        ("family", hold_out, set(families.values())),
-        ("judge", teachers, set(settings.judges)),
-    ):
-        if unknown := sorted(set(named) - known):
-            there = ", ".join(sorted(known))
-            raise BadRequest(f"The arena has no {what} {', '.join(unknown)}. It has: {there}.", reason="ARENA_SETTINGS")
+    if unknown := sorted({*hold_out}.difference(families.values())):
+        there = ", ".join(sorted({*families.values()}))
+        raise BadRequest(f"The arena has no family {', '.join(unknown)}. It has: {there}.", reason="ARENA_SETTINGS")
     judged = [e for e in events if isinstance(e, Judged) and e.study == "arena"]
-    judged = [e for e in judged if not teachers or e.judge in teachers]
     ArenaFolder.require_memes((event.meme for event in judged), memes)
     # Sorted, so that the draw depends on the seed and the memes, not on the order of events.
     drawn_from = sorted({event.meme for event in judged})
@@ -173,7 +167,7 @@ def judge_examples(
     return JudgeExamples(
         manifest=JudgeExamplesManifest(
             arena=manifest.name,
-            teachers=tuple(teachers) or settings.judges,
+            teachers=settings.judges,
             targets=settings.targets,
             families=families,
             held_out=tuple(sorted(set(hold_out))),

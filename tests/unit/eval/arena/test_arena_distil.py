@@ -161,7 +161,6 @@ def test_student_with_unusable_replies_has_no_figures(folder):
     ("options", "words"),
     [
         ({"hold_out": ["zebra"]}, "no family zebra"),
-        ({"hold_out": ["f"], "teachers": ["fir"]}, "no judge fir"),
         ({"hold_out": ["a", "b", "c", "e", "f"]}, "no example for train"),
     ],
 )
