@@ -2,23 +2,19 @@
 
 import asyncio
 import json
-import ssl
 import time
 from contextlib import asynccontextmanager
 from urllib.parse import parse_qs, urlsplit
 
-import httpcore2
 import pytest
-import trustme
 
-from court.backends import http_addresses
 from court.errors import CourtError, Overrun, Unavailable
 from retrieval.facts.endpoint import Endpoint, EndpointEvidence, ResultPaths
 from retrieval.facts.pages import MAX_PAGE_BYTES, PageFetcher
 from tests.support.http import BOMB
+from tests.support.public_host import PUBLIC, answering, endless, lead_here, listening, tls_host
 
 HOST = "news.example.org"
-PUBLIC = "93.184.215.14"
 RESULTS = {
     "searxng": {
         "results": [
@@ -44,89 +40,36 @@ RESULTS = {
 PATHS = ResultPaths(results="data.0.hits", url="where", title="about.name", snippet="about.words")
 
 
-class Server:
-    """Answers each request with raw bytes and records the requests."""
-
-    def __init__(self, answer):
-        self.answer = answer
-        self.requests = []
-
-    async def serve(self, reader, writer):
-        try:
-            head = (await reader.readuntil(b"\r\n\r\n")).decode()
-            size = next(
-                (int(line[15:]) for line in head.split("\r\n") if line.lower().startswith("content-length:")), 0
-            )
-            self.requests.append((head, (await reader.readexactly(size)).decode()))
-            await self.answer(writer)
-        except (ConnectionError, asyncio.IncompleteReadError):
-            pass
-        finally:
-            writer.close()
-
-
-def answering(body=b"", status="200 OK", *headers, length=None):
-    """Returns a handler for an answer; a body that is not bytes is sent as JSON."""
-    body = body if isinstance(body, bytes) else json.dumps(body).encode()
-
-    async def answer(writer):
-        head = [f"HTTP/1.1 {status}", f"Content-Length: {len(body) if length is None else length}", *headers]
-        writer.write("\r\n".join([*head, "", ""]).encode() + body)
-        await writer.drain()
-
-    return answer
-
-
-def endless(head=b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n", piece=b"a" * 65536):
-    async def answer(writer):
-        writer.write(head)
-        while True:
-            writer.write(piece)
-            await writer.drain()
-
-    return answer
+HTML = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n"
+DRIPPING = endless(HTML + b"Content-Length: 100000\r\n\r\n", b" ", 0.05)
 
 
 async def silence(writer):
     await asyncio.sleep(30)
 
 
-async def dripping(writer):
-    writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 100000\r\n\r\n")
-    while True:
-        writer.write(b" ")
-        await writer.drain()
-        await asyncio.sleep(0.05)
-
-
-def search(answer, *, shape="searxng", within_s=60.0, then=None, pages=None, **options):
-    """Returns the hits of a search or the error that it raised, and the server."""
-    server = Server(answer)
-
-    async def go():
-        async with await asyncio.start_server(server.serve, "127.0.0.1", 0) as listening:
-            port = listening.sockets[0].getsockname()[1]
-            endpoint = Endpoint(f"http://127.0.0.1:{port}/search", shape, paths=PATHS, **options)
-            source = EndpointEvidence(endpoint, pages)
-            try:
-                hits = await source.search("blue tea & colds", most=5, within_s=within_s)
-                return hits if then is None else await then(source, hits)
-            except CourtError as error:
-                return error
-            finally:
-                await source.aclose()
-
-    return asyncio.run(go()), server
+async def search(answer, *, shape="searxng", within_s=60.0, then=None, **options):
+    """Returns the hits of a search or the error that it raised, and the requests."""
+    async with listening(answer) as server:
+        endpoint = Endpoint(f"http://127.0.0.1:{server.port}/search", shape, paths=PATHS, **options)
+        source = EndpointEvidence(endpoint)
+        try:
+            hits = await source.search("blue tea & colds", most=5, within_s=within_s)
+            return hits if then is None else await then(source, hits), server.requests
+        except CourtError as error:
+            return error, server.requests
+        finally:
+            await source.aclose()
 
 
 @pytest.mark.parametrize("shape", RESULTS)
-def test_each_shape_is_queried_and_parsed_in_its_own_way(shape):
-    hits, server = search(answering(RESULTS[shape]), shape=shape, key="sesame", query="words")
+async def test_each_shape_is_queried_and_parsed_in_its_own_way(shape):
+    hits, requests = await search(answering(RESULTS[shape]), shape=shape, key="sesame", query="words")
     first = hits[0]
     assert (first.id, first.source) == (f"https://{HOST}/a", HOST)
     assert (first.title, first.snippet) == ("A page", "What it says")
     assert first.date == ("" if shape == "json" else "2024-05-06")
-    ((head, body),) = server.requests
+    ((head, body),) = requests
     method, target, _ = head.split("\r\n")[0].split(" ")
     query = parse_qs(urlsplit(target).query)
     if shape == "serper":
@@ -142,27 +85,27 @@ def test_each_shape_is_queried_and_parsed_in_its_own_way(shape):
         assert (hits[1].source, hits[1].title, hits[1].snippet) == ("other.example", "", "")
 
 
-def test_without_fetching_a_result_s_text_is_its_snippet():
+async def test_without_fetching_a_result_s_text_is_its_snippet():
     async def then(source, hits):
         return await source.read(hits[0].id, within_s=5)
 
-    found, server = search(answering(RESULTS["searxng"]), then=then)
+    found, requests = await search(answering(RESULTS["searxng"]), then=then)
     assert (found.text, found.title, found.source) == ("What it says", "A page", HOST)
-    assert len(server.requests) == 1
+    assert len(requests) == 1
 
     async def unknown(source, hits):
         return await source.read("https://elsewhere.example/", within_s=5)
 
-    error, _ = search(answering(RESULTS["searxng"]), then=unknown)
+    error, _ = await search(answering(RESULTS["searxng"]), then=unknown)
     assert error.reason == "EVIDENCE_MISSING"
 
 
-def test_a_search_without_hits_is_not_a_failure():
+async def test_a_search_without_hits_is_not_a_failure():
     for engines in ({}, {"unresponsive_engines": []}):
-        hits, _ = search(answering({"results": [], **engines}))
+        hits, _ = await search(answering({"results": [], **engines}))
         assert hits == []
     # Some engines may have failed beside those that found something.
-    hits, _ = search(answering({**RESULTS["searxng"], "unresponsive_engines": [["one", "timeout"]]}))
+    hits, _ = await search(answering({**RESULTS["searxng"], "unresponsive_engines": [["one", "timeout"]]}))
     assert hits
 
 
@@ -181,21 +124,21 @@ def test_a_search_without_hits_is_not_a_failure():
         (answering(b"", "302 Elsewhere", "Location: http://127.0.0.1:1/"), "EVIDENCE_UNAVAILABLE"),
         (answering(b"", "403 No"), "EVIDENCE_REFUSED"),
         (answering(BOMB, "200 OK", "Content-Encoding: gzip"), "EVIDENCE_UNAVAILABLE"),
-        (endless(), "EVIDENCE_UNAVAILABLE"),
+        (endless(HTML + b"\r\n"), "EVIDENCE_UNAVAILABLE"),
         (endless(b"", b"HTTP/1.1 103 Early\r\nX: y\r\n\r\n" * 100), "EVIDENCE_UNAVAILABLE"),
         (answering(b"{}", length=1000), "EVIDENCE_UNAVAILABLE"),
     ],
 )
-def test_every_bad_answer_of_an_endpoint_is_a_failure_with_a_reason(answer, reason):
-    error, _ = search(answer)
+async def test_every_bad_answer_of_an_endpoint_is_a_failure_with_a_reason(answer, reason):
+    error, _ = await search(answer)
     assert isinstance(error, Unavailable) and error.reason == reason
     assert "127.0.0.1" not in error.message and "sesame" not in error.message
 
 
-@pytest.mark.parametrize("answer", [silence, dripping])
-def test_a_slow_endpoint_times_out(answer):
+@pytest.mark.parametrize("answer", [silence, DRIPPING])
+async def test_a_slow_endpoint_times_out(answer):
     began = time.monotonic()
-    error, _ = search(answer, within_s=0.5)
+    error, _ = await search(answer, within_s=0.5)
     assert isinstance(error, Overrun) and error.reason == "EVIDENCE_TOO_SLOW"
     assert time.monotonic() - began < 20  # the endpoint itself would take 30 s
 
@@ -212,45 +155,23 @@ async def test_an_unreachable_endpoint_is_unavailable():
 
 @asynccontextmanager
 async def a_host(monkeypatch, tmp_path, answer, addresses=(PUBLIC,)):
-    """Gives a fetcher for which names resolve to ``addresses`` and connections end here, and lists its connections."""
-    authority = trustme.CA()
-    authority.cert_pem.write_to_path(tmp_path / "authority.pem")
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    authority.issue_cert(HOST, "inside.example").configure_cert(context)
-    connected, server = [], Server(answer)
-
-    async def resolve(host, port):
-        if host[0].isdigit() or ":" in host:
-            return [host]
-        return ["10.0.0.7"] if host == "inside.example" else list(addresses)
-
-    original_connect = httpcore2.AnyIOBackend.connect_tcp
-
-    async def connect_tcp(self, host, port, **options):
-        connected.append((host, port))
-        return await original_connect(self, "127.0.0.1", listening.sockets[0].getsockname()[1], **options)
-
-    monkeypatch.setattr(http_addresses, "resolve", resolve)
-    monkeypatch.setattr(httpcore2.AnyIOBackend, "connect_tcp", connect_tcp)
-    async with await asyncio.start_server(server.serve, "127.0.0.1", 0, ssl=context) as listening:
-        fetcher = PageFetcher(ca_file=str(tmp_path / "authority.pem"))
+    """Gives a fetcher for which the host's name resolves to ``addresses``, and lists its connections."""
+    async with tls_host(tmp_path, answer, HOST, "inside.example") as server:
+        lead_here(monkeypatch, server, {HOST: addresses, "inside.example": ("10.0.0.7",)})
+        fetcher = PageFetcher(ca_file=server.ca_file)
         try:
-            yield fetcher, connected
+            yield fetcher, server.connected
         finally:
             await fetcher.aclose()
 
 
-def fetch(monkeypatch, tmp_path, answer, url=f"https://{HOST}/a#top", *, within_s=60.0, **options):
+async def fetch(monkeypatch, tmp_path, answer, url=f"https://{HOST}/a#top", *, within_s=60.0, **options):
     """Returns the text of a page or the error, and the addresses connected to."""
-
-    async def go():
-        async with a_host(monkeypatch, tmp_path, answer, **options) as (fetcher, connected):
-            try:
-                return await fetcher.fetch(url, within_s=within_s), connected
-            except Unavailable as error:
-                return error, connected
-
-    return asyncio.run(go())
+    async with a_host(monkeypatch, tmp_path, answer, **options) as (fetcher, connected):
+        try:
+            return await fetcher.fetch(url, within_s=within_s), connected
+        except Unavailable as error:
+            return error, connected
 
 
 PAGE = b"<title>T</title><p>Blue tea does not shorten a cold.<script>x()</script>"
@@ -266,8 +187,8 @@ PAGE = b"<title>T</title><p>Blue tea does not shorten a cold.<script>x()</script
         ("text/html; charset=iso-8859-1", "<p>caf\xe9".encode("latin-1"), "café"),
     ],
 )
-def test_a_page_is_fetched_from_the_address_that_was_checked(monkeypatch, tmp_path, type_, body, text):
-    found, connected = fetch(monkeypatch, tmp_path, answering(body, "200 OK", f"Content-Type: {type_}"))
+async def test_a_page_is_fetched_from_the_address_that_was_checked(monkeypatch, tmp_path, type_, body, text):
+    found, connected = await fetch(monkeypatch, tmp_path, answering(body, "200 OK", f"Content-Type: {type_}"))
     assert found == text
     assert connected == [(PUBLIC, 443)]
 
@@ -281,23 +202,20 @@ def test_a_page_is_fetched_from_the_address_that_was_checked(monkeypatch, tmp_pa
         (answering(b"<script>x</script>", "200 OK", "Content-Type: text/html"), "PAGE_UNREADABLE"),
         (answering(PAGE, "404 Gone", "Content-Type: text/html"), "PAGE_UNREADABLE"),
         (answering(b"a" * (MAX_PAGE_BYTES + 1), "200 OK", "Content-Type: text/plain"), "PAGE_UNREADABLE"),
-        (endless(), "PAGE_UNREADABLE"),
-        (
-            answering(BOMB, "200 OK", "Content-Type: text/html", "Content-Encoding: gzip"),
-            "PAGE_UNREADABLE",
-        ),
+        (endless(HTML + b"\r\n"), "PAGE_UNREADABLE"),
+        (answering(BOMB, "200 OK", "Content-Type: text/html", "Content-Encoding: gzip"), "PAGE_UNREADABLE"),
         (answering(PAGE, "200 OK", "Content-Type: text/html", length=1000), "PAGE_UNREADABLE"),
         (answering(b"", "302 x", f"Location: https://{HOST}/again"), "PAGE_UNREADABLE"),
         (answering(b"", "302 x", f"Location: http://{HOST}/plain"), "PAGE_NOT_ALLOWED"),
         (answering(b"", "301 x", "Location: https://inside.example/admin"), "PAGE_NOT_ALLOWED"),
         (answering(b"", "307 x", "Location: file:///etc/passwd"), "PAGE_NOT_ALLOWED"),
         (answering(b"", "308 x", "Location: https://127.0.0.1/"), "PAGE_NOT_ALLOWED"),
-        (dripping, "PAGE_TOO_SLOW"),
+        (DRIPPING, "PAGE_TOO_SLOW"),
         (silence, "PAGE_TOO_SLOW"),
     ],
 )
-def test_a_page_that_cannot_be_read_is_a_failure_with_a_reason(monkeypatch, tmp_path, answer, reason):
-    error, connected = fetch(monkeypatch, tmp_path, answer, within_s=1.0 if reason == "PAGE_TOO_SLOW" else 60.0)
+async def test_a_page_that_cannot_be_read_is_a_failure_with_a_reason(monkeypatch, tmp_path, answer, reason):
+    error, connected = await fetch(monkeypatch, tmp_path, answer, within_s=1.0 if reason == "PAGE_TOO_SLOW" else 60.0)
     assert isinstance(error, Unavailable) and error.reason == reason
     assert HOST not in error.message
     # Redirects included, only the public address was connected to.
@@ -319,16 +237,16 @@ def test_a_page_that_cannot_be_read_is_a_failure_with_a_reason(monkeypatch, tmp_
         "",
     ],
 )
-def test_unsafe_page_addresses_are_not_fetched(monkeypatch, tmp_path, url):
-    error, connected = fetch(monkeypatch, tmp_path, answering(PAGE), url)
+async def test_unsafe_page_addresses_are_not_fetched(monkeypatch, tmp_path, url):
+    error, connected = await fetch(monkeypatch, tmp_path, answering(PAGE), url)
     assert error.reason == "PAGE_NOT_ALLOWED" and connected == []
 
 
 @pytest.mark.parametrize(
     "addresses", [("127.0.0.1",), ("169.254.169.254",), (PUBLIC, "192.168.0.1"), ("64:ff9b::a00:1",)]
 )
-def test_names_that_resolve_to_private_addresses_are_not_fetched(monkeypatch, tmp_path, addresses):
-    error, connected = fetch(monkeypatch, tmp_path, answering(PAGE), addresses=addresses)
+async def test_names_that_resolve_to_private_addresses_are_not_fetched(monkeypatch, tmp_path, addresses):
+    error, connected = await fetch(monkeypatch, tmp_path, answering(PAGE), addresses=addresses)
     assert error.reason == "PAGE_NOT_ALLOWED" and connected == []
 
 

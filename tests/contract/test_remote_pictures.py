@@ -1,17 +1,13 @@
 """Pictures named by address, in HTTP requests and in messages of a queue: from listed hosts, at public addresses."""
 
 import asyncio
-import ssl
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import httpcore2
 import pytest
-import trustme
 from google.rpc import code_pb2, error_details_pb2
 
-from court.backends import http_addresses
 from court.errors import BadInput, Overrun, Unavailable
 from court.meme import LIMITS
 from memecourt.errors import JudgeError
@@ -20,21 +16,25 @@ from memecourt_queue.request import picture_at
 from serving.rest import remote_pictures
 from serving.rest.remote_pictures import open_remote_pictures
 from serving.rpc.status import status_of
+from tests.support.public_host import PUBLIC, AnsweringServer, answering, endless, lead_here, tls_host
 from tests.support.real_court import IMAGE
 
 HOST = "cdn.example.org"
-PUBLIC = "93.184.215.14"
 FINAL, LATER = "final", "later"
 BOTH = pytest.mark.parametrize("way", ["http", "queue"])
 
 
 @dataclass
 class Fetched:
-    """Outcome of a fetch: the picture or the error, the addresses connected to, and the heads of requests."""
+    """Outcome of a fetch, the picture or the error, and the host that was to be asked."""
 
     found: Any
-    connected: list[tuple[str, int]]
-    heads: list[bytes]
+    server: AnsweringServer
+
+    @property
+    def connected(self):
+        """Addresses connected to."""
+        return self.server.connected
 
     @property
     def refusal(self):
@@ -46,95 +46,40 @@ class Fetched:
 
 
 @asynccontextmanager
-async def a_fetcher(way, monkeypatch, addresses, port, authority):
-    """Fetches in one of the two ways; names resolve to ``addresses``, and connections to them end at ``port``."""
-    connected = []
+async def a_fetcher(way, monkeypatch, server, addresses):
+    """Fetches in one of the two ways; names resolve to ``addresses``, and connections to them end at the server."""
     if way == "http":
-        connect = httpcore2.AnyIOBackend.connect_tcp
-
-        async def connect_tcp(self, host, number, **options):
-            connected.append((host, number))
-            return await connect(self, "127.0.0.1", port, **options)
-
-        async def resolve(*_):
-            return list(addresses)
-
-        monkeypatch.setattr(http_addresses, "resolve", resolve)
-        monkeypatch.setattr(httpcore2.AnyIOBackend, "connect_tcp", connect_tcp)
-        async with open_remote_pictures([HOST], ca_file=authority) as fetch:
-            yield fetch, connected
+        lead_here(monkeypatch, server, {HOST: addresses})
+        async with open_remote_pictures([HOST], ca_file=server.ca_file) as fetch:
+            yield fetch
         return
     original = asyncio.open_connection
 
     async def open_connection(host, number, **options):
-        connected.append((host, number))
-        return await original("127.0.0.1", port, **options)
+        server.connected.append((host, number))
+        return await original("127.0.0.1", server.port, **options)
 
     async def getaddrinfo(*_, **__):
         return [(None, None, None, "", (address, 443)) for address in addresses]
 
     monkeypatch.setattr(asyncio, "open_connection", open_connection)
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
-    fetch = queue_pictures.fetcher([HOST], ca_file=authority)
-    yield lambda url: picture_at(url, fetch), connected
+    fetch = queue_pictures.fetcher([HOST], ca_file=server.ca_file)
+    yield lambda url: picture_at(url, fetch)
 
 
 @pytest.fixture
 def fetch_picture(monkeypatch, tmp_path):
     """Fetches from a remote host over real TLS."""
-    authority = trustme.CA()
-    authority.cert_pem.write_to_path(tmp_path / "authority.pem")
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    authority.issue_cert(HOST).configure_cert(context)
 
-    async def work(way, answer, url, addresses):
-        heads = []
-
-        async def serve(reader, writer):
+    async def work(way, answer, url=f"https://{HOST}/1.png?size=2#top", addresses=(PUBLIC,)):
+        async with tls_host(tmp_path, answer, HOST) as server, a_fetcher(way, monkeypatch, server, addresses) as fetch:
             try:
-                heads.append(await reader.readuntil(b"\r\n\r\n"))
-                await answer(writer)
-            except (ConnectionError, asyncio.IncompleteReadError):
-                pass
-            finally:
-                writer.close()
+                return Fetched(await fetch(url), server)
+            except (BadInput, Unavailable, JudgeError) as error:
+                return Fetched(error, server)
 
-        async with await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context) as listening:
-            port = listening.sockets[0].getsockname()[1]
-            where = (monkeypatch, addresses, port, str(tmp_path / "authority.pem"))
-            async with a_fetcher(way, *where) as (fetch, connected):
-                try:
-                    return Fetched(await fetch(url), connected, heads)
-                except (BadInput, Unavailable, JudgeError) as error:
-                    return Fetched(error, connected, heads)
-
-    return lambda way, answer, url=f"https://{HOST}/1.png?size=2#top", addresses=(PUBLIC,): asyncio.run(
-        work(way, answer, url, addresses)
-    )
-
-
-def answering(body=b"", status="200 OK", *headers, length=None):
-    async def answer(writer):
-        head = [f"HTTP/1.1 {status}", f"Content-Length: {len(body) if length is None else length}", *headers]
-        writer.write("\r\n".join([*head, "", ""]).encode())
-        # In parts: CPython's TLS has crashed on a busy machine with 20 MB written at once.
-        for start in range(0, len(body), 65536):
-            writer.write(body[start : start + 65536])
-            await writer.drain()
-        await writer.drain()
-
-    return answer
-
-
-def flooding(start, chunk, pause_s=0.0):
-    async def answer(writer):
-        writer.write(start)
-        while True:
-            writer.write(chunk)
-            await writer.drain()
-            await asyncio.sleep(pause_s)
-
-    return answer
+    return lambda *arguments, **options: asyncio.run(work(*arguments, **options))
 
 
 @BOTH
@@ -142,8 +87,8 @@ def test_a_picture_is_fetched_from_the_address_that_was_checked(fetch_picture, w
     got = fetch_picture(way, answering(IMAGE), addresses=(PUBLIC, PUBLIC))
     assert got.found == IMAGE
     assert got.connected == [(PUBLIC, 443)]
-    (head,) = got.heads
-    assert head.startswith(b"GET /1.png?size=2 HTTP/1.1\r\n") and b"\r\nhost: cdn.example.org\r\n" in head.lower()
+    ((head, _),) = got.server.requests
+    assert head.startswith("GET /1.png?size=2 HTTP/1.1\r\n") and "\r\nhost: cdn.example.org\r\n" in head.lower()
 
 
 @BOTH
@@ -169,14 +114,14 @@ def test_a_picture_is_fetched_from_the_address_that_was_checked(fetch_picture, w
 def test_addresses_other_than_listed_https_hosts_are_not_fetched(fetch_picture, way, url):
     got = fetch_picture(way, answering(IMAGE), url)
     assert got.found.reason == "URL_NOT_ALLOWED"
-    assert got.connected == got.heads == []
+    assert got.connected == got.server.requests == []
 
 
 @pytest.mark.parametrize("path", ["a b\r\nx: y", "ä"])
 def test_paths_that_are_no_part_of_a_request_line_are_not_fetched(fetch_picture, path):
     """The queue writes the line itself."""
     got = fetch_picture("queue", answering(IMAGE), f"https://{HOST}/{path}")
-    assert got.found.reason == "URL_NOT_ALLOWED" and got.heads == []
+    assert got.found.reason == "URL_NOT_ALLOWED" and got.server.requests == []
 
 
 @BOTH
@@ -199,7 +144,7 @@ def test_names_that_resolve_to_private_addresses_are_not_fetched(fetch_picture, 
             for status in ("301 Moved", "401 No", "403 Forbidden", "404 Not Found", "410 Gone", "418 No")
         ),
         (answering(b"x", "200 OK", "Content-Encoding: gzip"), ("PICTURE_TOO_LARGE", FINAL)),
-        (flooding(b"HTTP/1.1 200 OK\r\n\r\n", bytes(1 << 20)), ("PICTURE_TOO_LARGE", FINAL)),
+        (endless(b"HTTP/1.1 200 OK\r\n\r\n", bytes(1 << 20)), ("PICTURE_TOO_LARGE", FINAL)),
         (answering(b"x", length=5), ("PICTURE_NOT_FETCHED", LATER)),
     ],
 )
@@ -220,8 +165,8 @@ def test_a_picture_one_byte_too_large_is_refused(fetch_picture):
     ("answer", "refusal"),
     [
         (answering(b""), ("PICTURE_EMPTY", FINAL)),
-        (flooding(b"", b"HTTP/1.1 103 Early Hints\r\n\r\n" * 100), ("PICTURE_TOO_LARGE", FINAL)),
-        (flooding(b"HTTP/1.1 200 OK\r\nx: ", b"x" * 5000), ("PICTURE_NOT_FETCHED", LATER)),
+        (endless(b"", b"HTTP/1.1 103 Early Hints\r\n\r\n" * 100), ("PICTURE_TOO_LARGE", FINAL)),
+        (endless(b"HTTP/1.1 200 OK\r\nx: ", b"x" * 5000), ("PICTURE_NOT_FETCHED", LATER)),
     ],
 )
 def test_the_queue_bounds_what_it_reads(fetch_picture, answer, refusal):
@@ -261,7 +206,7 @@ def test_a_host_s_passing_trouble_means_later(fetch_picture, way, status, header
 def test_a_slow_host_times_out(fetch_picture, monkeypatch, way):
     for module in (remote_pictures, queue_pictures):
         monkeypatch.setattr(module, "FETCH_S", 0.5)
-    got = fetch_picture(way, flooding(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n", b"x", 0.05))
+    got = fetch_picture(way, endless(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n", b"x", 0.05))
     assert got.refusal == ("PICTURE_NOT_FETCHED", LATER)
     assert way == "queue" or isinstance(got.found, Overrun)
 
