@@ -160,7 +160,6 @@ def test_verdicts_reviews_and_failures_reach_ozone(ozone, tmp_path):
     post = f"{POST} {CID}"
 
     async def scene(docket, hook):
-        await docket.hooks.register([hook.name])
         async with sending(docket, hook) as sender:
             await append_all(docket, with_content_id(decided("harmful"), post))
             # Another namespace, so that what people find about one is not said of the other.
@@ -205,7 +204,6 @@ def test_verdicts_reviews_and_failures_reach_ozone(ozone, tmp_path):
 
 def test_events_refused_by_ozone_wait_and_allowed_memes_emit_none(ozone, tmp_path):
     async def scene(docket, hook):
-        await docket.hooks.register([hook.name])
         async with sending(docket, hook) as sender:
             await append_all(docket, with_content_id(with_label(decided("fine"), Label.NOT_HARMFUL), f"{POST} {CID}"))
             await until_idle(sender)
@@ -224,7 +222,6 @@ def test_events_refused_by_ozone_wait_and_allowed_memes_emit_none(ozone, tmp_pat
 
 def test_requests_with_a_wrong_signature_are_ignored(ozone, tmp_path):
     async def scene(docket, hook):
-        await docket.hooks.register([hook.name])
         async with sending(docket, hook) as sender:
             await append_all(docket, with_content_id(decided("a"), f"{POST} {CID}"))
             await until_idle(sender)

@@ -25,26 +25,13 @@ from serving.webhooks import attempts, sender
 from serving.webhooks.attempts import AFTER_S, ATTEMPTS, Receiver
 from serving.webhooks.messages import messages_of
 from serving.webhooks.sender import HookSender, note_precedent_changes, send_webhooks
-from tests.support.desks import opened_desk
+from tests.support.desks import Clock, opened_desk
 from tests.support.dockets import NOON, append_all, parse_place, review_trial
 from tests.support.libraries import ENCODER, drawn_library
 from tests.support.logs import checked_log
 from tests.support.playing import until
 from tests.support.receivers import HEADERS, backlog_of, decided, failed, hook_settings, hooks_of, sending, until_idle
 from tests.support.receivers import receiver as receiver
-
-
-class Clock:
-    """A clock that moves only when advanced."""
-
-    def __init__(self):
-        self.now = NOON
-
-    def __call__(self):
-        return self.now
-
-    def advance(self, seconds):
-        self.now += timedelta(seconds=seconds)
 
 
 async def test_senders_of_a_server_share_their_queries(opening, receiver, tmp_path):
@@ -90,7 +77,6 @@ async def test_an_appeal_is_sent_and_a_key_rotation_changes_no_message_id(docket
 
     docket = Docket.open(parse_place(docket_place), key=key)
     try:
-        await docket.hooks.register([hook.name])
         async with sending(docket, hook) as before:
             await append_all(docket, decided("a"))
             await until_idle(before)
@@ -121,7 +107,6 @@ async def test_each_kind_of_event_is_sent_once_without_content_of_the_meme(openi
     hook = hook_settings(receiver.url, tmp_path)
     async with opening() as docket:
         await append_all(docket, decided("before"))
-        await docket.hooks.register([hook.name])
         async with sending(docket, hook) as hook_sender:
             await append_all(docket, decided("a"))
             await append_all(docket, decided("b", review=True))
@@ -167,11 +152,9 @@ async def test_each_kind_of_event_is_sent_once_without_content_of_the_meme(openi
 async def test_a_receiver_can_verify_its_messages(opening, receiver, tmp_path):
     hook = hook_settings(receiver.url, tmp_path)
     verifier = Webhook(hook.secret_file.read_text().strip())
-    async with opening() as docket:
-        await docket.hooks.register([hook.name])
-        async with sending(docket, hook) as hook_sender:
-            await append_all(docket, decided("a"))
-            await until_idle(hook_sender)
+    async with opening() as docket, sending(docket, hook) as hook_sender:
+        await append_all(docket, decided("a"))
+        await until_idle(hook_sender)
     (delivery,) = receiver.requests
     headers = {name: delivery.headers[name] for name in HEADERS}
     assert delivery.headers["user-agent"] == f"memecourt/{version('memecourt')}"
@@ -183,13 +166,11 @@ async def test_a_receiver_can_verify_its_messages(opening, receiver, tmp_path):
 
 async def test_receivers_get_only_their_types_and_namespaces(opening, receiver, tmp_path):
     hook = hook_settings(receiver.url, tmp_path, events=["memecourt.verdict.given"], namespaces=["forum"])
-    async with opening() as docket:
-        await docket.hooks.register([hook.name])
-        async with sending(docket, hook) as hook_sender:
-            await append_all(docket, decided("a", review=True))
-            await append_all(docket, decided("b", namespace="shop"))
-            await append_all(docket, failed("c"))
-            await until_idle(hook_sender)
+    async with opening() as docket, sending(docket, hook) as hook_sender:
+        await append_all(docket, decided("a", review=True))
+        await append_all(docket, decided("b", namespace="shop"))
+        await append_all(docket, failed("c"))
+        await until_idle(hook_sender)
     assert [(each["type"], each["data"]["verdict_id"]) for each in receiver.messages()] == [
         ("memecourt.verdict.given", "a")
     ]
@@ -198,26 +179,24 @@ async def test_receivers_get_only_their_types_and_namespaces(opening, receiver, 
 async def test_a_rejected_message_is_retried_for_three_days_and_delays_no_other(opening, receiver, tmp_path):
     hook, clock = hook_settings(receiver.url, tmp_path, events=["memecourt.verdict.given"]), Clock()
     receiver.answer = lambda delivery: (500 if delivery.message["data"]["verdict_id"] == "bad" else 200, {})
-    async with opening() as docket:
-        await docket.hooks.register([hook.name])
-        async with sending(docket, hook, clock=clock) as hook_sender:
-            await append_all(docket, decided("bad"))
-            await append_all(docket, decided("good"))
+    async with opening() as docket, sending(docket, hook, clock=clock) as hook_sender:
+        await append_all(docket, decided("bad"))
+        await append_all(docket, decided("good"))
+        await until_idle(hook_sender)
+        assert len(receiver.requests) == 2
+        waits = []
+        for after in AFTER_S:
+            clock.turn(seconds=after * 0.99)
             await until_idle(hook_sender)
-            assert len(receiver.requests) == 2
-            waits = []
-            for after in AFTER_S:
-                clock.advance(after * 0.99)
-                await until_idle(hook_sender)
-                before = len(receiver.requests)
-                clock.advance(after * 0.22)
-                await until_idle(hook_sender)
-                waits.append(len(receiver.requests) - before)
-            assert waits == [1] * len(AFTER_S)
-            clock.advance(10 * 24 * 3600)
+            before = len(receiver.requests)
+            clock.turn(seconds=after * 0.22)
             await until_idle(hook_sender)
-            backlog = await backlog_of(docket, hook.name)
-            (row,) = await hooks_of(docket)
+            waits.append(len(receiver.requests) - before)
+        assert waits == [1] * len(AFTER_S)
+        clock.turn(seconds=10 * 24 * 3600)
+        await until_idle(hook_sender)
+        backlog = await backlog_of(docket, hook.name)
+        (row,) = await hooks_of(docket)
     tries = [delivery for delivery in receiver.requests if delivery.message["data"]["verdict_id"] == "bad"]
     assert len(tries) == ATTEMPTS == 10
     assert len({delivery.id for delivery in tries}) == 1, "all attempts have the message's id"
@@ -231,35 +210,31 @@ async def test_a_rejected_message_is_retried_for_three_days_and_delays_no_other(
 async def test_a_receiver_is_not_disabled_for_a_single_rejected_message(opening, receiver, tmp_path):
     hook, clock = hook_settings(receiver.url, tmp_path, events=["memecourt.verdict.given"]), Clock()
     receiver.answer = lambda delivery: (500 if delivery.message["data"]["verdict_id"] == "bad" else 200, {})
-    async with opening() as docket:
-        await docket.hooks.register([hook.name])
-        async with sending(docket, hook, clock=clock) as hook_sender:
-            await append_all(docket, decided("bad"))
-            for number, after in enumerate((0, *AFTER_S)):
-                clock.advance(1.21 * after)
-                await append_all(docket, decided(f"good-{number}"))
-                await until_idle(hook_sender)
-            backlog, row = await backlog_of(docket, hook.name), (await hooks_of(docket))[0]
+    async with opening() as docket, sending(docket, hook, clock=clock) as hook_sender:
+        await append_all(docket, decided("bad"))
+        for number, after in enumerate((0, *AFTER_S)):
+            clock.turn(seconds=1.21 * after)
+            await append_all(docket, decided(f"good-{number}"))
+            await until_idle(hook_sender)
+        backlog, row = await backlog_of(docket, hook.name), (await hooks_of(docket))[0]
     assert (backlog.waiting, backlog.given_up) == (0, 1) and row.disabled_at is None
 
 
 async def test_status_410_disables_a_receiver_until_it_is_enabled_again(opening, receiver, tmp_path):
     hook, clock = hook_settings(receiver.url, tmp_path, events=["memecourt.verdict.given"]), Clock()
     receiver.answer = lambda _: (410, {})
-    async with opening() as docket:
-        await docket.hooks.register([hook.name])
-        async with sending(docket, hook, clock=clock) as hook_sender:
-            await append_all(docket, decided("a"))
-            await until_idle(hook_sender)
-            (row,) = await hooks_of(docket)
-            assert row.disabled_at == NOON and "410" in row.why
-            await append_all(docket, decided("b"))
-            clock.advance(9 * 3600)
-            await until_idle(hook_sender)
-            assert len(receiver.requests) == 1
-            receiver.answer = lambda _: (200, {})
-            assert await docket.hooks.enable(hook.name)
-            await until_idle(hook_sender)
+    async with opening() as docket, sending(docket, hook, clock=clock) as hook_sender:
+        await append_all(docket, decided("a"))
+        await until_idle(hook_sender)
+        (row,) = await hooks_of(docket)
+        assert row.disabled_at == NOON and "410" in row.why
+        await append_all(docket, decided("b"))
+        clock.turn(seconds=9 * 3600)
+        await until_idle(hook_sender)
+        assert len(receiver.requests) == 1
+        receiver.answer = lambda _: (200, {})
+        assert await docket.hooks.enable(hook.name)
+        await until_idle(hook_sender)
     # Both are sent at once, in no guaranteed order.
     assert sorted(each["data"]["verdict_id"] for each in receiver.messages()[1:]) == ["a", "b"]
 
@@ -273,16 +248,15 @@ async def test_an_overloaded_receiver_gets_a_pause(tmp_path, receiver, status, h
     receiver.answer = lambda _: (status, headers)
 
     docket = Docket.open(tmp_path / "docket.sqlite")
-    await docket.hooks.register([hook.name])
     async with sending(docket, hook, clock=clock) as hook_sender:
         await append_all(docket, decided("a"))
         await until_idle(hook_sender)
         await append_all(docket, decided("b"))
-        clock.advance(max(pause - 1, 7))
+        clock.turn(seconds=max(pause - 1, 7))
         await until_idle(hook_sender)
         before = len(receiver.requests)
         receiver.answer = lambda _: (200, {})
-        clock.advance(2)
+        clock.turn(seconds=2)
         await until_idle(hook_sender)
     await docket.close()
     assert before == (1 if pause else 3)
@@ -293,7 +267,6 @@ async def test_a_replay_sends_messages_again_under_the_same_ids(opening, receive
     hook = hook_settings(receiver.url, tmp_path, events=["memecourt.verdict.given"])
     async with opening() as docket:
         await append_all(docket, decided("old"))
-        await docket.hooks.register([hook.name])
         async with sending(docket, hook) as hook_sender:
             await append_all(docket, decided("a"))
             await until_idle(hook_sender)
@@ -309,23 +282,20 @@ async def test_a_replay_sends_messages_again_under_the_same_ids(opening, receive
 async def test_messages_about_a_trial_erased_meanwhile_are_not_sent(opening, receiver, tmp_path):
     hook, clock = hook_settings(receiver.url, tmp_path), Clock()
     receiver.answer = lambda _: (500, {})
-    async with opening() as docket:
-        await docket.hooks.register([hook.name])
-        async with sending(docket, hook, clock=clock) as hook_sender:
-            await append_all(docket, decided("a"))
-            await until_idle(hook_sender)
-            await docket.eraser.erase("a", who="Ruth", why="asked", at=NOON)
-            receiver.answer = lambda _: (200, {})
-            clock.advance(3600)
-            await until_idle(hook_sender)
-            assert (await backlog_of(docket, hook.name)).waiting == 0
+    async with opening() as docket, sending(docket, hook, clock=clock) as hook_sender:
+        await append_all(docket, decided("a"))
+        await until_idle(hook_sender)
+        await docket.eraser.erase("a", who="Ruth", why="asked", at=NOON)
+        receiver.answer = lambda _: (200, {})
+        clock.turn(seconds=3600)
+        await until_idle(hook_sender)
+        assert (await backlog_of(docket, hook.name)).waiting == 0
     assert [each["type"] for each in receiver.messages()] == ["memecourt.verdict.given", "memecourt.record.erased"]
 
 
 async def test_a_review_from_the_console_is_sent_after_its_minute_and_never_if_undone(docket_place, receiver, tmp_path):
     hook, clock = hook_settings(receiver.url, tmp_path), Clock()
     async with opened_desk(parse_place(docket_place)) as it:
-        await it.docket.hooks.register([hook.name])
         async with sending(it.docket, hook, clock=clock) as hook_sender:
             reviews = {}
             for trial_id in ("undone", "stands", "elsewhere"):
@@ -338,10 +308,10 @@ async def test_a_review_from_the_console_is_sent_after_its_minute_and_never_if_u
             first = reviews_sent(receiver)
             await append_all(it.docket, decided("later"))
             await it.desk.withdraw("undone", "ada", reviews["undone"].seq)
-            clock.advance(UNDO.total_seconds())
+            clock.turn(seconds=UNDO.total_seconds())
             await until_idle(hook_sender)
             second, waiting = reviews_sent(receiver), await backlog_of(it.docket, hook.name)
-            clock.advance(6)
+            clock.turn(seconds=6)
             # By another server, since the one that put them aside may have died.
         async with sending(it.docket, hook, clock=clock, name="s1") as other:
             await until_idle(other)
@@ -399,21 +369,23 @@ async def test_two_servers_send_each_message_once_and_one_replaces_a_dead_one(op
 async def test_a_message_not_stored_as_sent_is_sent_again_by_another_server(opening, receiver, tmp_path):
     """The lease is lost between sending and storing: delivery is at least once, under the same id, without gaps."""
     hook = hook_settings(receiver.url, tmp_path, events=["memecourt.verdict.given"])
-    async with opening() as docket:
-        await docket.hooks.register([hook.name])
-        async with sending(docket, hook, name="x") as frozen, sending(docket, hook, name="y") as other:
-            assert not await frozen.work()
-            await append_all(docket, decided("a"))
-            settle = docket.deliveries.settle
+    async with (
+        opening() as docket,
+        sending(docket, hook, name="x") as frozen,
+        sending(docket, hook, name="y") as other,
+    ):
+        assert not await frozen.work()
+        await append_all(docket, decided("a"))
+        settle = docket.deliveries.settle
 
-            async def late(before, after, *, gone, remaining):
-                assert await docket.hooks.take(before, "y")
-                return await settle(before, after, gone=gone, remaining=remaining)
+        async def late(before, after, *, gone, remaining):
+            assert await docket.hooks.take(before, "y")
+            return await settle(before, after, gone=gone, remaining=remaining)
 
-            frozen._docket = replace(docket, deliveries=StoreWithSettle(docket.deliveries, late))
-            await frozen.work()
-            await until_idle(other)
-            assert not await frozen.work()
+        frozen._docket = replace(docket, deliveries=StoreWithSettle(docket.deliveries, late))
+        await frozen.work()
+        await until_idle(other)
+        assert not await frozen.work()
     assert len(receiver.requests) == 2 and len({delivery.id for delivery in receiver.requests}) == 1
 
 
@@ -431,7 +403,6 @@ async def test_waiting_messages_are_limited_and_the_others_stay_in_the_log(tmp_p
     receiver.answer = lambda _: (500, {})
 
     docket = Docket.open(tmp_path / "docket.sqlite")
-    await docket.hooks.register([hook.name])
     async with sending(docket, hook, clock=clock) as hook_sender:
         for number in range(30):
             await append_all(docket, decided(f"t{number:02d}"))
@@ -441,7 +412,7 @@ async def test_waiting_messages_are_limited_and_the_others_stay_in_the_log(tmp_p
         left = waiting
         # More than once, because attempts may time out on a busy machine, and are then retried later.
         for seconds in (7, 3600, 3600, 7200):
-            clock.advance(seconds)
+            clock.turn(seconds=seconds)
             await until_idle(hook_sender)
             if not (left := (await backlog_of(docket, hook.name)).waiting):
                 break

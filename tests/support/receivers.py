@@ -141,7 +141,8 @@ def failed(trial_id):
 
 @asynccontextmanager
 async def sending(docket, hook, *, clock=None, name="s1", metrics=SILENT.metrics):
-    """Yields a sender that works only on request."""
+    """Registers a receiver, and yields a sender to it that works only on request."""
+    await docket.hooks.register([hook.name])
     receiver = Receiver(hook, **({"clock": clock} if clock else {}))
     heartbeat = Heartbeat(docket.heartbeats, name)
     options = {"clock": clock} if clock else {}
