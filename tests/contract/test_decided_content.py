@@ -1,6 +1,5 @@
 """The same content after a person has decided it, and faults of reviews, each over gRPC and HTTP alike."""
 
-import asyncio
 import base64
 from contextlib import asynccontextmanager
 
@@ -18,7 +17,6 @@ from tests.support.service_calls import refusal_of
 HARMFUL_TEXT, FAR_TEXT = "my bird sings", "turbine blades"
 UPHELD = {"outcome": "REVIEW_OUTCOME_UPHELD", "reason": "I looked."}
 OVERRULED = {"outcome": "REVIEW_OUTCOME_OVERRULED", "label": "LABEL_NOT_HARMFUL", "reason": "I looked."}
-FAULTS = {"grpc": ("NOT_FOUND", "FAILED_PRECONDITION"), "http": (404, 412)}
 
 
 class Grpc:
@@ -89,17 +87,3 @@ async def test_a_verdict_that_asks_for_review_is_decided_for_good_by_a_review(tm
         assert [in_force(each) for each in again] == [("PERSON", decision)] * 2
         # The court's own words stay as they were.
         assert {each["label"] for each in again} == {"LABEL_HARMFUL"} and again[0]["needs_human_review"]
-
-
-async def test_two_reviewers_at_once_leave_one_finding_that_a_third_settles(tmp_path, way):
-    async with served(tmp_path, way) as (court, caller):
-        trial_id = (await caller.judge(HARMFUL_TEXT))["verdict_id"]
-        reviews = caller.review(trial_id, UPHELD, "ada"), caller.review(trial_id, OVERRULED, "bea")
-        assert await asyncio.gather(*reviews) == [None, None]
-        record = await court.docket.trials.record(trial_id)
-        finding = await court.docket.findings.get(record.content)
-        assert (finding.label, finding.contested) == (record.review.label, True)
-        contested = in_force(await caller.judge(HARMFUL_TEXT))
-        assert contested == ("PERSON", "block" if finding.label == "HARMFUL" else "review")
-        assert await caller.review(trial_id, OVERRULED, "cleo") is None
-        assert in_force(await caller.judge(HARMFUL_TEXT)) == ("PERSON", "allow")

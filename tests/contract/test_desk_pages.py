@@ -54,56 +54,6 @@ async def test_pages_of_the_review_queue_match_the_golden_file(tmp_path, request
 # Blind review
 
 
-async def test_the_verdict_is_hidden_until_the_reviewer_has_decided(tmp_path):
-    async with desk_pages(tmp_path) as it:
-        await it.tried("a", DOUBTFUL, pixels=PICTURE.pixels_sha256, words="Monday people")
-        await it.tried("twin", verdict(H, rationale=RATIONALE), pixels=PICTURE.pixels_sha256, words="Monday people")
-        ada = await it.person("ada")
-        at = "/desk/cases/a"
-        await ada.post(f"{at}/take")
-        lists = ("/trials", "/trials?q=label:harmful", "/desk", "/trials?q=monday", "/trials?q=label:harmful+monday")
-        paths = (*lists, at, f"{at}/similar")
-        before = {path: page_text(await ada.get(path)) for path in paths}
-        before["piece"] = page_text(await ada.get(f"{at}/similar", headers={"hx-request": "true"}))
-        after = page_text(await ada.decides("a", "NOT_HARMFUL"))
-        review = (await it.docket.trials.record("a")).last(VerdictReviewed)
-    twin_aside = {path: text.replace("harmful not harmful undecided", "") for path, text in before.items()}
-    for path, text in twin_aside.items():
-        if path.startswith("/desk/cases/a") and "similar" not in path:
-            text = text.replace("Harmful h Not harmful n", "").replace("1. race", "")
-        assert RATIONALE not in text and "0.55" not in text, path
-        assert "because of" not in text and "tie is harmful" not in text, path
-        assert "moderate" not in text, path
-    assert "sides or votes disagree" not in before["/desk"] and "DISAGREE" not in before["/desk"]
-    assert "shown once you have decided" in before["/trials?q=monday"]
-    assert "waiting for review" in before["/trials"]
-    # A filter that matches it does not reveal it either.
-    assert "content of a " in before["/trials"] and "content of a " not in before["/trials?q=label:harmful"]
-    for path in ("/trials?q=label:harmful", "/trials?q=label:harmful+monday"):
-        assert "Cases assigned to you are hidden" in before[path] and "Monday" not in before[path]
-    assert "harmful" not in before["piece"] and "Monday people" in before["piece"]
-    assert RATIONALE in after and "0.55" in after and "before it was shown" in after
-    assert (review.blind, review.label) == (True, N)
-
-
-async def test_seeing_the_verdict_first_is_recorded_in_the_review(tmp_path):
-    async with desk_pages(tmp_path) as it:
-        for name in "abcd":
-            await it.tried(name, DOUBTFUL, pixels=name * 64)
-        ada, bea = await it.person("ada"), await it.person("bea")
-        await ada.post("/desk/cases/a/take")
-        await ada.post("/desk/cases/a/see", page="/desk/cases/a")
-        shown = page_text(await ada.get("/desk/cases/a"))
-        await ada.decides("a", "HARMFUL")
-        other_ways = {"b": "/trials/b", "c": "/trials/c/compare?with=a", "d": "/trials/d/export/json"}
-        for name, path in other_ways.items():
-            assert (await bea.get(path)).status_code == 200, path
-            await bea.decides(name, "HARMFUL")
-        blind = [(await it.docket.trials.record(name)).last(VerdictReviewed).blind for name in "abcd"]
-    assert RATIONALE in shown and "Uphold: harmful" in shown and "Overrule: not harmful" in shown
-    assert blind == [False] * 4
-
-
 async def test_requesting_a_verdict_that_does_not_exist_yet_preserves_blindness(tmp_path):
     async with desk_pages(tmp_path) as it:
         await it.tried("a")
@@ -744,14 +694,3 @@ async def test_malformed_requests_are_client_errors(tmp_path):
         codes = [(await root.get(path)).status_code for path in paths]
         taken = (await root.post("/desk/cases/open/take")).status_code
     assert codes == [400, 400, 404, 404, 400, 400, 200, 404] and taken == 409
-
-
-@pytest.mark.parametrize("part", ["take", "review"])
-async def test_a_trial_without_a_verdict_cannot_be_reviewed(tmp_path, part):
-    async with desk_pages(tmp_path) as it:
-        await it.tried("failed", "GONE")
-        ada = await it.person("ada")
-        page = page_text(await ada.get("/desk/cases/failed"))
-        answer = await ada.post(f"/desk/cases/failed/{part}", {"label": "HARMFUL", "clause": "4", "reason": "r"})
-        code = answer.status_code
-    assert "Take this case" not in page and code == 409

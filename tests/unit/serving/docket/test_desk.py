@@ -122,8 +122,7 @@ async def test_queue_lists_cases_by_urgency(path):
 
 
 @pytest.mark.parametrize(
-    ("label", "pieces", "without", "waits"),
-    [(N, 1, H, True), (N, 1, N, False), (N, 2, H, False), (H, 1, N, False)],
+    ("label", "pieces", "without", "waits"), [(N, 1, H, True), (N, 1, N, False), (N, 2, H, False), (H, 1, N, False)]
 )
 async def test_acquittal_by_a_single_piece_waits_for_review(path, label, pieces, without, waits):
     async with opened_desk(path) as court:
@@ -138,24 +137,6 @@ async def test_acquittal_by_a_single_piece_waits_for_review(path, label, pieces,
         waiting, reasons = await court.waiting(), (await court.desk.case("new")).reasons
     assert waiting == ["new"] * waits and [why for why, _ in reasons] == [ReviewPriority.COURT_ASKS] * waits
     assert all("Without the accuser's argument" in words and "at least 0.70" in words for _, words in reasons)
-
-
-async def test_new_trials_appear_in_the_queue_at_once(path):
-    async with opened_desk(path) as court:
-        before = await court.waiting()
-        await court.tried("a", verdict(U))
-        assert (before, await court.waiting()) == ([], ["a"])
-
-
-async def test_two_queues_of_one_docket_project_each_entry_once(path):
-    async with opened_desk(path) as court:
-        other = court.another_desk()
-        for number in range(30):
-            await court.tried(f"t{number:02}", verdict(U))
-        await asyncio.gather(*(desk.catch_up() for desk in (court.desk, other, court.desk, other)))
-        await court.reviewed("t03", "ada", H)
-        own, others = await court.waiting(), [case.trial_id for case in await other.queue("bea", limit=100)]
-    assert own == others == [f"t{number:02}" for number in range(30) if number != 3]
 
 
 async def test_rebuilt_projection_equals_the_former_one(path):
@@ -220,43 +201,6 @@ async def test_altered_entry_does_not_block_other_entries(path, caplog):
 
 
 # Locks.
-
-
-async def test_case_is_locked_by_one_reviewer_at_a_time(path):
-    async with opened_desk(path) as court:
-        await court.tried("a", verdict(U))
-        lock = await court.desk.take("a", "ada")
-        with pytest.raises(CaseTaken, match="ada is looking"):
-            await court.desk.take("a", "bea")
-        shown = (await court.desk.case("a")).lock
-        again = await court.desk.take("a", "ada")  # renews
-        await court.desk.release("a", "bea")  # no effect: bea does not hold the lock
-        await court.desk.renew("a", "ada")
-        with pytest.raises(NotLocked):
-            await court.desk.renew("a", "bea")
-        with pytest.raises(CaseTaken):
-            await court.desk.take("a", "bea")
-        await court.desk.release("a", "ada")
-        other = await court.desk.take("a", "bea")
-    assert lock == shown == again and lock.until == NOON + timedelta(minutes=LOCK_MINUTES)
-    assert (lock.holder, other.holder) == ("ada", "bea")
-
-
-async def test_review_under_an_expired_lock_is_refused(path):
-    async with opened_desk(path) as court:
-        await court.tried("a", verdict(U))
-        await court.desk.take("a", "ada")
-        court.clock.turn(minutes=LOCK_MINUTES + 1)
-        free = (await court.desk.case("a")).lock
-        await court.desk.take("a", "bea")
-        with pytest.raises(NotLocked):
-            await court.desk.review("a", "ada", label=H, clause="4", reason="late")
-        with pytest.raises(NotLocked):
-            await court.desk.review("a", "cy", label=H, clause="4", reason="never took it")
-        await court.desk.review("a", "bea", label=N, clause="none", reason="I looked.")
-        reviews = (await court.docket.trials.record("a")).all(VerdictReviewed)
-    assert free is None
-    assert [review.reviewer for review in reviews] == ["bea"]
 
 
 async def test_unknown_open_and_closed_trials_cannot_be_taken(path):
@@ -690,33 +634,6 @@ def test_values_of_one_filter_are_alternatives_and_filters_add_up():
     for key, values in CHOICES.items():
         for value in values:
             assert parse_search(f"{key}:{value}").which != parse_search("").which
-
-
-# Fleiss (1971), as printed in his example's reprints: 10 subjects, 14 raters, 5 categories; kappa 0.210.
-FOURTEEN = [
-    (0, 0, 0, 0, 14), (0, 2, 6, 4, 2), (0, 0, 3, 5, 6), (0, 3, 9, 2, 0), (2, 2, 8, 1, 1),
-    (7, 7, 0, 0, 0), (3, 2, 6, 3, 0), (2, 5, 3, 2, 2), (6, 5, 2, 1, 0), (0, 2, 2, 3, 7),
-]  # fmt: skip
-
-
-def labels_of(counts):
-    return [str(category) for category, count in enumerate(counts) for _ in range(count)]
-
-
-def test_fleiss_kappa_matches_the_published_example():
-    kappa = fleiss([labels_of(counts) for counts in FOURTEEN])
-    assert kappa.n == 10
-    assert kappa.observed == pytest.approx(0.378, abs=5e-4)
-    assert kappa.expected == pytest.approx(0.213, abs=5e-4)
-    assert kappa.value == pytest.approx(0.210, abs=5e-4)
-
-
-def test_cohen_kappa_matches_a_worked_example():
-    """Both yes 20 times, both no 15, differing 5 and 10 times: observed 0.7, expected 0.5, kappa 0.4."""
-    pairs = [("y", "y")] * 20 + [("y", "n")] * 5 + [("n", "y")] * 10 + [("n", "n")] * 15
-    kappa = cohen(pairs)
-    assert (kappa.n, kappa.observed, kappa.expected) == (50, pytest.approx(0.7), pytest.approx(0.5))
-    assert kappa.value == pytest.approx(0.4)
 
 
 def test_kappas_match_statsmodels():
