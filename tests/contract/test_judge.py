@@ -6,10 +6,8 @@ from contextlib import suppress
 
 import grpc
 import pytest
-from google.protobuf import descriptor_pb2
 from google.rpc import code_pb2, error_details_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from court.errors import (
     BadLibrary,
@@ -26,7 +24,7 @@ from court.precedents import Relation
 from court.record import TrialAborted, TrialState
 from court.settings import TrialSettings
 from court.verdict import Label, ReviewReason, ScoreMeaning, Strength
-from memecourt.client import AsyncClient, Client, JudgeError, judge_request
+from memecourt.client import judge_request
 from memecourt.v1 import court_pb2 as wire
 from serving.docket.errors import TrialUnknown
 from serving.judging.request import Caller
@@ -196,7 +194,7 @@ async def test_required_policies_are_checked(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["verdict", "refusal", "failure", "fault", "deadline", "left"])
-def test_memory_of_a_call_is_freed_with_its_answer(tmp_path, end):
+async def test_memory_of_a_call_is_freed_with_its_answer(tmp_path, end):
     """At once: reference cycles would stay until the collector runs, and a refused picture can be large."""
     reader = FakeReader("read")
     options = {
@@ -207,8 +205,7 @@ def test_memory_of_a_call_is_freed_with_its_answer(tmp_path, end):
         "failure": {"found": Unavailable("Gone.")},
         "fault": {"pictures": RuntimeError("a fault")},
     }[end]
-
-    async def work(it):
+    async with a_scene(tmp_path, **options) as it:
         if "reader" in options:
             reader.wait = asyncio.Event()
         with without_garbage_collector(Caller, Reservation) as left:
@@ -225,9 +222,7 @@ def test_memory_of_a_call_is_freed_with_its_answer(tmp_path, end):
                 except (grpc.aio.AioRpcError, asyncio.CancelledError):
                     assert end != "verdict"
                 del call
-            return await soon(left)
-
-    assert play(work, tmp_path, **options) == []
+            assert await soon(left) == []
 
 
 @pytest.mark.parametrize(
@@ -321,41 +316,6 @@ async def test_a_caller_that_leaves_ends_its_trial_and_the_record_says_so(tmp_pa
     assert record.verdict is None
 
 
-async def test_reflection_describes_the_service(tmp_path):
-    async with a_scene(tmp_path) as it:
-        stub = reflection_pb2_grpc.ServerReflectionStub(it.channel)
-
-        async def requests():
-            yield reflection_pb2.ServerReflectionRequest(list_services="")
-            yield reflection_pb2.ServerReflectionRequest(file_containing_symbol=COURT)
-
-        listed, described = [answer async for answer in stub.ServerReflectionInfo(requests())]
-    assert COURT in {service.name for service in listed.list_services_response.service}
-    files = [
-        descriptor_pb2.FileDescriptorProto.FromString(data)
-        for data in described.file_descriptor_response.file_descriptor_proto
-    ]
-    assert "memecourt/v1/court.proto" in {file.name for file in files}
-
-
-async def test_the_shipped_clients_return_verdicts_and_typed_errors(tmp_path):
-    async with a_scene(tmp_path, found=findings([N] * 5)) as it:
-        async with AsyncClient(it.address) as client:
-            verdict = await client.judge(IMAGE, text="x")
-            with pytest.raises(JudgeError) as caught:
-                await client.judge(IMAGE, text="x" * 20_000)
-
-        def sync():
-            with Client(it.address) as client:
-                return client.judge(IMAGE, text="x")
-
-        again, error = await asyncio.to_thread(sync), caught.value
-    assert verdict.label == again.label == Label.NOT_HARMFUL
-    assert (error.code, error.field, error.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "text", "TEXT_TOO_LONG")
-    assert error.retry_after is None
-    assert "10,000" in str(error)
-
-
 def play_full(work, path, cast, **options):
     return run_within(a_scene(path, court=full_court(cast, **options)), work)
 
@@ -420,14 +380,12 @@ def test_sides_stop_early_so_that_the_verdict_meets_the_deadline(tmp_path):
     assert wire.REVIEW_REASON_CUT_SHORT in [review.reason for review in response.review_reasons]
 
 
-def test_an_error_with_a_long_quotation_arrives(tmp_path):
+async def test_an_error_with_a_long_quotation_arrives(tmp_path):
     """A status larger than the client's metadata limit would sometimes arrive as another error."""
     request = judge_request(IMAGE, text="x", pins=wire.Pins(models={"\N{GRINNING FACE}" * 512: "x"}))
-
-    async def work(it):
-        return [await it.refusal(request) for _ in range(30)]
-
-    for refusal in play(work, tmp_path):
+    async with a_scene(tmp_path) as it:
+        refusals = [await it.refusal(request) for _ in range(30)]
+    for refusal in refusals:
         assert (refusal.code, refusal.info.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "PIN_NOT_LOADED")
         assert len(refusal.message.encode()) <= 1000 and refusal.info.metadata["field"].startswith(
             "pins.models.\U0001f600"
@@ -557,10 +515,7 @@ def test_every_kind_of_error_has_its_code():
     ours -= {TrialAborted}  # wraps another error and has its code
     # Errors that no call returns: of the command that starts a vLLM, of the console, and of a witness who settles
     # claims.
-    elsewhere = (
-        *("serving.models.vllm", "serving.docket.review.locks"),
-        "court.expert.witness",
-    )
+    elsewhere = (*("serving.models.vllm", "serving.docket.review.locks"), "court.expert.witness")
     ours = {kind for kind in ours if kind.__module__ not in elsewhere}
     assert {kind.__name__ for kind in ours} - expected.keys() == set()
     for kind in ours:

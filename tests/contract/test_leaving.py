@@ -25,7 +25,7 @@ from tests.support.cast import Cast, PictureFinder, full_court
 from tests.support.dockets import open_trials
 from tests.support.fakes import FakeReader, H, findings
 from tests.support.playing import until
-from tests.support.scenes import a_scene, play
+from tests.support.scenes import a_scene
 from tests.support.sizes import FULL
 
 CANCELS = 200 if FULL else 30
@@ -107,7 +107,7 @@ def open_files():
 
 
 @pytest.mark.slow
-def test_tasks_and_handles_do_not_grow_with_requests(tmp_path):
+async def test_tasks_and_handles_do_not_grow_with_requests(tmp_path):
     """Counts what answered, reused, refused, cancelled and failed requests leave behind."""
     rounds, each = (12, 200) if FULL else (4, 40)
     random_ = random.Random(29)
@@ -132,7 +132,7 @@ def test_tasks_and_handles_do_not_grow_with_requests(tmp_path):
             await call
         return (await call.code()).name
 
-    async def work(it):
+    async with a_scene(tmp_path, court=full_court(cast), reuse="namespace", concurrent_trials=16) as it:
         codes, counts, in_flight = Counter(), [], it.reception._in_flight
 
         def tasks():
@@ -152,9 +152,6 @@ def test_tasks_and_handles_do_not_grow_with_requests(tmp_path):
                 assert not tasks() - counts[1][0]
             gc.collect()
             counts.append((tasks(), open_files()))
-        return codes, counts
-
-    codes, counts = play(work, tmp_path, court=full_court(cast), reuse="namespace", concurrent_trials=16)
     assert {"OK", "CANCELLED", "INVALID_ARGUMENT", "ABORTED"} <= set(codes), codes
     handles = [count for _, count in counts]
     # Threads that read the docket reach their number gradually, each with its own connection; a file left open by one

@@ -1,45 +1,28 @@
 """Overload: queueing and refusals, fairness between namespaces, memory limits, and cleanup when callers leave."""
 
 import asyncio
-import random
 from contextlib import suppress
 
 import grpc
 import pytest
 from google.rpc import error_details_pb2
 
-from court.backends.chat.scripted import ScriptedModel
 from memecourt.client import judge_request
 from memecourt.v1 import court_pb2 as wire
 from memecourt.v1.court_pb2_grpc import CourtStub
 from serving.rpc.flow_control import MESSAGE_BYTES
-from tests.support.cast import Cast, full_court
 from tests.support.fakes import FakeReader
 from tests.support.playing import until
 from tests.support.real_court import IMAGE as DRAWN
 from tests.support.real_court import real_court
 from tests.support.scenes import IMAGE, a_scene, remaining_responses
 from tests.support.service_calls import Refusal, refusal_of
-from tests.support.sizes import FULL
 
 MIB = 1024 * 1024
 
 
 def numbered_request(number, namespace="", **fields):
     return judge_request(b"picture %d" % number, namespace=namespace, **fields)
-
-
-class CountingReader(FakeReader):
-    """Counts the concurrent reads."""
-
-    running = 0
-
-    async def read(self, picture):
-        self.running += 1
-        try:
-            return await super().read(picture)
-        finally:
-            self.running -= 1
 
 
 async def test_a_flood_beyond_the_queue_costs_another_namespace_no_request(tmp_path):
@@ -60,35 +43,6 @@ async def test_a_flood_beyond_the_queue_costs_another_namespace_no_request(tmp_p
     assert all(refusal.code is grpc.StatusCode.RESOURCE_EXHAUSTED for refusal in refusals)
     assert all(refusal.of(error_details_pb2.RetryInfo) for refusal in refusals)
     assert len(namespaces) == 9 and namespaces[:8].count("shop") == 4, "they took turns"
-
-
-@pytest.mark.parametrize("cancels", [200 if FULL else 40])
-async def test_callers_that_leave_at_any_moment_leave_nothing_behind(tmp_path, cancels):
-    """RE-5: each model call is cancelled within a second, and no slot, memory or read stays occupied."""
-    random_ = random.Random(5)
-    reader = CountingReader("as read")
-    cast = Cast(rounds=9, delay_s=0.02)
-    slow = ScriptedModel(cast._speaker("proposer"), name="proposer-model", delay_s=600)  # never finishes by itself
-    cast.models["proposer"] = slow
-    async with a_scene(tmp_path, court=full_court(cast, reader=reader), concurrent_trials=4) as it:
-        for first in range(0, cancels, 10):
-            calls = [
-                it.stub.Judge(numbered_request(n, f"{n % 3}", procedure=wire.PROCEDURE_FULL), timeout=60)
-                for n in range(first, first + 10)
-            ]
-            if not first:
-                await until(lambda: slow.asked)  # some leave during a model call, on any machine
-            await asyncio.sleep(random_.uniform(0, 0.1))
-            random_.shuffle(calls)
-            for call in calls:
-                call.cancel()
-                await asyncio.sleep(random_.uniform(0, 0.01))
-            await until(lambda: not it.reception.admission.running + it.reception.admission.waiting + reader.running)
-            assert slow.cancelled == len(slow.asked)
-        await it.service.empty(60)
-        states = {line.state.value for line in await it.docket.index.list(limit=cancels)}
-        begun, bytes_in_use = len(slow.asked), it.service.memory.bytes_in_use
-    assert begun and states == {"FAILED"} and bytes_in_use == 0
 
 
 async def test_many_of_the_largest_requests_stay_within_the_memory_budget(tmp_path):

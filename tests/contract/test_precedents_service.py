@@ -35,7 +35,6 @@ from retrieval.precedents.postgres_finder import PgvectorFinder
 from serving.access.callers import Caller, Scope
 from serving.judging.decode import DecodingPool, Quarantine
 from serving.rpc.flow_control import ReceiveBudget
-from serving.rpc.health import PRECEDENTS
 from serving.rpc.precedents import PrecedentsService
 from tests.support.encoders import PlainPictureReader, picture_of, png_of
 from tests.support.fakes import FakeFinder, H, findings
@@ -410,12 +409,6 @@ async def test_a_relabelled_precedent_is_found_with_its_new_label(place: Path | 
         assert unknown.summary == ("NOT_FOUND", "PRECEDENT_UNKNOWN", "id")
 
 
-def test_the_last_precedent_cannot_be_removed(tmp_path: Path) -> None:
-    library = drawn_library(tmp_path, 1, 1)
-    refusal = play(library.root, lambda it: refusal_of(it.removed("drawn-0")))
-    assert refusal.summary == ("FAILED_PRECONDITION", "LIBRARY_EMPTY", "")
-
-
 async def test_concurrent_changes_are_all_made_and_numbered(place: Path | Address) -> None:
     async with a_scene(place) as it:
         ids = [f"new-{number}" for number in range(12)]
@@ -650,11 +643,3 @@ async def test_calls_outside_a_session_are_unavailable(on_disk: Path, name: str)
 def test_a_court_without_a_library_refuses_every_call(on_disk: Path, name: str) -> None:
     refusal = play(on_disk, lambda it: refusal_of(CALLS[name](it)), finder=FakeFinder(findings([H])))
     assert refusal.summary == ("FAILED_PRECONDITION", "LIBRARY_NOT_LOADED", "")
-
-
-@pytest.mark.parametrize("name", CALLS)
-async def test_malformed_messages_are_invalid_arguments(on_disk: Path, name: str) -> None:
-    async with a_scene(on_disk) as it:
-        assert (
-            await refusal_of(it.channel.unary_unary(f"/{PRECEDENTS}/{name}")(b"\xff\xff no message", timeout=TIMEOUT))
-        ).summary == ("INVALID_ARGUMENT", "MALFORMED_REQUEST", "")

@@ -13,7 +13,6 @@ from serving.access import tokens as token_file
 from serving.access.callers import Scope
 from serving.access.tokens import add
 from serving.docket.store.requests import RequestName
-from tests.support.playing import run_within
 from tests.support.real_court import IMAGE, real_court
 from tests.support.service_calls import refusal_of
 
@@ -92,30 +91,6 @@ THREE = 3
 def forum_request(**fields):
     content = wire.Content(namespace="forum", id="1")
     return wire.JudgeRequest(image=IMAGE, text="a cat", content=content, client_token=b"t", **fields)
-
-
-def run(path, work, **settings):
-    return run_within(real_court(path, **settings), work)
-
-
-def without_varying_fields(response):
-    """Returns a response without the fields that differ each time."""
-    stripped = wire.JudgeResponse.FromString(response.SerializeToString())
-    stripped.ClearField("request_id")
-    stripped.timings.ClearField("total")
-    return stripped
-
-
-async def test_a_repeat_is_answered_like_the_request_before(tmp_path):
-    async with real_court(tmp_path) as court:
-        first = await court.judge.Judge(forum_request())
-        others = [await court.judge.Judge(forum_request()) for _ in range(THREE)]
-    assert {response.verdict_id for response in others} == {first.verdict_id}
-    assert all(without_varying_fields(response) == without_varying_fields(others[0]) for response in others)
-    assert others[-1].reused_from.verdict_id == first.verdict_id
-    assert others[-1].timings.total.ToNanoseconds() > 0 == others[-1].timings.text.ToNanoseconds()
-    assert (others[-1].content.id, others[-1].client_token) == ("1", b"t")
-    assert len({response.request_id for response in others} - {""}) == THREE
 
 
 async def test_the_original_request_of_the_trial_is_not_reported_as_reused(tmp_path):

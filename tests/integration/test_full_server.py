@@ -4,7 +4,6 @@ The model server is a subprocess that can be killed. tests/live sends the same r
 """
 
 import concurrent.futures
-import json
 import os
 import subprocess
 import sys
@@ -12,11 +11,9 @@ import sys
 import grpc
 import pytest
 
-from court.events import QuestioningEnd, SideRested, TrialResumed
+from court.events import TrialResumed
 from court.record import TrialState
-from memecourt.client import Client, JudgeError, judge_request
-from memecourt.v1 import court_pb2 as wire
-from memecourt.v1.court_pb2_grpc import CourtStub
+from memecourt.client import JudgeError
 from tests.support.server import FULL, HARMFUL, ModelServer, ask, drawn, memecourt, records
 
 pytestmark = pytest.mark.integration
@@ -28,19 +25,6 @@ def models():
     yield server
     if server.process.poll() is None:
         server.kill()
-
-
-def test_full_trial_over_grpc(start, models):
-    server = start(None, "--llm-url", models.url, "--model", "stand-in").ready()
-    response = ask(server.address, procedure=FULL)
-    (record,) = records(server.docket, response.verdict_id)
-    assert response.label == wire.LABEL_HARMFUL
-    assert response.procedure == FULL
-    assert record.state is TrialState.DECIDED
-    assert {event.reason for event in record.all(SideRested)} <= {QuestioningEnd.CONVERGED, QuestioningEnd.ROUND_LIMIT}
-    assert 0 <= response.harm_score <= 1
-    # The same server still tries by precedents alone on request.
-    assert ask(server.address, procedure=wire.PROCEDURE_SUMMARY).procedure == wire.PROCEDURE_SUMMARY
 
 
 def test_trial_cut_off_by_a_dead_model_server_fails_and_can_be_resumed(start, models, home):
@@ -68,47 +52,14 @@ def test_trial_cut_off_by_a_dead_model_server_fails_and_can_be_resumed(start, mo
     assert len(record.all(TrialResumed)) == 1
 
 
-def test_cancelled_request_causes_no_more_model_calls(start, models):
-    import urllib.request
-
-    server = start(None, "--llm-url", models.url, "--model", "stand-in").ready()
-    with grpc.insecure_channel(server.address) as channel:
-        call = CourtStub(channel).Judge.future(judge_request(drawn(*HARMFUL), text="x", procedure=FULL))
-        server.wait_for(lambda line: "event=TextRead" in line)  # its first model call is in flight
-        call.cancel()
-    server.wait_for(lambda line: "event=TrialFailed" in line)
-
-    def stats():
-        with urllib.request.urlopen(f"http://127.0.0.1:{models.port}/stats", timeout=60) as answer:
-            return json.load(answer)
-
-    before = stats()
-    assert before["running"] == 0
-    with Client(server.address) as court:
-        assert court.ask(judge_request(drawn(*HARMFUL), text="x"), timeout=120).label
-    assert stats()["calls"] == before["calls"]
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
-    [
-        (("--procedure", "full"), "needs chat models"),
-        (("--model", "stand-in"), "a model but no server"),
-    ],
+    [(("--procedure", "full"), "needs chat models"), (("--model", "stand-in"), "a model but no server")],
 )
 def test_incomplete_model_options_end_with_a_clear_error(options, message, home, tmp_path):
     outcome = memecourt("serve", "--address", "127.0.0.1:0", "--docket", tmp_path / "d.sqlite", *options, home=home)
     assert outcome.returncode == 1
     assert message in outcome.stderr and "Error: " in outcome.stderr and "Traceback" not in outcome.stderr
-
-
-def test_model_missing_on_the_server_is_reported_at_start(models, home, tmp_path):
-    docket = tmp_path / "d.sqlite"
-    options = ("--docket", docket, "--llm-url", models.url, "--model", "another")
-    picture = tmp_path / "meme.png"
-    picture.write_bytes(drawn(*HARMFUL))
-    outcome = memecourt("judge", "--text", "x", *options, picture, home=home)
-    assert outcome.returncode == 1 and "does not list the model" in outcome.stderr
 
 
 def test_watched_trial_prints_its_events_in_the_terminal(models, home, tmp_path):

@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 
 import pytest
@@ -115,25 +114,6 @@ def test_killed_consumers_lose_no_meme_and_judge_none_twice(start, queue, consum
         assert client.xlen("memes.dead") == 0
 
 
-def test_server_restart_loses_no_queued_meme(start, queue, consume, tmp_path):
-    docket = tmp_path / "docket.sqlite"
-    server = start(docket).ready()
-    put_memes(queue, 10)
-    consumer = consume(queue.url, server, "--at-once", "4", "--again-after", "1", "--timeout", "120")
-    answers_in(queue, at_least=3)
-    server.end(kill=True)
-    address = server.address
-    time.sleep(1)
-    again = start(docket, "--address", address).ready()
-    answers = answers_in(queue, at_least=10)
-    assert {answer["decision"] for answer in answers} <= {b"allow", b"review", b"block"}
-    assert consumer.end(signal.SIGTERM)[0] == 0
-    assert len(answers_in(queue)) == 10
-    decided = [record for record in records(docket).values() if record.last(VerdictGiven)]
-    assert len({record.opened.request_id for record in decided}) == len(decided) == 10
-    again.end()
-
-
 def test_refused_messages_become_dead_letters_and_harmful_memes_are_withheld(server, queue, consume):
     with redis.Redis.from_url(queue.url) as client:
         client.xadd("in", {"image": drawn(*HARMFUL)})
@@ -175,11 +155,7 @@ def test_documented_python_example_gets_a_decision(server, queue, consume, tmp_p
 def test_wrong_arguments_end_with_an_error_and_no_traceback(server, queue):
     def error_of(*arguments, **environment):
         result = subprocess.run(
-            [*COMMAND, *arguments],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            env={**ENV, **environment},
+            [*COMMAND, *arguments], capture_output=True, text=True, timeout=120, env={**ENV, **environment}
         )
         assert result.returncode
         assert "Traceback" not in result.stderr

@@ -23,7 +23,7 @@ from memecourt.client import Client, JudgeError, judge_request
 from memecourt.retries import Retries
 from memecourt.v1 import court_pb2 as wire
 from serving.docket.errors import TrialErased, TrialUnknown
-from tests.support.consoles import create_docket, form_proof_in, signed_in
+from tests.support.consoles import form_proof_in, signed_in
 from tests.support.dockets import append_all, events_of, with_docket
 from tests.support.playing import wait_until
 from tests.support.server import HARMFUL, HARMLESS, drawn, memecourt, records
@@ -34,8 +34,7 @@ FAR = ("landscape", "Section 14b: depreciation of leased turbine blades over nin
 
 
 @pytest.mark.parametrize(
-    ("meme", "label"),
-    [(HARMFUL, wire.LABEL_HARMFUL), (HARMLESS, wire.LABEL_NOT_HARMFUL), (FAR, wire.LABEL_UNDECIDED)],
+    ("meme", "label"), [(HARMFUL, wire.LABEL_HARMFUL), (HARMLESS, wire.LABEL_NOT_HARMFUL), (FAR, wire.LABEL_UNDECIDED)]
 )
 def test_meme_gets_a_verdict_with_its_record(server, meme, label):
     with Client(server.address) as court:
@@ -252,18 +251,6 @@ def test_console_in_the_server_and_as_a_process_show_the_same_trial(start, home)
     with closing(signed_in(in_server)) as visitor:
         assert visitor.get(f"/trials/{trial}").text.count("saw ") == 4
     assert server.end() == 0
-
-
-def test_console_on_a_public_address_needs_a_file_of_tokens(home, tmp_path):
-    docket = create_docket(tmp_path / "docket.sqlite", [events_of()])
-    refused = subprocess.run(
-        [sys.executable, "-m", "serving.cli", "console", "--address", "0.0.0.0:0", "--docket", str(docket)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "MEMECOURT_HOME": str(home)},
-        timeout=120,
-    )
-    assert refused.returncode == 1 and "a file of tokens" in " ".join(refused.stderr.split())
 
 
 def record_of(docket_path, trial_id):

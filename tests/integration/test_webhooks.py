@@ -82,15 +82,6 @@ def test_killed_server_loses_no_message(start, hook, tmp_path):
         assert set(records(second.docket)) == verdict_ids
 
 
-def test_unusable_receiver_settings_prevent_the_start(start, hook, tmp_path):
-    hook("https://hooks.example/", old_secret_file=str(tmp_path / "none"))
-    server = start()
-    assert server.process.wait(timeout=150) == 1
-    server.end()
-    assert any("The file none with the secret of the webhook queue can't be read" in line for line in server.log)
-    assert not any("Traceback" in line for line in server.log)
-
-
 @contextmanager
 def receiving(*command, secret, port, cwd):
     """Runs a receiver from the documentation as a subprocess; yields the process once it listens."""

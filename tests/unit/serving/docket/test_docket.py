@@ -23,23 +23,7 @@ from serving.docket.store.listing import TrialFilter
 from serving.docket.store.sqlite import SqliteDatabase
 from serving.docket.store.transactions import sqlite_engine
 from serving.settings import Settings
-from tests.support.dockets import (
-    NOON,
-    append_all,
-    events_of,
-    opened_docket,
-    review_trial,
-    with_docket,
-)
-
-
-def test_missing_docket_is_created_only_on_request(tmp_path):
-    with pytest.raises(DocketError, match="There is no docket"):
-        Docket.open(tmp_path / "none.sqlite", create=False)
-    assert not (tmp_path / "none.sqlite").exists()
-    path = tmp_path / "deep" / "docket.sqlite"
-    with_docket(path, lambda docket: append_all(docket, events_of()))
-    assert with_docket(path, lambda docket: docket.index.list(limit=9), create=False)
+from tests.support.dockets import NOON, append_all, events_of, opened_docket, review_trial, with_docket
 
 
 def test_files_that_are_no_docket_are_refused_and_unchanged(tmp_path):
