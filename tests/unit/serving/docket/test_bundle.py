@@ -21,7 +21,6 @@ from serving.docket.log.errors import BadNote, BadProof
 from serving.docket.log.notes import SigningKey, VerifierKey, open_checkpoint, open_note, sign_checkpoint, sign_note
 from tests.support.dockets import events_of
 from tests.support.logs import MemoryLog, root_at, verify_consistency
-from tests.support.sizes import FULL
 
 TRIAL = "trial-1"
 
@@ -197,52 +196,6 @@ def test_erased_bodies_are_hidden_and_the_others_verify(log: MemoryLog) -> None:
         verify_bundle(json.dumps(value), keys_of(log))
 
 
-def test_randomly_altered_bundles_are_refused(log: MemoryLog) -> None:
-    """After a random change to the JSON, verification fails or everything shown is unchanged."""
-    text = bundle_of(log, known=[checkpoint_at(log, 5), checkpoint_at(log, 16)])
-    right = verify_bundle(text, keys_of(log))
-    rng = random.Random(6962)
-    for _ in range(5_000 if FULL else 300):
-        value = json.loads(text)
-        if not altered(value, rng):
-            continue
-        try:
-            trial = verify_bundle(json.dumps(value), keys_of(log))
-        except (Violated, CantCheck):
-            continue
-        # A body removed with its salt counts as withheld; parts that are not quoted may be missing.
-        shown = {entry.number: entry for entry in right.entries}
-        assert [entry.header for entry in trial.entries] == [entry.header for entry in right.entries]
-        assert all(entry.body in (None, shown[entry.number].body) for entry in trial.entries)
-        assert set(trial.known) <= set(right.known)
-
-
-def altered(value: dict[str, Any], rng: random.Random) -> bool:
-    """Alters one value in place; returns True if something changed."""
-    holder: Any = value
-    while True:
-        keys = list(holder) if isinstance(holder, dict) else list(range(len(holder)))
-        if not keys:
-            return False
-        key = rng.choice(keys)
-        inner = holder[key]
-        if isinstance(inner, dict | list) and inner and rng.random() < 0.8:
-            holder = inner
-            continue
-        break
-    change = rng.randrange(4)
-    if change == 0:
-        del holder[key]
-    elif isinstance(inner, str) and inner and change < 3:
-        place = rng.randrange(len(inner))
-        holder[key] = inner[:place] + rng.choice('aA0"\\ \né') + inner[place + rng.randrange(2) :]
-    elif isinstance(inner, int) and not isinstance(inner, bool):
-        holder[key] = inner + rng.choice([-1, 1])
-    else:
-        holder[key] = rng.choice([None, "", 0, [], {}, True])
-    return bool(holder.get(key, alone) != inner if isinstance(holder, dict) else True)
-
-
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Yields the paths of all values inside a JSON value."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
@@ -260,7 +213,7 @@ ODD_VALUES: tuple[Any, ...] = (
 
 
 def variants(value: Any) -> Iterator[Any]:
-    """Yields copies of a value with one element removed, duplicated, moved, or replaced by an odd value."""
+    """Yields copies of a value with one element removed, doubled, moved, or replaced by an odd or a similar value."""
     for *path, key in places(value):
 
         def spoilt(path: list[Any] = path) -> tuple[Any, Any]:
@@ -271,9 +224,15 @@ def variants(value: Any) -> Iterator[Any]:
             return whole, holder
 
         whole, holder = spoilt()
-        del holder[key]
+        former = holder.pop(key)
         yield whole
-        for odd in ODD_VALUES:
+        near: tuple[Any, ...] = ()
+        if isinstance(former, str) and former:
+            middle = len(former) // 2
+            near = (former[:-1], former[1:], f"{former[:middle]}é{former[middle + 1 :]}", former + "A")
+        elif isinstance(former, int):
+            near = (former - 1, former + 1)
+        for odd in (*ODD_VALUES, *near):
             whole, holder = spoilt()
             holder[key] = odd
             yield whole

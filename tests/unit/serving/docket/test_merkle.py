@@ -32,10 +32,6 @@ PATHS = {(number, size): path for number, size, path in VECTORS["paths"]}
 CONSISTENCY = {(old, new): proof for old, new, proof in VECTORS["consistency"]}
 
 
-def unhexed(proof: list[str]) -> list[bytes]:
-    return [bytes.fromhex(one) for one in proof]
-
-
 def root_of(leaves: list[bytes]) -> bytes:
     """Computes MTH as RFC 6962 §2.1 defines it, slowly."""
     if not leaves:
