@@ -154,35 +154,6 @@ def test_attempts_span_three_days_as_in_the_specification():
     assert AFTER_S == (5, 300, 1800, 7200, 18_000, 36_000, 50_400, 72_000, 86_400)
 
 
-FILE = """
-[[webhooks]]
-name = "queue"
-url = "https://hooks.example/memecourt"
-secret_file = "queue.secret"
-events = ["memecourt.review.wanted"]
-namespaces = ["forum"]
-
-[[webhooks]]
-name = "inside"
-url = "http://10.0.0.7:8080/hook"
-secret_file = "inside.secret"
-allow_private = true
-"""
-
-
-def test_shown_settings_with_webhooks_are_a_valid_settings_file(tmp_path, monkeypatch):
-    (tmp_path / "memecourt.toml").write_text(FILE)
-    monkeypatch.setenv("MEMECOURT_CONFIG", str(tmp_path / "memecourt.toml"))
-    before = Settings().webhooks
-    assert [hook.name for hook in before] == ["queue", "inside"]
-    assert len(before[1].events) == 6 and before[0].namespaces == ("forum",)
-    shown = CliRunner().invoke(cli, ["settings"]).output
-    assert shown.count("[[webhooks]]") == 2
-    (tmp_path / "shown.toml").write_text(shown)
-    monkeypatch.setenv("MEMECOURT_CONFIG", str(tmp_path / "shown.toml"))
-    assert Settings().webhooks == before
-
-
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
