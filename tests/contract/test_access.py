@@ -172,16 +172,13 @@ async def test_each_token_opens_only_the_methods_of_its_scope(file):
         ((("authorization-bin", b"Bearer {token}"),), "TOKEN_MISSING"),
     ],
 )
-def test_callers_without_a_valid_token_are_rejected_by_every_method(file, metadata, why):
+async def test_callers_without_a_valid_token_are_rejected_by_every_method(file, metadata, why):
     token = token_file.add(file, "pipeline", list(Scope), None)
     placeholders = {"token": token, "hash": token_file.hash_of(token)}
     sent = [(key, value if isinstance(value, bytes) else value.format(**placeholders)) for key, value in metadata]
-
-    async def work():
-        async with a_server(tokens=Tokens.of(file)) as address, grpc.aio.insecure_channel(address) as channel:
-            return [await call(channel, method, sent) for method in METHODS]
-
-    for error in asyncio.run(work()):
+    async with a_server(tokens=Tokens.of(file)) as address, grpc.aio.insecure_channel(address) as channel:
+        errors = [await call(channel, method, sent) for method in METHODS]
+    for error in errors:
         assert (error.code(), reason(error)) == (grpc.StatusCode.UNAUTHENTICATED, why)
         assert token not in error.details()
 
@@ -197,17 +194,13 @@ def test_a_method_without_a_scope_is_closed_to_everybody(file):
         assert (error.code(), reason(error)) == (grpc.StatusCode.PERMISSION_DENIED, "METHOD_NOT_OPEN")
 
 
-def test_concurrent_calls_each_see_their_own_caller(file):
+async def test_concurrent_calls_each_see_their_own_caller(file):
     tokens = {name: token_file.add(file, name, [Scope.JUDGE], None) for name in ("a", "b", "Ünï")}
-
-    async def work():
-        async with a_server(Echo(), tokens=Tokens.of(file)) as address, grpc.aio.insecure_channel(address) as channel:
-            judge = channel.unary_unary("/memecourt.v1.Court/Judge")
-            calls = [(name, judge(b"", metadata=bearer(token), timeout=60)) for name, token in tokens.items()] * 1
-            calls += [(name, judge(b"", metadata=bearer(token), timeout=60)) for name, token in tokens.items()] * 1
-            return [(name, (await answer).decode()) for name, answer in calls]
-
-    assert all(name == answer for name, answer in asyncio.run(work()))
+    async with a_server(Echo(), tokens=Tokens.of(file)) as address, grpc.aio.insecure_channel(address) as channel:
+        judge = channel.unary_unary("/memecourt.v1.Court/Judge")
+        calls = [(name, judge(b"", metadata=bearer(token), timeout=60)) for name, token in tokens.items()] * 1
+        calls += [(name, judge(b"", metadata=bearer(token), timeout=60)) for name, token in tokens.items()] * 1
+        assert all(name == answer for name, answer in [(name, (await answer).decode()) for name, answer in calls])
 
 
 async def test_without_a_token_file_every_method_is_open():

@@ -172,28 +172,25 @@ def test_a_copy_that_does_not_bind_only_adds_a_signal(tmp_path, provenance):
         assert wire.REVIEW_REASON_COPY_NOT_BINDING in [each.reason for each in one.signals]
 
 
-def test_a_precedent_binds_in_its_namespace_and_until_it_is_removed(tmp_path):
-    library = built(tmp_path / "rows", rows=ROWS[:12], binding_by="Ruth", namespace="north")
+async def test_a_precedent_binds_in_its_namespace_and_until_it_is_removed(tmp_path):
+    rows = tmp_path / "rows"
+    library = await asyncio.to_thread(built, rows, rows=ROWS[:12], binding_by="Ruth", namespace="north")
     row = ROWS[3]
+    async with real_court(tmp_path, library=library, pictures=PlainPictureReader(), reuse="everywhere") as court:
 
-    async def scene():
-        async with real_court(tmp_path, library=library, pictures=PlainPictureReader(), reuse="everywhere") as court:
+        async def by(namespace):
+            return (await court.judge.Judge(copy_request(row, namespace=namespace))).in_force.by
 
-            async def by(namespace):
-                return (await court.judge.Judge(copy_request(row, namespace=namespace))).in_force.by
-
-            assert [await by(namespace) for namespace in ("south", "north", "south", "north")] == [
-                wire.AUTHORITY_COURT,
-                wire.AUTHORITY_PRECEDENT,
-            ] * 2
-            removal = wire.RemovePrecedentRequest(id=row["id"], who="ada", why="It was wrong.")
-            answers = [by("north") for _ in range(8)]
-            _, *those = await asyncio.gather(court.precedents.RemovePrecedent(removal), *answers)
-            assert set(those) <= {wire.AUTHORITY_PRECEDENT, wire.AUTHORITY_COURT}
-            court.finder.swap(court.finder.searched.newer())
-            assert await by("north") == wire.AUTHORITY_COURT
-
-    asyncio.run(scene())
+        assert [await by(namespace) for namespace in ("south", "north", "south", "north")] == [
+            wire.AUTHORITY_COURT,
+            wire.AUTHORITY_PRECEDENT,
+        ] * 2
+        removal = wire.RemovePrecedentRequest(id=row["id"], who="ada", why="It was wrong.")
+        answers = [by("north") for _ in range(8)]
+        _, *those = await asyncio.gather(court.precedents.RemovePrecedent(removal), *answers)
+        assert set(those) <= {wire.AUTHORITY_PRECEDENT, wire.AUTHORITY_COURT}
+        court.finder.swap(court.finder.searched.newer())
+        assert await by("north") == wire.AUTHORITY_COURT
 
 
 async def test_a_finding_of_a_person_goes_before_a_binding_precedent(tmp_path, bound):
@@ -214,22 +211,19 @@ async def test_a_finding_of_a_person_goes_before_a_binding_precedent(tmp_path, b
             assert (repost.in_force.by, repost.decision) == (wire.AUTHORITY_PERSON, RIGHT[label])
 
 
-def test_texts_alone_are_bound_by_texts_alone(tmp_path):
+async def test_texts_alone_are_bound_by_texts_alone(tmp_path):
     rows = [{"id": f"t-{n}", "label": row["label"], "text": row["text"]} for n, row in enumerate(ROWS[:12])]
     pictured = {"id": "pictured", "label": "HARMFUL", "text": "my bird sings", "image": ROWS[0]["image"]}
-    library = built(tmp_path / "rows", rows=[*rows, pictured], pictures=False, binding_by="Ruth")
-
-    async def scene():
-        async with real_court(tmp_path, library=library, pictures=PlainPictureReader()) as court:
-            for row in rows:
-                answer = await court.judge.Judge(judge_request(text=row["text"]))
-                assert (answer.in_force.by, answer.in_force.id) == (wire.AUTHORITY_PRECEDENT, row["id"])
-                assert answer.decision == RIGHT[Label(row["label"])]
-            # Its picture was left out, so that the row is a part of what was labelled.
-            for request in (judge_request(text="my bird sings"), copy_request(ROWS[0])):
-                assert (await court.judge.Judge(request)).in_force.by == wire.AUTHORITY_COURT
-
-    asyncio.run(scene())
+    options = {"rows": [*rows, pictured], "pictures": False, "binding_by": "Ruth"}
+    library = await asyncio.to_thread(built, tmp_path / "rows", **options)
+    async with real_court(tmp_path, library=library, pictures=PlainPictureReader()) as court:
+        for row in rows:
+            answer = await court.judge.Judge(judge_request(text=row["text"]))
+            assert (answer.in_force.by, answer.in_force.id) == (wire.AUTHORITY_PRECEDENT, row["id"])
+            assert answer.decision == RIGHT[Label(row["label"])]
+        # Its picture was left out, so that the row is a part of what was labelled.
+        for request in (judge_request(text="my bird sings"), copy_request(ROWS[0])):
+            assert (await court.judge.Judge(request)).in_force.by == wire.AUTHORITY_COURT
 
 
 async def test_over_grpc_a_label_binds_only_by_a_caller_who_may_review_too(tmp_path):

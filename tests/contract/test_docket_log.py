@@ -11,11 +11,7 @@ from court.events import PrecedentReading, PrecedentsCited, ReviewOutcome, Rulin
 from court.verdict import Label
 from memecourt.verify import verify_bundle
 from serving.docket.errors import DocketError, NotDecided, TrialErased, TrialUnknown
-from serving.docket.log.merkle import (
-    consistency_proof,
-    leaf_hash,
-    verify_inclusion,
-)
+from serving.docket.log.merkle import consistency_proof, leaf_hash, verify_inclusion
 from serving.docket.log.notes import VerifierKey, open_checkpoint
 from serving.docket.open import Docket
 from serving.docket.store import review_tables as desk_tables

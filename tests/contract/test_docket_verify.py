@@ -22,43 +22,39 @@ from tests.support.tampering import ALTERATIONS, Detectability, Tamperer, check_
 @pytest.mark.promise("AU-1", "2,000 alterations each in SQLite and PostgreSQL: all found")
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(40 if FULL else 1))
-def test_random_alterations_are_detected_exactly_when_detectable(docket_place: str, seed: int) -> None:
+async def test_random_alterations_are_detected_exactly_when_detectable(docket_place: str, seed: int) -> None:
     """Checks each alteration with and without an external checkpoint. 2,000 per database in the nightly run."""
     rounds = 50
     chance = random.Random(seed)
     applied: Counter[str] = Counter()
-
-    async def scene() -> None:
-        docket = Docket.open(parse_place(docket_place))
-        try:
-            altered = await scene_of(docket, chance, place=parse_place(docket_place))
+    docket = Docket.open(parse_place(docket_place))
+    try:
+        altered = await scene_of(docket, chance, place=parse_place(docket_place))
+        with tampering(altered) as connection:
+            for anchors in ((), (altered.anchor,)):
+                clean = await check_docket(altered, connection, anchors)
+                assert not clean.counts and not clean.unchecked, clean.findings
+                assert clean.erased > 2 and clean.size > clean.anchored == (altered.anchored if anchors else 0)
+        for name in itertools.cycle(ALTERATIONS):
+            if sum(applied.values()) >= rounds:
+                break
             with tampering(altered) as connection:
-                for anchors in ((), (altered.anchor,)):
-                    clean = await check_docket(altered, connection, anchors)
-                    assert not clean.counts and not clean.unchecked, clean.findings
-                    assert clean.erased > 2 and clean.size > clean.anchored == (altered.anchored if anchors else 0)
-            for name in itertools.cycle(ALTERATIONS):
-                if sum(applied.values()) >= rounds:
-                    break
-                with tampering(altered) as connection:
-                    hand = Tamperer(altered, connection, chance)
-                    try:
-                        made = getattr(hand, name)()
-                        can_be: Detectability | None = await made if inspect.isawaitable(made) else made
-                        if can_be is None:
-                            continue  # by chance nothing changed
-                        applied[name] += 1
-                        for anchors, expected in (((), can_be.alone), ((altered.anchor,), can_be.anchored)):
-                            report = await check_docket(altered, connection, anchors)
-                            assert report.violated == expected, (name, bool(anchors), report.findings[:3])
-                            assert not report.unchecked
-                    finally:
-                        for undo in hand.files:
-                            undo()
-        finally:
-            await docket.close()
-
-    asyncio.run(scene())
+                hand = Tamperer(altered, connection, chance)
+                try:
+                    made = getattr(hand, name)()
+                    can_be: Detectability | None = await made if inspect.isawaitable(made) else made
+                    if can_be is None:
+                        continue  # by chance nothing changed
+                    applied[name] += 1
+                    for anchors, expected in (((), can_be.alone), ((altered.anchor,), can_be.anchored)):
+                        report = await check_docket(altered, connection, anchors)
+                        assert report.violated == expected, (name, bool(anchors), report.findings[:3])
+                        assert not report.unchecked
+                finally:
+                    for undo in hand.files:
+                        undo()
+    finally:
+        await docket.close()
     # PostgreSQL enforces every column's type.
     assert set(ALTERATIONS) - set(applied) <= {"alter_type"}
 

@@ -52,8 +52,8 @@ async def test_a_record_is_restored_as_stored(opening):
     assert (stored, none) == ([b"png"], [])
 
 
-def test_missing_objects_are_reported_as_unknown(using):
-    async def scene(docket):
+async def test_missing_objects_are_reported_as_unknown(opening):
+    async with opening() as docket:
         for ask in (
             docket.trials.record("t"),
             docket.trials.events("t"),
@@ -62,18 +62,17 @@ def test_missing_objects_are_reported_as_unknown(using):
         ):
             with pytest.raises(TrialUnknown, match="no trial t "):
                 await ask
-        return (
-            await docket.leases.claim_of(NAME),
-            await docket.verdict_keys.get("k"),
-            await docket.fingerprints.fingerprints(0),
-            await docket.leases.open_claims(),
-            await docket.index.list(limit=9),
-            await docket.heartbeats.heartbeats(),
-            await docket.index.labels(["t"]),
-            await docket.index.failures("p"),
-        )
-
-    assert [len(found or ()) for found in using(scene)] == [0] * 8
+        for ask in (
+            docket.leases.claim_of(NAME),
+            docket.verdict_keys.get("k"),
+            docket.fingerprints.fingerprints(0),
+            docket.leases.open_claims(),
+            docket.index.list(limit=9),
+            docket.heartbeats.heartbeats(),
+            docket.index.labels(["t"]),
+            docket.index.failures("p"),
+        ):
+            assert not await ask
 
 
 def test_a_missing_docket_is_created_only_on_request(docket_place):
@@ -115,10 +114,9 @@ async def test_events_appended_together_are_stored_all_or_none(opening):
 
 
 @pytest.mark.parametrize(("text", "expected"), [("given", 2), (None, 3)])
-def test_a_summary_trial_makes_only_the_commits_that_it_must_wait_for(using, monkeypatch, text, expected):
+async def test_a_summary_trial_makes_only_the_commits_that_it_must_wait_for(opening, monkeypatch, text, expected):
     """Events without a model call between them share a commit; each is published in order, after all are stored."""
-
-    async def scene(docket):
+    async with opening() as docket:
         commits, published = [], []
         begin = docket.transactions._logged._transaction
         monkeypatch.setattr(docket.transactions._logged, "_transaction", lambda: commits.append(1) or begin())
@@ -133,12 +131,10 @@ def test_a_summary_trial_makes_only_the_commits_that_it_must_wait_for(using, mon
         commits.clear()
         executor.feed.subscribe(watch)
         hearing = await executor.run(TrialRequest(IMAGE, text=text), picture=picture)
-        return hearing.record, await docket.trials.record(hearing.record.trial_id), published, len(commits)
-
-    record, stored, published, commits = using(scene)
+        assert len(commits) == expected
+        stored = await docket.trials.record(hearing.record.trial_id)
     assert [event.kind for event in published] == SUMMARY
-    assert list(stored.events) == published == list(record.events)
-    assert commits == expected
+    assert list(stored.events) == published == list(hearing.record.events)
 
 
 @pytest.mark.parametrize("stored", range(2, len(SUMMARY)))

@@ -279,7 +279,7 @@ async def test_changes_name_what_was_reviewed_contested_or_erased_since(opening)
     "FI-1", "repost, other text, namespace and server, appeal, erasure: exact content follows the finding"
 )
 @pytest.mark.slow
-def test_every_answer_about_the_content_follows_the_finding_until_it_is_erased(tmp_path):
+async def test_every_answer_about_the_content_follows_the_finding_until_it_is_erased(tmp_path):
     def a_request(request_id, text="my bird sings", **fields):
         return judge_request(IMAGE, text=text, request_id=request_id, **fields)
 
@@ -289,38 +289,35 @@ def test_every_answer_about_the_content_follows_the_finding_until_it_is_erased(t
         assert (await court.judge.GetVerdict(stored)).verdict.decision == answer.decision
         return wire.Authority.Name(answer.in_force.by).removeprefix("AUTHORITY_"), answer.decision, answer
 
-    async def scene():
-        async with real_court(tmp_path) as court:
-            *_, first = await answered(court, a_request("first"))
-            assert first.label == wire.LABEL_HARMFUL
-            review = wire.ReviewVerdictRequest(
-                trial_id=first.verdict_id,
-                outcome=wire.REVIEW_OUTCOME_OVERRULED,
-                label=wire.LABEL_NOT_HARMFUL,
-                reason="I looked.",
-                reviewer="ada",
-            )
-            await court.records.ReviewVerdict(review)
-            by, decision, repost = await answered(court, a_request("repost"))
-            assert (by, decision, repost.verdict_id, repost.label) == ("PERSON", "allow", first.verdict_id, first.label)
-            for request in (a_request("read", text=None), a_request("elsewhere", namespace="north")):
-                assert (await answered(court, request))[0] == "COURT"
-            by, decision, anew = await answered(court, a_request("anew", try_anew=True))
-            assert (by, decision) == ("PERSON", "allow") and anew.verdict_id != first.verdict_id
-        async with real_court(tmp_path) as court:
-            assert (await answered(court, a_request("restarted")))[:2] == ("PERSON", "allow")
-            appeal = wire.OpenAppealRequest(trial_id=first.verdict_id, statement="It mocks us.", by="forum")
-            await court.records.OpenAppeal(appeal)
-            by, decision, contested = await answered(court, a_request("appealed"))
-            assert (by, decision, contested.in_force.contested) == ("PERSON", "review", True)
-            await court.docket.eraser.erase(first.verdict_id, who="ada", why="asked", at=NOON)
+    async with real_court(tmp_path) as court:
+        *_, first = await answered(court, a_request("first"))
+        assert first.label == wire.LABEL_HARMFUL
+        review = wire.ReviewVerdictRequest(
+            trial_id=first.verdict_id,
+            outcome=wire.REVIEW_OUTCOME_OVERRULED,
+            label=wire.LABEL_NOT_HARMFUL,
+            reason="I looked.",
+            reviewer="ada",
+        )
+        await court.records.ReviewVerdict(review)
+        by, decision, repost = await answered(court, a_request("repost"))
+        assert (by, decision, repost.verdict_id, repost.label) == ("PERSON", "allow", first.verdict_id, first.label)
+        for request in (a_request("read", text=None), a_request("elsewhere", namespace="north")):
+            assert (await answered(court, request))[0] == "COURT"
+        by, decision, anew = await answered(court, a_request("anew", try_anew=True))
+        assert (by, decision) == ("PERSON", "allow") and anew.verdict_id != first.verdict_id
+    async with real_court(tmp_path) as court:
+        assert (await answered(court, a_request("restarted")))[:2] == ("PERSON", "allow")
+        appeal = wire.OpenAppealRequest(trial_id=first.verdict_id, statement="It mocks us.", by="forum")
+        await court.records.OpenAppeal(appeal)
+        by, decision, contested = await answered(court, a_request("appealed"))
+        assert (by, decision, contested.in_force.contested) == ("PERSON", "review", True)
+        await court.docket.eraser.erase(first.verdict_id, who="ada", why="asked", at=NOON)
 
-            async def is_free():
-                return (await court.judge.Judge(a_request(""))).in_force.by == wire.AUTHORITY_COURT
+        async def is_free():
+            return (await court.judge.Judge(a_request(""))).in_force.by == wire.AUTHORITY_COURT
 
-            await until(is_free)
-
-    asyncio.run(scene())
+        await until(is_free)
 
 
 def review_until_killed(place, name, pipe):

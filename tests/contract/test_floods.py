@@ -23,7 +23,7 @@ from tests.support.flooder import (
     headers_only,
     ping,
 )
-from tests.support.scenes import a_scene, play
+from tests.support.scenes import a_scene
 from tests.support.sizes import FULL
 
 FRAMES = 10_000 if FULL else 800
@@ -49,8 +49,8 @@ async def make_honest_calls(it):
 @pytest.mark.promise("GR-3", "5 kinds x 4 attackers x 10,000 frames: 0 honest calls failed")
 @pytest.mark.slow
 @pytest.mark.parametrize("attack", FLOODS)
-def test_a_flood_of_frames_fails_no_honest_call(tmp_path, forks, attack):
-    async def work(it):
+async def test_a_flood_of_frames_fails_no_honest_call(tmp_path, forks, attack):
+    async with a_scene(tmp_path, reader=FakeReader()) as it:
         receiver, sender = forks.Pipe()
         attacking = forks.Process(target=flood, args=(it.address, attack, FRAMES, sender))
         attacking.start()
@@ -66,9 +66,7 @@ def test_a_flood_of_frames_fails_no_honest_call(tmp_path, forks, attack):
             attacking.join()
             receiver.close()
         await make_honest_calls(it)  # after it
-        return len(await it.docket.index.list(limit=10_000))
-
-    tried = play(work, tmp_path, reader=FakeReader())
+        tried = len(await it.docket.index.list(limit=10_000))
     assert tried == 2 * HONEST, "only honest requests were tried"
 
 

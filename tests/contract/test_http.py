@@ -152,12 +152,8 @@ REFUSED = {
         "base64 without padding": {"json": {"image": BASE64[:-1]}},
         "bytes that are a number": {"json": {"image": 7}},
     },
-    "URL_NOT_ALLOWED": {
-        "an address": {"json": {"image_url": "https://cdn.example.org/1.png"}},
-    },
-    "BAD_DATA_URL": {
-        "a bad data: address": {"json": {"image_url": "data:image/png,abc"}},
-    },
+    "URL_NOT_ALLOWED": {"an address": {"json": {"image_url": "https://cdn.example.org/1.png"}}},
+    "BAD_DATA_URL": {"a bad data: address": {"json": {"image_url": "data:image/png,abc"}}},
     "MEDIA_TYPE_NOT_TAKEN": {
         "another media type": {"content": b"x", "headers": {"content-type": "text/plain"}},
         "no media type": {"content": b"x"},
@@ -166,15 +162,9 @@ REFUSED = {
             "headers": {"content-type": "application/json", "content-encoding": "gzip"},
         },
     },
-    "QUERY_NOT_TAKEN": {
-        "a query beside JSON": {"json": {"image": BASE64}, "params": {"text": "x"}},
-    },
-    "FIELD_TOO_LONG": {
-        "a part that is too long": form(text="x" * 70_000),
-    },
-    "NOT_A_PICTURE": {
-        "no picture": {"content": b"nope", "headers": PNG},
-    },
+    "QUERY_NOT_TAKEN": {"a query beside JSON": {"json": {"image": BASE64}, "params": {"text": "x"}}},
+    "FIELD_TOO_LONG": {"a part that is too long": form(text="x" * 70_000)},
+    "NOT_A_PICTURE": {"no picture": {"content": b"nope", "headers": PNG}},
     "PICTURE_EMPTY": {
         # With a text: a request meant to have a picture is never judged by its text alone.
         "a file without bytes in a form": {"files": {"image": ("meme.png", b"", "image/png")}, "data": {"text": "x"}},
@@ -726,10 +716,7 @@ async def test_moderations_work_with_openai_s_own_library(tmp_path):
         assert ["text"] in alone.category_applied_input_types.to_dict().values()
         assert "picture" not in alone.model_extra["memecourt"]
         several = (await client.moderations.create(input=["my bird sings", "another text"])).results
-        assert [one.model_extra["memecourt"]["text"]["text"] for one in several] == [
-            "my bird sings",
-            "another text",
-        ]
+        assert [one.model_extra["memecourt"]["text"]["text"] for one in several] == ["my bird sings", "another text"]
         assert several[0].model_extra["memecourt"]["verdict_id"] == alone.model_extra["memecourt"]["verdict_id"]
         for text_too in ([], parts[:1]):
             empty = {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}

@@ -292,11 +292,7 @@ async def test_closing_the_court_answers_running_and_refuses_waiting_requests(tm
             await call.read()
         await other
         (waits, runs), end = responses, Refusal(caught.value)
-    assert (waits.request_id, waits.failure.code, waits.failure.reason) == (
-        "waits",
-        code_pb2.UNAVAILABLE,
-        "CLOSING",
-    )
+    assert (waits.request_id, waits.failure.code, waits.failure.reason) == ("waits", code_pb2.UNAVAILABLE, "CLOSING")
     assert waits.failure.retry_delay.ToMilliseconds() > 0
     assert runs.request_id == "runs" and runs.HasField("verdict")
     assert end.code is grpc.StatusCode.UNAVAILABLE and end.of(error_details_pb2.RetryInfo)

@@ -132,11 +132,7 @@ async def test_a_court_opens_with_the_libraries_and_policies_of_namespaces(start
     own = shutil.copytree(starter, starter_home / "own")
     writer = LibraryWriter.open(own)
     writer.remove(next(iter(writer.library.ids())), who="ada", why="so that it differs")
-    settings = Settings(
-        home=starter_home,
-        reader="none",
-        namespaces={"shop": {"policy": policy, "library": own}},
-    )
+    settings = Settings(home=starter_home, reader="none", namespaces={"shop": {"policy": policy, "library": own}})
     async with open_court(settings, read_text=False) as executor:
         records = {}
         for namespace in ("", "shop"):

@@ -18,7 +18,6 @@ from serving.rest import notice_page
 from tests.support.desks import opened_desk, trial, verdict
 from tests.support.dockets import NOON, append_all, parse_place, review_trial
 from tests.support.http import an_api, reason
-from tests.support.playing import run_within
 
 WHY = "It mocks our own habit."
 FORM = {"content-type": "application/x-www-form-urlencoded"}
@@ -192,8 +191,8 @@ async def test_the_link_works_under_a_public_path(tmp_path):
 
 
 @pytest.mark.promise("BO-4", "60 objections by link beside 10 cases: one of four given out, all others in order")
-def test_a_flood_of_objections_takes_its_share_of_the_queue_and_no_more(docket_place):
-    async def scene(it):
+async def test_a_flood_of_objections_takes_its_share_of_the_queue_and_no_more(docket_place):
+    async with opened_desk(parse_place(docket_place)) as it:
         links = NoticeLinks(it.docket, days=7, origin="", clock=it.clock)
 
         async def object_to(name):
@@ -212,9 +211,7 @@ def test_a_flood_of_objections_takes_its_share_of_the_queue_and_no_more(docket_p
         await it.docket.reviews.open_appeal("appeal", by="forum", statement=WHY, reference="1", at=NOON)
         listed = await it.waiting("ada")
         taken = [(await it.desk.take_next(f"r{number}")).trial_id for number in range(16)]
-        return honest, listed, taken, await it.desk.counts()
-
-    honest, listed, taken, counts = run_within(opened_desk(parse_place(docket_place)), scene)
+        counts = await it.desk.counts()
     assert listed[:10] == ["appeal", *honest]
     flood = [name for name in taken if name.startswith("flood")]
     assert taken[0] == "appeal" and [name for name in taken if name.startswith("doubt")] == honest

@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,15 +23,10 @@ from serving.docket.open import Docket
 from serving.judging.judge import TrialRunner
 from tests.support.cast import Cast
 from tests.support.desk_pages import desk_pages, page_text
-from tests.support.playing import run_within
 from tests.support.real_court import IMAGE, real_court
 from tests.support.service_calls import refusal_of
 
 WORDS = "People from Blueland, go back to bed"
-
-
-def run(path: Path, work: Any, **settings: Any) -> Any:
-    return run_within(real_court(path, **settings), work)
 
 
 # The contract

@@ -69,16 +69,7 @@ def counting_listener():
         server.shutdown(socket.SHUT_RDWR)
 
 
-NAMES = [
-    "127.0.0.1",
-    "localhost",
-    "0.0.0.0",
-    "[::1]",
-    "[::ffff:127.0.0.1]",
-    "2130706433",
-    "0x7f000001",
-    "127.1",
-]
+NAMES = ["127.0.0.1", "localhost", "0.0.0.0", "[::1]", "[::ffff:127.0.0.1]", "2130706433", "0x7f000001", "127.1"]
 
 
 @pytest.mark.promise("BO-8", "every way to name this machine, every address inside a network: 0 connections")

@@ -97,10 +97,7 @@ def test_interrupted_judge_ends_its_trials_and_reports_progress(home, folder, tm
 @pytest.mark.parametrize(("signal_number", "code"), SIGNALS)
 @pytest.mark.parametrize(
     "arguments",
-    [
-        ("serving.cli", "precedents", "build", "{new}", "{memes}"),
-        ("eval", "synthetic", "{new}", "--train", "4000"),
-    ],
+    [("serving.cli", "precedents", "build", "{new}", "{memes}"), ("eval", "synthetic", "{new}", "--train", "4000")],
     ids=["build", "synthetic"],
 )
 def test_interrupted_command_exits_without_a_traceback(home, folder, tmp_path, signal_number, code, arguments):

@@ -34,17 +34,7 @@ from memecourt.v1 import court_pb2 as wire
 from serving.app import serve
 from serving.cli.main import cli
 from serving.rpc import health as wellness
-from serving.rpc.health import (
-    COURT,
-    DOCKET,
-    LIVENESS,
-    NOT_SERVING,
-    OVERALL,
-    PRECEDENTS,
-    SERVING,
-    Health,
-    ModelProbe,
-)
+from serving.rpc.health import COURT, DOCKET, LIVENESS, NOT_SERVING, OVERALL, PRECEDENTS, SERVING, Health, ModelProbe
 from serving.rpc.server import Methods, make_server
 from serving.settings import Settings
 from serving.wiring import readiness_checks
@@ -84,45 +74,39 @@ async def served_health():
         await server.stop(0)
 
 
-def test_only_liveness_is_serving_at_first():
-    async def work():
-        async with served_health() as (health, stub, _):
-            listed = await stub.List(health_pb2.HealthListRequest(), timeout=60)
-            with pytest.raises(grpc.aio.AioRpcError) as unknown:
-                await stub.Check(health_pb2.HealthCheckRequest(service="memecourt.v1.Jury"), timeout=60)
-            health.say(COURT, serving=True)
-            after = await stub.Check(health_pb2.HealthCheckRequest(service=COURT), timeout=60)
-            return {name: status.status for name, status in listed.statuses.items()}, unknown.value.code(), after.status
-
-    before, unknown, after = asyncio.run(work())
+async def test_only_liveness_is_serving_at_first():
+    async with served_health() as (health, stub, _):
+        listed = await stub.List(health_pb2.HealthListRequest(), timeout=60)
+        with pytest.raises(grpc.aio.AioRpcError) as unknown:
+            await stub.Check(health_pb2.HealthCheckRequest(service="memecourt.v1.Jury"), timeout=60)
+        health.say(COURT, serving=True)
+        after = await stub.Check(health_pb2.HealthCheckRequest(service=COURT), timeout=60)
+        before = {name: status.status for name, status in listed.statuses.items()}
     assert before.pop(LIVENESS) == SERVING
     assert before == dict.fromkeys((OVERALL, COURT, DOCKET, PRECEDENTS), NOT_SERVING)
-    assert unknown is grpc.StatusCode.NOT_FOUND
-    assert after == SERVING
+    assert unknown.value.code() is grpc.StatusCode.NOT_FOUND
+    assert after.status == SERVING
 
 
-def test_health_watch_reports_each_change_and_ends_with_the_server():
-    async def work():
-        async with served_health() as (health, stub, server):
-            watched = {COURT: [], LIVENESS: [], "none": []}
+async def test_health_watch_reports_each_change_and_ends_with_the_server():
+    async with served_health() as (health, stub, server):
+        watched = {COURT: [], LIVENESS: [], "none": []}
 
-            async def watch(service):
-                async for response in stub.Watch(health_pb2.HealthCheckRequest(service=service), timeout=60):
-                    watched[service].append(response.status)
+        async def watch(service):
+            async for response in stub.Watch(health_pb2.HealthCheckRequest(service=service), timeout=60):
+                watched[service].append(response.status)
 
-            async with asyncio.TaskGroup() as group:
-                for service in watched:
-                    group.create_task(watch(service))
-                await until(lambda: all(watched.values()))
-                health.say(COURT, serving=True)
-                await until(lambda: watched[COURT][-1] == SERVING)
-                health.end()
-                health.say(COURT, serving=True)
-            # All watches have ended, so a stopping server need not wait for them.
-            await asyncio.wait_for(server.stop(300), 120)
-            return watched
-
-    assert asyncio.run(work()) == {COURT: [NOT_SERVING, SERVING, NOT_SERVING], LIVENESS: [SERVING], "none": [UNKNOWN]}
+        async with asyncio.TaskGroup() as group:
+            for service in watched:
+                group.create_task(watch(service))
+            await until(lambda: all(watched.values()))
+            health.say(COURT, serving=True)
+            await until(lambda: watched[COURT][-1] == SERVING)
+            health.end()
+            health.say(COURT, serving=True)
+        # All watches have ended, so a stopping server need not wait for them.
+        await asyncio.wait_for(server.stop(300), 120)
+        assert watched == {COURT: [NOT_SERVING, SERVING, NOT_SERVING], LIVENESS: [SERVING], "none": [UNKNOWN]}
 
 
 # Probes of the models and the docket
@@ -235,81 +219,64 @@ def frequent_probes(monkeypatch):
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_health_follows_failure_and_recovery_of_the_model_server(frequent_probes, fault):
+async def test_health_follows_failure_and_recovery_of_the_model_server(frequent_probes, fault):
     fail, recover = FAULTS[fault]
-
-    async def work():
-        async with watched_court() as court:
-            await fail(court.hosts[0])
-            await wait_for_statuses(court, NO_MODELS)
-            await recover(court.hosts[0])
-            await wait_for_statuses(court, ALL_WELL)
-
-    asyncio.run(work())
+    async with watched_court() as court:
+        await fail(court.hosts[0])
+        await wait_for_statuses(court, NO_MODELS)
+        await recover(court.hosts[0])
+        await wait_for_statuses(court, ALL_WELL)
 
 
-def test_one_working_model_server_of_several_is_enough(frequent_probes):
-    async def work():
-        async with watched_court(hosts=2) as court:
-            first, second = court.hosts
-            await first.spoil("hang")
-            calls = second.model.stats.calls
-            await until(lambda: second.model.stats.calls > calls + 2)
-            await wait_for_statuses(court, ALL_WELL)
-            await second.kill()
-            await wait_for_statuses(court, NO_MODELS)
-            await first.spoil()
-            await wait_for_statuses(court, ALL_WELL)
-
-    asyncio.run(work())
+async def test_one_working_model_server_of_several_is_enough(frequent_probes):
+    async with watched_court(hosts=2) as court:
+        first, second = court.hosts
+        await first.spoil("hang")
+        calls = second.model.stats.calls
+        await until(lambda: second.model.stats.calls > calls + 2)
+        await wait_for_statuses(court, ALL_WELL)
+        await second.kill()
+        await wait_for_statuses(court, NO_MODELS)
+        await first.spoil()
+        await wait_for_statuses(court, ALL_WELL)
 
 
-def test_court_that_asks_no_model_serves_without_one(frequent_probes):
-    async def work():
-        async with watched_court(procedure=Procedure.SUMMARY) as court:
-            await court.hosts[0].kill()
-            await asyncio.sleep(0.5)
-            return statuses_of(court), court.hosts[0].model.stats.calls
-
-    assert asyncio.run(work()) == (ALL_WELL, 0)
+async def test_court_that_asks_no_model_serves_without_one(frequent_probes):
+    async with watched_court(procedure=Procedure.SUMMARY) as court:
+        await court.hosts[0].kill()
+        await asyncio.sleep(0.5)
+        assert (statuses_of(court), court.hosts[0].model.stats.calls) == (ALL_WELL, 0)
 
 
-def test_health_follows_failure_and_recovery_of_the_docket(frequent_probes):
-    async def work():
-        async with watched_court() as court:
-            for fault in (Unavailable("gone", reason="DOCKET_UNAVAILABLE"), None, ZeroDivisionError("ours"), None):
-                court.docket.fault = fault
-                await wait_for_statuses(court, ALL_WELL if fault is None else NO_DOCKET)
-
-    asyncio.run(work())
+async def test_health_follows_failure_and_recovery_of_the_docket(frequent_probes):
+    async with watched_court() as court:
+        for fault in (Unavailable("gone", reason="DOCKET_UNAVAILABLE"), None, ZeroDivisionError("ours"), None):
+            court.docket.fault = fault
+            await wait_for_statuses(court, ALL_WELL if fault is None else NO_DOCKET)
 
 
-def test_model_that_answers_other_calls_is_up_even_if_it_misses_a_probe(frequent_probes, monkeypatch):
+async def test_model_that_answers_other_calls_is_up_even_if_it_misses_a_probe(frequent_probes, monkeypatch):
     """A busy server may answer a probe too late; if it answers other calls, it is not down."""
+    async with served_models(1) as ((host,), model):
+        (server,) = model._servers
+        probe = ModelProbe(model)
+        await host.spoil("hang")
 
-    async def work():
-        async with served_models(1) as ((host,), model):
-            (server,) = model._servers
-            probe = ModelProbe(model)
-            await host.spoil("hang")
-
-            async def answer_another():
-                await asyncio.sleep(0.1)
-                server.answered_at = time.monotonic()
-
-            async with running(answer_another()):
-                await probe()
-            await asyncio.sleep(2 * wellness.EVERY_S)
-            with pytest.raises(Unavailable):
-                await probe()
-            calls = host.model.stats.calls
-            # A server that has just answered another call is not probed at all.
-            monkeypatch.setattr(wellness, "EVERY_S", 60)
+        async def answer_another():
+            await asyncio.sleep(0.1)
             server.answered_at = time.monotonic()
-            await probe()
-            return calls, host.model.stats.calls
 
-    calls, calls_after = asyncio.run(work())
+        async with running(answer_another()):
+            await probe()
+        await asyncio.sleep(2 * wellness.EVERY_S)
+        with pytest.raises(Unavailable):
+            await probe()
+        calls = host.model.stats.calls
+        # A server that has just answered another call is not probed at all.
+        monkeypatch.setattr(wellness, "EVERY_S", 60)
+        server.answered_at = time.monotonic()
+        await probe()
+        calls_after = host.model.stats.calls
     assert calls == calls_after >= 2
 
 
@@ -622,9 +589,7 @@ def test_tls_and_tokens_guard_the_server(start, tmp_path):
         """Returns the status code of a request with a token."""
         with grpc.secure_channel(address, credentials) as channel:
             judge = channel.stream_unary(
-                "/memecourt.v1.Court/Judge",
-                wire.JudgeRequest.SerializeToString,
-                wire.JudgeResponse.FromString,
+                "/memecourt.v1.Court/Judge", wire.JudgeRequest.SerializeToString, wire.JudgeResponse.FromString
             )
             request = judge_request(drawn(*HARMLESS), text=HARMLESS[1])
             request.content.namespace = namespace

@@ -46,76 +46,65 @@ async def vllm_with(python: Path, model: Path, *flags: str):
             await model.aclose()
 
 
-def test_vllm_supports_priorities_repetition_detection_and_penalties(vllm):
-    async def work():
-        model = ChatCompletions(base_url=vllm.base_url, model=vllm.model, api_key=vllm.api_key)
-        try:
-            found = (await probe(model, pictures=2, thoughts=True)).capabilities
-            assert found.priorities and found.ends_loops and found.penalties
-            assert (found.thinking, found.thinks_by, found.thought_limit) == (Thinking.NONE, Thinking.NONE, "")
-            request = ChatRequest("s", ("Go.",), None, max_tokens=400)
-            with vllm.client() as client:
-                body = {"model": vllm.model, "prompt": " the", "add_special_tokens": False}
-                (token,) = client.post("/tokenize", json=body).json()["tokens"]
-            # The bias lets the model say only one word.
-            answer = await model.answer(request, within_s=60, extra={"logit_bias": {str(token): 100}})
-            return answer.reply(1.0)
-        finally:
-            await model.aclose()
-
-    reply = asyncio.run(work())
+async def test_vllm_supports_priorities_repetition_detection_and_penalties(vllm):
+    model = ChatCompletions(base_url=vllm.base_url, model=vllm.model, api_key=vllm.api_key)
+    try:
+        found = (await probe(model, pictures=2, thoughts=True)).capabilities
+        assert found.priorities and found.ends_loops and found.penalties
+        assert (found.thinking, found.thinks_by, found.thought_limit) == (Thinking.NONE, Thinking.NONE, "")
+        request = ChatRequest("s", ("Go.",), None, max_tokens=400)
+        with vllm.client() as client:
+            body = {"model": vllm.model, "prompt": " the", "add_special_tokens": False}
+            (token,) = client.post("/tokenize", json=body).json()["tokens"]
+        # The bias lets the model say only one word.
+        answer = await model.answer(request, within_s=60, extra={"logit_bias": {str(token): 100}})
+        reply = answer.reply(1.0)
+    finally:
+        await model.aclose()
     assert reply.finish is FinishReason.REPETITION and reply.tokens_out == 64
     assert set(reply.text.split()) == {"the"}
 
 
 @pytest.mark.parametrize("policy", ["priority", "fcfs"])
-def test_priorities_order_queued_requests_only_under_the_priority_policy(vllm_python, tiny_model, policy):
+async def test_priorities_order_queued_requests_only_under_the_priority_policy(vllm_python, tiny_model, policy):
     """Handles one request at a time: three queue behind a long one, the last of which is the most urgent."""
-
-    async def work():
-        flags = ("--max-num-seqs", "1", "--scheduling-policy", policy)
-        async with vllm_with(vllm_python, tiny_model, *flags) as model:
-            assert model.capabilities.priorities  # vLLM reports no difference between the policies
-            done = []
-
-            async def ask(name, priority, tokens=8):
-                request = ChatRequest("s", (f"Go, {name}.",), None, max_tokens=tokens, priority=priority)
-                await model.answer(request, within_s=300, extra={"ignore_eos": True, "repetition_detection": None})
-                done.append(name)
-
-            tasks = [asyncio.create_task(ask("long", 0, 600))]
-            await asyncio.sleep(0.5)
-            for name, priority in (("new", 100), ("nearly over", 60), ("waited for", -2)):
-                tasks.append(asyncio.create_task(ask(name, priority)))
-                await asyncio.sleep(0.1)
-            assert not done
-            await asyncio.gather(*tasks)
-            return done
-
     arrival_order = ["new", "nearly over", "waited for"]
-    assert asyncio.run(work()) == ["long", *(reversed(arrival_order) if policy == "priority" else arrival_order)]
+    flags = ("--max-num-seqs", "1", "--scheduling-policy", policy)
+    async with vllm_with(vllm_python, tiny_model, *flags) as model:
+        assert model.capabilities.priorities  # vLLM reports no difference between the policies
+        done = []
+
+        async def ask(name, priority, tokens=8):
+            request = ChatRequest("s", (f"Go, {name}.",), None, max_tokens=tokens, priority=priority)
+            await model.answer(request, within_s=300, extra={"ignore_eos": True, "repetition_detection": None})
+            done.append(name)
+
+        tasks = [asyncio.create_task(ask("long", 0, 600))]
+        await asyncio.sleep(0.5)
+        for name, priority in (("new", 100), ("nearly over", 60), ("waited for", -2)):
+            tasks.append(asyncio.create_task(ask(name, priority)))
+            await asyncio.sleep(0.1)
+        assert not done
+        await asyncio.gather(*tasks)
+        assert done == ["long", *(reversed(arrival_order) if policy == "priority" else arrival_order)]
 
 
 @pytest.mark.parametrize("parser", [True, False])
-def test_thinking_is_off_by_default_and_limited_on_request(vllm_python, tmp_path, parser):
+async def test_thinking_is_off_by_default_and_limited_on_request(vllm_python, tmp_path, parser):
     tiny = make_tiny_model(tmp_path / NAME, thinks=True)
     (picture,) = read(draw_meme("coffee", "send them all home", size=(224, 168)))
     flags = ("--reasoning-parser", "qwen3") if parser else ()
-
-    async def work():
-        async with vllm_with(vllm_python, tiny, *flags) as model:
-            plain_request = ChatRequest("s", ("Say a word.",), WORD, max_tokens=64)
-            thinking_request = ChatRequest("s", ("Say a word.",), WORD, max_tokens=64, thought_tokens=24)
-            odds = await model.odds(thinking_request, ("A", "B"), within_s=60)
-            replies = [await model.reply(request, within_s=60) for request in (plain_request, thinking_request)]
-            record = None
-            if parser:
-                role_model = RoleModel(model, thought_tokens=24)
-                court = replace(court_of(model), role_models=RoleModels(role_model, role_model, role_model, role_model))
-                record = await court.run(a_case(picture, "send them all home"), RecordingSink())
-            return model.capabilities, odds, replies, record
-
-    found, odds, (plain, thought), record = asyncio.run(work())
+    async with vllm_with(vllm_python, tiny, *flags) as model:
+        found = model.capabilities
+        plain_request = ChatRequest("s", ("Say a word.",), WORD, max_tokens=64)
+        thinking_request = ChatRequest("s", ("Say a word.",), WORD, max_tokens=64, thought_tokens=24)
+        odds = await model.odds(thinking_request, ("A", "B"), within_s=60)
+        plain, thought = [await model.reply(request, within_s=60) for request in (plain_request, thinking_request)]
+        record = None
+        if parser:
+            role_model = RoleModel(model, thought_tokens=24)
+            court = replace(court_of(model), role_models=RoleModels(role_model, role_model, role_model, role_model))
+            record = await court.run(a_case(picture, "send them all home"), RecordingSink())
     assert json.loads(plain.text)["word"] and not plain.thought
     assert odds is not None and sum(odds.masses) > 0
     if parser:
@@ -132,17 +121,14 @@ def test_thinking_is_off_by_default_and_limited_on_request(vllm_python, tmp_path
         assert found.thinks_by is Thinking.NONE and not thought.thought
 
 
-def test_qwen3_vl_runs_a_full_trial_like_its_predecessor(vllm_python, tmp_path):
+async def test_qwen3_vl_runs_a_full_trial_like_its_predecessor(vllm_python, tmp_path):
     tiny = make_tiny_model(tmp_path / "tiny-qwen3-vl")
-    subprocess.run([vllm_python, Path(__file__).with_name("tiny_qwen3.py"), "vl", tiny], check=True, timeout=300)
+    command = [vllm_python, Path(__file__).with_name("tiny_qwen3.py"), "vl", tiny]
+    subprocess.run(command, check=True, timeout=300)  # noqa: ASYNC221 - nothing else runs in this loop
     (picture,) = read(draw_meme("coffee", "send them all home", size=(224, 168)))
-
-    async def work():
-        async with vllm_with(vllm_python, tiny) as model:
-            record = await court_of(model).run(a_case(picture, "send them all home"), RecordingSink())
-            return model.capabilities, record
-
-    found, record = asyncio.run(work())
+    async with vllm_with(vllm_python, tiny) as model:
+        record = await court_of(model).run(a_case(picture, "send them all home"), RecordingSink())
+        found = model.capabilities
     assert found.json_schema and found.picture_ids and found.prefix_cache and found.pictures == PICTURES
     assert record.state is TrialState.DECIDED and record.last(VerdictGiven).odds is not None
     calls = [event.call for event in record.events if getattr(event, "call", None)]

@@ -32,7 +32,6 @@ from tests.support.paths import ROOT
 from tests.support.telemetry import calls_of
 
 TEXT = "words of people from Blueland"
-CONSOLE = "https://console.example"
 PROJECT = "memecourt-test"
 
 

@@ -4,7 +4,6 @@ The model writes nonsense. The tests show that vLLM answers each agent's prompt 
 replies without a rating are not scored; not that a weakness is real.
 """
 
-import asyncio
 import json
 
 import pytest
@@ -105,7 +104,7 @@ class PartlyScripted:
         return reply
 
 
-def test_real_model_rewrites_texts(vllm, data, tmp_path):
+async def test_real_model_rewrites_texts(vllm, data, tmp_path):
     ratings = iter(range(10, 0, -1))
 
     def script(request):
@@ -125,22 +124,18 @@ def test_real_model_rewrites_texts(vllm, data, tmp_path):
         limits=Limits(steps=2, seeds=1),
         concurrency=1,
     )
-
-    async def run_probe():
-        plan.out.mkdir()
-        store, reader = SqliteCallCache.open(plan.out / "calls.sqlite"), rapidocr_reader()
-        model = ChatCompletions(base_url=vllm.base_url, model=vllm.model, api_key=vllm.api_key)
-        partly = PartlyScripted(model, script)
-        try:
-            models = {name: MeteredModel(name, partly, store=store, max_tokens=48) for name in ("target", "controller")}
-            await probe(plan, models, reader)
-            return partly.real
-        finally:
-            await store.close()
-            await reader.aclose()
-            await model.aclose()
-
-    real = asyncio.run(run_probe())
+    plan.out.mkdir()
+    store, reader = SqliteCallCache.open(plan.out / "calls.sqlite"), rapidocr_reader()
+    model = ChatCompletions(base_url=vllm.base_url, model=vllm.model, api_key=vllm.api_key)
+    partly = PartlyScripted(model, script)
+    try:
+        models = {name: MeteredModel(name, partly, store=store, max_tokens=48) for name in ("target", "controller")}
+        await probe(plan, models, reader)
+        real = partly.real
+    finally:
+        await store.close()
+        await reader.aclose()
+        await model.aclose()
     roles = {role for role, _ in real}
     assert roles == {"answerer", "narrator", "senior", "refiner"}
     for role, reply in real:

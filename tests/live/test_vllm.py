@@ -189,21 +189,17 @@ def test_the_key_is_in_neither_log_nor_command_line(vllm):
     assert str(vllm.server.settings.model) in shown and vllm.api_key not in shown
 
 
-def test_disconnected_caller_frees_the_engine(vllm):
+async def test_disconnected_caller_frees_the_engine(vllm):
     tokens = 15_000
     body = request(vllm, words(), max_tokens=tokens, ignore_eos=True)
     before = vllm.metric("vllm:generation_tokens_total")
-
-    async def ask_and_hang_up():
-        headers = {"Authorization": f"Bearer {vllm.api_key}"}
-        async with httpx2.AsyncClient(headers=headers, trust_env=False, timeout=None) as client:
-            asking = asyncio.create_task(client.post(f"{vllm.base_url}/chat/completions", json=body))
-            await asyncio.to_thread(wait_until, lambda: vllm.metric("vllm:num_requests_running") >= 1, 60)
-            asking.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await asking
-
-    asyncio.run(ask_and_hang_up())
+    headers = {"Authorization": f"Bearer {vllm.api_key}"}
+    async with httpx2.AsyncClient(headers=headers, trust_env=False, timeout=None) as client:
+        asking = asyncio.create_task(client.post(f"{vllm.base_url}/chat/completions", json=body))
+        await asyncio.to_thread(wait_until, lambda: vllm.metric("vllm:num_requests_running") >= 1, 60)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
     wait_until(lambda: vllm.metric("vllm:num_requests_running") == 0, 200)
     assert vllm.metric("vllm:num_requests_waiting") == 0
     assert vllm.metric("vllm:generation_tokens_total") - before < tokens

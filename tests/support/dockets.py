@@ -11,15 +11,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
-from court.events import (
-    AnyEvent,
-    ReviewOutcome,
-    TrialFailed,
-    TrialOpened,
-    TrialResumed,
-    VerdictGiven,
-    VerdictReviewed,
-)
+from court.events import AnyEvent, ReviewOutcome, TrialFailed, TrialOpened, TrialResumed, VerdictGiven, VerdictReviewed
 from court.record import TrialRecord, TrialState
 from court.trial import TrialCase
 from court.verdict import Label, Review, ReviewReason, Verdict

@@ -20,9 +20,7 @@ TEXT = "Blue tea cures colds, ask anybody in Blueland"
 CLAIM = "Blue tea cures colds."
 REFUTING = "A trial with 900 people found that blue tea does not shorten a cold."
 SUPPORTING = "In a small trial with 12 people, blue tea did cure colds within a day."
-FINDINGS = {
-    "statements": [{"words": "Blue tea cures colds", "claim": CLAIM, "kind": "fact"}],
-}
+FINDINGS = {"statements": [{"words": "Blue tea cures colds", "claim": CLAIM, "kind": "fact"}]}
 NONE_FOUND = {"statements": []}
 WEIGHED = {
     "comprehensible": True,

@@ -5,9 +5,7 @@ import asyncio
 import pytest
 
 from court.backends.pictures.reader import GuardedPictureReader
-from court.events import (
-    Procedure,
-)
+from court.events import Procedure
 from court.meme import Frame, Meme
 from court.roles import RoleModel, RoleModels
 from court.settings import TrialSettings

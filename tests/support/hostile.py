@@ -123,11 +123,4 @@ def _nothing(chance: random.Random) -> bytes:
     return b"\xff\xd8\xff\xe0" + chance.randbytes(60_000)
 
 
-_KINDS = (
-    _canvas_beyond_all,
-    _pixels_that_never_come,
-    _chunks_without_end,
-    _frames_without_end,
-    _cut_off,
-    _nothing,
-)
+_KINDS = (_canvas_beyond_all, _pixels_that_never_come, _chunks_without_end, _frames_without_end, _cut_off, _nothing)

@@ -4,11 +4,7 @@ import asyncio
 import dataclasses
 from datetime import UTC, datetime
 
-from court.events import (
-    Procedure,
-    VerdictReviewed,
-    parse_event,
-)
+from court.events import Procedure, VerdictReviewed, parse_event
 from court.record import TrialRecord
 from court.settings import TrialSettings
 from court.trial import TrialCase

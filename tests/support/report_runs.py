@@ -157,10 +157,7 @@ async def _try(docket: Docket, meme: JudgedMeme, one: ReportedMeme) -> Predictio
         ruling = "no ruling at all"
     has_precedents = one.says != "undecided"
     cast = Cast(rounds=max(one.rounds, 2), odds=None if one.score is None else (one.score, 1 - one.score), judge=ruling)
-    court = full_court(
-        cast,
-        found=findings([H, N, H, H, N] if has_precedents else []),
-    )
+    court = full_court(cast, found=findings([H, N, H, H, N] if has_precedents else []))
     picture = _picture(one)
     await docket.writer.keep_picture(picture)
     procedure = Procedure.FULL if has_precedents else Procedure.SUMMARY

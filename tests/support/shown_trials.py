@@ -39,16 +39,7 @@ from court.events import (
 from court.examination import entropy
 from court.meme import Frame, Picture, PictureFormat
 from court.policy import DEFAULT_POLICY
-from court.precedents import (
-    Findings,
-    LibraryIdentity,
-    MinSimilarity,
-    Precedent,
-    Search,
-    TallyEntry,
-    VoteSettings,
-    vote,
-)
+from court.precedents import Findings, LibraryIdentity, MinSimilarity, Precedent, Search, TallyEntry, VoteSettings, vote
 from court.settings import TrialSettings
 from court.verdict import Finding, Label, Review, ReviewReason, ScoreMeaning, Strength, Strengths, Verdict
 from eval.synthetic.scenes import draw_meme

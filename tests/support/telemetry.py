@@ -11,11 +11,7 @@ from typing import Any
 import grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
-from court.events import (
-    Summarised,
-    SummarisedAhead,
-    VerdictGiven,
-)
+from court.events import Summarised, SummarisedAhead, VerdictGiven
 from court.ports import ChatReply, FinishReason
 from serving.telemetry.logs import set_up
 from tests.support.cast import as_json

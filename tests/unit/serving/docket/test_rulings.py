@@ -154,7 +154,7 @@ def test_library_follows_the_last_review_whichever_is_handled_last(court, last):
         assert b"particular" not in b"".join(files)
 
 
-def test_two_concurrent_overrulings_make_one_precedent(court, monkeypatch):
+async def test_two_concurrent_overrulings_make_one_precedent(court, monkeypatch):
     record, review = a_review(N)
     court.docket.stored = record
     both, first = threading.Barrier(2), iter(range(2))
@@ -166,11 +166,9 @@ def test_two_concurrent_overrulings_make_one_precedent(court, monkeypatch):
             both.wait(60)  # both have found no precedent
         return found
 
-    async def work():
-        monkeypatch.setattr(court.writer, "meme", together)
-        return await asyncio.gather(*(court.rulings.follow(record, review, chosen=True) for _ in range(2)))
-
-    assert sorted(change is None for change in asyncio.run(work())) == [False, True]
+    monkeypatch.setattr(court.writer, "meme", together)
+    changes = await asyncio.gather(*(court.rulings.follow(record, review, chosen=True) for _ in range(2)))
+    assert sorted(change is None for change in changes) == [False, True]
     assert court.kinds == [ChangeKind.ADD]
 
 

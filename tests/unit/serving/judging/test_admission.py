@@ -9,7 +9,6 @@ import pytest
 from court.errors import Unavailable
 from serving.errors import Busy
 from serving.judging.admission import Admission
-from tests.support.playing import run_within
 
 
 class Clock:
@@ -266,8 +265,8 @@ async def test_caller_that_cannot_be_served_in_time_is_refused_at_once():
     assert isinstance(too_late, Busy) and too_late.retry_after > 0
 
 
-def test_closing_refuses_waiting_callers_and_lets_running_trials_finish():
-    async def scenario(court):
+async def test_closing_refuses_waiting_callers_and_lets_running_trials_finish():
+    async with a_court(most=1) as court:
         for name in ("running", "waiting", "patient"):
             await court.call(name, patient=name == "patient")
         court.admission.close()
@@ -279,9 +278,7 @@ def test_closing_refuses_waiting_callers_and_lets_running_trials_finish():
         assert not emptied.done() and not court.calls["running"].done()
         await court.end("running")
         await asyncio.wait_for(emptied, 5)
-        return refusals
-
-    for refusal in run_within(a_court(most=1), scenario):
+    for refusal in refusals:
         assert isinstance(refusal, Unavailable) and not isinstance(refusal, Busy)
         assert refusal.reason == "CLOSING" and refusal.retry_after > 0
 

@@ -16,15 +16,10 @@ from serving.docket.store.requests import RequestName
 from tests.support.cast import Cast, frames_of
 from tests.support.chat_completions import HELLO, court_and_server, failing, wait_for_stats
 from tests.support.gates import call_through
-from tests.support.playing import run_within
 from tests.support.reception import ASK, Turns, other, trials_in, wait_until_idle
 from tests.support.reception import town as town
 
 FULL = replace(ASK, procedure=Procedure.FULL)
-
-
-def play_on_server(town, work, **options):
-    return run_within(town.server(**options), work)
 
 
 async def refusal(runner, ask):
@@ -70,25 +65,18 @@ async def test_successful_decode_clears_an_external_kill_of_the_picture_reader(t
                 outcomes.append("decided")
             except (BadPicture, Unavailable) as error:
                 outcomes.append(error.reason)
-        assert outcomes == [
-            "PICTURE_READER_KILLED",
-            "decided",
-            *["PICTURE_READER_KILLED"] * 2,
-            "QUARANTINED",
-        ]
+        assert outcomes == ["PICTURE_READER_KILLED", "decided", *["PICTURE_READER_KILLED"] * 2, "QUARANTINED"]
 
 
-def test_picture_is_withheld_from_the_text_reader_after_two_external_kills(town):
-    async def scene(runner):
+async def test_picture_is_withheld_from_the_text_reader_after_two_external_kills(town):
+    async with town.server() as runner:
         town.reader.result = Unavailable("no", reason="TEXT_READER_KILLED")
         outcomes = []
         for number in range(3):
             with pytest.raises((BadPicture, TrialAborted)) as caught:
                 await runner.answer(replace(ASK, text=None, request_id=f"r{number}"))
             outcomes.append(caught.value.reason)
-        return outcomes
-
-    assert play_on_server(town, scene) == ["TEXT_READER_KILLED"] * 2 + ["QUARANTINED"] and town.reader.calls == 2
+        assert outcomes == ["TEXT_READER_KILLED"] * 2 + ["QUARANTINED"] and town.reader.calls == 2
 
 
 @pytest.mark.parametrize("how", ["by another trial", "by the resumed trial", "before a trial"])
@@ -178,12 +166,11 @@ async def test_quarantine_by_the_text_reader_outlasts_a_trial_begun_earlier(town
         ]
 
 
-def test_picture_that_is_merely_unreadable_is_decoded_on_every_request(town):
-    async def scene(runner):
+async def test_picture_that_is_merely_unreadable_is_decoded_on_every_request(town):
+    async with town.server() as runner:
         town.pictures.errors[ASK.image] = BadPicture("no", reason="PICTURE_UNREADABLE")
-        return [(await refusal(runner, ASK)).reason for _ in range(3)]
-
-    assert play_on_server(town, scene) == ["PICTURE_UNREADABLE"] * 3 and town.pictures.decoded == 3
+        reasons = [(await refusal(runner, ASK)).reason for _ in range(3)]
+        assert reasons == ["PICTURE_UNREADABLE"] * 3 and town.pictures.decoded == 3
 
 
 async def test_picture_that_killed_the_text_reader_is_tried_only_with_its_text_sent(town):
@@ -199,10 +186,9 @@ async def test_picture_that_killed_the_text_reader_is_tried_only_with_its_text_s
         assert (await runner.answer(other(request_id="r3"))).record.state is TrialState.DECIDED
 
 
-def test_killing_the_text_reader_before_a_trial_quarantines_a_picture_too(town):
+async def test_killing_the_text_reader_before_a_trial_quarantines_a_picture_too(town):
     """A near-duplicate search reads the text before the trial."""
-
-    async def scene(runner):
+    async with town.server() as runner:
         runner._known._near = object()
         town.reader.result = Unavailable("no", reason="TEXT_READER_FAILED")
         outcomes = []
@@ -210,9 +196,7 @@ def test_killing_the_text_reader_before_a_trial_quarantines_a_picture_too(town):
             with pytest.raises((BadPicture, Unavailable)) as caught:
                 await runner.answer(replace(ASK, text=None, request_id=f"r{number}"))
             outcomes.append(caught.value.reason)
-        return outcomes
-
-    assert play_on_server(town, scene) == ["TEXT_READER_FAILED", "QUARANTINED"] and town.reader.calls == 1
+        assert outcomes == ["TEXT_READER_FAILED", "QUARANTINED"] and town.reader.calls == 1
 
 
 # Trials that kill the model server (RE-6).
@@ -273,10 +257,7 @@ async def test_request_kills_the_model_server_at_most_twice_even_after_a_restart
 
 async def test_one_trial_that_killed_two_servers_is_enough_for_quarantine(town):
     async with town.server(role_models=Cast(rounds=2, describe=lambda request: broken_off(2)).role_models) as runner:
-        assert await outcomes_of(runner, FULL, 2) == [
-            "MODEL_GONE",
-            "QUARANTINED",
-        ]
+        assert await outcomes_of(runner, FULL, 2) == ["MODEL_GONE", "QUARANTINED"]
 
 
 async def test_unavailable_model_server_quarantines_nothing(town):

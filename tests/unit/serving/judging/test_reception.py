@@ -30,16 +30,7 @@ from tests.support.fakes import LIBRARY, H, RecordingSink, findings, ticking_clo
 from tests.support.gates import call_through, call_with_check
 from tests.support.leftovers import soon, without_garbage_collector
 from tests.support.playing import until
-from tests.support.reception import (
-    ASK,
-    PNG,
-    Finder,
-    Turns,
-    each_docket,
-    other,
-    trials_in,
-    wait_until_idle,
-)
+from tests.support.reception import ASK, PNG, Finder, Turns, each_docket, other, trials_in, wait_until_idle
 from tests.support.reception import town as town
 from tests.support.sizes import FULL
 
