@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 
-from court.errors import BadPicture, BadText
+from court.errors import BadPicture, BadRequest, BadText
 
 
 class PictureFormat(StrEnum):
@@ -143,8 +143,7 @@ class Meme:
 def text_digest(text: str) -> str:
     """Digest of a meme without a picture, ``text:`` and SHA-256 in hex; used in place of the pixels' digest.
 
-    Raises:
-        UnicodeEncodeError: The text holds a lone surrogate (:func:`check_text`).
+    Raises UnicodeEncodeError: The text holds a lone surrogate (:func:`check_text`).
     """
     return _TEXT_DIGEST + hashlib.sha256(text.encode()).hexdigest()
 
@@ -160,15 +159,22 @@ def is_language_tag(tag: str) -> bool:
     return len(tag) <= _MOST_LANGUAGE_TAG and _LANGUAGE_TAG.fullmatch(tag) is not None
 
 
+def checked_language(tag: str, field: str = "language") -> str:
+    """Returns a BCP 47 tag, which may be empty. Raises BadRequest if it is none."""
+    if tag and not is_language_tag(tag):
+        why = f'{field} is no BCP 47 tag. Send one such as "en" or "pt-BR", or leave it out.'
+        raise BadRequest(why, reason="BAD_LANGUAGE", field=field)
+    return tag
+
+
 def check_present(text: str | None, *, picture: bool) -> None:
     """Raises BadPicture if there is nothing to try: neither a picture nor a non-blank text."""
-    if picture or (text and text.strip()):
-        return
-    raise BadPicture(
-        "Neither a picture nor a text was sent. Send the picture's file, its text with it where you have it, or a text "
-        "alone.",
-        reason="PICTURE_EMPTY",
-    )
+    if not picture and not (text and text.strip()):
+        raise BadPicture(
+            "Neither a picture nor a text was sent. Send the picture's file, its text with it where you have it, or a "
+            "text alone.",
+            reason="PICTURE_EMPTY",
+        )
 
 
 def check_text(text: str) -> None:

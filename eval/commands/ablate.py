@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -19,21 +20,19 @@ from eval.commands.options import (
     words_in,
 )
 from eval.datasets.items import Protocol
+from eval.reports.sections import Section
 from eval.runs.results import Results, read_results
+from eval.scores.compare import Comparison, compare, signed_interval
+from eval.scores.measure import SURE, figure, holm
+from eval.studies.arms import ARMS, ModelOf, Study, arms_named, run_study
+from eval.synthetic.world import GROUPS
 from serving.cli.common import FILE
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from eval.reports.sections import Section
-    from eval.scores.compare import Comparison
 
 
 def _list(context: click.Context, _: click.Parameter, arms: str | None) -> str | None:
     """Tells the arms and ends, before anything else is asked for."""
     if arms != "list":
         return arms
-    from eval.studies.arms import ARMS
 
     for arm in ARMS.values():
         click.echo(f"{arm.name:<18} {arm.what}")
@@ -101,9 +100,6 @@ def ablate(
     Differences are the arm minus `full`, paired by meme, with 95 % intervals by bootstrap (10,000 resamples); p is from
     the exact McNemar test. A meme without a class counts as wrong.
     """
-    from eval.studies.arms import ModelOf, Study, arms_named, run_study
-    from eval.synthetic.world import GROUPS
-
     chosen = arms_named(
         words_in(arms),
         [ModelOf.parse(model) for model in models],
@@ -124,15 +120,11 @@ def ablate(
 
 
 def _compared(results: Sequence[Results], protocol: Protocol, seed: int) -> list[tuple[Results, Comparison]]:
-    from eval.scores.compare import compare
-
     # `full` is always the first arm, wherever it was named: see `arms_named`.
     return [(arm, compare(arm, results[0], protocol, seed=seed)) for arm in results]
 
 
 def _shown(full: Results, by_protocol: Mapping[Protocol, Sequence[tuple[Results, Comparison]]]) -> Shown:
-    from eval.scores.measure import holm
-
     figures = {}
     for protocol, compared in by_protocol.items():
         # Of the first, which is compared with itself, there is nothing to be corrected.
@@ -152,10 +144,6 @@ def _shown(full: Results, by_protocol: Mapping[Protocol, Sequence[tuple[Results,
 
 
 def _section(compared: Sequence[tuple[Results, Comparison]], protocol: Protocol, where: str) -> Section:
-    from eval.reports.sections import Section
-    from eval.scores.compare import signed_interval
-    from eval.scores.measure import SURE, figure, holm
-
     head = ("arm", "accuracy", "macro-F1", "difference in accuracy", "in macro-F1", "p", "calls", "stored", "made")
     rows: list[tuple[str, ...]] = [head]
     for number, (arm, one) in enumerate(compared):

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from court.errors import BadRequest
 from eval.commands.options import Shown, shows_sections
+from eval.reports.sections import Section
+from eval.runs.controls import swapped_groups
 from eval.runs.results import Results, read_runs
+from eval.scores.altered import FlipRate, group_gaps
+from eval.scores.altered import stability as measured
+from eval.scores.compare import signed_interval
+from eval.scores.measure import NOTHING, SURE, figure
+from eval.studies.arms import FULL_ARM, UNCHANGING
 from serving.cli.common import PATH
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from eval.reports.sections import Section
-    from eval.scores.altered import FlipRate
 
 _MOST = 20  # memes that a terminal shows
 _study = click.argument("study", type=PATH, metavar="STUDY")
@@ -33,10 +34,6 @@ def stability(study: Path) -> Shown:
     --with-policy; each is compared with the arm `full`. Intervals are 95 %: Wilson's, and by bootstrap over memes. The
     page and --json list every meme.
     """
-    from eval.scores.altered import stability as measured
-    from eval.scores.measure import figure
-    from eval.studies.arms import UNCHANGING
-
     base, arms = _arms(study, lambda run: run.name in UNCHANGING or run.name.startswith("policy-"))
     found = measured(base, arms)
     lead = [
@@ -58,9 +55,6 @@ def stability(study: Path) -> Shown:
 
 
 def _section(title: str, head: tuple[str, ...], rates: Sequence[FlipRate], *, detail: bool = False) -> Section:
-    from eval.reports.sections import Section
-    from eval.scores.measure import figure
-
     cells = [
         (each.name, f"{each.n:,}", figure(each.share), f"{each.silent:,}", figure(each.risk, ".2f")) for each in rates
     ]
@@ -77,12 +71,6 @@ def counterfactual(study: Path) -> Shown:
     STUDY is a folder of `memecourt-eval ablate --swap-groups`. Gaps are paired by meme, with 95 % intervals by
     bootstrap; p is exact for labels (McNemar) and by signed ranks for scores, corrected by Holm's procedure over all.
     """
-    from eval.reports.sections import Section
-    from eval.runs.controls import swapped_groups
-    from eval.scores.altered import group_gaps
-    from eval.scores.compare import signed_interval
-    from eval.scores.measure import NOTHING, SURE
-
     base, arms = _arms(study, lambda run: run.manifest is not None and swapped_groups(run.manifest.control) is not None)
     gaps = group_gaps(base, arms)
     head = ("groups", "memes", "found harmful, difference", "p", "score, difference", "p")
@@ -106,8 +94,6 @@ def counterfactual(study: Path) -> Shown:
 
 def _arms(study: Path, wanted: Callable[[Results], bool]) -> tuple[Results, list[Results]]:
     """Returns the reference of a study and the wanted arms. Raises BadRequest if either is missing or not finished."""
-    from eval.studies.arms import FULL_ARM
-
     runs = read_runs([study])
     base = next((run for run in runs if run.name == FULL_ARM), None)
     arms = [run for run in runs if wanted(run)]

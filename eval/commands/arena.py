@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from court.errors import BadRequest
+from eval.arena.agreement import HumanVerdict
+from eval.arena.board_sections import board_lead, board_sections, board_title
+from eval.arena.folder import ArenaFolder, read_lines
+from eval.arena.groups import BoardsBy, group_sections, groups_in, plain_groups
+from eval.arena.leaderboard import Leaderboard, leaderboard
+from eval.arena.repeats import arena_repeats, repeat_section, repeated_board, times_ahead
+from eval.arena.run import Ask, run
+from eval.arena.settings import arena_settings
 from eval.commands.follow_ups import detect_memes, difficulty, distil_check, explain, export_judge
 from eval.commands.options import (
     Shown,
@@ -24,17 +33,11 @@ from eval.commands.options import (
 from eval.commands.rating import rate_arena
 from eval.commands.sampled import sampled_options, samples_of
 from eval.commands.task_sets import tasks
+from eval.models.open import read_models, require_servers
 from eval.models.samples import TABLE_KEYS
+from eval.reports.sections import Section, as_page
 from eval.session.sampled import repeats_in
 from serving.cli.common import PATH, tell
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from eval.arena.groups import BoardsBy
-    from eval.arena.leaderboard import Leaderboard
-    from eval.arena.run import Ask
-    from eval.reports.sections import Section
 
 PAGE, GROUP_PAGE = "leaderboard.html", "groups.html"
 
@@ -84,12 +87,6 @@ def arena(context: click.Context, /, **options: Any) -> None:
     """
     if context.invoked_subcommand is not None:
         return
-    from eval.arena.agreement import HumanVerdict
-    from eval.arena.board_sections import board_lead
-    from eval.arena.folder import read_lines
-    from eval.arena.groups import groups_in, plain_groups
-    from eval.arena.leaderboard import leaderboard
-    from eval.arena.repeats import arena_repeats
 
     out: Path = options["out"]
     # Before any model is asked: the error further down would come after all calls are paid for.
@@ -133,9 +130,6 @@ arena.add_command(difficulty)
 
 
 def _group_page(board: Leaderboard, groups: Sequence[BoardsBy], out: Path) -> list[Section]:
-    from eval.arena.groups import group_sections
-    from eval.reports.sections import as_page
-
     sections = group_sections(groups, [row.model for row in board.board("overall").rows])
     title = f"Boards by group: {board.manifest.name}"
     write_page(out / GROUP_PAGE, as_page(title, [], sections, command=command_line(), links=_links(out, GROUP_PAGE)))
@@ -143,8 +137,6 @@ def _group_page(board: Leaderboard, groups: Sequence[BoardsBy], out: Path) -> li
 
 
 def _of_repeats(boards: Sequence[Leaderboard], out: Path) -> Shown:
-    from eval.arena.repeats import repeat_section, repeated_board, times_ahead
-
     repeated = repeated_board(boards)
     figures = {**asdict(repeated), "ahead": times_ahead(repeated), "repeats": [figures_of(board) for board in boards]}
     return Shown(
@@ -178,9 +170,6 @@ def figures_of(board: Leaderboard) -> dict[str, Any]:
 
 
 def _run(ask: Ask, *, yes: bool) -> None:
-    from eval.arena.folder import ArenaFolder
-    from eval.arena.run import run
-
     def begin(calls: int, dollars: float) -> None:
         price = f", about US$ {dollars:,.2f} at 1,500 tokens in and 300 out a call" if dollars else ""
         tell(f"This takes about {calls:,} calls{price}; stored calls are not made again.")
@@ -192,10 +181,6 @@ def _run(ask: Ask, *, yes: bool) -> None:
 
 
 def _options_of(options: dict[str, Any]) -> Ask:
-    from eval.arena.run import Ask
-    from eval.arena.settings import arena_settings
-    from eval.models.open import read_models, require_servers
-
     file = read_models(options["models"])
     unknown = [name for name in file.rest if name != "arena"]
     if unknown:
@@ -239,9 +224,6 @@ def _links(out: Path, own: str, *, grouped: bool = False) -> list[tuple[str, str
 
 def _page(board: Leaderboard, out: Path, *, grouped: bool = False) -> list[Section]:
     """Writes the page of an arena, and returns its sections."""
-    from eval.arena.board_sections import board_lead, board_sections, board_title
-    from eval.reports.sections import as_page
-
     sections, links = board_sections(board), _links(out, PAGE, grouped=grouped)
     html = as_page(board_title(board), board_lead(board), sections, command=board.manifest.command, links=links)
     write_page(out / PAGE, html)

@@ -20,8 +20,15 @@ from eval.commands.options import (
     with_table,
     write_page,
 )
+from eval.reports.audition import audition_sections, gather_audition
+from eval.reports.sections import as_page, as_text, need_page
+from eval.runs.judge import material_of
 from eval.runs.spec import Circumstances, JudgingSpec
+from eval.scores.weighing import require_enough
+from eval.session.engine import Progress
 from eval.session.spec import flags_of, spec_options
+from eval.studies.arms import run_study
+from eval.studies.audition import audition_of, audition_study, draw_memes
 
 _JUDGING = ("dataset", "split", "limit", "text_only", "language")
 _FILE = click.Path(path_type=Path, dir_okay=False)
@@ -56,14 +63,6 @@ def audition(memes: int, calibrate: Path | None, html: Path | None, as_json: boo
     Precedents are the train split's, in OUT/study/library. The same command continues what was interrupted, and
     repeats no call.
     """
-    from eval.reports.audition import audition_sections, gather_audition
-    from eval.reports.sections import as_page, as_text, need_page
-    from eval.runs.judge import material_of
-    from eval.scores.weighing import require_enough
-    from eval.session.engine import Progress
-    from eval.studies.arms import run_study
-    from eval.studies.audition import audition_of, audition_study, draw_memes
-
     labelled = options["data"] is not None
     if calibrate is not None and not labelled:
         raise click.UsageError(

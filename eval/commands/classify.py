@@ -5,28 +5,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from court.errors import BadRequest
 from court.events import Procedure
+from court.question import read_question
 from court.settings import TrialSettings
 from eval.commands.options import CourtOptions, Shown, dataset_of, patience_option, plan_of, run_watched, shows_sections
 from eval.datasets.card import DatasetCard
 from eval.datasets.read import require_same_labels
+from eval.models.vllm_session import VllmSessions
+from eval.reports import tasks
+from eval.runs.plan import Plan, parse_setting
 from eval.runs.results import LIBRARY, RunFolder, read_results
+from eval.runs.run import run
 from eval.runs.spec import Circumstances, JudgingSpec
+from eval.scores.task_card import require_metrics
 from eval.session.directory import CALLS
 from eval.session.engine import Progress
 from eval.session.sampled import repeat_folder
 from eval.session.spec import spec_options
+from eval.solvers.question import PRECEDENTS, Answerer, Question, parse_inputs, question_about
 from serving.cli.common import NEW_FILE
-
-if TYPE_CHECKING:
-    from eval.models.vllm_session import VllmSessions
-    from eval.runs.plan import Plan
-    from eval.solvers.question import Question
+from serving.models.connect import pictures_per_prompt
 
 
 @click.command()
@@ -103,9 +106,6 @@ def classify(**options: Any) -> Shown:
     Exit code: 0 if every meme has an answer or a failure of its own, 3 if some are still to be asked about, 1 if the
     run could not go on, 130 if it was interrupted.
     """
-    from eval.models.vllm_session import VllmSessions
-    from eval.runs.run import run
-    from serving.models.connect import pictures_per_prompt
 
     async def run_all(progress: Progress) -> None:
         if len(plans) == 1:
@@ -159,10 +159,6 @@ def _plans(options: dict[str, Any]) -> list[Plan]:
 
 
 def _questions(options: dict[str, Any], dataset: DatasetCard) -> list[Question]:
-    from court.question import read_question
-    from eval.scores.task_card import require_metrics
-    from eval.solvers.question import PRECEDENTS, Answerer, parse_inputs, question_about
-
     worded = read_question(options["question_file"]) if options["question_file"] else None
     if options["task"] is None and worded is None:
         raise click.UsageError("Missing option --task; or --question, whose id names the task.")
@@ -242,9 +238,6 @@ _MOST_SHOTS = 16
 
 
 def _plan(options: dict[str, Any], dataset: DatasetCard, question: Question, *, out: Path, name: str) -> Plan:
-    from eval.runs.plan import parse_setting
-    from eval.solvers.question import Answerer
-
     trial = dict(parse_setting(one) for one in options["settings"])
     without = question.by is Answerer.TRIAL and dataset.court_task is None
     # Its labelled memes say nothing of harm: shown as precedents they would pass for harmless ones.
@@ -277,8 +270,6 @@ def _folder_name(question: Question) -> str:
 
 
 def _shown(plans: Sequence[Plan], out: Path) -> Shown:
-    from eval.reports import tasks
-
     groups = tasks.gather_tasks([read_results(plan.out) for plan in plans])
     lead, sections = tasks.lead_of(groups), tasks.sections_of(groups)
     question = plans[0].question

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from court.errors import BadRequest
+from eval.arena.compare import compare_arenas, comparison_section
+from eval.arena.folder import EVENTS
 from eval.commands.options import Shown, protocol_option, protocols_of, score_by_protocol, seed_option, shows_sections
+from eval.reports.sections import Section
 from eval.runs.results import read_results
+from eval.scores.compare import Comparison, in_words
+from eval.scores.compare import compare as compared
 from serving.cli.common import PATH
-
-if TYPE_CHECKING:
-    from eval.reports.sections import Section
-    from eval.scores.compare import Comparison
 
 _SHOWN = 20  # flipped memes that are listed; --json lists all
 
@@ -34,14 +34,10 @@ def compare(run_a: Path, run_b: Path, protocol: str | None, seed: int) -> Shown:
 
     Of two arenas it shows how far they rank the models of both alike: Spearman's and Kendall's rank correlation.
     """
-    from eval.arena.folder import EVENTS
-    from eval.scores.compare import compare as compared
-
     arenas = [(one / EVENTS).exists() for one in (run_a, run_b)]
     if all(arenas):
         if protocol is not None:
             raise click.UsageError("--protocol is for runs: the verdicts of an arena have no classes.")
-        from eval.arena.compare import compare_arenas, comparison_section
 
         ranked = compare_arenas(run_a, run_b, seed=seed)
         return Shown(title="Arenas", sections=[comparison_section(ranked)], figures=asdict(ranked))
@@ -72,9 +68,6 @@ def compare(run_a: Path, run_b: Path, protocol: str | None, seed: int) -> Shown:
 
 def _section(found: Comparison) -> Section:
     """A comparison in words, and the first memes on which the two differ."""
-    from eval.reports.sections import Section
-    from eval.scores.compare import in_words
-
     rows = [(one.meme, *map(_labels, (one.gold, one.a, one.b))) for one in found.changed]
     more = len(rows) - _SHOWN
     head = ("different", "gold", found.name_a, found.name_b)

@@ -6,13 +6,15 @@ import asyncio
 import json
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from court.backends.pictures.reader import GuardedPictureReader
 from court.errors import BadRequest, CourtError
 from eval.commands.options import (
     Shown,
@@ -28,15 +30,19 @@ from eval.commands.options import (
     write_page,
 )
 from eval.datasets.card import DatasetCard
+from eval.datasets.card_draft import draft_card
+from eval.datasets.check import DatasetCheck
+from eval.datasets.check import check as check_dataset
+from eval.datasets.hub import download
 from eval.datasets.known import card_file, find_card, known_cards, recognised
+from eval.datasets.record_files import keep_tables
+from eval.reports import description
+from eval.reports.sections import as_markdown, plain
+from eval.scores.task_card import require_metrics
 from eval.session.engine import watching
 from eval.session.spec import spec_options
+from retrieval.library.readers import counted
 from serving.cli.common import NEW_FILE, NEW_FOLDER, PATH
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from eval.datasets.check import DatasetCheck
 
 _SHOWN = 5  # cases of a finding that are listed one by one; --json lists all
 
@@ -102,8 +108,6 @@ def check(data: Path, id_: str | None, decode: bool, as_json: bool, **words: Any
 
     Exit code: 0 if nothing was found, 1 if something was, 2 if the check could not be done.
     """
-    from eval.datasets.record_files import keep_tables
-
     if id_ is not None:
         # A name that there is none of is a mistake in the command, and said before files are read.
         dataset_of(id_)
@@ -169,11 +173,7 @@ def describe(
     correction in each table. In a table, a cell may hold several labels, with ; between them. No text and no picture
     of a meme is shown.
     """
-    from eval.datasets.record_files import keep_tables
-    from eval.reports.description import DescriptionRequest, describe, description_sections
-    from eval.reports.sections import as_markdown
-
-    wanted = DescriptionRequest(**words)
+    wanted = description.DescriptionRequest(**words)
     plain = id_ is None and data.is_file()
     # Ends with the command, as the context does.
     click.get_current_context().with_resource(keep_tables())
@@ -187,12 +187,12 @@ def describe(
         chosen, data = table.card, table.data
     else:
         chosen = dataset_in(data, id_)
-    found = run_watched(lambda progress: describe(chosen, data, wanted, progress, in_parts=plain))
+    found = run_watched(lambda progress: description.describe(chosen, data, wanted, progress, in_parts=plain))
     title = f"Description of {chosen.title}"
     if markdown is not None:
-        write_page(markdown, as_markdown(title, chosen.caveats, description_sections(found)))
+        write_page(markdown, as_markdown(title, chosen.caveats, description.description_sections(found)))
     figures = {"dataset": chosen.id, "tables": [asdict(one) for one in found]}
-    sections = description_sections(found, page=html is not None)
+    sections = description.description_sections(found, page=html is not None)
     answer = Shown(title=title, lead=chosen.caveats, sections=sections, figures=figures)
     show_answer(answer, html=html, as_json=as_json)
 
@@ -223,8 +223,6 @@ def new(data: Path, id_: str, out: Path | None) -> None:
 
     memecourt-eval datasets check DIR --dataset FILE.toml
     """
-    from eval.datasets.card_draft import draft_card
-
     if out is not None and out.exists():
         raise click.UsageError(f"{out} is there already.")
     drafted = draft_card(data, id_)
@@ -244,18 +242,12 @@ def fetch(id_: str, out: Path) -> None:
     The card has to name the repository (layout.hub). Whether you may copy and use the data set is between you and its
     authors; the terms that the card states are shown.
     """
-    from eval.datasets.hub import download
-
     dataset = dataset_of(id_)
     click.echo(f"{dataset.title}: {dataset.licence or 'no licence is named'}; {dataset.source_url}", err=True)
     click.echo(download(dataset, out))
 
 
 async def _checked(data: Path, chosen: Sequence[DatasetCard], pictures: bool) -> list[DatasetCheck]:
-    from court.backends.pictures.reader import GuardedPictureReader
-    from eval.datasets.check import check as check_dataset
-    from eval.scores.task_card import require_metrics
-
     for task in (task for dataset in chosen for task in dataset.tasks):
         require_metrics(task.id, task.labels, task.official, *task.metrics)
     reader = GuardedPictureReader(workers=2) if pictures else None
@@ -271,9 +263,6 @@ async def _checked(data: Path, chosen: Sequence[DatasetCard], pictures: bool) ->
 
 
 def _print_check(report: DatasetCheck) -> None:
-    from eval.reports.sections import plain
-    from retrieval.library.readers import counted
-
     click.echo(f"{report.dataset}: {report.title}")
     for split in report.splits:
         if not split.file:

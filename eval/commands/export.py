@@ -7,8 +7,10 @@ from pathlib import Path
 
 import click
 
+from eval.reports.parquet import write_parquet
 from eval.runs.results import DOCKET, Results, read_results
 from serving.cli.common import PATH
+from serving.docket.open import Docket
 
 
 @click.command()
@@ -30,8 +32,6 @@ def export(run: Path, inspect: Path | None, parquet: Path | None) -> None:
             samples = _inspect(run, results, inspect)
             click.echo(f"{samples:,} samples in {inspect}. Look at them with: inspect view --log-dir {inspect.parent}")
         if parquet is not None:
-            from eval.reports.parquet import write_parquet
-
             click.echo(f"{write_parquet(results, parquet):,} rows in {parquet}.")
             if not results.finished:
                 click.echo(f"{results.name} is not finished: memes without an answer yet stand as NOT_JUDGED.")
@@ -49,7 +49,6 @@ def _inspect(run: Path, results: Results, target: Path) -> int:
         raise click.ClickException(
             "Inspect AI is not installed. Install it with: pip install 'memecourt[server,inspect]'"
         ) from None
-    from serving.docket.open import Docket
 
     async def write() -> int:
         # Never a new docket: an empty one would give a log without its trials.

@@ -9,21 +9,27 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from court.errors import BadRequest
+from eval.arena.detection import detect, detection_report, detection_sections, rate_difficulty
+from eval.arena.distilled import distil_report, distil_sections, judged_by
+from eval.arena.events import DifficultyRated, TaskFormulated
+from eval.arena.folder import ArenaFolder
+from eval.arena.groups import HARD
+from eval.arena.judge_examples import judge_examples, read_examples
+from eval.arena.losses import explain_losses, loss_report, loss_sections, losses_of
 from eval.commands.options import Shown, run_watched, shows_sections, words_in
 from eval.commands.sampled import arena_samples, chosen_models
+from eval.models.metered import MeteredModel
+from eval.models.open import opened_models
 from eval.models.samples import ShownMeme, read_memes
 from eval.session.directory import CALLS
 from eval.session.engine import Progress
 from serving.cli.common import PATH, with_options
 from serving.cli.common import run as asyncio_run
-
-if TYPE_CHECKING:
-    from eval.models.metered import MeteredModel
 
 DETECTION_PAGE, LOSSES_PAGE, DISTILLED_PAGE = "detection.html", "losses.html", "distilled.html"
 
@@ -64,9 +70,6 @@ def follow_up(
         click.UsageError: The file has no such model, or nothing names the memes.
         CourtError: The arena, the memes or a model can't be used.
     """
-    from eval.arena.folder import ArenaFolder
-    from eval.models.open import opened_models
-
     specs = chosen_models(options, names)
 
     async def opened(progress: Progress) -> None:
@@ -95,9 +98,6 @@ def detect_memes(**options: Any) -> Shown:
     The report shows accuracy beside the battles that each target won, and their rank correlation. Replies are stored in
     the arena's record and reused when the command runs again.
     """
-    from eval.arena.detection import detect, detection_report, detection_sections
-    from eval.arena.folder import ArenaFolder
-
     folder = ArenaFolder(options["out"])
     manifest = folder.manifest()
     if not options["only_report"]:
@@ -123,11 +123,6 @@ def difficulty(**options: Any) -> Shown:
     `--by difficulty` uses the ratings; from 6 on a question counts as hard. The annotator sees the meme, the question
     and the guideline, and no answer of a target.
     """
-    from eval.arena.detection import rate_difficulty
-    from eval.arena.events import DifficultyRated, TaskFormulated
-    from eval.arena.folder import ArenaFolder
-    from eval.arena.groups import HARD
-
     folder = ArenaFolder(options["out"])
     # First: without an arena there is nothing that an annotator could rate.
     folder.manifest()
@@ -170,9 +165,6 @@ def explain(**options: Any) -> Shown:
     verdicts already tell the aspect of the loss, no model is asked for it. No model explains its own battles. Replies
     are stored in the arena's record and reused when the command runs again.
     """
-    from eval.arena.folder import ArenaFolder
-    from eval.arena.losses import explain_losses, loss_report, loss_sections, losses_of
-
     folder = ArenaFolder(options["out"])
     manifest = folder.manifest()
     if not options["only_report"]:
@@ -216,9 +208,6 @@ def export_judge(out: Path, models: Path | None, data: Path | None, folder: Path
     appear only in the test part. The folder holds texts and pictures of memes: protect it, and what is trained on it,
     as you protect the data set. Train with python -m eval.arena.train_judge.
     """
-    from eval.arena.folder import ArenaFolder
-    from eval.arena.judge_examples import judge_examples
-
     try:
         if folder.exists() and any(folder.iterdir()):
             raise BadRequest(f"{folder} is not empty. Name a folder that is not there yet.", reason="OUT_NOT_EMPTY")
@@ -257,10 +246,6 @@ def distil_check(folder: Path, student: str, base: str | None, **options: Any) -
 
     The baselines are "the longer answer wins" and the untrained model (--base).
     """
-    from eval.arena.distilled import distil_report, distil_sections, judged_by
-    from eval.arena.judge_examples import read_examples
-    from eval.models.open import opened_models
-
     manifest, examples = read_examples(folder, "test")
     specs = chosen_models(options, filter(None, (student, base)))
     verdicts, costs = {}, {}

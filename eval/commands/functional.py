@@ -9,8 +9,11 @@ from pathlib import Path
 import click
 
 from eval.commands.options import Shown, runs_argument, say, shows_sections, unfinished_in_words
+from eval.reports.label_sections import functional_sections
 from eval.runs.results import read_runs, require_verdicts
+from eval.scores.functional import functional_scores
 from eval.session.engine import watching
+from eval.synthetic.functional import read_key, suite, write_functional
 from serving.cli.common import FOLDER, PATH
 
 
@@ -35,8 +38,6 @@ def make(out: Path, cases: int, seed: int) -> None:
     Its train split is the starter library's memes: precedents for whoever has no other. Any system can be tested that
     judges test.jsonl: the court by `run`, others by their predictions, which `score --out` stores as a run.
     """
-    from eval.synthetic.functional import write_functional
-
     with watching(say) as progress:
         made = write_functional(out, count=cases, seed=seed, progress=partial(progress.step, "pictures"))
     harmful = sum(case.harmful for case in made)
@@ -54,10 +55,6 @@ def score(data: Path, runs: tuple[Path, ...]) -> Shown:
     RUN may hold another system's predictions, as `memecourt-eval score --out` stores them. A case passes if it gets its
     label; one without a class fails. Rates have 95 % Wilson intervals.
     """
-    from eval.reports.label_sections import functional_sections
-    from eval.scores.functional import functional_scores
-    from eval.synthetic.functional import read_key, suite
-
     cases = read_key(data)
     results = read_runs(runs)
     for one in results:

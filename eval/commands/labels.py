@@ -21,7 +21,14 @@ from eval.commands.options import (
     unfinished_in_words,
     words_in,
 )
+from eval.reports.label_sections import annotators_section, noise_section, soft_section, subgroup_sections
 from eval.runs.results import Results, card_of_results, read_results, read_runs, require_verdicts
+from eval.scores import annotators as scored
+from eval.scores.annotators import annotator_agreement, harm_shares, soft_labels, soft_scores
+from eval.scores.label_noise import find_label_noise, find_task_noise, find_verdict_noise
+from eval.scores.meme_rows import column_named, read_meme_rows
+from eval.scores.subgroups import groups_of, subgroup_tables
+from eval.studies.vote import left_out_probabilities
 from serving.cli.common import FILE, PATH
 
 
@@ -51,10 +58,6 @@ def subgroups(runs: tuple[Path, ...], by: str | None, groups: Path | None, proto
     are corrected by Holm's procedure: so many looks find something by chance alone otherwise. A meme without a class or
     an answer counts as wrong.
     """
-    from eval.reports.label_sections import subgroup_sections
-    from eval.scores.meme_rows import read_meme_rows
-    from eval.scores.subgroups import groups_of, subgroup_tables
-
     if (by is None) == (groups is None):
         raise click.UsageError("Give either --by PROPERTY or --groups FILE.")
     read, sections, figures = read_runs(runs), [], []
@@ -116,11 +119,6 @@ def annotators(votes: Path, runs: tuple[Path, ...], columns: tuple[str, ...], ha
     score, cross-entropy), and its labels with the majority, separately for unanimous memes and for the others.
     Intervals are 95 %, by bootstrap over memes.
     """
-    from eval.reports.label_sections import annotators_section, soft_section
-    from eval.scores import annotators as scored
-    from eval.scores.annotators import annotator_agreement, harm_shares, soft_labels, soft_scores
-    from eval.scores.meme_rows import column_named, read_meme_rows
-
     named = words_in(harmful)
     lead: list[str] = []
     if votes.is_dir():
@@ -179,10 +177,6 @@ def noise(runs: tuple[Path, ...], library: Path | None, protocol: str | None, sh
     runs of classify, labels are checked one by one, each with its own probability. For a library, it is the vote of the
     other precedents, excluding those that share picture or words. The list holds ids only and no text of a meme.
     """
-    from eval.reports.label_sections import noise_section
-    from eval.scores.label_noise import find_label_noise, find_task_noise, find_verdict_noise
-    from eval.studies.vote import left_out_probabilities
-
     if bool(runs) == (library is not None):
         raise click.UsageError("Give either runs or --library.")
     lead: list[str] = []

@@ -10,30 +10,31 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import click
 from pydantic import Field
 
 from court.errors import BadRequest, Unavailable
 from court.events import Procedure
+from court.meme import checked_language
 from eval.datasets.card import DatasetCard
 from eval.datasets.items import Protocol
 from eval.datasets.known import find_card, recognised
+from eval.datasets.plain_table import PlainTable, read_plain_table
 from eval.datasets.read import CARD, DETECT, shared_detector
+from eval.models.vllm_session import SERVER, VllmChoice
+from eval.reports.sections import Section, as_page, as_text
+from eval.runs.held_out import with_test_share
+from eval.runs.plan import Plan, parse_setting
 from eval.runs.results import Results
 from eval.runs.spec import Circumstances, JudgingSpec
 from eval.session.engine import SERVER_GONE, UNFINISHED, Progress, watching
 from eval.session.spec import Option, flags_of, spec_options
 from serving.access.private_files import hand_on
 from serving.cli.common import NEW_FILE, PATH, FiniteRange, Interrupted, run, settings_of, with_options
-
-if TYPE_CHECKING:
-    from eval.datasets.plain_table import PlainTable
-    from eval.models.vllm_session import VllmChoice
-    from eval.reports.sections import Section
-    from eval.runs.plan import Plan
-    from serving.settings import Settings
+from serving.models.presets import AUTO, vllm_settings
+from serving.settings import Settings
 
 
 def command_line() -> str:
@@ -90,8 +91,6 @@ def show_answer(answer: Shown, *, html: Path | None, as_json: bool) -> None:
 
     Raises NotLoaded: jinja2 or matplotlib is not installed, which a page needs.
     """
-    from eval.reports.sections import as_page, as_text
-
     if page := html or answer.page:
         command = answer.command or command_line()
         write_page(page, as_page(answer.title, answer.lead, answer.sections, command=command, links=answer.links))
@@ -292,9 +291,6 @@ class CourtOptions:
             BadRequest: A setting of the server can't be used.
             click.UsageError: The options don't go together.
         """
-        from eval.models.vllm_session import VllmChoice
-        from serving.models.presets import AUTO, vllm_settings
-
         if self.vllm is None:
             if self.vllm_flags:
                 raise click.UsageError("--vllm-flag goes with --vllm.")
@@ -338,8 +334,6 @@ class TableWords:
 
 def table_of(options: Mapping[str, Any], *, two_sided: bool = True) -> PlainTable:
     """The plain table that ``--data`` names, which is said. Raises BadRequest if it can't be read."""
-    from eval.datasets.plain_table import read_plain_table
-
     words = (options["columns"], options["harmful"] or "", options["pictures"])
     table = read_plain_table(options["data"], *words, two_sided=two_sided)
     for note in table.notes:
@@ -354,8 +348,6 @@ def with_table(options: Mapping[str, Any]) -> dict[str, Any]:
         BadRequest: The table can't be read.
         click.UsageError: The table doesn't say which of its memes are judged, or options don't go together.
     """
-    from eval.runs.held_out import with_test_share
-
     data = options["data"]
     if options.get("dataset") or data is None or data.is_dir():
         if flags := [flag for name, flag in flags_of(TableWords).items() if options[name]]:
@@ -404,9 +396,6 @@ def plan_of(options: Mapping[str, Any], trial: Mapping[str, Any] | None = None, 
         BadRequest: A setting can't be used.
         click.ClickException: The settings can't be used, or there is no such data set or protocol.
     """
-    from eval.models.vllm_session import SERVER
-    from eval.runs.plan import Plan, parse_setting
-
     court = CourtOptions(**{one.name: options[one.name] for one in fields(CourtOptions) if one.name in options})
     dataset: DatasetCard = own.get("dataset") or dataset_of(options["dataset"])
     procedure = Procedure(own.get("procedure") or (options.get("procedure") or "summary").upper())
@@ -442,9 +431,7 @@ def plan_of(options: Mapping[str, Any], trial: Mapping[str, Any] | None = None, 
 
 def tag_of(language: str | None) -> str:
     """The language that is given: a BCP 47 tag, ``detect``, ``card`` or empty. Raises BadRequest if it is none."""
-    from serving.rpc.convert import language as checked
-
     if language == DETECT:
         shared_detector()  # what is not installed is said before anything is prepared
         return DETECT
-    return CARD if language == CARD else checked(language or "", "language")
+    return CARD if language == CARD else checked_language(language or "", "language")

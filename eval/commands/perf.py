@@ -7,6 +7,8 @@ import sys
 
 import click
 
+from eval.perf.bench import BENCHMARKS, measure
+
 
 @click.command()
 @click.argument("name", required=False)
@@ -16,8 +18,6 @@ def perf(name: str | None, as_json: bool) -> None:
 
     Exit code: 0 if every figure is within its bound, 1 if not, 2 if there is no such benchmark.
     """
-    from eval.perf.bench import BENCHMARKS, measure
-
     if name is None:
         for known, (_, what) in BENCHMARKS.items():
             click.echo(f"{known:<16} {what}")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict, astuple
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -22,19 +23,23 @@ from eval.commands.options import (
     show_answer,
     shows_sections,
 )
+from eval.models.metered import CallBudget
+from eval.replay.replay import UnderPolicy, under_policy
+from eval.reports.sections import Section
+from eval.runs.plan import parse_setting
+from eval.scores.measure import figure
+from eval.scores.subgroups import wilson
 from eval.session.engine import Progress
 from eval.session.spec import spec_options
+from eval.studies.policies import Example, PolicyFigures, PolicyTrials, contradictions, examples_of, figures_of
+from eval.studies.policies import suggest as suggested
+from retrieval.library.postgres.address import Address
 from serving.cli.common import FILE, NEW_FOLDER, CheckingGroup, docket_in, docket_option, excerpt, run, tell
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from eval.models.metered import CallBudget
-    from eval.replay.replay import UnderPolicy
-    from eval.reports.sections import Section
-    from eval.studies.policies import PolicyFigures, PolicyTrials
-    from retrieval.library.postgres.address import Address
-    from serving.settings import Settings
+from serving.docket.store.listing import TrialFilter
+from serving.export.tables import Selection
+from serving.policy_files import to_toml
+from serving.settings import Settings
+from serving.wiring import open_court
 
 EXIT_WRONG = 1
 _SHOWN = 50  # changed cases that are listed; --json lists all
@@ -77,10 +82,6 @@ def test(context: click.Context, /, file: Path, out: Path, against: Path | None,
     Exit code: 0 if nothing is wrong, 1 if something is, 2 after an error, 3 if calls were not enough. The same command
     goes on from there.
     """
-    from eval.scores.measure import figure
-    from eval.scores.subgroups import wilson
-    from eval.studies.policies import Example, contradictions, examples_of, figures_of
-
     own = Policy.load(file)
     examples = examples_of(own)
     other = Policy.load(against) if against else None
@@ -119,8 +120,6 @@ def _faults(found: PolicyFigures) -> Iterator[str]:
 
 
 def _sections(found: PolicyFigures) -> Iterator[Section]:
-    from eval.reports.sections import Section
-
     head = ("clause", "forbidden", "caught", "under it", "allowed", "passed")
     rows = [tuple(f"{value}" for value in astuple(each)) for each in found.clauses]
     yield Section("clauses", "Examples by clause", (head, *rows))
@@ -148,8 +147,6 @@ def diff(
     Requests that stay the same get their recorded reply. The others need a model: their number is printed, and with
     --ask they are made. Texts and pictures are not shown; `memecourt records show ID` does.
     """
-    from eval.models.metered import CallBudget
-
     settings = CourtOptions(**options).settings_with({})
     settings = settings.model_copy(update={"docket": docket}) if docket is not None else settings
     loaded, budget = Policy.load(new), CallBudget(most_calls)
@@ -177,8 +174,6 @@ def diff(
 
 
 def _changes(changed: list[UnderPolicy]) -> Iterator[Section]:
-    from eval.reports.sections import Section
-
     def in_words(side: tuple[str, str] | None) -> str:
         label, clause = side or ("", "")
         return f"{word(label)}, clause {clause}" if clause else word(label)
@@ -196,11 +191,6 @@ async def _compared(
     settings: Settings, loaded: Policy, namespace: str | None, budget: CallBudget | None
 ) -> tuple[list[UnderPolicy], int]:
     """Compares cases by their records, then with a budget by models; returns them, and the calls that these take."""
-    from eval.replay.replay import UnderPolicy, under_policy
-    from serving.docket.store.listing import TrialFilter
-    from serving.export.tables import Selection
-    from serving.wiring import open_court
-
     which = TrialFilter(states=frozenset({TrialState.DECIDED}), namespace=namespace, erased=False)
     found, calls = list[UnderPolicy](), 0
     async with docket_in(settings) as store:
@@ -235,9 +225,6 @@ def suggest(context: click.Context, /, file: Path, out: Path, clause: str, **opt
     worse. Then OUT/policy.toml has it. Exit code: 0 if it is accepted, 1 if not, 2 after an error, 3 if calls
     were not enough.
     """
-    from eval.studies.policies import suggest as suggested
-    from serving.policy_files import to_toml
-
     found = run_watched(lambda progress: suggested(_trials(out, options, progress), Policy.load(file), clause))
     click.echo(f"- {found.old}\n+ {found.new}")
     click.echo(
@@ -251,10 +238,6 @@ def suggest(context: click.Context, /, file: Path, out: Path, clause: str, **opt
 
 
 def _trials(out: Path, options: dict[str, Any], progress: Progress) -> PolicyTrials:
-    from eval.models.metered import CallBudget
-    from eval.runs.plan import parse_setting
-    from eval.studies.policies import PolicyTrials
-
     patience_s, budget = 60 * options.pop("patience"), CallBudget(options.pop("most_calls"))
     court = CourtOptions(**options)
     settings = court.settings_with(dict(parse_setting(each) for each in court.settings))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import aclosing
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from court.backends.ocr.reader import rapidocr_reader
+from court.meme import LIMITS
 from eval.commands.options import (
     Shown,
     command_line,
@@ -20,18 +24,22 @@ from eval.commands.options import (
     write_page,
 )
 from eval.commands.rating import rate_probe
-from eval.commands.sampled import chosen_models, sampled_options, threshold_option
+from eval.commands.sampled import chosen_models, sampled_options, samples_of, threshold_option
+from eval.models.open import opened_models, read_models
 from eval.models.samples import TABLE_KEYS
+from eval.probe.compare import compare_probes, comparison_lead, comparison_sections
+from eval.probe.folder import ProbeFolder, read_seeds
+from eval.probe.refining import Limits
+from eval.probe.repeats import repeat_section, repeated_probe
+from eval.probe.report import ProbeReport, read_report
+from eval.probe.run import NOTICE, ProbePlan
+from eval.probe.run import probe as run_probe
+from eval.probe.weakness import weakness_lead, weakness_sections, weakness_title
+from eval.reports.sections import as_page
 from eval.session.directory import CALLS
 from eval.session.engine import Progress
 from eval.session.sampled import repeats_in, repeats_of
 from serving.cli.common import PATH
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from eval.probe.report import ProbeReport
-    from eval.probe.run import ProbePlan
 
 PAGE = "weakness.html"
 AS_PUBLISHED = {"seeds": 10, "steps": 10, "batch": 1, "per_category": 200}
@@ -103,8 +111,6 @@ def probe(context: click.Context, /, **options: Any) -> None:
     """
     if context.invoked_subcommand is not None:
         return
-    from eval.probe.report import read_report
-    from eval.reports.sections import as_page
 
     take_published(context, options, AS_PUBLISHED)
     if options["only_report"]:
@@ -140,8 +146,6 @@ def compare(probes: tuple[Path, ...], threshold: int) -> Shown:
 
     The targets must have been probed with the same memes, references and seeds; any difference is named.
     """
-    from eval.probe.compare import compare_probes, comparison_lead, comparison_sections
-
     comparison = compare_probes(probes, threshold=threshold)
     cells = [
         {"target": target, "category": category, **asdict(cell)}
@@ -156,8 +160,6 @@ probe.add_command(rate_probe)
 
 
 def _of_repeats(reports: Sequence[ProbeReport], out: Path) -> Shown:
-    from eval.probe.repeats import repeat_section, repeated_probe
-
     repeated = repeated_probe(reports)
     return Shown(
         title=f"Weaknesses of {reports[0].manifest.target} over repeats",
@@ -190,15 +192,6 @@ def figures_of(report: ProbeReport) -> dict[str, Any]:
 
 
 def _run(plan: ProbePlan, options: dict[str, Any]) -> None:
-    from contextlib import aclosing
-
-    from court.backends.ocr.reader import rapidocr_reader
-    from court.meme import LIMITS
-    from eval.models.open import opened_models
-    from eval.probe.folder import ProbeFolder
-    from eval.probe.run import NOTICE
-    from eval.probe.run import probe as run_probe
-
     chosen = chosen_models(options, (plan.target, *plan.controllers))
     say(NOTICE)
     # Before the store of calls is opened, which would leave its files in somebody else's folder.
@@ -225,12 +218,6 @@ def _run(plan: ProbePlan, options: dict[str, Any]) -> None:
 
 
 def _planned(options: dict[str, Any]) -> ProbePlan:
-    from eval.commands.sampled import samples_of
-    from eval.models.open import read_models
-    from eval.probe.folder import read_seeds
-    from eval.probe.refining import Limits
-    from eval.probe.run import ProbePlan
-
     for name, option in (("target", "--target"), ("controllers", "--controller")):
         if not options[name]:
             raise click.UsageError(f"Missing option {option}.")
@@ -261,8 +248,6 @@ def _folder_of(options: dict[str, Any]) -> Path:
 
 
 def _answer(report: ProbeReport, out: Path) -> Shown:
-    from eval.probe.weakness import weakness_lead, weakness_sections, weakness_title
-
     return Shown(
         title=weakness_title(report),
         lead=weakness_lead(report),

@@ -6,20 +6,33 @@ import asyncio
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from eval.arena import rating as arena_rating
+from eval.arena.agreement import human_agreement, plain_agreement
+from eval.arena.board_sections import human_sections
+from eval.arena.folder import ArenaFolder, ArenaManifest
 from eval.commands.options import Shown, say, shows_sections
 from eval.commands.sampled import arena_samples, threshold_option
 from eval.datasets.known import published_file
 from eval.models.samples import read_memes
+from eval.probe import rating as probe_rating
+from eval.probe.folder import ProbeFolder
+from eval.reports.ratings import (
+    RatedItem,
+    SheetKind,
+    SheetRatings,
+    draw_items,
+    rating_section,
+    read_sheet,
+    summarise,
+    write_sheet,
+)
+from eval.reports.records import shrunk
+from eval.reports.sections import Section
 from serving.cli.common import PATH, with_options
-
-if TYPE_CHECKING:
-    from eval.arena.folder import ArenaManifest
-    from eval.reports.ratings import RatedItem, SheetKind, SheetRatings
-    from eval.reports.sections import Section
 
 _sheet_options = with_options(
     click.option("--out", type=PATH, required=True, help="Folder to draw from."),
@@ -65,19 +78,14 @@ def rate_arena(**options: Any) -> Shown | None:
     after which nothing is gained; of battles, how far judges and people agree, and writes NAME.humans.jsonl for arena
     --humans. With neither it shows what needs no raters: length, and how much stays between rounds.
     """
-    from eval.arena import rating
-    from eval.arena.agreement import human_agreement, plain_agreement
-    from eval.arena.board_sections import human_sections
-    from eval.arena.folder import ArenaFolder
-
     folder = ArenaFolder(options["out"])
     manifest = folder.manifest()
     rounds = _rounds(options["rounds"])
     if not options["sheet"] and not options["ratings"]:
-        measures = rating.measures_by_round(rating.guidelines(options["out"]))
+        measures = arena_rating.measures_by_round(arena_rating.guidelines(options["out"]))
         title = f"Guidelines of {manifest.name}"
         figures = {"ratings": [], "measures": [asdict(one) for one in measures]}
-        return Shown(title=title, lead=[title], sections=[rating.measure_section(measures)], figures=figures)
+        return Shown(title=title, lead=[title], sections=[arena_rating.measure_section(measures)], figures=figures)
 
     def chosen(items: Sequence[RatedItem]) -> Sequence[RatedItem]:
         if options["what"] != "guidelines":
@@ -86,13 +94,13 @@ def rate_arena(**options: Any) -> Shown | None:
 
     def beside(rated: SheetRatings, _: Mapping[str, Any]) -> tuple[dict[str, Any], list[Section]]:
         if rated.key.what == "guidelines":
-            by_round = rating.ratings_by_round(rated)
-            end = rating.plateau(by_round)
+            by_round = arena_rating.ratings_by_round(rated)
+            end = arena_rating.plateau(by_round)
             figures = {"by_round": [asdict(one) for one in by_round], "plateau": end}
-            return figures, [rating.round_section(by_round, end)]
+            return figures, [arena_rating.round_section(by_round, end)]
         if rated.key.what == "contexts":
             return {}, []
-        agreement = human_agreement(folder.events(), verdicts := rating.human_verdicts(rated))
+        agreement = human_agreement(folder.events(), verdicts := arena_rating.human_verdicts(rated))
         path = options["key"].with_name(options["key"].name.removesuffix(".key.json") + ".humans.jsonl")
         path.write_text("".join(f"{one.model_dump_json()}\n" for one in verdicts), "utf-8")
         say(f"{path}: people's verdicts, for memecourt-eval arena --humans.")
@@ -100,8 +108,8 @@ def rate_arena(**options: Any) -> Shown | None:
 
     return _rate(
         options,
-        rating.KINDS,
-        rating.PAPER,
+        arena_rating.KINDS,
+        arena_rating.PAPER,
         chosen=chosen,
         evenly="" if rounds is None else "round",
         pictures=lambda: _pictures_of(options, manifest),
@@ -124,16 +132,13 @@ def rate_probe(**options: Any) -> Shown | None:
     With --ratings FILE --key NAME.key.json it shows means and agreement, and people's judgement beside the Miners' and
     the Scorer's. A sheet of rewritten texts is marked like the probe's own files.
     """
-    from eval.probe import rating
-    from eval.probe.folder import ProbeFolder
-
     ProbeFolder(options["out"]).manifest()
     return _rate(
         options,
-        rating.KINDS,
-        rating.PAPER,
-        pictures=lambda: rating.pictures_of(options["out"]),
-        beside=lambda rated, paper: ({}, rating.agent_sections(rated, paper, threshold=options["threshold"])),
+        probe_rating.KINDS,
+        probe_rating.PAPER,
+        pictures=lambda: probe_rating.pictures_of(options["out"]),
+        beside=lambda rated, paper: ({}, probe_rating.agent_sections(rated, paper, threshold=options["threshold"])),
     )
 
 
@@ -152,8 +157,6 @@ def _rate(
     Args:
         beside: Returns further figures and sections for ratings and the paper's own figures.
     """
-    from eval.reports.ratings import draw_items, rating_section, read_sheet, summarise, write_sheet
-
     what, seed = options["what"], options["seed"]
     if stem := options["sheet"]:
         # A sheet is four files of one name; an ending that was typed belongs to one of them.
@@ -191,8 +194,6 @@ def _rounds(text: str) -> range | None:
 
 def _pictures_of(options: Mapping[str, Any], manifest: ArenaManifest) -> Callable[[str], tuple[bytes, ...]]:
     """The memes' pictures, where the data set is at hand."""
-    from eval.reports.records import shrunk
-
     samples = arena_samples(manifest, options["data"], options["models"])
     if samples is None:
         say("Raters are not shown the memes: name their data set with --data.")

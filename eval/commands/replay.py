@@ -5,19 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from court.errors import BadRequest, CourtError
 from court.prompts.sets import open_set
 from court.record import TrialRecord
+from eval.replay.replay import ReplayedTrial
+from eval.replay.replay import replay as rerun
+from retrieval.library.postgres.address import Address
 from serving.cli.common import MOST_ID, docket_in, docket_option, excerpt, paragraph, require_text, run, settings_of
-
-if TYPE_CHECKING:
-    from eval.replay.replay import ReplayedTrial
-    from retrieval.library.postgres.address import Address
-    from serving.settings import Settings
+from serving.export.source import read_document
+from serving.settings import Settings
 
 EXIT_DIFFERENT = 1
 EXIT_NOT_REPLAYED = 2
@@ -84,8 +83,6 @@ def replay(
 
 
 async def _replayed(settings: Settings, trial_ids: tuple[str, ...], folder: Path | None) -> list[ReplayedTrial]:
-    from eval.replay.replay import replay as rerun
-
     open_set(settings.trial.prompts)  # trials that were held in its words are replayed with it
     if folder is not None:
         return [await rerun(record) for record in _in_files(folder)]
@@ -109,8 +106,6 @@ async def _in_docket(settings: Settings, trial_ids: tuple[str, ...]) -> AsyncIte
 
 
 def _in_files(folder: Path) -> Iterator[TrialRecord]:
-    from serving.export.source import read_document
-
     # Sorted, for folders list in any order, and two runs are to say the same.
     for path in sorted((*folder.rglob("*.json"), *folder.rglob("*.jsonl"))):
         try:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from court.errors import BadRequest
 from eval.commands.options import html_option, json_option, runs_argument, write_page
+from eval.reports import tasks, verdicts
+from eval.reports.details import details_sections
+from eval.reports.sections import Section, as_markdown, as_page, as_text
+from eval.reports.verdicts import Report
 from eval.runs.results import read_runs
 from serving.cli.common import NEW_FILE
-
-if TYPE_CHECKING:
-    from eval.reports.sections import Section
-    from eval.reports.verdicts import Report
 
 
 @click.command()
@@ -36,9 +35,6 @@ def report(
 
     Runs of classify are shown by their task: the authors' metrics, label by label, beside always saying the same.
     """
-    from eval.reports import tasks, verdicts
-    from eval.reports.sections import as_markdown, as_page, as_text
-
     if show and html is None:
         raise click.UsageError("--open needs --html FILE.")
     results = read_runs(runs)
@@ -78,6 +74,4 @@ def report(
 
 
 def _details(report: Report, **form: bool) -> list[Section]:
-    from eval.reports.details import details_sections
-
     return details_sections(report, **form)

@@ -11,7 +11,7 @@ from contextlib import ExitStack, redirect_stdout
 from importlib import import_module
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import click
 
@@ -30,17 +30,40 @@ from eval.commands.options import (
     write_page,
 )
 from eval.datasets.known import find_card
+from eval.models.open import read_models
+from eval.reports.sections import Section, as_markdown, as_page, table
+from eval.reproduce.demonstrations import DEMONSTRATIONS, draw_benchmarks, drawn_model, drawn_paper, stand_ins
+from eval.reproduce.paper import Claim, Paper, read_paper
+from eval.reproduce.report import (
+    as_json,
+    reproduction_lead,
+    reproduction_sections,
+    reproduction_title,
+    staged_cells,
+    staged_json,
+    staged_lead,
+    staged_sections,
+)
+from eval.reproduce.staged import STAGES, StagedOutcome, StagePlan, plan_stages, read_staged
+from eval.reproduce.study import (
+    Benchmark,
+    PlannedRun,
+    Reproduction,
+    Servers,
+    named_servers,
+    outcome_of,
+    present,
+    run_reproduction,
+    stages_of,
+    started_servers,
+    urls_of,
+)
 from eval.runs.spec import Circumstances, JudgingSpec
 from eval.session.engine import SERVER_GONE, UNFINISHED, Progress
 from eval.session.spec import spec_options
 from serving.cli.common import PATH, settings_of, with_options
-
-if TYPE_CHECKING:
-    from eval.reports.sections import Section
-    from eval.reproduce.paper import Claim, Paper
-    from eval.reproduce.staged import StagePlan
-    from eval.reproduce.study import Benchmark, PlannedRun, Reproduction, Servers
-    from serving.presets import Preset
+from serving.models.connect import pictures_per_prompt
+from serving.presets import Preset, load_preset
 
 
 @click.group()
@@ -112,8 +135,6 @@ def memecourt(**options: Any) -> None:
     Exit code: 0 if every run of the plan is finished, 3 if some memes have no answer yet for want of a server, 1 if it
     could not go on, 130 if it was interrupted.
     """
-    from eval.reproduce.demonstrations import draw_benchmarks, stand_ins
-
     if options["data"] is None and not options["demo"]:
         raise click.UsageError("Missing option --data.")
     with ExitStack() as stack:
@@ -153,8 +174,6 @@ def _begins(
 
     Raises click.UsageError: The folder holds a reproduction that is not to be resumed.
     """
-    from eval.reports.sections import table
-
     dry = options["dry_run"]
     if dry and options["as_json"]:
         click.echo(json.dumps(figures))
@@ -167,12 +186,6 @@ def _begins(
 
 
 def _planned(options: dict[str, Any]) -> tuple[Reproduction, Servers, Preset | None]:
-    from eval.reproduce.demonstrations import drawn_model, drawn_paper
-    from eval.reproduce.paper import read_paper
-    from eval.reproduce.study import Reproduction, named_servers, present, stages_of, started_servers, urls_of
-    from serving.models.connect import pictures_per_prompt
-    from serving.presets import load_preset
-
     if options["vllm"] and options["urls"]:
         raise click.UsageError("--vllm starts the servers; leave --llm-url out.")
     if options["vllm_flags"] and not options["vllm"]:
@@ -227,8 +240,6 @@ def _planned(options: dict[str, Any]) -> tuple[Reproduction, Servers, Preset | N
 
 def _benchmarks(paper: Paper, options: dict[str, Any], preset: Preset | None, *, drawn: bool) -> list[Benchmark]:
     """The paper's benchmarks, or drawn ones in folders that are named as the paper's data sets."""
-    from eval.reproduce.study import Benchmark
-
     encoder = {"encoder": options["encoder"]} if options["encoder"] else {}
     settings = settings_of(**(preset.settings(**encoder) if preset else encoder))
     found = []
@@ -306,7 +317,6 @@ def _numbers(options: Mapping[str, Any], paper: Paper, what: Literal["tables", "
 
 def _run(plan: Reproduction, servers: Servers) -> str:
     """Makes the runs; says why they are not finished, or nothing where they are."""
-    from eval.reproduce.study import run_reproduction
 
     async def work(progress: Progress) -> str:
         try:
@@ -325,9 +335,6 @@ def _run(plan: Reproduction, servers: Servers) -> str:
 
 def _write_outcome(plan: Reproduction, preset: Preset | None, options: Mapping[str, Any]) -> None:
     """Scores what was judged, writes the three files and shows the figures."""
-    from eval.reproduce.report import as_json, reproduction_lead, reproduction_sections, reproduction_title
-    from eval.reproduce.study import outcome_of
-
     outcome = outcome_of(plan, balanced=options["balanced"])
     title, lead = reproduction_title(outcome), reproduction_lead(outcome, preset)
     sections, figures = asyncio.run(reproduction_sections(outcome, preset)), as_json(outcome)
@@ -356,8 +363,6 @@ def _write(
     links: Sequence[tuple[str, str]] = (),
 ) -> None:
     """Writes the three files, and shows rows and claims, or the figures as JSON."""
-    from eval.reports.sections import as_markdown, as_page, table
-
     contents = {
         "json": json.dumps(figures, indent=2) + "\n",
         "md": as_markdown(title, lead, sections),
@@ -446,11 +451,6 @@ for _name, _title in STAGED.items():
 
 
 def _reproduce_stages(name: str, options: dict[str, Any]) -> None:
-    from eval.models.open import read_models
-    from eval.reproduce.demonstrations import DEMONSTRATIONS
-    from eval.reproduce.report import staged_cells, staged_json, staged_lead, staged_sections
-    from eval.reproduce.staged import STAGES, StagedOutcome, plan_stages, read_staged
-
     paper, out, tables = read_staged(name), options["out"], dict[str, Any]()
     planted: Mapping[str, Any] | None = None
     with ExitStack() as stack:

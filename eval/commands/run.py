@@ -7,22 +7,24 @@ import shlex
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from court.errors import BadRequest, CourtError, Unavailable
 from court.settings import TrialSettings
 from eval.commands.options import CourtOptions, TableWords, patience_option, plan_of, run_watched, with_table
+from eval.runs.plan import Plan
 from eval.runs.results import Results, RunFolder, RunSpec, dataset_of, read_results
+from eval.runs.run import run as run_plan
 from eval.runs.spec import Circumstances, JudgingSpec
+from eval.scores.measure import figure
+from eval.scores.metrics import Card, card
 from eval.session.directory import MANIFEST
 from eval.session.engine import UNFINISHED, Progress
 from eval.session.spec import flags_of, spec_options, words_of_options
 from serving.cli.common import PATH
-
-if TYPE_CHECKING:
-    from eval.runs.plan import Plan
+from serving.models.vllm import VllmFailed
 
 _OF_A_START = ("data", "out", "name")
 """Circumstances that a resumed run has from its manifest."""
@@ -45,9 +47,6 @@ def run(**options: Any) -> None:
     Exit code: 0 if every meme has been judged (undecided and failed ones are counted), 3 if some have no answer yet for
     want of a server that may come back, 1 if the run could not go on, 130 if it was interrupted.
     """
-    from eval.runs.run import run as run_plan
-    from serving.models.vllm import VllmFailed
-
     # Both before anything is started: a usage error must not cost a server's start.
     plan = _resumed(options) if options["resume"] else _planned(options)
 
@@ -152,9 +151,6 @@ def _with_options_that_fit(plan: Plan) -> Plan:
 
 
 def _show(plan: Plan, options: dict[str, Any]) -> None:
-    from eval.scores.measure import figure
-    from eval.scores.metrics import Card, card
-
     results = read_results(plan.out)
     cards: dict[str, Card | str] = {}
     # One protocol may leave nothing to score while the others have figures.

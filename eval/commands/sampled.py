@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 
+from eval.arena.folder import ArenaManifest
 from eval.commands.options import dataset_in, dataset_of
 from eval.datasets.card import card_of
+from eval.models.open import ModelSpec, read_models, require_servers
 from eval.models.samples import Samples, one_set, read_samples
 from eval.runs.spec import Circumstances, JudgingSpec
 from eval.session.directory import MANIFEST
 from eval.session.spec import spec_options
 from serving.cli.common import PATH, with_options
-
-if TYPE_CHECKING:
-    from eval.arena.folder import ArenaManifest
-    from eval.models.open import ModelSpec
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -57,8 +55,6 @@ def arena_samples(manifest: ArenaManifest, data: Path | None, models: Path | Non
 
     Raises BadRequest: The table can't be used.
     """
-    from eval.models.open import read_models
-
     if data is not None:
         only = manifest.samples[0].only if manifest.samples else "all"
         # No id leads to a card of the user's own, and its file may have changed or be gone.
@@ -78,8 +74,6 @@ def chosen_models(options: Mapping[str, Any], names: Iterable[str]) -> dict[str,
         BadRequest: The file can't be read, or a model has no server.
         click.UsageError: The file has no such model.
     """
-    from eval.models.open import read_models, require_servers
-
     known, wanted = read_models(options["models"]).models, dict.fromkeys(names)
     if unknown := [name for name in wanted if name not in known]:
         raise click.UsageError(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -21,17 +22,16 @@ from eval.commands.options import (
     shows_sections,
     table_of,
 )
+from eval.datasets.items import Protocol
 from eval.datasets.read import read_split
+from eval.reports import tasks
+from eval.reports.sections import Section
 from eval.runs.results import Results, write_scored
+from eval.scores.metrics import card, cards_rows, confusion_rows, noise_in_words
+from eval.scores.prediction_file import ScoredFile, read_answers, read_predictions
 from eval.session.spec import spec_options
+from eval.solvers.question import ELSEWHERE, question_about
 from serving.cli.common import PATH
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from eval.datasets.items import Protocol
-    from eval.reports.sections import Section
-    from eval.scores.prediction_file import ScoredFile
 
 
 @click.command()
@@ -69,9 +69,6 @@ def score(file: Path, **options: Any) -> Shown:
     Intervals are 95 %, by bootstrap over memes (10,000 resamples). With --out, the predictions are stored as a run
     without records, which report, compare, subgroups and labels noise take beside runs of the court, meme by meme.
     """
-    from eval.scores.prediction_file import read_answers, read_predictions
-    from eval.solvers.question import ELSEWHERE, question_about
-
     data, split = options["data"], options["split"]
     if options["id_"] is not None:
         dataset = dataset_of(options["id_"])
@@ -108,9 +105,6 @@ def score(file: Path, **options: Any) -> Shown:
 
 def _verdicts(results: Results, options: Mapping[str, Any]) -> tuple[dict[str, Any], list[Section]]:
     """Figures of verdicts under each protocol."""
-    from eval.reports.sections import Section
-    from eval.scores.metrics import card, cards_rows, confusion_rows, noise_in_words
-
     cards = score_by_protocol(
         results.protocols,
         lambda protocol: card(results, protocol, seed=options["seed"]),
@@ -125,8 +119,6 @@ def _verdicts(results: Results, options: Mapping[str, Any]) -> tuple[dict[str, A
 
 def _answers(results: Results, options: Mapping[str, Any]) -> tuple[dict[str, Any], list[Section]]:
     """Figures of answers to a question of the card, shown as runs of classify are."""
-    from eval.reports import tasks
-
     groups = tasks.gather_tasks([results], seed=options["seed"])
     return {"groups": tasks.as_json(groups)}, tasks.sections_of(groups)
 

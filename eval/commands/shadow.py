@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -20,15 +19,16 @@ from court.record import TrialRecord, TrialState
 from court.verdict import Label
 from eval.commands.options import Shown, command_line, shows_sections
 from eval.datasets.items import JudgedMeme, Protocol
+from eval.reports.sections import Section
 from eval.runs.results import RunFolder, RunManifest
 from eval.session.directory import circumstances
+from eval.solvers.trial import prediction_of
+from retrieval.library.postgres.address import Address
 from serving.cli.common import NEW_FOLDER, changed_place, docket_in, docket_option, printable, run, settings_of
 from serving.cli.exports import utc
-
-if TYPE_CHECKING:
-    from eval.reports.sections import Section
-    from retrieval.library.postgres.address import Address
-    from serving.docket.store.listing import TrialFilter
+from serving.docket.errors import TrialUnknown
+from serving.docket.store.listing import TrialFilter
+from serving.export.tables import Selection
 
 Pair = tuple["TrialRecord", "TrialRecord"]
 """Trial of the court, and that of the candidate on the same meme."""
@@ -57,8 +57,6 @@ def shadow(
 
     SHADOW may be the court's own docket, to compare memes that `memecourt rejudge` judged again.
     """
-    from serving.docket.store.listing import TrialFilter
-
     pairs = run(_pairs(shadow_docket, docket, TrialFilter(opened_from=utc(since), namespace=namespace)))
     cells = Counter((_label_of(court), _label_of(candidate)) for court, candidate in pairs)
     different = [pair for pair in pairs if _label_of(pair[0]) != _label_of(pair[1])]
@@ -86,8 +84,6 @@ def shadow(
 
 
 def _sections(cells: Counter[tuple[str, str]], different: Sequence[Pair]) -> Iterator[Section]:
-    from eval.reports.sections import Section
-
     if cells:
         counts = [(word(first), word(second), f"{count:,}") for (first, second), count in sorted(cells.items())]
         yield Section("labels", "Labels", (("court", "shadow", "memes"), *counts))
@@ -108,9 +104,6 @@ def _sections(cells: Counter[tuple[str, str]], different: Sequence[Pair]) -> Ite
 
 async def _pairs(second: Path | Address, first: Path | Address | None, which: TrialFilter) -> list[Pair]:
     """Pairs whose trials have both ended and are not erased, in the order of the candidate's."""
-    from serving.docket.errors import TrialUnknown
-    from serving.export.tables import Selection
-
     settings = settings_of(docket=first)
     found = []
     async with docket_in(settings) as court, docket_in(settings.model_copy(update={"docket": second})) as candidate:
@@ -139,8 +132,6 @@ def _gold(record: TrialRecord) -> Label | None:
 
 def _write_run(root: Path, pairs: Sequence[Pair], side: int) -> Path:
     """Writes one side of pairs with a reviewer's label as a finished run that can be compared."""
-    from eval.solvers.trial import prediction_of
-
     memes = [_meme(court, number) for number, (court, _) in enumerate(pairs, 1)]
     records, folder = [pair[side] for pair in pairs], RunFolder(root)
     folder.write_memes(memes)

@@ -15,6 +15,7 @@ from court.display import word
 from court.errors import BadRequest
 from court.injection.detector import SignalKind, find_injection_signals
 from eval.commands.options import Shown, shows_sections
+from eval.reports.sections import Section
 from retrieval.library.readers import read_source
 from retrieval.library.sources import Source
 from serving.cli.common import PATH
@@ -126,8 +127,6 @@ def steering(files: tuple[Path, ...]) -> Shown:
     No text is shown. Intervals are 95 %, exact (Clopper-Pearson); "in words" leaves out texts that only their form
     betrays: control tokens, hidden text, floods.
     """
-    from eval.reports.sections import Section
-
     report = measure_steering(files)
     shares = {"flagged": report.flagged, "in words": report.in_words}
     shares |= {word(kind): share for kind, share in report.kinds.items()}

@@ -16,7 +16,10 @@ from eval.commands.options import (
     shows_sections,
     study_options,
 )
+from eval.reports.tasks import choice_section
 from eval.runs.results import read_results
+from eval.studies.arms import Study, run_study
+from eval.studies.sweeping import grid, parse_axis, parse_thresholds, rank, require_not_test
 
 
 @click.command()
@@ -41,10 +44,6 @@ def sweep(axes: tuple[str, ...], thresholds: str, **options: Any) -> Shown:
     Combinations are ordered by strict macro-F1 with 95 % intervals by bootstrap over memes (10,000 resamples). A test
     split is refused. Running the command again with the same --out continues, and can add combinations.
     """
-    from eval.reports.tasks import choice_section
-    from eval.studies.arms import Study, run_study
-    from eval.studies.sweeping import grid, parse_axis, parse_thresholds, rank, require_not_test
-
     # Before anything is tried: on a test split not even one setting may be chosen.
     require_not_test(dataset_of(options["dataset"]), options["split"])
     scores = parse_thresholds(thresholds)

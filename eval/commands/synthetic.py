@@ -9,6 +9,8 @@ import click
 
 from eval.commands.options import say
 from eval.session.engine import watching
+from eval.synthetic.make import Layout, Plant, make
+from eval.synthetic.starter import write_starter_data
 from serving.cli.common import PATH
 
 
@@ -38,9 +40,6 @@ def synthetic(out: Path, layout: str, train: int, val: int, test: int, seed: int
     \b
     memecourt-eval run --dataset synthetic-harmeme --data OUT …
     """  # noqa: D301 - click's mark for text that is not to be wrapped
-    from eval.synthetic.make import Layout, Plant, make
-    from eval.synthetic.starter import write_starter_data
-
     if layout == "starter":
         with watching(say) as progress:
             count = write_starter_data(out, partial(progress.step, "pictures"))

@@ -7,22 +7,23 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from court.events import Side
+from eval.arena.cross_examination import tasks_of_run
+from eval.arena.folder import FixedTask, read_lines
+from eval.arena.task_set import FIELDS, SetRules, TaskSet, build_set
 from eval.commands.follow_ups import asking_options
 from eval.commands.options import Shown, run_watched, shows_sections, words_in
 from eval.commands.sampled import chosen_models, samples_of
+from eval.models.open import opened_models, read_models
 from eval.models.samples import read_memes
+from eval.reports.sections import Section
 from eval.session.engine import Progress
 from serving.cli.common import PATH, tell
 from serving.cli.common import run as asyncio_run
-
-if TYPE_CHECKING:
-    from eval.arena.folder import FixedTask
-    from eval.arena.task_set import TaskSet
 
 
 @click.group()
@@ -46,8 +47,6 @@ def tasks_from_run(run: Path, side: str, mixed: bool, out: Path) -> None:
 
     An arena with these tasks (--tasks) finds the better witness. The Proposer's answers are left out.
     """
-    from eval.arena.cross_examination import tasks_of_run
-
     sides = list(Side) if side == "both" else [Side(side.upper())]
     made = asyncio_run(tasks_of_run(run, sides, prefixed=mixed))
     _write(out, made.tasks)
@@ -80,11 +79,6 @@ def build(candidates: Path, **options: Any) -> Shown:
     Questions with stop words, near-copies, and questions that need no picture are dropped. The annotator names field,
     sub-field and difficulty of the others, which become tags; then fields are balanced and the hardest stay.
     """
-    from eval.arena.folder import FixedTask, read_lines
-    from eval.arena.task_set import FIELDS, SetRules, build_set
-    from eval.models.open import opened_models, read_models
-    from eval.reports.sections import Section
-
     read = read_lines(candidates, FixedTask)
     specs = chosen_models(options, [options["annotator"]])
     table = read_models(options["models"]).rest.get("arena", {})

@@ -11,6 +11,11 @@ from typing import Any
 import click
 
 from eval.commands.options import Shown, seed_option, shows_sections
+from eval.reports.sections import Section
+from eval.scores.compare import signed_interval
+from eval.scores.measure import figure
+from eval.studies.vote import measure_folds, measure_vote
+from retrieval.library.sources import Source
 from serving.cli.common import FOLDER, PATH
 
 
@@ -31,12 +36,6 @@ def vote(library: Path, file: Path | None, pictures: Path | None, folds: bool, s
 
     `memecourt-eval run` reports the vote under each protocol of a data set, beside the court.
     """
-    # Imports stay inside the command: they pull in scikit-learn and the encoders, which `--help` should
-    # not wait for.
-    from eval.scores.measure import figure
-    from eval.studies.vote import measure_vote
-    from retrieval.library.sources import Source
-
     # Exactly one of the two: with both it would not be clear whose memes are measured.
     if (file is None) is not folds:
         raise click.UsageError("Give FILE or --folds.")
@@ -60,9 +59,6 @@ def vote(library: Path, file: Path | None, pictures: Path | None, folds: bool, s
 
 
 def _of_folds(library: Path, seed: int) -> Shown:
-    from eval.scores.compare import signed_interval
-    from eval.studies.vote import measure_folds
-
     report = measure_folds(library, seed=seed)
     verdicts, votes = report.accuracy
     rows = {
@@ -81,7 +77,5 @@ def _of_folds(library: Path, seed: int) -> Shown:
 
 
 def _shown(library: Path, rows: Mapping[str, str], figures: dict[str, Any]) -> Shown:
-    from eval.reports.sections import Section
-
     section = Section("vote", f"Vote of {library}", (("figure", "value"), *rows.items()), words=True)
     return Shown(title="Vote", sections=[section], figures=figures)

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import random
+from contextlib import AsyncExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from eval.commands.options import Shown, command_line, run_watched, shows_sections, take_published
 from eval.commands.sampled import chosen_models, vllm_turns_options
+from eval.datasets.claims import read_claims
+from eval.models.call_cache import SqliteCallCache
+from eval.models.open import open_models
 from eval.runs.spec import Circumstances, JudgingSpec
 from eval.session.directory import CALLS
 from eval.session.engine import Progress
 from eval.session.spec import flags_of, spec_options
 from eval.solvers.witness import Arm
-from eval.witness.run import WitnessSpec
+from eval.witness.run import WitnessFolder, WitnessManifest, WitnessPlan, WitnessSpec, run_witness
+from eval.witness.scores import score_arms, witness_lead, witness_sections
+from eval.witness.world import draw_world, open_drawn
 from serving.cli.common import PATH, settings_of
-
-if TYPE_CHECKING:
-    from eval.witness.run import WitnessManifest, WitnessPlan
+from serving.wiring import open_evidence
 
 AS_PUBLISHED = {"steps": "apart", "temperature": 1.0, "queries": 4, "results": 2}
 PAGE = "witness.html"
@@ -80,9 +84,6 @@ def witness(context: click.Context, /, **options: Any) -> Shown:
 
     Running the command again continues, and repeats no model call.
     """
-    from eval.witness.run import WitnessFolder
-    from eval.witness.scores import score_arms, witness_lead, witness_sections
-
     take_published(context, options, AS_PUBLISHED)
     _refuse_contradictions(options)
     plan = _planned(options)
@@ -125,10 +126,6 @@ def _refuse_contradictions(options: dict[str, Any]) -> None:
 
 
 def _planned(options: dict[str, Any]) -> WitnessPlan:
-    from eval.datasets.claims import read_claims
-    from eval.witness.run import WitnessPlan
-    from eval.witness.world import draw_world
-
     claims = (
         tuple(fact.gold for fact in draw_world(options["seed"])) if options["drawn"] else read_claims(options["claims"])
     )
@@ -150,14 +147,6 @@ def _planned(options: dict[str, Any]) -> WitnessPlan:
 
 
 async def _run(plan: WitnessPlan, options: dict[str, Any], progress: Progress) -> WitnessManifest:
-    from contextlib import AsyncExitStack
-
-    from eval.models.call_cache import SqliteCallCache
-    from eval.models.open import open_models
-    from eval.witness.run import WitnessFolder, run_witness
-    from eval.witness.world import open_drawn
-    from serving.wiring import open_evidence
-
     # Before the store of calls is opened, which would leave its files in somebody else's folder.
     WitnessFolder(plan.out).require_own()
     async with AsyncExitStack() as stack:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from court.digests import digest
 from court.errors import BadRequest, NotLoaded
+from court.meme import checked_language
 from court.question import CourtQuestion
 from court.verdict import Label
 from eval.datasets.card import CardSplit, CardTask, DatasetCard, SplitRole
@@ -448,8 +449,6 @@ def language_of_meme(meme: JudgedMeme, wanted: str) -> str:
 
 def require_card_languages(memes: Iterable[JudgedMeme]) -> None:
     """Raises BadRequest if the card names no language for any meme, or one that is not a BCP 47 tag."""
-    from serving.rpc.convert import language as checked
-
     languages = {meme.language: meme.id for meme in memes if meme.language}
     if not languages:
         raise BadRequest(
@@ -459,4 +458,4 @@ def require_card_languages(memes: Iterable[JudgedMeme]) -> None:
             field="language",
         )
     for language, meme in languages.items():
-        checked(language, f"The language {language[:40]!r} of the meme {meme}")
+        checked_language(language, f"The language {language[:40]!r} of the meme {meme}")

@@ -15,7 +15,6 @@ from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import binomtest
 
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
@@ -92,6 +91,9 @@ def share_figure(value: float, resampled: Floats, n: int) -> Figure:
     """
     low, high = interval(resampled)
     if low == high:
+        # Not above: nearly every command imports this module, and would be twice as slow to show its --help.
+        from scipy.stats import binomtest
+
         # Rounded: a mean of zeros and ones times n may miss the whole number by its last bit.
         exact = binomtest(round(value * n), n).proportion_ci(confidence_level=0.95, method="exact")
         low, high = float(exact.low), float(exact.high)
@@ -241,6 +243,8 @@ def mcnemar(only_a: int, only_b: int) -> float:
     The probability that the memes that only one of the two gets right split at least as unevenly as here if each were
     equally likely to go to either (Agresti 2013, "Categorical Data Analysis", section 11.1).
     """
+    from scipy.stats import binomtest
+
     # If no meme is right in only one of them, there is nothing to test, and SciPy would raise.
     return float(binomtest(only_a, only_a + only_b).pvalue) if only_a + only_b else 1.0
 

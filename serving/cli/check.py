@@ -7,15 +7,19 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from tempfile import TemporaryDirectory
 
 import click
 
+from court.backends.pictures.reader import GuardedPictureReader
 from court.errors import BadRequest, CourtError
+from retrieval.audit.leakage import LeakThresholds, find_leaks
+from retrieval.audit.library_check import LibraryCheck, check_library
+from retrieval.library.library import Library
+from retrieval.library.readers import read_source
+from retrieval.library.sources import Source
+from retrieval.open import load_encoder_for
 from serving.cli.common import NEW_FOLDER, PATH, FiniteRange, Unchecked, place_on_disk, printable, settings_of, tell
-
-if TYPE_CHECKING:
-    from retrieval.audit.library_check import LibraryCheck
 
 EXIT_FINDINGS = 1
 _SHOWN = 10  # ids that are listed of each kind; --json lists all
@@ -74,16 +78,6 @@ def check(
 async def _check(
     path: Path, *, against: Path | None, pictures: Path | None, sure: float, requested: str | None
 ) -> LibraryCheck:
-    from tempfile import TemporaryDirectory
-
-    from court.backends.pictures.reader import GuardedPictureReader
-    from retrieval.audit.leakage import LeakThresholds, find_leaks
-    from retrieval.audit.library_check import check_library
-    from retrieval.library.library import Library
-    from retrieval.library.readers import read_source
-    from retrieval.library.sources import Source
-    from retrieval.open import load_encoder_for
-
     leaks = None
     if against is None:
         # No encoder, for nothing is embedded.

@@ -9,12 +9,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from court.errors import NotLoaded
+from memecourt.aio import AsyncClient
+from memecourt.client import Tls
+from retrieval.open import require_library
+from serving.access.reload import follow_files
+from serving.access.tls import Certificates
+from serving.access.tokens import WHAT, Tokens
 from serving.cli.common import PATH, awaited, docket_option, insecure_option, library_option, settings_of, tls_options
+from serving.docket.open import Docket, open_docket
+from serving.telemetry import open_telemetry
+from serving.telemetry.logs import set_up
 
 if TYPE_CHECKING:
-    from memecourt.client import Tls
     from serving.console.registry import Trying
-    from serving.docket.open import Docket
 
 
 @click.command()
@@ -60,14 +67,7 @@ async def console(address: str, server: str | None, token: str | None, tls: Tls 
     and who viewed which picture. Without --tokens it accepts connections from this machine only. With --server people
     try memes at that court. `memecourt serve --console` serves the same pages beside gRPC.
     """
-    from retrieval.open import require_library
-    from serving.access.reload import follow_files
-    from serving.access.tls import Certificates
-    from serving.access.tokens import WHAT, Tokens
     from serving.app import allow_open_files, stop_signals
-    from serving.docket.open import open_docket
-    from serving.telemetry import open_telemetry
-    from serving.telemetry.logs import set_up
 
     if tls and not server:
         raise click.UsageError("--tls and certificates are for asking a court: give --server too.")
@@ -105,7 +105,6 @@ async def console(address: str, server: str | None, token: str | None, tls: Tls 
 async def _court_at(
     stack: AsyncExitStack, docket: Docket, address: str, *, tls: Tls | None, token: str | None
 ) -> Trying:
-    from memecourt.aio import AsyncClient
     from serving.cli.remote_court import RETRIES, RemoteCourt
 
     try:

@@ -11,17 +11,14 @@ from contextlib import contextmanager, suppress
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from memecourt.client import Client, judge_request
+from retrieval.library.postgres.address import Address
 from serving.cli.common import docket_option, run, settings_of, tell, trial_settings
 from serving.cli.judge import JudgeFailure, judging_here, show_verdict, this_command
-
-if TYPE_CHECKING:
-    from retrieval.library.postgres.address import Address
-    from serving.settings import Settings
+from serving.settings import Settings
 
 # None of them stands in the starter library.
 _MEMES = ("crowd", "cat", "landscape")

@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from court.errors import CourtError
+from retrieval.library.postgres.address import Address
 from serving.access.private_files import hand_on
 from serving.cli.common import (
     FOLDER,
@@ -36,13 +36,16 @@ from serving.cli.common import (
 from serving.cli.hashes import hashes
 from serving.cli.rotation import rotate_key
 from serving.cli.sample import audit, commit, sample
-
-if TYPE_CHECKING:
-    from retrieval.library.postgres.address import Address
-    from serving.docket.audit.verify import Report
-    from serving.docket.retention import RetentionPass
-    from serving.settings import Settings
-
+from serving.docket.audit.verify import Report
+from serving.docket.backup import back_up
+from serving.docket.backup import restore as bring_back
+from serving.docket.log.anchors import read_anchor, read_keys
+from serving.docket.retention import WHO, RetentionPass, erase_expired, find_expired, retention_periods
+from serving.docket.review.corrections import name_of
+from serving.docket.store.bodies import document_owner
+from serving.docket.store.log_append import make_key, read_key
+from serving.settings import Settings
+from serving.version import SOFTWARE
 
 EXIT_CLEAN = 0
 EXIT_VIOLATED = 1
@@ -117,7 +120,6 @@ def verify(
     rewritten with its own key. With it, both are detected as far as its newest checkpoint reaches; later entries are
     the unanchored tail.
     """
-    from serving.docket.log.anchors import read_anchor, read_keys
 
     async def audit() -> Report:
         # Keys and anchors first: what can't be read there is said before a long check begins.
@@ -158,8 +160,6 @@ async def bundle(
     The recipient checks it with `python -m memecourt.verify FILE --key KEY`, without the docket and without trusting
     this court. It holds everything said in the trial and the texts of quoted precedents, and no picture.
     """
-    from serving.docket.log.anchors import read_anchor
-
     known = [read_anchor(path) for path in anchors]
     async with docket_in(settings_of(docket=docket)) as store:
         trial_id = await whole_id(store, trial_id)
@@ -207,8 +207,6 @@ docket.add_command(rotate_key)
 
 
 def _new_key(path: Path) -> str:
-    from serving.docket.store.log_append import make_key, read_key
-
     # A docket whose key is lost can't sign anything any more.
     if path.exists():
         raise click.UsageError(f"There is a file at {printable(str(path))} already; a key is never written over.")
@@ -229,7 +227,6 @@ def erase(
     This can't be undone. The log still shows that there was a trial, when, and who erased it; everything that remains
     still verifies. Copies handed out, exports and backups are not reached.
     """
-    from serving.docket.review.corrections import name_of
 
     async def whole() -> str:
         async with docket_in(settings_of(docket=docket)) as store:
@@ -289,8 +286,6 @@ def expire(dry_run: bool, yes: bool, docket: Path | Address | None, library: Pat
 
 
 async def _found(settings: Settings) -> Mapping[str, int]:
-    from serving.docket.retention import find_expired, retention_periods
-
     found: Counter[str] = Counter()
     now = datetime.now(UTC)
     async with docket_in(settings) as store:
@@ -301,7 +296,6 @@ async def _found(settings: Settings) -> Mapping[str, int]:
 
 
 async def _expired(settings: Settings) -> RetentionPass:
-    from serving.docket.retention import WHO, erase_expired, retention_periods
     from serving.wiring import forget_in_library
 
     async def forget(name: str) -> bool:
@@ -347,8 +341,6 @@ def erase_document(document_id: str, who: str, why: str, docket: Path | Address 
     This can't be undone. The trials remain and mark the quotations as erased. A model's own reply about the document is
     erased only with its trial.
     """
-    from serving.docket.store.bodies import document_owner
-
     _confirm(f"the document {printable(document_id)}", yes=yes)
     # Documents are quoted as precedents are, under names of their own.
     texts = run(_erased_texts(docket, document_owner(document_id), who, why))
@@ -370,9 +362,6 @@ async def backup(folder: Path, docket: Path | Address | None) -> None:
 
     The copy is consistent even while a server writes. It lacks the private key: back that up elsewhere.
     """
-    from serving.docket.backup import back_up
-    from serving.version import SOFTWARE
-
     settings = settings_of(docket=docket)
     async with docket_in(settings) as store:
         shown = json.dumps(settings.model_dump(mode="json"), indent=2) + "\n"
@@ -389,8 +378,6 @@ async def restore(folder: Path, docket: Path | Address | None) -> None:
 
     Existing data is never overwritten.
     """
-    from serving.docket.backup import restore as bring_back
-
     settings = settings_of(docket=docket)
     address = settings.docket_place
     found = await bring_back(folder, address, settings.pictures_place, tell=tell)

@@ -6,15 +6,12 @@ import json
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from retrieval.library.postgres.address import Address
 from serving.cli.common import FiniteRange, awaited, caught_up, docket_in, docket_option, settings_of
-
-if TYPE_CHECKING:
-    from retrieval.library.postgres.address import Address
-    from serving.docket.review.drift import DriftReport, ErrorFigure
+from serving.docket.review.drift import FEWEST, RECENT_DAYS, DriftReport, ErrorFigure, measure_drift
 
 # Neither 1 nor 2: those say that the command failed, and this that it found something.
 EXIT_DRIFTED = 3
@@ -42,8 +39,6 @@ async def drift(
     Only these (`review_share`) are representative of all content. Below stands the cut-off of risk that they imply.
     Exit code: 3 if the error rate of the last 28 days is significantly above the verdicts' own risks, else 0.
     """
-    from serving.docket.review.drift import measure_drift
-
     settings = settings_of(docket=docket)
     wanted = risk or settings.trial.review_risk
     async with docket_in(settings) as store:
@@ -63,8 +58,6 @@ async def drift(
 
 
 def _print_report(report: DriftReport, wanted: float) -> None:
-    from serving.docket.review.drift import FEWEST, RECENT_DAYS
-
     click.echo("week of      drawn  reviewed  wrong  error [95 %]            expected  unseen")
     for monday, figure in report.weeks.items():
         click.echo(f"{monday}  {_line(figure)}")

@@ -9,12 +9,24 @@ import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 
+from court.backends.pictures.reader import GuardedPictureReader
 from court.display import word
 from court.errors import BadLibrary, BadPicture
+from court.precedents import PrecedentLabel
+from court.verdict import Label
+from retrieval.library.changes import Change, Recorded
+from retrieval.library.edit import add_meme, changed
+from retrieval.library.library import Library
+from retrieval.library.ports import Writer
+from retrieval.library.postgres.address import Address
+from retrieval.library.postgres.push import Pushed, push_library
+from retrieval.library.sources import Provenance
+from retrieval.library.writer import LibraryWriter
+from retrieval.open import load_encoder_for, open_writer
 from serving.cli.common import (
     FILE,
     PATH,
@@ -27,14 +39,6 @@ from serving.cli.common import (
     settings_of,
     tell,
 )
-
-if TYPE_CHECKING:
-    from court.precedents import PrecedentLabel
-    from retrieval.library.changes import Change, Recorded
-    from retrieval.library.ports import Writer
-    from retrieval.library.postgres.address import Address
-    from retrieval.library.postgres.push import Pushed
-
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -90,11 +94,6 @@ async def add_one(
 
     A server finds it within a second in a library on disk, and at once in a database.
     """
-    from court.backends.pictures.reader import GuardedPictureReader
-    from retrieval.library.edit import add_meme
-    from retrieval.library.sources import Provenance
-    from retrieval.open import load_encoder_for, open_writer
-
     if not text and picture is None:
         raise click.UsageError("Give --text, --picture or both.")
     settings = settings_of(encoder=encoder)
@@ -186,8 +185,6 @@ def history(address: Path | Address, id_: str | None, as_json: bool) -> None:
 @awaited
 async def compact(address: Path, forget: bool, as_json: bool) -> None:
     """Rewrites a LIBRARY without removed precedents. The history stays, with what it needs to restore them."""
-    from retrieval.library.writer import LibraryWriter
-
     library = await asyncio.to_thread(lambda: LibraryWriter.open(address).compact(forget=forget))
     if as_json:
         click.echo(json.dumps({"digest": library.digest, "memes": library.counts.memes}))
@@ -196,15 +193,10 @@ async def compact(address: Path, forget: bool, as_json: bool) -> None:
 
 
 def _label(word: str) -> PrecedentLabel:
-    from court.verdict import Label
-
     return Label.HARMFUL if word == "harmful" else Label.NOT_HARMFUL
 
 
 def _done(address: Path | Address, work: Callable[[Writer], T]) -> T:
-    from retrieval.library.edit import changed
-    from retrieval.open import open_writer
-
     return run(changed(lambda: open_writer(address), work))
 
 
@@ -247,10 +239,6 @@ async def push(path: Path, database: str, replace: bool, as_json: bool) -> None:
     Courts with `--library postgresql://…` then search it without a restart. Keep the password out of the command line:
     PGPASSWORD and password files are read.
     """
-    from retrieval.library.library import Library
-    from retrieval.library.postgres.address import Address
-    from retrieval.library.postgres.push import push_library
-
     address = Address(database)
     announced = 0
 

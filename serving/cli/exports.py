@@ -10,11 +10,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import click
 
 from court.errors import BadRequest
+from court.prompts.sets import open_set
+from retrieval.library.postgres.address import Address
 from serving.access.private_files import hand_on
 from serving.cli.common import (
     FILE,
@@ -29,12 +31,13 @@ from serving.cli.common import (
     tell,
     whole_id,
 )
-
-if TYPE_CHECKING:
-    from retrieval.library.postgres.address import Address
-    from serving.docket.open import Docket
-    from serving.docket.store.listing import TrialFilter
-    from serving.settings import Settings
+from serving.docket.open import Docket
+from serving.docket.review.search import parse_search
+from serving.docket.store.listing import TrialFilter
+from serving.export.source import ExportSource, Pictures, gather
+from serving.export.tables import Form, Selection
+from serving.settings import Settings
+from serving.views.blur import LibraryPictures
 
 _OF_ONE = ("html", "json", "dsa")
 _OF_MANY = ("csv", "jsonl", "parquet")
@@ -135,8 +138,6 @@ def _check(context: click.Context, words: tuple[str, ...], form: str) -> None:
 
 async def selected(store: Docket, settings: Settings, search: Sequence[str]) -> TrialFilter:
     """Returns the filter of what the console's search bar takes; that of all trials without any."""
-    from serving.docket.review.search import parse_search
-
     which = parse_search(" ".join(search)).which
     if search:
         await caught_up(store, settings)
@@ -149,10 +150,7 @@ def utc(at: datetime | None) -> datetime | None:
 
 
 async def _one(settings: Settings, trial_id: str, form: str, options: dict[str, Any]) -> tuple[str, bytes]:
-    from court.prompts.sets import open_set
-    from serving.export.source import ExportSource, Pictures, gather
     from serving.export.trial_file import TrialForm, write_trial
-    from serving.views.blur import LibraryPictures
 
     if options["messages"] is not False and form in ("html", "json"):
         open_set(settings.trial.prompts)  # messages of trials in its words are made again with it
@@ -189,8 +187,6 @@ def _filled(path: Path | None) -> dict[str, Any]:
 
 
 async def _many(settings: Settings, form: str, search: Sequence[str], out: Path) -> tuple[int, list[str]]:
-    from serving.export.tables import Form, Selection
-
     async with docket_in(settings) as store:
         selection = Selection(store.index, store.trials, await selected(store, settings, search))
         with output_file(out) as file:

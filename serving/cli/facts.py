@@ -6,16 +6,19 @@ import asyncio
 import json
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from court.errors import BadRequest
+from retrieval.facts.corpus import CorpusManifest, FactCorpus, open_corpus
+from retrieval.facts.documents import is_date
+from retrieval.facts.extraction import TextExtractor
+from retrieval.facts.reading import Origin, read_documents, read_trust
+from retrieval.facts.starter import STARTER_FACTS
+from retrieval.facts.writer import refuse_corpus_place, write_corpus
+from retrieval.library.sources import Problem
+from retrieval.open import BUILTIN, load_text_encoder, open_facts
 from serving.cli.common import NEW_FILE, NEW_FOLDER, PATH, awaited, excerpt, printable, tell
-
-if TYPE_CHECKING:
-    from retrieval.facts.corpus import CorpusManifest, FactCorpus
-    from retrieval.library.sources import Problem
 
 _SHOWN = 10  # problems that are listed one by one; --json lists all
 _encoder = click.option(
@@ -69,12 +72,6 @@ async def build(
     A document that can't be read ends it, and nothing is written, unless --skip-bad is given. PDF and HTML are read in
     a process with limits of memory and time. Where the encoder is not set up, --encoder none searches by words alone.
     """  # noqa: D301 - click's mark for text that is not to be wrapped
-    from retrieval.facts.extraction import TextExtractor
-    from retrieval.facts.reading import Origin, read_documents, read_trust
-    from retrieval.facts.starter import STARTER_FACTS
-    from retrieval.facts.writer import refuse_corpus_place, write_corpus
-    from retrieval.open import BUILTIN, load_text_encoder
-
     if bool(files) is starter:
         raise click.UsageError("Name FILEs, or give --starter; not both.")
     if starter and (source or date):
@@ -162,9 +159,6 @@ async def search(folder: Path, query: str, most: int, encoder: str | None, as_js
 
 
 async def _open(folder: Path, encoder: str | None, *, search: bool) -> FactCorpus:
-    from retrieval.facts.corpus import open_corpus
-    from retrieval.open import open_facts
-
     if not search:
         # Documents can be shown where the encoder of the corpus is not installed.
         return await asyncio.to_thread(lambda: open_corpus(folder, search=False))
@@ -172,8 +166,6 @@ async def _open(folder: Path, encoder: str | None, *, search: bool) -> FactCorpu
 
 
 def _checked_date(date: str) -> str:
-    from retrieval.facts.documents import is_date
-
     if not is_date(date):
         raise BadRequest("--date is no YYYY-MM-DD, YYYY-MM or YYYY of the calendar.", reason="BAD_DATE")
     return date

@@ -6,14 +6,17 @@ import io
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
+import numpy as np
+from PIL import Image
 
+from court.verdict import Label
+from retrieval.library.postgres.address import Address
+from retrieval.near_duplicates.pdq import QUALITY_FLOOR, hashes_of
 from serving.cli.common import awaited, docket_in, docket_option, settings_of, tell
-
-if TYPE_CHECKING:
-    from retrieval.library.postgres.address import Address
+from serving.docket.store.listing import TrialFilter
+from serving.export.tables import Selection
 
 
 @click.command()
@@ -27,10 +30,6 @@ async def hashes(namespace: str | None, docket: Path | Address | None) -> None:
     {"end": true}; if it is missing, the output is incomplete. Pictures that were overruled since or erased are left
     out. Pictures with too little detail to hash are only counted, on standard error.
     """
-    from court.verdict import Label
-    from serving.docket.store.listing import TrialFilter
-    from serving.export.tables import Selection
-
     plain = 0
     async with docket_in(settings_of(docket=docket)) as store:
         selection = Selection(store.index, store.trials, TrialFilter(reviewed=True, namespace=namespace))
@@ -59,11 +58,6 @@ async def hashes(namespace: str | None, docket: Path | Address | None) -> None:
 
 def _hashed(frames: Sequence[bytes]) -> Iterator[tuple[int, str, int]]:
     """Yields number, hash and quality of a trial's frames, each hash once; empty for one with too little to go by."""
-    import numpy as np
-    from PIL import Image
-
-    from retrieval.near_duplicates.pdq import QUALITY_FLOOR, hashes_of
-
     seen = set[str]()
     for number, png in enumerate(frames):
         # Ours are PNG: none of Pillow's other decoders needs to see these bytes.

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from retrieval.library.postgres.address import Address
 from serving.cli.common import awaited, docket_in, docket_option, printable, settings_of, tell, trial_argument, whole_id
-
-if TYPE_CHECKING:
-    from retrieval.library.postgres.address import Address
+from serving.export.notice import language_of, write_notice
+from serving.export.notice_links import notice_links
 
 
 @click.command()
@@ -23,9 +22,6 @@ async def notice(trial_id: str, language: str, docket: Path | Address | None) ->
 
     It is made from the record by templates. With MEMECOURT_NOTICE_LINK_DAYS it has a link that takes one objection.
     """
-    from serving.export.notice import language_of, write_notice
-    from serving.export.notice_links import notice_links
-
     settings = settings_of(docket=docket)
     async with docket_in(settings) as store:
         record = await store.trials.record(await whole_id(store, trial_id))

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import click
 
+from court.policy import Policy
 from serving.cli.common import CheckingGroup
+from serving.policy_files import faults_of, import_policy, to_toml
 
 EXIT_FAULTS = 1
 
@@ -28,9 +30,6 @@ def check(context: click.Context, file: Path) -> None:
 
     Exit code: 0 if there is no fault, 1 if there is one, 2 if it is no policy file.
     """
-    from court.policy import Policy
-    from serving.policy_files import faults_of
-
     found = Policy.load(file)
     click.echo(f"{found.id}, version {found.version}, {found.digest}")
     for clause in found.clauses:
@@ -55,8 +54,6 @@ def import_(source: Path, out: Path) -> None:
     Criteria become clauses, definitions and exceptions the preamble, examples the tests of the clauses. What has no
     counterpart, such as levels of severity, is listed. Read the file before you use it.
     """
-    from serving.policy_files import import_policy, to_toml
-
     if out.exists():
         raise click.ClickException(f"{out} is there already. Name another file with --out.")
     found = import_policy(source)

@@ -12,12 +12,25 @@ from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import click
 
+from court.backends.pictures.reader import GuardedPictureReader
 from court.display import word
 from court.errors import BadPicture, BadRequest
+from court.meme import check_text
+from court.ports import PictureReader
+from court.precedents import STARTER
+from retrieval.build import BuildReport, add_to_library, build_library
+from retrieval.embed.encoder import Encoder
+from retrieval.library.filters import Filter
+from retrieval.library.library import Library, refuse_place
+from retrieval.library.manifest import Safeguards, TextTuning, Tuning
+from retrieval.library.postgres.address import Address
+from retrieval.library.readers import is_plain_table
+from retrieval.library.sources import Provenance, Source, SourceFormat
+from retrieval.open import BUILTIN, choose_encoder, load_encoder, name_of
 from serving.cli.check import check
 from serving.cli.common import (
     FILE,
@@ -34,15 +47,6 @@ from serving.cli.common import (
     with_options,
 )
 from serving.cli.edit_precedents import COMMANDS
-
-if TYPE_CHECKING:
-    from court.ports import PictureReader
-    from retrieval.build import BuildReport
-    from retrieval.embed.encoder import Encoder
-    from retrieval.library.filters import Filter
-    from retrieval.library.library import Library
-    from retrieval.library.manifest import TextTuning, Tuning
-    from retrieval.library.sources import Source
 
 _SHOWN = 10  # rows with a fault that are listed one by one; --json lists all
 
@@ -201,11 +205,6 @@ async def build(
     in, unless more than --max-lost of all can't. How neighbours vote is then chosen by leaving each meme out in turn;
     what that vote is worth stands in the library and is printed.
     """  # noqa: D301 - click's mark for text that is not to be wrapped
-    from retrieval.build import build_library
-    from retrieval.library.library import refuse_place
-    from retrieval.library.manifest import Safeguards
-    from retrieval.open import BUILTIN, load_encoder, name_of
-
     read = _sources_of(sources, **described)
     chosen = settings_of(encoder=encoder).encoder or BUILTIN
     _require_files(read)
@@ -245,10 +244,6 @@ async def add(
     path: Path, sources: tuple[Path, ...], encoder: str | None, max_lost: float, as_json: bool, **described: Any
 ) -> None:
     """Adds the labelled memes in FILEs to a LIBRARY and recalibrates it; ids that it already has are refused."""
-    from retrieval.build import add_to_library
-    from retrieval.library.library import Library
-    from retrieval.open import choose_encoder
-
     # First what is quick to check: loading the encoder takes seconds.
     read = _sources_of(sources, **described)
     _require_files(read)
@@ -290,8 +285,6 @@ async def search(
     **where: Any,
 ) -> None:
     """Finds the precedents most similar to a text, a picture, or both."""
-    from court.meme import check_text
-    from retrieval.open import choose_encoder
     from serving.wiring import open_finder
 
     if not text and picture is None:
@@ -341,9 +334,6 @@ async def search(
 @awaited
 async def info(library: Path | None, as_json: bool) -> None:
     """Describes a library after checking every byte: its contents, its vote, and the measured quality of that vote."""
-    from retrieval.library.library import Library
-    from retrieval.library.postgres.address import Address
-    from retrieval.open import choose_encoder
     from serving.wiring import open_library
 
     settings = settings_of(library=library)
@@ -377,9 +367,6 @@ def _sources_of(
     harmful: str,
     **provenance: Any,
 ) -> list[Source]:
-    from retrieval.library.readers import is_plain_table
-    from retrieval.library.sources import Provenance, Source, SourceFormat
-
     binding, provenance["binding_by"] = provenance.pop("binding"), provenance.pop("who").strip()
     if binding is not bool(provenance["binding_by"]):
         raise click.UsageError("--binding and --who belong together: who answers for each of these labels?")
@@ -417,8 +404,6 @@ def _of_dataset(dataset: str, data: Path, split: str, **table: Any) -> Source:
 
 
 def _filter_of(since: datetime | None, until: datetime | None, verified: bool, **names: tuple[str, ...]) -> Filter:
-    from retrieval.library.filters import Filter
-
     # click reads times without a zone; all times of a library are in UTC.
     bounds = [bound and bound.replace(tzinfo=UTC) for bound in (since, until)]
     return Filter(**names, since=bounds[0], until=bounds[1], verified=verified)
@@ -427,8 +412,6 @@ def _filter_of(since: datetime | None, until: datetime | None, verified: bool, *
 @asynccontextmanager
 async def _tools(choose: Callable[[], Callable[[], Encoder]]) -> AsyncIterator[tuple[Encoder, PictureReader]]:
     """The encoder, chosen and loaded in a thread, and a picture reader."""
-    from court.backends.pictures.reader import GuardedPictureReader
-
     load = await asyncio.to_thread(choose)
     tell("Loading the encoder …")
     pictures = GuardedPictureReader(workers=settings_of().picture_workers)
@@ -545,8 +528,6 @@ def _describe_texts_alone(tuning: TextTuning | None) -> None:
 
 
 def _describe(library: Library) -> None:
-    from court.precedents import STARTER
-
     manifest = library.manifest
     counts, tuning = library.counts, manifest.tuning
     calibration, vote = tuning.calibration, tuning.vote

@@ -1,6 +1,8 @@
 """Commands that are imported when they are called, and how a program ends: with a message and an exit code.
 
-Asking for help must not load an encoder, and a signal during imports must end a program as it does later.
+Asking for help must not load an encoder: a command's module imports at its top, but the whole court (`serving.app`,
+`serving.wiring`) and what an extra brings where they are used. A signal during imports must end a program as it does
+later.
 """
 
 from __future__ import annotations

@@ -5,14 +5,14 @@ from __future__ import annotations
 import difflib
 import sys
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from court.prompts import PromptSet
+from court.prompts.sets import open_set, packaged, packaged_versions, source
 from serving.cli.common import run, settings_of
-
-if TYPE_CHECKING:
-    from court.prompts import PromptSet
+from serving.models.rehearsal import rehearse
 
 # As diff ends where it finds something.
 EXIT_DIFFERENT = 1
@@ -31,8 +31,6 @@ def prompts() -> None:
 @prompts.command("list")
 def list_prompts() -> None:
     """Lists the packaged prompt sets and the one that the settings name."""
-    from court.prompts.sets import open_set, packaged, packaged_versions
-
     chosen = open_set(settings_of().trial.prompts)
     found = {version: packaged(version) for version in packaged_versions()}
     for name, each in {**found, chosen.name: chosen}.items():
@@ -49,8 +47,6 @@ def list_prompts() -> None:
 )
 def show_prompt(role: str, name: str | None) -> None:
     """Prints the file of one prompt, as a start for your own."""
-    from court.prompts.sets import source
-
     try:
         click.echo(source(name or settings_of().trial.prompts, role), nl=False)
     except FileNotFoundError:
@@ -64,9 +60,6 @@ def check_prompts(folder: str) -> None:
 
     No model is called. Exit code: 0 if there is no fault, 1 if there is one.
     """
-    from court.prompts.sets import open_set
-    from serving.models.rehearsal import rehearse
-
     chosen = open_set(folder)
     rehearsal = run(rehearse(chosen, settings_of().trial))
     for file, prompt in chosen.by_file.items():
@@ -83,8 +76,6 @@ def check_prompts(folder: str) -> None:
 @click.argument("second", metavar="SET")
 def diff_prompts(first: str, second: str) -> None:
     """Shows the differences between two prompt sets, part by part. Exit code: 0 if there are none, 1 otherwise."""
-    from court.prompts.sets import open_set
-
     lines = list(_differences(open_set(first), open_set(second)))
     click.echo("\n".join(lines) if lines else "The two sets have the same words.")
     sys.exit(EXIT_DIFFERENT if lines else 0)

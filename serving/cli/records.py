@@ -8,13 +8,21 @@ import sys
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from court.display import word
 from court.errors import BadRequest
+from court.events import AnyEvent
+from court.flips import flips_of
 from court.in_force import Authority
+from court.precedents import Precedent
+from court.question import read_question
+from court.record import TrialRecord, TrialState
+from court.second_question import QuestionBrief
+from court.trial import require_undecided
+from retrieval.library.postgres.address import Address
 from serving.cli.common import (
     MOST_ID,
     MOST_WHO,
@@ -36,14 +44,8 @@ from serving.cli.common import (
     whole_id,
 )
 from serving.cli.exports import export, search_argument, selected
-
-if TYPE_CHECKING:
-    from court.events import AnyEvent
-    from court.record import TrialRecord
-    from retrieval.library.postgres.address import Address
-    from serving.docket.store.listing import DocketLine
-    from serving.views.event_text import Piece
-
+from serving.docket.store.listing import DocketLine
+from serving.views.event_text import Fact, Headline, Piece, Speech, flip_pieces, pieces_of, similarities
 
 _INDENT = " " * 5
 
@@ -127,7 +129,6 @@ async def resume_record(
 
     Recorded replies are reused. Settings, models, precedents and policy must be those that the trial began with.
     """
-    from court.trial import require_undecided
     from serving.wiring import open_court
 
     settings = settings_of(library=library, docket=docket, **trial_settings(**options))
@@ -164,8 +165,6 @@ async def ask_record(
 
     Exit code: 0 if there is an answer, 1 if there is none; either is put on record.
     """
-    from court.question import read_question
-    from court.second_question import QuestionBrief
     from serving.wiring import open_court
 
     # The file and the record first: a fault in them must not cost the loading of an encoder.
@@ -198,8 +197,6 @@ async def flips_of_record(
     For a verdict by precedents alone it follows from the record; otherwise it is what was recorded last. With --ask,
     settings, models, precedents and policy must be those of the trial. The verdict stays as it is.
     """
-    from court.flips import flips_of
-    from serving.views.event_text import flip_pieces
     from serving.wiring import open_court
 
     settings = settings_of(library=library, docket=docket, **trial_settings(**options))
@@ -250,8 +247,6 @@ async def show_event(event: AnyEvent) -> None:
 
 def render(record: TrialRecord) -> str:
     """A record for a person to read in a terminal; text of strangers is made safe to print."""
-    from court.record import TrialState
-
     opened = record.opened
     lines = [f"Trial {record.trial_id}", ""]
     for event in record.events:
@@ -267,15 +262,10 @@ def render(record: TrialRecord) -> str:
 
 def _event_lines(event: AnyEvent) -> Iterator[str]:
     """The body of one event, indented."""
-    from serving.views.event_text import pieces_of
-
     return _lines_of(pieces_of(event))
 
 
 def _lines_of(pieces: Iterable[Piece]) -> Iterator[str]:
-    from court.precedents import Precedent
-    from serving.views.event_text import Fact, Headline, Speech, similarities
-
     for piece in pieces:
         match piece:
             case Headline(text=text):

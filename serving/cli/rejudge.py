@@ -9,12 +9,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from court.display import word
 from court.errors import BadRequest, CourtError
+from court.record import TrialState
+from retrieval.library.postgres.address import Address
 from serving.cli.common import (
     FiniteRange,
     docket_in,
@@ -29,11 +31,13 @@ from serving.cli.common import (
     trial_settings,
 )
 from serving.cli.exports import search_argument, selected
-
-if TYPE_CHECKING:
-    from retrieval.library.postgres.address import Address
-    from serving.judging.rejudge import Rejudged
-    from serving.settings import Settings
+from serving.docket.review.search import parse_search
+from serving.docket.store.listing import TrialFilter
+from serving.export.tables import Selection
+from serving.judging.follow import Follower, FollowRules
+from serving.judging.known import Findings, VerdictCache
+from serving.judging.rejudge import Rejudged, Rejudging, rejudge_all
+from serving.settings import Settings
 
 EXIT_FAILED = 1
 _EVERY_S = 1.0
@@ -132,11 +136,6 @@ def _end(context: click.Context, done: Counter[str], *, as_json: bool) -> None:
 async def _rejudged(
     settings: Settings, search: Sequence[str], *, dry_run: bool, within_s: float, as_json: bool
 ) -> Counter[str]:
-    from court.record import TrialState
-    from serving.docket.review.search import parse_search
-    from serving.export.tables import Selection
-    from serving.judging.known import Findings, VerdictCache
-    from serving.judging.rejudge import Rejudging, rejudge_all
     from serving.wiring import open_court
 
     # Before a court is opened, which takes long.
@@ -175,9 +174,6 @@ async def _followed(
     follow: bool,
     as_json: bool,
 ) -> Counter[str]:
-    from serving.docket.review.search import parse_search
-    from serving.docket.store.listing import TrialFilter
-    from serving.judging.follow import Follower, FollowRules
     from serving.wiring import open_court
 
     done: Counter[str] = Counter()

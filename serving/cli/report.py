@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from retrieval.library.postgres.address import Address
 from serving.cli.common import (
     MOST_WHO,
     NEW_FOLDER,
@@ -21,9 +21,7 @@ from serving.cli.common import (
     settings_of,
 )
 from serving.cli.exports import output_file
-
-if TYPE_CHECKING:
-    from retrieval.library.postgres.address import Address
+from serving.export.transparency import as_csv, measure, parts
 
 _DAY = click.DateTime(formats=["%Y-%m-%d"])
 
@@ -54,7 +52,6 @@ async def transparency(
     What the docket can't know is blank and listed in blank.csv; figures without a row in the templates stand in
     appendix.csv.
     """
-    from serving.export.transparency import as_csv, measure, parts
     from serving.views.text import environment
 
     if last < since:

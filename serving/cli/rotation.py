@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from retrieval.library.postgres.address import Address
 from serving.cli.common import (
     MOST_WHO,
     MOST_WHY,
@@ -20,13 +20,10 @@ from serving.cli.common import (
     settings_of,
     tell,
 )
-
-if TYPE_CHECKING:
-    from retrieval.library.postgres.address import Address
-    from serving.docket.log.entries import KeyRotated
-    from serving.docket.open import Docket
-    from serving.settings import Settings
-
+from serving.docket.log.entries import KeyRotated, parse
+from serving.docket.open import Docket
+from serving.docket.store.log_append import KeyFile, make_key, next_key, read_key, settle_keys
+from serving.settings import Settings
 
 _AT_ONCE = 100
 """Most entries of rotations that are read from the log at a time."""
@@ -115,8 +112,6 @@ async def _prepared(settings: Settings, path: Path) -> str:
 
 async def _next_key(settings: Settings, path: Path) -> tuple[str, bool]:
     """The public key of FILE.next, which is made where there is none, and whether it is that of the docket already."""
-    from serving.docket.store.log_append import make_key, next_key, read_key
-
     async with docket_in(settings) as store:
         (current, *_) = reversed(await store.log_keys.keys())
         # Makes none where one is: that of --prepare, or of a run that was cut off, is the one that counts.
@@ -126,8 +121,6 @@ async def _next_key(settings: Settings, path: Path) -> tuple[str, bool]:
 
 
 async def _rotated(settings: Settings, path: Path, *, who: str, why: str, compromised: bool) -> RotatedKey:
-    from serving.docket.store.log_append import KeyFile, next_key, read_key, settle_keys
-
     public, is_current = await _next_key(settings, path)
     finished = None
     async with docket_in(settings) as store:
@@ -142,8 +135,6 @@ async def _rotated(settings: Settings, path: Path, *, who: str, why: str, compro
 
 
 async def _last_rotation(store: Docket) -> KeyRotated:
-    from serving.docket.log.entries import KeyRotated, parse
-
     last, first = None, 0
     while found := await store.log.entries(first, _AT_ONCE, {"KeyRotated"}):
         last, first = found[-1], found[-1].number + 1

@@ -8,10 +8,13 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from court.verdict import Label
+from memecourt.verify import CantCheck, Sample, Violated, verify_sample
+from retrieval.library.postgres.address import Address
 from serving.cli.common import (
     FILE,
     MOST_WHO,
@@ -24,11 +27,9 @@ from serving.cli.common import (
     tell,
 )
 from serving.cli.exports import output_file
-
-if TYPE_CHECKING:
-    from memecourt.verify import Sample
-    from retrieval.library.postgres.address import Address
-    from serving.docket.open import Docket
+from serving.docket.audit.sample import commit_sample, draw_sample, sign_result
+from serving.docket.errors import TrialUnknown
+from serving.docket.open import Docket
 
 _MOST = 10_000
 
@@ -47,8 +48,6 @@ async def commit(who: str, count: int, beacon: str, round_: int, due: datetime, 
     It names the newest checkpoint, the number of trials, a beacon and a future round: whoever keeps it until then can
     verify that nobody chose the sample.
     """
-    from serving.docket.audit.sample import commit_sample
-
     fields = {"who": who, "count": count, "beacon": beacon, "round": round_, "due": due.replace(tzinfo=UTC)}
     async with docket_in(settings_of(docket=docket)) as store:
         commitment = await commit_sample(store.transactions, store.log, fields, at=datetime.now(UTC))
@@ -69,9 +68,6 @@ async def sample(commitment: Path, value: str, out: Path, sheet: Path, docket: P
 
     `python -m memecourt.verify SAMPLE --key KEY --commitment COMMITMENT --value VALUE` checks it without the docket.
     """
-    from serving.docket.audit.sample import draw_sample
-    from serving.docket.errors import TrialUnknown
-
     expected, rows = _read(commitment), StringIO()
     table = csv.DictWriter(rows, ["trial_id", "content_id", "text", "label"], lineterminator="\n")
     table.writeheader()
@@ -106,9 +102,6 @@ async def audit(sample_file: Path, sheet: Path, commitment: Path, value: str, do
 
     A label is harmful or not_harmful; rows without one count as not judged.
     """
-    from court.verdict import Label
-    from serving.docket.audit.sample import sign_result
-
     expected, pairs = _read(commitment), dict[str, tuple[Label, Label]]()
     async with docket_in(settings_of(docket=docket)) as store:
         drawn = await _verified(store, _text(sample_file), expected, value)
@@ -128,8 +121,6 @@ async def audit(sample_file: Path, sheet: Path, commitment: Path, value: str, do
 
 
 async def _verified(store: Docket, text: str, expected: Mapping[str, Any], value: str) -> Sample:
-    from memecourt.verify import CantCheck, Violated, verify_sample
-
     try:
         return verify_sample(text, [str(key) for key in await store.log_keys.keys()], expected=expected, value=value)
     except (CantCheck, Violated) as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -21,9 +21,11 @@ from serving.cli.common import (
     trial_options,
     trial_settings,
 )
-
-if TYPE_CHECKING:
-    from serving.settings import Settings
+from serving.models.connect import pictures_per_prompt
+from serving.models.presets import vllm_settings
+from serving.models.vllm import VllmFailed, VllmServer
+from serving.settings import Settings
+from serving.telemetry.logs import set_up
 
 
 @click.command()
@@ -77,7 +79,6 @@ def serve(address: str, vllm: str | None, vllm_flag: tuple[str, ...], resume: bo
     All other settings are in the settings file or in the environment: see `memecourt settings`.
     """
     from serving.app import serve as serve_until_stopped
-    from serving.telemetry.logs import set_up
 
     values = trial_settings(**options)
     if vllm and values.get("llm", {}).keys() & {"url", "model"}:
@@ -109,9 +110,6 @@ async def _models(
     if model is None:
         yield settings_of(**values), None
         return
-    from serving.models.connect import pictures_per_prompt
-    from serving.models.presets import vllm_settings
-    from serving.models.vllm import VllmFailed, VllmServer
 
     settings = settings_of(**values)  # what is wrong with them is said before minutes are spent on a model
     try:

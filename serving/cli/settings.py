@@ -15,6 +15,7 @@ import click
 from pydantic import BaseModel
 
 from serving.cli.common import settings_of
+from serving.presets import load_preset
 from serving.settings import (
     GuardSettings,
     ModelSettings,
@@ -64,7 +65,6 @@ def settings(as_json: bool, example: bool, preset: str | None) -> None:
     if example:
         click.echo("\n".join(_example()))
         return
-    from serving.presets import load_preset
 
     chosen = load_preset(preset) if preset else None
     effective = settings_of(**chosen.settings()) if chosen else settings_of()

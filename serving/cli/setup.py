@@ -6,7 +6,10 @@ import os
 
 import click
 
+from court.backends.ocr.rapidocr_models import fetch_model, find_model
+from court.backends.ocr.reader import check_reader_name
 from court.errors import NotLoaded
+from retrieval.embed.weights import WEIGHTS, fetch_weights, find_weights
 from serving.cli.common import tell
 
 
@@ -22,9 +25,6 @@ def setup(reader: str | None) -> None:
     The weights are stored in MEMECOURT_HOME, else in the user's data folder, and each file is checked by its SHA-256.
     Weights in the folder that MEMECOURT_ENCODER_WEIGHTS names, or installed as a package, are used as they are.
     """
-    from court.backends.ocr.rapidocr_models import fetch_model, find_model
-    from retrieval.embed.weights import WEIGHTS, fetch_weights, find_weights
-
     language = None if reader is None else _language(reader)
     try:
         path = find_weights()
@@ -47,8 +47,6 @@ def setup(reader: str | None) -> None:
 
 def _language(reader: str) -> str:
     """Language of the reader that is asked for; other readers need nothing fetched."""
-    from court.backends.ocr.reader import check_reader_name
-
     try:
         kind, _, language = check_reader_name(reader).partition(":")
     except ValueError as error:

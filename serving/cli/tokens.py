@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from serving.access import tokens as file
+from serving.access.callers import Scope
+from serving.access.tokens import Entry
 from serving.cli.common import NEW_FILE, printable
-
-if TYPE_CHECKING:
-    from serving.access.tokens import Entry
 
 _file = click.option(
     "--file",
@@ -62,9 +61,6 @@ def add(
     A caller may have several tokens, so that one can be replaced without interruption. Records show NAME as the
     reviewer of a verdict.
     """
-    from serving.access import tokens as file
-    from serving.access.callers import Scope
-
     end = None if expires is None else expires.replace(tzinfo=UTC)
     known = [Scope(scope) for scope in dict.fromkeys(scopes)]
     token = file.add(path, name, known, namespaces or None, expires=end, widen=widen)
@@ -77,8 +73,6 @@ def add(
 @_file
 def list_tokens(path: Path) -> None:
     """Lists tokens: caller, first digits of the token's hash, scopes, namespaces and expiry."""
-    from serving.access import tokens as file
-
     for entry in file.read(path):
         click.echo(_line(entry))
 
@@ -89,8 +83,6 @@ def list_tokens(path: Path) -> None:
 @_file
 def remove(name: str, number: str | None, path: Path) -> None:
     """Removes the tokens of the caller NAME from the file; comments in the file are lost."""
-    from serving.access import tokens as file
-
     for entry in file.remove(path, name, number):
         click.echo(f"removed {_line(entry)}")
 

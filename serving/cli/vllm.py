@@ -7,15 +7,14 @@ import os
 import shlex
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from court.errors import BadRequest
 from serving.cli.common import PATH, printable, run, settings_of, tell
-
-if TYPE_CHECKING:
-    from serving.models.vllm import VllmServer, VllmSettings
+from serving.models.connect import pictures_per_prompt
+from serving.models.presets import AUTO, PRESETS, vllm_settings
+from serving.models.vllm import VllmFailed, VllmServer, VllmSettings
 
 KEY = "MEMECOURT_LLM__API_KEY"
 """Where the key is looked for here and by the commands that ask the server."""
@@ -25,7 +24,6 @@ def _list(context: click.Context, _: click.Parameter, preset: str | None) -> str
     """Lists the presets and ends, before anything else is asked for."""
     if preset != "list":
         return preset
-    from serving.models.presets import PRESETS
 
     click.echo(f"{'preset':<16}{'model':<30}{'weights':>8}{'GPU memory':>14}{'on each of two':>17}{'context':>10}")
     for one in PRESETS.values():
@@ -99,9 +97,6 @@ def vllm(
     one in MEMECOURT_LLM__API_KEY, else a new one that is printed once on standard output. Progress goes to standard
     error, as do the last lines of vLLM's log if it fails.
     """
-    from serving.models.connect import pictures_per_prompt
-    from serving.models.presets import AUTO, PRESETS, vllm_settings
-
     if (model is None) == (preset is None):
         raise click.UsageError("Name what to start: either --model NAME or --preset NAME.")
     if preset is not None and preset not in (AUTO, *PRESETS):
@@ -127,8 +122,6 @@ def vllm(
 
 async def _serve_until_stopped(settings: VllmSettings, verbose: bool) -> None:
     """Runs it until told to stop; raises what went wrong, after its log was shown."""
-    from serving.models.vllm import VllmFailed, VllmServer
-
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
@@ -156,8 +149,6 @@ async def _serve_until_stopped(settings: VllmSettings, verbose: bool) -> None:
 
 
 async def _serve(server: VllmServer) -> None:
-    from serving.models.vllm import VllmFailed
-
     async with server:
         click.echo(f"vLLM answers at {server.base_url} as {server.model}")
         # A key that the operator has set is known to them, and need not show in a terminal.

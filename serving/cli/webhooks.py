@@ -6,17 +6,17 @@ import json
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from court.errors import BadRequest
 from serving.cli.common import NEW_FILE, awaited, docket_in, docket_option, printable, settings_of
-
-if TYPE_CHECKING:
-    from serving.docket.open import Docket
-    from serving.docket.store.hooks import HookStates
-    from serving.settings import Settings, WebhookSettings
+from serving.docket.open import Docket
+from serving.docket.store.hooks import NOTHING, HookStates
+from serving.settings import Settings, WebhookSettings
+from serving.webhooks.attempts import Outcome, Receiver
+from serving.webhooks.messages import trial_run
+from serving.webhooks.signing import make_secret, signers_of
 
 
 @click.group()
@@ -53,9 +53,6 @@ async def test(name: str) -> None:
 
     Exits with 1 and the reason if the receiver does not accept it. Nothing is recorded, and nothing else is sent.
     """
-    from serving.webhooks.attempts import Outcome, Receiver
-    from serving.webhooks.messages import trial_run
-
     receiver = Receiver(_named(settings_of(), name))
     try:
         # Not by way of the docket: a trial message must not take a place among those that are delivered in order.
@@ -121,16 +118,12 @@ def secret(path: Path, ed25519: bool) -> None:
 
     With --ed25519 it prints the public key, which is all that the receiver needs.
     """
-    from serving.webhooks.signing import make_secret
-
     signer = make_secret(path, ed25519=ed25519)
     click.echo(signer.public_key or f"{path} holds the secret, which the receiver needs too.")
 
 
 def _public_keys(hook: WebhookSettings) -> list[str]:
     """Keys that signatures are verified with; none where the secrets are not for whoever asks."""
-    from serving.webhooks.signing import signers_of
-
     try:
         return [signer.public_key for signer in signers_of(hook) if signer.public_key]
     except BadRequest as error:
@@ -158,8 +151,6 @@ async def _change(docket: object, name: str, change: Callable[[Docket], Awaitabl
 
 
 def _about(name: str, states: HookStates, *, url: str) -> dict[str, object]:
-    from serving.docket.store.hooks import NOTHING
-
     hook, backlog = states.hooks.get(name), states.backlogs.get(name, NOTHING)
     state = "new" if hook is None else "disabled" if hook.disabled_at else "enabled"
     # Enabled in the docket, and sent nothing: servers send to the receivers of their settings alone.

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from court.errors import BadRequest
 from court.events import Procedure
 from court.in_force import InForce
-from court.meme import is_language_tag
+from court.meme import checked_language
 from court.precedents import Precedent, PrecedentLabel
 from court.record import TrialRecord
 from court.verdict import Label
@@ -62,7 +62,7 @@ def ask_of(
         image=request.image,
         # Absent and empty differ: an absent text is read off the picture, an empty one means that there is none.
         text=request.text if request.HasField("text") else None,
-        language=language(request.language),
+        language=checked_language(request.language),
         procedure=_procedure(request.procedure, default),
         request_id=request.request_id,
         namespace=request.content.namespace,
@@ -293,17 +293,6 @@ def number(requested: int, default: int, most: int, field: str) -> int:
             f"{field} is {requested}; 1 to {most:,} are given, and {default} for 0.", reason="OUT_OF_RANGE", field=field
         )
     return requested or default
-
-
-def language(tag: str, field: str = "language") -> str:
-    """Checks a BCP 47 tag, which may be empty. Raises BadRequest."""
-    if tag and not is_language_tag(tag):
-        raise BadRequest(
-            f'{field} is no BCP 47 tag. Send one such as "en" or "pt-BR", or leave it out.',
-            reason="BAD_LANGUAGE",
-            field=field,
-        )
-    return tag
 
 
 def found_to_be(label: int) -> PrecedentLabel:

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias, TypeVar
 from court.errors import BadRequest
 from court.events import AnyEvent, VerdictReviewed
 from court.in_force import finding_of
+from court.meme import checked_language
 from court.record import TrialRecord, TrialState
 from court.verdict import Label, decision
 from memecourt.v1 import court_pb2 as wire
@@ -20,7 +21,7 @@ from retrieval.library.filters import Filter
 from serving.access.callers import check_namespace, current
 from serving.docket.log.entries import canonical_bytes, parse
 from serving.docket.store.listing import DocketLine, TrialFilter
-from serving.rpc.convert import few, fields_of, in_force_of, language, time_of, within
+from serving.rpc.convert import few, fields_of, in_force_of, time_of, within
 
 W = TypeVar("W")
 
@@ -181,7 +182,7 @@ def where_of(wanted: wire.PrecedentFilter) -> Filter:
         # Without a filter, the caller still gets only its own and the shared ones: an empty tuple would match all
         # (GR-1).
         namespaces=namespaces if namespaces or own is None else ("", *sorted(own - {""})),
-        languages=tuple(language(tag, "filter.languages") for tag in tags),
+        languages=tuple(checked_language(tag, "filter.languages") for tag in tags),
         policies=policies,
         since=time_of(wanted.since, "filter.since") if wanted.HasField("since") else None,
         until=time_of(wanted.until, "filter.until") if wanted.HasField("until") else None,

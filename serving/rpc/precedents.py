@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from court.errors import BadRequest, NotLoaded
-from court.meme import Picture, check_text
+from court.meme import Picture, check_text, checked_language
 from memecourt.v1 import court_pb2 as wire
 from retrieval.library.changes import Change, NoSuchPrecedent
 from retrieval.library.edit import Opened, add_precedent, changed
@@ -28,7 +28,6 @@ from serving.rpc.convert import (
     few,
     fields_of,
     found_to_be,
-    language,
     number,
     precedent_of,
     required,
@@ -157,7 +156,7 @@ class PrecedentsService(Service[_Open]):
             known: dict[str, Any] = {
                 "categories": few(request.categories, _MOST_CATEGORIES, _LONGEST_CATEGORY, "categories"),
                 "source": within(request.source, _MOST_SOURCE, "source"),
-                "provenance": Provenance(namespace=request.namespace, language=language(request.language)),
+                "provenance": Provenance(namespace=request.namespace, language=checked_language(request.language)),
                 "verified": request.verified or request.binding,
                 "binding": request.binding,
                 "who": signed(request.who, "who"),

@@ -20,6 +20,7 @@ from retrieval.library.postgres.address import Address
 from retrieval.library.postgres.push import push_library
 from retrieval.library.sources import Provenance
 from retrieval.open import open_writer
+from serving.cli import edit_precedents
 from serving.cli.main import cli
 from tests.support.encoders import WordEncoder, picture_of
 from tests.support.libraries import ENCODER, PICTURES, drawn_library
@@ -32,7 +33,8 @@ MADE_BY = {"who": "ada", "why": "as was decided"}
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEMECOURT_HOME", str(tmp_path / "home"))
     # Replaces an encoder that takes seconds to load.
-    monkeypatch.setattr(choose, "load_encoder_for", lambda place, encoder: ENCODER)
+    for module in (choose, edit_precedents):
+        monkeypatch.setattr(module, "load_encoder_for", lambda place, encoder: ENCODER)
 
 
 @pytest.fixture(params=["disk", "database"])

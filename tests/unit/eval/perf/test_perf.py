@@ -41,7 +41,7 @@ def test_unknown_benchmark_is_an_error_that_names_the_known_ones():
 
 @pytest.mark.parametrize(("bound", "holds"), [("<= 2", True), ("<= 1", False), (">= 1.5", True), ("== 1.5", True)])
 def test_goal_is_a_bound_on_a_figure(monkeypatch, bound, holds):
-    monkeypatch.setattr("eval.perf.bench.measure", lambda name: Result({"x": 1.5, "y": 9}, {"x": bound}))
+    monkeypatch.setattr("eval.commands.perf.measure", lambda name: Result({"x": 1.5, "y": 9}, {"x": bound}))
     outcome = CliRunner().invoke(cli, ["perf", "install", "--json"])
     assert json.loads(outcome.output) == {
         "name": "install",

@@ -497,7 +497,7 @@ def test_memes_without_an_answer_leave_the_report_unfinished_and_exit_with_3(rea
         write_run(plan.out / "7b" / "harm-c" / "full", results([Level.NOT_HARMFUL, Level.VERY_HARMFUL], [N, H]))
         raise Unavailable("3 memes have no answer yet.", reason=reason)
 
-    monkeypatch.setattr("eval.reproduce.study.run_reproduction", interrupted)
+    monkeypatch.setattr("eval.commands.reproduce.run_reproduction", interrupted)
     drawn = ("--data", data, "--out", tmp_path / "study", "--demo", "--encoder", "builtin")
     output = reproduce(*drawn, "--llm-url", "7b=http://127.0.0.1:9/v1", "--yes", code=3)
     assert "3 memes have no answer yet." in output and "--resume goes on" in output

@@ -134,16 +134,18 @@ def without_heavy_parts(places: dict[str, Path], tmp_path: Path, monkeypatch: py
         raise NotLoaded(LOADED)
 
     monkeypatch.setattr("retrieval.open.load_encoder", loaded)
+    monkeypatch.setattr("serving.cli.precedents.load_encoder", loaded)
     monkeypatch.setattr("retrieval.embed.builtin.BuiltinEncoder.__init__", loaded)
     monkeypatch.setattr("serving.cli.demo._server", refused)
     monkeypatch.setattr("serving.models.vllm.VllmServer.__aenter__", entered)
     monkeypatch.setattr("eval.models.open.open_models", entered)
+    monkeypatch.setattr("eval.commands.witness.open_models", entered)
     monkeypatch.setattr("court.backends.sandbox.process.WorkerProcess.start", entered)
-    monkeypatch.setattr("retrieval.embed.weights.fetch_weights", loaded)
+    monkeypatch.setattr("serving.cli.setup.fetch_weights", loaded)
     for name in ("draw_meme", "draw_case"):
         monkeypatch.setattr(f"eval.synthetic.functional.{name}", lambda *_, **__: Image.new("RGB", (8, 8)))
     monkeypatch.setitem(gather.__kwdefaults__, "resamples", 20)
-    monkeypatch.setattr("court.backends.ocr.rapidocr_models.fetch_model", loaded)
+    monkeypatch.setattr("serving.cli.setup.fetch_model", loaded)
 
     def stopped() -> asyncio.Event:
         event = asyncio.Event()
