@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -14,12 +13,10 @@ from typing import Any, BinaryIO
 
 import click
 
-from court.errors import BadRequest
 from court.prompts.sets import open_set
 from retrieval.library.postgres.address import Address
 from serving.access.private_files import hand_on
 from serving.cli.common import (
-    FILE,
     FOLDER,
     awaited,
     caught_up,
@@ -79,7 +76,6 @@ search_argument = click.argument("search", nargs=-1)
 @click.option(
     "--library", type=FOLDER, help="Library on disk to take pictures of precedents from. [default: no such pictures]"
 )
-@click.option("--filled", type=FILE, help="For dsa: JSON object of the fields that the platform fills in.")
 @docket_option
 @click.pass_context
 @awaited
@@ -127,7 +123,7 @@ def _check(context: click.Context, words: tuple[str, ...], form: str) -> None:
     """Refuses options that mean nothing for the form: what was asked for would silently not be done."""
     if form in _OF_ONE and len(words) != 1:
         raise click.UsageError(f"{form} is of one trial: name its ID (`memecourt records list`).")
-    meant = {"pictures": ("html", "json"), "messages": ("html", "json"), "library": ("html",), "filled": ("dsa",)}
+    meant = {"pictures": ("html", "json"), "messages": ("html", "json"), "library": ("html",)}
     for parameter in context.command.params:
         name = parameter.name or ""
         # By where the value comes from: a default of its own is no wish of the caller.
@@ -165,25 +161,9 @@ async def _one(settings: Settings, trial_id: str, form: str, options: dict[str, 
         if wanted is Pictures.SHARP:
             # While the docket is open and before the file is written: what can't be noted must not go out.
             await store.reviews.record_access(trial_id, who=_WHO, what=f"export as {form}", at=datetime.now(UTC))
-    filled = _filled(options["filled"])
     return trial_id, await asyncio.to_thread(
-        lambda: write_trial(source, TrialForm(form), pictures=wanted, messages=options["messages"], filled=filled)
+        lambda: write_trial(source, TrialForm(form), pictures=wanted, messages=options["messages"])
     )
-
-
-def _filled(path: Path | None) -> dict[str, Any]:
-    """The fields of a statement that are filled in by hand."""
-    if path is None:
-        return {}
-    try:
-        own = json.loads(path.read_text("utf-8"))
-        # JSON may escape half a pair of surrogates, which no file can hold as text.
-        json.dumps(own, ensure_ascii=False).encode()
-    except (OSError, ValueError, RecursionError):
-        own = None
-    if not isinstance(own, dict):
-        raise BadRequest("What was filled in is no JSON object in UTF-8.", reason="BAD_STATEMENT", field="filled")
-    return own
 
 
 async def _many(settings: Settings, form: str, search: Sequence[str], out: Path) -> tuple[int, list[str]]:

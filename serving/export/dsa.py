@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from court.display import word
-from court.errors import BadRequest
 from court.events import Procedure, TextSource
 from court.policy import DEFAULT_POLICY, Clause
 from court.record import TrialRecord
@@ -71,7 +70,7 @@ _LEFT_OUT = (
 _LANGUAGE = re.compile(r"([A-Za-z]{2})(?:-|\Z)")
 
 
-def draft(record: TrialRecord, filled: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def draft(record: TrialRecord) -> dict[str, Any]:
     """A draft for one trial.
 
     Args:
@@ -79,12 +78,10 @@ def draft(record: TrialRecord, filled: Mapping[str, Any] | None = None) -> dict[
 
     Returns:
         ``decision`` in force; ``statement``, fit for the database once ``left_to_platform`` is filled in;
-        ``to_confirm``; ``refuted_claims``, with the passages that refute them; ``left_out``; and ``faults``, for which
-        the database would refuse it as it is.
+        ``to_confirm``; ``refuted_claims``, with the passages that refute them; and ``left_out``.
 
     Raises:
         NotDecided: The trial has no verdict, or found no harm: there is nothing to give reasons for.
-        BadRequest: A given value is not as the database takes it.
     """
     verdict, review = record.verdict_event, record.review
     if verdict is None or record.label_in_force is not Label.HARMFUL:
@@ -119,13 +116,6 @@ def draft(record: TrialRecord, filled: Mapping[str, Any] | None = None) -> dict[
         )
     if language := _language(record):
         statement["content_language"] = language
-    # Before the platform's own words: only what the court says has to be confirmed.
-    own = dict(statement)
-    statement |= filled or {}
-    # What is missing is the platform's to fill in; what is wrong would be refused later, when nobody knows why.
-    if wrong := [fault for fault in schema.faults(statement) if not fault.endswith(": missing")]:
-        raise BadRequest(f"What was filled in can't stand there. {'; '.join(wrong)}.", reason="BAD_STATEMENT")
-    left = schema.missing(statement)
     return {
         "format": FORMAT,
         "schema": {"source": schema.SOURCE, "as_of": schema.AS_OF},
@@ -134,18 +124,16 @@ def draft(record: TrialRecord, filled: Mapping[str, Any] | None = None) -> dict[
         "in_force": record.in_force and record.in_force.facts(),
         "statement": statement,
         "left_to_platform": [
-            {"field": name, "why": _WHY.get(name, "It follows from another field."), "words": _words(name)}
-            for name in left
+            {"field": name, "why": _WHY[name], "words": sorted(schema.WORDS.get(name, ()))}
+            for name in schema.REQUIRED
+            if name not in statement
         ],
-        "to_confirm": [
-            {"field": name, "why": why} for name, why in _CONFIRM.items() if name in own and name not in (filled or {})
-        ],
+        "to_confirm": [{"field": name, "why": why} for name, why in _CONFIRM.items() if name in statement],
         "refuted_claims": [
             {"claim": finding.claim, "evidence": [passage.model_dump(mode="json") for passage in finding.evidence]}
             for finding in refuted_claims(record)
         ],
         "left_out": list(_LEFT_OUT),
-        "faults": list(schema.faults(statement)),
     }
 
 
@@ -280,7 +268,3 @@ def _cut(text: str, name: str) -> str:
     most = schema.LENGTHS[name]
     # A statement that is too long is refused as a whole.
     return text if len(text) <= most else text[: most - 1] + "…"
-
-
-def _words(name: str) -> Sequence[str]:
-    return sorted(schema.WORDS.get(name, ()))

@@ -91,15 +91,8 @@ class TrialForm(StrEnum):
     """Draft of a statement of reasons, without pictures."""
 
 
-def write_trial(
-    source: ExportSource,
-    form: TrialForm,
-    *,
-    pictures: Pictures,
-    messages: bool | None = None,
-    filled: Mapping[str, Any] | None = None,
-) -> bytes:
-    """Returns the content of a file; ``filled`` are fields of a statement of reasons.
+def write_trial(source: ExportSource, form: TrialForm, *, pictures: Pictures, messages: bool | None = None) -> bytes:
+    """Returns the content of a file.
 
     Messages sent to models are in HTML only, unless it is said.
     """
@@ -110,7 +103,7 @@ def write_trial(
         case TrialForm.JSON:
             return write_document(source, pictures=pictures, messages=messages).encode()
         case TrialForm.DSA:
-            return (json.dumps(draft(source.record, filled or {}), indent=1, ensure_ascii=False) + "\n").encode()
+            return (json.dumps(draft(source.record), indent=1, ensure_ascii=False) + "\n").encode()
 
 
 def file_name(trial_id: str, form: TrialForm) -> str:

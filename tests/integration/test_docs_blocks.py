@@ -87,7 +87,6 @@ def library(home, tmp_path_factory):
     shell.run(f"memecourt-eval synthetic DATA {SMALL}")
     shell.run("memecourt precedents build LIBRARY DATA/train.jsonl --pictures DATA/images")
     (folder / "FILE").write_bytes(encode(draw_meme("cat", "a quiet sunday"), "PNG"))
-    (folder / "own.json").write_text(json.dumps({"source_type": "SOURCE_VOLUNTARY"}))
     return shell
 
 

@@ -390,7 +390,7 @@ def test_command_writes_each_form(docket, tmp_path, monkeypatch):
         ("--as", "html"),
         ("t", "--as", "dsa", "--with-picture", "sharp"),
         ("t", "--as", "json", "--library", "."),
-        ("--as", "parquet", "--filled", __file__),
+        ("--as", "parquet", "--library", "."),
         ("t", "label:harmful", "--as", "html"),
     ],
 )
