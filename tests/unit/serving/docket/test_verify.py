@@ -18,7 +18,7 @@ from serving.docket.audit.verify import Fault, FromEntries, Report, verify
 from serving.docket.log.anchors import Anchor
 from serving.docket.log.entries import Entry, Erased, body_of
 from serving.docket.log.merkle import tile_widths
-from serving.docket.log.notes import sign_checkpoint
+from serving.docket.log.notes import SigningKey, sign_checkpoint
 from tests.support.dockets import NOON, events_of
 from tests.support.logs import MemoryLog
 
@@ -182,6 +182,53 @@ def test_erasure_covers_neither_itself_nor_later_entries(log: MemoryLog) -> None
     assert faults(check(log, without(log, number))) == {"BODY_MISSING": 2}
 
 
+def test_missing_entries_are_named(log: MemoryLog) -> None:
+    rows = Rows(log)
+    del rows.all_entries[2:4]
+    report = check(log, rows)
+    assert "entries 2 to 3 are missing" in next(f.text for f in report.findings if f.fault is Fault.ENTRY_MISSING)
+    rows = Rows(log)
+    rows.all_entries.insert(3, replace(rows.all_entries[1]))
+    assert Fault.ENTRY_MISPLACED in check(log, rows).counts
+
+
+def test_tail_must_be_signed_and_signed_entries_must_exist(log: MemoryLog) -> None:
+    before = Rows(log)
+    log.add_picture_view("a", "eve")
+    rows = Rows(log)
+    rows.all_checkpoints = before.all_checkpoints
+    rows.log_row |= {"checkpoint": before.log_row["checkpoint"], "signed": before.log_row["signed"]}
+    report = check(log, rows)
+    assert faults(report) == {"TAIL_UNSIGNED": 1} and report.findings[0].text == "The last 1 entries are not signed."
+    rows = before
+    rows.all_checkpoints = Rows(log).all_checkpoints
+    assert Fault.TAIL_MISSING in check(log, rows).counts
+
+
+def test_checkpoints_must_match_this_log_and_their_own_size(log: MemoryLog) -> None:
+    size, key = len(log.entries), log.key
+    rows = Rows(log)
+    rows.all_checkpoints = [(size - 1, rows.all_checkpoints[0][1])]
+    assert faults(check(log, rows)) == {"CHECKPOINT_DIFFERS": 1}
+    rows = Rows(log)
+    rows.all_checkpoints.append((size, sign_checkpoint(key, key.name, size, bytes(32))))
+    assert faults(check(log, rows)) == {"CHECKPOINT_DIFFERS": 1}
+    rows = Rows(log)
+    rows.all_checkpoints.append((3, sign_checkpoint(key, "another.example", 3, bytes(32))))
+    assert faults(check(log, rows)) == {"CHECKPOINT_UNSIGNED": 1}
+
+
+def test_key_stored_in_the_docket_must_be_the_expected_one(log: MemoryLog) -> None:
+    rows = Rows(log)
+    rows.log_row["key"] = str(SigningKey.create(log.key.name).verifier)
+    assert faults(check(log, rows)) == {"KEY_DIFFERS": 1}
+    rows.log_row = {}
+    assert faults(check(log, rows)) == {"KEY_DIFFERS": 1, "STATE_DIFFERS": 3}
+    # Two keys are expected after a deliberate rotation.
+    both = [SigningKey.create("old.example").verifier, log.key.verifier]
+    assert not verify(Rows(log), both, FromEntries()).violated
+
+
 def test_anchors_vouch_for_the_entries_before_them(log: MemoryLog) -> None:
     early = log.checkpoint()
     log.add_events(events_of("b"))
@@ -214,6 +261,21 @@ def test_anchor_reveals_a_removed_receipt_but_no_other_removed_checkpoint() -> N
     rows = Rows(log)
     rows.all_checkpoints.insert(0, (size, receipt))
     assert not check(log, rows, anchors=[anchor]).violated
+
+
+def test_unreadable_rows_are_reported_and_do_not_end_the_check(log: MemoryLog) -> None:
+    class Torn(Rows):
+        def trials(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+            raise TypeError("bytes where text has to be")
+            yield
+
+        def tiles(self) -> Iterator[tuple[int, int, bytes]]:
+            yield from self.all_tiles
+            raise ValueError("no number")
+
+    report = check(log, Torn(log))
+    assert report.counts[Fault.TRIAL_DIFFERS] == 2 and report.counts[Fault.TILE_DIFFERS] == 1
+    assert sum("can't be read at all" in finding.text for finding in report.findings) == 2
 
 
 def test_pictures_erased_during_the_check_are_no_fault() -> None:
