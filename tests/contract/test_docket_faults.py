@@ -6,7 +6,6 @@ import itertools
 import json
 import os
 import random
-import resource
 import select
 import shutil
 import signal
@@ -15,7 +14,7 @@ import sqlite3
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -29,6 +28,7 @@ from serving.docket.errors import DocketError
 from serving.docket.log.notes import VerifierKey
 from serving.docket.open import Docket
 from serving.docket.store.requests import RequestName
+from tests.support import docket_faults
 from tests.support.dockets import (
     NOON,
     append_all,
@@ -202,68 +202,46 @@ async def check_recovered(docket, events):
     assert (await docket.trials.record("t")).state is TrialState.DECIDED
 
 
-async def test_a_locked_file_is_reported_and_works_afterwards(tmp_path):
+WORDS = {
+    docket_faults.locked_file: "writing to it",
+    docket_faults.full_disk: "",
+    docket_faults.missing_file: "gone",
+    docket_faults.locked_database: "locked",
+    docket_faults.full_database_disk: "disk is full",
+}
+"""What the message of each fault has to say."""
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [pytest.param(fault, marks=[pytest.mark.slow] * (fault in docket_faults.POSTGRES)) for fault in WORDS],
+    ids=lambda fault: fault.__name__,
+)
+async def test_a_fault_is_reported_for_every_write_and_loses_none_that_was_acknowledged(request, tmp_path, fault):
     path, events = tmp_path / "d.sqlite", events_of()
-    async with opened_docket(path, patience=0.2) as docket:
+    url = request.getfixturevalue("docket_database") if fault in docket_faults.POSTGRES else ""
+    async with opened_docket(Address(url) if url else path, patience=0.2) as docket:
         await append_all(docket, events[:2])
-        other = sqlite3.connect(path)
-        other.execute("BEGIN IMMEDIATE")
-        (message,) = await all_writes_refused(docket, events[2])
-        other.close()
+        with fault(url or path):
+            messages = await all_writes_refused(docket, events[2])
+            if fault is docket_faults.missing_file:
+                with pytest.raises(Unavailable):
+                    await docket.trials.record("t")
+                assert not path.exists()
+            else:  # reads still work
+                assert len((await docket.trials.record("t")).events) == 2
         await check_recovered(docket, events[2:])
-        assert "writing to it" in message
-
-
-async def test_a_locked_database_is_reported_and_works_afterwards(docket_database):
-    import psycopg
-
-    events = events_of()
-    async with opened_docket(Address(docket_database), patience=0.2) as docket:
-        await append_all(docket, events[:2])
-        with psycopg.connect(docket_database) as other:
-            tables = ("entries", "log", "trials", "pictures", "requests", "servers", "known", "looks")
-            other.execute(f"LOCK TABLE {', '.join(f'memecourt_docket.{table}' for table in tables)} IN EXCLUSIVE MODE")
-            (message,) = await all_writes_refused(docket, events[2])
-            assert len((await docket.trials.record("t")).events) == 2  # reads still work
-        await check_recovered(docket, events[2:])
-        assert "locked" in message
-
-
-@contextmanager
-def file_size_limit(size):
-    """Limits the file size of this process; to the database it looks like a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-def test_a_full_disk_loses_no_acknowledged_write(tmp_path):
-    path, events = tmp_path / "d.sqlite", events_of()
-    large = a_picture("1" * 64)
-
-    async def scene(docket):
-        await append_all(docket, events[:2])
-        with file_size_limit((tmp_path / "d.sqlite-wal").stat().st_size):
-            await all_writes_refused(docket, events[2])
-            assert len((await docket.trials.record("t")).events) == 2
-        await docket.writer.keep_picture(large)
-        await check_recovered(docket, events[2:])
-
-    with_docket(path, scene)
-    with sqlite3.connect(path) as connection:
-        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-    connection.close()
-    assert len(with_docket(path, lambda docket: docket.trials.record("t")).events) == len(events)
+        assert all(WORDS[fault] in message for message in messages)
+    if not url:
+        with closing(sqlite3.connect(path)) as connection:
+            assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
 async def test_the_picture_folder_may_be_full_or_gone_and_recovers(tmp_path):
     place, large = tmp_path / "d.sqlite-pictures", a_picture("1" * 64)
     large = replace(large, frames=(replace(large.frames[0], png=bytes(50_000)),))
     async with opened_docket(tmp_path / "d.sqlite") as docket:
-        with file_size_limit(10_000), pytest.raises(Unavailable) as full:
+        with docket_faults.file_size_limit(10_000), pytest.raises(Unavailable) as full:
             await docket.writer.keep_picture(large)
         assert await docket.trials.frames(large.pixels_sha256) == [], "no partial write"
         await docket.writer.keep_picture(large)
@@ -278,54 +256,21 @@ async def test_the_picture_folder_may_be_full_or_gone_and_recovers(tmp_path):
     assert reasons == {"DOCKET_UNAVAILABLE"} and str(tmp_path) not in messages
 
 
-async def test_a_full_database_disk_loses_no_acknowledged_write(docket_database):
-    import psycopg
-
-    events = events_of()
-    full = "BEGIN RAISE EXCEPTION 'could not extend file' USING ERRCODE = 'disk_full'; END"
-    async with opened_docket(Address(docket_database)) as docket:
-        await append_all(docket, events[:2])
-        with psycopg.connect(docket_database, autocommit=True) as other:
-            other.execute("SET search_path = memecourt_docket")
-            other.execute(f"CREATE FUNCTION full_disk() RETURNS trigger LANGUAGE plpgsql AS $$ {full} $$")
-            tables = ("entries", "pictures", "requests", "servers", "known", "looks")
-            for table in tables:
-                other.execute(f"CREATE TRIGGER t BEFORE INSERT ON {table} EXECUTE FUNCTION full_disk()")
-            (message,) = await all_writes_refused(docket, events[2])
-            for table in tables:
-                other.execute(f"DROP TRIGGER t ON {table}")
-        await check_recovered(docket, events[2:])
-        assert "disk is full" in message
-
-
-def test_a_missing_docket_file_is_reported_and_found_again(tmp_path):
+async def test_another_file_may_take_the_docket_s_place(tmp_path):
+    """Restores a copy while the docket is open."""
     path, events = tmp_path / "d.sqlite", events_of()
-    files = [tmp_path / f"d.sqlite{end}" for end in ("", "-wal", "-shm")]
-
-    async def scene(docket):
-        await append_all(docket, events[:2])
-        path.rename(tmp_path / "elsewhere")
-        (message,) = await all_writes_refused(docket, events[2])
-        with pytest.raises(Unavailable):
-            await docket.trials.record("t")
-        assert not path.exists()
-        (tmp_path / "elsewhere").rename(path)
-        await docket.writer.append(events[2])
-        # Another file takes its place, as after restoring a backup.
-        with sqlite3.connect(path) as source, sqlite3.connect(tmp_path / "copy") as copy:
+    async with opened_docket(path) as docket:
+        await append_all(docket, events[:3])
+        with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(tmp_path / "copy")) as copy:
             source.backup(copy)
-        source.close()
-        copy.close()
         await docket.writer.append(events[3])
-        for file in files:
+        for file in (path, tmp_path / "d.sqlite-wal", tmp_path / "d.sqlite-shm"):
             file.unlink(missing_ok=True)
         shutil.copy(tmp_path / "copy", path)
         assert len((await docket.trials.record("t")).events) == 3
         await check_recovered(docket, events[3:])
-        return message
-
-    assert "gone" in with_docket(path, scene)
-    assert len(with_docket(path, lambda docket: docket.trials.record("t")).events) == len(events)
+    async with opened_docket(path) as docket:
+        assert len((await docket.trials.record("t")).events) == len(events)
 
 
 async def test_a_file_that_is_no_longer_a_docket_is_refused(tmp_path):

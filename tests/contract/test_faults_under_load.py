@@ -5,14 +5,11 @@ Everything is counted, at the callers and in the docket. Full size with MEMECOUR
 
 import asyncio
 import random
-import resource
-import sqlite3
 import time
 from collections import Counter
-from contextlib import closing, contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import grpc
 import pytest
@@ -23,6 +20,7 @@ from memecourt.client import judge_request
 from memecourt.v1 import court_pb2 as wire
 from memecourt.v1.court_pb2_grpc import CourtStub
 from serving.judging import orphans
+from tests.support import docket_faults
 from tests.support.dockets import open_trials, parse_place
 from tests.support.fakes import FakeReader
 from tests.support.playing import until, wait_until
@@ -96,104 +94,10 @@ async def count_failures(docket, verdicts):
     return sum(len(record.all(TrialFailed)) for records in by_request.values() for record in records)
 
 
-@contextmanager
-def locked_file(path):
-    with closing(sqlite3.connect(path, timeout=60)) as other:
-        other.execute("BEGIN IMMEDIATE")
-        yield
-
-
-@contextmanager
-def full_disk(path):
-    """Limits the file size of this process; to the database it looks like a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    size = Path(f"{path}-wal").stat().st_size
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-@contextmanager
-def missing_file(path):
-    Path(path).rename(f"{path}.away")
-    try:
-        yield
-    finally:
-        Path(f"{path}.away").rename(path)
-
-
-def _tables(connection):
-    found = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'memecourt_docket'").fetchall()
-    return [f"memecourt_docket.{name}" for (name,) in found]
-
-
-@contextmanager
-def locked_database(url):
-    import psycopg
-
-    with psycopg.connect(url) as other:
-        other.execute("SET lock_timeout = '20s'")
-        other.execute(f"LOCK TABLE {', '.join(_tables(other))} IN EXCLUSIVE MODE")
-        yield
-        other.rollback()
-
-
-@contextmanager
-def full_database_disk(url):
-    import psycopg
-
-    full = "BEGIN RAISE EXCEPTION 'could not extend file' USING ERRCODE = 'disk_full'; END"
-    with psycopg.connect(url, autocommit=True) as other:
-        other.execute("SET search_path = memecourt_docket")
-        other.execute(f"CREATE OR REPLACE FUNCTION full_disk() RETURNS trigger LANGUAGE plpgsql AS $$ {full} $$")
-        tables = _tables(other)
-        for table in tables:
-            other.execute(f"CREATE TRIGGER full_disk BEFORE INSERT ON {table} EXECUTE FUNCTION full_disk()")
-        yield
-        for table in tables:
-            other.execute(f"DROP TRIGGER full_disk ON {table}")
-
-
-_BREAK = (
-    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-    "WHERE pid <> pg_backend_pid() AND application_name = 'memecourt'"
-)
-
-
-@contextmanager
-def unreachable_database(url):
-    """Breaks all connections and removes the server's socket. Starts no process, which gRPC does not tolerate here."""
-    import psycopg
-
-    address = Path(f"{url.partition('host=')[2]}/.s.PGSQL.5432")
-    with psycopg.connect(url, autocommit=True) as other:
-        address.rename(f"{address}.away")
-        try:
-            other.execute(_BREAK)
-            yield
-        finally:
-            Path(f"{address}.away").rename(address)
-
-
-@contextmanager
-def broken_connections(url):
-    import psycopg
-
-    with psycopg.connect(url, autocommit=True) as other:
-        other.execute(_BREAK)
-    yield
-
-
-SQLITE = [locked_file, full_disk, missing_file]
-POSTGRES = [locked_database, full_database_disk, unreachable_database, broken_connections]
-
-
 @pytest.mark.promise("RE-8", "600 requests, 20 faults of each of 7 kinds: 0 lost, 0 twice")
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", [*SQLITE, *POSTGRES], ids=lambda fault: fault.__name__)
-def test_docket_faults_under_load_cost_no_request_its_verdict(tmp_path, monkeypatch, request, fault):
+@pytest.mark.parametrize("fault", [*docket_faults.SQLITE, *docket_faults.POSTGRES], ids=lambda fault: fault.__name__)
+async def test_docket_faults_under_load_cost_no_request_its_verdict(tmp_path, monkeypatch, request, fault):
     """Sends each request twice, over two connections, in random order, while the docket fails again and again.
 
     Some requests are sent only once a fault is in place, so that they meet it on any machine.
@@ -201,7 +105,7 @@ def test_docket_faults_under_load_cost_no_request_its_verdict(tmp_path, monkeypa
     monkeypatch.setattr(orphans, "AGAIN_S", 0.05)
     random_ = random.Random(7)
     place = str(tmp_path / "docket.sqlite")
-    if fault in POSTGRES:
+    if fault in docket_faults.POSTGRES:
         place = request.getfixturevalue("docket_database")
 
     def fail(seconds, in_place, was_met):
@@ -210,48 +114,44 @@ def test_docket_faults_under_load_cost_no_request_its_verdict(tmp_path, monkeypa
             time.sleep(seconds)
             wait_until(was_met, 60)
 
-    async def scene():
-        options = {"reuse": "namespace", "concurrent_trials": 8, "waiting_trials": 40}
-        reader = SlowReader("as read")
-        async with a_scene(tmp_path, reader=reader, place=parse_place(place), patience=0.2, **options) as it:
-            channel = it.another_channel()
-            another = CourtStub(channel)
-            callers = Callers()
-            requests = [numbered_request(number) for number in range(REQUESTS)] * 2
-            random_.shuffle(requests)
+    options = {"reuse": "namespace", "concurrent_trials": 8, "waiting_trials": 40}
+    reader = SlowReader("as read")
+    async with a_scene(tmp_path, reader=reader, place=parse_place(place), patience=0.2, **options) as it:
+        channel = it.another_channel()
+        another = CourtStub(channel)
+        callers = Callers()
+        requests = [numbered_request(number) for number in range(REQUESTS)] * 2
+        random_.shuffle(requests)
 
-            async def ask(number, request):
-                await asyncio.sleep(number * 0.004)
-                return await callers.ask((it.stub, another)[number % 2], request)
+        async def ask(number, request):
+            await asyncio.sleep(number * 0.004)
+            return await callers.ask((it.stub, another)[number % 2], request)
 
-            asking = []
+        asking = []
 
-            def send(count):
-                batch = [requests.pop() for _ in range(min(count, len(requests)))]
-                asking.extend(asyncio.create_task(ask(number, request)) for number, request in enumerate(batch))
+        def send(count):
+            batch = [requests.pop() for _ in range(min(count, len(requests)))]
+            asking.extend(asyncio.create_task(ask(number, request)) for number, request in enumerate(batch))
 
-            def was_met():
-                # Broken connections are replaced before any caller notices.
-                return fault is broken_connections or callers.errors["DOCKET_UNAVAILABLE"]
+        def was_met():
+            # Broken connections are replaced before any caller notices.
+            return fault is docket_faults.broken_connections or callers.errors["DOCKET_UNAVAILABLE"]
 
-            loop, each = asyncio.get_running_loop(), len(requests) // (FAULTS + 1)
-            send(each)
-            for _ in range(FAULTS):
-                await asyncio.sleep(random_.uniform(0.05, 0.15))
-                # Longer than the docket's patience: writes meanwhile are refused.
-                seconds = random_.uniform(0.5, 1.0)
-                await asyncio.to_thread(fail, seconds, lambda: loop.call_soon_threadsafe(send, each), was_met)
-            send(len(requests))
-            await asyncio.gather(*asking)
-            await channel.close()
-            assert len(callers.verdicts) == REQUESTS
-            async with asyncio.timeout(120):
-                while await open_trials(it.docket):  # noqa: ASYNC110
-                    await asyncio.sleep(0.05)
-            failed = await count_failures(it.docket, callers.verdicts)
-            return callers, failed
-
-    callers, failed = asyncio.run(scene())
+        loop, each = asyncio.get_running_loop(), len(requests) // (FAULTS + 1)
+        send(each)
+        for _ in range(FAULTS):
+            await asyncio.sleep(random_.uniform(0.05, 0.15))
+            # Longer than the docket's patience: writes meanwhile are refused.
+            seconds = random_.uniform(0.5, 1.0)
+            await asyncio.to_thread(fail, seconds, lambda: loop.call_soon_threadsafe(send, each), was_met)
+        send(len(requests))
+        await asyncio.gather(*asking)
+        await channel.close()
+        assert len(callers.verdicts) == REQUESTS
+        async with asyncio.timeout(120):
+            while await open_trials(it.docket):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        failed = await count_failures(it.docket, callers.verdicts)
     assert set(callers.errors) <= {"DOCKET_UNAVAILABLE", "BUSY"}, callers.errors
     print(
         f"{fault.__name__}: {REQUESTS} requests, twice each; errors {dict(callers.errors)}; {failed} recorded failures"
