@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
 from urllib.parse import urljoin, urlsplit
@@ -16,30 +15,23 @@ from serving.console.registry import Reviewing
 from serving.settings import Settings
 from serving.wiring import rules_of
 from tests.support.consoles import create_docket, form_proof_in, running_console, tokens_for
+from tests.support.html import ParsedPage
 from tests.support.nginx import free_port, nginx
 from tests.support.real_court import IMAGE, real_court
 from tests.support.shown_trials import drawn_picture, full_trial
 
 PATH = "/court"
 ATTRIBUTES = {"href", "src", "action", "formaction", "hx-get", "hx-post"}
+FOLLOWED = {"href", "src", "hx-get"}
+"""Those of them that links and pictures lead to."""
 HARD = re.compile(r"""(?<!~ )["'`]/(?=[a-z?"'`])|url[=(]["']?/""")
 """An address that begins with a slash alone, in a template or a script."""
 
 
-class Links(HTMLParser):
-    """Addresses on a page, and those of them that its links and pictures lead to."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.named, self.followed = [], []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        for name, value in attrs:
-            if name in ATTRIBUTES and not value.startswith("#"):
-                self.named.append(value)
-                if name in ("href", "src", "hx-get"):
-                    self.followed.append(value)
+def addresses_on(page, names=ATTRIBUTES):
+    """Returns the addresses that attributes of a page name."""
+    found = [item for _, attributes, _ in ParsedPage(page).tags for item in attributes.items()]
+    return [value for name, value in found if name in names and not value.startswith("#")]
 
 
 @pytest.fixture(scope="module", params=["passed on", "taken off"])
@@ -87,11 +79,10 @@ def test_all_addresses_of_the_console_lie_under_its_path(visitor):
         assert answer.status_code in (200, 204), (address, answer.text)
         seen[address] = answer
         if answer.headers.get("content-type", "").startswith("text/html") and "attachment" not in str(answer.headers):
-            links = Links(answer.text)
-            for named in links.named:
+            for named in addresses_on(answer.text):
                 whole = urljoin(str(answer.url), named)
                 assert urlsplit(whole).path.startswith(f"{PATH}/"), (address, named)
-            whole = [urljoin(str(answer.url), each).partition("#")[0] for each in links.followed]
+            whole = [urljoin(str(answer.url), each).partition("#")[0] for each in addresses_on(answer.text, FOLLOWED)]
             # Filters add up without end: one at a time, and apart from an order.
             whole = [each for each in whole if each.count("%3A") + each.count("sort=") < 2]
             ahead += [each.removeprefix(str(visitor.base_url).rstrip("/")) for each in whole]
@@ -112,7 +103,7 @@ def test_forms_lead_to_pages_under_the_path(visitor):
     assert case.startswith(f"{PATH}/desk/cases/") and visitor.get(case).status_code == 200
     shown = location("/trials/one/show", of="meme")
     assert shown.startswith(f"{PATH}/trials/one?shown=")
-    (sharp,) = [each for each in Links(visitor.get(shown).text).followed if "/sharp/" in each]
+    (sharp,) = [each for each in addresses_on(visitor.get(shown).text, FOLLOWED) if "/sharp/" in each]
     assert visitor.get(sharp).headers["content-type"].startswith("image/")
     assert location("/desk/cases/one/release").startswith(f"{PATH}/desk")
     assert location("/sign-out") == f"{PATH}/sign-in"

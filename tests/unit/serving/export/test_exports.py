@@ -11,7 +11,6 @@ import re
 import stat
 import tracemalloc
 from datetime import UTC, datetime
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -35,6 +34,7 @@ from serving.views.messages import messages_of
 from tests.support.cast import Cast
 from tests.support.dockets import NOON, append_all, random_records, with_docket
 from tests.support.fakes import a_picture
+from tests.support.html import ParsedPage
 from tests.support.messages import SHOWN, altered, place_of, run_trial
 from tests.support.pictures import encode, quarters
 
@@ -75,27 +75,6 @@ def hostile():
         reviewer=HOSTILE,
     )
     return TrialRecord.of((*record.events, review))
-
-
-class ParsedPage(HTMLParser):
-    """The tags of a page with their attributes, and its text."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.tags, self.text, self._open = [], [], []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attributes):
-        self.tags.append((tag, dict(attributes), tuple(self._open)))
-        if tag not in ("meta", "img", "br", "line", "circle", "rect", "polyline", "link", "input"):
-            self._open.append(tag)
-
-    def handle_endtag(self, tag):
-        while self._open and self._open.pop() != tag:
-            pass
-
-    def handle_data(self, data):
-        self.text.append(data)
 
 
 def test_page_is_self_contained_and_runs_no_code(hostile):
