@@ -378,14 +378,3 @@ def test_a_hundred_payloads_have_no_effect(opened, chromium):
         "the security policy had nothing to refuse"
     )
     assert browser.page.url.startswith(home)
-
-
-def test_invisible_characters_are_shown_by_code(opened, console):
-    hidden = "Monday\u200b people \u202eog kcab\u202c to bed\u3164\U000e0041"
-    console.append(full_trial("hidden", picture=drawn_picture(), text=hidden))
-    page = opened().go("/trials/hidden")
-    marks = page.locator("#meme blockquote .unseen")
-    assert marks.all_text_contents() == ["U+200B", "U+202E", "U+202C", "U+3164", "U+E0041"]
-    assert (
-        page.locator("#meme blockquote").inner_text().replace("\n", "").startswith("MondayU+200B people U+202Eog kcab")
-    )

@@ -12,7 +12,6 @@ from playwright.sync_api import expect
 
 from court.events import NoteLeft, VerdictReviewed
 from court.verdict import Label, Strength
-from tests.browser.conftest import violations
 from tests.support.desk_pages import PICTURE, desk_pages
 from tests.support.desks import verdict
 
@@ -239,27 +238,6 @@ def test_open_page_reports_that_another_reviewer_has_the_case(served, person):
     page.locator("#renewed .fault").wait_for()
     assert "bea is looking at it" in page.locator("#renewed").inner_text()
     assert page.get_by_label("Reason").input_value() == "A long and careful reason."
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_desk_pages_are_accessible_and_fit_a_phone(served, person, scheme):
-    served.tried("one", verdict(H, score=0.55, strengths=TIE, category="nationality"), words="case one")
-    served.tried("two", verdict(U), words="case one")
-    for reviewer, label in (("bea", N), ("cy", H)):
-        served.run(served.it.reviewed("two", reviewer, label, again=True))
-    page = person("root", color_scheme=scheme, viewport={"width": 390, "height": 800})
-    reading = ["/overview", "/desk", "/trials?q=case", "/desk/agreement", "/desk/cases/one/similar", "/desk/cases/one"]
-    for path in [*(reading if scheme == "light" else reading[-1:]), "take", "/desk/cases/two", "keys"]:
-        if path == "take":
-            page.get_by_role("button", name="Take this case").click()
-            page.get_by_role("heading", name="Your case").wait_for()
-        elif path == "keys":
-            page.keyboard.press("?")
-        else:
-            page.goto(path)
-        assert violations(page) == [], path
-        wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
-        assert wide == 0, path
 
 
 def test_cases_are_skipped_noted_decided_together_and_undone_by_keyboard_alone(served, person):
