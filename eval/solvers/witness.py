@@ -9,34 +9,33 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from functools import partial
-from typing import Any, Literal, cast, get_args
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from court import replies
 from court.errors import CourtError, Unavailable
 from court.events import AnyEvent, CheckableClaim, ClaimSettled, ClaimsFound, Role
 from court.expert.documents import hits_of, readable, snippet_of
 from court.expert.findings import ClaimRecord, document_of, passage_of
 from court.expert.messages import ClaimBrief, document_text, quoted_source
-from court.expert.replies import parse_classification, parse_queries, stands_in
+from court.expert.replies import parse_classification, parse_queries
 from court.expert.witness import ExpertWitness
 from court.ports import (
     ChatModel,
     ChatReply,
     ChatRequest,
     EvidenceDocument,
-    EvidenceHit,
     EvidenceSource,
     FinishReason,
     Odds,
 )
 from court.prompts import Fence
 from court.recorder import Recorder
+from court.replies import Reply, TextBounds, parse, schema_of
 from court.roles import RoleModel, Speaker
 from court.settings import TrialSettings
 from court.verdict import ClaimBasis, ClaimLabel, QuotedPassage
@@ -136,42 +135,6 @@ class ArmModel:
         return None
 
 
-class ArmSource:
-    """An :class:`~court.ports.EvidenceSource` for one claim in one arm, which records if it was unavailable.
-
-    Attributes:
-        failure: Error of the first search that failed because the source was unavailable; None if none did.
-    """
-
-    def __init__(self, inner: EvidenceSource) -> None:
-        self._inner = inner
-        self.failure: Unavailable | None = None
-
-    @property
-    def identity(self) -> str:
-        """Identity of the source."""
-        return self._inner.identity
-
-    @property
-    def sends_elsewhere(self) -> bool:
-        """True if queries leave the machine."""
-        return self._inner.sends_elsewhere
-
-    async def search(self, query: str, *, most: int, within_s: float) -> Sequence[EvidenceHit]:
-        """Returns the results of the source."""
-        try:
-            return await self._inner.search(query, most=most, within_s=within_s)
-        except Unavailable as error:
-            # The first: later searches for the claim fail for the same reason, or their results come too late.
-            if error.reason in SOURCE_AWAY:
-                self.failure = self.failure or error
-            raise
-
-    async def read(self, document_id: str, *, within_s: float) -> EvidenceDocument:
-        """Returns a document of the source; an unreadable one does not mean that the source is unavailable."""
-        return await self._inner.read(document_id, within_s=within_s)
-
-
 _NOT_UNDERSTOOD: Mapping[str, Any] = {
     "comprehensible": False,
     "new": False,
@@ -194,25 +157,11 @@ def _comprehensible(text: str) -> str:
 
 _CALLS_S = 3600.0
 _UNCHECKED = "UNCHECKED"
+_R = TypeVar("_R", bound=Reply)
 
 
 Relation = Literal["supports", "refutes", "neither"]
 """Relation of a passage to a claim."""
-
-
-class CitedPassage(BaseModel):
-    """A passage that a finding is based on."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    document: str
-    source: str = ""
-    sha256: str
-    quote: str
-    stands: bool
-    """Whether it stands in the document, looked for once more in the text that was read."""
-    relation: Relation | Literal[""] = ""
-    """Relation to the claim by itself; empty where nobody was asked."""
 
 
 class CheckedClaim(BaseModel):
@@ -234,7 +183,10 @@ class CheckedClaim(BaseModel):
     searches: int = 0
     second_looks: int = 0
     """Number of documents that were put aside and looked at again."""
-    evidence: tuple[CitedPassage, ...] = ()
+    evidence: tuple[QuotedPassage, ...] = ()
+    """Passages that the finding is based on; code found each in its document."""
+    relations: tuple[Relation, ...] = ()
+    """Relation of each of these by itself to the claim, of those that a model could judge; empty if none was asked."""
     quotes_dropped: int = 0
     """Quotations that were named and stand in no document."""
     calls: int = 0
@@ -247,6 +199,10 @@ class CheckedClaim(BaseModel):
         if self.label is ClaimLabel.NOT_ENOUGH:
             return self.forced
         return None if self.label is None else self.label is ClaimLabel.SUPPORTED
+
+
+_Read = Sequence[EvidenceDocument]
+"""Documents that a finding rests on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,52 +228,41 @@ class WitnessSolver:
             Later: The model or the source is unavailable.
             BudgetSpent: The model's budget is exhausted; replies so far are stored.
         """
-        model, source = ArmModel(self.model, arm), None if self.source is None else ArmSource(self.source)
-        watched = replace(self, source=source)
+        model = ArmModel(self.model, arm)
         speaker = self._speaker(model, claim, self.temperature)
+        nothing = CheckedClaim(id=claim.id, arm=arm, gold=claim.gold, label=None)
         try:
             if arm is Arm.CLOSED_BOOK:
-                found = await _closed_book(claim, speaker)
+                label = (await _choose(speaker, claim, "closed_book", _Known)).label
+                found, read = nothing.model_copy(update={"label": _KNOWN[label]}), ()
             # Arms that need no events are run directly; all others run the same witness as trials, whose calls the
             # arm's model intercepts.
             elif arm is Arm.ONE_SHOT:
-                found = await watched._one_shot(claim, speaker)
+                found, read = await self._one_shot(claim, speaker, nothing)
             elif arm is Arm.FIRE:
-                found = await watched._fire(claim, speaker, calls)
+                found, read = await self._fire(claim, speaker, nothing, calls)
             else:
-                found = await watched._witness(claim, arm, speaker)
+                found, read = await self._witness(claim, speaker, nothing)
             # Only to match published figures: the witness of trials may abstain, so an evaluation that forces an
             # answer measures something else.
             if self.forced and found.label is ClaimLabel.NOT_ENOUGH:
-                found = replace(found, forced=await _forced(claim, speaker, found.read))
+                said = await _choose(speaker, claim, "forced", _Forced, _shown(speaker, read))
+                found = found.model_copy(update={"forced": said.label == "true"})
         except CourtError as error:
+            if error.reason in SOURCE_AWAY and isinstance(error, Unavailable):
+                raise _later(error) from None
             # Only permanent errors are failures of the model; transient ones are not.
-            found = _Found(None, failure=error.reason)
+            found = nothing.model_copy(update={"failure": error.reason})
         # The witness records such an error and continues, as in a trial; here, a claim checked that way would count as
         # a failure of the model, or as a claim without evidence.
-        if (failure := model.failure or (source.failure if source else None)) is not None:
-            raise _later(failure)
-        return CheckedClaim(
-            id=claim.id,
-            arm=arm,
-            gold=claim.gold,
-            label=found.label,
-            forced=found.forced,
-            because=found.because,
-            failure=found.failure,
-            documents=found.documents,
-            searches=found.searches,
-            second_looks=found.second_looks,
-            # After the finding: the cost of judging citations counts for another model, not for this arm.
-            evidence=await self._cited(claim, found),
-            quotes_dropped=found.dropped,
-            calls=model.calls,
-            tokens_in=model.tokens_in,
-            tokens_out=model.tokens_out,
-        )
+        if model.failure is not None:
+            raise _later(model.failure)
+        used = {name: getattr(model, name) for name in ("calls", "tokens_in", "tokens_out")}
+        # After the finding: the cost of judging citations counts for another model, not for this arm.
+        return found.model_copy(update={**used, "relations": await self._relations(claim, found)})
 
-    async def _witness(self, claim: GoldClaim, arm: Arm, speaker: Speaker) -> _Found:
-        recorder = Recorder(f"{arm}:{claim.id}", _keep_nothing, lambda: datetime.now(UTC))
+    async def _witness(self, claim: GoldClaim, speaker: Speaker, nothing: CheckedClaim) -> tuple[CheckedClaim, _Read]:
+        recorder = Recorder(f"{nothing.arm}:{claim.id}", _keep_nothing, lambda: datetime.now(UTC))
         # The claim is given: finding claims in memes is not measured here.
         await recorder.record(ClaimsFound, claims=(CheckableClaim(number=1, text=claim.text),))
         assert self.source is not None, "this arm reads documents"
@@ -329,22 +274,25 @@ class WitnessSolver:
         events = recorder.events
         settled = next(event for event in events if isinstance(event, ClaimSettled))
         record = ClaimRecord.of(events, 1)
-        return _Found(
-            settled.label if settled.checked else None,
-            because=settled.because,
+        if away := [search.failure for search in record.searches if search.failure in SOURCE_AWAY]:
+            raise Unavailable("The source of evidence can't be reached, or refuses.", reason=away[0])
+        found = {
+            "label": settled.label if settled.checked else None,
+            "because": settled.because,
             # The event of an unchecked claim has no failure: the first failed search or document has it.
-            failure=settled.failure if settled.checked else _failure_in(events),
-            documents=settled.documents,
-            searches=len(record.searches),
-            second_looks=sum(event.second_look for event in record.weighed),
-            evidence=settled.evidence,
+            "failure": settled.failure if settled.checked else _failure_in(events),
+            "documents": settled.documents,
+            "searches": len(record.searches),
+            "second_looks": sum(event.second_look for event in record.weighed),
+            "evidence": settled.evidence,
             # Quotes dropped while weighing documents, and at the end.
-            dropped=settled.quotes_dropped + sum(event.quotes_dropped for event in record.weighed),
-            # A document may be weighed twice, with the same text each time.
-            read={event.document: document_of(event) for event in record.weighed if event.text},
-        )
+            "quotes_dropped": settled.quotes_dropped + sum(event.quotes_dropped for event in record.weighed),
+        }
+        # A document may be weighed twice, with the same text each time.
+        read = {event.document: document_of(event) for event in record.weighed if event.text}
+        return nothing.model_copy(update=found), list(read.values())
 
-    async def _one_shot(self, claim: GoldClaim, speaker: Speaker) -> _Found:
+    async def _one_shot(self, claim: GoldClaim, speaker: Speaker, nothing: CheckedClaim) -> tuple[CheckedClaim, _Read]:
         assert self.source is not None, "this arm reads documents"
         brief = ClaimBrief(fence=speaker.fence, claim=claim.text, chars=speaker.reply_chars)
         reply = await speaker.say(Role.EXPERT, brief.queries(1), lambda text, _: parse_queries(text, 1))
@@ -357,18 +305,20 @@ class WitnessSolver:
                 documents.append(readable(await self.source.read(hit.id, within_s=_CALLS_S), hit))
             except CourtError as error:
                 failure = error.reason
+        searched = nothing.model_copy(update={"because": ClaimBasis.QUERIES_USED, "searches": 1})
         # Unreadable documents are a failure, not a lack of evidence.
-        failed = _Found(None, because=ClaimBasis.QUERIES_USED, failure=failure, searches=1)
-        return failed if failure and not documents else await _by_documents(claim, speaker, documents, searches=1)
+        if failure and not documents:
+            return searched.model_copy(update={"failure": failure}), documents
+        return await _by_documents(claim, speaker, documents, searched), documents
 
-    async def _fire(self, claim: GoldClaim, speaker: Speaker, calls: int) -> _Found:
+    async def _fire(
+        self, claim: GoldClaim, speaker: Speaker, nothing: CheckedClaim, calls: int
+    ) -> tuple[CheckedClaim, _Read]:
         assert self.source is not None, "this arm searches"
-        prompt, snippets, searches = load(PROMPTS, "claim_label"), dict[str, EvidenceDocument](), 0
-        agent = Agent(prompt, "fire", partial(replies.parse, _FireStep), replies.object_schema(_STEP))
+        snippets, searches = dict[str, EvidenceDocument](), 0
         # The last call is the final check.
         for _ in range(max(1, calls - 1)):
-            shown = [prompt.task("claim", claim=speaker.fence.around(claim.text)), *_shown(speaker, snippets.values())]
-            step = (await agent.ask(speaker, [*shown, prompt.task("fire")], Role.EXPERT)).value
+            step = await _choose(speaker, claim, "fire", _FireStep, _shown(speaker, snippets.values()))
             if step.label != "not yet" or not step.query:
                 break
             searches += 1
@@ -376,38 +326,29 @@ class WitnessSolver:
                 await self.source.search(step.query, most=self.settings.expert_results, within_s=_CALLS_S)
             ):
                 snippets[hit.id] = readable(snippet_of(hit), hit)
-        return await _by_documents(claim, speaker, list(snippets.values()), searches)
+        read = list(snippets.values())
+        searched = nothing.model_copy(update={"because": ClaimBasis.QUERIES_USED, "searches": searches})
+        return await _by_documents(claim, speaker, read, searched), read
 
-    async def _cited(self, claim: GoldClaim, found: _Found) -> tuple[CitedPassage, ...]:
-        cited = []
+    async def _relations(self, claim: GoldClaim, found: CheckedClaim) -> tuple[Relation, ...]:
+        # An abstention is not based on any passage.
+        if self.citations_by is None or found.label in (None, ClaimLabel.NOT_ENOUGH):
+            return ()
+        relations: list[Relation] = []
         for passage in found.evidence:
-            document = found.read.get(passage.document)
-            # Searched in the text that was read, not in the passage's own: a finding must not vouch for its own quotes.
-            stands = document is not None and stands_in(passage.quote, document.text)
-            relation: Relation | Literal[""] = ""
-            # An abstention is not based on any passage.
-            if self.citations_by is not None and found.label not in (None, ClaimLabel.NOT_ENOUGH):
-                relation = await self._relation(claim, passage)
-            quoted = passage.model_dump(include={"document", "source", "sha256", "quote"})
-            cited.append(CitedPassage(**quoted, stands=stands, relation=relation))
-        return tuple(cited)
-
-    async def _relation(self, claim: GoldClaim, passage: QuotedPassage) -> Relation | Literal[""]:
-        assert self.citations_by is not None
-        model = ArmModel(self.citations_by, Arm.WITNESS)
-        # At temperature 0, whatever the witness uses: this measures the witness.
-        speaker = self._speaker(model, claim, 0.0)
-        shown = load(PROMPTS, "claim_label").task(
-            "passage", passage=speaker.fence.around(f"{quoted_source(passage)}\n{passage.quote}")
-        )
-        # Taken from the type, so that schema and type can't diverge.
-        words = get_args(Relation)
-        try:
-            return cast(Relation, await _choose(speaker, claim, "cited", name="relation", options=words, shown=[shown]))
-        except CourtError:
-            if model.failure is not None:
-                raise _later(model.failure) from None
-            return ""  # no usable reply, so the relation is unknown
+            model = ArmModel(self.citations_by, Arm.WITNESS)
+            # At temperature 0, whatever the witness uses: this measures the witness.
+            speaker = self._speaker(model, claim, 0.0)
+            shown = load(PROMPTS, "claim_label").task(
+                "passage", passage=speaker.fence.around(f"{quoted_source(passage)}\n{passage.quote}")
+            )
+            try:
+                relations.append((await _choose(speaker, claim, "cited", _Cited, [shown])).relation)
+            except CourtError:
+                # Without a usable reply the relation is unknown.
+                if model.failure is not None:
+                    raise _later(model.failure) from None
+        return tuple(relations)
 
     def _speaker(self, model: ArmModel, claim: GoldClaim, temperature: float) -> Speaker:
         # The same mark for the same claim, so that a call's text, and thus its key in the call cache, is the same in a
@@ -416,43 +357,24 @@ class WitnessSolver:
         return speaker_without_deadline(RoleModel(model, temperature), fence, self.settings.reply_chars)
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    label: ClaimLabel | None
-    forced: bool | None = None
-    because: ClaimBasis | None = None
-    failure: str = ""
-    documents: int = 0
-    searches: int = 0
-    second_looks: int = 0
-    evidence: tuple[QuotedPassage, ...] = ()
-    dropped: int = 0
-    read: Mapping[str, EvidenceDocument] = field(default_factory=dict)
-
-
 async def _by_documents(
-    claim: GoldClaim, speaker: Speaker, documents: Sequence[EvidenceDocument], searches: int
-) -> _Found:
+    claim: GoldClaim, speaker: Speaker, documents: Sequence[EvidenceDocument], searched: CheckedClaim
+) -> CheckedClaim:
     """Finds by documents in one call; without any they are not enough."""
-    basis = ClaimBasis.QUERIES_USED
     if not documents:
-        return _Found(ClaimLabel.NOT_ENOUGH, because=basis, searches=searches)
+        return searched.model_copy(update={"label": ClaimLabel.NOT_ENOUGH})
     brief = ClaimBrief(fence=speaker.fence, claim=claim.text, chars=speaker.reply_chars, evidence=tuple(documents))
     texts = [document.text for document in documents]
-    found = (
-        await speaker.say(
-            Role.EXPERT, brief.classify(), lambda text, last: parse_classification(text, texts, last=last)
-        )
-    ).value
-    return _Found(
-        found.label,
-        because=basis,
-        documents=len(documents),
-        searches=searches,
-        evidence=tuple(passage_of(documents[index], quote) for index, quote in found.quotes),
-        dropped=found.dropped,
-        read={document.id: document for document in documents},
+    reply = await speaker.say(
+        Role.EXPERT, brief.classify(), lambda text, last: parse_classification(text, texts, last=last)
     )
+    found = {
+        "label": reply.value.label,
+        "documents": len(documents),
+        "evidence": tuple(passage_of(documents[index], quote) for index, quote in reply.value.quotes),
+        "quotes_dropped": reply.value.dropped,
+    }
+    return searched.model_copy(update=found)
 
 
 def _shown(speaker: Speaker, documents: Iterable[EvidenceDocument]) -> list[str]:
@@ -463,53 +385,32 @@ def _shown(speaker: Speaker, documents: Iterable[EvidenceDocument]) -> list[str]
     ]
 
 
-async def _closed_book(claim: GoldClaim, speaker: Speaker) -> _Found:
-    labels = {"true": ClaimLabel.SUPPORTED, "false": ClaimLabel.REFUTED, "unknown": ClaimLabel.NOT_ENOUGH}
-    return _Found(labels[await _choose(speaker, claim, "closed_book", name="label", options=tuple(labels))])
+class _Known(Reply):
+    label: Literal["true", "false", "unknown"]
 
 
-async def _forced(claim: GoldClaim, speaker: Speaker, read: Mapping[str, EvidenceDocument]) -> bool:
-    shown = _shown(speaker, read.values())
-    return await _choose(speaker, claim, "forced", name="label", options=("true", "false"), shown=shown) == "true"
+_KNOWN = {"true": ClaimLabel.SUPPORTED, "false": ClaimLabel.REFUTED, "unknown": ClaimLabel.NOT_ENOUGH}
 
 
-async def _choose(
-    speaker: Speaker, claim: GoldClaim, task: str, *, name: str, options: tuple[str, ...], shown: Sequence[str] = ()
-) -> str:
-    """Asks the model to choose one of some words about a claim."""
+class _Forced(Reply):
+    label: Literal["true", "false"]
+
+
+class _Cited(Reply):
+    relation: Relation
+
+
+class _FireStep(Reply):
+    label: Literal["supported", "refuted", "not yet"]
+    query: Annotated[str, TextBounds(most=300, least=0), Field(max_length=300)]
+
+
+async def _choose(speaker: Speaker, claim: GoldClaim, task: str, kind: type[_R], shown: Sequence[str] = ()) -> _R:
+    """Asks the model to choose a word about a claim."""
     prompt = load(PROMPTS, "claim_label")
-
-    def parse(text: str) -> str:
-        chosen = replies.parse(_Chosen[name], text).model_dump()[name]
-        if chosen not in options:
-            raise replies.UnusableReply("REPLY_MALFORMED", f"{name} must be one of {', '.join(options)}")
-        return str(chosen)
-
-    agent = Agent(prompt, task, parse, replies.object_schema({name: {"type": "string", "enum": [*options]}}))
+    agent = Agent(prompt, task, partial(parse, kind), schema_of(kind, 0))
     parts = [prompt.task("claim", claim=speaker.fence.around(claim.text)), *shown, prompt.task(task)]
     return (await agent.ask(speaker, parts, Role.EXPERT)).value
-
-
-class _FireStep(replies.Reply):
-    label: Literal["supported", "refuted", "not yet"]
-    query: str = Field(max_length=300)
-
-
-_STEP: dict[str, Any] = {
-    "label": {"type": "string", "enum": ["supported", "refuted", "not yet"]},
-    "query": {"type": "string", "maxLength": 300},
-}
-
-
-class _ChosenLabel(replies.Reply):
-    label: str
-
-
-class _Relation(replies.Reply):
-    relation: str
-
-
-_Chosen: Mapping[str, type[replies.Reply]] = {"label": _ChosenLabel, "relation": _Relation}
 
 
 def _failure_in(events: Sequence[AnyEvent]) -> str:

@@ -83,7 +83,7 @@ _ABSTAINED, _FAILED = 2, 3
 """Columns of a confusion matrix beside the answers false and true."""
 _LABELS = ("False", "True")
 _PER_LABEL = tuple(f"{kind}:{label}" for label in _LABELS for kind in ("precision", "recall", "f1"))
-_BEARS = {ClaimLabel.SUPPORTED: "supports", ClaimLabel.REFUTED: "refutes"}
+_BEARS: dict[ClaimLabel | None, str] = {ClaimLabel.SUPPORTED: "supports", ClaimLabel.REFUTED: "refutes"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,19 +216,14 @@ def _citations(lines: Sequence[CheckedClaim], resamples: int, seed: int) -> Cita
     quotes = sum(len(one.evidence) for one in found)
     # Dropped passages belong in the denominator: otherwise a witness that invents quotes would get 100 % by having them
     # all removed.
-    standing = sum(passage.stands for one in found for passage in one.evidence)
     dropped = sum(one.quotes_dropped for one in found)
     # Findings without any judged passage count neither for nor against.
-    judged = [one for one in found if any(passage.relation for passage in one.evidence)]
-    bearing = sum(
-        any(passage.relation == _BEARS[one.label] for passage in one.evidence)
-        for one in judged
-        if one.label is not None
-    )
+    judged = [one for one in found if one.relations]
+    bearing = sum(_BEARS.get(one.label) in one.relations for one in judged)
     return Citations(
         quotes=quotes,
         dropped=dropped,
-        standing=_share(standing, quotes + dropped, resamples, seed),
+        standing=_share(quotes, quotes + dropped, resamples, seed),
         judged=len(judged),
         bearing=_share(bearing, len(judged), resamples, seed),
     )

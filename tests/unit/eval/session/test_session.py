@@ -84,6 +84,10 @@ def test_manifest_of_another_format_is_refused_even_if_its_fields_fit(tmp_path):
     folder.write_manifest(manifest(format=1))
     with pytest.raises(BadRequest, match="it is of format 1"):
         folder.manifest()
+    (tmp_path / folder.manifest_file).unlink()
+    (tmp_path / folder.manifest_file).mkdir()
+    with pytest.raises(BadRequest, match="can't be read"):
+        folder.manifest()
 
 
 def test_resumed_session_keeps_its_first_manifest_and_counts_interruptions(tmp_path):

@@ -2,25 +2,25 @@
 
 import asyncio
 import json
-import threading
 from collections import Counter
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, contextmanager
 from re import split, sub
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from anyio.from_thread import start_blocking_portal
 from click.testing import CliRunner
 from sklearn.metrics import f1_score
 
 from court.errors import BadRequest, Unavailable
 from court.ports import ChatRequest
-from court.verdict import ClaimBasis, ClaimLabel
+from court.verdict import ClaimBasis, ClaimLabel, QuotedPassage
 from eval.cli import cli
 from eval.datasets.claims import Gold, read_claims
 from eval.models.call_cache import SqliteCallCache
 from eval.reports.sections import as_text
-from eval.solvers.witness import Arm, CheckedClaim, CitedPassage
-from eval.standin.server import FakeModelServer, serving
+from eval.solvers.witness import Arm, CheckedClaim
+from eval.standin.server import FakeModelServer
 from eval.witness.run import CHECKED, WitnessFolder, WitnessPlan, run_witness
 from eval.witness.scores import score_arms, witness_lead, witness_sections
 from eval.witness.world import (
@@ -35,9 +35,11 @@ from eval.witness.world import (
     open_drawn,
 )
 from retrieval.facts.corpus import open_corpus
+from retrieval.facts.source import CorpusEvidence
 from retrieval.facts.writer import write_corpus
 from tests.support.golden import check_figures
 from tests.support.paths import TESTS
+from tests.support.stand_ins import listening
 
 FACTS = draw_world()
 COUNTS_NOT_ENOUGH = COUNTS[Situation.DISPUTED] + COUNTS[Situation.HALF] + COUNTS[Situation.ABSENT]
@@ -167,7 +169,6 @@ def test_findings_in_the_drawn_world_are_as_expected_in_every_arm(tmp_path, step
         for fact in FACTS:
             expected_label = expected(fact, arm, remembers=reader.remembers(fact))
             assert lines[fact.gold.id].label is expected_label, (arm, fact)
-            assert all(passage.stands for passage in lines[fact.gold.id].evidence)
     cards = {card.arm: card for card in score_arms(checked)}
     right = COUNTS[Situation.STATED] + COUNTS[Situation.BURIED] + COUNTS[Situation.LINKED]
     witness, outdated = cards[Arm.WITNESS], COUNTS[Situation.OUTDATED]
@@ -259,31 +260,8 @@ def test_resuming_with_different_options_names_the_differences(tmp_path):
         run(tmp_path, claims=claims, arms=(Arm.CLOSED_BOOK,), out=tmp_path / "full")
 
 
-def test_unreadable_manifest_is_not_taken_for_a_missing_one(tmp_path):
-    with pytest.raises(BadRequest, match="holds no evaluation of the witness") as caught:
-        WitnessFolder(tmp_path).manifest()
-    assert caught.value.reason == "RUN_MISSING"
-    claims = tuple(fact.gold for fact in FACTS[:1])
-    run(tmp_path, claims=claims, arms=(Arm.CLOSED_BOOK,))
-    place = tmp_path / "out" / "manifest.json"
-    for content in ("{", place.read_text().replace('"seed"', '"sead"')):
-        place.write_text(content)
-        with pytest.raises(BadRequest, match=r"a manifest of format 2 \(evaluation of the witness\)") as caught:
-            run(tmp_path, claims=claims, arms=(Arm.CLOSED_BOOK,))
-        assert caught.value.reason == "RUN_UNREADABLE" and place.read_text() == content
-    place.unlink()
-    place.mkdir()
-    with pytest.raises(BadRequest, match="can't be read") as caught:
-        run(tmp_path, claims=claims, arms=(Arm.CLOSED_BOOK,))
-    assert caught.value.reason == "RUN_UNREADABLE"
-
-
 def line(id_, gold, label, **fields):
     return CheckedClaim(id=id_, arm=fields.pop("arm", Arm.WITNESS), gold=gold, label=label, **fields)
-
-
-def passage(relation, stands=True):
-    return CitedPassage(document="d", sha256="0" * 64, quote="q", stands=stands, relation=relation)
 
 
 def test_figures_match_scikit_learn_and_calculations_by_hand():
@@ -292,8 +270,10 @@ def test_figures_match_scikit_learn_and_calculations_by_hand():
     gold = [Gold.TRUE] * 10 + [Gold.FALSE] * 5
     lines = [line(str(number), truth, label) for number, (truth, label) in enumerate(zip(gold, labels, strict=True))]
     lines += [line("u1", Gold.UNKNOWN, none), line("u2", Gold.UNKNOWN, yes)]
-    lines[0] = lines[0].model_copy(update={"evidence": (passage("supports"), passage("neither")), "quotes_dropped": 2})
-    lines[1] = lines[1].model_copy(update={"evidence": (passage("refutes"),)})
+    cited = (QuotedPassage(document="d", sha256="0" * 64, quote="q"),)
+    judged = {"relations": ("supports", "neither"), "evidence": cited * 2, "quotes_dropped": 2}
+    lines[0] = lines[0].model_copy(update=judged)
+    lines[1] = lines[1].model_copy(update={"evidence": cited, "relations": ("refutes",)})
     (card,) = score_arms(lines, resamples=200)
     assert (card.n, card.true, card.unknown, card.abstained, card.failed) == (15, 10, 2, 2, 1)
     assert card.accuracy.value == 9 / 15 and card.coverage.value == 12 / 15 and card.decided_accuracy.value == 9 / 12
@@ -350,104 +330,57 @@ def test_conflicting_options_are_named(tmp_path, options, words):
     assert not (tmp_path / "run").exists()
 
 
-class Source:
-    """The drawn world's evidence; with an error, every search fails with it."""
+def searches_fail(monkeypatch, reason, words="The search endpoint can't be reached."):
+    async def search(*_, **__):
+        raise Unavailable(words, reason=reason)
 
-    identity = "a source"
-    sends_elsewhere = False
-
-    def __init__(self, inner=None, error=None):
-        self.inner, self.error = inner, error
-
-    async def search(self, query, *, most, within_s):
-        if self.error is not None:
-            raise self.error
-        return await self.inner.search(query, most=most, within_s=within_s)
-
-    async def read(self, document_id, *, within_s):
-        return await self.inner.read(document_id, within_s=within_s)
-
-
-def run_with_source(plan, place, error=None):
-    async def evaluate():
-        async with AsyncExitStack() as stack:
-            store = SqliteCallCache.open(place / "calls.sqlite")
-            stack.push_async_callback(store.close)
-            evidence, reader = open_drawn(stack)
-            await run_witness(plan, model=reader, source=Source(evidence, error), store=store)
-
-    asyncio.run(evaluate())
-    return WitnessFolder(plan.out).checked()
+    monkeypatch.setattr(CorpusEvidence, "search", search)
 
 
 @pytest.mark.parametrize("arm", [Arm.WITNESS, Arm.ONE_SHOT])
 @pytest.mark.parametrize("reason", ["EVIDENCE_UNAVAILABLE", "EVIDENCE_TOO_SLOW", "EVIDENCE_REFUSED"])
-def test_claims_without_their_source_stay_open_until_it_is_back(tmp_path, arm, reason):
-    claims = tuple(fact.gold for fact in FACTS[:6])
-    plan = WitnessPlan(out=tmp_path / "out", claims=claims, arms=(arm,), concurrency=2)
-    away = Unavailable("The search endpoint can't be reached.", reason=reason)
+def test_claims_without_their_source_stay_open_until_it_is_back(tmp_path, monkeypatch, arm, reason):
+    options = {"claims": tuple(fact.gold for fact in FACTS[:6]), "arms": (arm,), "concurrency": 2}
+    searches_fail(monkeypatch, reason)
     with pytest.raises(Unavailable, match=r"6 of 6 checks have no answer yet.*can't be reached"):
-        run_with_source(plan, tmp_path, away)
-    assert not WitnessFolder(plan.out).checked() and WitnessFolder(plan.out).manifest().finished is None
-    checked = run_with_source(plan, tmp_path)
-    assert [check.id for check in checked] == [claim.id for claim in claims] and not any(
-        check.failure for check in checked
-    )
+        run(tmp_path, **options)
+    folder = WitnessFolder(tmp_path / "out")
+    assert not folder.checked() and folder.manifest().finished is None
+    monkeypatch.undo()
+    _, checked = run(tmp_path, **options)
+    assert [check.id for check in checked] == [claim.id for claim in options["claims"]]
+    assert not any(check.failure for check in checked)
 
 
-def test_garbled_search_result_is_a_failure_and_not_an_abstention(tmp_path):
-    plan = WitnessPlan(out=tmp_path / "out", claims=(FACTS[0].gold,), arms=(Arm.WITNESS,))
-    garbled = Unavailable("What the search endpoint sends is no JSON.", reason="EVIDENCE_GARBLED")
-    (one,) = run_with_source(plan, tmp_path, garbled)
+def test_garbled_search_result_is_a_failure_and_not_an_abstention(tmp_path, monkeypatch):
+    searches_fail(monkeypatch, "EVIDENCE_GARBLED", "What the search endpoint sends is no JSON.")
+    _, (one,) = run(tmp_path, claims=(FACTS[0].gold,), arms=(Arm.WITNESS,))
     assert one.label is None and one.failure == "EVIDENCE_GARBLED"
-    (card,) = score_arms([one, with_other_id(one)])
+    (card,) = score_arms([one, one.model_copy(update={"id": "other"})])
     assert card.failed == 2 and card.abstained == 0 and card.coverage.value == 0
 
 
-def with_other_id(one):
-    return one.model_copy(update={"id": "other"})
+@contextmanager
+def searched(corpus, queries):
+    """Serves the corpus as a search endpoint; yields its port."""
 
-
-class ThreadedServers:
-    """A model server and a search endpoint on real sockets in a thread, for a command that runs its own event loop."""
-
-    def __init__(self, model_server, corpus):
-        self.model_server, self.corpus = model_server, corpus
-        self.queries = []
-        self._loop, self._ready, self._stop = asyncio.new_event_loop(), threading.Event(), asyncio.Event()
-
-    def __enter__(self):
-        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._serve(),))
-        self._thread.start()
-        assert self._ready.wait(120)
-        return self
-
-    def __exit__(self, *_):
-        self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(120)
-        self._loop.close()
-
-    async def _serve(self):
-        async with (
-            serving(self.model_server) as port,
-            await asyncio.start_server(self._search, "127.0.0.1") as searching,
-        ):
-            self.model_port, self.search_port = port, searching.sockets[0].getsockname()[1]
-            self._ready.set()
-            await self._stop.wait()
-
-    async def _search(self, reader, writer):
+    async def search(reader, writer):
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         (query,) = parse_qs(urlsplit(head.split(" ")[1]).query)["q"]
-        self.queries.append(query)
+        queries.append(query)
         results = [
             {"url": f"https://drawn.example/{hit.id}", "title": hit.document.title, "content": hit.text}
-            for hit in self.corpus.search(query, 10)
+            for hit in corpus.search(query, 10)
         ]
         body = json.dumps({"results": results}).encode()
         writer.write(f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
         await writer.drain()
         writer.close()
+
+    with start_blocking_portal() as portal:
+        server = portal.call(asyncio.start_server, search, "127.0.0.1")
+        yield server.sockets[0].getsockname()[1]
+        portal.call(server.close)
 
 
 def answers(reader):
@@ -476,15 +409,14 @@ def test_command_uses_model_and_search_servers_over_http(tmp_path):
     write_corpus(tmp_path / "facts", documents_of(FACTS), name="drawn")
     server = FakeModelServer(answer=answers(WorldReader(FACTS)), keep=True)
     claims = claims_file(tmp_path, *({"id": f.gold.id, "claim": f.claim, "label": str(f.gold.gold)} for f in some))
-    with ThreadedServers(server, open_corpus(tmp_path / "facts")) as servers:
+    queries = []
+    with listening(server) as url, searched(open_corpus(tmp_path / "facts"), queries) as port:
         models = tmp_path / "models.toml"
-        models.write_text(
-            f'[models.m]\nurl = "http://127.0.0.1:{servers.model_port}/v1"\nmodel = "{server.settings.model}"\n'
-        )
+        models.write_text(f'[models.m]\nurl = "{url}"\nmodel = "{server.settings.model}"\n')
         ask = ["witness", "--claims", str(claims), "--model", "m", "--models", str(models), "--json"]
         for source in (
             ["--corpus", str(tmp_path / "facts")],
-            ["--search-url", f"http://127.0.0.1:{servers.search_port}/search"],
+            ["--search-url", f"http://127.0.0.1:{port}/search"],
         ):
             out = tmp_path / source[0].strip("-")
             done = CliRunner().invoke(cli, [*ask, *source, "--out", str(out)], catch_exceptions=False)
@@ -492,6 +424,6 @@ def test_command_uses_model_and_search_servers_over_http(tmp_path):
             (card,) = json.loads(done.stdout.splitlines()[-1])["arms"]
             assert card["accuracy"]["value"] == 1.0 and card["n"] == 4, done.output
             assert card["citations"]["bearing"]["value"] == 1.0
-    assert len(servers.queries) >= 4
+    assert len(queries) >= 4
     # Only claims and documents go to the model, without any picture.
     assert not any("image_url" in json.dumps(sent["messages"]) for sent in server.requests)
