@@ -33,13 +33,11 @@ PAGE = "witness.html"
 @click.command()
 @click.option("--claims", type=PATH, help="Claims with known truth (JSON lines; see docs/witness.md).")
 @click.option("--corpus", type=PATH, help="Corpus to check the claims with (`memecourt facts build`).")
-@click.option("--encoder", metavar="NAME", help="Encoder of the corpus, if it is onnx:FOLDER.")
 @click.option(
     "--search-url",
     metavar="URL",
-    help="Search endpoint to use instead of a corpus; its shape and key are settings (expert).",
+    help="Search endpoint to use instead of a corpus; its shape and key, and fetching pages, are settings (expert).",
 )
-@click.option("--fetch", is_flag=True, help="Read the pages found, not only their snippets.")
 @click.option("--model", "name", metavar="NAME", help="Model that checks claims, from the models file.")
 @click.option(
     "--models",
@@ -121,8 +119,6 @@ def _refuse_contradictions(options: dict[str, Any]) -> None:
     sources = bool(options["corpus"]) + bool(options["search_url"])
     if sources > 1 or (not sources and not closed):
         raise click.UsageError("Name a source of evidence: --corpus or --search-url.")
-    if not options["search_url"] and options["fetch"]:
-        raise click.UsageError("--fetch goes with --search-url.")
 
 
 def _planned(options: dict[str, Any]) -> WitnessPlan:
@@ -160,11 +156,9 @@ async def _run(plan: WitnessPlan, options: dict[str, Any], progress: Progress) -
         citing = options["citations_by"] or options["name"]
         # The witness's own model may judge citations too: it is opened once.
         specs = chosen_models(options, [options["name"], *([] if citing == "none" else [citing])])
-        named = {"corpus": options["corpus"], "encoder": options["encoder"]} if options["corpus"] else {}
-        if options["search_url"]:
-            named = {"url": options["search_url"], "fetch": options["fetch"]}
         # For closed-book alone: no corpus, whatever the settings name.
-        source = await open_evidence(settings_of(expert=named or {"corpus": None}), stack)
+        named = {"url": options["search_url"]} if options["search_url"] else {"corpus": options["corpus"]}
+        source = await open_evidence(settings_of(expert=named), stack)
         store = SqliteCallCache.open(plan.out / CALLS)
         stack.push_async_callback(store.close)
         opened = await open_models(

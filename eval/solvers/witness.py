@@ -231,10 +231,11 @@ class WitnessSolver:
         model = ArmModel(self.model, arm)
         speaker = self._speaker(model, claim, self.temperature)
         nothing = CheckedClaim(id=claim.id, arm=arm, gold=claim.gold, label=None)
+        read: _Read = ()
         try:
             if arm is Arm.CLOSED_BOOK:
                 label = (await _choose(speaker, claim, "closed_book", _Known)).label
-                found, read = nothing.model_copy(update={"label": _KNOWN[label]}), ()
+                found = nothing.model_copy(update={"label": _KNOWN[label]})
             # Arms that need no events are run directly; all others run the same witness as trials, whose calls the
             # arm's model intercepts.
             elif arm is Arm.ONE_SHOT:
@@ -246,8 +247,8 @@ class WitnessSolver:
             # Only to match published figures: the witness of trials may abstain, so an evaluation that forces an
             # answer measures something else.
             if self.forced and found.label is ClaimLabel.NOT_ENOUGH:
-                said = await _choose(speaker, claim, "forced", _Forced, _shown(speaker, read))
-                found = found.model_copy(update={"forced": said.label == "true"})
+                choice = await _choose(speaker, claim, "forced", _Forced, _shown(speaker, read))
+                found = found.model_copy(update={"forced": choice.label == "true"})
         except CourtError as error:
             if error.reason in SOURCE_AWAY and isinstance(error, Unavailable):
                 raise _later(error) from None

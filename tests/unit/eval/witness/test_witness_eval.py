@@ -321,7 +321,6 @@ def test_command_checks_the_drawn_world(tmp_path, request):
         (["--claims", "c"], "Missing option --model"),
         (["--claims", "c", "--model", "m"], "Name a source of evidence"),
         (["--claims", "c", "--model", "m", "--corpus", "c", "--search-url", "http://x/"], "Name a source"),
-        (["--claims", "c", "--model", "m", "--corpus", "c", "--fetch"], "goes with --search-url"),
     ],
 )
 def test_conflicting_options_are_named(tmp_path, options, words):
