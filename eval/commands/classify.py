@@ -25,7 +25,6 @@ from eval.runs.spec import Circumstances, JudgingSpec
 from eval.scores.task_card import require_metrics
 from eval.session.directory import CALLS
 from eval.session.engine import Progress
-from eval.session.sampled import repeat_folder
 from eval.session.spec import spec_options
 from eval.solvers.question import PRECEDENTS, Answerer, Question, parse_inputs, question_about
 from serving.cli.common import NEW_FILE
@@ -73,9 +72,6 @@ from serving.models.connect import pictures_per_prompt
 )
 @click.option("--rotate", is_flag=True, help="Ask once for each rotation of the options.")
 @click.option("--odds", is_flag=True, help="Ask the model for the probability of each label too.")
-@click.option(
-    "--repeats", default=1, show_default=True, type=click.IntRange(1, 100), help="Number of repeats with other draws."
-)
 @spec_options(
     Circumstances,
     *("data", "out", "name", "concurrency", "calls", "allow_missing", "retry_failed"),
@@ -101,7 +97,7 @@ def classify(**options: Any) -> Shown:
     harm, from the evidence of that trial. Examples and voters are never near copies of what is asked about. Called
     again, the same command goes on where it was.
 
-    Several --inputs, numbers of --shots or --repeats are runs side by side, each in a folder of its own below --out.
+    Several --inputs or numbers of --shots are runs side by side, each in a folder of its own below --out.
 
     Exit code: 0 if every meme has an answer or a failure of its own, 3 if some are still to be asked about, 1 if the
     run could not go on, 130 if it was interrupted.
@@ -136,25 +132,20 @@ def _plans(options: dict[str, Any]) -> list[Plan]:
     dataset = dataset_of(options["dataset"])
     questions = _questions(options, dataset)
     plans: list[Plan] = []
-    single = len(questions) * options["repeats"] == 1
+    single = len(questions) == 1
     for question in questions:
-        where = options["out"] if len(questions) == 1 else options["out"] / _folder_name(question)
-        for number in range(1, options["repeats"] + 1):
-            out = where if options["repeats"] == 1 else repeat_folder(where, number)
-            name = options["name"] or out.resolve().name
-            if not single:
-                # A run of a grid is called by its place there.
-                name = out.relative_to(options["out"]).as_posix().replace("/", ", ")
-            repeat = question.model_copy(update={"draw": number - 1})
-            plan = _plan(options, dataset, repeat, out=out, name=name)
-            # One store and one library for all: what they have in common is asked and prepared once.
-            first = next((one for one in plans if not one.without_library), None)
-            plan = replace(
-                plan,
-                calls=options["calls"] or (None if single else options["out"] / CALLS),
-                library=None if first is None or plan.without_library else first.out / LIBRARY,
-            )
-            plans.append(plan)
+        # A run of a grid is called by its place there.
+        out = options["out"] if single else options["out"] / _folder_name(question)
+        name = (options["name"] if single else "") or out.resolve().name
+        plan = _plan(options, dataset, question, out=out, name=name)
+        # One store and one library for all: what they have in common is asked and prepared once.
+        first = next((one for one in plans if not one.without_library), None)
+        plan = replace(
+            plan,
+            calls=options["calls"] or (None if single else options["out"] / CALLS),
+            library=None if first is None or plan.without_library else first.out / LIBRARY,
+        )
+        plans.append(plan)
     return plans
 
 

@@ -138,8 +138,6 @@ class Cost(BaseModel):
     tokens_out: int = Field(default=0, ge=0)
     tokens_cached: int = Field(default=0, ge=0)
     """Tokens out of ``tokens_in`` that came from the server's prefix cache."""
-    chain: int = Field(default=0, ge=0)
-    """Number of calls on the longest chain of dependent calls."""
     # No infinity: it becomes null in JSON, and the line could not be read back.
     seconds: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """Duration of the trial."""

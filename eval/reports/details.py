@@ -174,7 +174,7 @@ def _facts(run: RunView) -> Iterator[tuple[str, str]]:
             f"{cost.calls:.1f} model calls ({cost.stored:.0%} from the store), {cost.tokens_in:,.0f} tokens read "
             f"({cost.tokens_cached:,.0f} cached), {cost.tokens_out:,.0f} written",
         )
-        yield "median", f"longest chain of calls {cost.chain:g}, {cost.seconds:.2f} s"
+        yield "median duration", f"{cost.seconds:.2f} s"
 
 
 def _gold_words(meme: JudgedMeme) -> str:

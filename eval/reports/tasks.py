@@ -231,9 +231,8 @@ def _grid(group: TaskGroup, number: int) -> Iterator[Section]:
 def _choice(group: TaskGroup, number: int) -> Iterator[Section]:
     """The best of several ways of asking, and its selection bias."""
     runs = [one for one, _ in group.runs if one.finished]
-    # Ignores the draw, the only difference between repeats.
-    questions = {card.question.model_copy(update={"draw": 0}).model_dump_json() for _, card in group.runs}
-    # Repeats are not alternatives to choose from.
+    questions = {card.question.model_dump_json() for _, card in group.runs}
+    # Runs that asked the same are not alternatives to choose from.
     if len(runs) < 2 or len(questions) < len(runs):
         return
     try:

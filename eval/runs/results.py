@@ -234,9 +234,7 @@ def runs_below(path: Path) -> tuple[Path, ...]:
     """
     if (path / MANIFEST).exists() or (path / SCORED).exists():
         return (path,)
-    # One level deeper stand the repeats of a grid.
-    patterns = (f"*/{MANIFEST}", f"*/{SCORED}", f"*/repeat-*/{MANIFEST}")
-    if found := sorted(each.parent for pattern in patterns for each in path.glob(pattern)):
+    if found := sorted(each.parent for name in (MANIFEST, SCORED) for each in path.glob(f"*/{name}")):
         return tuple(found)
     raise BadRequest(
         f"{path} holds no run and no folder of one. `memecourt-eval run` writes one where --out says.",

@@ -171,9 +171,7 @@ async def _solver(plan: Plan, executor: TrialExecutor, calls: SqliteCallCache | 
 
         # In a thread, as the whole train split is read.
         examples = await asyncio.to_thread(examples_of, plan)
-        return await asyncio.to_thread(
-            open_question, plan.question, plan.out, trial, examples=examples, progress=progress
-        )
+        return await asyncio.to_thread(open_question, plan.question, trial, examples=examples, progress=progress)
     if alteration := alteration_of(plan.control):
         return replace(trial, altered=partial(altered, alteration=alteration, seed=plan.seed))
     if plan.control == Control.TRANSLATED:

@@ -51,9 +51,8 @@ class MeanCost:
     tokens_in: float
     tokens_out: float
     tokens_cached: float
-    chain: float
-    """Median of the longest chain of calls."""
     seconds: float
+    """Median of the duration."""
 
 
 def rounds_of(results: Results) -> tuple[Rounds, ...]:
@@ -106,7 +105,6 @@ def cost_of(results: Results) -> MeanCost | None:
         tokens_in=fmean(cost.tokens_in for cost in costs),
         tokens_out=fmean(cost.tokens_out for cost in costs),
         tokens_cached=fmean(cost.tokens_cached for cost in costs),
-        # Medians: a few trials that waited for a busy server would distort a mean.
-        chain=median(cost.chain for cost in costs),
+        # A median: a few trials that waited for a busy server would distort a mean.
         seconds=median(cost.seconds for cost in costs),
     )

@@ -127,7 +127,6 @@ class MemeCalls:
     shown: DecodedMeme
     seed: int
     fence: Fence = field(init=False)
-    chain: int = field(default=0, init=False)
     _deadline: Deadline = field(init=False)
     _hits: HitCounter = field(init=False, default_factory=HitCounter)
 
@@ -152,7 +151,6 @@ class MemeCalls:
             tokens_in=made.tokens_in,
             tokens_out=made.tokens_out,
             tokens_cached=made.tokens_cached,
-            chain=self.chain,
         )
 
     async def ask(self, agent: Agent[T], parts: Sequence[str | Frame]) -> T:

@@ -125,15 +125,12 @@ class _ComparatorCalls(MemeCalls):
     async def plain(self) -> bool:
         """True if harmful, by one call for the label alone."""
         prompt = load(PROMPTS, "plain_judge")
-        reply = await self._call(prompt, "label", kind=_LabelReply, label=_LABEL)
-        self.chain = 1
-        return reply.label == "harmful"
+        return (await self._call(prompt, "label", kind=_LabelReply, label=_LABEL)).label == "harmful"
 
     async def mars(self) -> bool:
         """True if harmful, by description, evidence for, evidence against, conclusion."""
         prompt = load(PROMPTS, "mars")
         description = await self._call(prompt, "describe", kind=replies.Description, description=self._words)
-        self.chain = 1
         return await self.weighed(
             prompt, prompt.task("description", description=self.fence.around(description.description))
         )
@@ -145,19 +142,18 @@ class _ComparatorCalls(MemeCalls):
             *(self._call(prompt, task, *shown, kind=_EvidenceReply, evidence=words) for task in ("for", "against"))
         )
         both = prompt.task("both", harmful=around(harmful.evidence), harmless=around(harmless.evidence))
-        self.chain += 2  # the first two are requested concurrently
         return (await self._conclude(prompt, *shown, both)).label == "harmful"
 
     async def corrected(self, budget: int) -> bool:
         """True if the last answer is harmful; it is given at least once."""
         prompt, earlier = load(PROMPTS, "self_correct"), ""
-        for self.chain in count(1):
+        for turn in count(1):
             reply = await self._conclude(prompt, *filter(None, [earlier]))
-            if not self._has_room(self.chain, budget):
+            if not self._has_room(turn, budget):
                 return reply.label == "harmful"
             answer = self.fence.around(f"{reply.rationale} So it is {reply.label}.")
             # Numbered: an answer that stays the same would else make the same request, which the store answers.
-            earlier = prompt.task("earlier", number=str(self.chain), answer=answer)
+            earlier = prompt.task("earlier", number=str(turn), answer=answer)
         raise AssertionError("unreachable: the count does not end")
 
     async def samples(self, budget: int) -> tuple[bool, float]:
@@ -180,8 +176,7 @@ class _ComparatorCalls(MemeCalls):
             votes.append(rule(ruling.harmful_strength, ruling.harmless_strength) is Label.HARMFUL)
             if not self._has_room(len(votes), budget):
                 break
-        # Samples are independent: only the budget serialises them. A tie counts as harmful, as in the court.
-        self.chain = 1
+        # A tie counts as harmful, as in the court.
         return 2 * sum(votes) >= len(votes), sum(votes) / len(votes)
 
     def _has_room(self, answers: int, budget: int) -> bool:

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from pydantic import JsonValue
@@ -103,13 +102,8 @@ class RulingSolver:
         """Builds the prediction for a meme: the answer or the reason for its absence, without the verdict on harm."""
         of_trial = prediction_of(meme, record, stored=stored)
         ruled = record.ruling_on(self.question.task)
-        cost = of_trial.cost
-        if ruled is not None:
-            # The question waits for the whole trial: one more call in the chain, or two if it was repaired.
-            more = sum(each.requests for each in ruled.reported_calls)
-            cost = cost.model_copy(update={"chain": cost.chain + more})
         # The trial's score and vote are left out, as they are on harm.
-        base = {"meme": meme.id, "trial": record.trial_id, "cost": cost, "sides": of_trial.sides}
+        base = {"meme": meme.id, "trial": record.trial_id, "cost": of_trial.cost, "sides": of_trial.sides}
         if ruled is None or ruled.chosen is None:
             return Prediction(**base, outcome=Outcome.FAILED, reason=ruled.failure if ruled else of_trial.reason)
         answers = {self.question.task: TaskAnswer(labels=ruled.chosen)}
@@ -165,8 +159,7 @@ class QuestionSolver(AnsweringSolver):
             if found is None:
                 return Prediction(meme=item.meme.id, outcome=Outcome.UNDECIDED, reason=NOTHING_COMPARABLE)
             return self._answered(item.meme, self.classifier.answer(found))
-        # The repeat's number is added to the seed, so that no repeat reuses another's samples.
-        calls = _LabelCalls(self.stored, shown, self.stored.seed + self.question.draw, self.question)
+        calls = _LabelCalls(self.stored, shown, self.stored.seed, self.question)
         answer = await calls.answer(await self._shots(shown))
         return self._answered(item.meme, answer).model_copy(update={"cost": calls.cost()})
 
@@ -239,9 +232,8 @@ class _LabelCalls(MemeCalls):
             schema = replies.object_schema(_wanted(self.question, order))
             agent = Agent(prompt, task, partial(_read, self.question), schema, system=system)
             turns.append(await self.ask(agent, [*parts, ask]))
-        # Orders are asked sequentially to use the server's prefix cache, but none depends on another's answer.
-        self.chain += 1
-        scores = await self._odds(system, parts) if self.question.odds else None
+        ask_odds = self._odds_of_labels if self.question.multi else self._odds_of_options
+        scores = await ask_odds(system, parts) if self.question.odds else None
         # A single order is no rotation worth reporting.
         return TaskAnswer(
             labels=settle(self.question, turns), scores=scores or {}, rotations=tuple(turns) if len(turns) > 1 else ()
@@ -254,14 +246,11 @@ class _LabelCalls(MemeCalls):
             named = {"number": str(number)}
             if shot.picture is not None and "picture" in self.question.inputs:
                 parts += [shot.picture, prompt.task("example_picture", **named)]
-            words = [(kind, words_of(shot.meme, kind)) for kind in WORDS if kind in self.question.inputs]
-            if "description" in self.question.inputs and shot.picture is not None:
-                words.append(("description", await self._described((shot.picture,))))
+            words = await self._words(shot.meme, () if shot.picture is None else (shot.picture,))
             # Fenced like the meme's own words: an example is untrusted text too.
             parts += [
                 prompt.task("example_words", what=_WHAT[kind], words=self.fence.around(text), **named)
                 for kind, text in words
-                if text.strip()
             ]
             gold = gold_of(shot.meme, self.question.task) or frozenset()
             # The label comes last, after the content that it rests on.
@@ -273,35 +262,33 @@ class _LabelCalls(MemeCalls):
         with_picture = "picture" in inputs
         parts: list[str | Frame] = [*shown.frames] if with_picture else []
         parts.append(prompt.task("picture" if with_picture else "without"))
+        parts += [
+            prompt.task(kind, words=self.fence.around(text))
+            for kind, text in await self._words(shown.meme, shown.frames)
+        ]
         for kind in inputs:
-            words = ""
-            if kind in WORDS:
-                words = words_of(shown.meme, kind)
-            elif kind == "description":
-                words = await self._described(shown.frames)
-            elif kind.startswith(GOLD):
-                known = gold_of(shown.meme, kind.removeprefix(GOLD))
-                # A meme without gold for that task is shown without the line.
-                if known is not None:
-                    labels = _listed(tuple(sorted(known)))
-                    parts.append(prompt.task("gold", task=kind.removeprefix(GOLD), labels=labels))
-            # Empty words are left out: an empty fence would look like a meme without text.
-            if words.strip():
-                parts.append(prompt.task(kind, words=self.fence.around(words)))
+            known = gold_of(shown.meme, kind.removeprefix(GOLD)) if kind.startswith(GOLD) else None
+            # A meme without gold for that task is shown without the line.
+            if known is not None:
+                labels = _listed(tuple(sorted(known)))
+                parts.append(prompt.task("gold", task=kind.removeprefix(GOLD), labels=labels))
         return parts
+
+    async def _words(self, meme: JudgedMeme, frames: tuple[Frame, ...]) -> list[tuple[str, str]]:
+        """Words of a meme by input, the Proposer's description of its frames last."""
+        words = [(kind, words_of(meme, kind)) for kind in WORDS if kind in self.question.inputs]
+        if "description" in self.question.inputs and frames:
+            words.append(("description", await self._described(frames)))
+        # Empty words are left out: an empty fence would look like a meme without text.
+        return [(kind, text) for kind, text in words if text.strip()]
 
     async def _described(self, frames: tuple[Frame, ...]) -> str:
         """The Proposer's description, which is shared through the call cache."""
         description = await Proposer(self.speaker(Role.PROPOSER), frames).describe()
-        self.chain += 1
         return description.value
 
-    async def _odds(self, system: str, parts: Sequence[str | Frame]) -> dict[str, float] | None:
-        """Probability of each label; None if the server reports none, or the options have next to no mass."""
-        ask = self._odds_of_labels if self.question.multi else self._odds_of_options
-        return await ask(system, parts)
-
     async def _odds_of_options(self, system: str, parts: Sequence[str | Frame]) -> dict[str, float] | None:
+        """Probability of each label; None if the server reports none, or the options have next to no mass."""
         prompt, sums = load(PROMPTS, "classify"), dict.fromkeys(self.question.labels, 0.0)
         orders = self.question.orders
         letters = string.ascii_uppercase[: len(self.question.labels)]
@@ -345,7 +332,7 @@ class _LabelCalls(MemeCalls):
 
 
 def open_question(
-    question: Question, folder: Path, trial: TrialSolver, *, examples: Mapping[str, JudgedMeme], progress: Progress
+    question: Question, trial: TrialSolver, *, examples: Mapping[str, JudgedMeme], progress: Progress
 ) -> Solver:
     """Prepares a question for answering.
 
@@ -355,9 +342,6 @@ def open_question(
     if question.odds and len(question.labels) > _MOST_OPTIONS and not question.multi:
         raise BadRequest(f"Odds are asked for by letters, and {question.task} has {len(question.labels)} labels.")
     finder = trial.stored.executor.court.finder
-    if question.by is Answerer.TRIAL:
-        # Repeats use different seeds, both in the trial and in the question.
-        trial = replace(trial, stored=replace(trial.stored, seed=trial.stored.seed + question.draw))
     solver = RulingSolver(trial, question) if question.by is Answerer.TRIAL else QuestionSolver(trial.stored, question)
     if not question.needs_examples:
         return solver
@@ -383,7 +367,7 @@ def open_question(
     if question.by is Answerer.MODEL:
         return replace(solver, examples=examples)
     votes = open_label_votes(
-        folder, question, finder.searched, examples=examples, encoder=finder.encoder, progress=progress.step
+        question, finder.searched, examples=examples, encoder=finder.encoder, progress=progress.step
     )
     for note in votes.notes:
         progress.tell(note)

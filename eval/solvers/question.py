@@ -61,8 +61,6 @@ class Question(BaseModel):
     """True to ask once for each rotation of the options."""
     odds: bool = False
     """True to also ask the model for the probability of each label."""
-    draw: int = Field(default=0, ge=0)
-    """Number of the repeat: with a temperature, each repeat samples different replies."""
     by: Answerer = Answerer.MODEL
     sides: tuple[str, ...] = Field(default=(), max_length=2)
     """The two labels out of three that a trial's Judge weighs against each other; empty if it weighs none."""

@@ -8,7 +8,6 @@ itself is the usual one, with the translation as the text in its record.
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,14 +17,9 @@ from pydantic import Field
 from court import replies
 from court.errors import BadInput, CantResume, CourtError, Unavailable
 from court.events import (
-    ClaimEvent,
-    ClaimsFound,
     ModelCall,
     Procedure,
-    RoundEvent,
-    Side,
     Summarised,
-    SummarisedAhead,
     TrialFailed,
     TrialResumed,
     Unused,
@@ -108,55 +102,8 @@ def cost_of(record: TrialRecord, stored: int = 0) -> Cost:
         tokens_in=sum(each.tokens_in for each in figures),
         tokens_out=sum(each.tokens_out for each in figures),
         tokens_cached=sum(each.tokens_cached for each in figures),
-        chain=chain_of(record),
         seconds=_seconds(record),
     )
-
-
-def chain_of(record: TrialRecord) -> int:
-    """Number of calls on the longest chain of dependent calls that the verdict rests on.
-
-    ``D``, then the questions, answers and last summary of the longer side, then a guard's opinion, then the judgment,
-    or its two calls for odds if those are more. Without overlap every summary is in the chain. A repaired reply counts
-    twice. An expert witness counts only if the Judge waits for it.
-    """
-    exchanged: Counter[tuple[Side, int]] = Counter()  # questions and answers
-    summed: Counter[tuple[Side, int]] = Counter()
-    claims: Counter[int] = Counter()
-    judged = found = others = 0
-    for event, calls in record.first_reports:
-        made = sum(each.requests for each in calls if each.task != "odds")
-        if isinstance(event, Summarised | SummarisedAhead):
-            summed[event.side, event.round] += made
-        elif isinstance(event, RoundEvent):
-            exchanged[event.side, event.round] += made
-        elif isinstance(event, ClaimEvent):
-            claims[event.claim] += made
-        elif isinstance(event, ClaimsFound):
-            found = made
-        elif event.step_owner != "judge":
-            others += made
-        elif not event.after_end:
-            # The judges of a panel, and each judge and its odds, run concurrently.
-            judged = max(judged, made, sum(each.requests for each in calls) - made)
-    overlap = record.opened.settings.get("overlap", True) is not False
-    longest = 0
-    for rested in record.rested.values():
-        # Without questions (the arm no-captioner) the side only sums up once.
-        chain = last = summed[rested.side, 0] if rested.rounds == 0 else 0
-        for number in range(1, rested.rounds + 1):
-            chain += exchanged[rested.side, number]
-            last = chain + summed[rested.side, number]
-            longest = max(longest, last)
-            # Without overlap, a question waits for the summary of the previous round.
-            chain = chain if overlap else last
-        longest = max(longest, last)
-    if record.opened.settings.get("expert_waits") is True:
-        # A side calls the witness at one of its summaries, the last one at the latest.
-        before = longest if record.opened.settings.get("expert") == "asked" else 0
-        # Claims are checked concurrently, once they are found.
-        longest = max(longest, before + found + max(claims.values(), default=0))
-    return longest + others + judged
 
 
 def _seconds(record: TrialRecord) -> float:
@@ -214,7 +161,9 @@ class TranslatedSolver:
         except CourtError as error:
             return failed(item.meme, error)
         tried = await self.trial.solve(replace(item, meme=item.meme.model_copy(update={"text": english})), record)
-        prediction = tried.result.model_copy(update={"cost": _sum(tried.result.cost, spent)})
+        # The seconds are the trial's own: no time is measured of the translation, which finished before it started.
+        cost = {name: getattr(tried.result.cost, name) + getattr(spent, name) for name in Cost.model_fields}
+        prediction = tried.result.model_copy(update={"cost": Cost(**cost)})
         return replace(tried, result=prediction)
 
     def rebuilt(self, meme: JudgedMeme, record: TrialRecord) -> Prediction | None:
@@ -234,21 +183,7 @@ class TranslatedSolver:
             prompt, "translate", partial(replies.parse, _Translation), replies.object_schema({"translation": words})
         )
         reply = await calls.ask(agent, [prompt.task("translate", text=calls.fence.around(meme.text))])
-        calls.chain = 1
         return reply.translation, calls.cost()
-
-
-def _sum(trial: Cost, before: Cost) -> Cost:
-    return Cost(
-        calls=trial.calls + before.calls,
-        stored=trial.stored + before.stored,
-        tokens_in=trial.tokens_in + before.tokens_in,
-        tokens_out=trial.tokens_out + before.tokens_out,
-        tokens_cached=trial.tokens_cached + before.tokens_cached,
-        chain=trial.chain + before.chain,
-        # The trial's own time: the translation finished before it started.
-        seconds=trial.seconds,
-    )
 
 
 _NOT_THE_TRIALS = frozenset({"CANCELLED", CallsError.default_reason})

@@ -12,18 +12,15 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, ValidationError
 
 from court.errors import BadRequest
 from court.precedents import LibraryIdentity
 from court.summary import vote_of
 from court.verdict import Label
 from eval.datasets.items import JudgedMeme, TaskAnswer
-from eval.session.directory import replace_file
 from eval.solvers.calls import DecodedMeme
 from eval.solvers.question import TEXTS, Question, gold_of, words_of
 from retrieval.calibration.calibrate import FEWEST_OF_A_LABEL, calibrate
@@ -37,24 +34,11 @@ from retrieval.library.manifest import Counts, LabelledMeme, Tuning
 from retrieval.precedents.finder import IndexedMemes
 from retrieval.precedents.search import Query, SearchRequest, search_library
 
-LABELS = "labels.json"
-"""File in a run's folder with the settings chosen for each label, so that a resumed run need not choose them again."""
 _FEWEST_GROUPS = 20
 _LARGEST_GROUP = 0.2
 """Minimum number of groups, and maximum share of memes in one group, for leaving groups out to be feasible."""
 _BATCH = 256
 """Texts embedded at once."""
-
-
-class _Tunings(BaseModel):
-    """Content of ``labels.json``."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    # Settings apply to this library and these inputs only.
-    library: str
-    inputs: tuple[str, ...]
-    labels: dict[str, Tuning]
 
 
 @dataclass(frozen=True)
@@ -129,48 +113,41 @@ class LabelVotes:
 
 
 def open_label_votes(
-    folder: Path,
     question: Question,
     library: Library,
     examples: Mapping[str, JudgedMeme],
     encoder: Encoder,
     progress: Callable[[str, int, int], None],
 ) -> LabelVotes:
-    """Builds the classifier of a run, or restores its stored settings.
-
-    Raises BadRequest: No labelled meme has the inputs to be compared.
-    """
+    """Builds the classifier of a run. Raises BadRequest: No labelled meme has the inputs to be compared."""
     rows, memes = _compared(question, library, examples, encoder)
     text_dim = library.manifest.encoder.text_dim
     index = SegmentedIndex([FusedIndex(rows, text_dim)])
-    # Read before settings are chosen, which is slow.
-    before = _read(folder / LABELS, question, library)
     groups = _groups(memes, examples)
-    labelled = {label: _relabelled(memes, examples, question.task, label) for label in question.labels}
-    tunings: dict[str, Tuning] = {}
-    for number, (label, own) in enumerate(labelled.items()):
-        progress("labels", number, len(labelled))
-        tunings[label] = before.get(label) or _tuned(
-            rows, own, text_dim, encoder=encoder, library=library, groups=groups
-        )
-    progress("labels", len(labelled), len(labelled))
-    stored = _Tunings(library=library.digest, inputs=question.inputs, labels=tunings)
-    # Replaced atomically, so that a crash leaves the old or the new file.
-    replace_file(folder / LABELS, stored.model_dump_json(indent=1) + "\n")
     rows_by_id = {meme.id: row for row, meme in enumerate(memes)}
-    views = {
-        label: _LabelView(
+    views: dict[str, _LabelView] = {}
+    for number, label in enumerate(question.labels):
+        progress("labels", number, len(question.labels))
+        own = _relabelled(memes, examples, question.task, label)
+        views[label] = _LabelView(
             library=library,
             index=index,
             harmful=np.array([meme.harmful for meme in own], dtype=bool),
             memes=own,
             rows=rows_by_id,
-            tuning=tunings[label],
-            counts=Counts.of(_flags(own), 0),
+            tuning=calibrate(
+                rows,
+                own,
+                text_dim,
+                measure_min_similarity(rows, own, text_dim, encoder.floors),
+                text_floors=measure_text_floors(rows, own, text_dim, encoder.floors),
+                safeguards=library.manifest.tuning.safeguards,
+                groups=groups,
+            ),
+            counts=Counts.of(np.array([meme.flags for meme in own], dtype=np.uint8), 0),
         )
-        for label, own in labelled.items()
-    }
-    return LabelVotes(question, encoder, views, _notes(tunings, groups is not None))
+    progress("labels", len(question.labels), len(question.labels))
+    return LabelVotes(question, encoder, views, _notes(views, groups is not None))
 
 
 def _compared(
@@ -237,43 +214,8 @@ def _groups(memes: Sequence[LabelledMeme], examples: Mapping[str, JudgedMeme]) -
     return group_numbers(name or f"\0{row}" for row, name in enumerate(names))
 
 
-def _tuned(
-    rows: NDArray[np.float32],
-    memes: Sequence[LabelledMeme],
-    text_dim: int,
-    *,
-    encoder: Encoder,
-    library: Library,
-    groups: NDArray[np.int64] | None,
-) -> Tuning:
-    return calibrate(
-        rows,
-        memes,
-        text_dim,
-        measure_min_similarity(rows, memes, text_dim, encoder.floors),
-        text_floors=measure_text_floors(rows, memes, text_dim, encoder.floors),
-        safeguards=library.manifest.tuning.safeguards,
-        groups=groups,
-    )
-
-
-def _read(path: Path, question: Question, library: Library) -> Mapping[str, Tuning]:
-    """Reads settings chosen earlier for the same library and inputs; empty if a crash left none."""
-    try:
-        stored = _Tunings.model_validate_json(path.read_bytes())
-    except (FileNotFoundError, ValidationError):
-        return {}
-    # For other inputs or another library they are silently chosen again, which only takes time.
-    same = (stored.library, stored.inputs) == (library.digest, question.inputs)
-    return stored.labels if same else {}
-
-
-def _flags(memes: Sequence[LabelledMeme]) -> NDArray[np.uint8]:
-    return np.array([meme.flags for meme in memes], dtype=np.uint8)
-
-
-def _notes(tunings: Mapping[str, Tuning], grouped: bool) -> tuple[str, ...]:
-    few = [label for label, tuning in tunings.items() if not tuning.calibration.n]
+def _notes(views: Mapping[str, _LabelView], grouped: bool) -> tuple[str, ...]:
+    few = [label for label, view in views.items() if not view.tuning.calibration.n]
     notes = ["Labels were calibrated with memes of one group of the card left out together."] if grouped else []
     if few:
         notes.append(

@@ -141,7 +141,7 @@ def comparable_predictions(out):
     predictions = RunFolder(out).predictions()
     assert len(predictions) == len({p.meme for p in predictions}) == MEMES
     without = {"trial": "", "cost": None}
-    return {p.meme: (p.model_copy(update=without), p.cost.chain) for p in predictions}
+    return {p.meme: p.model_copy(update=without) for p in predictions}
 
 
 def check_complete(out):

@@ -168,9 +168,7 @@ async def _try(docket: Docket, meme: JudgedMeme, one: ReportedMeme) -> Predictio
         record = error.record
     # A fixed cost, as the real one depends on the wording of prompts, which a report should not.
     calls = 0 if procedure is Procedure.SUMMARY else 2 + 6 * one.rounds
-    cost = Cost(
-        calls=calls, stored=calls // 2, tokens_in=500 * calls, tokens_out=40 * calls, chain=calls // 2, seconds=1.5
-    )
+    cost = Cost(calls=calls, stored=calls // 2, tokens_in=500 * calls, tokens_out=40 * calls, seconds=1.5)
     return prediction_of(meme, record).model_copy(update={"cost": cost})
 
 

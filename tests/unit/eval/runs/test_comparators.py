@@ -55,7 +55,7 @@ def test_plain_judge_makes_one_call_for_a_label(results, model, data):  # noqa: 
         meme = key[one.meme.id]
         oracle_verdict = judge(JudgeInput(meme.text, meme.badge), Ability())
         assert one.prediction.outcome.harmful is oracle_verdict.harmful
-        assert (one.prediction.cost.calls, one.prediction.cost.chain, one.prediction.trial) == (1, 1, "")
+        assert (one.prediction.cost.calls, one.prediction.trial) == (1, "")
     for request in requests:
         assert sum(isinstance(part, Frame) for part in request.parts) == 1
         assert request.priority == BATCH_PRIORITY  # single verdicts have precedence over batch runs
@@ -71,7 +71,7 @@ def test_mars_describes_collects_evidence_for_both_sides_and_concludes(results, 
         meme = key[one.meme.id]
         oracle_verdict = judge(JudgeInput(meme.text, meme.badge, meme.badge), Ability())
         assert one.prediction.outcome.harmful is oracle_verdict.harmful
-        assert (one.prediction.cost.calls, one.prediction.cost.chain) == (4, 3)
+        assert one.prediction.cost.calls == 4
     for request in concluded:
         assert words(request).count("The words stand beside what is shown.") == 2
         assert "Evidence for harm:" in words(request) and "Description of its picture" in words(request)

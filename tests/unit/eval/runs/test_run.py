@@ -50,7 +50,7 @@ from eval.runs.run import run
 from eval.session.directory import RUN_DIFFERS
 from eval.session.engine import UNFINISHED, Progress, ProgressBar, ProgressLines
 from eval.solvers.calls import MemeItem, StoredCourt
-from eval.solvers.trial import TrialSolver, chain_of, cost_of, level_of, prediction_of
+from eval.solvers.trial import TrialSolver, cost_of, level_of, prediction_of
 from eval.standin.server import FakeModelServer, serving
 from eval.standin.settings import Settings as StandInSettings
 from eval.synthetic.make import Layout, make
@@ -155,21 +155,6 @@ def a_record(*steps, first=None):
 
 
 ODDS = OddsGiven(harmful=(0.5, 0.4), not_harmful=(0.1, 0.2), call=a_call())
-
-
-def test_longest_chain_is_that_of_the_longer_side_with_one_final_summary():
-    accuser, defender = tuple(side_rounds(Side.ACCUSER, 3)), tuple(side_rounds(Side.DEFENDER, 2))
-    end = (VerdictGiven, {"verdict": verdict(), "call": a_call()})
-    assert chain_of(a_record(*accuser, *defender, end)) == 3 * 2 + 1 + 1
-    # Without overlap, each summary is waited for.
-    assert chain_of(a_record(*accuser, *defender, end, first=trial_opened(overlap=False))) == 3 * 3 + 1
-    # A repeated request counts twice; on the shorter side it can make up for the missing round.
-    with_two_repeats = tuple(side_rounds(Side.DEFENDER, 2, faults={(Side.DEFENDER, 1), (Side.DEFENDER, 2)}))
-    assert chain_of(a_record(*accuser, *with_two_repeats, end)) == 3 * 2 + 1 + 1
-    with_one_repeat = tuple(side_rounds(Side.DEFENDER, 3, faults={(Side.DEFENDER, 1)}))
-    assert chain_of(a_record(*accuser, *with_one_repeat, end)) == 3 * 2 + 2 + 1
-    # Two calls for odds, beside the ruling, take longer than the one ruling.
-    assert chain_of(a_record((VerdictGiven, {"verdict": verdict(), "call": a_call(), "odds": ODDS}))) == 2
 
 
 def test_every_call_is_counted_once_including_unused_ones():
