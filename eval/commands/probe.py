@@ -28,17 +28,22 @@ from eval.commands.sampled import chosen_models, sampled_options, samples_of, th
 from eval.models.open import opened_models, read_models
 from eval.models.samples import TABLE_KEYS
 from eval.probe.compare import compare_probes, comparison_lead, comparison_sections
-from eval.probe.folder import ProbeFolder, read_seeds
-from eval.probe.refining import Limits
-from eval.probe.repeats import repeat_section, repeated_probe
+from eval.probe.folder import ProbeFolder, ProbeSpec, read_seeds
 from eval.probe.report import ProbeReport, read_report
 from eval.probe.run import NOTICE, ProbePlan
 from eval.probe.run import probe as run_probe
-from eval.probe.weakness import weakness_lead, weakness_sections, weakness_title
+from eval.probe.weakness import (
+    repeat_section,
+    repeated_probe,
+    weakness_lead,
+    weakness_sections,
+    weakness_title,
+)
 from eval.reports.sections import as_page
 from eval.session.directory import CALLS
 from eval.session.engine import Progress
 from eval.session.sampled import repeats_in, repeats_of
+from eval.session.spec import flags_of, spec_options
 from serving.cli.common import PATH
 
 PAGE = "weakness.html"
@@ -62,30 +67,13 @@ AS_PUBLISHED = {"seeds": 10, "steps": 10, "batch": 1, "per_category": 200}
     out={"help": "The probe's folder. [default: probe-TARGET]"},
     concurrency={"default": 8},
 )
-@click.option(
-    "--steps", type=click.IntRange(1, 100), default=10, show_default=True, help="Maximum steps of a search (N)."
-)
-@click.option("--seeds", type=click.IntRange(0, 1000), default=5, show_default=True, help="Searches in a category.")
-@click.option(
-    "--examples",
-    "order",
-    type=click.Choice(["descending", "ascending"]),
-    default="descending",
-    show_default=True,
-    help="Order by score of the examples that the Refiner is shown; the paper's is descending.",
-)
-@click.option("--batch", type=click.IntRange(min=1), default=8, show_default=True, help="Memes sorted alike; see docs.")
+@spec_options(ProbeSpec, with_defaults=True)
 @threshold_option
-@click.option(
-    "--per-category",
-    type=click.IntRange(min=1),
-    help="Maximum memes scored in a category, drawn by seed: the same for every target. [default: all]",
-)
 @click.option(
     "--seeds-from",
     type=PATH,
     metavar="PROBE",
-    help="Begin searches with the memes of another probe (its folder, or its seeds.json), to compare targets.",
+    help="Begin searches with the memes of another probe, to compare targets.",
 )
 @click.option(
     "--as-published",
@@ -206,7 +194,7 @@ def _run(plan: ProbePlan, options: dict[str, Any]) -> None:
             options["calls"] or plan.out / CALLS,
             progress.tell,
             # The longest prompt is the Refiner's: a still of each example, and all frames of the meme.
-            pictures=plan.limits.examples + LIMITS.representative_frames,
+            pictures=plan.spec.examples + LIMITS.representative_frames,
             run_seed=plan.seed,
             vllm=options["vllm"],
             vllm_flags=options["vllm_flags"],
@@ -231,10 +219,8 @@ def _planned(options: dict[str, Any]) -> ProbePlan:
         # To be named twice gives nobody a second voice.
         controllers=tuple(dict.fromkeys(options["controllers"])),
         seed=options["seed"],
-        limits=Limits(steps=options["steps"], seeds=options["seeds"], examples_order=options["order"]),
-        batch=options["batch"],
+        spec=ProbeSpec(**{name: options[name] for name in flags_of(ProbeSpec)}),
         concurrency=options["concurrency"],
-        per_category=options["per_category"],
         seed_set=read_seeds(options["seeds_from"]) if options["seeds_from"] else None,
         command=command_line(),
     )

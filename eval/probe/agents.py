@@ -246,15 +246,6 @@ class Subject:
         return [*self.erased, ("material", {"text": text})]
 
 
-@dataclass(frozen=True, slots=True)
-class Example:
-    """A meme with a scored explanation, as shown to the Refiner."""
-
-    erased: tuple[Frame, ...]
-    text: str
-    score: int
-
-
 FAILURES = (ReplyUnusable, ModelRefused, Overrun)
 """Errors of one call. They end a step; all others, such as an unreachable server, end the run."""
 
@@ -290,6 +281,23 @@ class ProbeModels:
         # Whichever model is named: all share one store of calls, and so its marks.
         return self.senior.fence("probe", subject.id if subject else "")
 
+    async def ask(
+        self,
+        role: str,
+        task: str,
+        kind: type[R],
+        subject: Subject | None = None,
+        shown: Sequence[Shown] = (),
+        **texts: str,
+    ) -> R:
+        """Asks the senior model for one of the plain reply types, with texts that the words of the task have gaps for.
+
+        Like all agents, raises one of :data:`FAILURES`.
+        """
+        # At temperature 0 and without a number: what is asked alike is asked once, also by a probe of another target.
+        agent = Agent(prompt_of(role), task, partial(parse, kind), schema_of(kind, 0))
+        return await _call(self.senior, agent, self.fence(subject), [*shown, (task, texts)], chars=longest(kind))
+
 
 async def sort(models: ProbeModels, subject: Subject, taxonomy: Taxonomy, number: int) -> Sorting:
     """Asks one of three Miners for its vote. Like all agents, raises one of :data:`FAILURES`."""
@@ -301,50 +309,11 @@ async def sort(models: ProbeModels, subject: Subject, taxonomy: Taxonomy, number
     return await _call(model, agent, models.fence(subject), shown, chars=1200, temperature=1.0, seed=number)
 
 
-async def examine(models: ProbeModels, subject: Subject, category: Category) -> Presence:
-    """Asks whether a proposed category is present in a meme."""
-    return await _ask_senior(
-        models, "examiner", "present", Presence, subject=subject, shown=subject.shown, category=category.line
-    )
-
-
-async def keeps(models: ProbeModels, subject: Subject, text: str, misbelief: str) -> Keeping:
-    """Asks whether a meme with another text spreads the same misbelief."""
-    # Without the text on it: a model that reads the old text would answer for both texts.
-    shown: list[Shown] = [*subject.erased, ("rewritten", {"text": text})]
-    return await _ask_senior(models, "examiner", "keeps", Keeping, subject=subject, shown=shown, misbelief=misbelief)
-
-
-async def admit(models: ProbeModels, category: Category, taxonomy: Taxonomy) -> Admission:
-    """Asks whether a proposed category is distinct and neither too broad nor too narrow."""
-    lines = "\n".join(known.line for known in taxonomy.values())
-    return await _ask_senior(models, "judge", "admit", Admission, taxonomy=lines, category=category.line)
-
-
-async def narrate(models: ProbeModels, subject: Subject, category: Category) -> str:
-    """The misbelief behind a meme."""
-    reply = await _ask_senior(
-        models, "narrator", "misbelief", Misbelief, subject=subject, shown=subject.shown, category=category.line
-    )
-    return reply.misbelief
-
-
 async def refer(models: ProbeModels, subject: Subject, text: str, category: Category, number: int) -> ChatReply:
     """One of three drafts of a reference: the question that the target is asked, at temperature 1."""
     return await _explain(
         models.voice(number), models.fence(subject), subject, text=text, category=category, temperature=1.0, seed=number
     )
-
-
-async def merge(models: ProbeModels, subject: Subject, text: str, category: Category, drafts: Sequence[str]) -> str:
-    """The senior's reference out of the drafts."""
-    shown = subject.with_text(text)
-    for number, draft in enumerate(drafts, 1):
-        shown.append(("draft", {"number": number, "draft": draft}))
-    reply = await _ask_senior(
-        models, "senior", "merge", Reference, subject=subject, shown=shown, category=category.line
-    )
-    return reply.answer
 
 
 async def answer(models: ProbeModels, subject: Subject, text: str, category: Category) -> ChatReply:
@@ -362,15 +331,15 @@ async def score(
 
 
 async def rewrite(
-    models: ProbeModels, subject: Subject, misbelief: str, scored: int, examples: Sequence[Example]
+    models: ProbeModels, subject: Subject, misbelief: str, scored: int, examples: Sequence[tuple[Subject, str, int]]
 ) -> Rewriting:
-    """Another text for a meme. Examples come sorted by score."""
+    """Another text for a meme. Examples are memes with a text and its score, sorted by score."""
     shown: list[Shown] = []
-    for number, one in enumerate(examples, 1):
+    for number, (meme, text, score) in enumerate(examples, 1):
         # One still of each: servers take few pictures in one prompt.
-        shown += [one.erased[0], ("example", {"number": number, "text": one.text, "score": one.score})]
-    meme: dict[str, str | int] = {"text": subject.text, "score": scored, "misbelief": misbelief}
-    shown += [*subject.frames, ("material", meme), ("rewrite", {})]
+        shown += [meme.erased[0], ("example", {"number": number, "text": text, "score": score})]
+    own: dict[str, str | int] = {"text": subject.text, "score": scored, "misbelief": misbelief}
+    shown += [*subject.frames, ("material", own), ("rewrite", {})]
     read = partial(parse_rewriting, before=subject.text)
     agent = Agent(prompt_of("refiner"), "rewrite", read, schema_of(Rewriting, 0))
     return await _call(models.senior, agent, models.fence(subject), shown, chars=REASON + TEXT, temperature=1.0)
@@ -395,22 +364,6 @@ async def _explain(
     if not reply.text.strip():
         raise ReplyUnusable(model.name, "explain", "REPLY_EMPTY", "it said nothing")
     return reply
-
-
-async def _ask_senior(
-    models: ProbeModels,
-    role: str,
-    task: str,
-    kind: type[R],
-    *,
-    subject: Subject | None = None,
-    shown: Sequence[Shown] = (),
-    **texts: str,
-) -> R:
-    """Asks the senior model for one of the plain reply types, with texts that the words of the task have gaps for."""
-    # At temperature 0 and without a number: what is asked alike is asked once, also by a probe of another target.
-    agent = Agent(prompt_of(role), task, partial(parse, kind), schema_of(kind, 0))
-    return await _call(models.senior, agent, models.fence(subject), [*shown, (task, texts)], chars=longest(kind))
 
 
 async def _call(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -107,6 +107,7 @@ class _Probed:
     scored: tuple[Scored, ...]
     steps: tuple[Step, ...]
 
+    @property
     def references(self) -> dict[tuple[str, str], str]:
         """Digest of misbelief and reference of each scored meme and category."""
         return {
@@ -115,45 +116,26 @@ class _Probed:
             if one.scoring.reference
         }
 
-    def seeds(self) -> set[tuple[str, str]]:
+    @property
+    def begun(self) -> set[tuple[str, str]]:
         """Category and meme of each search."""
         return {(step.category, step.seed) for step in self.steps}
 
+    @property
     def able(self) -> set[tuple[str, str]]:
         """Category and meme of all searches that could have begun."""
         names = {one.category for one in self.scored}
         return {(name, one.meme) for name in names for one in usable(self.scored, name)}
 
-    def figures(self, draws: ResampledMeans, category: str, threshold: int) -> _Drawn:
-        """Figures of a category over drawn memes."""
-        before = _scores(one for one in self.scored if one.category == category)
-        after = _scores(step for step in self.steps if step.category == category)
-        if not before:
-            return _Drawn(0, len(after), {})
-        (pooled, drawn), (own, own_drawn) = (
-            draws.of([(meme, float(score <= threshold)) for meme, score in values])
-            for values in ([*before, *after], before)
-        )
-        figures = {
-            SCORE: draws.of(before),
-            FAILURE: (pooled, drawn),
-            FAILURE_BEFORE: (own, own_drawn),
-            CHANGE: (pooled - own, np.asarray(drawn - own_drawn)),
-        }
-        return _Drawn(len(before), len(after), figures)
+    def scores(self, category: str) -> tuple[list[tuple[str, float]], list[tuple[str, float]]]:
+        """Scores of a category, of memes as they are and rewritten, each with its meme."""
+        own = [(one.meme, float(one.score)) for one in self.scored if one.category == category and one.score]
+        steps = [step for step in self.steps if step.category == category]
+        return own, [(step.meme, float(step.score)) for step in steps if step.score]
 
 
-def _scores(these: Iterable[Scored | Step]) -> list[tuple[str, float]]:
-    return [(one.meme, float(one.scoring.score)) for one in these if one.scoring and one.scoring.score is not None]
-
-
-@dataclass(frozen=True, slots=True)
-class _Drawn:
-    """Figures of a target in a category, and their values in each resample; none where nothing was scored."""
-
-    scored: int
-    rewritten: int
-    figures: Mapping[str, tuple[float, Floats]]
+_Drawn = Mapping[str, tuple[float, Floats]]
+"""Figures of a target in a category, and their values in each resample; none where nothing was scored."""
 
 
 def compare_probes(roots: Sequence[Path], *, threshold: int = THRESHOLD) -> ProbeComparison:
@@ -172,26 +154,30 @@ def compare_probes(roots: Sequence[Path], *, threshold: int = THRESHOLD) -> Prob
     draws = ResampledMeans((meme for meme, _ in probes[0].memes), RESAMPLES_OF_MEANS, 0)
     categories = sorted({one.category for probe in probes for one in probe.scored})
     drawn: dict[tuple[str, str], _Drawn] = {}
+    counts: dict[tuple[str, str], tuple[int, int]] = {}
     for name, probe in zip(names, probes, strict=True):
-        every = [probe.figures(draws, category, threshold) for category in categories]
-        drawn |= {(name, category): one for category, one in zip(categories, every, strict=True)}
-        drawn[name, MEAN] = _mean_over(every)
+        for category in categories:
+            own, rewritten = probe.scores(category)
+            counts[name, category] = (len(own), len(rewritten))
+            drawn[name, category] = _figures(draws, own, rewritten, threshold)
+        every = [counts[name, category] for category in categories]
+        counts[name, MEAN] = (sum(own for own, _ in every), sum(rewritten for _, rewritten in every))
+        drawn[name, MEAN] = _mean_over([drawn[name, category] for category in categories])
+
+    def cell(name: str, category: str) -> ComparedCell:
+        own = drawn[name, category]
+        others = [drawn[other, category] for other in names if other != name]
+        surely = {metric: _rank(own, others, metric) for metric in (SCORE, FAILURE)}
+        return ComparedCell(
+            *counts[name, category],
+            figures={metric: _figure(own.get(metric)) for metric in METRICS},
+            surely={metric: rank for metric, rank in surely.items() if rank},
+        )
+
     return ProbeComparison(
         targets=names,
         categories=(*categories, MEAN),
-        cells={
-            (name, category): ComparedCell(
-                scored=one.scored,
-                rewritten=one.rewritten,
-                figures={metric: _figure(one.figures.get(metric)) for metric in METRICS},
-                surely={
-                    metric: rank
-                    for metric in (SCORE, FAILURE, FAILURE_BEFORE)
-                    if (rank := _rank(one, [drawn[other, category] for other in names if other != name], metric))
-                },
-            )
-            for (name, category), one in drawn.items()
-        },
+        cells={(name, category): cell(name, category) for name, category in drawn},
         memes=len(probes[0].memes),
         threshold=threshold,
         unfinished=tuple(name for name, probe in zip(names, probes, strict=True) if probe.manifest.finished is None),
@@ -204,38 +190,33 @@ def _read(root: Path) -> _Probed:
     scored = folder.read(SCORED, Scored)
     if not scored:
         raise BadRequest(f"{root} has no score yet that could be compared.", reason="PROBES_DIFFER")
-    return _Probed(
-        root=root,
-        manifest=manifest,
-        memes=tuple((meme.id, meme.pixels_sha256) for meme in folder.memes() or ()),
-        mined={one.meme: one.categories for one in folder.read(MINED, Mined)},
-        scored=scored,
-        steps=folder.read(REWRITTEN, Step),
-    )
+    memes = tuple((meme.id, meme.pixels_sha256) for meme in folder.memes())
+    mined = {one.meme: one.categories for one in folder.read(MINED, Mined)}
+    return _Probed(root, manifest, memes, mined, scored, folder.read(REWRITTEN, Step))
 
 
 def _require_comparable(one: _Probed, other: _Probed) -> None:
     """Raises BadRequest if two probes differ in more than their targets."""
-    here, there = one.manifest, other.manifest
-    same = {
-        # Ids alone could refer to different pictures.
-        "memes": (one.memes, other.memes),
-        "controllers": tuple([m.models[name] for name in m.controllers] for m in (here, there)),
-        "prompts": (here.prompts, there.prompts),
-        "steps": (here.steps, there.steps),
-        "seeds": (here.seeds, there.seeds),
-        "examples": (here.examples, there.examples),
-        "per-category": (here.per_category, there.per_category),
-        "categories of the memes": (one.mined, other.mined),
-    }
-    differ = [name for name, (this, that) in same.items() if this != that]
-    references = (one.references(), other.references())
+
+    def setup(probe: _Probed) -> dict[str, object]:
+        manifest = probe.manifest
+        return {
+            # Ids alone could refer to different pictures.
+            "memes": probe.memes,
+            "controllers": [manifest.models[name] for name in manifest.controllers],
+            **{name: getattr(manifest, name) for name in ("prompts", "steps", "seeds", "examples")},
+            "per-category": manifest.per_category,
+            "categories of the memes": probe.mined,
+        }
+
+    here, there = setup(one), setup(other)
+    differ = [name for name in here if here[name] != there[name]]
     # A pair that only one probe could score has no reference in the other: that is a result, not another set-up.
-    both = references[0].keys() & references[1].keys()
-    if any(references[0][pair] != references[1][pair] for pair in both):
+    both = one.references.keys() & other.references.keys()
+    if any(one.references[pair] != other.references[pair] for pair in both):
         differ.append("references")
     # A meme without a score begins no search; any other one that only one of them began with makes another probe.
-    if (one.seeds() - other.seeds()) & other.able() or (other.seeds() - one.seeds()) & one.able():
+    if (one.begun ^ other.begun) & one.able & other.able:
         differ.append("memes that searches began with")
     if differ:
         raise BadRequest(
@@ -247,31 +228,41 @@ def _require_comparable(one: _Probed, other: _Probed) -> None:
 
 
 def _names(probes: Sequence[_Probed]) -> tuple[str, ...]:
-    targets = [probe.manifest.target for probe in probes]
-    # Targets' own names where they tell the probes apart.
-    if len(set(targets)) == len(targets):
-        return tuple(targets)
-    folders = [probe.root.name for probe in probes]
-    named = [f"{target} ({folder})" for target, folder in zip(targets, folders, strict=True)]
-    if len(set(named)) < len(named):
-        raise BadRequest("Two of the folders are of the same target and have the same name.", reason="PROBES_DIFFER")
-    return tuple(named)
+    names = tuple(probe.manifest.target for probe in probes)
+    if len(set(names)) < len(names):
+        raise BadRequest("Two of the folders are of the same target.", reason="PROBES_DIFFER")
+    return names
+
+
+def _figures(
+    draws: ResampledMeans, own: list[tuple[str, float]], rewritten: list[tuple[str, float]], threshold: int
+) -> _Drawn:
+    if not own:
+        return {}
+    (pooled, drawn), (before, before_drawn) = (
+        draws.of([(meme, float(score <= threshold)) for meme, score in scores]) for scores in ([*own, *rewritten], own)
+    )
+    return {
+        SCORE: draws.of(own),
+        FAILURE: (pooled, drawn),
+        FAILURE_BEFORE: (before, before_drawn),
+        CHANGE: (pooled - before, np.asarray(drawn - before_drawn)),
+    }
 
 
 def _mean_over(every: Sequence[_Drawn]) -> _Drawn:
     """The mean over categories; in a resample, over those of which it has a meme."""
     found = {}
     for metric in METRICS:
-        figures = [one.figures.get(metric) for one in every]
-        there = [one for one in figures if one is not None]
+        figures = [one[metric] for one in every if metric in one]
         # A mean only if every category has a figure: over fewer categories it would not be comparable.
-        if len(there) == len(figures):
-            values = np.stack([drawn for _, drawn in there])
+        if len(figures) == len(every):
+            values = np.stack([drawn for _, drawn in figures])
             # A resample without a meme of any category is 0 / 0, and is left out with the other NaN.
             with np.errstate(invalid="ignore"):
                 means = np.nansum(values, axis=0) / (~np.isnan(values)).sum(axis=0)
-            found[metric] = (float(np.mean([value for value, _ in there])), np.asarray(means))
-    return _Drawn(sum(one.scored for one in every), sum(one.rewritten for one in every), found)
+            found[metric] = (float(np.mean([value for value, _ in figures])), np.asarray(means))
+    return found
 
 
 def _figure(found: tuple[float, Floats] | None) -> Figure | None:
@@ -281,11 +272,11 @@ def _figure(found: tuple[float, Floats] | None) -> Figure | None:
 
 def _rank(own: _Drawn, others: Sequence[_Drawn], metric: str) -> str:
     """``best`` or ``second`` if that is significant; empty otherwise."""
-    theirs = [one.figures[metric][1] for one in others if metric in one.figures]
-    if metric not in own.figures or not theirs:
+    theirs = [one[metric][1] for one in others if metric in one]
+    if metric not in own or not theirs:
         return ""
     # A high score is good, a high failure rate is not.
     sign = 1.0 if metric == SCORE else -1.0
-    differences = (sign * (own.figures[metric][1] - drawn) for drawn in theirs)
+    differences = (sign * (own[metric][1] - drawn) for drawn in theirs)
     behind = sum(interval(one[~np.isnan(one)])[0] > 0 for one in differences)
     return "best" if behind == len(theirs) else "second" if behind == len(theirs) - 1 and len(theirs) > 1 else ""

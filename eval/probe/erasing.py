@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 import cv2
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
 
 from court.events import TextLine
@@ -62,31 +61,31 @@ async def erase(frames: Sequence[Frame], reader: TextReader) -> Erased:
             break
         lines += len(found)
         # In a thread, as inpainting is CPU-bound.
-        now = await asyncio.to_thread(_painted, now, found)
+        now = tuple(
+            [
+                await asyncio.to_thread(painted_over, frame, [line for line in found if line.frame == frame.index])
+                for frame in now
+            ]
+        )
         found = await _read(now, reader)
     return Erased(now, text, lines, len(found))
 
 
 async def _read(frames: tuple[Frame, ...], reader: TextReader) -> tuple[TextLine, ...]:
     """The lines that are text with sufficient confidence."""
-    reading = await reader.read(_picture(frames))
-    # Without a letter or a digit it is a line or an ornament of the picture, which is to stay.
-    return tuple(line for line in reading.lines if line.confidence >= _SURE and any(map(str.isalnum, line.text)))
-
-
-def _picture(frames: tuple[Frame, ...]) -> Picture:
-    """Builds a picture of our own from frames, as input of a text reader."""
     digest = hashlib.sha256(b"".join(frame.png for frame in frames)).hexdigest()
-    first = frames[0]
-    return Picture(
+    picture = Picture(
         format=PictureFormat.PNG,
         bytes_sha256=digest,
         pixels_sha256=digest,
-        width=first.width,
-        height=first.height,
+        width=frames[0].width,
+        height=frames[0].height,
         frame_count=len(frames),
         frames=frames,
     )
+    reading = await reader.read(picture)
+    # Without a letter or a digit it is a line or an ornament of the picture, which is to stay.
+    return tuple(line for line in reading.lines if line.confidence >= _SURE and any(map(str.isalnum, line.text)))
 
 
 def painted_over(frame: Frame, lines: Sequence[TextLine]) -> Frame:
@@ -96,30 +95,16 @@ def painted_over(frame: Frame, lines: Sequence[TextLine]) -> Frame:
     # Frames are PNG files of our own, so none of Pillow's other decoders is to be reached from here.
     with Image.open(io.BytesIO(frame.png), formats=["PNG"]) as opened:
         pixels = np.ascontiguousarray(np.asarray(opened.convert("RGB")))
+    mask = np.zeros(pixels.shape[:2], dtype=np.uint8)
+    for line in lines:
+        box = np.zeros_like(mask)
+        cv2.fillPoly(box, [np.rint(np.array(line.box)).astype(np.int32)], 255)
+        upper_left, _, _, lower_left = line.box
+        by = max(_LEAST, round(_GROWN * math.dist(upper_left, lower_left)))
+        grown = cv2.dilate(box, cv2.getStructuringElement(cv2.MORPH_RECT, (2 * by + 1, 2 * by + 1)))
+        mask = np.maximum(mask, grown.astype(np.uint8))
     # INPAINT_NS is the method of the paper above; the other one that OpenCV has is Telea's.
-    repaired = cv2.inpaint(pixels, _mask(pixels.shape[0], pixels.shape[1], lines), _RADIUS, cv2.INPAINT_NS)
+    repaired = cv2.inpaint(pixels, mask, _RADIUS, cv2.INPAINT_NS)
     out = io.BytesIO()
     Image.fromarray(repaired).save(out, "PNG")
     return dataclasses.replace(frame, png=out.getvalue())
-
-
-def _painted(frames: Sequence[Frame], lines: Sequence[TextLine]) -> tuple[Frame, ...]:
-    return tuple(painted_over(frame, [line for line in lines if line.frame == frame.index]) for frame in frames)
-
-
-def _mask(height: int, width: int, lines: Sequence[TextLine]) -> NDArray[np.uint8]:
-    """uint8 of shape (height, width): 255 where something is painted over."""
-    mask = np.zeros((height, width), dtype=np.uint8)
-    for line in lines:
-        one = np.zeros_like(mask)
-        cv2.fillPoly(one, [np.rint(np.array(line.box)).astype(np.int32)], 255)
-        by = max(_LEAST, round(_GROWN * _height(line)))
-        grown = cv2.dilate(one, cv2.getStructuringElement(cv2.MORPH_RECT, (2 * by + 1, 2 * by + 1)))
-        mask = np.maximum(mask, grown.astype(np.uint8))
-    return mask
-
-
-def _height(line: TextLine) -> float:
-    """Length of its left edge, in pixels."""
-    upper_left, _, _, lower_left = line.box
-    return math.dist(upper_left, lower_left)

@@ -30,8 +30,9 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from court.errors import BadRequest
 from eval.probe.agents import HIGHEST, LOWEST, Category
 from eval.reports.records import shrunk
-from eval.session.directory import SessionFolder, json_line, replace_file
+from eval.session.directory import SessionFolder, replace_file
 from eval.session.sampled import SampledManifest
+from eval.session.spec import Option
 from retrieval.library.sources import NOT_FOR_LIBRARIES
 
 SEEDS = "seeds.json"
@@ -40,14 +41,14 @@ SeedSet = Mapping[str, tuple[str, ...]]
 _SEEDS = TypeAdapter(dict[str, tuple[str, ...]])
 
 
-def read_seeds(path: Path) -> SeedSet:
-    """Reads the seeds of another probe: its folder, or its ``seeds.json``. Raises BadRequest if there are none."""
-    file = path / SEEDS if path.is_dir() else path
+def read_seeds(root: Path) -> SeedSet:
+    """Reads the seeds of another probe. Raises BadRequest if there are none."""
+    file = root / SEEDS
     try:
         return _SEEDS.validate_json(file.read_bytes())
     except OSError:
         raise BadRequest(
-            f"{file} can't be read. Name the folder of a probe that has come to its refinement, or its {SEEDS}.",
+            f"{file} can't be read. Name the folder of a probe that has come to its refinement.",
             reason="FILE_UNREADABLE",
         ) from None
     except ValidationError:
@@ -138,17 +139,6 @@ class Mined(_Stored):
     proposals: tuple[Proposal, ...] = ()
 
 
-class Pair(_Stored):
-    """A meme and a category."""
-
-    meme: str
-    category: str
-    misbelief: str
-    """Misbelief behind the meme; empty if the Narrator's reply was unreadable."""
-    why: str = ""
-    """Reason for a missing misbelief."""
-
-
 class ScoringOutcome(StrEnum):
     """Outcome of a scoring. Only the first has a score: a failure is never a number."""
 
@@ -177,11 +167,22 @@ class Scoring(_Stored):
     """The Scorer's reply."""
 
 
-class Scored(Pair):
-    """A meme as it is, scored; one line of ``scored.jsonl``."""
+class Scored(_Stored):
+    """A meme as it is, scored in a category; one line of ``scored.jsonl``."""
 
+    meme: str
+    category: str
+    misbelief: str
+    """Misbelief behind the meme; empty if the Narrator's reply was unreadable."""
+    why: str = ""
+    """Reason for a missing misbelief."""
     text: str
     scoring: Scoring
+
+    @property
+    def score(self) -> int | None:
+        """Its score; None if there is none."""
+        return self.scoring.score
 
 
 class StepOutcome(StrEnum):
@@ -224,8 +225,36 @@ class Step(_Stored):
     """What was wrong, where it has no score."""
     scoring: Scoring | None = None
 
+    @property
+    def score(self) -> int | None:
+        """Score of the rewritten meme; None if there is none."""
+        return self.scoring.score if self.scoring else None
 
-class ProbeManifest(SampledManifest):
+
+class ProbeSpec(BaseModel):
+    """Specification of a probe, which is compared when it is resumed."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    steps: Annotated[int, Field(ge=1, le=100), Option("Maximum steps of a search (N).")] = 10
+    seeds: Annotated[int, Field(ge=0, le=1000), Option("Searches in a category.")] = 5
+    examples: int = 3
+    """Largest number of examples shown to the Refiner."""
+    examples_order: Annotated[
+        Literal["descending", "ascending"],
+        Option(
+            "Order by score of the examples that the Refiner is shown; the paper's is descending.", flag="--examples"
+        ),
+    ] = "descending"
+    batch: Annotated[int, Field(ge=1), Option("Memes sorted alike; see docs.")] = 8
+    per_category: Annotated[
+        int | None,
+        Field(ge=1),
+        Option("Score at most so many memes of a category, drawn by seed: the same for every target."),
+    ] = None
+
+
+class ProbeManifest(ProbeSpec, SampledManifest):
     """Description of a probe, written before the first call."""
 
     kind: Literal["probe"] = "probe"
@@ -235,17 +264,6 @@ class ProbeManifest(SampledManifest):
     """The models' own names, by what the run calls them."""
     taxonomy: tuple[Category, ...]
     """To begin with."""
-    steps: int
-    """Largest number of steps of a search: N."""
-    seeds: int
-    """Largest number of searches per category."""
-    examples: int
-    """Largest number of examples shown to the Refiner."""
-    examples_order: str
-    batch: int
-    """Memes that are sorted by the same categories."""
-    per_category: int | None = None
-    """Memes of a category that are scored, at most; None for all."""
     seed_set: str = ""
     """Digest of the list of memes that searches begin with; empty where they were drawn."""
     prompts: dict[str, str]
@@ -268,7 +286,6 @@ class ModelUsage(_Stored):
     """What these cost, by the prices in the file of models."""
     made: int
     """Calls that the process which wrote this had to make."""
-    made_usd: float
     repaired: int
     unusable: int
     failed: int
@@ -280,27 +297,16 @@ class ProbeFolder(SessionFolder[ProbeManifest]):
     what = "probe"
     manifest_type = ProbeManifest
 
-    def memes(self) -> tuple[ProbedMeme, ...] | None:
-        """The memes; None where their pictures have not been prepared. Raises BadRequest if a line can't be read."""
-        return self.read(MEMES, ProbedMeme) if (self.root / MEMES).exists() else None
+    def memes(self) -> tuple[ProbedMeme, ...]:
+        """The memes whose pictures have been prepared. Raises BadRequest if a line can't be read."""
+        return self.read(MEMES, ProbedMeme)
 
     def write_erased(self, name: str, png: bytes) -> None:
         """A picture without its text."""
         folder = self.root / ERASED
         folder.mkdir(parents=True, exist_ok=True)
-        # Not in one step: until the meme's own file stands, nothing relies on its pictures.
+        # Not in one step: until the meme's own line stands, nothing relies on its pictures.
         (folder / name).write_bytes(png)
-
-    def prepared(self, number: int) -> ProbedMeme | None:
-        """Reads a prepared meme; None if its pictures are missing or incomplete."""
-        try:
-            return ProbedMeme.model_validate_json((self.root / ERASED / f"{number:05}.json").read_bytes())
-        except (FileNotFoundError, ValidationError):  # not begun, or cut off in the middle of a line
-            return None
-
-    def write_prepared(self, number: int, meme: ProbedMeme) -> None:
-        """After its pictures."""
-        (self.root / ERASED / f"{number:05}.json").write_text(json_line(meme), encoding="ascii")
 
     def erased(self, name: str) -> bytes:
         """A picture without its text. Raises BadRequest if it is gone."""

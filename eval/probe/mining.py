@@ -15,9 +15,19 @@ from functools import partial
 from court.deadline import gather_or_cancel
 from court.errors import CourtError, ModelRefused
 from eval.probe import agents
-from eval.probe.agents import FAILURES, VOICES, Category, ProbeModels, Sorting, Subject, Taxonomy, reply_or_error
-from eval.probe.folder import Mined, Pair, Proposal, Sorted
-from eval.session.engine import run_items
+from eval.probe.agents import (
+    FAILURES,
+    VOICES,
+    Admission,
+    Category,
+    Presence,
+    ProbeModels,
+    Sorting,
+    Subject,
+    Taxonomy,
+    reply_or_error,
+)
+from eval.probe.folder import Mined, Proposal, Sorted
 
 _MAJORITY = VOICES // 2 + 1
 
@@ -54,32 +64,6 @@ async def mine(
             mined.append(one)
             tell(one)
     return tuple(mined)
-
-
-async def narrate(
-    models: ProbeModels,
-    subjects: Sequence[Subject],
-    mined: Sequence[Mined],
-    taxonomy: Taxonomy,
-    *,
-    concurrency: int,
-) -> tuple[Pair, ...]:
-    """The misbelief behind each pair of a meme and a category, in the order of the memes.
-
-    Raises Unavailable, BudgetSpent: A model can't be asked now.
-    """
-    known = {subject.id: subject for subject in subjects}
-
-    async def one(item: tuple[str, str]) -> Pair:
-        meme, category = item
-        try:
-            misbelief = await agents.narrate(models, known[meme], taxonomy[category])
-        except FAILURES as error:
-            return Pair(meme=meme, category=category, misbelief="", why=error.message)
-        return Pair(meme=meme, category=category, misbelief=misbelief)
-
-    pairs = [(each.meme, name) for each in mined for name in each.categories]
-    return tuple(await run_items(pairs, one, concurrency=concurrency))
 
 
 def drawn_rank(what: str, seed: int, category: str, meme: str) -> str:
@@ -146,11 +130,14 @@ async def _proposed(models: ProbeModels, subject: Subject, category: Category, t
     """Decides on a proposed category: an unreadable reply counts as no agreement."""
     there = category.name in taxonomy
     try:
-        present = (await agents.examine(models, subject, category)).present
+        present = (
+            await models.ask("examiner", "present", Presence, subject, subject.shown, category=category.line)
+        ).present
         fits = False
         # The Judge is asked only where its answer decides something.
         if present and not there:
-            admission = await agents.admit(models, category, taxonomy)
+            known = "\n".join(one.line for one in taxonomy.values())
+            admission = await models.ask("judge", "admit", Admission, taxonomy=known, category=category.line)
             fits = admission.distinct and admission.right_grain
     except FAILURES as error:
         return Proposal(category=category, examiner=False, judge=False, why=error.message)

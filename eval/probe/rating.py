@@ -20,7 +20,7 @@ PAPER = "papers/adammeme"
 
 def pictures_of(root: Path) -> Callable[[str], tuple[bytes, ...]]:
     """Returns a function that reads a meme's pictures without text."""
-    memes = {meme.id: meme for meme in ProbeFolder(root).memes() or ()}
+    memes = {meme.id: meme for meme in ProbeFolder(root).memes()}
     return lambda meme: small_pictures(root, memes[meme], 400)
 
 
@@ -71,7 +71,7 @@ def _rewritten(root: Path) -> list[RatedItem]:
 
 
 def _texts(root: Path) -> dict[str, str]:
-    return {meme.id: meme.text for meme in ProbeFolder(root).memes() or ()}
+    return {meme.id: meme.text for meme in ProbeFolder(root).memes()}
 
 
 def _scored(root: Path) -> list[tuple[Scored, tuple[tuple[str, str], ...]]]:

@@ -15,18 +15,26 @@ missing score is not a lower score. Searches of one category run one after the o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 from court.deadline import gather_or_cancel
 from court.errors import CourtError
 from court.ports import ChatReply
 from eval.probe import agents
-from eval.probe.agents import FAILURES, VOICES, Category, Example, ProbeModels, Subject, Taxonomy, reply_or_error
-from eval.probe.folder import Pair, Scored, Scoring, ScoringOutcome, Step, StepOutcome
+from eval.probe.agents import (
+    FAILURES,
+    VOICES,
+    Category,
+    Keeping,
+    Misbelief,
+    ProbeModels,
+    Reference,
+    Shown,
+    Subject,
+    reply_or_error,
+)
+from eval.probe.folder import ProbeSpec, Scored, Scoring, ScoringOutcome, Step, StepOutcome
 from eval.probe.mining import drawn_rank
 from eval.probe.topics import most_similar
-from eval.session.engine import run_items
 
 
 async def score_text(models: ProbeModels, subject: Subject, text: str, category: Category) -> Scoring:
@@ -55,10 +63,13 @@ async def score_text(models: ProbeModels, subject: Subject, text: str, category:
     if not good:
         return Scoring(outcome=ScoringOutcome.UNSCORED, why="there was no draft of a reference", **fields)
     try:
-        reference = await agents.merge(models, subject, text=text, category=category, drafts=good)
+        numbered: list[Shown] = [("draft", {"number": number, "draft": draft}) for number, draft in enumerate(good, 1)]
+        merged = await models.ask(
+            "senior", "merge", Reference, subject, [*subject.with_text(text), *numbered], category=category.line
+        )
     except FAILURES as error:
         return Scoring(outcome=ScoringOutcome.UNSCORED, why=f"there was no reference: {error.message}", **fields)
-    fields["reference"] = reference
+    reference = fields["reference"] = merged.answer
     try:
         rating, comment = await agents.score(
             models, subject, text=text, category=category, reference=reference, answered=answered.text
@@ -72,51 +83,21 @@ async def score_text(models: ProbeModels, subject: Subject, text: str, category:
     return Scoring(outcome=ScoringOutcome.SCORED, score=rating, comment=comment, **fields)
 
 
-async def score_all(
-    models: ProbeModels,
-    subjects: Mapping[str, Subject],
-    pairs: Sequence[Pair],
-    taxonomy: Taxonomy,
-    *,
-    concurrency: int,
-    tell: Callable[[Scored], None] = lambda _: None,
-) -> tuple[Scored, ...]:
-    """The memes as they are, scored, in the order of the pairs.
+async def score_meme(models: ProbeModels, subject: Subject, category: Category) -> Scored:
+    """A meme as it is, with the misbelief behind it, scored.
 
     Raises Unavailable, BudgetSpent: A model can't be asked now.
     """
-
-    async def one(pair: Pair) -> Scored:
-        subject = subjects[pair.meme]
-        scoring = await score_text(models, subject, subject.text, taxonomy[pair.category])
-        return Scored(**pair.model_dump(), text=subject.text, scoring=scoring)
-
-    return tuple(await run_items(pairs, one, concurrency=concurrency, store=lambda _, scored: tell(scored)))
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Limits of the search."""
-
-    steps: int = 10
-    seeds: int = 5
-    examples: int = 3
-    examples_order: Literal["descending", "ascending"] = "descending"
-
-
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """Scored meme, original or rewritten."""
-
-    meme: str
-    misbelief: str
-    text: str
-    score: int
-    rewritten: bool
-
-    @property
-    def name(self) -> str:
-        return f"{self.meme}+" if self.rewritten else self.meme
+    misbelief, why = "", ""
+    try:
+        reply = await models.ask("narrator", "misbelief", Misbelief, subject, subject.shown, category=category.line)
+        misbelief = reply.misbelief
+    except FAILURES as error:
+        why = error.message
+    scoring = await score_text(models, subject, subject.text, category)
+    return Scored(
+        meme=subject.id, category=category.name, misbelief=misbelief, why=why, text=subject.text, scoring=scoring
+    )
 
 
 def usable(scored: Sequence[Scored], category: str) -> tuple[Scored, ...]:
@@ -154,7 +135,7 @@ async def refine(
     scored: Sequence[Scored],
     subjects: Mapping[str, Subject],
     *,
-    limits: Limits,
+    spec: ProbeSpec,
     seeds: Sequence[Scored],
     tell: Callable[[Step], None] = lambda _: None,
 ) -> tuple[Step, ...]:
@@ -162,14 +143,11 @@ async def refine(
     begun = {seed.meme for seed in seeds}
     # Shared by all searches of the category, which take memes out of it.
     pool = [one for one in scored if one.meme not in begun]
-    history = [
-        _Known(meme=one.meme, misbelief=one.misbelief, text=one.text, score=_score(one), rewritten=False)
-        for one in scored
-    ]
+    history: list[Scored | Step] = [*scored]
     steps: list[Step] = []
     for seed in seeds:
         meme: Scored | None = seed
-        for number in range(1, limits.steps + 1):
+        for number in range(1, spec.steps + 1):
             if meme is None:
                 break
             step = await _step(
@@ -180,20 +158,12 @@ async def refine(
                 meme=meme,
                 history=history,
                 subjects=subjects,
-                limits=limits,
+                spec=spec,
             )
             steps.append(step)
             tell(step)
-            if step.scoring is not None and step.scoring.score is not None:
-                history.append(
-                    _Known(
-                        meme=meme.meme,
-                        misbelief=meme.misbelief,
-                        text=step.text,
-                        score=step.scoring.score,
-                        rewritten=True,
-                    )
-                )
+            if step.score is not None:
+                history.append(step)
             if step.outcome is not StepOutcome.LOWER:
                 break
             meme = _next(meme, pool)
@@ -206,13 +176,13 @@ def _next(meme: Scored, pool: list[Scored]) -> Scored | None:
     return pool.pop(found[0]) if found else None
 
 
-def _examples(meme: Scored, history: Sequence[_Known], limits: Limits) -> list[_Known]:
+def _examples(meme: Scored, history: Sequence[Scored | Step], spec: ProbeSpec) -> list[Scored | Step]:
     """The most similar ones by their scores; of equal scores, the more similar first."""
     # A meme, as it is or rewritten, is no example for itself.
     others = [one for one in history if one.meme != meme.meme]
-    indices = most_similar(meme.misbelief, [one.misbelief for one in others], limits.examples)
-    sign = -1 if limits.examples_order == "descending" else 1
-    return sorted((others[index] for index in indices), key=lambda one: sign * one.score)
+    indices = most_similar(meme.misbelief, [one.misbelief for one in others], spec.examples)
+    sign = -1 if spec.examples_order == "descending" else 1
+    return sorted((others[index] for index in indices), key=lambda one: sign * _score(one))
 
 
 async def _step(
@@ -221,12 +191,12 @@ async def _step(
     seed: str,
     number: int,
     meme: Scored,
-    history: Sequence[_Known],
+    history: Sequence[Scored | Step],
     subjects: Mapping[str, Subject],
-    limits: Limits,
+    spec: ProbeSpec,
 ) -> Step:
     subject, before = subjects[meme.meme], _score(meme)
-    shown = _examples(meme, history, limits)
+    shown = _examples(meme, history, spec)
     step = Step(
         category=category.name,
         seed=seed,
@@ -234,15 +204,17 @@ async def _step(
         meme=meme.meme,
         misbelief=meme.misbelief,
         before=before,
-        examples=tuple(one.name for one in shown),
+        examples=tuple(f"{one.meme}+" if isinstance(one, Step) else one.meme for one in shown),
         outcome=StepOutcome.NOT_REWRITTEN,
     )
-    examples = [Example(subjects[one.meme].erased, one.text, one.score) for one in shown]
+    examples = [(subjects[one.meme], one.text, _score(one)) for one in shown]
     try:
         rewriting = await agents.rewrite(models, subject, misbelief=meme.misbelief, scored=before, examples=examples)
         step = step.model_copy(update={"text": rewriting.rewritten, "explanation": rewriting.explanation})
         # Before scoring: a text without the misbelief would look like a weakness of the target.
-        judgement = await agents.keeps(models, subject, rewriting.rewritten, meme.misbelief)
+        # Without the old text on the picture: a model that reads it would answer for both texts.
+        new: list[Shown] = [*subject.erased, ("rewritten", {"text": rewriting.rewritten})]
+        judgement = await models.ask("examiner", "keeps", Keeping, subject, new, misbelief=meme.misbelief)
     except FAILURES as error:
         return step.model_copy(update={"why": error.message})
     if not judgement.keeps:
@@ -254,6 +226,6 @@ async def _step(
     return step.model_copy(update={"outcome": outcome, "scoring": scoring})
 
 
-def _score(one: Scored) -> int:
-    assert one.scoring.score is not None
-    return one.scoring.score
+def _score(one: Scored | Step) -> int:
+    assert one.score is not None
+    return one.score

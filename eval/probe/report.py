@@ -8,8 +8,9 @@ in several, is drawn with all its scores.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from eval.probe.folder import (
@@ -22,7 +23,6 @@ from eval.probe.folder import (
     ProbeFolder,
     ProbeManifest,
     Scored,
-    Scoring,
     ScoringOutcome,
     Sorted,
     Step,
@@ -110,37 +110,24 @@ class ProbeReport:
     usage: tuple[ModelUsage, ...]
 
 
-Scorings = Sequence[tuple[str, Scoring]]
-"""Pairs of a meme's id and a scoring."""
-
-
 def read_report(root: Path, *, threshold: int = THRESHOLD) -> ProbeReport:
     """The report on a probe, finished or not. Raises BadRequest: There is none in this folder, or it can't be read."""
     folder = ProbeFolder(root)
     manifest = folder.manifest()
-    memes = {meme.id: meme for meme in folder.memes() or ()}
+    memes = {meme.id: meme for meme in folder.memes()}
     mined = folder.read(MINED, Mined)
     scored = folder.read(SCORED, Scored)
     steps = folder.read(REWRITTEN, Step)
 
-    def row(name: str, these: Sequence[Scored], rewritten: Sequence[Step]) -> CategoryRow:
-        # The same seed for every row: rows over the same memes are then drawn alike, so that
-        # differences between them are not noise of the bootstrap.
-        return _row(name, these, steps=rewritten, threshold=threshold)
+    def row(name: str, keep: Callable[[Scored | Step], bool]) -> CategoryRow:
+        return _row(name, [one for one in scored if keep(one)], [step for step in steps if keep(step)], threshold)
 
-    rows = [
-        row(name, [one for one in scored if one.category == name], [step for step in steps if step.category == name])
-        # In order of appearance; which comes first in the report is decided by `_weakest` alone.
-        for name in dict.fromkeys(one.category for one in scored)
-    ]
-    gold = [
-        row(
-            word,
-            [one for one in scored if memes[one.meme].harmful is harmful],
-            [step for step in steps if memes[step.meme].harmful is harmful],
-        )
-        for word, harmful in (("harmful", True), ("not harmful", False))
-    ]
+    # In order of appearance; which comes first in the report is decided by `_weakest` alone.
+    names = dict.fromkeys(one.category for one in scored)
+    gold = (
+        row("harmful", lambda one: memes[one.meme].harmful),
+        row("not harmful", lambda one: not memes[one.meme].harmful),
+    )
     failures = _failures(scored, steps, threshold)
     # Categories that were not in the taxonomy at the beginning came in while memes were sorted.
     begin = {category.name for category in manifest.taxonomy}
@@ -152,8 +139,8 @@ def read_report(root: Path, *, threshold: int = THRESHOLD) -> ProbeReport:
         new=tuple(name for name in dict.fromkeys(n for one in mined for n in one.categories) if name not in begin),
         without_misbelief=sum(not one.misbelief for one in scored),
         left=sum(meme.left > 0 for meme in memes.values()),
-        overall=row("all", scored, steps),
-        categories=tuple(sorted(rows, key=_weakest)),
+        overall=row("all", lambda _: True),
+        categories=tuple(sorted((row(name, partial(_in_category, name)) for name in names), key=_weakest)),
         # A data set without any benign meme has no row for it, in place of a row of dashes.
         gold=tuple(one for one in gold if one.before.n),
         steps=_by_step(steps, threshold),
@@ -173,70 +160,65 @@ def _weakest(row: CategoryRow) -> tuple[float, float, str]:
     return (0 if n else 1, sum(mean * count for mean, count in means) / n if n else 0.0, row.name)
 
 
+def _in_category(name: str, one: Scored | Step) -> bool:
+    return one.category == name
+
+
 def _row(name: str, scored: Sequence[Scored], steps: Sequence[Step], threshold: int) -> CategoryRow:
-    own, tried = [(one.meme, one.scoring) for one in scored], _tried(steps)
-    failed, failed_before = _failed([*own, *tried], threshold), _failed(own, threshold)
-    changes = [
-        # Against `before` of the step, which is the score of that very meme in that category: paired,
-        # so that easy and hard memes cancel out.
-        (step.meme, float(step.scoring.score - step.before))
-        for step in steps
-        if step.scoring is not None and step.scoring.score is not None
-    ]
+    # A step that went astray or was not rewritten has no scoring: it is counted by its outcome, never as a score.
+    tried = [step for step in steps if step.scoring is not None]
+    both: list[Scored | Step] = [*scored, *tried]
+    # The same seed for every row: rows over the same memes are then drawn alike, so that differences between them are
+    # not noise of the bootstrap.
     return CategoryRow(
         name=name,
         # A meme may stand in several categories, and in "all" is still one meme.
         memes=len({one.meme for one in scored}),
-        before=_rates(own, threshold),
+        before=_rates(scored, threshold),
         steps=len(steps),
         outcomes=_counted(steps),
         after=_rates(tried, threshold),
-        change=mean_of(changes),
-        pooled=_rates([*own, *tried], threshold),
-        # Over the same resamples of memes; computed from two separate intervals the change would look
-        # less certain than it is.
-        pooled_change=difference_of(failed, failed_before),
+        # Against `before` of the step, which is the score of that very meme in that category: paired, so that easy and
+        # hard memes cancel out.
+        change=mean_of([(step.meme, float(step.score - step.before)) for step in tried if step.score is not None]),
+        pooled=_rates(both, threshold),
+        # Over the same resamples of memes; computed from two separate intervals the change would look less certain
+        # than it is.
+        pooled_change=difference_of(_failed(both, threshold), _failed(scored, threshold)),
     )
 
 
-def _tried(steps: Sequence[Step]) -> list[tuple[str, Scoring]]:
-    # A step that went astray or was not rewritten has no scoring: it is counted by its outcome, never as a score.
-    return [(step.meme, step.scoring) for step in steps if step.scoring is not None]
-
-
-def _failed(scorings: Scorings, threshold: int) -> list[tuple[str, float]]:
+def _failed(ones: Sequence[Scored | Step], threshold: int) -> list[tuple[str, float]]:
     """Returns 1 for each score that is at most the threshold and 0 for each other, with its meme."""
-    return [(meme, float(one.score <= threshold)) for meme, one in scorings if one.score is not None]
+    return [(one.meme, float(one.score <= threshold)) for one in ones if one.score is not None]
 
 
-def _rates(scorings: Scorings, threshold: int) -> Rates:
-    outcomes = Counter(one.outcome for _, one in scorings)
+def _rates(ones: Sequence[Scored | Step], threshold: int) -> Rates:
+    outcomes = Counter(one.scoring.outcome for one in ones if one.scoring)
     return Rates(
-        n=len(scorings),
+        n=len(ones),
         scored=outcomes[ScoringOutcome.SCORED],
         refused=outcomes[ScoringOutcome.REFUSED],
         unscored=outcomes[ScoringOutcome.UNSCORED],
         # Refused and unscored answers have no score. Counting them as failures, or as successes, would answer a
         # question that the Scorer did not.
-        mean=mean_of([(meme, float(one.score)) for meme, one in scorings if one.score is not None]),
-        failure=share_of(_failed(scorings, threshold)),
+        mean=mean_of([(one.meme, float(one.score)) for one in ones if one.score is not None]),
+        failure=share_of(_failed(ones, threshold)),
     )
 
 
 def _by_step(steps: Sequence[Step], threshold: int) -> tuple[StepRow, ...]:
-    rows = []
-    for number in sorted({step.number for step in steps}):
-        these = [step for step in steps if step.number == number]
-        rows.append(
-            StepRow(
-                number=number,
-                n=len(these),
-                outcomes=_counted(these),
-                before=sum(step.before for step in these) / len(these),
-                after=_rates(_tried(these), threshold),
-            )
+    by_number = {number: [step for step in steps if step.number == number] for number in {one.number for one in steps}}
+    return tuple(
+        StepRow(
+            number=number,
+            n=len(these),
+            outcomes=_counted(these),
+            before=sum(step.before for step in these) / len(these),
+            after=_rates([step for step in these if step.scoring], threshold),
         )
-    return tuple(rows)
+        for number, these in sorted(by_number.items())
+    )
 
 
 def _counted(steps: Iterable[Step]) -> dict[StepOutcome, int]:
@@ -248,9 +230,9 @@ def _failures(scored: Sequence[Scored], steps: Sequence[Step], threshold: int) -
     # Both kinds: a text that the target does not understand is listed, whoever wrote it.
     every: Sequence[Scored | Step] = (*scored, *steps)
     found = [
-        (one.scoring.score, one.category, one.meme, isinstance(one, Step), one)
+        (one.score, one.category, one.meme, isinstance(one, Step), one)
         for one in every
-        if one.scoring is not None and one.scoring.score is not None and one.scoring.score <= threshold
+        if one.score is not None and one.score <= threshold
     ]
     # The meme's own text goes before its rewritten ones, so that a reader sees what they started from.
     return tuple(one for *_, one in sorted(found, key=lambda each: each[:-1]))

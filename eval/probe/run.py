@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
+from operator import attrgetter
 from typing import Any
 
 from pydantic import BaseModel
@@ -37,15 +38,15 @@ from eval.probe.folder import (
     ProbedMeme,
     ProbeFolder,
     ProbeManifest,
+    ProbeSpec,
     Scored,
     ScoringOutcome,
     SeedSet,
     Step,
 )
-from eval.probe.mining import capped, mine, narrate
-from eval.probe.refining import Limits, chosen_seeds, listed_seeds, refine, score_all, usable
-from eval.session.directory import json_line
-from eval.session.engine import Progress, run_items
+from eval.probe.mining import capped, mine
+from eval.probe.refining import chosen_seeds, listed_seeds, refine, score_meme, usable
+from eval.session.engine import Progress, Results, run_items
 from eval.session.sampled import SampledPlan
 
 NOTICE = (
@@ -61,12 +62,9 @@ class ProbePlan(SampledPlan):
 
     target: str
     controllers: tuple[str, ...]
-    limits: Limits = field(default_factory=Limits)
-    batch: int = 8
+    spec: ProbeSpec = field(default_factory=ProbeSpec)
     concurrency: int = 8
     taxonomy: tuple[Category, ...] = BEGIN
-    per_category: int | None = None
-    """Largest number of memes of a category that are scored, drawn by seed; None for all."""
     seed_set: SeedSet | None = None
     """Memes that searches begin with, by category and in order, such as another target's; drawn where None."""
 
@@ -105,20 +103,25 @@ async def _go_through(
     plan: ProbePlan, folder: ProbeFolder, models: ProbeModels, subjects: Sequence[Subject], progress: Progress
 ) -> None:
     taxonomy = taxonomy_of(plan.taxonomy)
-    with _lines(folder, MINED, progress, len(subjects)) as line:
-        mined = await mine(models, subjects, taxonomy, batch=plan.batch, tell=line)
+    line = _live(folder, MINED, progress, len(subjects))
+    mined = await mine(models, subjects, taxonomy, batch=plan.spec.batch, tell=line)
     folder.write_json(TAXONOMY, [one.model_dump(mode="json") for one in taxonomy.values()])
     # Before the cap, so that the file has the whole sorting.
     folder.write(MINED, mined)
     progress.tell(_mined_words(mined, taxonomy, len(plan.taxonomy)))
-    if plan.per_category is not None:
+    if plan.spec.per_category is not None:
         # By the seed of the sample, so that repeats score the same memes.
-        mined = capped(mined, plan.per_category, plan.drawn_by)
+        mined = capped(mined, plan.spec.per_category, plan.drawn_by)
 
-    pairs = await narrate(models, subjects, mined, taxonomy, concurrency=plan.concurrency)
     known = {subject.id: subject for subject in subjects}
-    with _lines(folder, SCORED, progress, len(pairs)) as line:
-        scored = await score_all(models, known, pairs, taxonomy, concurrency=plan.concurrency, tell=line)
+    pairs = [(known[one.meme], taxonomy[name]) for one in mined for name in one.categories]
+    line = _live(folder, SCORED, progress, len(pairs))
+    scored = await run_items(
+        pairs,
+        lambda pair: score_meme(models, *pair),
+        concurrency=plan.concurrency,
+        store=lambda _, one: line(one),
+    )
     # In the order of the pairs: so far lines stand in the order in which calls came back.
     folder.write(SCORED, scored)
     outcomes = Counter(one.scoring.outcome for one in scored)
@@ -128,15 +131,15 @@ async def _go_through(
     good = {category.name: usable(scored, category.name) for category in taxonomy.values()}
     seeds = _seeds(plan, good, progress)
     folder.write_json(SEEDS, {name: [one.meme for one in those] for name, those in seeds.items() if those})
-    most = plan.limits.steps * sum(map(len, seeds.values()))
-    with _lines(folder, REWRITTEN, progress, most) as line:
+    most = plan.spec.steps * sum(map(len, seeds.values()))
+    line = _live(folder, REWRITTEN, progress, most)
 
-        async def one(category: Category) -> tuple[Step, ...]:
-            usable_memes, starts = good[category.name], seeds[category.name]
-            return await refine(models, category, usable_memes, known, limits=plan.limits, seeds=starts, tell=line)
+    async def refine_category(category: Category) -> tuple[Step, ...]:
+        usable_memes, starts = good[category.name], seeds[category.name]
+        return await refine(models, category, usable_memes, known, spec=plan.spec, seeds=starts, tell=line)
 
-        # Categories side by side; searches of one share a history, and follow each other.
-        steps = await run_items(list(taxonomy.values()), one, concurrency=plan.concurrency)
+    # Categories side by side; searches of one share a history, and follow each other.
+    steps = await run_items(list(taxonomy.values()), refine_category, concurrency=plan.concurrency)
     folder.write(REWRITTEN, (step for of_category in steps for step in of_category))
     progress.tell(f"{sum(map(len, steps)):,} texts were rewritten.")
 
@@ -146,12 +149,12 @@ def _seeds(
 ) -> dict[str, tuple[Scored, ...]]:
     """The memes that searches begin with, by category: drawn, or those of a list."""
     if plan.seed_set is None:
-        return {name: chosen_seeds(those, plan.limits.seeds, plan.seed) for name, those in good.items()}
-    wanted = {name: memes[: plan.limits.seeds] for name, memes in plan.seed_set.items()}
+        return {name: chosen_seeds(those, plan.spec.seeds, plan.seed) for name, those in good.items()}
+    wanted = {name: memes[: plan.spec.seeds] for name, memes in plan.seed_set.items()}
     seeds = {name: listed_seeds(those, wanted.get(name, ())) for name, those in good.items()}
-    count = sum(map(len, wanted.values()))
-    if missing := count - sum(map(len, seeds.values())):
-        progress.tell(f"{missing:,} of {count:,} searches can't begin: their memes have no score here.")
+    searches = sum(map(len, wanted.values()))
+    if missing := searches - sum(map(len, seeds.values())):
+        progress.tell(f"{missing:,} of {searches:,} searches can't begin: their memes have no score here.")
     return seeds
 
 
@@ -167,51 +170,49 @@ async def _subjects(
     The text reader may read a picture otherwise on another machine, and a picture that is otherwise painted over would
     be another one to ask about.
     """
-    prepared = folder.memes()
-    if prepared is None:
-        progress.tell(f"Taking the text off {len(memes):,} pictures …")
+    results = Results(folder, MEMES, ProbedMeme, attrgetter("id"))
+    by_id = {meme.id: meme for meme in memes}
+    # The manifest has digests of the data files; these are digests of the pixels as they are decoded now.
+    if any(id_ not in by_id or one.pixels_sha256 != by_id[id_].pixels_sha256 for id_, one in results.done.items()):
+        raise BadRequest("The probe was begun with other pictures than are there now.", reason="RUN_DIFFERS")
+    results.resume(by_id)
+    if left := [(number, meme) for number, meme in enumerate(memes, 1) if meme.id not in results.done]:
+        progress.tell(f"Taking the text off {len(left):,} pictures …")
 
         async def one(item: tuple[int, ShownMeme]) -> ProbedMeme:
             return await _prepare(folder, *item, reader)
 
-        shown = partial(progress.step, "erased")
-        prepared = tuple(await run_items(list(enumerate(memes, 1)), one, concurrency=concurrency, progress=shown))
-        folder.write(MEMES, prepared)  # after their pictures
-        left = sum(meme.left > 0 for meme in prepared)
-        progress.tell(
-            f"{sum(m.lines for m in prepared):,} lines were painted over; of {left:,} pictures some can still be read."
+        await run_items(
+            left,
+            one,
+            concurrency=concurrency,
+            store=lambda _, meme: results.add(meme),
+            progress=partial(progress.step, "erased"),
         )
-    by_id = {meme.id: meme for meme in memes}
-    # The manifest has digests of the data files; these are digests of the pixels as they are decoded now.
-    if [meme.id for meme in prepared] != list(by_id) or any(
-        meme.pixels_sha256 != by_id[meme.id].pixels_sha256 for meme in prepared
-    ):
-        raise BadRequest("The probe was begun with other pictures than are there now.", reason="RUN_DIFFERS")
+        results.put_in_order(by_id)
+        painted, still = sum(m.lines for m in results.done.values()), sum(m.left > 0 for m in results.done.values())
+        progress.tell(f"{painted:,} lines were painted over; of {still:,} pictures some can still be read.")
     return [
         Subject(
             id=meme.id,
-            text=meme.text,
-            frames=by_id[meme.id].frames,
+            text=results.done[meme.id].text,
+            frames=meme.frames,
             erased=tuple(
                 Frame(folder.erased(name), frame.width, frame.height, frame.index)
-                for name, frame in zip(meme.erased, by_id[meme.id].frames, strict=True)
+                for name, frame in zip(results.done[meme.id].erased, meme.frames, strict=True)
             ),
         )
-        for meme in prepared
+        for meme in memes
     ]
 
 
 async def _prepare(folder: ProbeFolder, number: int, meme: ShownMeme, reader: TextReader) -> ProbedMeme:
-    known = folder.prepared(number)
-    # Prepared memes are found by number: after a change of the sample the number may be another meme's.
-    if known is not None and (known.id, known.pixels_sha256) == (meme.id, meme.pixels_sha256):
-        return known
     erased = await erase(meme.frames, reader)
     names = tuple(f"{number:05}-{frame.index}.png" for frame in erased.frames)
     for name, frame in zip(names, erased.frames, strict=True):
         await asyncio.to_thread(folder.write_erased, name, frame.png)
     text = meme.text.strip()
-    prepared = ProbedMeme(
+    return ProbedMeme(
         id=meme.id,
         harmful=meme.harmful,
         source_label=meme.source_label,
@@ -222,20 +223,15 @@ async def _prepare(folder: ProbeFolder, number: int, meme: ShownMeme, reader: Te
         left=erased.left,
         erased=names,
     )
-    # After the pictures: whoever finds this file may rely on them.
-    await asyncio.to_thread(folder.write_prepared, number, prepared)
-    return prepared
 
 
 def usage_of(models: ProbeModels) -> tuple[ModelUsage, ...]:
     """Returns the usage of each model of a probe, the target first; one with two roles is listed once."""
     named = {model.name: model for model in (models.target, *models.controllers)}
-    found = []
-    for name, model in named.items():
-        made = model.counts()
-        every = model.counts(model.usage.all)
-        found.append(ModelUsage(name=name, made=made["calls"], made_usd=made["usd"], **every))
-    return tuple(found)
+    return tuple(
+        ModelUsage(name=name, made=model.counts()["calls"], **model.counts(model.usage.all))
+        for name, model in named.items()
+    )
 
 
 def _manifest(
@@ -245,37 +241,28 @@ def _manifest(
     seeds = plan.seed_set
     return ProbeManifest(
         **described,
-        per_category=plan.per_category,
+        **plan.spec.model_dump(),
         seed_set="" if seeds is None else digest({name: list(memes) for name, memes in seeds.items()}),
         target=plan.target,
         controllers=plan.controllers,
         models={name: model.model for name, model in named.items()},
         taxonomy=plan.taxonomy,
-        steps=plan.limits.steps,
-        seeds=plan.limits.seeds,
-        examples=plan.limits.examples,
-        examples_order=plan.limits.examples_order,
-        batch=plan.batch,
         prompts=prompt_digests(),
         text_reader=reader.identity,
     )
 
 
-@contextmanager
-def _lines(folder: ProbeFolder, name: str, progress: Progress, most: int) -> Iterator[Callable[[BaseModel], None]]:
-    """A file that is written anew, line by line as they come, to be looked at while the probe goes on."""
+def _live(folder: ProbeFolder, name: str, progress: Progress, most: int) -> Callable[[BaseModel], None]:
+    """Begins a file anew, and returns a function that adds lines as they come."""
     # Anew: what a session that was cut off had written comes again, out of the store of calls.
-    with (folder.root / name).open("w", encoding="ascii") as file:
-        done = 0
+    folder.write(name, ())
+    done = count(1)
 
-        def line(item: BaseModel) -> None:
-            nonlocal done
-            file.write(json_line(item))
-            file.flush()
-            done += 1
-            progress.step(name.removesuffix(".jsonl"), done, most)
+    def line(item: BaseModel) -> None:
+        folder.append(name, [item])
+        progress.step(name.removesuffix(".jsonl"), next(done), most)
 
-        yield line
+    return line
 
 
 def _mined_words(mined: Sequence[Mined], taxonomy: Taxonomy, before: int) -> str:

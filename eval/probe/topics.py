@@ -59,7 +59,6 @@ class Topic:
     failed: int
     """Number of those behind a meme that was not understood, as it is or rewritten."""
     mean: float
-    example: str
 
 
 def topics_of(scored: Sequence[Scored], steps: Sequence[Step], threshold: int) -> tuple[Topic, ...]:
@@ -91,7 +90,7 @@ def topics_of(scored: Sequence[Scored], steps: Sequence[Step], threshold: int) -
         chosen.setdefault(frozenset(found[topic]), topic)
     # Where everything failed no topic fails more often than usual, and all of them count.
     topics = [
-        _topic(words, [lowest[index] for index in sorted(indices)], threshold)
+        Topic(words, len(indices), len(indices & failed), sum(lowest[index][0] for index in indices) / len(indices))
         for indices, words in chosen.items()
         if len(indices) >= _LEAST
         and len(indices & failed)
@@ -103,23 +102,13 @@ def topics_of(scored: Sequence[Scored], steps: Sequence[Step], threshold: int) -
 def _lowest(scored: Sequence[Scored], steps: Sequence[Step]) -> list[tuple[int, str]]:
     """The lowest score of each meme and category, as it is or rewritten, and the misbelief behind it."""
     lowest = {
-        (one.meme, one.category): (one.scoring.score, one.misbelief)
+        (one.meme, one.category): (one.score, one.misbelief)
         for one in scored
-        if one.misbelief and one.scoring.score is not None
+        if one.misbelief and one.score is not None
     }
     for step in steps:
         pair = (step.meme, step.category)
-        if step.scoring is not None and step.scoring.score is not None and pair in lowest:
+        if step.score is not None and pair in lowest:
             score, misbelief = lowest[pair]
-            lowest[pair] = (min(score, step.scoring.score), misbelief)
+            lowest[pair] = (min(score, step.score), misbelief)
     return list(lowest.values())
-
-
-def _topic(words: str, those: Sequence[tuple[int, str]], threshold: int) -> Topic:
-    return Topic(
-        words=words,
-        n=len(those),
-        failed=sum(score <= threshold for score, _ in those),
-        mean=sum(score for score, _ in those) / len(those),
-        example=min(those)[1],
-    )

@@ -1,13 +1,15 @@
-"""Weaknesses of a probed target as sections of a report."""
+"""Weaknesses of a probed target, and of its repeats with other seeds, as sections of a report."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from eval.probe.agents import HIGHEST, LOWEST
 from eval.probe.folder import Scored, Step, StepOutcome, small_pictures
 from eval.probe.report import THRESHOLD_WORDS, CategoryRow, ProbeReport, Rates
+from eval.reports.repeats import Repeats, over_repeats, repeats_section
 from eval.reports.sections import Filter, MemeEntry, Rows, Section, Tile
 from eval.scores.measure import NOTHING, figure
 from eval.scores.subgroups import wilson
@@ -16,8 +18,6 @@ SHOWN = 100
 """Largest number of failures shown individually; all are in the probe's files."""
 _SIDE = 320
 """Longest side of a picture, in pixels."""
-_TOPICS = 5
-"""Largest number of topics in a terminal."""
 _STABLE = 150
 """Memes of a category from which on the paper found its figures stable."""
 
@@ -74,7 +74,14 @@ def weakness_sections(report: ProbeReport, root: Path) -> list[Section]:
     if report.gold:
         caption = "The labels of the data set, which nobody in the probe was told"
         sections.append(Section("gold", "By gold label", _rows("gold label", report.gold), caption=caption, level=3))
-    return [*sections, _steps(report), *_topics(report), *_probe(report), _failures(report, root)]
+    return [
+        *sections,
+        _steps(report),
+        _topics(report),
+        _usage(report),
+        _facts(report),
+        _failures(report, root),
+    ]
 
 
 def _tiles(report: ProbeReport) -> tuple[Tile, ...]:
@@ -139,46 +146,40 @@ def _steps(report: ProbeReport) -> Section:
     return Section("steps", title, tuple(rows) if report.steps else (), () if report.steps else (none,))
 
 
-def _topics(report: ProbeReport) -> Iterator[Section]:
-    rows = [(one.words, f"{one.n:,}", f"{one.failed:,}", f"{one.mean:.2f}", one.example) for one in report.topics]
-    head = ("failures are about", "misbeliefs", "failed", "mean of lowest")
-    caption = "Words that at least two misbeliefs share, those with most failures first; of each meme its lowest score"
+def _topics(report: ProbeReport) -> Section:
+    rows = [(one.words, f"{one.n:,}", f"{one.failed:,}", f"{one.mean:.2f}") for one in report.topics]
     if not rows:
         none = ("No two misbeliefs of memes that failed share a word.",)
-        yield Section("topics", "Topics of failures", notes=none)
-        return
-    # Examples of misbeliefs are for readers of the page.
-    yield Section("topics", "Topics of failures", (head, *(row[:-1] for row in rows[:_TOPICS])), caption=caption)
-    yield Section("topics-all", "All topics", ((*head, "for example"), *rows), level=3, words=True, detail=True)
+        return Section("topics", "Topics of failures", notes=none)
+    head = ("failures are about", "misbeliefs", "failed", "mean of lowest")
+    caption = "Words that at least two misbeliefs share, those with most failures first; of each meme its lowest score"
+    return Section("topics", "Topics of failures", (head, *rows), caption=caption)
 
 
-def _probe(report: ProbeReport) -> Iterator[Section]:
-    manifest = report.manifest
+def _usage(report: ProbeReport) -> Section:
     usage = []
     for one in report.usage:
         counts = (one.calls, one.made, one.tokens_in, one.tokens_out, one.repaired, one.unusable)
         usage.append((one.name, *(f"{count:,}" for count in counts), f"{one.usd:.4f}"))
     head = ("model", "calls", "made now", "tokens read", "written", "asked again", "unusable", "US dollars")
     caption = "Of the whole probe, calls that came out of the store included; cost by the prices in the file of models"
-    rows = (head, *usage)
-    yield Section("usage", "Calls and costs", rows if len(rows) > 1 else (), caption=caption)
+    return Section("usage", "Calls and costs", (head, *usage) if usage else (), caption=caption)
+
+
+def _facts(report: ProbeReport) -> Section:
+    manifest = report.manifest
     names = [f"{one}: {manifest.models.get(one, '')}" for one in (manifest.target, *manifest.controllers)]
     facts = {
         "target": names[0],
         "controllers, the senior first": ", ".join(names[1:]),
-        "data set": f"{manifest.dataset}, {manifest.split}",
         "memes": f"{len(report.memes):,}{', a sample' if manifest.limit else ''}",
         "without a misbelief": f"{report.without_misbelief:,}",
         "some text left on the picture": f"{report.left:,}",
         "without a picture": f"{len(manifest.without_picture):,}",
-        "steps at most": str(manifest.steps),
-        "searches a category": str(manifest.seeds),
-        "seed": str(manifest.seed),
         "begun": f"{manifest.created:%Y-%m-%d %H:%M} UTC",
-        "finished": f"{manifest.finished:%Y-%m-%d %H:%M} UTC" if manifest.finished else "no",
         "software": f"{manifest.software} {manifest.commit[:12]}",
     }
-    yield Section("probe", "The probe", (("", "value"), *facts.items()), words=True, detail=True)
+    return Section("probe", "The probe", (("", "value"), *facts.items()), words=True, detail=True)
 
 
 def _failures(report: ProbeReport, root: Path) -> Section:
@@ -237,3 +238,35 @@ def _entry(one: Scored | Step, report: ProbeReport, *, key: str, kind: str, pict
             ("The Scorer", scoring.comment),
         ),
     )
+
+
+def repeated_probe(reports: Sequence[ProbeReport]) -> Repeats:
+    """Puts reports of repeats together, by category; all categories together are ``all``.
+
+    Raises BadRequest: There are fewer than two, or they are of different targets or memes.
+    """
+
+    def figures(row: CategoryRow) -> dict[str, float | None]:
+        shown = (("score", row.before.mean), ("failure", row.before.failure), ("pooled", row.pooled.failure))
+        return {name: one.value if one else None for name, one in shown}
+
+    repeats = over_repeats(
+        [report.manifest for report in reports],
+        # Categories may be added during sorting, and not in every repeat.
+        [{row.name: figures(row) for row in (*report.categories, report.overall)} for report in reports],
+        [{"target": one.manifest.target, "models": one.manifest.models, "memes": list(one.memes)} for one in reports],
+    )
+    last = reports[0].overall.name
+    ordered = sorted(repeats.rows, key=lambda name: (name == last, name))
+    return replace(repeats, rows={name: repeats.rows[name] for name in ordered})
+
+
+def repeat_section(repeats: Repeats) -> Section:
+    """Means and spreads as a table."""
+    columns = {
+        "score": ("score", ".2f", 1.0),
+        "failure": ("failed, %", ".1f", 100.0),
+        "pooled": ("together, %", ".1f", 100.0),
+    }
+    note = "“Together”: the memes as they are and rewritten, as the published tables have it."
+    return repeats_section(repeats, "category", columns, notes=[note])

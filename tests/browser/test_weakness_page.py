@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from eval.probe.refining import Limits
 from eval.probe.report import read_report
 from tests.support.probing import ProbeWorld, a_plan, probed, write_data_set
 from tests.support.report_page import Opened, weakness_page
@@ -22,7 +21,7 @@ def page(tmp_path_factory):
         data = write_data_set(folder / "data")
         world = ProbeWorld(says={"scorer": lambda request: "Rating: [[3]]" if "round" in request.parts[1] else None})
         world.says["answerer"] = lambda _: HOSTILE
-        probe_folder, _ = probed(a_plan(folder / "probe", data, limits=Limits(steps=2, seeds=1)), world)
+        probe_folder, _ = probed(a_plan(folder / "probe", data, steps=2, seeds=1), world)
         (folder / "weakness.html").write_text(
             weakness_page(read_report(probe_folder.root), probe_folder.root), encoding="utf-8"
         )

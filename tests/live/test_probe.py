@@ -18,8 +18,7 @@ from eval.datasets.known import find_card
 from eval.models.call_cache import SqliteCallCache
 from eval.models.metered import MeteredModel
 from eval.models.samples import one_set
-from eval.probe.folder import MARK, REWRITTEN, ProbeFolder, ScoringOutcome, Sorted, Step, StepOutcome
-from eval.probe.refining import Limits
+from eval.probe.folder import MARK, REWRITTEN, ProbeFolder, ProbeSpec, ScoringOutcome, Sorted, Step, StepOutcome
 from eval.probe.report import read_report
 from eval.probe.run import NOTICE, ProbePlan, probe
 from retrieval.library.sources import NOT_FOR_LIBRARIES
@@ -121,7 +120,7 @@ async def test_real_model_rewrites_texts(vllm, data, tmp_path):
         samples=one_set(find_card("fhm"), data, "dev_seen", limit=None),
         target="target",
         controllers=("controller",),
-        limits=Limits(steps=2, seeds=1),
+        spec=ProbeSpec(steps=2, seeds=1),
         concurrency=1,
     )
     plan.out.mkdir()

@@ -10,7 +10,7 @@ from eval.datasets.known import find_card
 from eval.models.call_cache import SqliteCallCache
 from eval.models.metered import MeteredModel
 from eval.models.samples import one_set
-from eval.probe.refining import Limits
+from eval.probe.folder import ProbeSpec
 from eval.probe.run import ProbePlan, probe
 from eval.solvers.witness import Arm
 from eval.witness.run import WitnessPlan, run_witness
@@ -59,7 +59,7 @@ async def run_probe(root, on_call):
             one_set(find_card("fhm"), root / "data", "dev_seen", limit=None),
             "target",
             ("senior",),
-            limits=Limits(steps=2, seeds=1),
+            spec=ProbeSpec(steps=2, seeds=1),
             concurrency=CONCURRENCY,
         )
         voices = {"target": world.target, "senior": world.controller}

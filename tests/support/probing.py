@@ -19,8 +19,7 @@ from eval.models.call_cache import SqliteCallCache
 from eval.models.metered import Limit, MeteredModel, Price
 from eval.models.samples import one_set
 from eval.probe.agents import PROMPTS, ProbeModels, Subject, prompt_of
-from eval.probe.folder import Scored, Scoring, ScoringOutcome
-from eval.probe.refining import Limits
+from eval.probe.folder import ProbeSpec, Scored, Scoring, ScoringOutcome
 from eval.probe.run import ProbePlan, probe
 from eval.synthetic.scenes import draw_meme
 from tests.support.fakes import FakeReader
@@ -199,11 +198,11 @@ def a_plan(out, data, **changes):
         samples=one_set(find_card("fhm"), data, "dev_seen", limit=None),
         target="target",
         controllers=("c0",),
-        limits=Limits(steps=3, seeds=1),
-        batch=3,
+        spec=ProbeSpec(steps=3, seeds=1, batch=3),
         command="memecourt-eval probe",
     )
-    return dataclasses.replace(plan, **changes)
+    own = {name: changes.pop(name) for name in ProbeSpec.model_fields if name in changes}
+    return dataclasses.replace(plan, spec=plan.spec.model_copy(update=own), **changes)
 
 
 def probed(plan, world=None, *, reader=None, **options):

@@ -81,7 +81,6 @@ SCHEMAS = {
         "meme": probe_folder.ProbedMeme,
         "proposal": probe_folder.Proposal,
         "mined": probe_folder.Mined,
-        "pair": probe_folder.Pair,
         "scored": probe_folder.Scored,
         "step": probe_folder.Step,
         "category": Category,

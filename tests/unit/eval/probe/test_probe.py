@@ -18,9 +18,9 @@ from court.replies import UnusableReply
 from eval.probe import agents, refining
 from eval.probe.agents import PROMPTS, Category, prompt_of, taxonomy_of
 from eval.probe.erasing import erase, painted_over
-from eval.probe.folder import ScoringOutcome, Sorted, StepOutcome
-from eval.probe.mining import mine, narrate
-from eval.probe.refining import Limits, chosen_seeds, refine, score_text, usable
+from eval.probe.folder import ProbeSpec, ScoringOutcome, Sorted, StepOutcome
+from eval.probe.mining import mine
+from eval.probe.refining import chosen_seeds, refine, score_meme, score_text, usable
 from eval.probe.topics import most_similar
 from tests.support.cast import is_repair
 from tests.support.fakes import FakeReader
@@ -315,18 +315,18 @@ def test_unusable_reply_is_requested_once_more(tmp_path):
     assert found.miners == 3 and world.asked["miner"] == 4
 
 
-def test_misbelief_is_named_for_each_meme_and_category(tmp_path):
-    subjects = [subject("a", "blueland never pays"), subject("b", "round hats lie")]
+def test_misbelief_is_named_beside_the_score(tmp_path):
     fails = ProbeWorld(says={"narrator": lambda request: "no JSON" if "round" in fenced(request)[0] else None})
 
     async def scene(models, _):
-        taxonomy = taxonomy_of()
-        sorted_ = await mine(models, subjects, taxonomy, batch=2)
-        return await narrate(models, subjects, sorted_, taxonomy, concurrency=2)
+        return [
+            await score_meme(models, subject(id_, text), RELIGION)
+            for id_, text in (("a", "blueland never pays"), ("b", "round hats lie"))
+        ]
 
     (first, second), _ = with_scripted_models(tmp_path, fails, scene)
-    assert (first.meme, first.category) == ("a", "nationality") and first.misbelief.endswith("trusted with pays.")
-    assert (second.misbelief, bool(second.why)) == ("", True)
+    assert (first.meme, first.category) == ("a", "religion") and first.misbelief.endswith("trusted with pays.")
+    assert (second.misbelief, bool(second.why), second.scoring.score) == ("", True, 6)
 
 
 # Scoring
@@ -412,13 +412,13 @@ def test_unreachable_server_ends_the_step_without_a_score(tmp_path):
 # Refinement
 
 
-def refined(path, world, memes, limits, draw=0):
+def refined(path, world, memes, spec, draw=0):
     subjects = {one.meme: subject(one.meme, one.text) for one in memes}
     good = usable(memes, "religion")
-    seeds = refining.chosen_seeds(good, limits.seeds, draw)
+    seeds = refining.chosen_seeds(good, spec.seeds, draw)
 
     async def scene(models, _):
-        return await refine(models, RELIGION, good, subjects, limits=limits, seeds=seeds)
+        return await refine(models, RELIGION, good, subjects, spec=spec, seeds=seeds)
 
     return with_scripted_models(path, world, scene)[0]
 
@@ -447,7 +447,7 @@ def only_seed(monkeypatch):
 
 def test_search_continues_with_similar_memes_until_a_score_is_not_lower(tmp_path, monkeypatch):
     only_seed(monkeypatch)
-    steps = refined(tmp_path, scorer_giving([2, 6, 5]), MEMES, Limits(steps=10, seeds=1))
+    steps = refined(tmp_path, scorer_giving([2, 6, 5]), MEMES, ProbeSpec(steps=10, seeds=1))
     assert [(s.number, s.meme, s.before, s.scoring.score, s.outcome) for s in steps] == [
         (1, "seed", 8, 2, StepOutcome.LOWER),
         (2, "near", 7, 6, StepOutcome.LOWER),
@@ -458,15 +458,15 @@ def test_search_continues_with_similar_memes_until_a_score_is_not_lower(tmp_path
     assert steps[0].examples == ("far", "near", "next")
     assert steps[1].examples == ("seed", "next", "seed+")
     assert steps[2].examples == ("seed", "near", "near+")
-    limits = Limits(steps=10, seeds=1, examples_order="ascending")
-    turned = refined(tmp_path / "ascending", scorer_giving([2, 6, 5]), MEMES, limits)
+    spec = ProbeSpec(steps=10, seeds=1, examples_order="ascending")
+    turned = refined(tmp_path / "ascending", scorer_giving([2, 6, 5]), MEMES, spec)
     assert [step.examples for step in turned] == [step.examples[::-1] for step in steps]
 
 
 def test_search_ends_with_its_steps_or_its_pool(tmp_path, monkeypatch):
     only_seed(monkeypatch)
-    assert len(refined(tmp_path / "steps", scorer_giving([1] * 9), MEMES, Limits(steps=2, seeds=1))) == 2
-    steps = refined(tmp_path / "pool", scorer_giving([1] * 9), MEMES, Limits(steps=10, seeds=1))
+    assert len(refined(tmp_path / "steps", scorer_giving([1] * 9), MEMES, ProbeSpec(steps=2, seeds=1))) == 2
+    steps = refined(tmp_path / "pool", scorer_giving([1] * 9), MEMES, ProbeSpec(steps=10, seeds=1))
     assert [step.meme for step in steps] == ["seed", "near", "next", "far"], "each is used once"
 
 
@@ -475,7 +475,7 @@ def test_examples_are_shown_by_score_with_their_text_erased_from_the_picture(tmp
     requests = []
     world = scorer_giving([8])
     world.says["refiner"] = lambda request: requests.append(request)
-    refined(tmp_path, world, MEMES, Limits(seeds=1))
+    refined(tmp_path, world, MEMES, ProbeSpec(seeds=1))
     (request,) = requests
     assert fenced(request) == ["text of far", "text of near", "text of next", "text of seed", "hats are red boats"]
     assert [
@@ -505,13 +505,13 @@ def test_examples_are_shown_by_score_with_their_text_erased_from_the_picture(tmp
 )
 def test_search_stops_without_a_score_and_adds_no_example(tmp_path, monkeypatch, replies_by_role, outcome):
     only_seed(monkeypatch)
-    (step,) = refined(tmp_path, ProbeWorld(says=replies_by_role), MEMES, Limits(seeds=1))
+    (step,) = refined(tmp_path, ProbeWorld(says=replies_by_role), MEMES, ProbeSpec(seeds=1))
     assert step.outcome is outcome and step.why and (step.scoring is None or step.scoring.score is None)
 
 
 def test_searches_share_history_and_pool(tmp_path):
-    limits = Limits(steps=10, seeds=2)
-    steps = refined(tmp_path, scorer_giving([1, 9, 1, 9]), MEMES, limits)
+    spec = ProbeSpec(steps=10, seeds=2)
+    steps = refined(tmp_path, scorer_giving([1, 9, 1, 9]), MEMES, spec)
     seeds = [one.meme for one in chosen_seeds(usable(MEMES, "religion"), 2, 0)]
     first, second = ([step for step in steps if step.seed == seed] for seed in seeds)
     assert [step.outcome for step in first + second] == [StepOutcome.LOWER, StepOutcome.NOT_LOWER] * 2

@@ -13,10 +13,10 @@ from eval.datasets.known import published_file
 from eval.probe.compare import CHANGE, FAILURE, FAILURE_BEFORE, MEAN, SCORE, compare_probes
 from eval.probe.folder import MINED, REWRITTEN, SCORED, SEEDS, Mined, ProbeFolder, Scored, Step, read_seeds
 from eval.probe.mining import capped
-from eval.probe.refining import Limits, listed_seeds
-from eval.probe.repeats import repeat_section, repeated_probe
+from eval.probe.refining import listed_seeds
 from eval.probe.report import read_report
 from eval.probe.run import probe
+from eval.probe.weakness import repeat_section, repeated_probe
 from eval.scores.means import ResampledMeans, difference_of, repeated
 from eval.session.sampled import repeats_of
 from tests.support.fakes import FakeReader
@@ -191,18 +191,18 @@ def test_another_target_starts_its_searches_from_the_same_memes(tmp_path, data):
     first = run_probe(tmp_path, data, ProbeWorld(), "ash")
     seeds = read_seeds(first)
     assert {name: list(memes) for name, memes in seeds.items()} == json.loads((first / SEEDS).read_text())
-    assert read_seeds(first / SEEDS) == seeds
     assert {step.seed for step in ProbeFolder(first).read(REWRITTEN, Step)} == {m for ms in seeds.values() for m in ms}
     other = {name: (memes[0],) for name, memes in seeds.items()} | {"religion": ("5", "gone")}
-    second = run_probe(tmp_path, data, ProbeWorld(), "beech", seed=7, seed_set=other, limits=Limits(steps=1, seeds=2))
+    second = run_probe(tmp_path, data, ProbeWorld(), "beech", seed=7, seed_set=other, steps=1, seeds=2)
     began = {(step.category, step.seed) for step in ProbeFolder(second).read(REWRITTEN, Step)}
     assert began == {(name, memes[0]) for name, memes in other.items()}
     assert read_seeds(second)["religion"] == ("5",) and ProbeFolder(second).manifest().seed_set
     assert listed_seeds((scored("a", "race", "x", 3), scored("b", "race", "x", 3)), ("b", "z", "a"))[0].meme == "b"
     for content, message in (("[]", "no list of seeds"), ('{"race": 3}', "no list of seeds")):
-        (tmp_path / "wrong.json").write_text(content)
+        (tmp_path / SEEDS).write_text(content)
         with pytest.raises(BadRequest, match=message):
-            read_seeds(tmp_path / "wrong.json")
+            read_seeds(tmp_path)
+    (tmp_path / SEEDS).unlink()
     with pytest.raises(BadRequest, match="can't be read"):
         read_seeds(tmp_path)
 
