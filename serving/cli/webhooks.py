@@ -99,18 +99,6 @@ async def enable(name: str, docket: object) -> None:
 
 
 @webhooks.command()
-@click.argument("name")
-@click.option("--why", default="By hand.", show_default=True, help="Reason, shown by `list`.")
-@docket_option
-@awaited
-async def disable(name: str, why: str, docket: object) -> None:
-    """Stops deliveries to the receiver NAME until it is enabled; messages of the meantime are delivered then."""
-    now = datetime.now(UTC)
-    await _change(docket, name, lambda open_docket: open_docket.hooks.disable(name, why=why, at=now))
-    click.echo(f"{name} is disabled.")
-
-
-@webhooks.command()
 @click.argument("path", metavar="FILE", type=NEW_FILE)
 @click.option("--ed25519", is_flag=True, help="Make an Ed25519 key pair (v1a); receivers get only the public key.")
 def secret(path: Path, ed25519: bool) -> None:

@@ -159,10 +159,6 @@ class HookStore(_HookTables):
 
         return await self._write(write)
 
-    async def disable(self, name: str, *, why: str, at: datetime) -> bool:
-        """Disables a receiver until it is enabled again; False if there is no such receiver."""
-        return await self._change(update(t.hooks).where(_hook.name == name).values(disabled_at=at, why=why))
-
 
 class DeliveryStore(_HookTables):
     """Messages, in a table that is not part of the log."""
