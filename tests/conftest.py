@@ -161,7 +161,7 @@ def list_overlong(terminalreporter):
 
 @pytest.fixture(scope="session")
 def postgres_server():
-    from eval.standin.postgres import PostgresServer, programs
+    from tests.support.postgres import PostgresServer, programs
 
     if programs() is None and not os.environ.get("CI"):
         pytest.skip("PostgreSQL is not installed")

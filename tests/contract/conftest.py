@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from eval.standin.postgres import PostgresServer
 from retrieval.library.postgres.address import Address
+from tests.support.postgres import PostgresServer
 
 
 @pytest.fixture

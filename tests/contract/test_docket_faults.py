@@ -22,7 +22,6 @@ import pytest
 from court.errors import Unavailable
 from court.events import VerdictReviewed
 from court.record import TrialState
-from eval.standin.postgres import PostgresServer
 from retrieval.library.postgres.address import Address
 from serving.docket.errors import DocketError
 from serving.docket.log.notes import VerifierKey
@@ -40,6 +39,7 @@ from tests.support.dockets import (
     with_docket,
 )
 from tests.support.fakes import a_picture
+from tests.support.postgres import PostgresServer
 from tests.support.sizes import FULL
 from tests.support.tampering import drawn
 

@@ -16,13 +16,13 @@ import pytest
 from sqlalchemy import text
 
 from court.errors import Unavailable
-from eval.standin.postgres import AS_STRANGER
 from retrieval.library.postgres.address import Address
 from retrieval.library.postgres.connections import Connections
 from serving.docket.store.postgres import PostgresDatabase
 from tests.support.dockets import append_all, events_of, opened_docket
 from tests.support.nginx import free_port, listens
 from tests.support.playing import wait_until
+from tests.support.postgres import AS_STRANGER
 
 
 @contextmanager

@@ -17,7 +17,6 @@ import pytest
 from court.errors import BadLibrary, BadRequest, CourtError, NotLoaded, Unavailable
 from court.precedents import Findings
 from court.verdict import Label
-from eval.standin.postgres import PostgresServer, postgres
 from retrieval.library.changes import ChangeKind
 from retrieval.library.journal import frame_of, next_head
 from retrieval.library.library import Library
@@ -29,6 +28,7 @@ from retrieval.library.writer import LibraryWriter
 from retrieval.precedents.postgres_finder import PgvectorFinder, encoder_of
 from tests.support.encoders import WordEncoder
 from tests.support.libraries import ENCODER, drawn_library, drawn_meme
+from tests.support.postgres import PostgresServer, postgres
 
 SECRET = "correct%20horse"
 MADE_BY = {"who": "a reviewer", "why": "as was decided"}

@@ -19,11 +19,7 @@ WHERE = {
     "clip": ("retrieval/embed/clip.py", "retrieval/embed/clip_weights.py"),
     "full": ("court/backends/chat/",),
     "telemetry": ("serving/telemetry/",),
-    "postgres": (
-        "retrieval/library/postgres/",
-        "serving/docket/store/postgres.py",
-        "eval/standin/postgres.py",
-    ),
+    "postgres": ("retrieval/library/postgres/", "serving/docket/store/postgres.py"),
     "http": ("serving/http/", "serving/rest/"),
     "console": ("serving/console/", "serving/http/", "serving/views/"),
     "export": ("serving/export/", "serving/views/", "eval/reports/parquet.py"),
