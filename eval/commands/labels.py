@@ -25,10 +25,9 @@ from eval.reports.label_sections import annotators_section, noise_section, soft_
 from eval.runs.results import Results, card_of_results, read_results, read_runs, require_verdicts
 from eval.scores import annotators as scored
 from eval.scores.annotators import annotator_agreement, harm_shares, soft_labels, soft_scores
-from eval.scores.label_noise import find_label_noise, find_task_noise, find_verdict_noise
+from eval.scores.label_noise import find_task_noise, find_verdict_noise
 from eval.scores.meme_rows import column_named, read_meme_rows
 from eval.scores.subgroups import groups_of, subgroup_tables
-from eval.studies.vote import left_out_probabilities
 from serving.cli.common import FILE, PATH
 
 
@@ -163,40 +162,33 @@ def annotators(votes: Path, runs: tuple[Path, ...], columns: tuple[str, ...], ha
 
 
 @labels.command()
-@click.argument("runs", nargs=-1, metavar="[RUN...]", type=PATH)
-@click.option("--library", type=PATH, help="Check the labels of this library's precedents instead of runs.")
+@runs_argument
 @click.option("--protocol", help="Protocol that maps the runs' labels to two classes. [default: the run's first]")
 @click.option(
     "--show", default=20, show_default=True, type=click.IntRange(0), help="Number of labels to list in the terminal."
 )
 @shows_sections()
-def noise(runs: tuple[Path, ...], library: Path | None, protocol: str | None, show: int) -> Shown:
+def noise(runs: tuple[Path, ...], protocol: str | None, show: int) -> Shown:
     """Lists gold labels that are likely wrong, by confident learning (cleanlab).
 
     For RUNs of the same split, the probability of harm is the mean of their scores; no run has seen the labels. For
-    runs of classify, labels are checked one by one, each with its own probability. For a library, it is the vote of the
-    other precedents, excluding those that share picture or words. The list holds ids only and no text of a meme.
+    runs of classify, labels are checked one by one, each with its own probability. The list holds ids only and no text
+    of a meme.
     """
-    if bool(runs) == (library is not None):
-        raise click.UsageError("Give either runs or --library.")
     lead: list[str] = []
-    if library is not None:
-        name, found = library.name, find_label_noise(left_out_probabilities(library))
+    read = _runs_of_one_split(runs)
+    name = f"{read[0].dataset}, {read[0].split}, by {', '.join(results.name for results in read)}"
+    if read[0].question is None:
+        found = find_verdict_noise(read, protocols_of(protocol, read[0].protocols)[0])
         sections, figures = [noise_section(found, name, show)], asdict(found)
+    elif protocol is not None:
+        raise click.UsageError("--protocol is for verdicts: these runs asked a question.")
     else:
-        read = _runs_of_one_split(runs)
-        name = f"{read[0].dataset}, {read[0].split}, by {', '.join(results.name for results in read)}"
-        if read[0].question is None:
-            found = find_verdict_noise(read, protocols_of(protocol, read[0].protocols)[0])
-            sections, figures = [noise_section(found, name, show)], asdict(found)
-        elif protocol is not None:
-            raise click.UsageError("--protocol is for verdicts: these runs asked a question.")
-        else:
-            of_task = find_task_noise(read)
-            if of_task.too_few:
-                lead = [f"Not looked at, as too few memes have it, or lack it: {', '.join(of_task.too_few)}."]
-            sections = [noise_section(one, name, show, label=label) for label, one in of_task.by_label.items()]
-            figures = asdict(of_task)
+        of_task = find_task_noise(read)
+        if of_task.too_few:
+            lead = [f"Not looked at, as too few memes have it, or lack it: {', '.join(of_task.too_few)}."]
+        sections = [noise_section(one, name, show, label=label) for label, one in of_task.by_label.items()]
+        figures = asdict(of_task)
     return Shown(title="Label noise", lead=lead, sections=sections, figures={"of": name, **figures})
 
 

@@ -71,29 +71,6 @@ def test_memes_also_in_the_library_and_undecided_ones_are_counted(library, tmp_p
     assert report.undecided == 1
 
 
-def test_folds_show_verdicts_beside_votes_and_leave_distant_memes_undecided(library, tmp_path):
-    rows = [*labelled("t", 20), ["far", "harmful", "zebra umbrella quartz"]]
-    source = Source(write_memes(tmp_path / "far.csv", rows))
-    asyncio.run(build_library(tmp_path / "far", [source], name="far", encoder=wide_encoder()))
-    outcome = CliRunner().invoke(cli, ["vote", str(tmp_path / "far"), "--folds", "--json"])
-    report = json.loads(outcome.output)
-    assert (report["n"], report["decided"], report["accuracy"]) == (41, 40, [1.0, 1.0])
-    assert report["automatic"] == 0, "too few memes to know the risk"
-    assert [zone["n"] for zone in report["zones"]] == [13, 14, 13]
-    lines = CliRunner().invoke(cli, ["vote", str(tmp_path / "far"), "--folds"]).output.splitlines()
-    assert any(line.endswith("40; 0 need nobody to look") for line in lines)
-    assert any(line.endswith("+0.000 [+0.000, +0.000]") for line in lines)
-    assert CliRunner().invoke(cli, ["vote", str(library), str(tmp_path / "far.csv"), "--folds"]).exit_code == 2
-
-
-def test_folds_of_texts_without_comparable_others_are_refused(tmp_path):
-    rows = [["one", "harmful", "zebra umbrella quartz"], ["two", "not harmful", "violin harbour cactus"]]
-    source = Source(write_memes(tmp_path / "few.csv", rows))
-    asyncio.run(build_library(tmp_path / "few", [source], name="few", encoder=wide_encoder()))
-    outcome = CliRunner().invoke(cli, ["vote", str(tmp_path / "few"), "--folds"])
-    assert outcome.exit_code == 1 and "a library with more texts" in outcome.output
-
-
 def test_command_prints_figures_with_intervals_and_the_majority(library, tmp_path):
     file = write_memes(tmp_path / "d.csv", labelled("v", 10, wrong=2))
     outcome = CliRunner().invoke(cli, ["vote", str(library), str(file)])
