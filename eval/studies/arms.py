@@ -15,9 +15,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -38,7 +40,7 @@ from eval.runs.run import prepare_library, run
 from eval.runs.spec import JudgingSpec
 from eval.session.directory import CALLS, SessionFolder, SessionManifest, circumstances
 from eval.session.engine import Progress
-from eval.solvers.comparator import EQUAL, OF_TEXTS, Comparator
+from eval.solvers.comparator import EQUAL, OF_TEXTS
 from retrieval.open import load_encoder_for
 from serving.models.connect import pictures_per_prompt
 from serving.settings import ModelSettings, RoleSettings, Settings
@@ -93,74 +95,14 @@ class Arm(BaseModel):
     """Temperature of all models; None for that of the settings."""
 
 
-def _arm(name: str, what: str, control: str = "", comparator: str = "", **overlay: JsonValue) -> Arm:
-    return Arm(name=name, what=what, control=control, comparator=comparator, overlay=overlay)
+def _arms() -> Iterator[Arm]:
+    file = files("eval.studies") / "arms.toml"
+    yield from (Arm.model_validate(one) for one in tomllib.loads(file.read_text("utf-8"))["arms"])
+    for name, alteration in ALTERATIONS.items():
+        yield Arm(name=name, what=f"{alteration.what}; run where it is named", control=f"{ALTERED}{name}")
 
 
-ARMS: Mapping[str, Arm] = {
-    arm.name: arm
-    for arm in (
-        _arm(FULL_ARM, "nothing is altered"),
-        _arm("no-precedents", "the Judge is shown no precedents (the paper's w/o RAG)", precedents=False),
-        _arm("no-advocates", "the Judge hears no arguments (the paper's w/o D/A)", advocates=False),
-        _arm("no-captioner", "the advocates argue from the description alone (the paper's w/o CC)", captioner=False),
-        _arm("dull-judge", "one call of the Judge with the meme alone", dull_judge=True),
-        _arm("post-stance", "an advocate is given its side only when it sums up", stance_at="summary"),
-        _arm("own-precedents", "each advocate is shown the precedents that its side's label has", advocates_see="own"),
-        _arm("all-precedents", "both advocates are shown the precedents of either label", advocates_see="all"),
-        _arm("random-precedents", "precedents are drawn at random, with their true similarities", Control.RANDOM),
-        _arm("shuffled-labels", "the precedents' labels are permuted among them", Control.SHUFFLED),
-        _arm(
-            "swapped-sides",
-            "the Judge is shown each side's justification under the other's name",
-            Control.SWAPPED,
-            swap_sides=True,
-        ),
-        _arm(
-            "with-leaks",
-            "precedents too near to a judged meme are kept, to see what leaks are worth; run where it is named",
-            Control.LEAKS,
-        ),
-        _arm("no-tally", "the Judge is shown the precedents, and not the vote of the wider set", tally_shown=False),
-        _arm("tally-only", "the Judge is shown the vote of the wider set, and no precedent", exhibits_shown=False),
-        _arm("query-summaries", "precedents are searched by the sides' summaries alone", query="summaries"),
-        _arm("query-both", "precedents are searched by text and summaries", query="text and summaries"),
-        _arm(
-            "translate",
-            "the text is put into English by the Judge's model before the trial; run where it is named",
-            Control.TRANSLATED,
-        ),
-        _arm("plain-judge", "one call that gives a label and nothing else", comparator=Comparator.PLAIN),
-        _arm(
-            "equal-compute",
-            "the majority of independent samples of one prompt that spend the tokens of the full trial",
-            comparator=Comparator.SAMPLES,
-        ),
-        _arm("mars", "four calls: description, evidence for, evidence against, conclusion", comparator=Comparator.MARS),
-        _arm(
-            "self-correct",
-            "one model that looks its own answer over, with the tokens of the full trial; run where it is named",
-            comparator=Comparator.CORRECTED,
-        ),
-        _arm(
-            "paraphrase",
-            "three calls: a malign reading, a benign one, conclusion; run where it is named",
-            comparator=Comparator.PARAPHRASE,
-        ),
-        _arm("role-switch", "each side first asks for the other side; run where it is named", stance_at="switch"),
-        _arm(
-            "progressive-retrieval",
-            "each question also fetches a precedent, told with the answer; run where it is named",
-            Control.FETCHING,
-        ),
-        _arm("other-seed", "models draw their replies with another seed; run where it is named", Control.RESEEDED),
-        _arm(
-            "defender-first", "the Judge hears the defender first; run where it is named", judge_order="defender first"
-        ),
-        _arm("reversed-precedents", "precedents come in the opposite order; run where it is named", Control.REVERSED),
-        *(_arm(name, f"{it.what}; run where it is named", f"{ALTERED}{name}") for name, it in ALTERATIONS.items()),
-    )
-}
+ARMS: Mapping[str, Arm] = {arm.name: arm for arm in _arms()}
 """The ablations of the paper, controls that it lacks, comparators, and what should change no verdict."""
 
 UNCHANGING = ("other-seed", "defender-first", "reversed-precedents", *ALTERATIONS)
