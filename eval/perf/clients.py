@@ -3,9 +3,8 @@
 Requests are bytes prepared in advance, to which each client appends fields of its own: if a protobuf message contains a
 field twice, the last value counts. So the same client calls a service and a bare echo, at the same cost.
 
-``python -m eval.perf.clients`` reads a job as JSON from standard input and prints its outcome as JSON;
-``python -m eval.perf.clients echo SIZE`` serves an echo whose answers have SIZE bytes, prints ``{"port": …}`` and
-runs until it is stopped.
+``python -m eval.perf.clients SIZE`` serves an echo whose answers have SIZE bytes, prints ``{"port": …}`` and runs until
+it is stopped.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import grpc
 
-from eval.standin.process import run_module, running_module
+from eval.standin.process import in_fresh_process, running_module
 
 JUDGE = "/memecourt.v1.Court/Judge"
 REQUEST_ID, TEXT = 1, 4
@@ -85,14 +84,18 @@ class LoadOutcome:
 
 
 def ask(job: Job) -> LoadOutcome:
-    """Runs a job in a separate process. Raises RuntimeError if that fails."""
-    return LoadOutcome(**run_module("eval.perf.clients", payload=asdict(job)))
+    """Runs a job in a separate process."""
+    return in_fresh_process(_run, job)
+
+
+def _run(job: Job) -> LoadOutcome:
+    return asyncio.run(do(job, [Path(name).read_bytes() for name in job.requests]))
 
 
 @contextmanager
 def echo(size: int) -> Iterator[tuple[str, int]]:
     """Runs a bare grpc.aio server whose answers have ``size`` bytes; yields its address and process id."""
-    with running_module("eval.perf.clients", ["echo", size]) as (ready, pid):
+    with running_module("eval.perf.clients", [size]) as (ready, pid):
         yield f"127.0.0.1:{ready['port']}", pid
 
 
@@ -213,15 +216,5 @@ async def _echo(size: int) -> None:
     await server.wait_for_termination()
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Runs a job, or the echo: see the module docstring."""
-    if arguments and arguments[0] == "echo":
-        asyncio.run(_echo(int(arguments[1])))
-        return
-    job = Job(**json.load(sys.stdin))
-    outcome = asyncio.run(do(job, [Path(name).read_bytes() for name in job.requests]))
-    sys.stdout.write(json.dumps(asdict(outcome)) + "\n")
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    asyncio.run(_echo(int(sys.argv[1])))

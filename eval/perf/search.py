@@ -26,11 +26,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import itertools
-import json
 import math
 import os
 import statistics
-import sys
 import tempfile
 import threading
 import time
@@ -50,7 +48,7 @@ from court.meme import Frame
 from court.precedents import Findings, MinSimilarity, VoteSettings
 from court.verdict import Label
 from eval.perf.bench import Result, in_turns, medians, seconds_of
-from eval.standin.process import run_module
+from eval.standin.process import in_fresh_process
 from retrieval.embed.encoder import EncoderIdentity, Halves, TextEmbeddings
 from retrieval.index.candidates import CandidateIndex, one_thread
 from retrieval.index.exact import FusedIndex, Hits
@@ -152,11 +150,9 @@ def library(*, memes: int = 1_000_000, seconds: float = 15.0) -> Result:
     with tempfile.TemporaryDirectory(prefix="memecourt-") as folder:
         root = Path(folder) / "library"
         figures: dict[str, float] = {"memes": memes, "write_s": seconds_of(lambda: _write(root, memes))}
-        for part in ("answer", "memory", "changes"):
-            print(f"measuring: {part}", file=sys.stderr)
-            # In a separate process, so that memory allocated by one part is not in the figures of the next.
-            measured = [run_module(__name__, [part, root, seconds]) for _ in range(3 if part == "answer" else 1)]
-            figures |= {name: statistics.median(each[name] for each in measured) for name in measured[0]}
+        answers = [in_fresh_process(answer, root) for _ in range(3)]
+        figures |= {name: statistics.median(each[name] for each in answers) for name in answers[0]}
+        figures |= in_fresh_process(memory, root) | in_fresh_process(changes, root, seconds)
     return Result(
         figures=figures,
         goals={
@@ -445,9 +441,3 @@ def _timed_in_turns(ways: Sequence[Callable[[Floats], object]], queries: Floats)
         return lambda query: seconds_of(lambda: way(query))
 
     return in_turns([timed(way) for way in ways], queries)
-
-
-if __name__ == "__main__":
-    _part, _root, _seconds = sys.argv[1], Path(sys.argv[2]), float(sys.argv[3])
-    _parts = {"answer": answer, "memory": memory}
-    print(json.dumps(changes(_root, _seconds) if _part == "changes" else _parts[_part](_root)))

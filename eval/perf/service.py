@@ -34,11 +34,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import grpc
+import psutil
 
 from eval.perf.bench import Result, in_turns, medians
 from eval.perf.clients import JUDGE, Job, LoadOutcome, ask, echo, evenly
 from eval.perf.trials import Speed, call_cpu
-from eval.standin.process import Process, Resources, model_server, served
+from eval.standin.process import Process, model_server, served
 from eval.standin.replies import meme_text
 from eval.synthetic.scenes import SCENES, draw_meme
 from memecourt.client import AsyncClient, JudgeError, judge_request
@@ -104,19 +105,12 @@ def _growth(early: int, late: int, memes: int) -> Result:
     with served_known(memes) as (server, requests, _):
         first = _after(server, requests, early)
         last = _after(server, requests, late - early)
-    return Result(
-        figures={
-            "memory_late_over_early": last.memory / first.memory,
-            "handles_late_over_early": last.handles / first.handles,
-            "threads_late_over_early": last.threads / first.threads,
-            "memory_late_mib": last.memory,
-        },
-        goals={f"{name}_late_over_early": "<= 1.1" for name in ("memory", "handles", "threads")},
-    )
+    growth = {f"{name}_late_over_early": last[name] / first[name] for name in first}
+    return Result({**growth, "memory_late_mib": last["memory"]}, goals=dict.fromkeys(growth, "<= 1.1"))
 
 
-def _after(server: Process, requests: list[str], count: int) -> Resources:
-    """Returns the server's resources after ``count`` answers in total, once the callers have left."""
+def _after(server: Process, requests: list[str], count: int) -> dict[str, float]:
+    """Returns the server's resources after ``count`` more requests, once the callers have left."""
     new = count // _NEW
     # Without warm-up, and with a generous time limit: the number of requests has to be exact.
     for number, text in ((count - new, ""), (new, "A new text with number")):
@@ -124,7 +118,7 @@ def _after(server: Process, requests: list[str], count: int) -> Resources:
         if number:
             job = Job(server.address, requests, seconds=36_000.0, warm_s=0.0, most=number, named=True, text=text)
             ask(job).require_all_answered()
-    return _settled(server)
+    return _settled(psutil.Process(server.pid))
 
 
 @contextmanager
@@ -165,18 +159,14 @@ def picture(number: int, *, size: tuple[int, int] = (640, 480)) -> bytes:
     return file.getvalue()
 
 
-def _settled(process: Process, *, most_s: float = 10.0) -> Resources:
-    """Returns the resources of a process after a second without work, or after ``most_s`` seconds."""
+def _settled(process: psutil.Process, *, most_s: float = 10.0) -> dict[str, float]:
+    """Returns MiB, open files and threads of a process, without its children, once it idles or after ``most_s``."""
     end = time.monotonic() + most_s
-    before = process.cpu_s()
-    while time.monotonic() < end:
-        time.sleep(1.0)
-        now = process.cpu_s()
-        # Not zero: even an idle server runs its heartbeat and timers.
-        if now - before < 0.1:
-            break
-        before = now
-    return process.resources()
+    # Not zero: even an idle server runs its heartbeat and timers.
+    while time.monotonic() < end and process.cpu_percent(interval=1.0) >= 10:
+        pass
+    memory = process.memory_info().rss / 2**20
+    return {"memory": memory, "handles": process.num_fds(), "threads": process.num_threads()}
 
 
 _REFUSED = ("RESOURCE_EXHAUSTED", "UNAVAILABLE")

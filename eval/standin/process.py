@@ -1,4 +1,4 @@
-"""Programs of ours in separate processes, and the resources that they use."""
+"""Programs of ours in separate processes."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import psutil
+T = TypeVar("T")
 
 _READY = "ready"
 _LISTENS = "listening on "
 _STOP_S = 60.0
-_MIB = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,38 +37,12 @@ class Process:
         """Path of its docket."""
         return self.home / "docket.sqlite"
 
-    def cpu_s(self) -> float:
-        """CPU time so far in seconds, without its children."""
-        times = psutil.Process(self.pid).cpu_times()
-        return float(times.user + times.system)
 
-    def resources(self) -> Resources:
-        """Returns the resources of the process."""
-        process = psutil.Process(self.pid)
-        return Resources(process.memory_info().rss / _MIB, process.num_fds(), process.num_threads())
-
-
-@dataclass(frozen=True, slots=True)
-class Resources:
-    """Resources of a process, without its children."""
-
-    memory: float
-    """Resident memory, in MiB."""
-    handles: int
-    threads: int
-
-
-def run_module(module: str, arguments: Sequence[object] = (), *, payload: object = None) -> Any:
-    """Runs one of our modules as a separate program and returns the JSON that it prints.
-
-    Raises RuntimeError: The program ended with an error; includes its output.
-    """
-    command = [sys.executable, "-m", module, *map(str, arguments)]
-    # A fresh process, so that memory, imports and caches belong to this measurement only.
-    done = subprocess.run(command, input=json.dumps(payload), capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{module} ended with {done.returncode}:\n{done.stderr[-2000:]}")
-    return json.loads(done.stdout)
+def in_fresh_process(work: Callable[..., T], *arguments: Any) -> T:
+    """Calls a function of a module in a process of its own, whose memory, imports and caches belong to it alone."""
+    # Spawned: a forked process would inherit all that this one has loaded.
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+        return process.submit(work, *arguments).result()
 
 
 @contextmanager

@@ -88,14 +88,11 @@ def parsed(arguments: Sequence[str] | None) -> tuple[Settings, int]:
     parser = argparse.ArgumentParser(description="A stand-in for a model server.")
     defaults = Settings()
     parser.add_argument("--port", type=int, default=0, help="0 for a free one")
-    for name in ("model", "pictures", "picture_tokens", "context", "capacity", "queue", "words", "seed", "thinks"):
-        default = getattr(defaults, name)
-        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
+    parser.add_argument("--model", default=defaults.model)
+    parser.add_argument("--capacity", type=int, default=defaults.capacity, help="calls that it works on at a time")
     for name in ("call_s", "prompt_token_s", "output_token_s"):
         parser.add_argument(f"--{name.replace('_', '-')}", type=float, default=0.0, help="in seconds")
     parser.add_argument("--api-key")
-    parser.add_argument("--without", action="append", default=[], choices=sorted(FEATURES), help="a feature it lacks")
-    parser.add_argument("--ignores-schemas", action="store_true")
     parser.add_argument(
         "--play",
         nargs="?",
@@ -104,12 +101,7 @@ def parsed(arguments: Sequence[str] | None) -> tuple[Settings, int]:
         choices=["rounds", "synthetic"],
         help="the part of all models: in a trial of known length, or of known ability on synthetic memes",
     )
-    parser.add_argument("--value", action="append", default=[], help="NAME=TEXT for a property of that name")
     parser.add_argument("--fault", action="append", default=[], dest="faults", help="KIND[:SECONDS][@RATE]")
-    parser.add_argument("--script", default="", help="faults of the first calls, separated by commas")
     values = vars(parser.parse_args(arguments))
     port = values.pop("port")
-    values["features"] = FEATURES - set(values.pop("without"))
-    values["values"] = dict(pair.split("=", 1) for pair in values.pop("value"))
-    values["script"] = [fault for fault in values["script"].split(",") if fault]
     return Settings(**values), port

@@ -165,15 +165,12 @@ def test_benchmark_runs_and_reports_every_figure_with_a_goal(name):
 
 
 def test_load_clients_count_answers_and_measure_time():
-    with load_clients.echo(77) as (address, pid):
-        process = served.Process(address, pid, None)
+    with load_clients.echo(77) as (address, _):
         outcome = asyncio.run(
             load_clients.do(load_clients.Job(address, [], clients=3, seconds=30, warm_s=0, most=50), [b"x", b"y"])
         )
-        resources = process.resources()
     assert outcome.codes == {"OK": 50} and outcome.answer_bytes == 77
     assert outcome.p99_ms > 0 and outcome.rate == 50 / outcome.seconds
-    assert resources.memory > 1 and resources.handles > 3 and resources.threads >= 1
 
 
 def test_load_clients_keep_to_a_fixed_rate():
@@ -206,11 +203,6 @@ def test_fields_added_last_override_those_in_the_request():
 def test_server_that_cannot_start_is_reported(tmp_path):
     with pytest.raises(RuntimeError, match="ended before it was ready"), served.served(tmp_path, "--nonsense"):
         pass
-
-
-def test_load_job_round_trips_as_json():
-    job = load_clients.Job("127.0.0.1:1", ["a"], rate=2.5, text="t")
-    assert load_clients.Job(**json.loads(json.dumps({name: getattr(job, name) for name in job.__slots__}))) == job
 
 
 try_meme = partial(casts.try_meme, run=virtual_time.run)
