@@ -49,20 +49,16 @@ from eval.reproduce.study import (
     Benchmark,
     PlannedRun,
     Reproduction,
-    Servers,
-    named_servers,
     outcome_of,
     present,
     run_reproduction,
     stages_of,
-    started_servers,
     urls_of,
 )
 from eval.runs.spec import Circumstances, JudgingSpec
 from eval.session.engine import SERVER_GONE, UNFINISHED, Progress
 from eval.session.spec import spec_options
 from serving.cli.common import PATH, settings_of, with_options
-from serving.models.connect import pictures_per_prompt
 from serving.presets import Preset, load_preset
 
 
@@ -149,12 +145,12 @@ def memecourt(**options: Any) -> None:
 
 def _reproduce_court(options: dict[str, Any]) -> None:
     # Options and data are checked, and the plan is complete, before the first call.
-    plan, servers, preset = _planned(options)
+    plan, preset = _planned(options)
     runs = plan.planned()
     if not _begins(options, *_plan_in_words(plan, runs), begun=bool(plan.begun())):
         return
     confirm(yes=options["yes"] or all(run.finished for run in runs))
-    unfinished = _run(plan, servers)
+    unfinished = _run(plan)
     # Also where it is not finished: what was judged so far is scored and written.
     _write_outcome(plan, preset, options)
     if unfinished:
@@ -163,12 +159,7 @@ def _reproduce_court(options: dict[str, Any]) -> None:
 
 
 def _begins(
-    options: Mapping[str, Any],
-    figures: Mapping[str, Any],
-    rows: Sequence[Sequence[str]],
-    lines: Sequence[str],
-    *,
-    begun: bool,
+    options: Mapping[str, Any], rows: Sequence[Sequence[str]], lines: Sequence[str] = (), *, begun: bool
 ) -> bool:
     """Shows a plan, on standard error but for a dry run; True if more than that is wanted.
 
@@ -176,7 +167,7 @@ def _begins(
     """
     dry = options["dry_run"]
     if dry and options["as_json"]:
-        click.echo(json.dumps(figures))
+        click.echo(json.dumps({"plan": [dict(zip(rows[0], row, strict=True)) for row in rows[1:]]}))
     else:
         click.echo("\n".join([table(rows, numbers=False), *lines]), err=not dry)
     # After the plan, which can be looked at while a reproduction is there.
@@ -185,7 +176,7 @@ def _begins(
     return not dry
 
 
-def _planned(options: dict[str, Any]) -> tuple[Reproduction, Servers, Preset | None]:
+def _planned(options: dict[str, Any]) -> tuple[Reproduction, Preset | None]:
     if options["vllm"] and options["urls"]:
         raise click.UsageError("--vllm starts the servers; leave --llm-url out.")
     if options["vllm_flags"] and not options["vllm"]:
@@ -194,11 +185,9 @@ def _planned(options: dict[str, Any]) -> tuple[Reproduction, Servers, Preset | N
         raise click.UsageError("--retry-failed goes with --resume.")
     paper, drawn = read_paper(), options["demo"]
     preset = load_preset(paper.preset) if options["as_published"] else None
-    urls = _by_size(options["urls"], paper.sizes, "llm-url")
-    models = _by_size(options["models"], paper.sizes, "model")
     # Addresses are checked now, not hours later when the turn of that size comes.
-    for url in urls.values():
-        urls_of(url)
+    urls = {size: urls_of(text) for size, text in _by_size(options["urls"], paper.sizes, "llm-url").items()}
+    models = _by_size(options["models"], paper.sizes, "model")
     sizes = _sizes(options, urls, paper.sizes)
     if drawn:
         models = {size: drawn_model(size) for size in sizes} | models
@@ -230,12 +219,10 @@ def _planned(options: dict[str, Any]) -> tuple[Reproduction, Servers, Preset | N
         preset_digest=preset.digest if preset else "",
         benchmarks=there,
         stages=stages,
+        urls=urls,
+        vllm_flags=tuple(options["vllm_flags"]) if options["vllm"] else None,
     )
-    pictures = pictures_per_prompt(plan.base.settings.trial)
-    servers = (
-        started_servers(say, flags=options["vllm_flags"], pictures=pictures) if options["vllm"] else named_servers(urls)
-    )
-    return plan, servers, preset
+    return plan, preset
 
 
 def _benchmarks(paper: Paper, options: dict[str, Any], preset: Preset | None, *, drawn: bool) -> list[Benchmark]:
@@ -267,7 +254,7 @@ def _benchmarks(paper: Paper, options: dict[str, Any], preset: Preset | None, *,
     return found
 
 
-def _sizes(options: dict[str, Any], urls: Mapping[str, str], known: Sequence[str]) -> tuple[str, ...]:
+def _sizes(options: dict[str, Any], urls: Mapping[str, object], known: Sequence[str]) -> tuple[str, ...]:
     """Sizes to run: those that are asked for, else those that a server is named for."""
     if options["sizes"]:
         if unknown := [size for size in options["sizes"] if size not in (*known, "all")]:
@@ -315,12 +302,12 @@ def _numbers(options: Mapping[str, Any], paper: Paper, what: Literal["tables", "
     return frozenset(map(int, words))
 
 
-def _run(plan: Reproduction, servers: Servers) -> str:
+def _run(plan: Reproduction) -> str:
     """Makes the runs; says why they are not finished, or nothing where they are."""
 
     async def work(progress: Progress) -> str:
         try:
-            await run_reproduction(plan, servers, progress)
+            await run_reproduction(plan, progress)
         except Unavailable as error:
             # A vLLM that has died after it had answered may do better at its next start.
             # Before any verdict the fault lies in the model or its flags, and another start would end alike.
@@ -378,37 +365,23 @@ def _write(
     click.echo(f"\n{options['out']} holds reproduction.json, .md and .html.")
 
 
-def _plan_in_words(plan: Reproduction, runs: Sequence[PlannedRun]) -> tuple[dict[str, Any], list[list[str]], list[str]]:
-    """The runs in order, with the calls that they take: for programs, as a table, and in sentences."""
+def _plan_in_words(plan: Reproduction, runs: Sequence[PlannedRun]) -> tuple[list[list[str]], list[str]]:
+    """The runs in order, with the calls that they take, as a table and in sentences."""
     left = [run for run in runs if not run.finished]
     fewest, most = sum(run.fewest for run in left), sum(run.most for run in left)
-    planned = [
-        {
-            "size": run.stage.size,
-            "model": run.stage.model,
-            "dataset": run.benchmark.plan.dataset.id,
-            "split": run.benchmark.plan.split,
-            "arm": run.arm,
-            "memes": run.memes,
-            "calls": [run.fewest, run.most],
-            "judged": run.judged,
-            "finished": run.finished,
-        }
-        for run in runs
-    ]
-    rows = [["size", "model", "data", "arm", "memes", "calls", "judged"]]
+    rows = [["size", "model", "data", "split", "arm", "memes", "calls", "judged"]]
     for run in runs:
         calls = f"{run.fewest:,}" if run.fewest == run.most else f"{run.fewest:,} to {run.most:,}"
         done = "all" if run.finished else f"{run.judged:,}"
-        data = f"{run.benchmark.name}, {run.benchmark.plan.split}"
-        rows.append([run.stage.size, run.stage.model, data, run.arm, f"{run.memes:,}", calls, done])
+        data, split = run.benchmark.name, run.benchmark.plan.split
+        rows.append([run.stage.size, run.stage.model, data, split, run.arm, f"{run.memes:,}", calls, done])
     lines = [
         "",
         f"Still to run: {fewest:,} to {most:,} calls, by the number of rounds, one size after the other: "
         f"{', then '.join(f'{stage.size} ({stage.model})' for stage in plan.stages)}.",
         "Calls that an arm shares with full are counted with full.",
     ]
-    return {"runs": planned, "calls": [fewest, most]}, rows, lines
+    return rows, lines
 
 
 def _staged(name: str, title: str) -> click.Command:
@@ -470,8 +443,7 @@ def _reproduce_stages(name: str, options: dict[str, Any]) -> None:
         plans = plan_stages(paper, out, data, models, tables=tables, **how)
         stored = {plan.spec.id: plan.stored() for plan in plans}
         rows = _stages_in_rows(plans, stored, options["limit"])
-        figures = {"stages": [dict(zip(rows[0], row, strict=True)) for row in rows[1:]]}
-        if not _begins(options, figures, rows, [], begun=(out / STAGES).exists()):
+        if not _begins(options, rows, begun=(out / STAGES).exists()):
             return
         if all(plan.missing for plan in plans):
             raise click.ClickException(f"No stage can run. {plans[0].spec.id}: {plans[0].missing}.")

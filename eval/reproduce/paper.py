@@ -108,16 +108,6 @@ def _tested(judged: JudgedArms, spec: ClaimSpec) -> Claim:
     return Claim(spec.id, spec.claim, found.verdict, parts=tuple(found.parts), why=found.remark)
 
 
-def worth_of_leaks(judged: JudgedArms, arm: str) -> ClaimPart | None:
-    """The lead in accuracy of an arm with leaks over the full court; None if either was not run.
-
-    Not a claim of the paper: it is the gain that precedents which contain the judged memes could explain.
-    """
-    if judged.lacks("full", arm):
-        return None
-    return _better(judged, judged.arms[arm], judged.arms["full"])
-
-
 @dataclass(frozen=True, slots=True)
 class _TestOutcome:
     """Outcome of a test."""

@@ -61,7 +61,6 @@ async def reproduction_sections(outcome: Reproduced, preset: Preset | None) -> l
         ),
         _baselines(outcome),
         _claims(outcome.claims),
-        *_leaks(outcome),
         await _figure_3(outcome),
         await _figure_4(outcome),
         _figure_5(outcome),
@@ -93,8 +92,6 @@ def as_json(outcome: Reproduced) -> dict[str, Any]:
         "limit": outcome.plan.base.limit,
         "rows": [_row_json(row) for row in outcome.rows],
         "claims": [asdict(claim) for claim in outcome.claims],
-        "leaks": asdict(outcome.leaks) if outcome.leaks else None,
-        "figure_3": next((asdict(claim) for claim in outcome.claims if claim.id == "C5"), None),
         "figure_4": {"run": str(outcome.chain[0].root), "meme": outcome.chain[1]} if outcome.chain else None,
         "figure_5": {
             name: [{**asdict(one), "mean": one.mean, "n": one.n} for one in found]
@@ -200,20 +197,6 @@ def _claims(claims: Sequence[Claim]) -> list[Section]:
     heads = ["claim", "measured", "value", "p", "outcome"]
     grid = _grid("Claims and their tests", heads, rows, words=True)
     return _part("claims", "Claims and their tests", lines=[line], tables=[grid])
-
-
-def _leaks(outcome: Reproduced) -> Iterator[list[Section]]:
-    # A section without its arm would promise something that most reproductions leave out.
-    if outcome.leaks is None:
-        return
-    part = outcome.leaks
-    line = (
-        "One more run of the full court, with a library that keeps the precedents that are too near to a judged meme. "
-        "Its figures are no figures of the court: they show how much leakage would flatter it."
-    )
-    p = "" if part.p is None else f"{part.p:.2g}"
-    grid = _grid("Worth of leaks", ["measured", "value", "p"], [[part.what, _value(part), p]])
-    yield _part("leaks", "Leaks, kept on purpose", lines=[line], tables=[grid])
 
 
 def _claim_rows(claim: Claim) -> Iterator[tuple[str, str, str, str, str]]:

@@ -5,29 +5,26 @@
     STUDY/SIZE/BENCHMARK/        a study (:mod:`eval.studies.arms`): one run per arm
     STUDY/reproduction.json      results; also .md and .html
 
-Sizes run one at a time, so that one server is enough: a stage acquires its server from :data:`Servers` when it starts,
-and releases it at its end.
+Sizes run one at a time, as a GPU has room for one server.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from pydantic import SecretStr, ValidationError
+from pydantic import ValidationError
 
 from court.errors import BadRequest
 from court.events import Side
 from eval.datasets.card import SplitRole
 from eval.datasets.items import JudgedMeme, Protocol
 from eval.datasets.read import read_split, sample
-from eval.models.vllm_session import vllm_session
+from eval.models.vllm_session import ServedModel, VllmSessions
 from eval.reproduce.paper import (
     Claim,
-    ClaimPart,
     JudgedArms,
     Paper,
     Reached,
@@ -35,7 +32,6 @@ from eval.reproduce.paper import (
     claims_of,
     has_accuracy,
     is_reachable,
-    worth_of_leaks,
 )
 from eval.runs.judge import judged_memes
 from eval.runs.plan import Plan
@@ -46,21 +42,12 @@ from eval.scores.metrics import Card, card, harm_values
 from eval.session.directory import refuse_others
 from eval.session.engine import Progress
 from eval.studies.arms import ARMS, FULL_ARM, Study, StudyFolder, StudyManifest, calls_of_arm, run_study
+from serving.models.connect import pictures_per_prompt
 from serving.settings import RoleSettings
 
 POST_STANCE = "post-stance"
 WITH_LEAKS = "with-leaks"
 """Arm whose precedents may contain judged memes; off unless requested."""
-
-
-@dataclass(frozen=True)
-class Served:
-    """Servers of a stage's model."""
-
-    url: str
-    model: str
-    api_key: SecretStr | None = None
-    """Key of servers that were started for the stage; None to use the key in the settings."""
 
 
 @dataclass(frozen=True)
@@ -118,37 +105,6 @@ def urls_of(text: str) -> tuple[str, ...]:
         raise BadRequest(f"{text} is no model server: {error.errors()[0]['msg']}.", field="llm-url") from None
     assert urls is not None, "it was given"
     return urls
-
-
-Servers = Callable[[Stage], AbstractAsyncContextManager[Served]]
-"""Opens the server of a stage when its turn comes, and closes it at its end."""
-
-
-def named_servers(urls: Mapping[str, str]) -> Servers:
-    """Servers that are already running, by size."""
-
-    @asynccontextmanager
-    async def server(stage: Stage) -> AsyncIterator[Served]:
-        if stage.size not in urls:
-            raise BadRequest(
-                f"No server is named for the size {stage.size} ({stage.model}). Give --llm-url {stage.size}=URL, or "
-                "leave that size out with --size.",
-                field="llm-url",
-            )
-        yield Served(urls[stage.size], stage.model)
-
-    return server
-
-
-def started_servers(tell: Callable[[str], None], *, flags: Sequence[str], pictures: int) -> Servers:
-    """Starts a local vLLM server for each stage, and stops it at its end."""
-
-    @asynccontextmanager
-    async def server(stage: Stage) -> AsyncIterator[Served]:
-        async with vllm_session(stage.model, tell, pictures=pictures, flags=flags) as started:
-            yield Served(started.url, started.name, started.api_key)
-
-    return server
 
 
 def stages_of(
@@ -209,6 +165,10 @@ class Reproduction:
     benchmarks: tuple[Benchmark, ...]
     """Benchmarks with data; the claims are about the first."""
     stages: tuple[Stage, ...]
+    urls: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Addresses of servers that are running, by size."""
+    vllm_flags: tuple[str, ...] | None = None
+    """Flags of the vLLM that is started for each stage; None to start none."""
 
     @property
     def base(self) -> Plan:
@@ -223,21 +183,20 @@ class Reproduction:
         """Folder of a run."""
         return RunFolder(self.out / size / benchmark / arm)
 
-    def study(self, stage: Stage, benchmark: Benchmark, served: Served | None = None) -> Study:
-        """The study of a stage on a benchmark; without servers it can only be compared."""
+    def study(self, stage: Stage, benchmark: Benchmark, served: ServedModel | None = None) -> Study:
+        """The study of a stage on a benchmark, at the servers named for its size or at one that was started."""
         settings = benchmark.plan.settings
         trial = settings.trial
         # The same model in all roles; a key in the settings is only for the servers named with it.
         changes: dict[str, object] = {"model": stage.model, "roles": {}}
-        if served is not None:
-            changes |= {"url": urls_of(served.url), "model": served.model}
-            if served.api_key:
-                changes["api_key"] = served.api_key
+        if stage.size in self.urls:
+            changes["url"] = self.urls[stage.size]
         if self.mode == "as-published":
             # The paper's court has no panel, no guard and no expert witness, whatever the user's settings name.
             changes |= {"judges": (), "guard": None}
             trial = trial.model_copy(update={"expert": "off"})
         llm = settings.llm.model_copy(update=changes)
+        llm = served.in_all_roles(llm) if served else llm
         plan = replace(
             benchmark.plan,
             out=self.out / stage.size / benchmark.name,
@@ -281,7 +240,7 @@ class Reproduction:
         return tuple(found)
 
 
-async def run_reproduction(plan: Reproduction, servers: Servers, progress: Progress) -> None:
+async def run_reproduction(plan: Reproduction, progress: Progress) -> None:
     """Executes all unfinished runs; a stage whose runs are all finished needs no server.
 
     Raises:
@@ -298,13 +257,20 @@ async def run_reproduction(plan: Reproduction, servers: Servers, progress: Progr
                 study = plan.study(stage, plan.benchmark(name))
                 StudyFolder(study.plan.out).merged(before, study.manifest())
     planned = plan.planned()
-    for number, stage in enumerate(plan.stages, 1):
-        if all(each.finished and not plan.base.retry_failed for each in planned if each.stage is stage):
-            progress.tell(f"{stage.size}, {stage.model}: finished before.")
-            continue
-        progress.tell(f"Stage {number} of {len(plan.stages)}: {stage.size}, {stage.model}.")
-        # One server at a time, as a GPU has room for one: a stage closes its server before the next one starts.
-        async with servers(stage) as served:
+    pictures = pictures_per_prompt(plan.base.settings.trial)
+    async with VllmSessions(progress.tell, pictures=pictures, flags=plan.vllm_flags or ()) as sessions:
+        for number, stage in enumerate(plan.stages, 1):
+            if all(each.finished and not plan.base.retry_failed for each in planned if each.stage is stage):
+                progress.tell(f"{stage.size}, {stage.model}: finished before.")
+                continue
+            progress.tell(f"Stage {number} of {len(plan.stages)}: {stage.size}, {stage.model}.")
+            if plan.vllm_flags is None and stage.size not in plan.urls:
+                raise BadRequest(
+                    f"No server is named for the size {stage.size} ({stage.model}). Give --llm-url {stage.size}=URL, "
+                    "or leave that size out with --size.",
+                    field="llm-url",
+                )
+            served = None if plan.vllm_flags is None else await sessions.serve(stage.model)
             for name in stage.runs:
                 progress.tell(f"{stage.size}, {name}:")
                 await run_study(plan.study(stage, plan.benchmark(name), served), progress)
@@ -369,8 +335,6 @@ class Reproduced:
     asked: tuple[Results, Results] | None
     """Runs with the stance from the start and at the summary: figure 3; None if either is missing."""
     finished: bool
-    leaks: ClaimPart | None = None
-    """Lead of the full court with leaks over that without, of the largest model; None where either is missing."""
 
 
 def outcome_of(plan: Reproduction, *, balanced: bool = False) -> Reproduced:
@@ -415,7 +379,6 @@ def outcome_of(plan: Reproduction, *, balanced: bool = False) -> Reproduced:
         chain=_chain(plan, full),
         finished=not left and len(runs) == len(wanted),
         asked=(arms[FULL_ARM], arms[POST_STANCE]) if {FULL_ARM, POST_STANCE} <= arms.keys() else None,
-        leaks=worth_of_leaks(judged, WITH_LEAKS),
     )
 
 

@@ -5,13 +5,13 @@ advance.
 import asyncio
 import json
 import shutil
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import product
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from pydantic import SecretStr
 
 from court.errors import BadRequest, Unavailable
 from court.events import Procedure
@@ -20,6 +20,7 @@ from court.settings import TrialSettings
 from eval.cli import cli
 from eval.datasets.items import Level, Outcome, Protocol, SideCourse
 from eval.datasets.known import find_card, shipped_ids
+from eval.models.vllm_session import ServedModel, VllmSessions
 from eval.reports.sections import Section, as_markdown, as_page
 from eval.reproduce.paper import (
     ClaimVerdict,
@@ -33,9 +34,7 @@ from eval.reproduce.paper import (
 from eval.reproduce.study import (
     Benchmark,
     Reproduction,
-    Served,
     Stage,
-    named_servers,
     run_reproduction,
     stages_of,
 )
@@ -174,26 +173,13 @@ def test_calls_are_estimated_from_the_shortest_and_longest_examination():
     assert switched == calls_of_arm("progressive-retrieval", settings) == calls_of_arm("post-stance", settings)
 
 
-def test_stage_uses_its_named_server_and_is_refused_without_one():
-    stage = Stage("7b", "m", {})
-
-    async def opened(urls):
-        async with named_servers(urls)(stage) as served:
-            return served
-
-    assert asyncio.run(opened({"7b": "http://a/v1"})) == Served("http://a/v1", "m")
-    with pytest.raises(BadRequest, match="--llm-url 7b=URL"):
-        asyncio.run(opened({"32b": "http://a/v1"}))
-
-
 def test_stages_run_one_server_at_a_time_and_finished_stages_none(tmp_path, monkeypatch):
     log = []
 
-    @asynccontextmanager
-    async def server(stage):
-        log.append(f"open {stage.size}")
-        yield Served("http://a/v1", stage.model)
-        log.append(f"close {stage.size}")
+    class Sessions(VllmSessions):
+        async def serve(self, model):
+            log.append(f"serve {model}")
+            return ServedModel("http://a/v1", model, SecretStr("k"))
 
     async def run(study, progress):
         llm, plan = study.plan.settings.llm, study.plan
@@ -202,6 +188,7 @@ def test_stages_run_one_server_at_a_time_and_finished_stages_none(tmp_path, monk
         assert llm.judges == () and llm.guard is None and plan.settings.trial.expert == "off"
 
     monkeypatch.setattr("eval.reproduce.study.run_study", run)
+    monkeypatch.setattr("eval.reproduce.study.VllmSessions", Sessions)
     monkeypatch.setattr(Benchmark, "judged", lambda *_: [None] * 5)
     guard = {"url": "http://g/v1", "model": "g", "adapter": "llama-guard-4"}
     others = {"judges": [{"model": "other"}], "guard": guard}
@@ -225,23 +212,30 @@ def test_stages_run_one_server_at_a_time_and_finished_stages_none(tmp_path, monk
     models = {"3b": "s", "7b": "m"}
     data = {each.name: each.data for each in benchmarks}
     stages = stages_of(PAPER, ["3b", "7b"], data, tables=frozenset({1, 3}), figures=NONE_, models=models)
-    plan = Reproduction(tmp_path / "study", PAPER, "as-published", "d", benchmarks=benchmarks, stages=stages)
-    asyncio.run(run_reproduction(plan, server, Progress()))
-    first = ["open 7b", "m harm-c full post-stance", "m harm-p full", "close 7b"]
-    last = ["open 3b", "s harm-c full", "close 3b"]
+    plan = Reproduction(
+        tmp_path / "study", PAPER, "as-published", "d", benchmarks=benchmarks, stages=stages, vllm_flags=()
+    )
+    asyncio.run(run_reproduction(plan, Progress()))
+    first = ["serve m", "m harm-c full post-stance", "m harm-p full"]
+    last = ["serve s", "s harm-c full"]
     assert log == first + last
     for bench, arm in (("harm-c", "full"), ("harm-c", "post-stance"), ("harm-p", "full")):
         write_run(tmp_path / "study" / "7b" / bench / arm, results([True, False], [H, N]))
     log.clear()
-    asyncio.run(run_reproduction(plan, server, Progress()))
+    asyncio.run(run_reproduction(plan, Progress()))
     assert log == last
+    log.clear()
+    asyncio.run(run_reproduction(replace(plan, vllm_flags=None, urls={"3b": ("http://a/v1",)}), Progress()))
+    assert log == last[1:]
+    with pytest.raises(BadRequest, match="--llm-url 3b=URL"):
+        asyncio.run(run_reproduction(replace(plan, vllm_flags=None, urls={"7b": ("http://a/v1",)}), Progress()))
 
     study = plan.study(stages[0], benchmarks[0])
     StudyFolder(study.plan.out).start(study.manifest())
     log.clear()
 
     def run_changed(**changes):
-        asyncio.run(run_reproduction(replace(plan, **changes), server, Progress()))
+        asyncio.run(run_reproduction(replace(plan, **changes), Progress()))
 
     with pytest.raises(BadRequest, match=r"server \(was m, is other\)") as refused:
         run_changed(stages=(replace(stages[0], model="other"),))
@@ -254,7 +248,7 @@ def test_stages_run_one_server_at_a_time_and_finished_stages_none(tmp_path, monk
         run_changed(benchmarks=(served, benchmarks[1]))
     assert not log
     run_changed(stages=(Stage("32b", "l", {"harm-c": ("full",)}),))
-    assert log == ["open 32b", "l harm-c full", "close 32b"]
+    assert log == ["serve l", "l harm-c full"]
 
 
 def test_paper_names_arms_and_data_sets_that_there_are():
@@ -445,13 +439,10 @@ def reproduce(*words, code=0):
 
 def test_dry_run_shows_the_plan_and_writes_nothing(data, tmp_path):
     drawn = ("--data", data, "--out", tmp_path / "study", "--demo", "--encoder", "builtin")
-    plan = json.loads(reproduce(*drawn, "--dry-run", "--json"))
-    assert [run["size"] for run in plan["runs"]] == ["32b"] * 14 + ["7b", "3b"]
-    memes = next(run["memes"] for run in plan["runs"] if run["dataset"] == "synthetic-fhm")
-    assert memes == 8
-    extreme = plan["runs"][0]["memes"]
-    assert 4 <= extreme < 8  # without the somewhat harmful memes
-    assert plan["calls"] == [sum(run["calls"][place] for run in plan["runs"]) for place in (0, 1)]
+    plan = json.loads(reproduce(*drawn, "--dry-run", "--json"))["plan"]
+    assert [run["size"] for run in plan] == ["32b"] * 14 + ["7b", "3b"]
+    assert next(run["memes"] for run in plan if run["data"] == "fhm") == "8"
+    assert 4 <= int(plan[0]["memes"]) < 8  # without the somewhat harmful memes
     text = reproduce(*drawn, "--dry-run", "--size", "7b")
     assert "oracle-7b" in text and "post-stance" in text and "Still to run" in text
     assert not (tmp_path / "study").exists()
@@ -463,7 +454,7 @@ def test_missing_data_set_is_reported_and_leaves_its_rows_empty(data, tmp_path):
     (data / "harm-p" / "train.jsonl").unlink()
     output = reproduce(*drawn, "--dry-run", "--size", "7b")
     assert "fhm is left out, its rows stay empty" in output and "harm-p is left out" in output
-    assert "harm-c, test" in output and "fhm, test_seen" not in output
+    assert "harm-c  test" in output and "test_seen" not in output
     (data / "harm-c" / "test.jsonl").write_text("no JSON\n")
     assert "can be used" in reproduce(*drawn, "--dry-run", code=1)
     (data / "harm-c" / "test.jsonl").unlink()
@@ -491,7 +482,7 @@ def test_mistakes_are_reported_before_any_work_begins(words, code, message, data
 
 @pytest.mark.parametrize("reason", [UNFINISHED, "VLLM_ENDED"])
 def test_memes_without_an_answer_leave_the_report_unfinished_and_exit_with_3(reason, data, tmp_path, monkeypatch):
-    async def interrupted(plan, servers, progress):
+    async def interrupted(plan, progress):
         study = plan.study(plan.stages[0], plan.benchmarks[0])
         StudyFolder(study.plan.out).start(study.manifest())
         write_run(plan.out / "7b" / "harm-c" / "full", results([Level.NOT_HARMFUL, Level.VERY_HARMFUL], [N, H]))

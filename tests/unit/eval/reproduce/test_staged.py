@@ -120,7 +120,7 @@ def test_plan_says_what_to_fetch_and_which_models_are_missing(tmp_path):
     output = run("climatememes", "--out", tmp_path / "study", code=1).output
     assert "No stage can run" in output and "mainlp/ClimateMemes" in output
     limited = json.loads(run("emulate", "--out", tmp_path / "s", "--limit", 5, "--dry-run", "--json").stdout)
-    assert limited["stages"][0]["calls"] == "30 to 400"
+    assert limited["plan"][0]["calls"] == "30 to 400"
 
 
 def test_stage_calls_the_server_that_the_file_of_models_names(tmp_path):
