@@ -24,32 +24,17 @@ from eval.reports.sections import Section
 from eval.runs.results import Results, read_results
 from eval.scores.compare import Comparison, compare, signed_interval
 from eval.scores.measure import SURE, figure, holm
-from eval.studies.arms import ARMS, ModelOf, Study, arms_named, run_study
+from eval.studies.arms import ModelOf, Study, arms_named, run_study
 from eval.synthetic.world import GROUPS
 from serving.cli.common import FILE
-
-
-def _list(context: click.Context, _: click.Parameter, arms: str | None) -> str | None:
-    """Tells the arms and ends, before anything else is asked for."""
-    if arms != "list":
-        return arms
-
-    for arm in ARMS.values():
-        click.echo(f"{arm.name:<18} {arm.what}")
-    context.exit()
 
 
 @click.command()
 @study_options(procedure="full", split="test")
 @click.option(
     "--arms",
-    # Eager, so that `list` needs none of the required options.
-    is_eager=True,
-    callback=_list,
-    help=(
-        "Arms, separated by commas; `list` shows them. [default: all that change anything in the procedure, "
-        "except those that run where they are named]"
-    ),
+    help="Arms, separated by commas. [default: all that change anything in the procedure, except those that run where "
+    "they are named]",
 )
 @click.option(
     "--with-model",

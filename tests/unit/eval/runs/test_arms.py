@@ -185,12 +185,6 @@ def test_command_compares_two_sets_of_prompts_on_the_same_memes(
     assert refused.exit_code == 1 and "judge.toml: Its id must be" in refused.output
 
 
-def test_command_lists_arms_without_a_data_set() -> None:
-    ran = CliRunner().invoke(cli, ["ablate", "--arms", "list"])
-    assert ran.exit_code == 0
-    assert [line.split()[0] for line in ran.stdout.splitlines()] == list(ARMS)
-
-
 def test_arms_are_selected_by_name_model_and_procedure() -> None:
     # Translation and leaks are only on request.
     usual = [name for name in ARMS if name not in ("translate", "with-leaks", *FROM_THE_FIELD, *UNCHANGING)]
