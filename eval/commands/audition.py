@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +10,16 @@ import click
 
 from eval.commands.options import (
     CourtOptions,
+    Shown,
     TableWords,
-    command_line,
     dataset_of,
     patience_option,
     plan_of,
     run_watched,
+    shows_sections,
     with_table,
-    write_page,
 )
 from eval.reports.audition import audition_sections, gather_audition
-from eval.reports.sections import as_page, as_text, need_page
 from eval.runs.judge import material_of
 from eval.runs.spec import Circumstances, JudgingSpec
 from eval.scores.weighing import require_enough
@@ -29,9 +27,9 @@ from eval.session.engine import Progress
 from eval.session.spec import flags_of, spec_options
 from eval.studies.arms import run_study
 from eval.studies.audition import audition_of, audition_study, draw_memes
+from serving.cli.common import NEW_FILE
 
 _JUDGING = ("dataset", "split", "limit", "text_only", "language")
-_FILE = click.Path(path_type=Path, dir_okay=False)
 
 
 @click.command()
@@ -48,14 +46,13 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 )
 @click.option(
     "--calibrate",
-    type=_FILE,
+    type=NEW_FILE,
     metavar="FILE",
     help="Write the calibration of full verdicts, for `memecourt serve --audition`; needs --data, with 200 memes.",
 )
-@click.option("--html", type=_FILE, help="Write an HTML page to this file.")
-@click.option("--json", "as_json", is_flag=True, help="Print the figures as one JSON object.")
 @patience_option
-def audition(memes: int, calibrate: Path | None, html: Path | None, as_json: bool, **options: Any) -> None:
+@shows_sections()
+def audition(memes: int, calibrate: Path | None, **options: Any) -> Shown:
     """Tries memes whose truth is known in full, and says what the models are fit for and which procedure to run.
 
     Without --data it tries drawn memes, by the full procedure twice, by one call, and by as many calls as the debate
@@ -73,8 +70,6 @@ def audition(memes: int, calibrate: Path | None, html: Path | None, as_json: boo
         raise click.UsageError(f"{named[0]} goes with --data.")
     if labelled and options["dataset"] is None and options["data"].is_dir():
         raise click.UsageError("Missing option --dataset: a data set or card; or name a table with --data FILE.")
-    if html is not None:
-        need_page()  # before hours of trials
     if labelled:
         own = with_table(options)
     else:
@@ -91,7 +86,4 @@ def audition(memes: int, calibrate: Path | None, html: Path | None, as_json: boo
         calibrate.write_text(calibrated.model_dump_json(indent=1) + "\n", encoding="utf-8")
         library = study.plan.out / "library"
         click.echo(f"Written: {calibrate}. Serve with --audition {calibrate} --library {library}.", err=True)
-    click.echo(json.dumps(found.as_json()) if as_json else as_text(lead, sections))
-    if html is not None:
-        write_page(html, as_page("Audition", lead, sections, command=command_line()))
-        click.echo(f"Written: {html}", err=True)
+    return Shown(title="Audition", lead=lead, sections=sections, figures=found.as_json())
