@@ -11,46 +11,19 @@ import operator
 import os
 import statistics
 import time
+import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.resources import files
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
 
-BENCHMARKS = {
-    "trial-floor": (
-        "eval.perf.trials",
-        "wall time of a full trial over its longest chain of calls, and of Algorithm 1 as printed over that of a trial",
-    ),
-    "saturation": ("eval.perf.trials", "share of a busy model server's capacity that becomes verdicts"),
-    "service": (
-        "eval.perf.service",
-        "requests a second whose verdict is ready over those of a bare gRPC echo; memory after 100,000 requests; CPU "
-        "time for a call of a model",
-    ),
-    "overload": (
-        "eval.perf.service",
-        "goodput at four times the capacity over the best, and delays in refusals",
-    ),
-    "search": (
-        "eval.perf.search",
-        "time of a search among 10^5 and 10^6 memes over that of faiss.knn; memory and changes of a library of 10^6",
-    ),
-    "docket": (
-        "eval.perf.docket",
-        "events a second that 32 trials append over what the database alone takes, and verifying 10^5 of them",
-    ),
-    "install": (
-        "eval.perf.install",
-        "size of a fresh environment, memory of a server, CPU time of `memecourt --help` over that of an empty Python",
-    ),
-    "ranking": (
-        "eval.perf.ranking",
-        "CPU time of ranking 10^6 battles over evalica's; of checking and describing a table over pandas reading it",
-    ),
-    "prefix-cache": ("eval.perf.vllm.prefix_cache", "share of prompts from a real vLLM's cache over what could be"),
+BENCHMARKS: Mapping[str, tuple[str, str]] = {
+    name: (one["module"], one["measures"])
+    for name, one in tomllib.loads((files("eval.perf") / "benchmarks.toml").read_text("utf-8")).items()
 }
 """Name of each benchmark, its module, and what it measures.
 
