@@ -56,17 +56,21 @@ REAL_NAMES = re.findall(
 )
 
 
-def test_there_are_120_memes_about_half_of_them_harmful() -> None:
+def test_there_are_120_distinct_memes_about_half_of_them_harmful() -> None:
+    assert [meme["id"] for meme in MEMES] == [f"starter-{i:03d}" for i in range(1, 121)]
     labels = Counter(meme["label"] for meme in MEMES)
-    assert len(MEMES) == 120
-    assert set(labels) == {"HARMFUL", "NOT_HARMFUL"}
-    assert 55 <= labels["HARMFUL"] <= 65
+    assert set(labels) == {"HARMFUL", "NOT_HARMFUL"} and 55 <= labels["HARMFUL"] <= 65
+    assert len({words(meme["text"]) for meme in MEMES}) == 120
 
 
-def test_every_line_has_the_same_fields_and_was_verified_on_a_day() -> None:
+def test_every_meme_is_a_plain_short_caption_with_the_same_fields() -> None:
     fields = ("id", "label", "text", "categories", "scene", "image", "verified_by", "verified_on")
-    assert {tuple(meme) for meme in MEMES} == {fields}
-    assert all(meme["verified_by"] and date.fromisoformat(meme["verified_on"]) for meme in MEMES)
+    for meme in MEMES:
+        assert tuple(meme) == fields and meme["verified_by"] and date.fromisoformat(meme["verified_on"])
+        text = meme["text"]
+        assert text.isascii() and text == text.strip() and text.count("\n") <= 1 and 4 <= len(text.split()) <= 30
+        assert bool(meme["categories"]) == (meme["label"] == "HARMFUL"), meme
+    assert {category for meme in MEMES for category in meme["categories"]} == CATEGORIES
 
 
 def test_data_set_has_the_library_and_200_other_memes_to_judge(tmp_path: Path) -> None:
@@ -95,30 +99,6 @@ def test_shipped_pictures_are_those_that_are_drawn(tmp_path: Path) -> None:
         # By their pixels: other versions of zlib compress to other bytes.
         with Image.open(drawn) as ours, Image.open(str(shipped / drawn.name)) as theirs:
             assert ours.tobytes() == theirs.tobytes(), drawn.name
-
-
-def test_ids_count_upwards() -> None:
-    assert [meme["id"] for meme in MEMES] == [f"starter-{i:03d}" for i in range(1, 121)]
-
-
-def test_no_text_occurs_twice() -> None:
-    plain = [words(meme["text"]) for meme in MEMES]
-    assert len(set(plain)) == len(plain)
-
-
-def test_texts_are_plain_short_captions() -> None:
-    for meme in MEMES:
-        assert meme["text"].isascii()
-        assert meme["text"] == meme["text"].strip()
-        assert meme["text"].count("\n") <= 1
-        assert 4 <= len(meme["text"].split()) <= 30
-
-
-def test_exactly_the_harmful_memes_have_categories() -> None:
-    for meme in MEMES:
-        assert set(meme["categories"]) <= CATEGORIES
-        assert bool(meme["categories"]) == (meme["label"] == "HARMFUL"), meme
-    assert {category for meme in MEMES for category in meme["categories"]} == CATEGORIES
 
 
 def test_scene_does_not_reveal_the_label() -> None:
@@ -152,14 +132,11 @@ def test_every_caption_is_complete_and_inside_the_picture(size: tuple[int, int])
             assert left >= 0 and top >= 0 and right <= size[0] and bottom <= size[1], (meme["id"], line)
 
 
-def test_lines_of_a_caption_do_not_touch() -> None:
+def test_captions_stay_readable_at_640_pixels_and_their_lines_do_not_touch() -> None:
     for meme in MEMES:
-        boxes = [line.box for line in caption_lines(meme["text"])]
-        assert all(upper[3] <= lower[1] for upper, lower in pairwise(boxes)), meme["id"]
-
-
-def test_captions_of_the_library_stay_readable_at_640_pixels() -> None:
-    assert min(line.font_size for meme in MEMES for line in caption_lines(meme["text"])) >= 24
+        lines = caption_lines(meme["text"])
+        assert min(line.font_size for line in lines) >= 24
+        assert all(upper.box[3] <= lower.box[1] for upper, lower in pairwise(lines)), meme["id"]
 
 
 def test_word_wider_than_the_picture_is_broken() -> None:
@@ -174,9 +151,10 @@ def test_text_that_cannot_fit_is_refused_and_not_cut() -> None:
         caption_lines("far too many words " * 400, (320, 240))
 
 
-def test_empty_text_has_no_caption() -> None:
+def test_empty_text_has_no_caption_and_pictures_have_the_size_that_is_asked_for() -> None:
     assert caption_lines("") == []
     assert draw_meme("cat", "").size == (640, 480)
+    assert draw_meme("road", "four words stand here", size=(400, 500)).size == (400, 500)
 
 
 @pytest.mark.parametrize("scene", SCENES)
@@ -189,10 +167,6 @@ def test_drawing_is_deterministic_and_the_seed_varies_it(scene: str) -> None:
 
 def test_scenes_are_visually_different() -> None:
     assert len({draw_meme(scene, "").resize((8, 6)).tobytes() for scene in SCENES}) == len(SCENES)
-
-
-def test_other_sizes_are_drawn_as_requested() -> None:
-    assert draw_meme("road", "four words stand here", size=(400, 500)).size == (400, 500)
 
 
 def test_unknown_scene_is_named_in_the_error() -> None:
