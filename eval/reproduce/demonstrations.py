@@ -29,7 +29,7 @@ from eval.reproduce.study import Benchmark
 from eval.scores.metrics import harm_values
 from eval.solvers.witness import Arm
 from eval.standin.server import FakeModelServer, serving
-from eval.standin.settings import FEATURES, Settings
+from eval.standin.settings import Settings
 from eval.synthetic.arena_oracle import ArenaVoice
 from eval.synthetic.make import KEY, Layout, make, read_key
 from eval.synthetic.messages import fenced, texts_of
@@ -319,7 +319,7 @@ def _speakers(favours: float = 1.6, unaided: float = 0.4, *, varied: bool = Fals
     """Models of known strength; one judge may take sides, and all see less without a fused guideline."""
     return {
         name: FakeModelServer(
-            Settings(model=name, capacity=64, features=FEATURES - {"picture_ids"}),
+            Settings(model=name, capacity=64),
             answer=ArenaVoice(
                 name,
                 strength,

@@ -14,13 +14,13 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import hashlib
 import heapq
 import itertools
 import json
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from copy import deepcopy
 from dataclasses import asdict
 from typing import Any
 
@@ -124,7 +124,7 @@ class FakeModelServer:
         self._odds = odds or self._odds
         self._speaker = ReplyMaker(seed=self.settings.seed, words=self.settings.words, values=self.settings.values)
         self._prefixes = PrefixCache()
-        self._pictures: dict[str, bytes] = {}
+        self._pictures: dict[str, dict[str, str]] = {}
         self._room = RankedSlots(self.settings.capacity)
 
     def application(self) -> web.Application:
@@ -176,7 +176,7 @@ class FakeModelServer:
                 raise RefusedCall(401, "unknown key")
             payload = await request.json()
             if self._keep:
-                self.requests.append(payload)
+                self.requests.append(deepcopy(payload))
             fault = self.faults.next()
             early = await self._before(request, fault)
             if early is not None:
@@ -336,23 +336,25 @@ class FakeModelServer:
         for part in pictures:
             self._check_picture(part)
 
-    def _check_picture(self, part: Mapping[str, Any]) -> None:
+    def _check_picture(self, part: dict[str, Any]) -> None:
         ids = "picture_ids" in self.settings.features
         if part.get("image_url") is None:
             if not ids or part.get("uuid") not in self._pictures:
                 raise RefusedCall(400, "a picture that was not sent")
+            # Whoever answers sees the picture, too.
+            part["image_url"] = self._pictures[part["uuid"]]
             return
         head, _, data = part["image_url"]["url"].partition(",")
         if head != "data:image/png;base64":
             raise RefusedCall(400, "a picture that is not sent along")
         try:
-            png = base64.b64decode(data, validate=True)
+            base64.b64decode(data, validate=True)
         except binascii.Error:
             raise RefusedCall(400, "a picture that is not base64") from None
         self.stats.pictures_sent += 1
         if ids and part.get("uuid"):
             # From now on the id alone is enough.
-            self._pictures.setdefault(part["uuid"], hashlib.sha256(png).digest())
+            self._pictures.setdefault(part["uuid"], part["image_url"])
 
     def _reply(self, payload: dict[str, Any], prompt: Sequence[str]) -> tuple[str, dict[str, Any] | None]:
         features = self.settings.features

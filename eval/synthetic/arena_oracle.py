@@ -35,7 +35,7 @@ class ArenaVoice:
     varied: bool = False
     """Whether each person's question is another one: judges draw alike for the same."""
     detects: float = 0.8
-    """Share of memes that it labels correctly; its server has to be sent every picture."""
+    """Share of memes that it labels correctly."""
 
     def answer(self, payload: Mapping[str, Any]) -> str | None:
         """Returns the reply to a chat completion; None if it is not part of an arena."""

@@ -85,39 +85,28 @@ def chance_of(seed: int, what: str, text: str, badge: str) -> float:
 
 
 class ServedOracle:
-    """Answers chat completions. Pictures that were sent before may be sent by id, as in vLLM."""
+    """Answers chat completions, each with all of its pictures."""
 
     def __init__(self, ability: Ability | None = None) -> None:
         """Creates an oracle of this ability; None for the default ability."""
         self._oracle = Oracle(ability or Ability())
-        self._pictures: dict[str, bytes] = {}
 
     def answer(self, payload: Mapping[str, Any]) -> str | None:
         """Returns the reply to a chat completion; None if it is not part of a full trial."""
         system = next((m["content"] for m in payload["messages"] if m["role"] == "system"), "")
-        reply = self._oracle.reply(system, self._parts(payload), wanted_by(payload))
+        reply = self._oracle.reply(system, _shown(payload), wanted_by(payload))
         return None if reply is None else json.dumps(reply)
 
     def odds(self, payload: Mapping[str, Any]) -> dict[str, float]:
         """Returns probabilities of the first token; equal ones if the question is not part of a trial."""
-        parts = self._parts(payload)
+        parts = _shown(payload)
         if any("Answer with the letter alone" in part for part in parts[-1:] if isinstance(part, str)):
             return self._oracle.odds(parts)
         return {"A": 0.5, "B": 0.5}
 
-    def _parts(self, payload: Mapping[str, Any]) -> list[str | bytes]:
-        return [part if isinstance(part, str) else self._picture(part) for part in parts_of(payload)]
 
-    def _picture(self, part: Mapping[str, Any]) -> bytes:
-        """Returns the PNG of a part. Raises KeyError for an id that was never sent."""
-        id_ = part.get("uuid")
-        if part.get("image_url") is None:
-            return self._pictures[str(id_)]
-        png = picture_in(part)
-        # From now on the client may send the id alone.
-        if id_:
-            self._pictures[str(id_)] = png
-        return png
+def _shown(payload: Mapping[str, Any]) -> list[str | bytes]:
+    return [part if isinstance(part, str) else picture_in(part) for part in parts_of(payload)]
 
 
 _ANSWER = re.compile(r"The witness's answer:\n\[begin (\w+)\]\n(.*?)\n\[end \1\]", re.DOTALL)
