@@ -9,12 +9,10 @@ rewritten texts of that kind not at all: the finding that a probe must come to.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import math
 import re
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,6 +20,8 @@ from itertools import product
 from pathlib import Path
 from statistics import fmean as _mean
 from typing import Any
+
+from anyio.from_thread import start_blocking_portal
 
 from eval.probe.agents import BEGIN, PROMPTS, prompt_of
 from eval.reproduce.paper import Paper, Target
@@ -42,31 +42,13 @@ from eval.witness.world import expected as expected_finding
 @contextlib.contextmanager
 def served(servers: Mapping[str, FakeModelServer]) -> Iterator[dict[str, str]]:
     """Runs fake servers on the loopback interface; yields their addresses by name."""
-    listening = threading.Event()
-    urls: dict[str, str] = {}
-    loops: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
-
-    async def serve() -> None:
-        end = asyncio.Event()
-        async with contextlib.AsyncExitStack() as stack:
-            for name, server in servers.items():
-                urls[name] = f"http://127.0.0.1:{await stack.enter_async_context(serving(server))}/v1"
-            loops.append((asyncio.get_running_loop(), end))
-            listening.set()
-            await end.wait()
-
     # A thread with a loop of its own: the command that calls the servers runs its own loop meanwhile.
-    thread = threading.Thread(target=asyncio.run, args=(serve(),), daemon=True)
-    thread.start()
-    if not listening.wait(30):
-        raise RuntimeError("the stand-in servers did not start")
-    try:
-        yield urls
-    finally:
-        loop, end = loops[0]
-        # The event belongs to the other thread's loop: set from here, it would not wake the waiting task.
-        loop.call_soon_threadsafe(end.set)
-        thread.join()
+    with start_blocking_portal() as portal, contextlib.ExitStack() as stack:
+        ports = {
+            name: stack.enter_context(portal.wrap_async_context_manager(serving(server)))
+            for name, server in servers.items()
+        }
+        yield {name: f"http://127.0.0.1:{port}/v1" for name, port in ports.items()}
 
 
 def oracle_server(model: str, ability: Ability) -> FakeModelServer:
