@@ -454,7 +454,7 @@ def test_missing_data_set_is_reported_and_leaves_its_rows_empty(data, tmp_path):
     (data / "harm-p" / "train.jsonl").unlink()
     output = reproduce(*drawn, "--dry-run", "--size", "7b")
     assert "fhm is left out, its rows stay empty" in output and "harm-p is left out" in output
-    assert "harm-c  test" in output and "test_seen" not in output
+    assert "harm-c  test" in output and "fhm     test_seen" not in output
     (data / "harm-c" / "test.jsonl").write_text("no JSON\n")
     assert "can be used" in reproduce(*drawn, "--dry-run", code=1)
     (data / "harm-c" / "test.jsonl").unlink()

@@ -13,43 +13,23 @@ from click.testing import CliRunner
 from court.errors import BadRequest
 from eval.cli import cli
 from eval.datasets.card import SplitRole
-from eval.datasets.items import JudgedMeme, Level, Outcome, Prediction, Protocol
+from eval.datasets.items import Outcome, Protocol
 from eval.datasets.known import known_cards
-from eval.runs.results import Judged, Results
+from eval.runs.results import Results
 from eval.scores.choose import TOO_FEW_DIFFER, Choice, choice_in_words
 from eval.scores.metrics import card
 from eval.studies.sweeping import grid, parse_axis, parse_thresholds, rank, require_not_test
 from eval.synthetic.make import Layout, make
+from tests.support import judged
 from tests.support.encoders import WordEncoder
 from tests.support.golden import check_figures
+from tests.support.judged import F, H, N, U
 
-H, N, U, F = Outcome.HARMFUL, Outcome.NOT_HARMFUL, Outcome.UNDECIDED, Outcome.FAILED
-MERGED = Protocol.MERGED
+PLAIN = Protocol.PLAIN
 
 
 def results(name: str, gold: list[bool], outcomes: list[Outcome], scores: list[float | None] | None = None) -> Results:
-    return Results(
-        name=name,
-        dataset="harm-c",
-        split="val",
-        protocols=(MERGED,),
-        judged=tuple(
-            Judged(
-                JudgedMeme(
-                    id=f"m{n}",
-                    split="val",
-                    line=n + 1,
-                    image="",
-                    text="",
-                    harmful=harmful,
-                    level=Level.VERY_HARMFUL if harmful else Level.NOT_HARMFUL,
-                    source_label="",
-                ),
-                Prediction(meme=f"m{n}", outcome=outcome, score=scores[n] if scores else None),
-            )
-            for n, (harmful, outcome) in enumerate(zip(gold, outcomes, strict=True))
-        ),
-    )
+    return judged.results(gold, outcomes, name=name, **{"score": scores} if scores else {})
 
 
 def guessing(rng: np.random.Generator, gold: list[bool], right: float) -> list[Outcome]:
@@ -106,10 +86,10 @@ def test_candidates_are_ranked_and_scored_as_on_cards() -> None:
     gold = [bool(n % 3 == 0) for n in range(90)]
     runs = [results(f"r{n}", gold, guessing(rng, gold, right)) for n, right in enumerate((0.6, 0.9, 0.75))]
     halting = results("r3", gold, [U if n % 7 == 0 else F if n % 11 == 0 else H for n in range(90)])
-    swept = rank([*runs, halting], MERGED, (), resamples=2000, seed=1)
+    swept = rank([*runs, halting], PLAIN, (), resamples=2000, seed=1)
     assert [candidate.run for candidate in swept.ways] == ["r1", "r2", "r0", "r3"]
     for candidate in swept.ways:
-        own_figures = card(next(run for run in [*runs, halting] if run.name == candidate.run), MERGED, resamples=2000)
+        own_figures = card(next(run for run in [*runs, halting] if run.name == candidate.run), PLAIN, resamples=2000)
         assert candidate.value.value == pytest.approx(own_figures.strict.macro_f1.value)
         assert candidate.accuracy == pytest.approx(own_figures.strict.accuracy.value)
         assert candidate.coverage == pytest.approx(own_figures.coverage.value)
@@ -122,18 +102,18 @@ def test_candidates_are_ranked_and_scored_as_on_cards() -> None:
 def test_thresholds_relabel_scored_memes_and_leave_the_others() -> None:
     gold = [True] * 5 + [False] * 5
     scores = [0.4, 0.4, 0.4, 0.4, None, 0.1, 0.1, 0.3, 0.3, None]
-    swept = rank([results("r", gold, [N, N, N, N, H, N, N, N, N, U], scores)], MERGED, (0.2, 0.35), resamples=100)
+    swept = rank([results("r", gold, [N, N, N, N, H, N, N, N, N, U], scores)], PLAIN, (0.2, 0.35), resamples=100)
     by = {candidate.threshold: candidate for candidate in swept.ways}
     assert by[0.35].accuracy == 0.9 and by[0.2].accuracy == 0.7 and by[None].accuracy == 0.5
     assert {candidate.coverage for candidate in swept.ways} == {0.9}
     assert swept.best.threshold == 0.35
-    bare = rank([results("r", gold, [H, N] * 5)], MERGED, (0.2,), resamples=100)
+    bare = rank([results("r", gold, [H, N] * 5)], PLAIN, (0.2,), resamples=100)
     assert [candidate.threshold for candidate in bare.ways] == [None]
 
 
 def test_single_candidate_is_not_flattered() -> None:
     gold = [bool(n % 2) for n in range(60)]
-    swept = rank([results("r", gold, guessing(np.random.default_rng(0), gold, 0.7))], MERGED, (), resamples=500)
+    swept = rank([results("r", gold, guessing(np.random.default_rng(0), gold, 0.7))], PLAIN, (), resamples=500)
     assert swept.flattered_by == 0
     assert "nothing to choose" in choice_in_words(swept)[0]
 
@@ -146,7 +126,7 @@ def test_best_of_many_equals_is_flattered_by_about_the_estimate() -> None:
     for seed in range(12):
         rng = np.random.default_rng(seed)
         runs = [results(f"r{n}", gold, guessing(rng, gold, 0.7)) for n in range(30)]
-        swept = rank(runs, MERGED, (), resamples=300, seed=seed)
+        swept = rank(runs, PLAIN, (), resamples=300, seed=seed)
         estimated.append(swept.flattered_by)
         true.append(swept.best.value.value - 0.7)
         assert sum(candidate.within_noise for candidate in swept.ways) > 5
@@ -159,7 +139,7 @@ def test_clearly_best_candidate_owes_little_to_luck() -> None:
     gold = [bool(n % 2) for n in range(200)]
     rng = np.random.default_rng(0)
     runs = [results(f"r{n}", gold, guessing(rng, gold, 0.9 if n == 4 else 0.6)) for n in range(10)]
-    swept = rank(runs, MERGED, (), resamples=300)
+    swept = rank(runs, PLAIN, (), resamples=300)
     assert swept.best.run == "r4" and swept.flattered_by < 0.005
     assert sum(candidate.within_noise for candidate in swept.ways) == 1
 
@@ -167,11 +147,11 @@ def test_clearly_best_candidate_owes_little_to_luck() -> None:
 def test_too_few_or_different_memes_are_refused() -> None:
     few = results("r", [True] * 3 + [False] * 30, [H] * 33)
     with pytest.raises(BadRequest) as refused:
-        rank([few], MERGED, ())
+        rank([few], PLAIN, ())
     assert refused.value.reason == "TOO_FEW_TO_CHOOSE"
     gold = [bool(n % 2) for n in range(20)]
     with pytest.raises(BadRequest, match="same memes"):
-        rank([results("a", gold, [H] * 20), results("b", gold[:-2], [H] * 18)], MERGED, ())
+        rank([results("a", gold, [H] * 20), results("b", gold[:-2], [H] * 18)], PLAIN, ())
 
 
 @pytest.mark.slow
@@ -211,19 +191,13 @@ def test_small_differences_are_noise_and_groups_are_drawn_whole() -> None:
         worse = [N if outcome is H else H for outcome in right[:wrong]] + right[wrong:]
         runs = [results("right", gold, right), results("worse", gold, worse)]
         if group:
-            grouped_memes = [
-                one.meme.model_copy(update={"group": f"g{n // group}"}) for n, one in enumerate(runs[0].judged)
-            ]
-            runs = [
-                replace(
-                    run,
-                    judged=tuple(
-                        Judged(meme, one.prediction) for meme, one in zip(grouped_memes, run.judged, strict=True)
-                    ),
-                )
-                for run in runs
-            ]
-        return rank(runs, MERGED, (), resamples=500)
+            for number, run in enumerate(runs):
+                rows = [
+                    replace(one, meme=one.meme.model_copy(update={"group": f"g{place // group}"}))
+                    for place, one in enumerate(run.judged)
+                ]
+                runs[number] = replace(run, judged=tuple(rows))
+        return rank(runs, PLAIN, (), resamples=500)
 
     for wrong, sure in ((5, False), (20, True)):
         best, worse = swept(wrong).ways
