@@ -22,22 +22,8 @@ from eval.datasets.items import Level, Outcome, Protocol, SideCourse
 from eval.datasets.known import find_card, shipped_ids
 from eval.models.vllm_session import ServedModel, VllmSessions
 from eval.reports.sections import Section, as_markdown, as_page
-from eval.reproduce.paper import (
-    ClaimVerdict,
-    JudgedArms,
-    Target,
-    claims_of,
-    has_accuracy,
-    is_reachable,
-    read_paper,
-)
-from eval.reproduce.study import (
-    Benchmark,
-    Reproduction,
-    Stage,
-    run_reproduction,
-    stages_of,
-)
+from eval.reproduce.paper import ClaimVerdict, JudgedArms, Target, claims_of, has_accuracy, is_reachable, read_paper
+from eval.reproduce.study import Benchmark, Reproduction, Stage, run_reproduction, stages_of
 from eval.runs.plan import Plan
 from eval.session.engine import UNFINISHED, Progress
 from eval.studies.arms import ARMS, StudyFolder, calls_of_arm
@@ -136,26 +122,13 @@ def test_full_plan_has_three_stages_largest_model_first():
 )
 def test_single_table_or_figure_needs_only_its_runs(tables, figures, runs):
     (stage,) = stages_of(
-        PAPER,
-        ["7b"],
-        DATA,
-        tables=frozenset(tables),
-        figures=frozenset(figures),
-        models={"7b": "ours"},
+        PAPER, ["7b"], DATA, tables=frozenset(tables), figures=frozenset(figures), models={"7b": "ours"}
     )
     assert stage == Stage("7b", "ours", runs)
 
 
 def test_leaks_option_adds_an_arm_for_the_largest_model():
-    large, small = stages_of(
-        PAPER,
-        ["7b", "3b"],
-        DATA,
-        tables=frozenset({3}),
-        figures=NONE_,
-        models={},
-        leaks=True,
-    )
+    large, small = stages_of(PAPER, ["7b", "3b"], DATA, tables=frozenset({3}), figures=NONE_, models={}, leaks=True)
     assert large.runs == {"harm-c": ("full", "post-stance", "with-leaks")} and small.runs == {"harm-c": ("full",)}
     # Its precedents differ, and so does the Judge's brief; all calls before that are shared with full.
     settings = TrialSettings(score=False)
@@ -501,14 +474,7 @@ def test_memes_without_an_answer_leave_the_report_unfinished_and_exit_with_3(rea
 
 
 def test_unsuitable_data_and_output_folders_are_refused(data, tmp_path):
-    server = (
-        "--llm-url",
-        "7b=http://127.0.0.1:9/v1",
-        "--demo",
-        "--encoder",
-        "builtin",
-        "--yes",
-    )
+    server = ("--llm-url", "7b=http://127.0.0.1:9/v1", "--demo", "--encoder", "builtin", "--yes")
     (tmp_path / "empty").mkdir()
     assert "is no directory" in reproduce("--data", tmp_path / "empty", "--out", tmp_path / "study", *server, code=1)
     (data / "harm-p" / "key.jsonl").rename(data / "harm-p" / "other.jsonl")

@@ -278,10 +278,7 @@ SETTINGS = {
     "stance at the summary": ({"stance_at": "summary"}, {"stance_from_start": False}),
     "dull": ({"dull_judge": True}, {"dull": True}),
     "replies in parts": ({"prompts": "2"}, {}),
-    "replies in parts, stance at the summary": (
-        {"prompts": "2", "stance_at": "summary"},
-        {"stance_from_start": False},
-    ),
+    "replies in parts, stance at the summary": ({"prompts": "2", "stance_at": "summary"}, {"stance_from_start": False}),
 }
 
 
