@@ -138,12 +138,7 @@ def _as_json(replayed: ReplayedTrial) -> dict[str, object]:
         "software": replayed.software,
         "obstacle": replayed.obstacle,
         "differences": [
-            {
-                "event": one.seq,
-                "field": one.what,
-                "recorded": one.recorded,
-                "today": one.found,
-            }
+            {"event": one.seq, "field": one.what, "recorded": one.recorded, "today": one.found}
             for one in replayed.differences
         ],
     }

@@ -31,11 +31,7 @@ It is the function of that name, ``-`` written ``_``: its keyword arguments are 
 and it returns a :class:`Result`.
 """
 
-_COMPARISONS: Mapping[str, Callable[[float, float], bool]] = {
-    "<=": operator.le,
-    ">=": operator.ge,
-    "==": operator.eq,
-}
+_COMPARISONS: Mapping[str, Callable[[float, float], bool]] = {"<=": operator.le, ">=": operator.ge, "==": operator.eq}
 
 
 @dataclass(frozen=True, slots=True)

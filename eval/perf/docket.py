@@ -180,11 +180,7 @@ async def _append(folder: Path, *, trials: int, events: int, rounds: int) -> Res
     finally:
         await docket.close()
         plain.dispose()
-    figures = {
-        "events_a_second": rounds * trials * events / ours,
-        "over_bulk": bulk / ours,
-        "events_missing": missing,
-    }
+    figures = {"events_a_second": rounds * trials * events / ours, "over_bulk": bulk / ours, "events_missing": missing}
     return Result(figures, {"over_bulk": ">= 0.5", "events_missing": "== 0"})
 
 

@@ -226,10 +226,7 @@ def memory(root: Path) -> dict[str, float]:
         _ask(finder, number)
     fast = psutil.Process().memory_info()
     finder.close()
-    return {
-        "memory_over_vectors": resident.rss / vectors,
-        "memory_with_fast_stage_over_vectors": fast.rss / vectors,
-    }
+    return {"memory_over_vectors": resident.rss / vectors, "memory_with_fast_stage_over_vectors": fast.rss / vectors}
 
 
 def changes(root: Path, seconds: float) -> dict[str, float]:

@@ -35,15 +35,7 @@ from court.backends.chat.client import ChatCompletions
 from court.backends.chat.wire import Capabilities, LogProbs
 from court.backends.http import Load, http_client
 from court.deadline import Deadline
-from court.events import (
-    AnswerGiven,
-    AnyEvent,
-    ModelCall,
-    Procedure,
-    QuestionAsked,
-    Side,
-    Summarised,
-)
+from court.events import AnswerGiven, AnyEvent, ModelCall, Procedure, QuestionAsked, Side, Summarised
 from court.examination import entropy
 from court.meme import Frame, Meme, Picture, PictureFormat
 from court.messages import AdvocateBrief, Exchange, Exhibit, JudgeBrief
@@ -160,11 +152,7 @@ async def bar(address: str, *, concurrency: int = 1024, finder: KnownFinder | No
 
 
 def court_of(
-    model: ReplicatedModel,
-    settings: TrialSettings,
-    *,
-    finder: KnownFinder | None = None,
-    temperature: float = 0.0,
+    model: ReplicatedModel, settings: TrialSettings, *, finder: KnownFinder | None = None, temperature: float = 0.0
 ) -> Court:
     """A court in which one model has all roles."""
     role_model = RoleModel(model, temperature, servers=model)

@@ -626,13 +626,6 @@ def _replies(record: TrialRecord) -> Iterator[tuple[CallId, Sequence[RawReply]]]
             if task.startswith("odds"):
                 continue
             call_id = CallId(
-                call.role,
-                task,
-                call.prompt_digest,
-                side=side,
-                round=number,
-                judge=judge,
-                claim=claim,
-                step=step,
+                call.role, task, call.prompt_digest, side=side, round=number, judge=judge, claim=claim, step=step
             )
             yield call_id, call.replies

@@ -136,11 +136,7 @@ def _table(outcome: Reproduced, number: int | None) -> list[Section]:
         heads = ["row", "data", "memes", f"{named} acc / F1", "accuracy", "macro-F1", f"{named} can occur"]
         tables.append(_grid(caption, heads, [_balanced_cells(row, found) for row, found in balanced]))
     key = f"table-{number or 'ours'}"
-    return _part(
-        key,
-        outcome.plan.paper.tables[number] if number else _OURS,
-        tables=tables,
-    )
+    return _part(key, outcome.plan.paper.tables[number] if number else _OURS, tables=tables)
 
 
 def _cells(row: RowOutcome) -> list[str]:
@@ -223,10 +219,7 @@ async def _figure_3(outcome: Reproduced) -> list[Section]:
     early, late = outcome.asked
     chosen = _apart_in_rounds(early, late)
     tables = []
-    series = {
-        "from the start": await _questions(early, chosen),
-        "at the summary": await _questions(late, chosen),
-    }
+    series = {"from the start": await _questions(early, chosen), "at the summary": await _questions(late, chosen)}
     # Chosen by difference in rounds, not by hand: examples that were picked for their look prove
     # nothing. Ties go by id, so that the same runs give the same page.
     for meme in chosen:

@@ -23,16 +23,7 @@ from eval.datasets.card import SplitRole
 from eval.datasets.items import JudgedMeme, Protocol
 from eval.datasets.read import read_split, sample
 from eval.models.vllm_session import ServedModel, VllmSessions
-from eval.reproduce.paper import (
-    Claim,
-    JudgedArms,
-    Paper,
-    Reached,
-    Target,
-    claims_of,
-    has_accuracy,
-    is_reachable,
-)
+from eval.reproduce.paper import Claim, JudgedArms, Paper, Reached, Target, claims_of, has_accuracy, is_reachable
 from eval.runs.judge import judged_memes
 from eval.runs.plan import Plan
 from eval.runs.results import Results, RunFolder, read_results
@@ -315,10 +306,7 @@ class RowOutcome:
         if self.target is None or self.card is None:
             return None
         ours = self.card.strict
-        return (
-            100 * ours.accuracy.value - self.target.accuracy,
-            100 * ours.macro_f1.value - self.target.macro_f1,
-        )
+        return (100 * ours.accuracy.value - self.target.accuracy, 100 * ours.macro_f1.value - self.target.macro_f1)
 
 
 @dataclass(frozen=True)

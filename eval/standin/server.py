@@ -273,12 +273,7 @@ class FakeModelServer:
             message |= {"reasoning": thought, "content": text or None}
         elif thought:
             message["content"] = f"<think>{thought}</think>{text}" if text else f"<think>{thought}"
-        choice = {
-            "index": 0,
-            "message": message,
-            "logprobs": log_probs,
-            "finish_reason": finish,
-        }
+        choice = {"index": 0, "message": message, "logprobs": log_probs, "finish_reason": finish}
         body = {"id": f"chatcmpl-{self.stats.calls}", "object": "chat.completion", "created": 0}
         return _spoiled({**body, "model": settings.model, "choices": [choice], "usage": usage}, fault)
 

@@ -29,12 +29,7 @@ from retrieval.build import STARTER_MEMES
 DATASET = "synthetic-functional"
 FUNCTIONAL_KEY = "functional.jsonl"
 """File beside functional tests with the functionality and contrast set of each meme; one line per meme."""
-CONTRAST = (
-    "attack-on-shown-group",
-    "attack-on-shown-things",
-    "kindness-to-shown-group",
-    "kindness-to-shown-things",
-)
+CONTRAST = ("attack-on-shown-group", "attack-on-shown-things", "kindness-to-shown-group", "kindness-to-shown-things")
 """Functionalities of the four memes of a contrast set; the first is harmful."""
 
 _MOST = 200  # cases per functionality

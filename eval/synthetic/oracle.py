@@ -139,19 +139,12 @@ _SIGHT = "What badge is shown in the middle of the picture?"
 _LATE = "which nobody knew to ask"
 _ON_FILE = "as a case on file shows"
 _FILED = "On file:"  # begins a precedent that a question fetched (eval.solvers.progressive)
-_AIDS: Mapping[str, str] = {
-    "reviewed": "Your earlier answer",
-    "readings": "Its malign reading:",
-    "fetched": _ON_FILE,
-}
+_AIDS: Mapping[str, str] = {"reviewed": "Your earlier answer", "readings": "Its malign reading:", "fetched": _ON_FILE}
 """Words of the Judge's input that show an aid, by the ability that says what the aid is worth."""
 _USUAL = Ability()
 _LETTERS = f"{string.ascii_lowercase}{string.digits}"
 _SURE = 0.9  # probability of the answer to a task
-_WEIGHED = {
-    True: {"supporting": "strong", "opposing": "weak"},
-    False: {"supporting": "weak", "opposing": "moderate"},
-}
+_WEIGHED = {True: {"supporting": "strong", "opposing": "weak"}, False: {"supporting": "weak", "opposing": "moderate"}}
 """Strengths for and against a label that fits, and one that does not."""
 
 

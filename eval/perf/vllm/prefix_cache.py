@@ -156,12 +156,7 @@ def vllm_python() -> Path:
 def settings(python: Path, model: Path) -> VllmSettings:
     """Returns settings for a vLLM on the CPU."""
     return VllmSettings(
-        model=str(model),
-        python=python,
-        context=CONTEXT,
-        flags=FLAGS,
-        environment=ENVIRONMENT,
-        start_seconds=600,
+        model=str(model), python=python, context=CONTEXT, flags=FLAGS, environment=ENVIRONMENT, start_seconds=600
     )
 
 
