@@ -9,18 +9,17 @@ from __future__ import annotations
 import os
 import resource
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import psutil
 
 from eval.perf.bench import Result, in_turns, medians, seconds_of
+from eval.standin.process import served
 from eval.synthetic.scenes import draw_meme
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -61,10 +60,11 @@ def _first_verdicts(turns: int) -> Result:
         judge_s = statistics.median(
             seconds_of(lambda: _run(judge, copy, environ, good=_VERDICTS)) for _ in range(turns)
         )
-        with _serving(memecourt, copy, environ) as (address, pid):
-            _run([*judge, *[str(meme)] * (_MEMES - 1), "--server", address], copy, environ, good=_VERDICTS)
+        home = Path(environ["MEMECOURT_HOME"])
+        with served(home, program=(memecourt,), environment={"PYTHONPATH": ""}) as process:
+            _run([*judge, *[str(meme)] * (_MEMES - 1), "--server", process.address], copy, environ, good=_VERDICTS)
             # Includes the processes that decode and embed for it, which a server needs as well.
-            server = psutil.Process(pid)
+            server = psutil.Process(process.pid)
             # Each with its proportional share of shared pages.
             memory = sum(each.memory_full_info().pss for each in (server, *server.children(recursive=True)))
         # Links lead out of the environment to the Python that created it, or to files that are counted anyway.
@@ -104,21 +104,6 @@ def _run(command: list[str], folder: Path, environ: Mapping[str, str], *, good: 
     done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False)
     if done.returncode not in good:
         raise RuntimeError(f"{command[0]} ended with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
-
-
-@contextmanager
-def _serving(memecourt: str, folder: Path, environ: Mapping[str, str]) -> Iterator[tuple[str, int]]:
-    """Runs a server of that environment; once it is ready, yields its address and process id."""
-    command = [memecourt, "serve", "--address", "127.0.0.1:0"]
-    with subprocess.Popen(
-        command, cwd=folder, env=environ, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as process:
-        try:
-            assert process.stdout is not None
-            lines = [line.strip() for line in iter(process.stdout.readline, "ready\n")]
-            yield next(line.partition("listening on ")[2] for line in lines if "listening on " in line), process.pid
-        finally:
-            process.send_signal(signal.SIGTERM)
 
 
 def _cpu_of(*arguments: str) -> float:

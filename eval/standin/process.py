@@ -29,13 +29,6 @@ class Process:
     address: str
     """``host:port`` where it listens."""
     pid: int
-    home: Path
-    """Its directory, which contains the docket and the log."""
-
-    @property
-    def docket(self) -> Path:
-        """Path of its docket."""
-        return self.home / "docket.sqlite"
 
 
 def in_fresh_process(work: Callable[..., T], *arguments: Any) -> T:
@@ -65,14 +58,19 @@ def model_server(*flags: str) -> Iterator[str]:
 
 
 @contextmanager
-def served(home: Path, *options: object, environment: Mapping[str, str] | None = None) -> Iterator[Process]:
+def served(
+    home: Path,
+    *options: object,
+    program: Sequence[str] = (sys.executable, "-m", "serving.cli"),
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[Process]:
     """Runs ``memecourt serve`` until the block ends; yields it once it is ready, and stops it with SIGTERM.
 
     Raises RuntimeError: The server exited before it was ready, or did not stop when told to.
     """
     home.mkdir(parents=True, exist_ok=True)
     # Port 0: the system chooses a free one, so that benchmarks and tests can run side by side.
-    command = [sys.executable, "-m", "serving.cli", "serve", "--address", "127.0.0.1:0", *map(str, options)]
+    command = [*program, "serve", "--address", "127.0.0.1:0", *map(str, options)]
     # Settings of the user who runs the benchmark must not change the measurement.
     settings = {name: value for name, value in os.environ.items() if not name.startswith("MEMECOURT_")}
     settings |= {"MEMECOURT_HOME": str(home), "PYTHONUNBUFFERED": "1", **(environment or {})}
@@ -85,7 +83,7 @@ def served(home: Path, *options: object, environment: Mapping[str, str] | None =
         address = next((line.removeprefix(_LISTENS) for line in lines if line.startswith(_LISTENS)), None)
         if address is None or _READY not in lines:
             raise RuntimeError(f"The server ended before it was ready:\n{_end_of(home / 'serve.log')}")
-        yield Process(address, process.pid, home)
+        yield Process(address, process.pid)
         # If the server died, the benchmark has measured something else; that must not pass as a result.
         if process.poll() is not None:
             raise RuntimeError(f"The server ended by itself ({process.returncode}):\n{_end_of(home / 'serve.log')}")

@@ -66,7 +66,7 @@ def test_trials_with_failing_model_calls_end_once_and_lose_no_verdict(tmp_path):
         ) as server,
     ):
         verdicts, errors = asyncio.run(judged(server.address))
-        found = ends(server.docket)
+        found = ends(tmp_path / "home" / "docket.sqlite")
     assert len(verdicts) + len(errors) == REQUESTS
     assert not {reason for reason in errors.values() if not reason.startswith(INJECTED)}
     assert {name: found[name] for name in verdicts} == dict.fromkeys(verdicts, (1, 0, "DECIDED"))
