@@ -151,7 +151,7 @@ def test_text_that_cannot_fit_is_refused_and_not_cut() -> None:
         caption_lines("far too many words " * 400, (320, 240))
 
 
-def test_empty_text_has_no_caption_and_pictures_have_the_size_that_is_asked_for() -> None:
+def test_empty_text_has_no_caption_and_other_sizes_are_drawn() -> None:
     assert caption_lines("") == []
     assert draw_meme("cat", "").size == (640, 480)
     assert draw_meme("road", "four words stand here", size=(400, 500)).size == (400, 500)
