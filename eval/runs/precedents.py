@@ -294,9 +294,8 @@ def _made_of(train: Sequence[Source], encoder: Encoder) -> str:
     for source in train:
         rows = read_source(source)
         pictures = _digests([row.image for row in rows.good], source.pictures)
-        paths = source.files or [path for path in (source.path, source.labels) if path is not None]
         # A tree of pictures has no file: its recipe identifies it, and its pictures are hashed below.
-        files: list[JsonValue] = [sha256_of(path) for path in paths if not path.is_dir()]
+        files: list[JsonValue] = [sha256_of(path) for path in source.files or [source.path] if not path.is_dir()]
         sources.append({"files": files, "name": source.label, "pictures": pictures, "recipe": source.recipe})
     built = {"format": FORMAT, "safeguards": USUAL.model_dump(mode="json")}
     return digest({"sources": sources, "encoder": encoder.identity.digest, **built})

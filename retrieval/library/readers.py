@@ -1,4 +1,4 @@
-"""Reads labelled memes in published formats: HarMeme, Hateful Memes (FHM), MAMI, plain CSV, and our own JSON lines.
+"""Reads labelled memes in published formats: HarMeme, Hateful Memes (FHM), plain CSV, and our own JSON lines.
 
 A bad row is reported by line, id and reason, and never stops the others. No message quotes a meme: published examples
 of harm must not get into logs.
@@ -6,7 +6,7 @@ of harm must not get into logs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +19,6 @@ from retrieval.library.cells import BadCell, label_of, plain_word, require_text
 from retrieval.library.sources import NOT_FOR_LIBRARIES, Problem, Row, Rows, Source, SourceFormat
 from retrieval.library.tables import (
     DELIMITERS,
-    Record,
     csv_records,
     delimiter_of,
     header_of,
@@ -134,7 +133,6 @@ _PIECE = 2**20
 _COLUMN_STORES = (".parquet", ".arrow")
 _FAULTY = 0.25
 """Share of rows with unknown labels from which on a file is taken to have labels of its own."""
-_MAMI_KINDS = ("shaming", "stereotype", "objectification", "violence")
 
 
 def read_source(source: Source) -> Rows:
@@ -178,17 +176,13 @@ def read_source(source: Source) -> Rows:
         )
     rows, name = Rows(layout), source.label
     records = csv_records(content, delimiter) if delimiter else json_records(content)
-    if source.labels is not None:
-        if layout is not SourceFormat.MAMI:
-            raise BadRequest(f"Labels in a file of their own are MAMI's, and {source.path.name} is {layout}.")
-        records = _with_labels(records, _mami_labels(read_text(source.labels, "labels"), source.labels.stem, rows))
     for line, record in records:
         id_ = ""
         try:
             if isinstance(record, str):
                 # A string in place of a record says why the line could not be read.
                 raise BadCell(record)
-            id_ = _id(record, "file_name" if layout is SourceFormat.MAMI else "id")
+            id_ = _id(record)
             rows.good.append(_row(_PARSERS[layout], record, line=line, id_=id_, name=name))
         except BadCell as bad:
             rows.problems.append(Problem(name, line, id_, str(bad)))
@@ -249,9 +243,7 @@ def _marked(path: Path) -> BadRequest:
 
 def _delimiter(layout: SourceFormat, content: str) -> str:
     """Cell delimiter of a layout; empty if the layout is not a table."""
-    if layout is SourceFormat.CSV:
-        return delimiter_of(content, _CSV_COLUMNS) or ","
-    return "\t" if layout is SourceFormat.MAMI else ""
+    return delimiter_of(content, _CSV_COLUMNS) or "," if layout is SourceFormat.CSV else ""
 
 
 def _detect(content: str) -> SourceFormat | None:
@@ -264,45 +256,13 @@ def _detect(content: str) -> SourceFormat | None:
                 return SourceFormat.HARMEME
             # FHM's rows differ from ours in the name of the picture's field.
             return SourceFormat.FHM if "img" in record else SourceFormat.MEMECOURT
-    if {"file_name", "text transcription"} <= set(header_of(content, "\t")):
-        return SourceFormat.MAMI
     return SourceFormat.CSV if delimiter_of(content, _CSV_COLUMNS) else None
-
-
-def _mami_labels(content: str, name: str, rows: Rows) -> dict[str, dict[str, str]]:
-    """Labels by the name of the picture; unusable lines are added to the problems of ``rows``."""
-    columns = ("misogynous", *_MAMI_KINDS)
-    labels: dict[str, dict[str, str]] = {}
-    for number, line in enumerate(content.split("\n"), start=1):
-        cells = [cell.strip() for cell in line.split("\t")]
-        if not any(cells):
-            continue
-        id_ = cells[0]
-        if len(cells) != 1 + len(columns):
-            reason = f"the line of labels has {len(cells)} cells and not {1 + len(columns)}"
-            # A line of one cell may be a meme's text, which no message may quote.
-            rows.problems.append(Problem(name, number, id_ if len(cells) > 1 else "", reason))
-        elif id_ in labels:
-            rows.problems.append(Problem(name, number, id_, "it has labels already"))
-        else:
-            labels[id_] = dict(zip(columns, cells[1:], strict=True))
-    return labels
-
-
-def _with_labels(records: Iterator[Record], labels: Mapping[str, dict[str, str]]) -> Iterator[Record]:
-    for line, record in records:
-        yield (
-            line,
-            record
-            if isinstance(record, str)
-            else {**record, **labels.get(str(record.get("file_name", "")).strip(), {})},
-        )
 
 
 def _row(
     parse: Callable[[Mapping[str, Any]], dict[str, Any]], record: Mapping[str, Any], line: int, id_: str, name: str
 ) -> Row:
-    text = record.get("text transcription" if parse is _parse_mami else "text")
+    text = record.get("text")
     if not isinstance(text, str | None):
         raise BadCell("the text is no text")
     row = Row(line=line, id=id_, text=text or "", source=name, **parse(record))
@@ -312,8 +272,8 @@ def _row(
     return row
 
 
-def _id(record: Mapping[str, Any], name: str) -> str:
-    id_ = record.get(name)
+def _id(record: Mapping[str, Any]) -> str:
+    id_ = record.get("id")
     # A bool is an int in Python, but never an id.
     if isinstance(id_, bool) or not isinstance(id_, str | int) or not str(id_).strip():
         raise BadCell("it has no id")
@@ -377,19 +337,6 @@ def _parse_plain(record: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _parse_mami(record: Mapping[str, Any]) -> dict[str, Any]:
-    if "misogynous" not in record:
-        raise BadCell("it has no label, as in the test split without its file of labels")
-    if (word := _word(record["misogynous"])) not in ("0", "1"):
-        raise BadCell("the label is neither 0 nor 1" if word else "the label is empty")
-    return {
-        "label": _label(word),
-        "source_label": "misogynous" if word == "1" else "not misogynous",
-        "categories": tuple(kind for kind in _MAMI_KINDS if record.get(kind, "").strip() == "1"),
-        "image": _name(record["file_name"]),
-    }
-
-
 def _word(value: Any) -> str | None:
     """A label in plain words; None for a missing one, and for lists and objects."""
     return label_of(value) if isinstance(value, str | int | float | None) else None
@@ -411,5 +358,4 @@ _PARSERS: dict[SourceFormat, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     SourceFormat.FHM: _parse_fhm,
     SourceFormat.CSV: _parse_plain,
     SourceFormat.MEMECOURT: _parse_plain,
-    SourceFormat.MAMI: _parse_mami,
 }

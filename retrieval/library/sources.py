@@ -27,10 +27,6 @@ class SourceFormat(StrEnum):
     MEMECOURT = "memecourt"
     """JSON a line: ``id``, ``label``, ``text``, ``categories`` and ``image``; and, where somebody has confirmed the
     label, ``verified_by`` and ``verified_on``."""
-    MAMI = "mami"
-    """Cells between tabs under the header ``file_name``, ``misogynous`` (1 or 0), ``shaming``, ``stereotype``,
-    ``objectification``, ``violence``, ``Text Transcription``; for the test split all but the first and the last stand
-    in a file of their own, which has no header."""
     CARD = "card"
     """Any layout that a data-set card describes; the source brings its reader along."""
 
@@ -60,9 +56,8 @@ class Source:
 
     Attributes:
         pictures: Directory that image names are relative to; None to go by the texts alone.
-        labels: Separate file with the labels, as MAMI's test split has; else None.
         rows: Reads the rows of a source of format ``card``; None for the others.
-        files: All files that the rows are read from, if these are not ``path`` and ``labels``.
+        files: All files that the rows are read from, if these are not ``path``.
         notes: Sentences on how its rows are read, to be said before they are.
         recipe: Digest of the rules by which rows are read from them; empty if the format determines them.
     """
@@ -71,7 +66,6 @@ class Source:
     name: str = ""
     pictures: Path | None = None
     format: SourceFormat | None = None
-    labels: Path | None = None
     provenance: Provenance = Provenance()
     rows: Callable[[], Rows] | None = None
     files: tuple[Path, ...] = ()

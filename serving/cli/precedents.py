@@ -80,7 +80,7 @@ _described = with_options(
     click.option(
         "--format",
         "layout",
-        type=click.Choice(["harmeme", "fhm", "mami", "csv", "memecourt"]),
+        type=click.Choice(["harmeme", "fhm", "csv", "memecourt"]),
         help="Format of the files. [default: detected from their content]",
     ),
     click.option(
@@ -196,7 +196,6 @@ async def build(
     \b
     harmeme    JSON a line: id, image, labels (the first is the label), text
     fhm        JSON a line: id, img, label (1 hateful, 0 not), text
-    mami       between tabs: file_name, misogynous (1 or 0), Text Transcription
     csv        a header with id, label and any of text, image, categories
     memecourt  JSON a line: id, label, text, categories, image
 

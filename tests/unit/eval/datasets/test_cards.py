@@ -275,21 +275,12 @@ def fhm(root: Path) -> Path:
     return path
 
 
-def mami(root: Path) -> Path:
-    header = ("file_name", "misogynous", "shaming", "stereotype", "objectification", "violence", "Text Transcription")
-    rows = [(f"{n}.jpg", n % 2, n % 2, 0, int(n in (1, 5)), 0, f'pond\n"{n}"') for n in range(6)]
-    path = root / "MAMI/training.csv"
-    write_table(path, header, [*rows, ("9.jpg", "", 0, 0, 0, 0, "x"), ("8.jpg", 3, 0, 0, 0, 0, "x")], "\t")
-    return path
-
-
 @pytest.mark.parametrize(
     ("id_", "layout", "written"),
     [
         ("harm-c", SourceFormat.HARMEME, harm_c),
         ("harm-p", SourceFormat.HARMEME, lambda root: harm_c(root).rename(root / "train_v1.jsonl")),
         ("fhm", SourceFormat.FHM, fhm),
-        ("mami", SourceFormat.MAMI, mami),
     ],
 )
 def test_cards_read_the_same_memes_as_the_library_s_reader(tmp_path, id_, layout, written):

@@ -261,7 +261,7 @@ def test_marked_texts_are_refused_by_every_library_format(whole, tmp_path):
         "fhm.jsonl": json_lines({**row, "img": "", "label": 1} for row in plain),
         "among.jsonl": json_lines([*good, plain[0]]),
         "memes.csv": f"id,label,text,{NOT_FOR_LIBRARIES}\n" + "".join(f"{n},1,t{n},yes\n" for n in range(4)),
-        "mami.tsv": f"file_name\tmisogynous\tText Transcription\t{NOT_FOR_LIBRARIES}\na.jpg\t1\ttext\tyes\n",
+        "tabs.tsv": f"file_name\tmisogynous\tText Transcription\t{NOT_FOR_LIBRARIES}\na.jpg\t1\ttext\tyes\n",
     }
     for name, content in sources.items():
         (tmp_path / name).write_text(content)
