@@ -43,7 +43,6 @@ def leave_one_out_neighbours(
     alphas: Sequence[float],
     depth: int,
     limit: int,
-    twins_too: bool = True,
     apart: bool = False,
     safeguards: Safeguards | None = None,
     groups: NDArray[np.int64] | None = None,
@@ -68,7 +67,7 @@ def leave_one_out_neighbours(
     has_text = np.array([meme.has_text for meme in memes])
     has_picture = np.array([meme.has_picture for meme in memes])
     depth = min(depth, n)
-    silent, following = silent_memes(memes, guarded)
+    silent = silent_memes(memes, guarded)
     # Prefixed, since an empty key equals no other, and memes without a source must share one.
     sources = group_numbers(f"={meme.source}" for meme in memes)
     groups = np.arange(n) // GROUP if groups is None else groups
@@ -81,18 +80,11 @@ def leave_one_out_neighbours(
         by_picture = rows[block, text_dim:] @ rows[:, text_dim:].T
         left_out = (texts[block, None] == texts) & (texts[block, None] >= 0)
         left_out |= (pixels[block, None] == pixels) & (pixels[block, None] >= 0)
-        # If twins may vote, none of the above is left out.
-        left_out &= twins_too
         if apart:
             left_out |= (by_text > NEARLY) | (by_picture > NEARLY)
             left_out |= groups[block, None] == groups
         left_out |= silent
-        # If the judged meme is the first of its clones, the next clone votes for the others.
-        next_ = following[block]
-        if not twins_too:
-            followed = np.flatnonzero(next_ >= 0)
-            left_out[followed, next_[followed]] = False
-        # The meme itself is always left out, whichever of the above are off.
+        # The meme itself may have neither words nor pixels to be left out by.
         left_out[np.arange(block.size), block] = True
         for number, alpha in enumerate(alphas):
             weight = np.where(~has_picture[block], 1.0, np.where(~has_text[block], 0.0, alpha)).astype(np.float32)
@@ -133,22 +125,17 @@ def _even_sample(n: int, limit: int) -> NDArray[np.int64]:
     return np.unique(np.linspace(0, n - 1, min(n, limit)).round().astype(np.int64))
 
 
-def silent_memes(memes: Sequence[LabelledMeme], safeguards: Safeguards) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-    """Mask of memes that never vote, shape (n,); and the next clone of each first clone, else -1, shape (n,)."""
+def silent_memes(memes: Sequence[LabelledMeme], safeguards: Safeguards) -> NDArray[np.bool_]:
+    """Mask of memes that never vote, shape (n,): unverified ones, if so wished, and all clones but the first."""
     verified = np.array([meme.verified for meme in memes], dtype=np.bool_)
     silent = ~verified if safeguards.verified_only and verified.any() else np.zeros(len(memes), dtype=np.bool_)
-    following = np.full(len(memes), -1, dtype=np.int64)
-    first: dict[Hashable, int] = {}
+    seen: set[Hashable] = set()
     for index, meme in enumerate(memes):
         key = meme.duplicate_key
-        if key is None or silent[index]:
-            continue
-        one = first.setdefault(key, index)
-        if one != index:
-            silent[index] = True
-            if following[one] < 0:
-                following[one] = index
-    return silent, following
+        if key is not None and not silent[index]:
+            silent[index] = key in seen
+            seen.add(key)
+    return silent
 
 
 def _cap(fused: NDArray[np.float32], sources: NDArray[np.int64], most: int) -> None:

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from numpy.typing import NDArray
 
-from court.precedents import Findings, LibraryIdentity, MinSimilarity
+from court.precedents import Findings, MinSimilarity
 from court.summary import vote_if_close
 from court.verdict import Label
 from eval.scores.metrics import harm_values
@@ -18,12 +18,12 @@ from retrieval.build import build_library
 from retrieval.calibration.calibrate import calibrate, safeguarded_votes
 from retrieval.calibration.leave_one_out import leave_one_out_neighbours
 from retrieval.embed.builtin import BuiltinEncoder
-from retrieval.index.exact import FusedIndex, Hits, SegmentedIndex
+from retrieval.index.exact import FusedIndex, SegmentedIndex
 from retrieval.library.filters import Filter
 from retrieval.library.library import Library
-from retrieval.library.manifest import Counts, LabelledMeme, Safeguards, Tuning
+from retrieval.library.manifest import LabelledMeme, Safeguards, Tuning
 from retrieval.library.sources import Source
-from retrieval.precedents.finder import LibraryFinder
+from retrieval.precedents.finder import IndexedMemes, LibraryFinder
 from retrieval.precedents.search import NEARLY, Query, SearchRequest, _ClusterCap, search_library
 from retrieval.text import normalise_text, text_key
 from serving.cli.main import cli as memecourt
@@ -146,7 +146,7 @@ class _Judged:
         return search_library(view, _query(self.library, place, meme), SearchRequest(exhibits=3, tally=25, alpha=None))
 
 
-class _Poisoned:
+class _Poisoned(IndexedMemes):
     """A :class:`~retrieval.library.ports.LibraryView` with some precedents hidden and others planted."""
 
     def __init__(
@@ -160,60 +160,31 @@ class _Poisoned:
         vectors: NDArray[np.float32] | None,
         safeguards: Mapping[str, Any],
     ) -> None:
-        self._library, self._memes, self._planted = library, memes, planted
+        self.library, self._memes, self._planted = library, memes, planted
         segments = [base]
-        self._text_dim = base.text_dim
         if vectors is not None:
             segments.append(FusedIndex(np.ascontiguousarray(vectors), base.text_dim))
-        self._index = SegmentedIndex(segments, hidden)
-        self._harmful = np.array([meme.harmful for meme in (*memes, *planted)], dtype=np.bool_)
+        self.index = SegmentedIndex(segments, hidden)
+        self.harmful = np.array([meme.harmful for meme in (*memes, *planted)], dtype=np.bool_)
         guarded = library.manifest.tuning.safeguards.model_copy(update=dict(safeguards))
         self.tuning: Tuning = library.manifest.tuning.model_copy(
             # No regression: it was fitted on the whole library, including the meme that is left out.
             update={"safeguards": guarded, "regression": None}
         )
 
-    @property
-    def identity(self) -> LibraryIdentity:
-        return self._library.identity
-
-    @property
-    def counts(self) -> Counts:
-        return self._library.counts
+        self.identity, self.counts = library.identity, library.counts
 
     def rows_of(self, ids: Collection[str]) -> list[int]:
         planted = {meme.id: len(self._memes) + n for n, meme in enumerate(self._planted)}
-        known = (planted.get(id_, self._library.row_of(id_)) for id_ in ids)
+        known = (planted.get(id_, self.library.row_of(id_)) for id_ in ids)
         return [row for row in known if row is not None]
 
     def count(self, where: Filter) -> int:
-        return sum(where.lets_through(meme) for meme in (*self._memes, *self._planted))
+        return len(self._memes) + len(self._planted)
 
     def read(self, rows: Sequence[int]) -> list[LabelledMeme]:
         n = len(self._memes)
         return [self._memes[row] if row < n else self._planted[row - n] for row in rows]
-
-    def halves(self, rows: Sequence[int]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        found = self._index.vectors(rows)
-        return found[:, : self._text_dim], found[:, self._text_dim :]
-
-    def search(
-        self,
-        text: NDArray[np.float32] | None,
-        picture: NDArray[np.float32] | None,
-        *,
-        alpha: float,
-        k: int,
-        exclude: Collection[int] = (),
-        where: Filter | None = None,
-        harmful: bool | None = None,
-    ) -> Hits:
-        among = None
-        if where is not None or harmful is not None:
-            among = self._harmful == harmful if harmful is not None else np.ones_like(self._harmful)
-            if where is not None:
-                among &= np.array([where.lets_through(meme) for meme in (*self._memes, *self._planted)])
-        return self._index.search(text, picture, alpha=alpha, k=k, exclude=exclude, among=among)
 
 
 def _acquitted(findings: Findings) -> bool:
@@ -403,13 +374,6 @@ def test_calibration_sees_the_same_neighbours_as_a_search(tmp_path):
         assert [s for s, _ in safeguarded_votes] == pytest.approx([s for s, _ in finite], abs=1e-5)
         assert len(safeguarded_votes) <= 6
     assert neighbours.rows.size == 40
-
-
-def test_leave_one_out_keeping_duplicates_lets_one_duplicate_vote(tmp_path):
-    memes = [meme("one", True, "cats"), meme("two", True, "Cats"), meme("three", True, "cats "), *CATS]
-    library = library_of(tmp_path, memes)
-    (neighbours,) = leave_one_out_neighbours(library.rows, memes, DIM, alphas=[1.0], depth=5, limit=5, twins_too=False)
-    assert np.isfinite(neighbours.similarities).sum(axis=1).tolist() == [3, 3, 3, 2, 2]
 
 
 def mean_drop(library, share, seeds=20):
