@@ -72,7 +72,7 @@ class GuardedComparer:
     async def is_same(
         self, known: Sequence[bytes], picture: Picture, nearness: MatchThresholds, agreement: Agreement
     ) -> bool:
-        """True if no tile differs in any frame from the ``known`` ones, our own PNGs (:func:`pictures_differ`)."""
+        """True if no tile differs in any frame from the ``known`` ones, our own PNGs (:func:`pictures_match`)."""
         job = {"known": len(known), "nearness": dataclasses.asdict(nearness), "agreement": agreement.value}
         reply = await self._run(job, [*known, *(frame.png for frame in picture.frames)])
         try:

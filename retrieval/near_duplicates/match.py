@@ -11,7 +11,7 @@ import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from rapidfuzz.distance import Levenshtein
 
 from retrieval.borders import Box, peeled
 from retrieval.near_duplicates.pdq import QUALITY_FLOOR, Hash, Position, distance, hashes_of, turned
-from retrieval.near_duplicates.tiles import Comparison, TileOutcome, Tolerance, compare
+from retrieval.near_duplicates.tiles import Tolerance, tiles_match
 from retrieval.text import letters_of, text_key
 
 Pixels = NDArray[np.uint8]
@@ -91,28 +91,9 @@ class HashedPicture:
         return upright
 
 
-@dataclass(frozen=True, slots=True)
-class Fingerprint:
-    """Comparable features of a meme.
-
-    Attributes:
-        frames: Views of each frame: the whole frame and the parts within its outer and inner plain borders, if it has
-            any. Views with a PDQ quality below 50 are omitted, so a frame may have no view.
-    """
-
-    frames: tuple[tuple[HashedPicture, ...], ...]
-    words: MemeText
-
-
-class Difference(StrEnum):
-    """Reason why a near-duplicate does not count as the same."""
-
-    FRAMES_DIFFER = "FRAMES_DIFFER"
-    """The numbers of frames differ, or a frame has no usable view."""
-    TOO_SMALL = "TOO_SMALL"
-    CANT_BE_LAID = "CANT_BE_LAID"
-    CUT_OFF = "CUT_OFF"
-    TILE_DIFFERS = "TILE_DIFFERS"
+Fingerprint: TypeAlias = tuple[tuple[HashedPicture, ...], ...]
+"""Views of each frame of a meme: the whole frame and the parts within its outer and inner plain borders, if it has any.
+Views with a PDQ quality below 50 are omitted, so a frame may have no view."""
 
 
 class Agreement(StrEnum):
@@ -124,14 +105,14 @@ class Agreement(StrEnum):
     OTHER = "OTHER"
 
 
-def fingerprint(frames: Sequence[bytes], words: MemeText) -> Fingerprint:
+def fingerprint(frames: Sequence[bytes]) -> Fingerprint:
     """Fingerprints a meme by its frames, which are our own PNG files; takes tens of milliseconds each.
 
     Raises:
         NotLoaded: ``pdqhash`` is not installed.
         ValueError: There is no frame.
     """
-    return fingerprint_pixels([_decoded(png) for png in frames], words)
+    return fingerprint_pixels([_decoded(png) for png in frames])
 
 
 def _decoded(png: bytes) -> Pixels:
@@ -139,11 +120,11 @@ def _decoded(png: bytes) -> Pixels:
         return np.asarray(opened.convert("RGB"))
 
 
-def fingerprint_pixels(frames: Sequence[Pixels], words: MemeText) -> Fingerprint:
+def fingerprint_pixels(frames: Sequence[Pixels]) -> Fingerprint:
     """Fingerprints decoded frames. Raises ValueError if there is none."""
     if not frames:
         raise ValueError("a meme has at least one frame")
-    return Fingerprint(tuple(tuple(_views(frame)) for frame in frames), words)
+    return tuple(tuple(_views(frame)) for frame in frames)
 
 
 def _views(pixels: Pixels) -> Iterator[HashedPicture]:
@@ -177,45 +158,34 @@ def _is_plain_between(levels: NDArray[np.int16], outer: Box, inner: Box) -> bool
     return True
 
 
-def pictures_differ(
+def pictures_match(
     known: Fingerprint,
     new: Fingerprint,
     nearness: MatchThresholds = MatchThresholds(),
     agreement: Agreement = Agreement.SAME,
-) -> Difference | None:
-    """Returns the reason why two memes look different, stricter with a misread text; None if all frames match."""
+) -> bool:
+    """True if two memes look the same in every frame; stricter if a text may be misread."""
     # Omitted frames can't be compared, and may contain the difference.
-    if len(known.frames) != len(new.frames):
-        return Difference.FRAMES_DIFFER
-    first: Difference | None = None
+    if len(known) != len(new):
+        return False
+    tiles = nearness.tiles_if_misread if agreement is Agreement.MISREAD else nearness.tiles
     # By the first frame alone, as a meme is rotated or mirrored as a whole.
-    positions = dict.fromkeys(position for position, *_ in _ways(known.frames[0], new.frames[0], nearness.radius))
-    for position in list(positions)[:_POSITIONS]:
-        tiles = nearness.tiles_if_misread if agreement is Agreement.MISREAD else nearness.tiles
-        # Frame by frame, up to the first that differs.
-        differs = next(
-            filter(None, _differing(known, new, position=position, radius=nearness.radius, tiles=tiles)), None
+    positions = dict.fromkeys(position for position, *_ in _ways(known[0], new[0], nearness.radius))
+    return any(
+        all(
+            _frames_match(one, other, position, radius=nearness.radius, tiles=tiles)
+            for one, other in zip(known, new, strict=True)
         )
-        if differs is None:
-            return None
-        # Reports the reason of the nearest position.
-        first = first or differs
-    return first or Difference.FRAMES_DIFFER
+        for position in list(positions)[:_POSITIONS]
+    )
 
 
-def _differing(
-    known: Fingerprint, new: Fingerprint, position: Position, radius: int, tiles: Tolerance
-) -> Iterator[Difference | None]:
-    """Yields for each frame the reason why it differs in a position."""
-    for one, other in zip(known.frames, new.frames, strict=True):
-        # Bounded, since each try compares all pixels, and untrusted pictures determine the number of views.
-        ways = [way for way in _ways(one, other, radius) if way[0] is position][:_TRIES]
-        comparisons = [compare(a.pixels, turned(b.pixels, position), tiles) for _, a, b in ways]
-        yield None if any(each.outcome is TileOutcome.SAME for each in comparisons) else _why(comparisons)
-
-
-def _why(comparisons: Sequence[Comparison]) -> Difference:
-    return Difference(comparisons[0].outcome) if comparisons else Difference.FRAMES_DIFFER
+def _frames_match(
+    known: Sequence[HashedPicture], new: Sequence[HashedPicture], position: Position, radius: int, tiles: Tolerance
+) -> bool:
+    # Bounded, since each try compares all pixels, and untrusted pictures determine the number of views.
+    ways = [way for way in _ways(known, new, radius) if way[0] is position][:_TRIES]
+    return any(tiles_match(a.pixels, turned(b.pixels, position), tiles) for _, a, b in ways)
 
 
 def _ways(

@@ -8,7 +8,6 @@ tile by tile.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any, Final
 
 import cv2
@@ -45,19 +44,6 @@ _OFF_AT_MOST: Final = 900.0
 """Cap on a pixel's squared difference when choosing a blur, so that a changed caption does not dominate."""
 
 
-class TileOutcome(StrEnum):
-    """Outcome of a comparison."""
-
-    SAME = "SAME"
-    TOO_SMALL = "TOO_SMALL"
-    """One of them is too small or too blurred to distinguish captions."""
-    CANT_BE_LAID = "CANT_BE_LAID"
-    """They can't be aligned."""
-    CUT_OFF = "CUT_OFF"
-    """One shows too much that the other lacks."""
-    TILE_DIFFERS = "TILE_DIFFERS"
-
-
 @dataclass(frozen=True, slots=True)
 class Tolerance:
     """Tolerance of the comparison.
@@ -72,28 +58,17 @@ class Tolerance:
     blur: float = 1.7
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """Difference of the worst tile, in levels, and largest share outside the other; None where not compared."""
-
-    outcome: TileOutcome
-    worst: float | None = None
-    cut: float | None = None
-
-
-def compare(known: Pixels, new: Pixels, tolerance: Tolerance = Tolerance()) -> Comparison:
+def tiles_match(known: Pixels, new: Pixels, tolerance: Tolerance = Tolerance()) -> bool:
     """Compares two pictures tile by tile. Deterministic: equal pixels give equal answers."""
     side = min(SIDE, max(known.shape[:2]), max(new.shape[:2]))
+    # Too small to tell captions apart.
     if side < SMALLEST or min(*known.shape[:2], *new.shape[:2]) < 16:
-        return Comparison(TileOutcome.TOO_SMALL)
+        return False
     known, new = _scaled(known, side), _scaled(new, side)
     over = _laid_over(known, new)
-    if over is None:
-        return Comparison(TileOutcome.CANT_BE_LAID)
     # In both directions, as either picture may show something that the other lacks.
-    cut = max(_lacking(over, known, new), _lacking(_back(over), new, known))
-    if cut > tolerance.cut:
-        return Comparison(TileOutcome.CUT_OFF, cut=cut)
+    if over is None or max(_lacking(over, known, new), _lacking(_back(over), new, known)) > tolerance.cut:
+        return False
     height, width = known.shape[:2]
     flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
     laid = np.asarray(
@@ -102,12 +77,14 @@ def compare(known: Pixels, new: Pixels, tolerance: Tolerance = Tolerance()) -> C
     there = cv2.warpAffine(np.full(new.shape[:2], 255, np.uint8), over, (width, height), flags=flags) == 255
     # Without the rim, where the aligned picture is blended with the area outside it.
     there = cv2.erode(there.astype(np.uint8), np.ones((3, 3), np.uint8)) > 0
-    worst, blur = _worst(known, laid, there, tolerance.tile)
-    if worst > tolerance.tile:
-        return Comparison(TileOutcome.TILE_DIFFERS, worst, cut)
-    if blur > tolerance.blur:
-        return Comparison(TileOutcome.TOO_SMALL, worst, cut)
-    return Comparison(TileOutcome.SAME, worst, cut)
+    samples = np.flatnonzero(there.ravel())[::_SPARSE]
+    one, other, blur = _equally_blurred(known, laid, samples)
+    # Each is predicted from the other's colours and the better prediction counts: a grey copy follows from its
+    # original, not the other way round.
+    return blur <= tolerance.blur and (
+        _worst_tile(one, other, samples, there) <= tolerance.tile
+        or _worst_tile(other, one, samples, there) <= tolerance.tile
+    )
 
 
 def _scaled(pixels: Pixels, side: int) -> Pixels:
@@ -193,18 +170,6 @@ def _lacking(over: _Map, known: Pixels, new: Pixels) -> float:
     across = max(-0.5 - x0, x1 - new.shape[1] + 0.5) / max(x1 - x0, 1e-6)
     down = max(-0.5 - y0, y1 - new.shape[0] + 0.5) / max(y1 - y0, 1e-6)
     return float(max(0.0, across, down))
-
-
-def _worst(known: Pixels, laid: Pixels, there: _Array, enough: float) -> tuple[float, float]:
-    """Returns the difference of the worst tile, in levels, and the difference in blur, in pixels."""
-    # Each is predicted from the other's colours and the better prediction counts, if the first is not good enough: a
-    # grey copy follows from its original, not the other way round.
-    samples = np.flatnonzero(there.ravel())[::_SPARSE]
-    one, other, blur = _equally_blurred(known, laid, samples)
-    worst = _worst_tile(one, other, samples, there)
-    if worst > enough:
-        worst = min(worst, _worst_tile(other, one, samples, there))
-    return worst, blur
 
 
 def _equally_blurred(known: Pixels, laid: Pixels, samples: _Array) -> tuple[_Array, _Array, float]:

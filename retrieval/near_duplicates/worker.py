@@ -8,27 +8,25 @@ from typing import Any
 import cv2
 
 from court.backends.sandbox import child as worker_child
-from retrieval.near_duplicates.match import Agreement, MatchThresholds, MemeText, fingerprint, pictures_differ
+from retrieval.near_duplicates.match import Agreement, MatchThresholds, fingerprint, pictures_match
 from retrieval.near_duplicates.tiles import Tolerance
-
-_NO_TEXT = MemeText("", read=False)
 
 
 def answer(job: Mapping[str, Any], payloads: list[bytes]) -> tuple[dict[str, Any], list[bytes]]:
     """Hashes the frames in the payloads, or compares them with frames of a known meme, if there are any."""
     known = job["known"]
     if not known:
-        frames = fingerprint(payloads, _NO_TEXT).frames
+        frames = fingerprint(payloads)
         return {}, [b"".join(view.hashes.tobytes() for frame in frames for view in frame)]
     nearness = job["nearness"]
     tiles = {name: Tolerance(**nearness[name]) for name in ("tiles", "tiles_if_misread")}
-    differ = pictures_differ(
-        fingerprint(payloads[:known], _NO_TEXT),
-        fingerprint(payloads[known:], _NO_TEXT),
+    same = pictures_match(
+        fingerprint(payloads[:known]),
+        fingerprint(payloads[known:]),
         MatchThresholds(**{**nearness, **tiles}),
         Agreement(job["agreement"]),
     )
-    return {"same": differ is None}, []
+    return {"same": same}, []
 
 
 def main() -> None:

@@ -6,13 +6,14 @@ import io
 import struct
 import zlib
 from collections.abc import Sequence
+from contextlib import aclosing
 from typing import Any
 
 from PIL import Image, ImageDraw, ImageFont
 
 from court.backends.pictures.reader import GuardedPictureReader
 from court.errors import BadPicture
-from court.meme import Picture
+from court.meme import Frame, Picture, PictureFormat
 
 RED, GREEN, BLUE, WHITE, BLACK = (220, 30, 40), (30, 160, 60), (40, 60, 200), (255, 255, 255), (0, 0, 0)
 PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
@@ -92,6 +93,27 @@ def profile_with_swapped_primaries() -> bytes:
 
     srgb = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
     return srgb.replace(b"rXYZ", b"####").replace(b"bXYZ", b"rXYZ").replace(b"####", b"bXYZ")
+
+
+def decoded(*stills: Image.Image, step: int = 1, scale: int = 1) -> Picture:
+    """Returns a picture with these frames, as if decoded; with a scale, each has a legible copy so much larger."""
+    frames = tuple(
+        Frame(
+            png=encode(still, "PNG"),
+            width=still.width,
+            height=still.height,
+            index=step * number,
+            legible_png=encode(still.resize((still.width * scale, still.height * scale)), "PNG") if scale > 1 else None,
+        )
+        for number, still in enumerate(stills)
+    )
+    return Picture(PictureFormat.PNG, "0" * 64, "0" * 64, 1, 1, len(frames), frames)
+
+
+async def read_pictures(*files: bytes) -> list[Picture]:
+    """Reads files as the court does."""
+    async with aclosing(GuardedPictureReader()) as reader:
+        return [await reader.read(data) for data in files]
 
 
 async def read_with_retry(reader: GuardedPictureReader, data: bytes) -> Picture:

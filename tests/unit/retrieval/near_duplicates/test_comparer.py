@@ -3,7 +3,7 @@
 import asyncio
 import os
 import signal
-from contextlib import asynccontextmanager
+from contextlib import aclosing
 from io import BytesIO
 from itertools import product
 from pathlib import Path
@@ -15,7 +15,7 @@ from PIL import Image
 from court.backends.sandbox.process import worker_deaths
 from court.errors import Overrun, Unavailable
 from retrieval.near_duplicates.comparer import GuardedComparer
-from retrieval.near_duplicates.match import Agreement, MatchThresholds, MemeText, fingerprint
+from retrieval.near_duplicates.match import Agreement, MatchThresholds, fingerprint
 from tests.support.encoders import picture_of
 
 THRESHOLDS = MatchThresholds()
@@ -28,15 +28,6 @@ def noise(width, height, seed=0, levels=256):
     png = BytesIO()
     Image.fromarray(pixels).save(png, "PNG")
     return picture_of(png.getvalue())
-
-
-@asynccontextmanager
-async def a_comparer(**options):
-    comparer = GuardedComparer(**options)
-    try:
-        yield comparer
-    finally:
-        await comparer.aclose()
 
 
 def frames(picture):
@@ -58,8 +49,8 @@ def worker_pids():
 
 async def test_worker_process_agrees_with_in_process_comparison():
     one, other = noise(320, 240), noise(320, 240, seed=1)
-    views = fingerprint(frames(one), MemeText("", read=False)).frames[0]
-    async with a_comparer() as comparer:
+    views = fingerprint(frames(one))[0]
+    async with aclosing(GuardedComparer()) as comparer:
         hashes = await comparer.hashes(one)
         assert hashes.tolist() == [view.hashes.tolist() for view in views]
         assert await comparer.is_same(frames(one), one, THRESHOLDS, Agreement.SAME)
@@ -71,7 +62,7 @@ async def test_tiny_and_narrow_pictures_are_hashed_and_compared(levels):
     """Flat pictures and noise: a side of one pixel once sent the border search into an endless loop."""
 
     deaths = worker_deaths["picture comparer"]
-    async with a_comparer(workers=1) as comparer:
+    async with aclosing(GuardedComparer(workers=1)) as comparer:
         for width, height in DEGENERATE:
             picture = noise(width, height, levels=levels)
             hashes = await comparer.hashes(picture)
@@ -85,7 +76,7 @@ async def test_slow_comparison_is_killed_and_counted(options, error):
     large = noise(1280, 1280)
 
     deaths = worker_deaths["picture comparer"]
-    async with a_comparer(workers=1, **options) as comparer:
+    async with aclosing(GuardedComparer(workers=1, **options)) as comparer:
         await comparer.warm()
         before = worker_pids()
         with pytest.raises(error) as caught:
@@ -98,7 +89,7 @@ async def test_slow_comparison_is_killed_and_counted(options, error):
 
 async def test_externally_killed_worker_has_its_own_reason():
     large = noise(1280, 1280)
-    async with a_comparer(workers=1) as comparer:
+    async with aclosing(GuardedComparer(workers=1)) as comparer:
         await comparer.warm()
         (pid,) = worker_pids()
         os.kill(pid, signal.SIGSTOP)  # otherwise a fast worker answers before it is killed
@@ -112,7 +103,7 @@ async def test_externally_killed_worker_has_its_own_reason():
 
 
 async def test_invalid_picture_fails_without_killing_the_worker():
-    async with a_comparer(workers=1) as comparer:
+    async with aclosing(GuardedComparer(workers=1)) as comparer:
         await comparer.warm()
         before = worker_pids()
         with pytest.raises(Unavailable) as caught:
